@@ -1,1 +1,1 @@
-"""What one machine runs: the command `swarm`, one peer as a process, and local runs."""
+"""The programs of one machine: the command `swarm`, one peer as a process, and local runs."""

@@ -1,4 +1,4 @@
-"""Which exit code a process ends with: the one table of them."""
+"""The table of exit codes."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def resume_run(foundation: Foundation, home: Path | str | None) -> Founded:
         if key not in ("file", "resume") and value != setting.default:
             remedy = "Leave it out: the run that goes on is the one that was. Without --resume a new one is founded."
             shown = value if isinstance(value, int) else " ".join(map(str, value)) if setting.many else str(value)
-            raise ConfigError(setting.names[0], shown, "nothing beside --resume", remedy)
+            raise ConfigError(setting.names[0], shown, "no other option beside --resume", remedy)
     found = find_resumable(foundation.file, home)
     origin = str(found.directory.tokenizer)
     return Founded(manifest=found.manifest, tokenizer=found.tokenizer, tokenizer_from=origin, resumed=found)

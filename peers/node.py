@@ -91,7 +91,7 @@ def run_peer(settings: PeerSettings, device: Callable[[PeerSettings], Device] = 
 
 
 def allow_descriptors() -> None:
-    """As many open files as this user may have, MAX_DESCRIPTORS at most: the usual 1,024 spare programs that use
+    """Allow as many open files as this user may have, MAX_DESCRIPTORS at most: the usual 1,024 spare programs that use
     ``select()``, and a founder of some 220 peers has so many streams. The daemon inherits it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
@@ -213,7 +213,7 @@ class Node:
             await self._clock.sleep(CONTACT_PAUSE_S)
 
     async def _until_over(self, endpoint: LibP2PEndpoint, device: Device) -> tuple[str, int]:
-        """Everything that runs beside each other; the first to fail ends the rest."""
+        """Run all concurrent tasks; the first to fail ends the rest."""
         watch = HealthWatch(endpoint, self._clock, incarnation=secrets.randbits(62))
         async with asyncio.TaskGroup() as group:
             guards = [
@@ -320,7 +320,7 @@ class Node:
         return manifest, tokenizer
 
     async def _reaching(self, asking: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """What a contact answers. Raises RunEnded, exit code 3, when it is gone."""
+        """Return a contact's answer. Raises RunEnded, exit code 3, when it is gone."""
         try:
             return await asking
         except (Unreachable, DeadlineMissed) as error:

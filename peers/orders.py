@@ -1,4 +1,4 @@
-"""How a peer is told to leave: by a signal, a command, a notice; in order first, by force when that takes too long."""
+"""Tell a peer to leave, after a signal, a command or a notice: in order first, by force when that takes too long."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ class Orders:
         return self._forced.result()
 
     async def unless_forced(self, name: str, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """What ``work`` gives. When the peer, called ``name``, must end before, ``work`` is cancelled, which is waited
-        for, and RunEnded raised; a result that comes all the same is returned, for the caller to clear up."""
+        """Return the result of ``work``. When the peer, called ``name``, must end before, ``work`` is cancelled, which
+        is waited for, and RunEnded raised; a result that comes all the same is returned, for the caller to clear up."""
         working = self._loop.create_task(work)
         told = self._loop.create_task(self.forced())
         try:

@@ -18,7 +18,7 @@ from swarm.ids import PeerId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Who:
-    """Who this peer is: its id, what people call it, and whether its key was made just now."""
+    """The identity of this peer: its id, its name, and whether its key was made just now."""
 
     peer: PeerId
     name: str

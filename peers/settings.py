@@ -1,4 +1,4 @@
-"""What one peer is started with, as plain data: nothing here is read from the environment or a file.
+"""The settings with which one peer is started, as plain data; nothing here reads the environment or a file.
 
 Not the run manifest: that is agreed between peers (``swarm.config``), this is one machine's business. What a person
 says about the peer is in it as :mod:`peers.options.reading` read it; the rest is what the command made of that.
@@ -74,7 +74,8 @@ class PeerSettings(BaseModel):
 
 
 def exact_settings(**given: Any) -> PeerSettings:
-    """What is given, and the defaults for the rest. Raises ConfigError naming key, value and what is allowed."""
+    """Return the given settings, with defaults for the rest. Raises ConfigError naming key, value and what is
+    allowed."""
     try:
         settings = PeerSettings(**given)
     except ValidationError as error:

@@ -150,7 +150,7 @@ def check_manifest(manifest: Manifest) -> None:
         raise ConfigError(
             "batch.microbatches_per_step",
             manifest.batch.microbatches_per_step,
-            f"so many that a step's record fits {MAX_BODY_BYTES >> 20} MiB: this needs {size >> 20} MiB",
+            f"few enough that a step's record fits into {MAX_BODY_BYTES >> 20} MiB; these need {size >> 20} MiB",
             "Use larger microbatches and fewer of them" + (", or fewer local steps." if local else "."),
         )
     check_averaging(manifest.averaging, reproducible=manifest.run.reproducible)

@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import secrets
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -38,6 +39,27 @@ def write_whole(path: Path, pieces: Sequence[Piece]) -> None:
             os.unlink(temporary)
         raise
     sync_directory(path.parent)
+
+
+def write_named(path: Path, pieces: Sequence[Piece], *, mode: int | None = None) -> None:
+    """Write a file that a person has named, as :func:`write_whole`, but write *into* what is there and is no regular
+    file: a pipe, a terminal, a device, or what ``/dev/stdout`` stands for. A link is followed, not replaced.
+
+    ``mode`` are the permissions of a regular file. Raises OSError. A pipe that nobody reads blocks.
+    """
+    try:
+        regular = stat.S_ISREG(os.stat(path).st_mode)
+    except FileNotFoundError:
+        regular = True
+    if not regular or os.path.abspath(path).startswith(("/dev/", "/proc/")):
+        descriptor = os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_APPEND)
+        with open(descriptor, "wb") as file:
+            file.writelines(pieces)
+        return
+    target = Path(os.path.realpath(path))
+    write_whole(target, pieces)
+    if mode is not None:
+        os.chmod(target, mode)
 
 
 def make_directory(path: Path) -> None:

@@ -49,18 +49,18 @@ class Advice(StrEnum):
 
     NEW_INVITE = "Ask somebody in the run for a new invite."
     JOIN_ANEW = "Ask somebody in the run for a new invite, and join with that one."
-    JOIN_FOUNDER = "Join with an invite of the founder's, or of whoever else waits."
+    JOIN_FOUNDER = "Join with an invite from the founder, or from another peer that waits."
     FOUND_AGAIN = (
-        "The founder starts it again, there, with the files that it was founded with. It is the same run then. At the "
-        "same port the invite stays good; else there is a new one."
+        "The founder starts the same run again, on its machine, with the files that it was founded with. At the same "
+        "port the invite stays good; else there is a new one."
     )
     WHICH_VERSION = "which version is there, and which here?"
-    SAME_VERSION = "Update the older of the two, found the run anew where it was, and ask there for the new invite."
+    SAME_VERSION = "Update the older of the two, found the run again where it was, and ask there for the new invite."
     RESUME = "Start the run again from its newest checkpoint."
     GO_ON = "to go on, found it again from its newest checkpoint"
     PORT = "can they reach a port of this machine, opened in the firewall?"
     RELAY = "Open a port, or let a peer relay for this one."
-    OTHER_HOME = "See what that history is; then give this peer a new home."
+    OTHER_HOME = "Look at that history; then give this peer a new home."
     DAMAGED_STEP = (
         "Remove that step's directory to fall back to the step before (a run that is resumed passes over it by "
         "itself), or get the file from another peer."

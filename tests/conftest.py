@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -37,6 +38,8 @@ _TURNS_TO_END = 20
 
 def pytest_configure(config: pytest.Config) -> None:
     """Gives this test process its own temporary directory and id. xdist's workers each come by here as well."""
+    # A process that ignores it hands that on to all it starts, and peers that are started so outlive their terminal.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # pytest keeps the folders of tmp_path, with what failed tests left in them, where it always does.
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):

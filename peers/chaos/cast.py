@@ -37,7 +37,7 @@ class CastPeer:
 
     @property
     def name(self) -> str:
-        """What the world calls it."""
+        """Its name in the world."""
         return self.spec.name
 
 
@@ -49,7 +49,7 @@ class SwarmSpec:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all, in that order."""
+        """The names of all peers, in that order."""
         return tuple(member.name for member in self.members)
 
     def chosen(self, patterns: Sequence[str], key: str) -> tuple[str, ...]:
@@ -65,7 +65,8 @@ class SwarmSpec:
 
 
 def cast_of(scenario: Scenario, manifest: Path, texts: Mapping[str, Path]) -> SwarmSpec:
-    """Everybody. ``texts`` are the trainers' own, by name; the sample beside them is for the tokenizer."""
+    """Return all peers of the scenario. ``texts`` are the trainers' own, by name; the sample beside them is for the
+    tokenizer."""
     swarm = scenario.swarm
     founder = PeerSpec(
         name=FOUNDER,
@@ -78,7 +79,7 @@ def cast_of(scenario: Scenario, manifest: Path, texts: Mapping[str, Path]) -> Sw
     members += [_late(one, swarm, texts) for one in swarm.later]
     names = [member.name for member in members]
     if len(set(names)) != len(names):
-        raise ConfigError("swarm.later", names, "names that nobody else has", "Choose others.")
+        raise ConfigError("swarm.later", names, "names used by no other peer", "Choose others.")
     cast = SwarmSpec(tuple(members))
     _check_patterns(cast, scenario)
     return cast
@@ -126,7 +127,7 @@ def manifest_of(scenario: Scenario, preset: Mapping[str, Any]) -> dict[str, Any]
 
 
 def trainers_of(scenario: Scenario) -> tuple[str, ...]:
-    """Who needs a text, by name."""
+    """Return the peers that need a text, by name."""
     named = [f"trainer-{number}" for number in range(scenario.swarm.trainers)]
     return (*named, *(one.name for one in scenario.swarm.later if one.role == "trainer"))
 

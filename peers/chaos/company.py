@@ -30,7 +30,7 @@ class TrackedPeer(Protocol):
 
     @property
     def name(self) -> str:
-        """What the world calls it."""
+        """Its name in the world."""
 
     @property
     def starts(self) -> list[Any]:
@@ -38,7 +38,7 @@ class TrackedPeer(Protocol):
 
 
 class OnNetworks(Protocol):
-    """Who is on which network."""
+    """The networks of each peer."""
 
     def meant(self, name: str, network: str) -> set[str]:
         """Those of this peer's networks that a fault means by that name: all of them by "". Raises CannotInflict."""
@@ -273,8 +273,8 @@ class BaseWorld(ABC, Generic[P]):
                 raise CannotInflict(f"{fault.name}: {', '.join(side)} does not run now, and there is nothing to cut")
 
     def _check_struck(self, name: str) -> None:
-        """Who is started again has ended as a strike on it explains, or not yet: a crash a moment before would be lost.
-        Which of two with one key gives up is theirs to say, and how."""
+        """Check that a peer to restart has ended as a strike on it explains, or not yet, so that no earlier crash is
+        lost. Which of two with one key gives up is theirs to say, and how."""
         if self.alive(name) or twin_of(name) in self.peers:
             return
         code, allowed = self.exit_code(name), self._struck.get(name, set())
@@ -298,8 +298,8 @@ class BaseWorld(ABC, Generic[P]):
             yield
 
     def check_left(self, name: str, code: int | None) -> None:
-        """Who was told to leave in order and to come back ended so: with any other code than that of a peer that has
-        drained (None: it had to be killed) it did not, which is a problem."""
+        """Check that a peer told to leave in order and to come back ended so: with any other code than that of a peer
+        that has drained (None: it had to be killed) it did not, which is a problem."""
         if code != EXIT_DRAINED:
             told = "had to be killed" if code is None else f"ended with {code}"
             self.failed(f"{name} was told to leave in order and {told}, where {EXIT_DRAINED} was expected")

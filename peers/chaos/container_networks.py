@@ -49,7 +49,7 @@ class ContainerLinks:
             self.shapes.put(pair, shape, cause)
 
     def mend(self, only: Cause = None) -> None:
-        """As they were, but for other causes where one is named."""
+        """Restore the links, except for other causes if one is named."""
         self.cut.end((), only=only)
         self.shapes.end((), only=only)
 
@@ -96,9 +96,9 @@ class ContainerLinks:
 
 @dataclass(slots=True)
 class _At:
-    """Where a peer is: its address on each of its networks, and those it is not on at the moment. ``seen`` is the
-    address by which others see one behind NAT. ``net`` is the namespace of its first process, by which that is told
-    from one that got its number later; "" when it ended at once."""
+    """A peer's address on each of its networks, and the networks that it is not on at the moment. ``seen`` is the
+    address by which others see a peer behind NAT. ``net`` is the namespace of its first process, which distinguishes it
+    from a later process with the same number; "" when it ended at once."""
 
     addresses: dict[str, str]
     container: str = ""
@@ -120,7 +120,7 @@ class ContainerNetworks:
         self._delay: bool | None = None
 
     def name(self, network: str) -> str:
-        """What the engine calls it."""
+        """Its name in the engine."""
         return f"swarm-{self._engine.play}-{network}"
 
     def add(self, spec: PeerSpec) -> None:
@@ -180,7 +180,7 @@ class ContainerNetworks:
         self._apply(self._at)
 
     def has_delay(self) -> bool:
-        """Whether this kernel can make links late."""
+        """Return whether this kernel can make links late."""
         if self._delay is None:
             self._delay = self._nemesis.has_delay()
         return self._delay
@@ -280,7 +280,7 @@ class ContainerNetworks:
 
 
 def _queue(interface: str, number: int, shape: LinkShape, targets: Sequence[str]) -> list[str]:
-    """What is sent to these addresses; what is sent to others passes by (htb without a default class)."""
+    """Return the queue for packets to these addresses; others pass by (htb without a default class)."""
     rate = min(shape.bytes_per_s, 10e9 / 8)
     burst = max(16_000, int(rate * 0.01))
     kbit = max(8, int(rate * 8 / 1000))

@@ -48,17 +48,17 @@ class Contained:
 
     @property
     def name(self) -> str:
-        """What the world calls it."""
+        """Its name in the world."""
         return self.spec.name
 
     @property
     def container(self) -> str:
-        """Of the newest start."""
+        """The container of the newest start."""
         return self.starts[-1]
 
 
 class StartingWorld(Protocol):
-    """What the start of a container needs of the world it is started in."""
+    """The interface of a world for starting a container in it."""
 
     root: Path
     engine: Engine
@@ -72,7 +72,8 @@ class StartingWorld(Protocol):
 
 
 def prepare(world: StartingWorld, peer: Contained) -> None:
-    """What a peer's containers have in common: home, readable copies of its files, the disk where that is limited."""
+    """Prepare the common things of a peer's containers: home, readable copies of its files, the disk where that is
+    limited."""
     for directory in (peer.home, world.root / "logs"):
         directory.mkdir(parents=True, exist_ok=True)
         give(world, directory)
@@ -137,7 +138,7 @@ def lose_disk(world: StartingWorld, peer: Contained) -> None:
 
 
 def _keep_sessions(world: StartingWorld, peer: Contained) -> None:
-    """What the next start deletes is evidence of what it did."""
+    """Keep the sessions that the next start deletes, as evidence."""
     if peer.spec.disk_mib is not None:
         keep_disk(world, peer)
     else:
@@ -170,8 +171,8 @@ def give(world: StartingWorld, path: Path) -> None:
 
 
 def user() -> tuple[int, int]:
-    """Who peers are in their containers, so that this process can read what they write: themselves where it is root,
-    else this user."""
+    """Return the user of peers in their containers, so that this process can read what they write: themselves where it
+    is root, else this user."""
     return (10001, 10001) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
 
 
@@ -182,7 +183,7 @@ def _command(world: StartingWorld, peer: Contained) -> list[str]:
 
 
 def quota_us(cpus: float) -> int:
-    """What an engine is told for so many processors."""
+    """Return the engine's quota for so many processors."""
     return max(LEAST_QUOTA_US, int(cpus * PERIOD_US))
 
 
@@ -236,7 +237,7 @@ def _prepare_clock(world: StartingWorld, name: str) -> None:
 
 
 def _clock_options(world: StartingWorld, name: str) -> list[str]:
-    """What a container of this peer is made with, to be shown that clock."""
+    """Return the options that show this peer's container that clock."""
     found = list(bind(world.root / "clocks", CLOCKS, "readonly"))
     for variable in (
         f"LD_PRELOAD={CLOCKS}/{_CLOCK_LIBRARY}",

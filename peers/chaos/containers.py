@@ -126,7 +126,7 @@ class ContainerBase(BaseWorld[Contained]):
         return name in self.peers and bool(self.peers[name].starts) and self._died(name) is None
 
     def paused(self, name: str) -> bool:
-        """Whether its newest start is held. Raises EngineError."""
+        """Return whether its newest start is held. Raises EngineError."""
         return self.engine.inspect(self.peers[name].container, "{{.State.Paused}}") == "true"
 
     def resume(self, names: Iterable[str]) -> None:

@@ -58,7 +58,7 @@ class Engine:
             self.labels = (*self.labels, "--label", f"{TEST}={test.partition('/')[0]}")
 
     def call(self, *arguments: str, timeout_s: float = CALL_S) -> str:
-        """What the client prints. Raises EngineError, also where a limit was not set: engines do without the limits
+        """Return the client's output. Raises EngineError, also where a limit was not set: engines do without the limits
         that they have no means for, and warn. One without the means to limit swap limits memory alone. Blocks."""
         try:
             done = subprocess.run(
@@ -99,8 +99,8 @@ class Engine:
 
 
 class Watcher:
-    """Who was started and who has ended, by name, as the engine tells; a thread of its own between :meth:`start` and
-    :meth:`close`. It is ``deaf`` when the engine stopped telling before that: nobody ends any more, for all it knows.
+    """Follows the engine's events about started and ended containers, by name, in its own thread between :meth:`start`
+    and :meth:`close`. It is ``deaf`` when the engine stopped telling before that: then it sees no more ends.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -134,12 +134,12 @@ class Watcher:
             self._stream = None
 
     def died(self, name: str) -> Died | None:
-        """How a container ended; None while it runs."""
+        """Return a container's end; None while it runs."""
         with self._news:
             return self._died.get(name)
 
     def has_started(self, name: str, seconds: float) -> bool:
-        """Whether the engine tells within so many seconds that a container was started. Blocks."""
+        """Return whether the engine tells within so many seconds that a container was started. Blocks."""
         with self._news:
             self._news.wait_for(lambda: name in self._started or self.deaf, seconds)
             return name in self._started
@@ -173,14 +173,14 @@ class Watcher:
 
 
 def bind(source: Path, target: str, *options: str) -> tuple[str, str]:
-    """What has a container see a file or directory of this machine, which must be there, whatever is in its name.
-    Pure."""
+    """Return the option that shows a container a file or directory of this machine, which must be there, whatever is in
+    its name. Pure."""
     quoted = f"source={source}".replace('"', '""')
     return "--mount", ",".join(("type=bind", f'"{quoted}"', f"target={target}", *options))
 
 
 def unheeded_limits(arguments: Sequence[str], said: str) -> str:
-    """Which of the limits in a call the engine has not set, by what it said, and what helps; "" when it has. Pure."""
+    """Return the limits in a call that the engine has not set, by its output, with a remedy; "" when it has. Pure."""
     limits = [f"{name} {value}" for name, value in zip(arguments, arguments[1:], strict=False) if name in _LIMITS]
     warned = [line.strip() for line in said.splitlines() if _UNHEEDED.search(line)]
     if not limits or not warned:
@@ -198,16 +198,16 @@ def owner() -> str:
 
 
 def is_dead(who: str) -> bool:
-    """Whether the process that :func:`owner` named so is known to be gone. One of another machine, boot or container
-    is not known."""
+    """Return whether the process that :func:`owner` named so is known to be gone. One of another machine, boot or
+    container is not known."""
     where, _, process = who.partition("-")
     number, _, began = process.partition("-")
     return where == _where() and number.isdigit() and began != _began(int(number))
 
 
 def is_of_another_boot(who: str) -> bool:
-    """Whether that process was started on this machine at another boot, as far as one can tell: machines that were
-    copied have the same number."""
+    """Return whether that process was started on this machine at another boot, as far as one can tell: machines that
+    were copied have the same number."""
     machine, _, rest = _where().partition(".")
     its, _, its_rest = who.partition("-")[0].partition(".")
     same = bool(machine) and its == machine and its_rest.count(".") == rest.count(".")
@@ -225,7 +225,7 @@ def _where() -> str:
 
 
 def _began(pid: int) -> str:
-    """When a process began, in the kernel's ticks since boot, which no clock step moves; "" for none."""
+    """Return the start of a process, in the kernel's ticks since boot, which no clock step moves; "" for none."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
     except (OSError, IndexError):

@@ -22,7 +22,7 @@ class Fault:
 
     @property
     def name(self) -> str:
-        """How it is called in ``faults.jsonl``: what the checkers of detection know."""
+        """Its name in ``faults.jsonl``, which the checkers of detection know."""
         return NAMES[type(self)]
 
     @property

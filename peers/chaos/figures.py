@@ -114,12 +114,12 @@ def figures(played: Played) -> dict[str, Number]:
 
 
 def counts(strike: Struck) -> bool:
-    """Whether it is a fault, and not the end of one or a return."""
+    """Return whether it is a fault, and not the end of one or a return."""
     return not strike.back and strike.kind not in MARKS and strike.kind != "start"
 
 
 def by_kind(strikes: Iterable[Struck]) -> dict[str, int]:
-    """How many faults of each kind."""
+    """Return the number of faults of each kind."""
     return dict(Counter(strike.kind for strike in strikes if counts(strike)))
 
 
@@ -195,8 +195,8 @@ def _capacity(played: Played, calm_s: float, began_s: float, ended_s: float) -> 
 
 
 def _participation(evidence: Evidence, struck: Sequence[Struck], closed: Sequence[StepClosing]) -> float | None:
-    """Of each part and step that was closed since the first strike, as the member that saw most replicas live told
-    it."""
+    """Return the turnout of each part and step closed since the first strike, as the member that saw most replicas live
+    told it."""
     first = min((strike.wall for strike in struck), default=-math.inf)
     since = {one.step for one in closed if one.wall > first}
     told: dict[tuple[int, str], tuple[int, int]] = {}
@@ -250,7 +250,7 @@ def _healed(strikes: Sequence[Struck], cut: Struck) -> float:
 
 
 def missed(told: Mapping[str, Number], at_least: Mapping[str, float], at_most: Mapping[str, float]) -> list[str]:
-    """Which bars were not kept, in words; a figure that could not be measured keeps none."""
+    """Return the missed bars, in words; a figure that could not be measured keeps none."""
     problems = []
     for name, bar in at_least.items():
         value = told[name]

@@ -45,7 +45,7 @@ class Forked:
         return _KILLED if self.returncode is None else self.returncode
 
     def send_signal(self, number: int) -> None:
-        """One that has ended is passed over."""
+        """Send a signal, unless the process has ended."""
         if self.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)

@@ -41,9 +41,9 @@ def sweep(engine: Engine) -> list[str]:
 
 
 def remove(engine: Engine, plays: Iterable[str], within_s: float) -> list[str]:
-    """Everything with the labels of these plays. Somebody else may be removing the same: what counts is that nothing is
-    listed any more. Returns what the engine says against what is, after so many seconds; each is tried once in any
-    case. Blocks."""
+    """Remove everything with the labels of these plays. Somebody else may be removing the same: what counts is that
+    nothing is listed any more. Returns what the engine says against what is, after so many seconds; each is tried once
+    in any case. Blocks."""
     ends = time.monotonic() + within_s
     said = []
     for play in sorted(plays):
@@ -54,7 +54,7 @@ def remove(engine: Engine, plays: Iterable[str], within_s: float) -> list[str]:
 
 
 def _removed(engine: Engine, listing: tuple[str, ...], removal: tuple[str, ...], ends: float) -> str:
-    """What the engine said against it at last; "" once nothing is listed."""
+    """Return the engine's last error; "" once nothing is listed."""
     words, names = "", []
     while True:
         try:

@@ -79,7 +79,7 @@ class PeerLifetime:
     spans: tuple[Span, ...]
 
     def at(self, wall: float) -> Span | None:
-        """Where it was at that moment, None before it was there."""
+        """Return its state at that moment, None before it was there."""
         return next((span for span in self.spans if span.from_s <= wall < span.to_s), None)
 
 
@@ -127,7 +127,7 @@ def _told(fact: Fact) -> Iterable[_Change]:
 
 
 def _done(strike: Struck, name: str) -> Iterable[_Change]:
-    """What a strike does to one peer."""
+    """Return the effect of a strike on one peer."""
     if strike.kind == "heal":
         yield _Change(strike.wall, 0, "back", cause=("partition", ""))
     if name not in strike.peers:
@@ -150,7 +150,8 @@ _ENDS: Mapping[str, str] = {"resume": "pause", "reconnect": "disconnect"}
 
 
 class _Where:
-    """Where a peer is: its own state, and what keeps it from the others until that is over, or it says where it is."""
+    """A peer's state, and the fault that separates it from the others, until that is over or the peer reports its
+    state."""
 
     def __init__(self) -> None:
         self._own: State = "absent"

@@ -127,8 +127,8 @@ def command_of(process: psutil.Process) -> str:
 
 
 def owner(port: int, pids: Collection[int]) -> int:
-    """Which of these processes, or of their descendants, has a connection from this port of loopback: the one that was
-    given; 0 when none has. Cost: some milliseconds."""
+    """Return the one of these processes that has, itself or in a descendant, a connection from this port of loopback; 0
+    when none has. Cost: some milliseconds."""
     inode = _inode(port)
     if not inode:
         return 0
@@ -149,7 +149,7 @@ def _points(entry: os.DirEntry[str]) -> str:
 
 
 def _inode(port: int) -> str:
-    """Of the connection from this port, by the kernel's table; "" when there is none."""
+    """Return the inode of the connection from this port, by the kernel's table; "" when there is none."""
     with contextlib.suppress(OSError), open("/proc/net/tcp", encoding="ascii") as table:
         for line in table.readlines()[1:]:
             fields = line.split()
@@ -210,7 +210,7 @@ def forget_faketime(pids: Iterable[int]) -> None:
 
 @functools.cache
 def faketime_library() -> Path | None:
-    """Where a libfaketime is installed that programs of this machine use; None where none is. Cost: some 30 ms once."""
+    """Return the path of a libfaketime that programs of this machine use; None where none is. Cost: some 30 ms once."""
     for root in _LIBRARIES:
         for path in (*root.glob(f"*/faketime/{FAKETIME}"), *root.glob(f"faketime/{FAKETIME}")):
             if _fakes(path):

@@ -91,7 +91,7 @@ class Nemesis:
         return self.run([f"nsenter -t {pid} -n sh -c {shlex.quote(' && '.join(commands) or ':')}"])
 
     def has_delay(self) -> bool:
-        """Whether this kernel can make links late (netem)."""
+        """Return whether this kernel can make links late (netem)."""
         try:
             self.run(["tc qdisc replace dev lo root netem delay 1ms", "tc qdisc del dev lo root"])
         except EngineError:

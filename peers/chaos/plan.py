@@ -47,7 +47,7 @@ class On:
         return " ".join(filter(None, words))
 
     def matches(self, peer: str, kind: str, fields: Mapping[str, Any]) -> bool:
-        """Whether it counts this event."""
+        """Return whether it counts this event."""
         wanted = self.kind if isinstance(self.kind, str) else self.kind.__name__
         if kind != wanted or (self.peer and self.peer != peer):
             return False
@@ -79,7 +79,7 @@ class Fired:
 
 
 class World(Protocol):
-    """What faults happen in."""
+    """The swarm in which faults happen."""
 
     root: Path
 
@@ -176,7 +176,7 @@ class FaultPlan:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many faults of each kind have fired."""
+        """Return the number of fired faults of each kind."""
         names = [fired.strike.fault.name for fired in self.fired.values()]
         return {name: names.count(name) for name in dict.fromkeys(names)}
 
@@ -189,7 +189,7 @@ class FaultPlan:
         return found - set(self.fired)
 
     def broken(self) -> list[str]:
-        """Of every strike that broke as it was done, what went wrong."""
+        """Return the error of every strike that failed."""
         return [f"{label}: {type(error).__name__}: {error}" for label, error in self.errors]
 
     def missing(self) -> list[str]:

@@ -49,10 +49,10 @@ class PlayFailed(SwarmError):
 
 @dataclass(slots=True)
 class PlayOutcome:
-    """What a play leaves for its report: everybody that was ``started``, who ended when, how often events ``happened``
-    (those that a full disk did not take, too), and as ``problems`` why it did not go as it should. Farewells do not
-    count: it ``ended`` when all began to leave, at the end of the run or, ``by_clock``, because its time was up. Of one
-    that was ``interrupted`` before that more was ``to_come``, in words."""
+    """A play's data for its report: the ``started`` peers, their ends, counts of events that ``happened`` (including
+    those that a full disk did not take), and its ``problems``. Farewells do not count: the play ``ended`` when all
+    began to leave, at the end of the run or, ``by_clock``, because its time was up. For an ``interrupted`` play
+    ``to_come`` names in words the strikes that were still due."""
 
     began: float = 0.0
     ended: float = 0.0
@@ -186,7 +186,7 @@ class Play:
             self._wait()
 
     def _has_happened(self) -> bool:
-        """Whether what the scenario expects has: on a busy machine it takes its time."""
+        """Return whether what the scenario expects has: on a busy machine it takes its time."""
         happened = self.watch.so_far()
         return all(happened[kind] >= times for kind, times in self._scenario.expect.happened.items())
 
@@ -197,8 +197,8 @@ class Play:
             self._see(striker)
 
     def _see(self, striker: FaultInjector) -> None:
-        """Who has ended since the last look, and who is here anew. Raises PlayFailed for one that nothing explains, at
-        the second look."""
+        """Record the peers that have ended, and those that are here anew, since the last look. Raises PlayFailed for
+        one that nothing explains, at the second look."""
         self.outcome.ends += striker.take_overtaken()
         self._suspects = {name for name in self._suspects if not self._world.alive(name)}
         self._up |= {name for name in striker.returns.started if self._world.alive(name)}
@@ -235,7 +235,7 @@ class Play:
             self._wait()
 
     def _end(self) -> None:
-        """What happens from now on is not measured. Idempotent."""
+        """Stop measuring. Idempotent."""
         if not self.outcome.ended:
             self.outcome.ended = self._world.wall()
             self.outcome.problems += self._world.problems()

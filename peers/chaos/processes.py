@@ -55,21 +55,21 @@ class RealPeer:
 
     @property
     def name(self) -> str:
-        """What the world calls it."""
+        """Its name in the world."""
         return self.spec.name
 
     @property
     def pid(self) -> int:
-        """Of the newest start."""
+        """The process of the newest start."""
         return self.starts[-1].process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether the newest start runs, if there is one."""
+        """True if the newest start runs, if there is one."""
         return bool(self.starts) and self.starts[-1].process.poll() is None
 
     def pids(self) -> list[int]:
-        """Everything of the newest start, the first process first."""
+        """The processes of the newest start, the first process first."""
         return [member.pid for member in means.family(self.pid)] if self.alive else []
 
 
@@ -217,7 +217,7 @@ class ProcessBase(BaseWorld[RealPeer]):
         ]
 
     def environment(self, peer: RealPeer) -> dict[str, str]:
-        """Of a process that is not forked."""
+        """The environment of a process that is not forked."""
         return dict(os.environ) if self.clocks is None else os.environ | self._clock(peer.name)
 
     def kill(self, peer: RealPeer) -> None:

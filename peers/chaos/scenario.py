@@ -163,7 +163,7 @@ KINDS: Mapping[str, FaultKeys] = {
 
 
 def problem_of(do: str, given: Collection[str]) -> str:
-    """What is wrong with the keys that were given, "" when nothing is."""
+    """Return the problem with the given keys, "" when there is none."""
     takes = KINDS.get(do)
     if takes is None:
         return f"do: {', '.join(KINDS)}, not {do!r}"
@@ -321,7 +321,7 @@ def parse_scenario(document: Mapping[str, Any], origin: str) -> Scenario:
 
 
 def _keys_beside(where: Sequence[int | str]) -> str:
-    """What may stand in place of a key that is not known."""
+    """Return the keys that may replace an unknown one."""
     known = sorted(keys_at(Scenario, where[:-1]))
     close = difflib.get_close_matches(str(where[-1]), known, n=1)
     return f"{close[0]}, or another of {', '.join(known)}" if close else f"one of {', '.join(known)}"

@@ -72,7 +72,7 @@ class Removal:
 
 
 def bulk_size(rng: random.Random) -> int:
-    """How many machines one removal takes: geometric, of mean BULK_MEAN before it is cut off at BULK_MOST."""
+    """Return the number of machines in one removal: geometric, of mean BULK_MEAN before it is cut off at BULK_MOST."""
     stays = 1.0 - 1.0 / BULK_MEAN
     return min(BULK_MOST, 1 + int(math.log(1.0 - rng.random()) / math.log(stays)))
 
@@ -117,8 +117,8 @@ def removed(trace: Sequence[Removal]) -> int:
 
 
 def market(trace: TraceSection, places: int, seed: int, seconds: float) -> tuple[Draw, ...]:
-    """As the spot market takes back: seeded, in bulk, half of it with notice; each machine comes back with
-    a new disk."""
+    """Return removals like those of the spot market: seeded, in bulk, half of it with notice; each machine comes back
+    with a new disk."""
     if trace.churn_per_minute is None:
         return ()
     removals = spot_trace(
@@ -143,8 +143,8 @@ def market(trace: TraceSection, places: int, seed: int, seconds: float) -> tuple
 
 
 def read_trace(trace: TraceSection, beside: Path, seed: int) -> tuple[Draw, ...]:
-    """Of lines "seconds, how many, back after seconds", # begins a comment; kills, with a new disk. Raises ConfigError
-    naming the line that is none."""
+    """Read lines "seconds, how many, back after seconds", where # begins a comment; kills, with a new disk. Raises
+    ConfigError naming the line that is none."""
     path = beside / str(trace.file)
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -175,7 +175,7 @@ def _numbers(text: str) -> tuple[float, int, float]:
 
 
 def choose(draw: Draw, among: Collection[str], ready: Mapping[str, str]) -> tuple[str, ...]:
-    """Who of those named in ``among`` is struck, as many of ``draw.count`` as may be; none when everybody is spared.
+    """Return the struck peers of those named in ``among``, up to ``draw.count``; none when everybody is spared.
     ``ready`` are those who live, are ready and not struck already, and which part each holds: none loses its last, by
     several falling together either."""
     left = Counter(ready.values())

@@ -55,7 +55,7 @@ class ShapedLinks:
         self._pids = {one: other for one, other in self._pids.items() if other != name} | {pid: name}
 
     def who(self, port: int) -> str:
-        """Whose process has a connection from this port of loopback; "" when nobody's that is known."""
+        """Return the peer whose process has a connection from this port of loopback; "" when none is known."""
         pids = dict(self._pids)
         return pids.get(owner(port, pids), "")
 
@@ -79,7 +79,7 @@ class ShapedLinks:
         self._command(lambda _: self.proxy.spoil(source, target, pieces))
 
     def spoils_left(self, source: str, target: str) -> int:
-        """How many pieces are still to be spoilt: nothing has passed that way since."""
+        """Return the number of pieces still to be spoilt: nothing has passed that way since."""
         return int(self.proxy.spoils_left(source, target))
 
     def passed(self, source: str, target: str) -> int:

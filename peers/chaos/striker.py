@@ -144,7 +144,7 @@ class FaultInjector:
 
     @property
     def last_wall(self) -> float:
-        """When the newest strike happened, or a return; 0 before the first."""
+        """The time of the newest strike or return; 0 before the first."""
         return max((fired.wall for fired in list(self._plan.fired.values())), default=0.0)
 
     def ended(self, name: str, wall: float, code: int | None) -> None:
@@ -159,14 +159,14 @@ class FaultInjector:
             self._timed.append(_Timed(wall + one.back_s, strike))
 
     def settled(self, step: int, steps: int) -> bool:
-        """Whether nothing is to come any more, everybody that was brought back is ready, and so many steps were closed
-        since."""
+        """Return whether nothing is to come any more, everybody that was brought back is ready, and so many steps were
+        closed since."""
         if self.waiting():
             self._last_step = step
         return not self.waiting() and step >= self._last_step + steps
 
     def waiting(self) -> str:
-        """What is still to come, in words; "" when nothing is."""
+        """Return the pending strikes and returns in words; "" when there are none."""
         told = [f"{one.strike.label} to strike" for one in self._timed]
         known = {*self._plan.fired, *self._plan.never}
         told += [
@@ -182,11 +182,11 @@ class FaultInjector:
         return ", ".join(dict.fromkeys(told))
 
     def broken(self) -> list[str]:
-        """What went wrong as it was done."""
+        """Return the errors of strikes."""
         return [f"a fault broke: {one}" for one in self._plan.broken()]
 
     def problems(self) -> list[str]:
-        """What did not happen as planned, of a play that came to its end."""
+        """Return the deviations of a finished play from its plan."""
         told = [f"a fault did not happen as planned: {one}" for one in self._plan.missing()]
         told += filter(None, [self._drawing.missing()])
         told += [f"{name} was not killed for its memory" for name in sorted(self.excuses.to_end)]

@@ -69,7 +69,9 @@ def _check_labels(strikes: list[Strike]) -> None:
 def _on(when: When, cast: SwarmSpec, key: str) -> On:
     if when.peer and when.peer not in cast.names and not _LATECOMER.fullmatch(when.peer):
         known = ", ".join(cast.names)
-        raise ConfigError(f"{key}.on.peer", when.peer, f"one of {known}", "Correct the name, or leave it out: anybody.")
+        raise ConfigError(
+            f"{key}.on.peer", when.peer, f"one of {known}", "Correct the name, or leave it out to match any peer."
+        )
     return On(when.event, when.peer, when.nth, dict(when.where), when.after)
 
 
@@ -78,7 +80,7 @@ def _faults(entry: FaultEntry, cast: SwarmSpec, key: str) -> Iterator[Fault]:
     peers = cast.chosen(entry.peers, f"{key}.peers")
     others = cast.chosen(entry.others, f"{key}.others")
     if overlap := set(peers) & set(others):
-        raise ConfigError(f"{key}.others", sorted(overlap), "peers that are not among peers too", "Leave them out.")
+        raise ConfigError(f"{key}.others", sorted(overlap), "peers that are not among peers already", "Leave them out.")
     if (make := _OF_MANY.get(entry.do)) is not None:
         yield make(entry, peers, others)
     elif (make_one := _OF_PAIRS.get(entry.do)) is not None:
@@ -88,7 +90,7 @@ def _faults(entry: FaultEntry, cast: SwarmSpec, key: str) -> Iterator[Fault]:
 
 
 def shape_of(entry: FaultEntry) -> LinkShape:
-    """What links become."""
+    """Return the shape that links get."""
     return LinkShape(
         latency_s=entry.latency_ms / 1e3,
         jitter_s=entry.jitter_ms / 1e3,

@@ -40,7 +40,7 @@ SCENARIOS = Path("docker/scenarios")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a person chose. ``on`` None: containers where an engine answers."""
+    """The options of ``swarm chaos``. ``on`` None: containers if an engine answers."""
 
     scenario: Path
     on: str | None = None
@@ -79,8 +79,8 @@ def chaos(options: Options, clock: Clock) -> int:
 
 
 def _file(named: Path) -> Path:
-    """One that comes with the project may be called by its name alone. Raises ConfigError for what is nearly such a
-    name, and no file."""
+    """Return the scenario's file; one of the project may be called by its name alone. Raises ConfigError for a
+    misspelt name."""
     ours = {path.stem: path for path in SCENARIOS.glob("*.toml")}
     if named != Path(named.name) or named.exists():
         return named

@@ -102,7 +102,7 @@ class Timeline:
         return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
     def _once(self, *key: str) -> bool:
-        """Whether nobody has told this since the last strike."""
+        """Return whether nobody has told this since the last strike."""
         if key in self._seen:
             return False
         self._seen.add(key)

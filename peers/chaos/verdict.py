@@ -47,7 +47,7 @@ _SHOWN: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Everything that the report and the picture are made of. ``problems`` empty: the verdict is ``kept``."""
+    """The data of the report and the picture. ``problems`` empty: the verdict is ``kept``."""
 
     scenario: Scenario
     world: str
@@ -106,7 +106,7 @@ def judge(
 
 
 def _broken(scenario: Scenario, report: Report, told: Mapping[str, Number]) -> list[str]:
-    """What must not be, however short a play was."""
+    """Return broken invariants and problems, which even a short play must not have."""
     problems = []
     for invariant in dict.fromkeys(failure.invariant for failure in report.failures):
         failures = report.of(invariant)
@@ -119,7 +119,7 @@ def _broken(scenario: Scenario, report: Report, told: Mapping[str, Number]) -> l
 def _not_reached(
     scenario: Scenario, report: Report, told: Mapping[str, Number], happened: Mapping[str, int]
 ) -> list[str]:
-    """What a play must come to, when nobody cuts it short."""
+    """Return the missed targets of a play that was not cut short."""
     wanted = dict.fromkeys((*USUAL, *scenario.expect.looked_at))
     problems = [f"{name}: nothing to look at" for name in wanted if not report.looked.get(name)]
     unmeasured = {name: bar for name, bar in scenario.expect.at_most.items() if told[name] is None}
@@ -160,7 +160,7 @@ def _evidence(world: PlayWorld) -> Evidence | None:
 
 
 def read_strikes(path: Path) -> tuple[Struck, ...]:
-    """What struck, in order; none where the file is not there."""
+    """Return the strikes in order; none without the file."""
     if not path.exists():
         return ()
     lines = path.read_text(encoding="utf-8").splitlines()

@@ -36,7 +36,7 @@ class RunWatch:
 
     @property
     def first_closed(self) -> float | None:
-        """When the first step was, None before."""
+        """The time of the first closed step, None before."""
         return min(self.closed.values(), default=None)
 
     def hear(self, name: str, kind: str, fields: Mapping[str, Any]) -> None:
@@ -60,7 +60,7 @@ class RunWatch:
             self.ever_ready.discard(name)
 
     def ready(self) -> dict[str, str]:
-        """Who is ready now, and what each holds."""
+        """Return the ready peers and their parts."""
         with self._lock:
             return dict(self.holding)
 

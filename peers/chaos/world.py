@@ -100,22 +100,22 @@ class PlayWorld(World, Protocol):
         """Remember a peer that a fault (:class:`~peers.chaos.faults.Start`) may start later."""
 
     def alive(self, name: str) -> bool:
-        """Whether its newest start runs."""
+        """Return whether its newest start runs."""
 
     def exit_code(self, name: str) -> int | None:
-        """How its newest start ended; None while it runs."""
+        """Return the exit code of its newest start; None while it runs."""
 
     def stop(self, names: Iterable[str], grace_s: float) -> None:
         """Tell all of them to leave (SIGTERM) and wait until they are gone; killed after ``grace_s``."""
 
     def problems(self) -> Sequence[str]:
-        """What went wrong beside, after a fault had returned: an end of it that could not be done."""
+        """Return problems after a fault returned: ends of faults that could not be done."""
 
     def unkept(self) -> Sequence[str]:
-        """What of the peers' evidence was lost as the world ended: complete once it has."""
+        """Return the peers' evidence that was lost as the world ended; complete once it has."""
 
     def homes(self) -> Sequence[Path]:
         """Directories with the events and histories of all starts, those whose disk was lost too."""
 
     def log(self, name: str) -> Path:
-        """What its newest start printed, for a person who wants to know why it failed."""
+        """Return the output of its newest start, for a person who looks for the cause of a failure."""

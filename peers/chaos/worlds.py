@@ -32,14 +32,14 @@ class CannotPlay(SwarmError):
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """What containers are made of, and what they come back as from an upgrade; None: the same."""
+    """The image of containers, and their image after an upgrade; None: the same."""
 
     image: str = IMAGE
     upgrade: str | None = None
 
 
 def engine_answers() -> bool:
-    """Whether a Docker engine does. Takes at most some seconds."""
+    """Return whether a Docker engine does. Takes at most some seconds."""
     if shutil.which("docker") is None:
         return False
     command = ["docker", "version", "--format", "{{.Server.Version}}"]
@@ -55,7 +55,10 @@ def choose_world(scenario: Scenario, on: str | None) -> tuple[WorldName, str]:
     if on == "processes":
         if scenario.needs == "containers":
             raise ConfigError(
-                "--on", on, f"containers: {scenario.name} needs what only they have", "Leave the option out."
+                "--on",
+                on,
+                f"containers: {scenario.name} has faults that only containers can have",
+                "Leave the option out.",
             )
         return "processes", "as asked"
     if on == "containers" or (not scenario.swarm.links and engine_answers()):
@@ -63,7 +66,7 @@ def choose_world(scenario: Scenario, on: str | None) -> tuple[WorldName, str]:
         return "containers", "as asked" if on else "a Docker engine answers"
     if scenario.needs == "containers":
         raise ConfigError(
-            "needs", "containers", "a Docker engine that answers", "docker version says why none does; start it."
+            "needs", "containers", "a Docker engine that answers", "Start one; docker version says why none answers."
         )
     return "processes", "its links are described" if scenario.swarm.links else "no Docker engine answers"
 
@@ -73,8 +76,8 @@ def _check_links(scenario: Scenario) -> None:
         raise ConfigError(
             "swarm.links",
             scenario.swarm.links,
-            "none among containers: their networks are what the machine's kernel makes of them",
-            "Use --on processes, or a slow_links fault in their place.",
+            "no links for containers: the machine's kernel makes their networks",
+            "Use --on processes, or a slow_links fault instead.",
         )
 
 

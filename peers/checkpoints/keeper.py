@@ -1,5 +1,5 @@
-"""What one peer keeps of its run on this machine's disk: it writes its part, hands out what is there, and, where it
-founds a run that is resumed, begins with it."""
+"""Keep one peer's run on this machine's disk: write its part, hand out checkpoints and, in the founder of a resumed
+run, begin with one."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class CheckpointKeeper:
 
     @property
     def keeps(self) -> bool:
-        """Whether this peer keeps anything; the founder of a new run does not."""
+        """True if this peer keeps anything; the founder of a new run does not."""
         return self._writer is not None
 
     def services(self) -> Sequence[Service]:
-        """What to mount: whoever wants to hold the whole run may fetch from here."""
+        """The services to mount, from which other machines fetch checkpoints."""
         return () if self._root is None else (CheckpointShelf(self._root),)
 
     def beginning(self) -> Beginning | None:
@@ -101,8 +101,8 @@ class CheckpointKeeper:
                 await writer.write_copy(snapshot, record)
 
     def check_last(self) -> None:
-        """That what the whole run was for is on this disk. To ask when the last step is closed and the context left;
-        raises RunEnded, exit code 1, saying what there is instead. Reads a few small files."""
+        """Check that the last step's checkpoint is on this disk. Call it when the last step is closed and the context
+        left; raises RunEnded, exit code 1, saying what there is instead. Reads a few small files."""
         lost = None if self._writer is None else self._writer.unkept()
         if lost is None or self._root is None:
             return
@@ -114,9 +114,9 @@ class CheckpointKeeper:
             f"the last step, {lost.step}, is closed, but its checkpoint of {lost.part} is not on this disk: "
             f"{lost.reason}; {kept}",
             Ending.FAILED,
-            check=f"is there room in {root}? Other machines that held {lost.part} keep it, too: {swarm} ckpt ls there",
-            remedy=f"make room; then get the parts from such machines: {gathering(root)}; or do the steps since a "
-            f"complete checkpoint again: {swarm} new --resume {shlex.quote(str(root / 'checkpoints'))}/step-…",
+            check=f"is there room in {root}? Other machines that held {lost.part} keep it: {swarm} ckpt ls there",
+            remedy=f"make room; then fetch the parts from them: {gathering(root)}; or repeat the steps since a "
+            f"complete checkpoint: {swarm} new --resume {shlex.quote(str(root / 'checkpoints'))}/step-…",
         )
 
     async def __aenter__(self) -> CheckpointKeeper:

@@ -1,4 +1,4 @@
-"""What ``swarm ckpt ls`` shows: the runs of this machine, their checkpoints, and what each lacks. Imports no torch."""
+"""List the runs of this machine, their checkpoints and missing parts for ``swarm ckpt ls``. Imports no torch."""
 
 from __future__ import annotations
 

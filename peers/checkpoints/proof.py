@@ -47,14 +47,14 @@ class Proof(Message):
         )
 
     def manifest(self) -> CheckpointManifest:
-        """What goes beside the step's parts."""
+        """Return the manifest to write beside the step's parts."""
         record = self.record
         return CheckpointManifest(
             run=record.run, step=record.step, parts=dict(record.digests), detail=self.model_dump(mode="json")
         )
 
     def standing(self) -> Standing:
-        """Whether its signatures show that the record was decided, or there is too little here to tell. Raises
+        """Return whether its signatures show that the record was decided, or there is too little here to tell. Raises
         StateError when they show that it was not."""
         record = self.record
         if self.before is not None and self.before.hash() != record.previous:
@@ -72,8 +72,8 @@ class Proof(Message):
         return "decided"
 
     def accepted_among(self, known: Roster) -> bool:
-        """Whether so many of those known to take part accepted it as it takes to decide a step: what lies with a record
-        may name any electorate. False also where too many of them have come since."""
+        """Return whether so many of those known to take part accepted it as it takes to decide a step: what lies with a
+        record may name any electorate. False also where too many of them have come since."""
         signed = acceptance_bytes(self.record, self.term)
         signers = [peer for peer in known.peers if peer in self.acceptances]
         right = sum(verify(peer, signed, bytes.fromhex(self.acceptances[peer])) for peer in signers)
@@ -81,7 +81,7 @@ class Proof(Message):
 
 
 def proof_in(manifest: CheckpointManifest, run: RunId) -> Proof:
-    """What lies in a checkpoint's record, when it is of this run and says the same as the rest of the file. Raises
+    """Return the proof in a checkpoint's record, if it is of this run and agrees with the rest of the file. Raises
     StateError; the signatures are another question (:meth:`Proof.standing`)."""
     where = f"the record of step {manifest.step}"
     if manifest.run != run:

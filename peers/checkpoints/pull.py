@@ -19,8 +19,8 @@ from peers.checkpoints.source import Source, beside, directory_source, peer_sour
 from peers.checkpoints.writer import keep_run, run_directory_of
 from peers.console.words import CommandError, amount, command_name, gathering, listed, numbered
 from peers.exit_codes import EXIT_UNREACHABLE
-from peers.home.places import home_directory
-from peers.home.run_directory import RUNS, RunDirectory, find_run_directory
+from peers.home.places import RUNS, home_directory
+from peers.home.run_directory import RunDirectory, find_run_directory
 from peers.invites.invite import Contacts, contacts_from
 from peers.session import echo, silent
 from swarm.config import Manifest, load_manifest
@@ -57,8 +57,8 @@ Gap = tuple[int, tuple[PartName, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulled:
-    """What came of it: the newest complete ``step`` here now, and the parts of it that were fetched. ``newer`` says of
-    each newer step, newest first, what nobody has of it; ``run_step`` how far the run is, where that is known."""
+    """The result of a pull: the newest complete ``step`` here now, and its ``fetched`` parts. ``newer`` names for each
+    newer step, newest first, the parts that nobody has; ``run_step`` is the run's step, if known."""
 
     directory: RunDirectory
     run: str
@@ -70,8 +70,8 @@ class Pulled:
 
 
 def destination(given: Path | None, manifest: Manifest, home: Path) -> RunDirectory:
-    """Where to put it: the directory given, else the one in which peers of this machine keep that run. Raises
-    Incompatible when it holds another run."""
+    """Return the directory for the checkpoint: the one given, else the one in which peers of this machine keep that
+    run. Raises Incompatible when it holds another run."""
     directory = RunDirectory(given) if given is not None else run_directory_of(home / RUNS / "{run}", manifest)
     if directory.manifest.exists():
         there = load_manifest(directory.manifest).run_id
@@ -94,7 +94,7 @@ async def pull(source: Source, directory: RunDirectory, say: Say, progress: Prog
         if made:
             stack.callback(_leave_nothing, directory)
         if not await asyncio.to_thread(stack.enter_context, alone(directory.root / "pull", wait=False)):
-            raise CommandError("another swarm ckpt pull is at work there", check=str(directory.root))
+            raise CommandError("another swarm ckpt pull is running there", check=str(directory.root))
         left = MAX_RETRIES
         while True:
             left -= 1
@@ -149,9 +149,9 @@ def _pulled(
 
 
 def _newer(gaps: Sequence[Gap], step: int, source: Source) -> tuple[str, ...]:
-    """What is to be said of newer steps that are there in part."""
+    """Describe newer steps of which only some parts are there."""
     return tuple(
-        f"of step {newer} nobody who answers has {listed([_held_by(part, source) for part in missing])}"
+        f"of step {newer} no peer that answers has {listed([_held_by(part, source) for part in missing])}"
         for newer, missing in gaps
         if newer > step and missing
     )
@@ -202,7 +202,7 @@ async def _follow(
 
 
 async def _offers(donors: Sequence[Donor]) -> list[Offer[Donor]]:
-    """What everybody has who answers."""
+    """Return the offers of all donors that answer."""
 
     async def ask(donor: Donor) -> list[Offer[Donor]]:
         try:
@@ -238,7 +238,7 @@ def _accepted(proof: Proof, source: Source) -> bool:
 
 
 def _held(root: Path, manifest: Manifest) -> list[HeldStep]:
-    """What lies here of this run."""
+    """Return the steps of this run that are here."""
     found = (held(root, step) for step in steps(root))
     return [one for one in found if one.record is not None and one.record.run == manifest.run_id]
 
@@ -262,7 +262,7 @@ def _begun(root: Path) -> Iterator[Path]:
 
 
 def _sweep(root: Path, step: int) -> None:
-    """What was begun of other steps is of no use any more."""
+    """Remove begun files of other steps, which are of no use any more."""
     for left in _begun(root):
         if left.parent != step_directory(root, step):
             left.unlink(missing_ok=True)
@@ -276,13 +276,15 @@ def _leave_nothing(directory: RunDirectory) -> None:
 
 def _nothing_whole(gaps: Sequence[Gap], directory: RunDirectory, *, unproven: bool) -> CommandError:
     if unproven:
-        cause = "no checkpoint's record is proven by the signatures of those who decided it"
+        cause = "no checkpoint has a record that is proven by its voters' signatures"
     elif not gaps:
-        cause = "nobody who answers has a checkpoint, and there is none here"
+        cause = "no peer that answers has a checkpoint, and there is none here"
     else:
         newest, missing = gaps[0]
-        cause = f"no step can be had whole: of the newest, {newest}, nobody who answers has {listed(missing) or 'all'}"
-    check = f"each machine keeps the parts of its own peers, below runs/ of its home: {command_name()} ckpt ls there"
+        cause = f"no step is complete: of the newest, {newest}, no peer that answers has {listed(missing) or 'all'}"
+    check = (
+        f"each machine keeps the parts of its own peers, in runs/ below its home: run {command_name()} ckpt ls there"
+    )
     return CommandError(cause, check=check, next_=gathering(directory.root), exit_code=EXIT_UNREACHABLE)
 
 

@@ -1,4 +1,4 @@
-"""What a run is resumed from when every peer of it is gone: the newest complete checkpoint of a directory, verified."""
+"""Find the checkpoint from which a run without peers is resumed: the newest complete one of a directory, verified."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from peers.checkpoints.verify import CheckedStep, check_step, check_tokenizer_fi
 from peers.console.words import CommandError, command_name, gathering, listed
 from peers.exit_codes import EXIT_USAGE
 from peers.home.last_events import newest_closing
-from peers.home.places import home_directory
-from peers.home.run_directory import RUNS, RunDirectory, find_run_directory
+from peers.home.places import RUNS, home_directory
+from peers.home.run_directory import RunDirectory, find_run_directory
 from swarm.config import Manifest, load_manifest
 from swarm.errors import StateError
 from swarm.ids import PartName, RunId
@@ -77,7 +77,7 @@ def find_resumable(given: Path | None, home: Path | str | None) -> Resumable:
         raise CommandError(
             f"the run in {directory.root} has no checkpoint: the run ended before the first was written",
             check=str(directory.checkpoints),
-            next_=f"found it anew: {command_name()} new {shlex.quote(str(directory.manifest))}",
+            next_=f"found the run again: {command_name()} new {shlex.quote(str(directory.manifest))}",
             exit_code=EXIT_USAGE,
         )
     passed: list[CheckedStep] = []
@@ -148,8 +148,8 @@ def _last_step_elsewhere(
     earlier = shlex.quote(str(step_directory(directory.checkpoints, whole)))
     return CommandError(
         f"the run is over: its last step, {last}, is closed; {told}",
-        check="each machine keeps the parts of its own peers, below runs/ of its home: what is missing is there",
-        next_=f"{gathering(directory.root)}; or do the steps since {whole} again: "
+        check="each machine keeps the parts of its own peers, in runs/ below its home: the missing ones are there",
+        next_=f"{gathering(directory.root)}; or repeat the steps since {whole}: "
               f"{command_name()} new --resume {earlier}",
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Where checkpoints can be had: running peers of a run, found through an invite or a peer of this machine, and other
+"""Sources of checkpoints: running peers of a run, found through an invite or a peer of this machine, and other
 directories. A source knows the run and its donors."""
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def directory_source(directories: Sequence[RunDirectory]) -> Source:
 
 
 def beside(source: Source, directories: Sequence[RunDirectory]) -> Source:
-    """What a source has, and what lies in these directories. Raises as :func:`directory_source`."""
+    """Return a source that adds these directories to another source. Raises as :func:`directory_source`."""
     run = source.manifest.run_id
     for directory in directories:
         there = load_manifest(directory.manifest).run_id

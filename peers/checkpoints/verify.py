@@ -35,7 +35,7 @@ class CheckedStep:
 
     @property
     def good(self) -> bool:
-        """Whether it is complete, and right to the last bit."""
+        """True if it is complete, and right to the last bit."""
         return bool(self.parts) and not self.missing and not self.bad
 
 

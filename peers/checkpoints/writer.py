@@ -1,4 +1,4 @@
-"""When this peer writes its part to disk: at the genesis, every so many steps, and when it ends.
+"""Write this peer's part to disk: at the genesis, at intervals of steps, and when it ends.
 
 All peers of a run write after the same steps, so that their parts fit together. All peers of a machine may share a
 directory: of the replicas of a part there, one writes it.
@@ -104,7 +104,7 @@ class CheckpointWriter:
         self._unkept: tuple[CheckpointFailed, str] | None = None
 
     def due(self, step: int) -> bool:
-        """Whether the state after ``step`` is to be kept."""
+        """Return whether the state after ``step`` is to be kept."""
         return step in (0, self._last_step) or step % self._every == 0
 
     def heard(self, decision: Decision) -> None:

@@ -26,17 +26,17 @@ from swarm.errors import BugError, ConfigError, SwarmError
 _EPILOG = """\b
 Exit codes:
   0    done, or left in order
-  1    error; what happened and what to do is on stderr
+  1    error; stderr says what happened and what to do
   2    wrong usage or setting
   3    a peer failed or cannot be reached
   4    incompatible manifest or version
-  75   left in order: it was told to (SIGTERM), or its machine is taken back
+  75   left in order after SIGTERM, or because the machine is taken back
   130  interrupted by Ctrl-C (143: by SIGTERM)"""
 
 app = typer.Typer(
     name="swarm",
     cls=LightGroup,
-    help="Train one model together on unreliable machines: no centre, and everybody's data stays at home.",
+    help="Train one model together on unreliable machines, without a centre; all data stays at home.",
     epilog=_EPILOG,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -95,7 +95,7 @@ _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 def _explained(error: Any, arguments: Sequence[str]) -> SwarmError:
-    """What the parser refuses, in the words of our errors."""
+    """Turn an error of the parser into one of ours."""
     typed = _command_typed(arguments)
     help_ = f"{command_name()}{typed.removeprefix('swarm')} --help"
     parameter = getattr(error, "param", None)

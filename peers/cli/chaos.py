@@ -12,7 +12,7 @@ from peers.cli.options import AsJson
 
 
 class WorldChoice(StrEnum):
-    """What peers are."""
+    """The kind of peers in a play."""
 
     containers = "containers"
     processes = "processes"
@@ -20,38 +20,40 @@ class WorldChoice(StrEnum):
 
 def chaos(
     scenario: Annotated[
-        Path | None, typer.Argument(metavar="SCENARIO.toml", show_default=False, help="What is played.")
+        Path | None, typer.Argument(metavar="SCENARIO.toml", show_default=False, help="The scenario to play.")
     ] = None,
     on: Annotated[
         WorldChoice | None,
         typer.Option(
             "--on",
-            help="What peers are.  [default: containers where a Docker engine answers; with links: processes]",
+            help="Run peers as these.  [default: containers if a Docker engine answers; with links: processes]",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="New directory for everything it makes.  [default: out/chaos-<name>-<time>]"),
+        typer.Option(metavar="DIR", help="Write everything to this new directory.  [default: out/chaos-<name>-<time>]"),
     ] = None,
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the JSON report here.")] = None,
     image: Annotated[
-        str | None, typer.Option(metavar="IMAGE", help="What containers are made of.  [default: the one made here]")
+        str | None, typer.Option(metavar="IMAGE", help="Image of the containers.  [default: the one made here]")
     ] = None,
     upgrade: Annotated[
-        str | None, typer.Option(metavar="IMAGE", help="What they come back as from an upgrade.  [default: the same]")
+        str | None, typer.Option(metavar="IMAGE", help="Image after an upgrade.  [default: the same]")
     ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="Other draws than the scenario's.")] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep homes and logs of a play that was kept, too.")] = False,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Seed of the draws, instead of the scenario's.")
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep homes and logs also when nothing broke.")] = False,
     listed: Annotated[bool, typer.Option("--list", help="Show the scenarios in docker/scenarios.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Throw faults at a swarm, and see whether it keeps what every run must keep.
+    """Throw faults at a swarm, and check that it keeps every invariant of a run.
 
-    Founds a run, starts its peers on this machine, strikes as the scenario says, and checks everything that the
-    peers wrote: no microbatch lost or counted twice, replicas alike, one history. Leaves a report and a picture.
+    Founds a run, starts its peers on this machine, strikes as the scenario says, and checks the files that the peers
+    wrote: no microbatch lost or counted twice, replicas alike, one history. Leaves a report and a picture.
 
-    Exit code 0: all kept; 1: an invariant or an expectation broke, or a fault did not happen; 2: the scenario cannot be
-    used; 130: Ctrl-C.
+    Exit code 0: all invariants held; 1: an invariant or an expectation broke, or a fault did not happen; 2: the
+    scenario cannot be used; 130: Ctrl-C.
 
     Example: swarm chaos docker/scenarios/kill-storm.toml
     """
@@ -88,6 +90,6 @@ def _list() -> None:
     for path, long, proves in found:
         typer.echo(f"{path:<{width}}  {long:>8}  {proves}")
     if found:
-        typer.echo("Minutes from the first closed step on; a start takes one more, or two.")
+        typer.echo("Minutes count from the first closed step; a start takes one or two more.")
     if not found:
         typer.echo("none here: docker/scenarios is part of the project's directory")

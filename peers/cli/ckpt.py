@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 SCHEMA = 1
 
 ckpt = typer.Typer(
-    cls=WholeGroup, help="List, check and fetch checkpoints: what a run can be resumed from.", no_args_is_help=True
+    cls=WholeGroup, help="List, check and fetch the checkpoints from which a run can be resumed.", no_args_is_help=True
 )
 
 Directory = Annotated[
     Path | None,
-    typer.Argument(metavar="DIR", help="A run's directory, or how its id begins.  [default: the newest run]"),
+    typer.Argument(metavar="DIR", help="A run's directory, or the beginning of its id.  [default: the newest run]"),
 ]
 
 
@@ -31,14 +31,14 @@ Directory = Annotated[
 def list_checkpoints(
     directory: Annotated[
         Path | None,
-        typer.Argument(metavar="DIR", help="A run's directory, or how its id begins.  [default: all there are]"),
+        typer.Argument(metavar="DIR", help="A run's directory, or the beginning of its id.  [default: all runs]"),
     ] = None,
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """List runs and their checkpoints: the parts that are here, and those that are not.
+    """List runs and their checkpoints, with the parts that are here and those that are missing.
 
-    A machine keeps the parts that its peers trained, so a step may lack some; they lie on other machines.
+    A machine keeps the parts that its peers trained; other machines keep the rest.
 
     Example: swarm ckpt ls --json
     """
@@ -59,13 +59,13 @@ def list_checkpoints(
 @ckpt.command()
 def verify(
     directory: Directory = None,
-    step: Annotated[int | None, typer.Option(metavar="N", min=0, help="Only this one.  [default: all]")] = None,
+    step: Annotated[int | None, typer.Option(metavar="N", min=0, help="Check only this step.  [default: all]")] = None,
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
     """Check every byte of a run's checkpoints against its digest, and each record against its signatures.
 
-    Exit code 1, naming the file, when something is wrong. A part that is on another machine is not wrong.
+    Exits with 1, naming the file, when something is wrong. A part that is on another machine is no error.
 
     Example: swarm ckpt verify --step 60
     """
@@ -97,7 +97,7 @@ def verify(
 def pull(
     directory: Annotated[
         Path | None,
-        typer.Argument(metavar="DIR", help="Where to put it.  [default: where this machine keeps that run]"),
+        typer.Argument(metavar="DIR", help="Directory for the parts.  [default: where this machine keeps that run]"),
     ] = None,
     sources: Annotated[
         list[str] | None,
@@ -105,18 +105,17 @@ def pull(
             "--from",
             "--peer",
             metavar="SOURCE",
-            help="A run's directory, an invite, or a peer of this machine; repeat for more directories.  "
+            help="Fetch from a run's directory, an invite, or a peer of this machine; repeat for more directories.  "
             "[default: the peer that runs here]",
         ),
     ] = None,
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch what is missing here of the newest checkpoint that can be had whole.
+    """Fetch the missing parts of the newest checkpoint that is complete across all sources.
 
-    Asks the peers of a running run, or puts together what lies in several directories, verifies every byte, and
-    continues where it was interrupted. With all parts in one place a run can be resumed there (swarm new --resume) when
-    all its peers are gone.
+    Asks the peers of a running run, or combines several directories, verifies every byte, and continues an interrupted
+    fetch. Where all parts are together, swarm new --resume can continue the run once all its peers are gone.
 
     Example: swarm ckpt pull --from swarm1:eyJydW4…
     """
@@ -144,7 +143,7 @@ def _facts(one: CheckedStep) -> dict[str, object]:
 
 
 def _title(found: RunDirectory, name: str, run: str, home: str | None, *, chosen: bool) -> str:
-    """Which run is checked and, where nobody chose it, what to type for the others."""
+    """Return the title with the checked run and, if nobody chose it, the commands for the others."""
     from peers.console.words import command_name
     from peers.home.run_directory import known_runs, said_run_id
 

@@ -11,7 +11,7 @@ import typer
 from peers.cli.options import AsJson, WholeGroup
 
 data = typer.Typer(
-    cls=WholeGroup, help="Make and check shards: private text as tokens, ready to train on.", no_args_is_help=True
+    cls=WholeGroup, help="Build, check and list shards: private text as tokens for training.", no_args_is_help=True
 )
 
 
@@ -22,10 +22,10 @@ def build(
     out: Annotated[Path, typer.Option(metavar="DIR", help="New directory for the shard.")],
     as_json: AsJson = False,
 ) -> None:
-    """Make a shard of text. Nothing leaves this machine.
+    """Build a shard from text. Nothing leaves this machine.
 
-    The run's tokenizer lies beside its run.toml: where swarm new says that its files are. With the text itself
-    instead of a shard (swarm join --data TEXT) all this happens by itself.
+    The run's tokenizer is beside its run.toml; swarm new prints that directory. swarm join --data TEXT takes the text
+    itself and needs no shard.
 
     Example: swarm data build texts/ --tokenizer tokenizer.json --out shards/mine
     """
@@ -52,10 +52,12 @@ def verify(
 
 @data.command("ls")
 def list_shards(
-    directory: Annotated[Path | None, typer.Argument(metavar="DIR", help="Where to look.  [default: here]")] = None,
+    directory: Annotated[
+        Path | None, typer.Argument(metavar="DIR", help="Directory to search.  [default: this one]")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the shards in a directory and below it; their manifests are read, not their tokens.
+    """List the shards in a directory and below it. Reads their manifests, not their tokens.
 
     Example: swarm data ls out/
     """

@@ -19,26 +19,26 @@ def history(
         typer.Argument(
             metavar="PEER",
             show_default=False,
-            help="Whose: its name, its place, or how its peer id begins.  [default: a peer of the only run here]",
+            help="Name, place or beginning of the id of a peer.  [default: a peer of the only run here]",
         ),
     ] = None,
     peer: Annotated[str | None, typer.Option("--peer", "--place", metavar="PEER", help="The same as PEER.")] = None,
     file: Annotated[
         str | None,
-        typer.Option("--file", metavar="FILE", help="A history.jsonl, or a directory with one, in place of a peer."),
+        typer.Option("--file", metavar="FILE", help="Read this history.jsonl, or the one in this directory."),
     ] = None,
-    last: Annotated[int | None, typer.Option("--last", metavar="N", min=1, help="Only the newest N.")] = None,
+    last: Annotated[int | None, typer.Option("--last", metavar="N", min=1, help="Show only the newest N.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Check hashes, signatures, counts and cursors.")] = False,
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what was decided about each step of a run.
+    """Show the decision about each step of a run.
 
-    A line for each close record that a peer keeps, of a run in progress or one that is over: term, loss, tokens, who
-    led, who came and went.
+    Prints a line for each close record that a peer keeps, of a run in progress or a finished one: term, loss, tokens,
+    leader, and the peers that came and went.
 
-    With --verify exit code 1, naming the first record that does not hold, unless every record follows the one before
-    and is signed by a majority of those who decide, cursors never go back, and no microbatch is committed twice.
+    --verify checks that every record follows the one before and is signed by a majority of the voters, that cursors
+    never go back, and that no microbatch is committed twice. It exits with 1, naming the first record that fails.
 
     Example: swarm history --last 20 --verify
     """
@@ -48,7 +48,7 @@ def history(
     from swarm.errors import ConfigError
 
     if place is not None and peer is not None:
-        raise ConfigError("--peer", peer, f"one peer, and {place!r} is one already", "Leave one of them out.")
+        raise ConfigError("--peer", peer, f"one peer, and {place!r} is named already", "Leave one of them out.")
     told = read(find_history(place or peer, file, home), last=last, verify=verify)
     if as_json:
         print(json.dumps({"schema": SCHEMA, **document(told)}))

@@ -119,7 +119,7 @@ Peer = Annotated[
     typer.Option(
         "--peer",
         metavar="PEER",
-        help="Its name, its place, or at least 10 characters with which its peer id begins.  [default: the only one]",
+        help="Name, place, or at least the first 10 characters of the id of a peer.  [default: the only peer]",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON, nothing else.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON, and nothing else.")]

@@ -12,7 +12,7 @@ import typer
 
 
 class EndsChoice(StrEnum):
-    """Where embedding, head and loss live."""
+    """The holders of embedding, head and loss."""
 
     private = "private"
     hosted = "hosted"
@@ -23,26 +23,26 @@ def quickstart(
     steps: Annotated[int, typer.Option(help="Optimizer steps to train.")] = 60,
     peers: Annotated[
         int,
-        typer.Option(help="Stage hosts (beside them a bootstrap and the trainers); more than stages gives replicas."),
+        typer.Option(help="Stage hosts, in addition to a bootstrap and the trainers; more than stages gives replicas."),
     ] = 4,
-    stages: Annotated[int, typer.Option(help="Pieces the model's blocks are cut into.")] = 2,
-    trainers: Annotated[int, typer.Option(help="Peers that feed private text, each its own shard.")] = 2,
-    seed: Annotated[int, typer.Option(help="Seed of the weights, of which text is held out, and of the sample.")] = 0,
+    stages: Annotated[int, typer.Option(help="Cut the model's blocks into this many stages.")] = 2,
+    trainers: Annotated[int, typer.Option(help="Peers that feed private text, each from its own shard.")] = 2,
+    seed: Annotated[int, typer.Option(help="Seed of the weights, the choice of held-out text, and the sample.")] = 0,
     text: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="FILE", help="UTF-8 text to train on; repeat for more files.  [default: Python's own documentation]"
+            metavar="FILE", help="Train on UTF-8 text; repeat for more files.  [default: Python's own documentation]"
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="New directory for everything it makes.  [default: out/<date-time>]")
+        Path | None, typer.Option(help="Write everything to this new directory.  [default: out/<date-time>]")
     ] = None,
     report: Annotated[Path | None, typer.Option(help="Also write the JSON report here.")] = None,
     ends: Annotated[
         EndsChoice,
         typer.Option(help="private: token ids and labels never leave a trainer; hosted: stages hold the ends."),
     ] = EndsChoice.private,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N, for every peer.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Device of every peer: cpu, cuda or cuda:N.")] = "cpu",
     local_steps: Annotated[
         int,
         typer.Option(
@@ -50,14 +50,16 @@ def quickstart(
             "step closes; 1 averages the gradients of each batch."
         ),
     ] = 1,
-    reproducible: Annotated[bool, typer.Option("--reproducible", help="The same weights whatever the wiring.")] = False,
+    reproducible: Annotated[
+        bool, typer.Option("--reproducible", help="Give the same weights, bit for bit, for any wiring.")
+    ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the report as one line of JSON, nothing else.")
+        bool, typer.Option("--json", help="Print the report as one line of JSON, and nothing else.")
     ] = False,
 ) -> None:
     """Train a small model with a whole swarm on this machine: no network, no account, a few minutes.
 
-    Starts a bootstrap, stage hosts and trainers, each its own process, shows a row per step, and leaves a directory
+    Starts a bootstrap, stage hosts and trainers as separate processes, prints a row per step, and leaves a directory
     with the manifest, checkpoints, events of every peer, a loss plot and a report. Ctrl-C stops everything.
     For a quick look: --steps 10.
     """

@@ -20,18 +20,21 @@ if TYPE_CHECKING:
 
 def drain(
     peer: Peer = None,
-    everyone: Annotated[bool, typer.Option("--all", help="All peers of this machine.")] = False,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it has left, or only tell it to.")] = True,
+    everyone: Annotated[bool, typer.Option("--all", help="Drain all peers of this machine.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Wait until the peer has left, or only tell it to leave.")
+    ] = True,
     home: Home = None,
 ) -> None:
     """Have a peer leave its run in order.
 
-    No new work, hand over, leave at the end of a step. Who cannot be spared
-    waits for another. When all peers of the run have been asked, on whatever
-    machines, and nobody comes, the run ends in order: nothing is lost, and
-    `swarm new --resume` goes on with it. Exit code 0 when it has left; with
-    --all the worst of all, and who does not answer keeps nobody from being
-    told. Ctrl-C ends the waiting; the peer goes on leaving.
+    The peer takes no new work, hands over, and leaves at the end of a step. A
+    peer that cannot be spared waits for another to join. When all peers of the
+    run, on all machines, have been asked and nobody joins, the run ends in
+    order: nothing is lost, and `swarm new --resume` continues it. Exits with 0
+    when the peer has left; with --all it tells every peer, also when some do
+    not answer, and exits with the worst code. Ctrl-C ends the waiting; the
+    peer goes on leaving.
 
     Example: swarm drain --peer brave-otter
 
@@ -45,7 +48,9 @@ def drain(
     from peers.home.places import home_directory
 
     if everyone and peer is not None:
-        raise CommandError("--all is every peer, --peer is one", next_="Leave one of them out.", exit_code=EXIT_USAGE)
+        raise CommandError(
+            "--all drains every peer and --peer one", next_="Leave one of them out.", exit_code=EXIT_USAGE
+        )
     root = home_directory(home)
     places = choose_all_live(root) if everyone else [choose_live(root, peer, command="drain")]
     told, codes = [], [EXIT_OK]
@@ -83,17 +88,16 @@ SCHEMA = 1
 def identity(
     place: Annotated[
         str | None,
-        typer.Option("--place", "--peer", metavar="PLACE", help="Whose identity.  [default: of every place]"),
+        typer.Option("--place", "--peer", metavar="PLACE", help="Show this place only.  [default: every place]"),
     ] = None,
     home: Home = None,
-    create: Annotated[bool, typer.Option("--create", help="Make it now, when there is none.")] = False,
+    create: Annotated[bool, typer.Option("--create", help="Create an identity if there is none.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the identity of a place.
 
-    Its peer id and the name that comes of it stay from run to run.
-    A place gets one when a peer first starts in it, or by --create (place 1, unless another is named); without that,
-    nothing is made. Where there are several places, --json wants one of them named.
+    The peer id, and the name made of it, stay the same from run to run. A place gets its identity when a peer first
+    starts in it, or with --create (in place 1 unless --place names another). With several places, --json needs --place.
 
     Example: swarm id --create --json
     """
@@ -125,9 +129,9 @@ def _lines(found: PlaceIdentity) -> str:
 
 
 def invite(peer: Peer = None, home: Home = None) -> None:
-    """Print an invite: all it takes to join.
+    """Print an invite to the run of a peer on this machine.
 
-    It invites to the run of a peer on this machine. Only the invite goes to stdout, what to do with it to stderr.
+    The invite is all that another peer needs to join. Only the invite goes to stdout; instructions go to stderr.
 
     Example: swarm invite > invite.txt
     """
@@ -140,7 +144,7 @@ def invite(peer: Peer = None, home: Home = None) -> None:
     place = choose_speaker(home_directory(home), peer, command="invite")
     text = str(ask(place.control, "invite", who=place.described))
     print(text, flush=True)
-    print("Whoever has it can join this run. On another machine: swarm join INVITE", file=sys.stderr)
+    print("Anybody with this invite can join the run. On another machine: swarm join INVITE", file=sys.stderr)
     if parse_invite(text).local:
         print_error(
             f"{place.title} can be reached from this machine only",
@@ -154,10 +158,10 @@ def invite(peer: Peer = None, home: Home = None) -> None:
 
 
 def peers(peer: Peer = None, home: Home = None, as_json: AsJson = False) -> None:
-    """Show the whole swarm, by part.
+    """Show the whole swarm by part, as a peer of this machine sees it.
 
-    As a peer of this machine sees it, with how it reaches the others, and which peers of this machine are starting.
-    Without --peer any peer of the run will do; where peers of several runs live, say which.
+    Shows how that peer reaches the others, and which peers of this machine are starting. Without --peer it asks any
+    peer of the run; when peers of several runs are here, --peer is required.
 
     Example: swarm peers --json
     """
@@ -199,22 +203,24 @@ def status(
             "--peer",
             "--place",
             metavar="PEER",
-            help="Only this one, with more about it: its name, its place, or how its peer id begins.",
+            help="Show only this peer, in detail: its name, its place, or the beginning of its peer id.",
         ),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Also those that ended more than a day ago.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", "-a", help="Also show peers that ended more than a day ago.")
+    ] = False,
     healthy: Annotated[
-        bool, typer.Option("--healthy", help="Only check: print the trouble alone, exit code 3 where there is any.")
+        bool, typer.Option("--healthy", help="Only check: print problems alone, and exit with 3 if there are any.")
     ] = False,
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the peers of this machine.
 
-    What each does and waits for, and how those that do not run any more ended; of these only the ones of the last
-    day, unless --all or --json is given.
-    Exit code 3 when none runs; with --peer, when that one does not run or does not answer; with --healthy, when any
-    that runs does not answer.
+    Shows what each running peer does and waits for, and how the others ended: those of the last day, or all of them
+    with --all or --json.
+    Exits with 3 when no peer runs; with --peer, when that peer does not run or does not answer; with --healthy, when
+    any running peer does not answer.
 
     Example: swarm status --json
     """

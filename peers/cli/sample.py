@@ -14,16 +14,17 @@ def sample(
         Path | None,
         typer.Argument(
             metavar="DIR",
-            help="What swarm quickstart or swarm join left.  [default: the newest under ./out and in the home]",
+            help="Directory of a run.  [default: the newest under ./out and in the home]",
         ),
     ] = None,
     prompt: Annotated[str, typer.Option(help="Text to continue.")] = "The",
-    tokens: Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="Tokens to make up.")] = 100,
+    tokens: Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="Tokens to generate.")] = 100,
     seed: Annotated[
         int, typer.Option(metavar="N", min=0, max=2**31 - 1, help="The same seed gives the same text.")
     ] = 0,
     temperature: Annotated[
-        float, typer.Option(metavar="X", min=0.0, max=10.0, help="0: always the likeliest token.")
+        float,
+        typer.Option(metavar="X", min=0.0, max=10.0, help="Sampling temperature; 0 always takes the likeliest token."),
     ] = 0.8,
     step: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="Checkpoint to use.  [default: the newest complete one]")
@@ -32,8 +33,8 @@ def sample(
 ) -> None:
     """Have a trained model continue a prompt.
 
-    Takes the directory that swarm quickstart left, or the one in which this machine's peers keep a run they joined, and
-    prints the prompt and what the model makes of it.
+    Takes the directory of a swarm quickstart, or of a run that this machine's peers joined, and prints the prompt and
+    the text that the model generates.
     """
     from peers.console.words import age_of_checkpoint, print_error, printable, with_commands
     from peers.home.run_directory import find_run_directory

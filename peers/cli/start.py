@@ -15,10 +15,11 @@ def join(**typed: Any) -> None:
     """Join a run, in the foreground, until it is over.
 
     Needs an invite, or --invite-file. A trainer without --data trains with text that comes with Python. Ctrl-C leaves
-    in order, Ctrl-C again at once.
+    in order; a second Ctrl-C leaves at once.
 
-    Options but --port, --config, --quiet and --json can also come from the environment (SWARM_DATA, SWARM_LISTEN, …) or
-    from a file (--config, keys like the options'): an option wins over the environment, which wins over the file.
+    All options but --port, --config, --quiet and --json can also come from the environment (SWARM_DATA, SWARM_LISTEN,
+    …) or from the --config file, whose keys are named like the options. An option overrides the environment, which
+    overrides the file.
 
     Example: swarm join swarm1:eyJydW4… --role trainer --data texts/
     """
@@ -35,14 +36,14 @@ def join(**typed: Any) -> None:
 def new(**typed: Any) -> None:
     """Start a run that others join, and serve it in the foreground until it is over.
 
-    Prints the invite and what to type elsewhere, waits for the peers that the run needs, and starts it. Listens on all
-    interfaces: whoever can reach this machine and has the invite can join.
+    Prints the invite and the commands for other terminals, waits for the peers that the run needs, and starts it.
+    Listens on all interfaces: anybody who can reach this machine and has the invite can join.
 
-    With --resume it is the run kept in a directory, or whose id begins like what is given, or the newest here. It
-    goes on from its newest whole checkpoint, or from the one whose directory is given (DIR/checkpoints/step-…).
+    With --resume it continues a run from its newest complete checkpoint: the run in the given directory, or with the
+    given beginning of an id, or the newest here. A checkpoint's directory (DIR/checkpoints/step-…) names that one.
 
-    For supervisors that start it again after a crash: with --invite-file it founds one run only. When the file holds an
-    invite, it goes back to that run: as a stage host, the same peer as before, if the run has begun.
+    With --invite-file it suits supervisors that restart it after a crash. If the file holds an invite, the same peer
+    returns to that run instead of founding another; once the run has begun, it returns as a stage host.
 
     Example: swarm new --preset tiny --steps 100
     """

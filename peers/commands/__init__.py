@@ -1,1 +1,1 @@
-"""What the commands of `swarm` do, apart from parsing their options."""
+"""The work of the commands of `swarm`, apart from parsing their options."""

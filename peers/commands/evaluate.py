@@ -30,7 +30,7 @@ MAX_ROWS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How to make up text: ``tokens`` of them, at a temperature (0: always the likeliest), seeded."""
+    """Settings of generated text: the number of ``tokens``, the temperature (0: always the likeliest), the seed."""
 
     prompt: str
     tokens: int
@@ -130,7 +130,7 @@ def _choose(directory: RunDirectory, manifest: Manifest, step: int | None) -> in
         raise CommandError(
             f"the run in {directory.root} has no checkpoint: the run ended before the first was written",
             check=str(root),
-            next_=f"train anew: {command_name()} quickstart",
+            next_=f"train again: {command_name()} quickstart",
             exit_code=EXIT_USAGE,
         )
     if step is not None and step not in have:
@@ -158,6 +158,6 @@ def _incomplete(directory: RunDirectory, step: int, lacking: Sequence[str], *, n
     copy = f"copy {files} of that step from there (the same path below that machine's home) into {where}"
     return CommandError(
         f"no step is complete here: the newest, {cause}" if none else f"{cause} here",
-        check=f"{where}: a part is kept where a peer held it, which may be another machine",
+        check=f"{where}: each machine keeps the parts that its peers held; look on the others too",
         next_=gathering(directory.root) if none else copy,
     )

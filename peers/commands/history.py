@@ -160,7 +160,8 @@ def _named(peers: Iterable[PeerId], roster: Roster) -> tuple[Named, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryAnswer:
-    """What a history says. ``rows`` are its last ones, ``records`` how many it has and ``steps`` its first and last.
+    """The content of a history. ``rows`` are its last ones, ``records`` how many it has and ``steps`` its first and
+    last.
 
     ``torn``: an unfinished line lies behind them. ``broken`` says what ends the reading early, path and line in it;
     empty for a history that is in order. ``check`` is None unless it was verified.
@@ -208,7 +209,7 @@ def read(source: HistorySource, *, last: int | None, verify: bool) -> HistoryAns
 
 
 def lines(told: HistoryAnswer) -> list[str]:
-    """All that there is to say but what is broken, for people."""
+    """Return the lines for people, without the broken record."""
     if not told.records:
         return []
     found = [_title(told), *row_lines(told.rows)]

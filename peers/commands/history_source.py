@@ -106,7 +106,8 @@ def _run(place: PlaceInfo) -> str:
 
 
 def _longest(paths: Iterable[Path]) -> Path:
-    """Of those with the newest step: whoever was killed before a run was resumed has more records, and not these."""
+    """Return the longest of those with the newest step: a peer killed before a run was resumed has more records, but
+    old ones."""
     return max(paths, key=lambda path: (_newest_step(path), path.stat().st_size, path))
 
 
@@ -133,7 +134,7 @@ def _looked_in(root: Path, places: Sequence[PlaceInfo]) -> str:
 
 
 def sessions_of(place: Path, run: str) -> list[Path]:
-    """What a place keeps of a run, the newest session first."""
+    """Return a place's histories of a run, the newest session first."""
     return sorted((place / "sessions").glob(f"*-{run[:8]}*"), reverse=True)
 
 

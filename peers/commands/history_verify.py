@@ -1,4 +1,4 @@
-"""Whether a chain of close records holds together, by itself: what ``swarm history --verify`` asks of each record.
+"""Verify a chain of close records by itself: the checks of ``swarm history --verify`` for each record.
 
 What it proves: each record follows the one before, and more than half of those whom that one names have signed it. So
 whoever believes the first record can believe the last. The first is proven too where a run begins with it, as everybody
@@ -39,7 +39,7 @@ class ChainCheck:
 
     @property
     def microbatches(self) -> int:
-        """How many were committed, each once."""
+        """The number of distinct committed microbatches."""
         return len(self._committed)
 
     def take(self, line: HistoryLine) -> None:

@@ -3,6 +3,7 @@ checked first, and nothing slow is imported before that."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,12 +12,13 @@ from peers.commands.preflight import check_checkpoints, check_device, check_list
 from peers.console.words import command_name, print_error
 from peers.exit_codes import EXIT_OK
 from peers.home.last_events import done_again, newest_closing
-from peers.home.run_directory import RUNS
+from peers.home.places import RUNS
 from peers.options.model import PeerOptions
 from peers.session import Who, echo, know_thyself, live, open_session, silent
 from peers.settings import exact_settings
 from swarm import __version__
 from swarm.clock import SystemClock
+from swarm.errors import ConfigError
 from swarm.membership.status_types import ENDED
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 
 CHECKPOINTS_KEPT = 3
+MAX_INVITE_CHARS = 8192
 MAX_KNOWN = 8
 """Addresses of a place's own memory that are tried beside those of the invite."""
 
@@ -42,6 +45,8 @@ def join(options: PeerOptions, *, words: bool, json_lines: bool) -> int:
 
     say = echo if words else silent
     given = options.invite
+    if given == ("-",):
+        given = (_from_standard_input(),)
     if not given and options.invite_file is not None:
         given = (_awaited(options.invite_file, say),)
     contacts = contacts_from(given)
@@ -74,6 +79,15 @@ def join(options: PeerOptions, *, words: bool, json_lines: bool) -> int:
         peer = _peer_settings(place, who, contacts, options)
         place.trains_on(data)
         return live(place, peer.model_copy(update={"verbose": words, "json_lines": json_lines}))
+
+
+def _from_standard_input() -> str:
+    """The invite on the first line of standard input: so that no list of processes shows it. Raises ConfigError."""
+    line = sys.stdin.readline(MAX_INVITE_CHARS).strip()
+    if not line:
+        raise ConfigError("INVITE", "-", "an invite on the first line of standard input",
+                          f"For example: {command_name()} join - < FILE", why="there is none")  # fmt: skip
+    return line
 
 
 def _awaited(file: Path, say: Callable[[str, str], None]) -> str:
@@ -110,7 +124,7 @@ def _peer_settings(place: HeldPlace, who: Who, contacts: Contacts, options: Peer
 
 
 def _checked_data(data: Path | None) -> tuple[str, str]:
-    """What a trainer trains on, in words, and its digest: "" for what every trainer has."""
+    """Return a trainer's data in words, and its digest: "" for the text that every trainer has."""
     if data is None:
         return "the text that comes with Python; your own with --data", ""
     # numpy and tokenizers: not for a stage host.

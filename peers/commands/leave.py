@@ -56,7 +56,7 @@ def _process(place: PlaceInfo) -> Iterator[select.poll]:
 
 
 def _same(place: PlaceInfo, now: PlaceInfo) -> bool:
-    """Whether the peer we watch is still there, and not the next one in its place."""
+    """Return whether the peer we watch is still there, and not the next one in its place."""
     if not now.live or now.state is None or place.state is None:
         return now.live
     return (now.state.pid, now.state.started) == (place.state.pid, place.state.started)
@@ -69,7 +69,7 @@ def _verdict(place: PlaceInfo, now: PlaceInfo, say: Callable[[str], None]) -> in
         return EXIT_OK
     if end is None:
         session = place.state.session if place.state else ""
-        raise CommandError(f"{place.title} ended without a word: was it killed?",
+        raise CommandError(f"{place.title} ended without saying why: was it killed?",
                         check=f"{session}/events.jsonl" if session else "", exit_code=EXIT_ERROR)  # fmt: skip
     say(f"{place.title}: has left: {one_line(end.reason)} (exit code {end.exit_code})")
     return EXIT_OK if end.exit_code in IN_ORDER else end.exit_code

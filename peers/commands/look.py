@@ -32,8 +32,11 @@ class Seen:
 
     @property
     def phase(self) -> str:
-        """The peer's own phase; else ``starting``, ``silent``, ``ended`` or ``killed``, as seen from outside."""
+        """The peer's own phase; else ``starting``, ``silent``, ``ended``, ``killed`` or ``unreadable``, as seen from
+        outside."""
         state = self.place.state
+        if self.place.owner:
+            return "unreadable"
         if self.standing is not None:
             return self.standing.phase
         if state is not None and state.end is not None:
@@ -44,7 +47,7 @@ class Seen:
 
     @property
     def starting(self) -> bool:
-        """Whether it lives and takes part in nothing yet."""
+        """True if it lives and takes part in nothing yet."""
         return self.phase == "starting"
 
     def document(self) -> dict[str, Any]:
@@ -59,6 +62,7 @@ class Seen:
             **state,
             "standing": dataclasses.asdict(self.standing) if self.standing else None,
             "trouble": str(self.trouble) if self.trouble else "",
+            "owner": self.place.owner,
         }
 
 
@@ -101,8 +105,8 @@ def check_health(seen: Sequence[Seen], home: Path) -> None:
 
 
 def look_at_swarm(place: PlaceInfo) -> tuple[StatusReport, list[MemberReport]] | None:
-    """What the peer of a live place says about itself and the others; None while it is starting. Raises CommandError
-    when it cannot be asked."""
+    """Return the status of a live place's peer, and of the others as it sees them; None while it is starting. Raises
+    CommandError when it cannot be asked."""
     try:
         standing = standing_from(StatusReport, ask(place.control, "status", who=place.described), place.described)
         return standing, members_from(ask(place.control, "peers", who=place.described), place.described)
@@ -115,7 +119,7 @@ def look_at_swarm(place: PlaceInfo) -> tuple[StatusReport, list[MemberReport]] |
 def of_late(seen: Sequence[Seen], now: float) -> list[Seen]:
     """Those that live, and those that ended less than :data:`LATE_S` before ``now`` (seconds since the epoch); of one
     that was killed only its start is known. Pure."""
-    return [one for one in seen if one.place.live or _last_known(one.place) > now - LATE_S]
+    return [one for one in seen if one.place.live or one.place.owner or _last_known(one.place) > now - LATE_S]
 
 
 def _last_known(place: PlaceInfo) -> float:
@@ -132,8 +136,8 @@ def standing_from(kind: type[T], answer: object, who: str) -> T:
     if isinstance(answer, Mapping) and isinstance(parts := answer.get("averaging"), list):
         answer = {**answer, "averaging": [standing_from(PartTurnout, part, who) for part in parts]}
     if not isinstance(answer, Mapping) or not fields <= answer.keys():
-        raise CommandError(f"{who} answers what this version of swarm cannot read",
-                        check="is it the version that the peer was started with?",
+        raise CommandError(f"{who} sent an answer that this version of swarm cannot read",
+                        check="was the peer started with another version?",
                         exit_code=EXIT_INCOMPATIBLE)  # fmt: skip
     return kind(**{name: _frozen(answer[name]) for name in fields})
 

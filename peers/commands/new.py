@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from peers.commands.preflight import check_listen
+from peers.commands.preflight import check_listen, check_output
 from peers.console.words import command_name, count
 from peers.options.model import Foundation, PeerOptions
 from peers.session import echo, know_thyself, live, open_session, silent
@@ -34,6 +34,8 @@ def new(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines
     from peers.home.places import home_directory, take_place
 
     say = echo if words else silent
+    if options.invite_file is not None:
+        check_output("--invite-file", options.invite_file)
     past = None if foundation.resume or options.invite_file is None else _past(options.invite_file, options)
     if past is not None:
         options = dataclasses.replace(options, place=past.place.name)
@@ -72,19 +74,19 @@ def new(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines
 
 
 def _past(file: Path, options: PeerOptions) -> Past | None:
-    """What this home knows of the run whose invite the file holds; None where it holds none. Raises ConfigError when
+    """Find in this home the run whose invite the file holds; None if it holds none. Raises ConfigError when
     this home knows nothing of it: another peer founded it, or the home was lost."""
     from peers.home.places import home_directory
     from peers.invites.invite_file import find_past, read_invite
 
-    invite = read_invite(file)
+    invite = read_invite(file) if file.is_file() else None  # to read a pipe would wait for who writes into it
     if invite is None:
         return None
     past = find_past(home_directory(options.home), invite)
     if past is None or not (past.contacts or past.manifest):
         raise ConfigError("--invite-file", str(file), "no file yet, or the invite to a run that this home has founded",
                           f"To found another: rm {file}. To join that one: {command_name()} join --invite-file {file}",
-                          why=f"it invites to {invite.name}, {invite.run[:12]}, of which this home knows nothing",
+                          why=f"it invites to {invite.name}, {invite.run[:12]}, a run that this home does not know",
                           )  # fmt: skip
     return past
 
@@ -98,7 +100,7 @@ def _come_back(past: Past, options: PeerOptions, *, words: bool, json_lines: boo
 
 
 def summary(founded: Founded) -> list[tuple[str, str]]:
-    """What the run is, as (label, text): what a person wants to know before inviting others to it."""
+    """Describe the run as (label, text), for a person who is about to invite others to it."""
     from swarm.models.registry import family_of
     from swarm.planning.costs import model_parameter_count
 

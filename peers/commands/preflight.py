@@ -1,14 +1,16 @@
-"""What can be checked about this machine before anything slow is imported or anybody is called."""
+"""Check this machine before anything slow is imported or any peer is called."""
 
 from __future__ import annotations
 
 import errno
+import os
 import re
 import socket
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from peers.console.words import another_path
 from peers.options.model import ANY_PORT, DEVICE, DEVICE_WORDS
 from swarm.errors import ConfigError
 
@@ -54,6 +56,24 @@ def check_checkpoints(pattern: Path) -> None:
     finally:
         for path in reversed(made):
             path.rmdir()
+
+
+def check_output(option: str, path: Path) -> None:
+    """Refuse a file that could not be written, before the work of which it is to tell. Writes nothing. What exists and
+    is no regular file is written into, a link is followed. Raises ConfigError."""
+    if path.is_dir():
+        remedy = f"Name a file in it: {option} {path / 'FILE'}"
+        raise ConfigError(option, str(path), "a file", remedy, why="this is a directory")
+    if path.exists():
+        if os.access(path, os.W_OK):
+            return
+        raise ConfigError(option, str(path), "a file that this user may write", another_path(path))
+    above = Path(os.path.realpath(path)).parent
+    while not above.exists() and above != above.parent:
+        above = above.parent
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        why = f"nothing can be made in {above}"
+        raise ConfigError(option, str(path), "a file that this user may write", another_path(path), why=why)
 
 
 def check_listen(addresses: Sequence[str]) -> None:

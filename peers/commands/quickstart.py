@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from peers.commands.preflight import check_device
+from peers.commands.preflight import check_device, check_output
 from peers.console.interrupt import Interrupted, allow, check, defer, interruptible, received
 from peers.console.words import (
     amount,
@@ -51,7 +51,7 @@ SAMPLE_TOKENS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuickstartOptions:
-    """What the user asked for; the fields are the command's flags."""
+    """The options of ``swarm quickstart``; the fields are its flags."""
 
     shape: RunShape
     text: tuple[Path, ...] = ()
@@ -70,9 +70,8 @@ def quickstart(options: QuickstartOptions, clock: Clock, *, make_group: Callable
     """
     check_shape(options.shape)
     check_device(options.device)
-    if options.report is not None and options.report.is_dir():
-        remedy = f"Name a file in it: --report {options.report / 'report.json'}"
-        raise ConfigError("--report", str(options.report), "a file", remedy, why="this is a directory")
+    if options.report is not None:
+        check_output("--report", options.report)
     if options.text:
         read_corpus(options.text)
     # From the first trace on disk on, an interrupt must find somebody who says what is kept.
@@ -104,8 +103,8 @@ class _Quickstart:
         return self._options.shape
 
     def train_and_judge(self) -> RunOutcome:
-        """Everything that takes time, with interrupts let in. Raises only ConfigError, and only while the run is being
-        prepared; however it ends, no process is left."""
+        """Do everything that takes time, with interrupts let in. Raises only ConfigError, and only while the run is
+        being prepared; however it ends, no process is left."""
         try:
             with interruptible():
                 try:
@@ -283,7 +282,7 @@ class _Quickstart:
             self._progress.command(line)
 
     def _copies(self) -> str:
-        """Whether the replicas of each part agreed; "" where there is one of each."""
+        """Return whether the replicas of each part agreed; "" where there is one of each."""
         if self._shape.peers == self._shape.stages and self._shape.trainers == 1:
             return ""
         unlike = len(self._view.digests.mismatches())

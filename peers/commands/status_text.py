@@ -33,8 +33,8 @@ def status_lines(seen: Sequence[Seen]) -> list[str]:
 
 
 def averaging_lines(seen: Sequence[Seen]) -> list[str]:
-    """Who was in the averaging of each part in the newest step that one of these peers closed, for each of their
-    runs."""
+    """Return lines on the replicas in each part's averaging in the newest step that one of these peers closed, for each
+    of their runs."""
     newest: dict[str, StatusReport] = {}
     for standing in (one.standing for one in seen):
         if standing is not None and standing.averaging:
@@ -58,7 +58,7 @@ def turnout_text(turnout: PartTurnout) -> str:
 
 
 def mixing_text(standing: StatusReport) -> str:
-    """How often this peer mixed its weights with others, and how often in vain; "" where replicas do not train
+    """Return how often this peer mixed its weights with others, and how often in vain; "" where replicas do not train
     apart."""
     if not standing.mixed:
         return ""
@@ -67,7 +67,7 @@ def mixing_text(standing: StatusReport) -> str:
 
 
 def hidden_line(number: int) -> list[str]:
-    """What is left out, when anything is."""
+    """Return the line about hidden peers, if there are any."""
     if not number:
         return []
     return ["", f"not shown: {count(number, 'peer')} that ended more than a day ago ({command_name()} status --all)"]
@@ -179,7 +179,7 @@ def _facts(standing: StatusReport) -> list[tuple[str, str]]:
 
 
 def _traces(state: PlaceState, alone: bool) -> list[tuple[str, str]]:
-    """Where to look further; what the place itself knows, when it is ``alone`` in saying anything."""
+    """Return where to look further, and the place's own knowledge when it is the only source (``alone``)."""
     facts = [("id", state.peer)]
     if alone:
         facts += [("role", state.role), ("run", _run(state.run_name, state.run)), ("since", when(state.started))]
@@ -189,6 +189,8 @@ def _traces(state: PlaceState, alone: bool) -> list[tuple[str, str]]:
 
 def _end(seen: Seen) -> str:
     state = seen.place.state
+    if seen.place.owner:
+        return f"unreadable: it belongs to {seen.place.owner}"
     if state is None:
         return "never used"
     if state.end is None:

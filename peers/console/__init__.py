@@ -1,1 +1,1 @@
-"""What a person sees in a terminal: events and errors in words, and Ctrl-C."""
+"""Output for a person at a terminal: events and errors in words, and Ctrl-C."""

@@ -1,4 +1,4 @@
-"""What an event says to a person: a label and a line, where it needs nothing else to be understood. Pure."""
+"""Turn an event into a label and a line for a person, if it can be understood alone. Pure."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def describe(event: Event) -> tuple[str, str] | None:
 
 
 def _describe_place(event: Event) -> tuple[str, str] | None:
-    """How this peer stands."""
+    """Describe this peer's own state."""
     match event:
         case Reachability():
             return "reachability", f"{event.how}{': ' if event.detail else ''}{harmless(event.detail)}"
@@ -95,7 +95,7 @@ def _describe_place(event: Event) -> tuple[str, str] | None:
 
 
 def _describe_keeping(event: Event) -> tuple[str, str] | None:
-    """What it keeps, and what its disk does not let it keep."""
+    """Describe what it keeps, and what its disk refuses."""
     match event:
         case CopyHeld():
             return "copying", f"{_part(event.part)} of step {event.step}, in case its replicas die: {_came(event)}"
@@ -122,7 +122,7 @@ def _describe_keeping(event: Event) -> tuple[str, str] | None:
 
 
 def _describe_others(event: Event) -> tuple[str, str] | None:
-    """What happens to the others."""
+    """Describe events of the other peers."""
     match event:
         case RosterChanged():
             joined = ", ".join(_who(one) for one in event.joined)
@@ -142,7 +142,7 @@ def _describe_others(event: Event) -> tuple[str, str] | None:
 
 
 def _describe_repair(event: Event) -> tuple[str, str] | None:
-    """How a step is saved whose members are lost."""
+    """Describe the rescue of a step whose members are lost."""
     match event:
         case TermBegan():
             return "leading", harmless(f"step {event.step}, in place of those that are gone: {event.reason}")
@@ -167,7 +167,7 @@ def _describe_repair(event: Event) -> tuple[str, str] | None:
 
 
 def _describe_partition(event: Event) -> tuple[str, str] | None:
-    """What a swarm does that is cut in two."""
+    """Describe a swarm that is cut in two."""
     match event:
         case QuorumLost():
             return "no quorum", _minority(event)
@@ -194,7 +194,7 @@ def _minority(event: QuorumLost) -> str:
 
 
 def _turnout(event: Participation) -> str:
-    """Who was not in the averaging of our part, though there; or that nobody else was."""
+    """Name the present replicas that were not in our part's averaging, or say that nobody else was."""
     part = _part(event.part)
     if event.whole:
         return f"{part}: all {event.participating} are in it again"
@@ -205,7 +205,7 @@ def _turnout(event: Participation) -> str:
 
 
 def _came(event: StateDownloaded | CopyHeld) -> str:
-    """How much was downloaded, and how fast."""
+    """Describe the amount and the rate of a download."""
     return f"{megabytes(event.bytes_received)} MB in {event.seconds:.1f} s"
 
 
@@ -215,14 +215,14 @@ def labelled(label: str, text: str) -> str:
 
 
 def _end(event: PeerStopped) -> tuple[str, str]:
-    """What goes wrong is said by the error that follows, with what to do: once."""
+    """Describe the end; the error that follows says once what went wrong and what to do."""
     if EXIT_OK < event.exit_code < EXIT_DRAINED:
         return "ended", f"with exit code {event.exit_code}; the error says why"
     return ("done" if event.exit_code == EXIT_OK else "ended"), harmless(event.reason)
 
 
 def swarm_of(event: RunStarted) -> str:
-    """How large the swarm and its model are."""
+    """Return the sizes of the swarm and its model, in words."""
     return f"{count(len(event.roster), 'peer')}, {event.parameters:,} parameters"
 
 
@@ -257,7 +257,7 @@ def _who(member: dict[str, object]) -> str:
 
 
 def harmless(text: str) -> str:
-    """What others may have written, as one line: no line of theirs may look like one of ours."""
+    """Return text of others as one line, so that no line of theirs looks like one of ours."""
     return " ".join(printable(text).split())
 
 

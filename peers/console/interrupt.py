@@ -36,7 +36,9 @@ class _Received:
     unraisable: Callable[[sys.UnraisableHookArgs], object] = sys.__unraisablehook__
 
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_OUTLIVES_TERMINAL = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+"""``nohup`` started this process, or a supervisor that does the same: it goes on when its terminal is closed."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, *(() if _OUTLIVES_TERMINAL else (signal.SIGHUP,)))
 
 
 def install() -> None:

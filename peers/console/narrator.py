@@ -50,14 +50,15 @@ AGAIN_S = 60.0
 
 @dataclass(slots=True)
 class Waits:
-    """What was said last, and what is held back because it was said lately: a wait that goes on is said in the end."""
+    """The last reported waits, and waits held back because they were reported lately: a lasting wait is reported in the
+    end."""
 
     said: str = ""
     until: float = float("-inf")
     held: str = ""
 
     def begin(self, what: str, now: float) -> bool:
-        """Whether to say that this is waited for."""
+        """Return whether to say that this is waited for."""
         lately = what == self.said and now < self.until
         self.held = what if lately else ""
         if not lately:
@@ -73,7 +74,7 @@ class Waits:
         self.said = ""
 
     def due(self, now: float) -> str:
-        """What was held back long enough and is waited for still; empty for nothing."""
+        """Return the wait that was held back long enough and still lasts; empty for none."""
         if not self.held or now < self.until:
             return ""
         what, self.held = self.held, ""
@@ -95,7 +96,7 @@ _OVER = (PartAssigned, PeerReady)
 
 @dataclass(slots=True)
 class _Told:
-    """What has been heard and said so far."""
+    """The events heard and the lines said so far."""
 
     run: RunFound | None = None
     steps_at: float = float("-inf")
@@ -182,7 +183,7 @@ class EventPrinter:
     # --- events that need memory ---------------------------------------------------------------------------------
 
     def _learn(self, event: Event) -> None:
-        """What lines are to call peers by, and what was kept."""
+        """Learn the names of peers for later lines, and what was kept."""
         if isinstance(event, CheckpointWritten):
             same = [one for one in self._told.kept if one.step == event.step and one.part != event.part]
             self._told.kept = [*same, event]

@@ -14,7 +14,7 @@ FLUSH_S = 1.0
 
 
 class Speaker(Protocol):
-    """Who says lines: :class:`ConsolePrinter`, or a stand-in."""
+    """Prints lines: :class:`ConsolePrinter`, or a stand-in."""
 
     terminal: bool
 

@@ -81,21 +81,21 @@ def with_commands(text: str, error: SwarmError | None = None) -> str:
 _COMMANDS: Mapping[Advice, str] = {
     Advice.NEW_INVITE: "Ask somebody in the run for a new invite: swarm invite",
     Advice.JOIN_ANEW: "Ask somebody in the run for a new invite (swarm invite), and join with that one.",
-    Advice.JOIN_FOUNDER: "Join with an invite of the founder's, or of whoever else waits: swarm invite, there.",
-    Advice.FOUND_AGAIN: "The founder starts it again, there, with: swarm new FILES/run.toml (FILES: what its line "
-    "`files` said). It is the same run then. With the same --port the invite stays good; else it prints a new one.",
+    Advice.JOIN_FOUNDER: "Join with an invite from the founder, or from another waiting peer: run swarm invite there.",
+    Advice.FOUND_AGAIN: "The founder starts the same run again, on its machine, with: swarm new FILES/run.toml (FILES: "
+    "the directory in its line `files`). With the same --port the invite stays good; else it prints a new one.",
     Advice.WHICH_VERSION: "which version of swarm is there, and which here? swarm --version",
-    Advice.SAME_VERSION: "Update the older of the two, found the run anew where it was (swarm new), and ask there for "
+    Advice.SAME_VERSION: "Update the older of the two, found the run again where it was (swarm new), and ask there for "
     "the new invite: swarm invite",
     Advice.RESUME: "Start the run again from its newest checkpoint: swarm new --resume",
     Advice.GO_ON: "to go on: {swarm} new --resume",
     Advice.PORT: "can they reach a port of this machine? (swarm join --port N, opened in the firewall)",
     Advice.RELAY: "Open a port, or let a peer relay for this one (--relay auto, here and there).",
-    Advice.OTHER_HOME: "See what it is with swarm history --file {home}/history.jsonl; then give this peer a new home.",
+    Advice.OTHER_HOME: "Look at it with swarm history --file {home}/history.jsonl; then give this peer a new home.",
     Advice.DAMAGED_STEP: "Remove that step's directory to fall back to the step before (`swarm new --resume` passes "
     "over it by itself), or get the file from another peer with `swarm ckpt pull`.",
 }
-"""How a person is told, by what the library advises."""
+"""The words and commands for each advice of the library."""
 
 
 def command_to_join(part: PartName | None, *, open_port: bool = False) -> str:
@@ -106,7 +106,7 @@ def command_to_join(part: PartName | None, *, open_port: bool = False) -> str:
 
 
 def _like_it(error: ConfigError) -> str:
-    """How to have a run with the settings of one of an older wire version; nothing for any other error."""
+    """Return how to found a run with the settings of one of an older wire version; nothing for other errors."""
     if not isinstance(error, OtherWire) or error.wire > WIRE_VERSION or not os.path.isfile(error.origin):
         return ""
     tokenizer = Path(error.origin).with_name("tokenizer.json")
@@ -127,7 +127,7 @@ def _free_name() -> str:
 
 
 def _after(ended: RunEnded) -> str:
-    """What to do when peers cannot be reached and the error itself does not know."""
+    """Return a remedy for unreachable peers when the error itself has none."""
     if ended.ending is not Ending.UNREACHABLE:
         return ""
     swarm = command_name()
@@ -143,7 +143,7 @@ def _shown(value: object) -> str:
 
 
 def command_name() -> str:
-    """What the user has to type for this program: ``swarm`` where the shell finds this very one, else its path, else
+    """Return the command for this program: ``swarm`` where the shell finds this very one, else its path, else
     the interpreter and the module. Quoted for a shell."""
     program = Path(sys.argv[0])
     if program.name != "swarm":
@@ -162,13 +162,13 @@ def _typed(program: Path) -> str:
 
 
 def another_path(path: Path) -> str:
-    """What to do about a path that is none such, with the command that shows what is there, or nearest to it."""
+    """Return a remedy for a wrong path, with the command that lists it or the nearest directory."""
     there = next(one for one in (path.absolute(), *path.absolute().parents) if os.path.exists(one))
     return f"See what is there: ls -la {_typed(there)}; then the same command again with another path."
 
 
 def next_commands(root: Path) -> list[str]:
-    """What to try after a local run, ready to paste."""
+    """Return commands to try after a local run, ready to paste."""
     swarm = command_name()
     return [
         f'{swarm} sample {shlex.quote(str(root))} --prompt "The" --tokens 80',
@@ -178,7 +178,7 @@ def next_commands(root: Path) -> list[str]:
 
 
 def gathering(root: Path) -> str:
-    """What to type to have the parts in one directory that lie in several."""
+    """Return the command that gathers parts from several directories in one."""
     command = f"{command_name()} ckpt pull {shlex.quote(str(root))}"
     return (
         f"{command} --from A --from B, where A and B are the run's directories, copied from those machines "
@@ -204,7 +204,8 @@ def named(text: str, names: Mapping[str, str]) -> str:
 
 
 def age_of_checkpoint(step: int, closed: int | None) -> str | None:
-    """What to know about weights of ``step`` when the run closed ``closed`` steps (None: unknown); None: nothing."""
+    """Return a note on the age of weights of ``step`` when the run closed ``closed`` steps (None: unknown); None:
+    nothing."""
     later = f"; the run closed {count(closed, 'step')}" if closed is not None and closed > step else ""
     if step == 0:
         return f"using the checkpoint of step 0, the untrained weights{later}"

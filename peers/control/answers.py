@@ -1,4 +1,4 @@
-"""What a running peer answers on its control socket, and to whom it says where it stands."""
+"""Answer requests on a running peer's control socket, and report its status."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class NodeCommands:
         ]
 
     async def _links(self, endpoint: LibP2PEndpoint) -> dict[str, str]:
-        """How this peer reaches others, by peer; who is not in it was never called."""
+        """Return how this peer reaches others, by peer; peers that are missing were never called."""
         links: dict[str, str] = {self._peer: "self"}
         with contextlib.suppress(PeerError):
             links |= {str(peer): kind for peer, kind in (await endpoint.links()).items()}

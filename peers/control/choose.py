@@ -1,4 +1,4 @@
-"""Which of this machine's peers a command means."""
+"""Choose the peer of this machine that a command means."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def matching(places: Sequence[PlaceInfo], wanted: str) -> list[PlaceInfo]:
 
 
 def nobody_here(home: Path) -> CommandError:
-    """What to say when no peer runs."""
+    """Return the error for a machine without a running peer."""
     swarm = command_name()
     founding, joining = f"{swarm} new --preset tiny to start a run", f"{swarm} join INVITE to join one"
     if _cut_short(list_places(home)):
@@ -92,8 +92,8 @@ def nobody_here(home: Path) -> CommandError:
 
 
 def _cut_short(places: Sequence[PlaceInfo]) -> bool:
-    """Whether the last peer that was started here lost its run, or its life, or all of its run left together, as it or
-    another peer here that was in that run saw."""
+    """Return whether the last peer that was started here lost its run, or its life, or all of its run left together, as
+    it or another peer here that was in that run saw."""
     states = [place.state for place in places if place.state is not None and place.state.run]
     newest = max(states, key=lambda state: state.started, default=None)
     if newest is None or newest.end is None or newest.end.exit_code not in (EXIT_OK, EXIT_USAGE):
@@ -129,7 +129,8 @@ def _told_apart(places: Sequence[PlaceInfo]) -> str:
 def _unknown(wanted: str, places: Sequence[PlaceInfo], home: Path) -> CommandError:
     known = "; ".join(place.described for place in places)
     if not wanted:
-        return CommandError("a peer is to be named, but the name is empty", check="did what is in $(…) print anything?",
+        return CommandError("a peer must be named, but the name is empty",
+                         check="did the command in $(…) print anything?",
                          next_=f"{command_name()} status", exit_code=EXIT_UNREACHABLE)  # fmt: skip
     return CommandError(f"no peer here is called {wanted!r}",
                      check=f"there are {known}" if known else f"there is none in {home} (--home, SWARM_HOME)",

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,19 +45,28 @@ def ask(control: Path, command: str, *, who: str, timeout_s: float = PATIENCE_S,
             link.settimeout(timeout_s)
             with short_path(control) as path:
                 link.connect(path)
+            if (other := peer_user(link)) not in (os.geteuid(), 0):
+                raise CommandError(f"what answers for {who} is not this user's (uid {other})", check=str(control),
+                                exit_code=EXIT_UNREACHABLE)  # fmt: skip
             link.sendall(request)
             line = _read_line(link, end)
     except (FileNotFoundError, ConnectionRefusedError):
         raise NotServing(f"{who} does not listen (yet, or any more)", check="it is starting or ending: look again",
                          exit_code=EXIT_UNREACHABLE) from None  # fmt: skip
     except (TimeoutError, BlockingIOError):  # the second: so many wait already that the kernel takes no more
-        raise CommandError(f"{who} does not answer", check=f"nothing came in {timeout_s:g} s: is it stopped, or is the "
+        raise CommandError(f"{who} does not answer", check=f"no answer in {timeout_s:g} s: is it stopped, or is the "
                         "machine busy? Its last words are in events.jsonl of its session",
                         exit_code=EXIT_UNREACHABLE) from None  # fmt: skip
     except OSError as error:
         raise CommandError(f"{who} cannot be asked: {error.strerror or error}", check=str(control),
                         exit_code=EXIT_UNREACHABLE) from error  # fmt: skip
     return _result(line, who)
+
+
+def peer_user(link: socket.socket) -> int:
+    """Return the user id of the process at the other end of a Unix socket, as the kernel says it."""
+    _, uid, _ = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return int(uid)
 
 
 @contextlib.contextmanager
@@ -96,7 +106,7 @@ def _result(line: bytes, who: str) -> Any:
         refused = CommandError(str(reply["error"]), check=str(reply.get("check", "")), next_=str(reply.get("next", "")),
                             exit_code=int(reply.get("exit_code", EXIT_ERROR)))  # fmt: skip
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise CommandError(f"{who} answers what this version of swarm cannot read",
-                        check="is it the version that the peer was started with?",
+        raise CommandError(f"{who} sent an answer that this version of swarm cannot read",
+                        check="was the peer started with another version?",
                         exit_code=EXIT_INCOMPATIBLE) from None  # fmt: skip
     raise refused

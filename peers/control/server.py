@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from peers.console.words import CommandError, reason_of, with_commands
-from peers.control.client import MAX_REQUEST_BYTES, PATIENCE_S, short_path
+from peers.control.client import MAX_REQUEST_BYTES, PATIENCE_S, peer_user, short_path
 from peers.exit_codes import EXIT_ERROR, EXIT_USAGE, exit_code_of
 from swarm.errors import ConfigError, RunEnded, SwarmError
 
@@ -85,7 +85,8 @@ class ControlServer:
         self._talks.add(task)
         try:
             with contextlib.suppress(OSError, TimeoutError):
-                await self._serve(reader, writer)
+                if peer_user(writer.get_extra_info("socket")) in (os.geteuid(), 0):  # else it hangs up
+                    await self._serve(reader, writer)
         finally:
             # Not close(): with a client that reads nothing it would keep the answer, and the descriptor, for ever.
             writer.transport.abort()

@@ -1,4 +1,4 @@
-"""What a running peer says about itself, over its control socket and in ``swarm status --json``.
+"""The status of a running peer, on its control socket and in ``swarm status --json``.
 
 Plain data with stable names; scripts read it. ``schema`` grows when a field changes its meaning.
 """

@@ -1,4 +1,4 @@
-"""Everything a local run needs before its first peer: tokenizer, disjoint shards, held-out text, manifest."""
+"""Prepare a local run before its first peer: tokenizer, disjoint shards, held-out text, manifest."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _MORE_TEXT = "Give more text, or ask for fewer --trainers."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunShape:
-    """What the user chose about a local run. ``local_steps``: of so many optimizer steps each replica takes its own,
-    before all meet and a step of the run closes; 1: they average each batch's gradients."""
+    """The user's choices for a local run. ``local_steps`` is the number of optimizer steps that each replica takes on
+    its own before all synchronise and a step of the run closes; 1: they average each batch's gradients."""
 
     steps: int
     peers: int
@@ -109,7 +109,7 @@ def check_shape(shape: RunShape) -> None:
             f"with --local-steps {shape.local_steps}",
             "one of the two",
             "Leave one of them out.",
-            why="of replicas that train apart it shows in the weights which of them computed what",
+            why="the weights of replicas that train apart depend on which of them computed what",
         )
     layers = GptConfig().layers
     if shape.stages > layers:

@@ -35,14 +35,14 @@ DATA = "--data"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFound:
-    """What somebody gives to train on, in words, and a digest that tells it from other data, wherever it lies."""
+    """The data for training, in words, and a digest that distinguishes it from other data at any path."""
 
     words: str
     digest: str
 
 
 def check_data(path: Path) -> DataFound:
-    """What the data is, after all that can be checked without the run's tokenizer.
+    """Check the data as far as possible without the run's tokenizer, and return its description.
 
     A built shard is verified whole; every text file must be readable UTF-8. Cost: the data is read once, some two
     seconds per gigabyte. Raises ConfigError naming the path, the cause and what to do.
@@ -60,7 +60,7 @@ def check_data(path: Path) -> DataFound:
 
 
 def is_shard(path: Path) -> bool:
-    """Whether a path is a directory that holds a shard's manifest."""
+    """Return whether a path is a directory that holds a shard's manifest."""
     return (path / MANIFEST_FILE).is_file()
 
 
@@ -102,7 +102,7 @@ def shard_for(
 
 
 def check_tokenizer(manifest: Manifest, tokenizer_json: bytes) -> None:
-    """Whether a tokenizer is the manifest's and its model has a row for every token id.
+    """Return whether a tokenizer is the manifest's and its model has a row for every token id.
 
     Raises Incompatible for another one, ConfigError when it has more ids than the model.
     """
@@ -185,7 +185,7 @@ def _check_enough(shard: ShardManifest, manifest: Manifest, name: str) -> None:
             DATA,
             name,
             f"{needed}; this has {shard.tokens}",
-            "Give more text: a directory, or all of several files in one.",
+            "Give more text: a directory, or several files joined into one.",
         )
 
 

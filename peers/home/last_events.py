@@ -1,4 +1,4 @@
-"""What earlier starts of this machine's peers saw last, as their event files have it: how a run ended here."""
+"""Read the last events of earlier starts of this machine's peers, to tell how a run ended here."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ class LastClose:
 
     @property
     def over(self) -> bool:
-        """Whether the run was over with it."""
+        """True if the run was over with it."""
         return self.ended or self.is_last
 
 
 def newest_closing(home: Path, run: str) -> LastClose | None:
-    """What the last peers of all places here saw of a run: how it ended, unless one that was started after that saw a
-    step close; else the newest step; None when they saw none. Reads events only; those of weeks take seconds."""
+    """Return the last closing of a run that peers of all places here saw: how it ended, unless one that was started
+    after that saw a step close; else the newest step; None when they saw none. Reads events only; those of weeks take
+    seconds."""
     closings = (_last_closing(place.state) for place in list_places(home) if place.state and place.state.run == run)
     found = [closing for closing in closings if closing is not None]
     end = max((one for one in found if one.over), key=lambda one: one.at, default=None)
@@ -42,7 +43,7 @@ def newest_closing(home: Path, run: str) -> LastClose | None:
 
 
 def done_again(home: Path, run: str, end: LastClose) -> bool:
-    """Whether a peer that runs here now was started after a run's end: it must be doing the last steps again."""
+    """Return whether a peer that runs here now was started after a run's end: it must be doing the last steps again."""
     states = [place.state for place in list_places(home) if place.live and place.state is not None]
     return any(state.run == run and state.started > end.at for state in states)
 

@@ -1,4 +1,4 @@
-"""What a place says about the process that has it, or had it last: ``place.json``.
+"""``place.json``: a place's record of the process that holds it, or held it last.
 
 Read by commands that must start fast, hence checked by hand and not by pydantic.
 """
@@ -20,7 +20,7 @@ _MAX_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceEnd:
-    """How a peer ended: in words, as an exit code, and when (seconds since the epoch)."""
+    """The end of a peer: in words, as an exit code, and its time (seconds since the epoch)."""
 
     reason: str
     exit_code: int

@@ -1,4 +1,4 @@
-"""Where the peers of one machine live: ``HOME/<place>/``, each locked by the process that runs there.
+"""The places of one machine's peers: ``HOME/<place>/``, each locked by the process that runs there.
 
 A place keeps its key, and so its peer id, from run to run. The lock is the kernel's and ends with the process, however
 that dies. It belongs to the open file (``F_OFD_SETLK``), like flock's, and unlike flock's it can be looked at without
@@ -12,8 +12,10 @@ import dataclasses
 import errno
 import fcntl
 import os
+import pwd
 import re
 import shutil
+import stat
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,6 +37,8 @@ KEPT_SESSIONS = 5
 LOCK_FILE = "place.lock"
 KEY_FILE = "identity.key"
 CONTROL_SOCKET = "control.sock"
+RUNS = "runs"
+"""Below a home, beside the places: what this machine's peers keep of each run they joined."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
 _SESSION = re.compile(r"[0-9]{8}-[0-9]{6}(-[0-9a-f]{8})?(\.[0-9]+)?")
@@ -43,7 +47,8 @@ _FLOCK = "hhqqi4x"
 
 
 def home_directory(given: Path | str | None = None) -> Path:
-    """Where this machine's places are: ``given``, else $SWARM_HOME, else $XDG_DATA_HOME/swarm or ~/.local/share/swarm.
+    """Return the directory of this machine's places: ``given``, else $SWARM_HOME, else $XDG_DATA_HOME/swarm or
+    ~/.local/share/swarm.
 
     Nothing is made.
     """
@@ -70,11 +75,11 @@ class HeldPlace:
 
     @property
     def name(self) -> str:
-        """What it is called: ``1``, ``2``, … or the name it was given."""
+        """Its name: ``1``, ``2``, … or the name it was given."""
         return self.path.name
 
     def name_of(self, peer: str) -> str:
-        """What the peer with that id was called when it was last started here; empty when it never was."""
+        """Return the name of the peer with that id at its last start here; empty if there was none."""
         return self._state.name if self._state.peer == peer else ""
 
     @property
@@ -84,7 +89,7 @@ class HeldPlace:
 
     @property
     def control(self) -> Path:
-        """Where the peer's control socket belongs."""
+        """The path for the peer's control socket."""
         return self.path / CONTROL_SOCKET
 
     def open_session(self, *, name: str, peer: str, role: str, run: str = "", run_name: str = "") -> Path:
@@ -144,26 +149,30 @@ class HeldPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceInfo:
-    """A place as others see it. ``live`` is whether a process holds it now; ``state`` is of that one or of the last."""
+    """A place as others see it. ``live`` is whether a process holds it now; ``state`` is of that one or of the last.
+    ``owner`` is another user, to whom it belongs: nothing of it is read."""
 
     name: str
     path: Path
     live: bool
     state: PlaceState | None
+    owner: str = ""
 
     @property
     def control(self) -> Path:
-        """Where a live peer's control socket is."""
+        """The path of a live peer's control socket."""
         return self.path / CONTROL_SOCKET
 
     @property
     def title(self) -> str:
-        """What people call the peer there: its name, or its place while it has none."""
+        """The name of the peer there, for people, or its place while it has none."""
         return self.state.name if self.state and self.state.name else f"place {self.name}"
 
     @property
     def described(self) -> str:
         """The title with what tells it from others: ``brave-otter (place 1, pid 812)``."""
+        if self.owner:
+            return f"{self.title} (it belongs to {self.owner})"
         pid = f", pid {self.state.pid}" if self.live and self.state else ""
         return f"{self.title} (place {self.name}{pid})" if self.state and self.state.name else f"{self.title}{pid}"
 
@@ -178,11 +187,13 @@ def take_place(
     digest); with other data, only the place of a trainer who was alone, who may have changed its text. One that had
     another role in the run is left alone.
 
-    Raises ConfigError when that place is taken (it says by which process) or when ``home`` cannot be used.
+    Raises ConfigError when that place is taken (it says by which process) or belongs to somebody else, or when ``home``
+    cannot be used: also where another user could read the key there, or put one of his own in its place.
     """
     if name is not None and not _NAME.fullmatch(name):
         raise ConfigError("place", name, "small letters, digits and dashes, 41 at most", "Choose another name.")
     try:
+        _check_home(home)
         if name is None:
             numbers = _numbers(home, run, role, data)
             return next(place for number in numbers if (place := _take(home / number, clock)) is not None)
@@ -191,10 +202,10 @@ def take_place(
         raise ConfigError("home", str(home), "a directory of this user on a disk that has file locks",
                           "Choose another with --home or SWARM_HOME.", why=str(error.strerror)) from error  # fmt: skip
     if place is None:
-        state = read_state(home / name)
-        raise ConfigError("place", name, "a place no other running peer has",
-                          "Leave --place out to get a free one, or choose another name.",
-                          why=f"process {state.pid if state else '(unknown)'} has it")  # fmt: skip
+        state, owner = read_state(home / name), _owner_elsewhere(home / name)
+        why = f"it belongs to {owner}" if owner else f"process {state.pid if state else '(unknown)'} has it"
+        raise ConfigError("place", name, "a place that no other running peer uses",
+                          "Leave --place out to get a free one, or choose another name.", why=why)  # fmt: skip
     return place
 
 
@@ -202,7 +213,7 @@ def list_places(home: Path) -> list[PlaceInfo]:
     """Every place under ``home``, numbers first. Writes nothing and takes no lock. Raises ConfigError when ``home`` is
     there and cannot be read."""
     try:
-        found = [path for path in home.iterdir() if (path / LOCK_FILE).is_file()]
+        found = [path for path in home.iterdir() if _owner_elsewhere(path) or (path / LOCK_FILE).is_file()]
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -214,6 +225,8 @@ def list_places(home: Path) -> list[PlaceInfo]:
 
 def look_at_place(path: Path) -> PlaceInfo:
     """One place now. A place whose lock cannot be looked at counts as not live."""
+    if owner := _owner_elsewhere(path):
+        return PlaceInfo(name=path.name, path=path, live=False, state=None, owner=owner)
     # The lock first: whoever ends between the two looks is then shown as live, with its end beside it.
     live = _held(path / LOCK_FILE)
     return PlaceInfo(name=path.name, path=path, live=live, state=read_state(path))
@@ -229,8 +242,13 @@ def _numbers(home: Path, run: str, role: str, data: str) -> Iterator[str]:
 
 
 def _take(path: Path, clock: Clock) -> HeldPlace | None:
-    """None when another process has it."""
+    """None when another process has it, or another user. Raises OSError for what is no directory, a link to one
+    included: whoever made the link would choose where the key lies."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.is_symlink():
+        raise NotADirectoryError(errno.ENOTDIR, f"{path} is a link")
+    if _owner_elsewhere(path):
+        return None
     os.chmod(path, 0o700)
     lock = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -245,8 +263,46 @@ def _take(path: Path, clock: Clock) -> HeldPlace | None:
         raise
 
 
+def _check_home(home: Path) -> None:
+    """Raises ConfigError for a home in which another user may do as he likes; one that is not there yet is ours."""
+    try:
+        found = home.stat()
+    except FileNotFoundError:
+        return
+    own, shared = found.st_uid == os.geteuid(), found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if own and shared:
+        os.chmod(home, stat.S_IMODE(found.st_mode) & ~(stat.S_IWGRP | stat.S_IWOTH))
+    elif not own and (os.geteuid() or shared):
+        why = f"it belongs to {_user(found.st_uid)}, who could take this peer's key"
+        raise ConfigError("home", str(home), "a directory of this user", "Choose another with --home or SWARM_HOME.",
+                          why=why)  # fmt: skip
+
+
+def _owner_elsewhere(path: Path) -> str:
+    """The other user to whom what is under a place's name belongs; "" where that is us, no place, or nothing."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return ""
+    if (
+        path.name == RUNS
+        or not _NAME.fullmatch(path.name)
+        or not stat.S_ISDIR(found.st_mode)
+        or found.st_uid == os.geteuid()
+    ):
+        return ""
+    return _user(found.st_uid)
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
 def _lock(descriptor: int) -> bool:
-    """Whether the lock is ours now; False when another process has it."""
+    """Return whether the lock is ours now; False when another process has it."""
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
     except OSError as error:

@@ -10,13 +10,11 @@ from pathlib import Path
 
 from peers.console.words import CommandError, another_path, command_name
 from peers.exit_codes import EXIT_USAGE
-from peers.home.places import home_directory
+from peers.home.places import RUNS, home_directory
 from swarm.clock import Clock
 from swarm.errors import ConfigError
 
 OUT = Path("out")
-RUNS = "runs"
-"""Below a home: what this machine's peers keep of each run they joined."""
 ALLOWED = "a run's directory (swarm quickstart and swarm join make them), or how its id begins: 6 hex digits or more"
 _RUN_ID = re.compile(r"[0-9a-f]{6,64}")
 _FIRST_LINE = re.compile(r"# run ([0-9a-f]{64})\s*$")
@@ -60,7 +58,7 @@ class RunDirectory:
 
     @property
     def launch_log(self) -> Path:
-        """What the process that starts the peers prints."""
+        """The output of the process that starts the peers."""
         return self.root / "launch.log"
 
     def shard(self, trainer: int) -> Path:
@@ -152,7 +150,7 @@ def _unknown(key: str, given: str, why: str) -> ConfigError:
 
 
 def _nowhere(given: Path, home: Path | str | None) -> str:
-    """Where it was looked for."""
+    """Return the directories searched, in words."""
     return f"{given.absolute()} does not exist, and in {OUT} and {_joined(home)} is no run whose id begins like that"
 
 

@@ -48,13 +48,13 @@ class Invite:
 
     @property
     def local(self) -> bool:
-        """Whether it is of use on this machine only, as all its addresses are."""
+        """True if it is of use on this machine only, as all its addresses are."""
         return all(is_loopback(parse_address(address)) for address in self.at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contacts:
-    """Whom to dial, and the run to insist on: None when plain addresses say nothing about it."""
+    """The peers to dial, and the run to require: None when plain addresses name none."""
 
     addresses: tuple[str, ...]
     run: RunId | None = None
@@ -94,7 +94,7 @@ def parse_invite(text: str) -> Invite:
 
 
 def contacts_from(arguments: Sequence[str]) -> Contacts:
-    """What ``swarm join`` was given: one invite, or multiaddrs of peers of the run, or both.
+    """Parse the arguments of ``swarm join``: one invite, or multiaddrs of peers of the run, or both.
 
     Raises ConfigError for what is neither, for none at all, and for invites to different runs; Incompatible as
     :func:`parse_invite` does.
@@ -136,7 +136,7 @@ def _decode(text: str, body: str) -> dict[str, Any]:
 
 
 def _not_json(decoded: str) -> str:
-    """What happened on the way to an invite that does not hold a set of fields and nothing else."""
+    """Explain, as damage on the way, an invite that is not exactly one set of fields."""
     try:
         json.JSONDecoder().raw_decode(decoded)
     except (ValueError, RecursionError):

@@ -12,7 +12,7 @@ from peers.console.words import another_path
 from peers.founding_files import MANIFEST_FILE
 from peers.home.places import PlaceInfo, list_places
 from peers.invites.invite import MAX_ADDRESSES, Invite, parse_invite
-from swarm.disk import write_whole
+from swarm.disk import write_named
 from swarm.errors import ConfigError
 from swarm.network.addresses import parse_address, split_peer
 
@@ -21,8 +21,8 @@ LOOK_EVERY_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What a founder's home knows of the run that it founded: its place there and, where the run had begun, whom to ask
-    to be let in again; else the manifest to found it with."""
+    """A founder's memory of its run: its place there and, if the run had begun, the peers to ask to be let in again;
+    else the manifest with which to found it."""
 
     place: PlaceInfo
     contacts: tuple[str, ...]
@@ -30,10 +30,10 @@ class Past:
 
 
 def write_invite(path: Path, invite: str) -> None:
-    """Have the file hold this invite; readable by all who see the directory. Raises ConfigError when it cannot be."""
+    """Have the file hold this invite, readable by this user alone: whoever has it can join. Raises ConfigError when it
+    cannot be."""
     try:
-        write_whole(path, [f"{invite}\n".encode()])
-        path.chmod(0o644)
+        write_named(path, [f"{invite}\n".encode()], mode=0o600)
     except OSError as error:
         raise ConfigError("--invite-file", str(path), "a file that can be written", another_path(path),
                           why=str(error.strerror)) from error  # fmt: skip
@@ -62,7 +62,7 @@ def await_invite(path: Path) -> Invite:
 
 
 def find_past(home: Path, invite: Invite) -> Past | None:
-    """What the home of the founder knows of its run; None where it is not the founder's, or was lost."""
+    """Find the founder's run in its home; None if the home is not the founder's, or was lost."""
     founders = {split_peer(parse_address(address))[1] for address in invite.at}
     for place in list_places(home):
         if place.state is None or place.state.peer not in founders:

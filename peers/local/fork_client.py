@@ -46,7 +46,7 @@ class ForkClient:
 
     @property
     def opened(self) -> bool:
-        """Whether there is a channel: it is opened and not closed."""
+        """True if there is a channel: it is opened and not closed."""
         return self._channel is not None
 
     @property
@@ -75,13 +75,14 @@ class ForkClient:
             )
 
     def send(self, command: dict[str, Any]) -> None:
-        """When the server is gone this does nothing: who receives is told."""
+        """Send a command; does nothing when the server is gone, which the receiving side reports."""
         if self._channel is not None:
             with contextlib.suppress(ConnectionError):
                 self._channel.sendall(json.dumps(command).encode() + b"\n")
 
     def receive(self, timeout_s: float | None) -> list[dict[str, Any]] | None:
-        """What it has told, after at most so long (None: as long as it takes). None once it is gone and told all."""
+        """Return its next message, after at most so long (None: as long as it takes). None once it is gone and told
+        all."""
         if self._channel is None:
             return None
         if not select.select([self._channel], [], [], timeout_s)[0]:
@@ -94,7 +95,7 @@ class ForkClient:
         return [json.loads(line) for line in lines] if data else None
 
     def end_words(self) -> str:
-        """How the server ended, whose channel just closed."""
+        """Return the end, in words, of the server whose channel just closed."""
         if self._server is None:
             return "was not started"
         try:
@@ -132,7 +133,7 @@ def _environment(scratch: Path) -> dict[str, str]:
 
 
 def end_words(pid: int, code: int) -> str:
-    """How a process ended."""
+    """Return the end of a process, in words."""
     if code < 0:
         return f"(pid {pid}) was killed by {signal.Signals(-code).name}"
     return f"(pid {pid}) exited with {code}"

@@ -1,4 +1,4 @@
-"""How a program is started that must not outlive whoever started it."""
+"""Start a program that must not outlive its starter."""
 
 from __future__ import annotations
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from peers.local.progress import RunView
+from swarm.disk import write_named
 from swarm.errors import StateError
 from swarm.monitoring.views import MicrobatchAccount
 
@@ -19,7 +18,7 @@ ExitReason = Literal["completed", "interrupted", "peer_failed", "error"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """How a run ended: for exit code, last line and report. ``blamed`` is the peer that failed, if one did."""
+    """The end of a run: for exit code, last line and report. ``blamed`` is the peer that failed, if one did."""
 
     exit_reason: ExitReason
     exit_code: int
@@ -39,7 +38,8 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """What the events do not say. ``began`` is when the command's process started, seconds since the Unix epoch."""
+    """The facts of a run that its events lack. ``began`` is when the command's process started, seconds since the Unix
+    epoch."""
 
     run: str | None
     directory: str
@@ -138,21 +138,17 @@ def render_report(report: dict[str, Any], indent: int | None = None) -> str:
 
 def write_report(report: dict[str, Any], path: Path) -> None:
     """Write it whole or not at all, replacing an older one. Raises StateError when the disk refuses."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(render_report(report, indent=2) + "\n", encoding="utf-8")
-        os.replace(draft, path)
+        write_named(path, [f"{render_report(report, indent=2)}\n".encode()])
     except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink()
         raise StateError(
             f"{path}: {error.strerror}; the report was not written. Check space and permissions."
         ) from error
 
 
 def closed_steps(path: Path) -> int | None:
-    """How many steps the run of a report closed; None when there is no report (yet), or none that says so."""
+    """Return the number of steps that the run of a report closed; None when there is no report (yet), or none that says
+    so."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

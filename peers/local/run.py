@@ -56,7 +56,7 @@ def peer_names(shape: RunShape) -> tuple[str, ...]:
 
 @dataclass(slots=True, kw_only=True)
 class LocalRun:
-    """Everything one run's loop needs. ``on_change`` is called after every look at the events."""
+    """The shared objects of one run's loop. ``on_change`` is called after every look at the events."""
 
     shape: RunShape
     manifest: Manifest
@@ -162,8 +162,8 @@ class LocalRun:
             raise RunBroken(f"{found.name} {found.reason}", found.name)
 
     def _goes_on(self) -> bool:
-        """Whether the run has begun and is not over, and enough are left to go on with it, for nobody joins here: those
-        decide for themselves whether they can do without the others."""
+        """Return whether the run has begun and is not over, and enough are left to go on with it, for nobody joins
+        here: those decide for themselves whether they can do without the others."""
         begun = self.view.steps.last > 0 and not self._closed
         roles = Counter(name.split("-")[0] for name in self.group.running)
         return begun and roles["stage"] >= self.shape.stages and roles["trainer"] > 0
@@ -172,7 +172,7 @@ class LocalRun:
         return any(last.exit_code for last in self.view.stopped.values())
 
     def _gave_up(self, name: str) -> bool:
-        """Whether a peer ended for want of others: of two that end, it is not the cause."""
+        """Return whether a peer ended for want of others: of two that end, it is not the cause."""
         last = self.view.stopped.get(name)
         return last is not None and last.exit_code == EXIT_UNREACHABLE
 

@@ -1,4 +1,4 @@
-"""How one setting of a person's is written down: its type and limits, default, help and names, once.
+"""Declare one setting once: its type and limits, default, help and names.
 
 A model is a frozen dataclass whose fields are ``Annotated[type, Option(…)]``. Everything that knows a setting by name
 follows from that: options of commands (:mod:`peers.cli.options`), environment variables, keys of a TOML file and what
@@ -27,7 +27,7 @@ MODEL_CONFIG: Mapping[str, str] = {"extra": "forbid", "revalidate_instances": "a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """How a person says one field of a model.
+    """The names, help and default of one field, for people.
 
     Attributes:
         help: What it does, for the help and the page.
@@ -54,7 +54,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """What a value must be besides being of its type.
+    """The limits of a value beside its type.
 
     Attributes:
         words: What is allowed, for people.
@@ -86,7 +86,7 @@ REFUSED = "refused"
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Of a text a list, at commas and spaces: a variable, or a file's text, holds several values like that."""
+    """Splits a text at commas and spaces, which is how a variable, or a file's text, holds several values."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
         """Return what pydantic splits with."""
@@ -161,7 +161,7 @@ class Setting:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What it is called in a command."""
+        """Its names in a command."""
         return self.option.names or (f"--{self.key.replace('_', '-')}",)
 
     @property
@@ -176,7 +176,7 @@ class Setting:
 
     @property
     def metavar(self) -> str:
-        """What stands for its value in the help."""
+        """The placeholder of its value in the help."""
         return f"<{'|'.join(self.choices)}>" if self.choices else self.option.metavar
 
     @property
@@ -225,7 +225,7 @@ def _stripped(annotation: Any) -> Any:
 
 
 def _in_words(annotation: Any) -> str:
-    """What a value of an annotated type may be."""
+    """Describe the values of an annotated type."""
     if get_origin(annotation) is Annotated:
         kind, *limits = get_args(annotation)
         return next((one.words for one in limits if isinstance(one, Allowed)), None) or _in_words(kind)

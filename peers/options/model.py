@@ -1,8 +1,8 @@
-"""Every option of ``swarm new`` and ``swarm join``, once: what it is called, may be, is by default, and does.
+"""Define every option of ``swarm new`` and ``swarm join`` once: names, limits, default and help.
 
-:class:`PeerOptions` are what a person says about a peer, in the command, the environment or a TOML file;
-:class:`Foundation` what a run is founded with, and :class:`Invocation` what concerns one start of a command: both in
-the command alone. :mod:`peers.options.fields` says how a field is read, :mod:`peers.options.reading` reads them.
+:class:`PeerOptions` describes a peer, and is read from the command, the environment or a TOML file.
+:class:`Foundation` describes the run to found and :class:`Invocation` one start of a command; both are read from the
+command alone. :mod:`peers.options.fields` says how a field is read, :mod:`peers.options.reading` reads them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Device = Annotated[str, matching(DEVICE, DEVICE_WORDS)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerOptions:
-    """What a person says about a peer. Read it with :func:`peers.options.reading.read_peer_options`.
+    """The settings of a peer, as a person gives them. Read them with :func:`peers.options.reading.read_peer_options`.
 
     Of a founder (``swarm new``) only what that command offers is used: see :meth:`of_founder`. ``home`` holds this
     machine's places, None means the default one; ``place`` is one of them, None the first that is free.
@@ -57,73 +57,77 @@ class PeerOptions:
         Split(),
         Option(
             names=("INVITE",), of=_JOIN, secret=True,
-            help="What swarm new or swarm invite printed, or multiaddrs of peers.",
+            help="The invite from swarm new or swarm invite, or multiaddrs of peers; - reads it from standard input.",
         ),
     ] = field(default=(), repr=False)  # fmt: skip
     role: Annotated[
         Literal["auto", "stage", "trainer"],
         Option(
-            of=_JOIN, help="stage: hold a slice of the model; trainer: feed text; auto: trainer if there is --data."
+            of=_JOIN,
+            help="stage: hold a slice of the model; trainer: feed text; auto: trainer with --data, else stage.",
         ),
     ] = "auto"
     data: Annotated[
         FilePath | None,
         Option(
-            metavar="PATH", of=_JOIN, help="A trainer's text (a file, a directory) or a shard; it stays here.",
+            metavar="PATH", of=_JOIN, help="Text for a trainer (a file or directory), or a shard; it stays here.",
             default="the text that comes with Python",
         ),
     ] = None  # fmt: skip
     stage: Annotated[
         Annotated[int, between(0, 511)] | None,
-        Option(metavar="N", of=_JOIN, help="Stage to hold.", default="where it is needed most"),
+        Option(metavar="N", of=_JOIN, help="Hold this stage.", default="the one with the fewest replicas"),
     ] = None
     name: Annotated[
         Name | None,
-        Option(metavar="NAME", of=_JOIN, help="What people call this peer.", default="two words made of its id"),
+        Option(metavar="NAME", of=_JOIN, help="Name of this peer, for people.", default="two words made of its id"),
     ] = None
     place: Annotated[
-        Text | None, Option(metavar="NAME", help="Which key and directory to use.", default="a free one")
+        Text | None,
+        Option(metavar="NAME", help="Place to use: a key and a directory of this machine.", default="a free one"),
     ] = None
     home: Annotated[
         FilePath | None,
         Option(
-            metavar="DIR", help="Where this machine's peers live.",
+            metavar="DIR", help="Directory of this machine's places and runs.",
             default="$SWARM_HOME, else $XDG_DATA_HOME/swarm, else ~/.local/share/swarm",
         ),
     ] = None  # fmt: skip
     listen: Annotated[
         Annotated[tuple[Address, ...], lengths(1, 1024, "multiaddrs", "of them")],
         Split(),
-        Option(metavar="ADDR", help="Multiaddr to listen on; repeat for more."),
+        Option(metavar="ADDR", help="Listen on this multiaddr; repeat for more."),
     ] = (ANY_PORT,)
     announce: Annotated[
         Addresses,
         Split(),
-        Option(metavar="ADDR", help="Multiaddr to tell others instead of what is found out; repeat for more."),
+        Option(metavar="ADDR", help="Tell others this multiaddr instead of the detected ones; repeat for more."),
     ] = ()
     relay: Annotated[
-        Literal["auto", "off"], Option(help="auto: be reached through other peers where nothing else works.")
+        Literal["auto", "off"], Option(help="auto: be reached through other peers when nobody can dial this one.")
     ] = "auto"
     region: Annotated[
         Region,
         Option(
             metavar="NAME", of=_JOIN,
-            help="Where this peer is: a run whose strategy is hierarchy averages within regions first.",
+            help="Region of this peer: with strategy hierarchy, a run averages within regions first.",
         ),
     ] = ""  # fmt: skip
     dial_out_only: Annotated[
         bool,
         Option(
-            of=_JOIN, default="found out",
-            help="Others shall not call this peer for averaging, where the run's strategy is server.",
+            of=_JOIN, default="detected",
+            help="With strategy server: let no other peer call this one for averaging.",
         ),
     ] = False  # fmt: skip
-    device: Annotated[Device, Option(metavar="DEVICE", of=_JOIN, help="What it computes on.")] = "cpu"
-    threads: Annotated[int, between(1, 1024), Option(metavar="N", of=_JOIN, help="CPU threads.")] = 1
+    device: Annotated[Device, Option(metavar="DEVICE", of=_JOIN, help="Compute on this device.")] = "cpu"
+    threads: Annotated[
+        int, between(1, 1024), Option(metavar="N", of=_JOIN, help="Compute with this many CPU threads.")
+    ] = 1
     checkpoints: Annotated[
         FilePath | None,
         Option(
-            metavar="DIR", of=_JOIN, help="Keep the run here: manifest, tokenizer, checkpoints of its part.",
+            metavar="DIR", of=_JOIN, help="Keep the run here: manifest, tokenizer, checkpoints of the peer's part.",
             default="runs/ in the home",
         ),
     ] = None  # fmt: skip
@@ -134,14 +138,14 @@ class PeerOptions:
     max_in_flight: Annotated[
         Annotated[int, between(1, 100_000)] | None,
         Option(
-            metavar="N", of=_JOIN, help="Most microbatches a trainer has on their way.",
-            default="chosen from what it measures",
+            metavar="N", of=_JOIN, help="Microbatches that a trainer has in flight, at most.",
+            default="chosen from measurements",
         ),
     ] = None  # fmt: skip
     grace: Annotated[
         float,
         between(0.0, 86_400.0),
-        Option(metavar="S", help="Seconds to leave in order after SIGTERM; 0: leave at once."),
+        Option(metavar="S", help="Seconds that leaving in order may take after SIGTERM; 0: leave at once."),
     ] = GRACE_S
     preemption: Annotated[
         str,
@@ -149,24 +153,24 @@ class PeerOptions:
         understood(read_choice, ALLOWED),
         Option(
             metavar="WHAT",
-            help="What gives notice that this machine is taken back, for the peer to leave in time: aws, gcp, azure, "
-            "auto (whichever answers), file:PATH, command:CMD (exit code 0 is the notice) or none.",
+            help="Watch for a notice that this machine is taken back, and leave in time: aws, gcp, azure, auto (the "
+            "cloud that answers), file:PATH (it exists), command:CMD (exits with 0) or none.",
         ),
     ] = "none"
     preemption_url: Annotated[
         Annotated[str, understood(read_url, "a URL like http://127.0.0.1:8080")] | None,
-        Option(metavar="URL", help="Where a cloud's metadata is.", default=METADATA_URL),
+        Option(metavar="URL", help="Ask a cloud's metadata service at this URL.", default=METADATA_URL),
     ] = None
     invite_file: Annotated[
         FilePath | None,
         Option(
             metavar="FILE",
-            help="Of swarm new: write the invite here, and where one is already, come back to its run. Of swarm join: "
-            "wait for the invite in it.",
+            help="swarm new: write the invite to this file, or return to the run of the invite in it; swarm join: wait "
+            "for an invite in it.",
         ),
     ] = None
     origins: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
-    """Who gave the settings that are no defaults, by key and in words: an option, a variable, or a file."""
+    """The source of each setting that is not its default, by key, in words: an option, a variable, or a file."""
 
     @property
     def part_taken(self) -> Literal["stage", "trainer"]:
@@ -183,9 +187,9 @@ class PeerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foundation:
-    """What a run is founded with: a preset's name or a file, what replaces values in it, and where the tokenizer comes
-    from. With ``resume`` the run is an old one, and ``file`` its directory or a checkpoint's in it, the beginning of
-    its id, or None: the newest.
+    """The run to found: a preset's name or a file, values that replace some of its own, and a tokenizer's source. With
+    ``resume`` it is an old run, and ``file`` names its directory, a checkpoint's directory in it, or the beginning of
+    its id; None means the newest.
     """
 
     __pydantic_config__: ClassVar[Mapping[str, str]] = MODEL_CONFIG
@@ -194,72 +198,76 @@ class Foundation:
         FilePath | None,
         Option(
             names=("RUN.toml",), of=_NEW,
-            help="The run's manifest; with --resume its directory, or a checkpoint's in it.",
+            help="The run's manifest; with --resume: its directory, or that of one of its checkpoints.",
         ),
     ] = None  # fmt: skip
     resume: Annotated[
-        bool, Option(of=_NEW, help="Go on with a run whose peers are all gone, from its newest checkpoint.")
+        bool, Option(of=_NEW, help="Continue a run whose peers are all gone, from its newest checkpoint.")
     ] = False
-    preset: Annotated[str | None, Option(metavar="NAME", of=_NEW, help="Instead of a file: tiny, small or medium.")] = (
-        None
-    )
+    preset: Annotated[
+        str | None, Option(metavar="NAME", of=_NEW, help="Use a preset instead of a file: tiny, small or medium.")
+    ] = None
     name: Annotated[
-        str | None, Option(metavar="NAME", of=_NEW, manifest="run.name", help="What people call the run.")
+        str | None, Option(metavar="NAME", of=_NEW, manifest="run.name", help="Name of the run, for people.")
     ] = None
     steps: Annotated[
-        int | None, Option(metavar="N", of=_NEW, manifest="run.steps", help="Optimizer steps; then the run is over.")
+        int | None, Option(metavar="N", of=_NEW, manifest="run.steps", help="Optimizer steps until the run is over.")
     ] = None
     stages: Annotated[
-        int | None, Option(metavar="N", of=_NEW, manifest="split.stages", help="Pieces the blocks are cut into.")
+        int | None,
+        Option(metavar="N", of=_NEW, manifest="split.stages", help="Cut the model's blocks into this many stages."),
     ] = None
     hosts: Annotated[
         int | None,
         Option(
             metavar="N", of=_NEW, manifest="run.start_when.stage_hosts",
-            help="Start when so many stage hosts are here.",
+            help="Start when this many stage hosts have joined.",
         ),
     ] = None  # fmt: skip
     trainers: Annotated[
-        int | None, Option(metavar="N", of=_NEW, manifest="run.start_when.trainers", help="… and so many trainers.")
+        int | None,
+        Option(
+            metavar="N", of=_NEW, manifest="run.start_when.trainers", help="Start when this many trainers have joined."
+        ),
     ] = None
     seed: Annotated[
         int | None, Option(metavar="N", of=_NEW, manifest="run.seed", help="Seed of the initial weights.")
     ] = None
     tokenizer: Annotated[
         FilePath | None,
-        Option(metavar="FILE", of=_NEW, help="A tokenizer.json.", default="beside RUN.toml, or a new one"),
+        Option(metavar="FILE", of=_NEW, help="Use this tokenizer.json.", default="beside RUN.toml, or a new one"),
     ] = None
     text: Annotated[
         tuple[FilePath, ...],
         Option(
-            metavar="FILE", of=_NEW, help="Text to make a tokenizer from; repeat for more.", default="Python's own"
+            metavar="FILE", of=_NEW, help="Make the tokenizer from this text; repeat for more.", default="Python's own"
         ),
     ] = ()  # fmt: skip
 
     @property
     def changes(self) -> dict[str, Any]:
-        """What replaces values in the manifest, by its dotted keys."""
+        """Values that replace those of the manifest, by dotted key."""
         made = {one.option.manifest: getattr(self, key) for key, one in settings_of(Foundation).items()}
         return {key: value for key, value in made.items() if key and value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invocation:
-    """What concerns one start of a command that runs a peer."""
+    """Options of one start of a command that runs a peer."""
 
     __pydantic_config__: ClassVar[Mapping[str, str]] = MODEL_CONFIG
 
     port: Annotated[
         Annotated[int, between(1, 65535)] | None,
-        Option(metavar="N", help="Listen on this TCP port of all interfaces: short for --listen."),
+        Option(metavar="N", help="Listen on this TCP port of all interfaces; short for --listen."),
     ] = None
     config: Annotated[
-        FilePath | None, Option(metavar="FILE", help="TOML file with settings of the peer, one to a key.")
+        FilePath | None, Option(metavar="FILE", help="Read settings of the peer from this TOML file, one per key.")
     ] = None
     quiet: Annotated[bool, Option(names=("--quiet", "-q"), help="Print errors only.")] = False
-    json: Annotated[bool, Option(help="Print every event as a line of JSON, nothing else.")] = False
+    json: Annotated[bool, Option(help="Print each event as one line of JSON, and nothing else.")] = False
 
     @property
     def words(self) -> bool:
-        """It tells what happens."""
+        """True when the command prints words for a person."""
         return not self.quiet and not self.json

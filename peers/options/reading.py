@@ -84,7 +84,7 @@ def read_invocation(command: str, typed: Mapping[str, Any]) -> Invocation:
 
 
 def check_options(options: PeerOptions, role: Literal["bootstrap", "stage", "trainer"]) -> None:
-    """What holds between the options of a peer of this role. Raises ConfigError naming the option."""
+    """Check the relations between the options of a peer of this role. Raises ConfigError naming the option."""
     join = f"{command_name()} join INVITE"
     if options.stage is not None and role != "stage":
         remedy = f"As a stage host: {join} --stage {options.stage}; as a trainer: {join} --role trainer"
@@ -141,7 +141,7 @@ def _of_command(model: type, command: str, typed: Mapping[str, Any]) -> dict[str
 
 
 def _of_environment() -> dict[str, Given]:
-    """What variables say. An empty one says nothing: that is how those are handed on that nobody has set."""
+    """Return the settings in variables. An empty variable is unset: supervisors pass unset variables on like that."""
     settings = {one.variable: one for one in settings_of(PeerOptions).values()}
     found = {}
     for variable, value in sorted(os.environ.items()):

@@ -19,7 +19,8 @@ Cloud = Literal["aws", "gcp", "azure"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataUrl:
-    """Where a metadata server is: ``host`` without brackets, ``prefix`` of all paths without a ``/`` at its end."""
+    """The address of a metadata server: ``host`` without brackets, ``prefix`` of all paths without a ``/`` at its
+    end."""
 
     host: str
     port: int
@@ -34,7 +35,7 @@ class MetadataUrl:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptionChoice:
-    """What is watched: the one of ``clouds`` that answers, a file, a command, or nothing."""
+    """The watched source: the one of ``clouds`` that answers, a file, a command, or nothing."""
 
     clouds: tuple[Cloud, ...] = ()
     file: Path | None = None

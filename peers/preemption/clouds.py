@@ -27,8 +27,8 @@ class CloudSource(NoticeSource, Protocol):
     """A cloud's metadata server."""
 
     async def is_here(self) -> bool:
-        """Whether this machine runs in that cloud: by an answer that only its server gives, never by a connection
-        alone (addresses like theirs are served elsewhere too). At most ANSWER_S seconds; never raises."""
+        """Return whether this machine runs in that cloud: by an answer that only its server gives, never by a
+        connection alone (addresses like theirs are served elsewhere too). At most ANSWER_S seconds; never raises."""
 
 
 def cloud_source(cloud: Cloud, url: MetadataUrl, clock: Clock) -> CloudSource:
@@ -208,7 +208,7 @@ class _AzureEvent(Foreign):
     not_before: str | None = Field(alias="NotBefore", default=None)
 
     def takes(self, machine: str) -> bool:
-        """Whether it takes ``machine`` away; Azure's names are the same in any case."""
+        """Return whether it takes ``machine`` away; Azure's names are the same in any case."""
         names = {name.casefold() for name in self.resources or ()}
         ahead = self.status in ("Scheduled", "Started")
         return self.type in ("Preempt", "Terminate") and ahead and machine.casefold() in names

@@ -34,7 +34,7 @@ _END = b"\r\n\r\n"
 
 
 class Foreign(Message):
-    """What a cloud says in JSON: strict in what we need, the rest is not ours."""
+    """A cloud's answer in JSON: strict in the fields that we need; the others are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 

@@ -38,7 +38,7 @@ class FileSource:
         return None if words is None else spoken_notice(words, self._clock.wall())
 
     def _look(self) -> bytes | None:
-        """What it says, None while it is not there. That it cannot be read changes nothing about its being there."""
+        """Return its text, None while it is not there. An unreadable file still counts as a notice."""
         try:
             mode = self._path.stat().st_mode
         except (FileNotFoundError, NotADirectoryError):
@@ -93,7 +93,7 @@ class CommandSource:
 
 
 async def _read(process: asyncio.subprocess.Process) -> bytes:
-    """All that it prints, of which only the beginning is kept."""
+    """Read all output, and keep only the beginning."""
     assert process.stdout is not None  # noqa: S101 - asked for
     words = b""
     while piece := await process.stdout.read(WORD_BYTES):

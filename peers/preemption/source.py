@@ -29,7 +29,7 @@ class NoticeSource(Protocol):
 
     @property
     def name(self) -> str:
-        """What people call it: ``AWS``, ``the file /run/going``."""
+        """Its name, for people: ``AWS``, ``the file /run/going``."""
 
     @property
     def pause_s(self) -> float:

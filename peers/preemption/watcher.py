@@ -29,7 +29,7 @@ SEARCH_PAUSE_S = 1.0
 
 
 class Leave(Protocol):
-    """How a notice is acted on; see :meth:`peers.orders.Orders.by_notice`."""
+    """Acts on a notice; see :meth:`peers.orders.Orders.by_notice`."""
 
     def __call__(self, reason: str, within_s: float | None) -> None: ...
 

@@ -35,7 +35,7 @@ def refuse_as_file(given: Path | None) -> None:
 
 
 def preset_purpose(name: str) -> str:
-    """What a preset is for: its first line."""
+    """Return the purpose of a preset: its first line."""
     return _text(name).splitlines()[0].removeprefix("# ")
 
 

@@ -33,7 +33,7 @@ class LocalConfig(Section):
 
 
 class AveragingConfig(Section):
-    """Who averages with whom, what, and how the numbers travel.
+    """``[averaging]``: the strategy, the averaged values, and their encoding and routes.
 
     ``mode`` "sync": the gradients of each batch. "local": weights, of replicas that train apart for a while; then
     ``strategy`` says who mixes with whom between two synchronisations, which are of all.
@@ -56,7 +56,7 @@ class AveragingConfig(Section):
 
     @property
     def described(self) -> str:
-        """What is averaged when, for people."""
+        """The subjects and times of averaging, in words for people."""
         if self.mode == "sync":
             return f"the gradients of every step, {self.strategy}"
         local = self.local
@@ -67,7 +67,7 @@ class AveragingConfig(Section):
 
     @property
     def closing_strategy(self) -> str:
-        """Who averages with whom when a step closes."""
+        """The strategy with which replicas average when a step closes."""
         return "everyone" if self.mode == "local" and self.strategy not in BY_PLACE else self.strategy
 
 
@@ -75,12 +75,12 @@ class AveragingConfig(Section):
 
 
 def check_averaging(averaging: AveragingConfig, *, reproducible: bool) -> None:
-    """What holds between its keys, and between them and ``run.reproducible``. Raises ConfigError."""
+    """Check the relations between its keys, and between them and ``run.reproducible``. Raises ConfigError."""
     if reproducible and averaging.codec != "float32":
         raise ConfigError(
             "averaging.codec",
             averaging.codec,
-            "float32 with run.reproducible = true: what is rounded on the way depends on who computed what",
+            "float32 with run.reproducible = true: rounding on the way depends on which replica computed what",
             "Leave averaging.codec out, or set run.reproducible = false.",
         )
     if averaging.schedule not in ("auto", "direct") and (
@@ -89,33 +89,33 @@ def check_averaging(averaging: AveragingConfig, *, reproducible: bool) -> None:
         raise ConfigError(
             "averaging.schedule",
             averaging.schedule,
-            "direct or auto, unless strategy = everyone and codec = float32: what is rounded at each hop must be "
-            "rounded alike by all",
+            "direct or auto, unless strategy = everyone and codec = float32: all members must round alike at each hop",
             "Leave averaging.schedule out, or the other two.",
         )
     _check_mode(averaging, reproducible=reproducible)
 
 
 def _check_mode(averaging: AveragingConfig, *, reproducible: bool) -> None:
-    """What is inexact, and what depends on who comes first, mixes weights only."""
+    """Refuse modes and strategies whose results are inexact, or depend on the order of arrival, except for mixing
+    weights."""
     if averaging.mode == "local" and reproducible:
         raise ConfigError(
             "run.reproducible",
             True,
-            'false where averaging.mode = "local": which replica computes what is in its weights',
+            'false with averaging.mode = "local": the weights depend on which replica computed what',
             'Set it to false, or averaging.mode to "sync".',
         )
     if averaging.mode == "local" and averaging.strategy in BY_PLACE and averaging.local.sync_every > 1:
         raise ConfigError(
             "averaging.local.sync_every",
             averaging.local.sync_every,
-            f"1 with averaging.strategy = {averaging.strategy}, with which all meet at once",
-            "Set it to 1, or choose a strategy of groups that swap.",
+            f"1 with averaging.strategy = {averaging.strategy}, which synchronises all replicas every time",
+            "Set it to 1, or choose a strategy whose groups swap.",
         )
     if averaging.mode == "sync" and averaging.strategy in ("random", "push-sum"):
         raise ConfigError(
             "averaging.strategy",
             averaging.strategy,
             'exact in averaging.mode = "sync": everyone, grid, butterfly-groups, server or hierarchy',
-            'Choose one of those, or averaging.mode = "local", where weights are mixed and not gradients.',
+            'Choose one of those, or averaging.mode = "local", which mixes weights instead of gradients.',
         )

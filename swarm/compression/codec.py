@@ -1,4 +1,4 @@
-"""What a codec is: tensor to bytes and back."""
+"""The protocol of codecs: tensor to bytes and back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from swarm.models.spec import TensorSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodeContext:
-    """Which tensor of a run is encoded. A codec that needs random numbers derives them from this and from nothing else.
+    """The tensor of a run that is encoded. A codec that needs random numbers derives them from this alone.
 
     ``direction``: activations and token ids go "forward", their gradients "backward"; a replica's "sum" goes to be
     averaged, and the "result" comes back. ``microbatch`` is that of the first two, ``place`` the first element of what
@@ -40,8 +40,8 @@ class Codec(Protocol):
         """Exactly how many bytes a tensor becomes: what a receiver admits, not one more or less."""
 
     def exact(self, dtype: str) -> bool:
-        """Whether the bytes of a tensor of this dtype are its own: then it comes back as it was, and encoding and
-        decoding cost nothing."""
+        """Return whether the bytes of a tensor of this dtype are its own: then it comes back as it was, and encoding
+        and decoding cost nothing."""
 
     def encode(self, tensor: Tensor, context: EncodeContext) -> memoryview:
         """The tensor's bytes, from CPU or CUDA. May alias the tensor: do not change it until they are sent.

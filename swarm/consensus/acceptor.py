@@ -106,18 +106,18 @@ def check_promise(promise: Promised, term: int, follows: Callable[[CloseRecord],
 
 
 def must_propose(promises: list[Promised]) -> Vote | None:
-    """Which record the leader of a term has to propose, given the promises of a majority: the one accepted in the
-    highest term, unless a later term was free. None: it may propose its own."""
+    """Return the record that the leader of a term must propose, given the promises of a majority: the one accepted in
+    the highest term, unless a later term was free. None: it may propose its own."""
     free = max((promise.free for promise in promises), default=0)
     votes = [promise.vote for promise in promises if promise.vote is not None and promise.vote.term >= free]
     return max(votes, key=lambda vote: vote.term, default=None)
 
 
 def majority(voters: int) -> int:
-    """How many of so many voters decide."""
+    """Return the number of voters that form a majority of so many."""
     return voters // 2 + 1
 
 
 def has_majority(electors: Collection[PeerId], gone: Container[PeerId]) -> bool:
-    """Whether those of the voters that are not gone could decide."""
+    """Return whether those of the voters that are not gone could decide."""
     return sum(peer not in gone for peer in electors) >= majority(len(electors))

@@ -59,7 +59,7 @@ class Ballot:
 
     @property
     def vote(self) -> Vote | None:
-        """What it accepted last."""
+        """The vote accepted last."""
         return self._acceptor.vote
 
     @property
@@ -150,7 +150,7 @@ MAX_FILE_BYTES = 64 << 20
 
 
 class KeptVote(Message):
-    """What a member has promised and accepted in one step, which follows the record with the hash ``previous``: see
+    """A member's promise and vote in one step, which follows the record with the hash ``previous``: see
     :class:`swarm.consensus.acceptor.Acceptor`."""
 
     run: DigestField
@@ -168,9 +168,9 @@ class VoteFile:
         self._path = path
 
     def read(self) -> KeptVote | None:
-        """What lies there; None for no file, and, said in the log, for one that is torn, strange or of elsewhere: then
-        nothing is known of what was voted here. What a killed process left half written beside it is taken away. Never
-        raises."""
+        """Read the file; None for no file and, with a line in the log, for one that is torn, strange or of elsewhere:
+        then nothing is known of what was voted here. What a killed process left half written beside it is taken away.
+        Never raises."""
         sweep(self._path)
         try:
             with self._path.open("rb") as file:

@@ -45,8 +45,8 @@ def _lower_median(values: Collection[int]) -> int:
 
 
 def check_lineage(record: CloseRecord, head: CloseRecord, fork: Fork | None) -> None:
-    """That a proposed record is of the lineage of the one before it, ``head``, or leaves it with the proof that it was
-    confirmed. Raises Refused. Who was not there at the fork cannot judge the proof, and takes it."""
+    """Check that a proposed record is of the lineage of the one before it, ``head``, or leaves it with the proof that
+    it was confirmed. Raises Refused. Who was not there at the fork cannot judge the proof, and takes it."""
     if record.forks:
         if head.provisional:
             raise Refused("a provisional lineage does not fork again")
@@ -62,7 +62,7 @@ def check_lineage(record: CloseRecord, head: CloseRecord, fork: Fork | None) -> 
 
 
 def check_alone(record: CloseRecord, roster: Roster, previous: str, gone: Mapping[PeerId, str]) -> None:
-    """That nobody forks who could ask a majority. Raises Refused."""
+    """Check that a member that can ask a majority does not fork. Raises Refused."""
     if has_majority(voters(roster, previous), gone):
         raise Refused(f"a majority is there, as far as is known here: step {record.step} is not closed without it")
 
@@ -92,7 +92,7 @@ class Fork:
 
     @property
     def voters(self) -> tuple[PeerId, ...]:
-        """Who can confirm it."""
+        """The voters that can confirm it."""
         return voters(self.point.members, self.candidate.record.previous)
 
     @property
@@ -112,7 +112,7 @@ class Fork:
         return history
 
     def offer(self) -> BranchHead:
-        """What is proposed when Paxos leaves it free."""
+        """The record to propose when Paxos leaves it free."""
         signed = dict(self.acceptances)
         return BranchHead(vote=self.candidate, samples=self.closed, term=self.term, acceptances=signed)
 
@@ -131,8 +131,8 @@ class Fork:
         self.acceptor.accept(vote)
 
     def decided(self, digest: str, term: int, acceptances: Mapping[str, bytes]) -> CloseRecord | None:
-        """What a majority decided in this step: None when it is our candidate, which is confirmed by that; else the
-        record that it is. Raises Refused for what is not known here or not decided."""
+        """Return the record that a majority decided in this step: None when it is our candidate, which is confirmed by
+        that; else the record that it is. Raises Refused for what is not known here or not decided."""
         if digest == self.candidate.record.hash():
             # Others than the voters may have signed it as well, and whoever tells us may have added what he likes.
             votes = valid_acceptances(self.candidate.record, self.voters, acceptances, self.verify, term)

@@ -1,4 +1,4 @@
-"""Who joins and leaves when a step closes. Pure.
+"""Decide which peers join and leave when a step closes. Pure.
 
 A peer asks for itself, with its signature, for one step after one record; the leader of that step gathers what it was
 asked and puts the resulting roster into the close record; every member computes the same roster from the same requests
@@ -75,8 +75,8 @@ class Changes(Message):
     absent: Annotated[tuple[PeerIdField, ...], Field(max_length=20_000)] = ()
 
     def end(self, before: Roster) -> bool:
-        """Whether the run ends with the record: every member of the roster ``before`` asks for it, none was lost, and
-        nobody joins or moves. Then all stay in the roster, for nobody has to do without anybody."""
+        """Return whether the run ends with the record: every member of the roster ``before`` asks for it, none was
+        lost, and nobody joins or moves. Then all stay in the roster, for nobody has to do without anybody."""
         agreed = {leave.peer for leave in self.leaves if leave.ends}
         changed = self.joins or self.absent or self.reassigns
         return bool(agreed) and not changed and agreed == set(before.peers)
@@ -86,25 +86,25 @@ NO_CHANGES = Changes()
 
 
 def admission_bytes(run: RunId, step: int, previous: str, member: Member) -> bytes:
-    """What a peer signs to join with ``step``; ``previous`` is the hash of the record before."""
+    """Return the bytes that a peer signs to join with ``step``; ``previous`` is the hash of the record before."""
     text = json.dumps(member.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return f"join|{run}|{step}|{previous}|{hashlib.sha256(text.encode()).hexdigest()}".encode()
 
 
 def departure_bytes(run: RunId, step: int, previous: str, peer: str, *, ends: bool = False) -> bytes:
-    """What a member signs to leave; see :func:`admission_bytes` and :class:`Departure`."""
+    """Return the bytes that a member signs to leave; see :func:`admission_bytes` and :class:`Departure`."""
     return f"leave|{run}|{step}|{previous}|{peer}{'|ends' if ends else ''}".encode()
 
 
 def reassign_bytes(run: RunId, step: int, previous: str, peer: str, part: str) -> bytes:
-    """What a member signs to hold another part; see :func:`admission_bytes`."""
+    """Return the bytes that a member signs to hold another part; see :func:`admission_bytes`."""
     return f"reassign|{run}|{step}|{previous}|{peer}|{part}".encode()
 
 
 @dataclass(frozen=True, slots=True)
 class OpenStepFacts:
-    """When requests are asked: the open step, who takes part in it, the hash of the record before it, and, where the
-    step is given up, who is believed to be ``lost``: one of those may ask to join anew."""
+    """The open step at the time of a request: its members, the hash of the record before it, and, when the step is
+    given up, the peers believed ``lost``, which may ask to join anew."""
 
     step: int
     roster: Roster
@@ -118,8 +118,8 @@ class OpenStepFacts:
 
 
 class ChangeRules:
-    """What a run's roster may become. ``parts`` are all parts of its model, ``most`` the members a record has room
-    for; ``served`` as in :class:`~swarm.step.rules.StepRules`; ``how`` says how somebody joins."""
+    """The limits of a run's roster. ``parts`` are all parts of its model, ``most`` the members for which a record has
+    room; ``served`` as in :class:`~swarm.step.rules.StepRules`; ``how`` tells people how to join."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class ChangeRules:
     def gather(
         self, before: Roster, joins: Sequence[Admission], leaves: Sequence[Departure], absent: Collection[PeerId] = ()
     ) -> Changes:
-        """What a leader grants of the checked requests it was sent: in the order of the peers, as far as the record
+        """Return the requests that a leader grants of the checked ones: in the order of the peers, as far as the record
         has room and the run can do without."""
         gone = sorted(absent)
         granted: list[Departure] = []
@@ -209,7 +209,7 @@ class ChangeRules:
         )
 
     def end(self, before: Roster, leaves: Sequence[Departure]) -> Changes | None:
-        """What a leader grants when all members have sent it a checked request that lets the run end; None when not all
+        """Return the grants when all members have sent a checked request that lets the run end; None when not all
         have, or more than a record has room for: then those leave first that can be spared."""
         if len(leaves) > MAX_CHANGES:
             return None
@@ -277,6 +277,6 @@ class ChangeRules:
 
 
 def _another(member: Member, how: HowToJoin) -> str:
-    """What must happen before a member can be spared."""
+    """Return, in words, the condition under which a member can be spared."""
     part = PartName(member.part) if member.role == "stage" and member.part else None
     return f"another must join first ({how(part)}), or all be asked to leave, which ends the run in order"

@@ -39,15 +39,15 @@ COPY_BYTES_S = 16 << 20
 
 
 def copy_rate(total_bytes: int, step_s: float | None) -> float:
-    """How many bytes a second a copy's state may come at: few, so that the run does not suffer, but as many as it takes
-    to be there when half of the steps have closed whose updates its donors keep. A copy that comes later is never
-    there. ``step_s`` is how long a step takes, None when no step was closed yet."""
+    """Return the bytes a second at which a copy's state may come: few, so that the run does not suffer, but as many as
+    it takes to be there when half of the steps have closed whose updates its donors keep. A copy that comes later is
+    never there. ``step_s`` is how long a step takes, None when no step was closed yet."""
     return COPY_BYTES_S if not step_s else max(COPY_BYTES_S, 2 * total_bytes / (KEPT_UPDATES * step_s))
 
 
 def _duties(roster: Roster, copies: int) -> Mapping[PartName, tuple[PeerId, ...]]:
-    """Everybody gets one duty before anybody gets a second; within a round the pairs of peer and part are served in an
-    order of their own, so that who is gone changes only what it had, and what follows from it."""
+    """Assign duties: every peer gets one before any gets a second; within a round the pairs of peer and part are served
+    in an order of their own, so that who is gone changes only what it had, and what follows from it."""
     held = Counter(member.part for member in roster.members)
     pairs = sorted(
         (_stays_needed(held, member.part), _draw(member.peer, part), PeerId(member.peer), part)
@@ -69,7 +69,7 @@ def _duties(roster: Roster, copies: int) -> Mapping[PartName, tuple[PeerId, ...]
 
 
 def _stays_needed(held: Mapping[str | None, int], own: str | None) -> bool:
-    """Whether a part would be lost if this peer left its own."""
+    """Return whether a part would be lost if this peer left its own."""
     return own is not None and held[own] < 2
 
 

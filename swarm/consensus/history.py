@@ -315,7 +315,7 @@ class HistoryWriter:
 
     @property
     def begun(self) -> bool:
-        """Whether a line was written."""
+        """True if a line was written."""
         return self._bytes > 0
 
     def write(self, line: HistoryLine) -> None:

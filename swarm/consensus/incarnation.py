@@ -1,4 +1,4 @@
-"""Which of the lives of a peer this process is, and what it may do in the name of the one before it.
+"""Tell the incarnations of a peer apart, and limit the actions of one in the name of the one before it.
 
 A roster names a peer in one life: the ``incarnation`` with which it asked to be let in, 0 in a founding record, which a
 life has to accept itself. A process that is started anew under the same identity is another life. It takes no part in a
@@ -47,12 +47,12 @@ class Incarnation:
         self._incarnations.add(FOUNDED)
 
     def is_named(self, record: CloseRecord) -> bool:
-        """Whether this life takes part in the step after the record."""
+        """Return whether this life takes part in the step after the record."""
         members = record.members
         return self._me in members and members[self._me].incarnation in self._incarnations
 
     def inherits(self, record: CloseRecord) -> bool:
-        """Whether an earlier life takes part in the step after the record, whose vote in it is known."""
+        """Return whether an earlier life takes part in the step after the record, whose vote in it is known."""
         return self._me in record.members and not self.is_named(record) and self._inherited(record) is not None
 
     def ballot(self, record: CloseRecord) -> Ballot:
@@ -67,7 +67,7 @@ class Incarnation:
         return Ballot(acceptor, keep=self._keeper(record), trouble=self._trouble)
 
     async def forget(self) -> None:
-        """Whoever is started here anew abstains in the open step. Raises OSError."""
+        """Make every later incarnation here abstain in the open step. Raises OSError."""
         if self._votes is not None:
             await asyncio.to_thread(self._votes.drop)
 
@@ -75,8 +75,8 @@ class Incarnation:
         return None if self._votes is None else partial(self._keep, self._votes, record)
 
     def _inherited(self, record: CloseRecord) -> Acceptor | None:
-        """What the earlier life left: its vote in this step, or proof that it ended before it gave one, for it then
-        wrote nothing after it accepted the record before."""
+        """Return what the earlier life left: its vote in this step, or proof that it ended before it gave one, for it
+        then wrote nothing after it accepted the record before."""
         left, before = self._left, record.hash()
         if left is None or left.run != record.run:
             return None

@@ -1,4 +1,4 @@
-"""Who contributed what to the open step. Exact: quota is leased and microbatches are counted, nothing is estimated.
+"""Count the contributions to the open step exactly: quota is leased and microbatches are counted, nothing is estimated.
 
 Pure: no clock, no network. One ledger lives per step, on its leader.
 """
@@ -16,7 +16,7 @@ from swarm.ids import MicrobatchId, PeerId
 
 
 def fixed_quota(step: int, trainers: Sequence[PeerId], target: int) -> dict[PeerId, int]:
-    """Who feeds how much of a reproducible step: equal shares, the remainder going round from step to step."""
+    """Return each trainer's quota of a reproducible step: equal shares, the remainder going round from step to step."""
     share, remainder = divmod(target, len(trainers))
     extra = {trainers[(step + index) % len(trainers)] for index in range(remainder)}
     return {trainer: share + (trainer in extra) for trainer in trainers}
@@ -38,12 +38,12 @@ class _Account:
 
     @property
     def told(self) -> int:
-        """How many of those leased are completed or put aside."""
+        """The number of leased microbatches that are completed or set aside."""
         return len(self.done) + len(self.aside)
 
     @property
     def counted(self) -> int:
-        """How many of those leased may be in the batch."""
+        """The number of leased microbatches that may be in the batch."""
         return self.leased - len(self.aside)
 
     def keep(self, microbatches: frozenset[MicrobatchId]) -> None:
@@ -53,8 +53,8 @@ class _Account:
         self.leased = self.told
 
     def unbroken(self, cursor: tuple[int, int]) -> tuple[MicrobatchId, ...]:
-        """What was completed or put aside from the cursor on, up to the first that is missing: the shard goes on
-        behind them, so that nothing is left out. Nothing of the next epoch: only the trainer knows where an epoch
+        """The microbatches completed or set aside from the cursor on, up to the first that is missing: the shard goes
+        on behind them, so that nothing is left out. Nothing of the next epoch: only the trainer knows where an epoch
         ends."""
         kept, (epoch, position) = [], cursor
         for microbatch in sorted([*self.done, *self.aside]):
@@ -79,12 +79,12 @@ class Ledger:
 
     @property
     def full(self) -> bool:
-        """Whether the batch is complete."""
+        """True if the batch is complete."""
         return self.done >= self.target
 
     @property
     def trainers(self) -> tuple[PeerId, ...]:
-        """Who feeds this step."""
+        """The trainers that feed this step."""
         return tuple(self._quota)
 
     def lease(self, step: int, trainer: PeerId, total: int) -> tuple[int, str]:
@@ -130,8 +130,8 @@ class Ledger:
         return True
 
     def resume(self, step: int, trainer: PeerId, started: Sequence[MicrobatchId], aside: Sequence[Quarantined]) -> int:
-        """What a trainer had begun when this ledger was opened, or when it was found again: how many of ``started``,
-        from the first, are leased to it. All that counted for it before must be reported again."""
+        """Take up a trainer's work that began before this ledger was opened, or found again: return how many of
+        ``started``, from the first, are leased to it. All that counted for it before must be reported again."""
         self._check(step, trainer)
         account = self._accounts[trainer] = _Account()
         listed = {one.microbatch: one for one in aside}
@@ -186,7 +186,7 @@ class Ledger:
 
     @property
     def done(self) -> int:
-        """How many microbatches are completed."""
+        """The number of completed microbatches."""
         return sum(len(account.done) for account in self._accounts.values())
 
     def waits_for(self) -> tuple[PeerId, ...]:
@@ -206,13 +206,13 @@ class Ledger:
         return tuple(done[microbatch] for microbatch in sorted(done))
 
     def aside(self) -> tuple[Quarantined, ...]:
-        """What was put aside, in the order of the ids."""
+        """The microbatches set aside, in the order of the ids."""
         aside = {m: one for account in self._accounts.values() for m, one in account.aside.items()}
         return tuple(aside[microbatch] for microbatch in sorted(aside))
 
     def _aside_room(self, account: _Account) -> int:
-        """How many more a trainer may put aside: its share of what the close record, which travels in one message, has
-        room for. Who would put more aside waits, and is a trainer that stalls."""
+        """Return how many more a trainer may set aside: its share of what the close record, which travels in one
+        message, has room for. Who would put more aside waits, and is a trainer that stalls."""
         share = max(1, MAX_ASIDE // max(1, len(self._quota)))
         left = MAX_ASIDE - sum(len(one.aside) for one in self._accounts.values())
         return min(share - len(account.aside), left)
@@ -276,7 +276,7 @@ def reassigned(
 
 
 def _next(load: Mapping[PeerId, int], did: Mapping[PeerId, int]) -> PeerId:
-    """Who has least to account for beside what it did (where that is to count), of equals the first."""
+    """Return the trainer with the least to account for beside its work (if that counts), of equals the first."""
     return min(load, key=lambda one: ((load[one] + 1) / (did[one] + 1), one))
 
 

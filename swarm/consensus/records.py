@@ -55,7 +55,8 @@ class Quarantined(Message):
 
 
 class Confirmation(Message):
-    """That the first record of a provisional lineage was decided after all: who signed it, in a later term."""
+    """The proof that the first record of a provisional lineage was decided after all: its signatures, in a later
+    term."""
 
     term: Count
     acceptances: Annotated[
@@ -64,7 +65,7 @@ class Confirmation(Message):
 
     @staticmethod
     def of(term: int, acceptances: Mapping[str, bytes]) -> Confirmation:
-        """Of the signatures themselves."""
+        """Make a confirmation from signatures."""
         return Confirmation(term=term, acceptances={peer: signed.hex() for peer, signed in acceptances.items()})
 
     def signatures(self) -> dict[str, bytes]:
@@ -73,11 +74,11 @@ class Confirmation(Message):
 
 
 class CloseRecord(Message):
-    """What counts in a step, its scalars, and what comes out. One with which a run begins (``founding``) has no
-    microbatches: step 0 is the genesis, with the digests of the initial weights; a run that is resumed begins with the
-    step of its checkpoint. One that is ``void`` has none either: the step was given up, because all that hold a part
-    were lost; weights and cursors stay, and the roster says who holds the part now (``swarm.step.member.rescue``). With
-    one that is ``ended`` the run is over before its last step: all members had asked for that.
+    """The decision about a step: the microbatches that count, the scalars, and the results. A ``founding`` record, with
+    which a run begins, has no microbatches: step 0 is the genesis, with the digests of the initial weights; a resumed
+    run begins with the step of its checkpoint. A ``void`` record has none either: the step was given up, because all
+    holders of a part were lost; weights and cursors stay, and the roster names the new holder
+    (``swarm.step.member.rescue``). An ``ended`` record ends the run before its last step, as all members had asked.
 
     ``roster`` takes part in the *next* step. ``digests`` are of parameters and optimizer state after this step.
     ``cursors`` say where every shard continues. ``term`` is the one in which it was proposed first. ``absent`` are the
@@ -111,7 +112,7 @@ class CloseRecord(Message):
 
     @model_serializer(mode="wrap")
     def _as_ever(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What was not said is left out: records that were made before it could be said keep their hash."""
+        """Leave unset fields out, so that records made before a field existed keep their hash."""
         plain: dict[str, Any] = dump(self)
         return {key: value for key, value in plain.items() if value or key not in ("links", "ended")}
 
@@ -122,21 +123,21 @@ class CloseRecord(Message):
 
     @property
     def founding(self) -> bool:
-        """Whether a run begins with it."""
+        """True if a run begins with it."""
         return not self.committed and not self.void
 
     def follows(self, before: CloseRecord) -> bool:
-        """Whether it is of the very next step of the same history."""
+        """Return whether it is of the very next step of the same history."""
         return self.step == before.step + 1 and self.previous == before.hash()
 
     @property
     def provisional(self) -> bool:
-        """Whether nobody knows yet that it counts."""
+        """True if nobody knows yet that it counts."""
         return self.lineage > 0
 
     @property
     def forks(self) -> bool:
-        """Whether a provisional lineage begins with it."""
+        """True if a provisional lineage begins with it."""
         return self.provisional and self.lineage == self.step
 
     @property
@@ -201,7 +202,7 @@ class RecentDecisions:
 
 
 def acceptance_bytes(record: CloseRecord, term: int = 0) -> bytes:
-    """What a peer signs when it accepts a record in a term."""
+    """Return the bytes that a peer signs when it accepts a record in a term."""
     return f"accept|{record.run}|{record.lineage}|{record.step}|{term}|{record.hash()}".encode()
 
 
@@ -209,7 +210,7 @@ MAX_VOTERS = 11
 
 
 def voters(roster: Roster, previous: str) -> tuple[PeerId, ...]:
-    """Who decides a step: those who take part in it, MAX_VOTERS of them when they are more, by a hash of the record
+    """Return the voters of a step: its members, MAX_VOTERS of them when they are more, by a hash of the record
     before it, whose hash is ``previous``."""
     if len(roster) <= MAX_VOTERS:
         return roster.peers
@@ -224,8 +225,8 @@ def check_acceptances(
     verify: Callable[[PeerId, bytes, bytes], bool],
     term: int = 0,
 ) -> None:
-    """That the record is decided: more than half of the voters among those who take part in its step accepted it in
-    the same term; a founding record is accepted by everybody, and one that begins a provisional lineage by more than
+    """Check that the record is decided: more than half of the voters among those who take part in its step accepted it
+    in the same term; a founding record is accepted by everybody, and one that begins a provisional lineage by more than
     half of those that were there. Raises Refused."""
     if not record.forks:
         check_confirmed(record, electorate, acceptances, verify, term)
@@ -288,5 +289,6 @@ def record_bytes(microbatches: int, stages: int, members: int) -> int:
 
 
 def record_room(microbatches: int, stages: int, limit_bytes: int) -> int:
-    """How many members a record of ``limit_bytes`` has room for: the inverse of :func:`record_bytes`."""
+    """Return the number of members for which a record of ``limit_bytes`` has room: the inverse of
+    :func:`record_bytes`."""
     return max(0, limit_bytes - record_bytes(microbatches, stages, 0)) // 2000

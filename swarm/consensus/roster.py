@@ -35,7 +35,7 @@ class Member(Message):
 
     @model_serializer(mode="wrap")
     def _as_ever(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What was not said is left out: records that were made before it could be said keep their hash."""
+        """Leave unset fields out, so that records made before a field existed keep their hash."""
         plain: dict[str, Any] = dump(self)
         return {key: value for key, value in plain.items() if value or key not in ("region", "outgoing")}
 
@@ -58,12 +58,12 @@ class Roster:
 
     @property
     def peers(self) -> tuple[PeerId, ...]:
-        """Everybody, in the roster's order."""
+        """All members, in the roster's order."""
         return tuple(PeerId(member.peer) for member in self.members)
 
     @property
     def lives(self) -> Mapping[PeerId, int]:
-        """Which life of each takes part."""
+        """The incarnation of each member that takes part."""
         return {PeerId(member.peer): member.incarnation for member in self.members}
 
     @property
@@ -77,7 +77,7 @@ class Roster:
         return tuple(sorted({PartName(member.part) for member in self.members if member.part is not None}))
 
     def replicas(self, part: PartName) -> tuple[PeerId, ...]:
-        """Who holds a part, in rank order."""
+        """Return the holders of a part, in rank order."""
         return tuple(PeerId(member.peer) for member in self.members if member.part == part)
 
     def stages(self) -> tuple[tuple[PeerId, ...], ...]:
@@ -138,9 +138,9 @@ def assign_stages(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """What there is to hold in a run: so many stages, with private ends or hosted ones; ``lost`` are the parts that
-    nobody holds any more, ``leaving`` the peers that have been asked to leave, ``barred`` the parts to which the peer
-    that asks would not be let in."""
+    """The places of a run: its number of stages, with private or hosted ends. ``lost`` are the parts that nobody holds
+    any more, ``leaving`` the peers that have been asked to leave, ``barred`` the parts to which the asking peer would
+    not be let in."""
 
     stages: int
     private_ends: bool
@@ -246,8 +246,8 @@ def part_lost(roster: Roster, part: PartName, gone: Mapping[PeerId, str]) -> Run
 
 
 def unserved(roster: Roster, out: Container[str]) -> dict[PeerId, str]:
-    """Who cannot take part in averaging besides those that are ``out``, and why: of every part in which all that are
-    there only call others, all but the first by rank, which goes on alone."""
+    """Return the members, besides those that are ``out``, that cannot take part in averaging, and why: of every part in
+    which all that are there only call others, all but the first by rank, which goes on alone."""
     found: dict[PeerId, str] = {}
     for part in roster.parts:
         there = [peer for peer in roster.replicas(part) if peer not in out]
@@ -258,7 +258,7 @@ def unserved(roster: Roster, out: Container[str]) -> dict[PeerId, str]:
 
 
 def can_be_called(roster: Roster, part: PartName) -> bool:
-    """Whether others can call a replica of this part, or nobody holds it yet."""
+    """Return whether others can call a replica of this part, or nobody holds it yet."""
     replicas = roster.replicas(part)
     return not replicas or not all(roster[peer].outgoing for peer in replicas)
 
@@ -272,7 +272,8 @@ def lacks_server(roster: Roster, member: Member, how: HowToJoin = join_words) ->
 
 
 def serves_alone(staying: Roster, member: Member) -> bool:
-    """Whether those of its part that are ``staying`` could not average any more without ``member``, who leaves."""
+    """Return whether those of its part that are ``staying`` could not average any more without ``member``, who
+    leaves."""
     if member.part is None or member.outgoing:
         return False
     others = staying.replicas(PartName(member.part))
@@ -299,7 +300,7 @@ def _first(part: str, how: HowToJoin) -> str:
 
 
 def owner(roster: Roster, step: int, term: int) -> PeerId:
-    """Whose term this is. Raises ZeroDivisionError for an empty roster."""
+    """Return the leader of this term. Raises ZeroDivisionError for an empty roster."""
     order = roster.succession(step)
     return order[term % len(order)]
 

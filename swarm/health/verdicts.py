@@ -1,4 +1,4 @@
-"""Who is there, by who answered and who did not: a verdict needs evidence, not a rumour (pure)."""
+"""Decide which peers are there from answers and silences: a verdict needs evidence, not a rumour (pure)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Record:
 
 
 class Health:
-    """What is known of each peer. Pure; times are seconds of one clock."""
+    """The evidence about each peer. Pure; times are seconds of one clock."""
 
     def __init__(self) -> None:
         self._records: dict[PeerId, _Record] = {}
@@ -88,7 +88,7 @@ class Health:
         self._records.setdefault(peer, _Record()).misses = 0
 
     def life(self, peer: PeerId) -> int | None:
-        """Which life of it has answered; None while none has."""
+        """Return the incarnation that has answered; None while none has."""
         record = self._records.get(peer)
         return None if record is None else record.incarnation
 

@@ -1,4 +1,4 @@
-"""Who is there. A verdict needs evidence, not a rumour, and is taken back when the peer answers again.
+"""Watch which peers are there. A verdict needs evidence, not a rumour, and is taken back when the peer answers again.
 
 :class:`~swarm.health.verdicts.Health` decides; :class:`HealthWatch` asks. Every peer asks the next few peers of a ring
 over the roster once a second (cost O(k) questions a second, whatever the size), and whoever a failed call made it
@@ -290,8 +290,8 @@ class HealthWatch:
             self._changed.notify_all()
 
     async def twin(self, roster: Sequence[PeerId]) -> bool:
-        """Whether another process with our identity, which takes part in this roster, asks others in our name. Takes
-        at most some TWIN_S. That nobody heard one is no proof that there is none."""
+        """Return whether another process with our identity, which takes part in this roster, asks others in our name.
+        Takes at most some TWIN_S. That nobody heard one is no proof that there is none."""
         asked = watched(self._endpoint.peer, roster, 2 * WATCHED_PEERS)  # of those that it watches some may be gone
         return any(await asyncio.gather(*map(self._hears_twin, asked)))
 

@@ -1,4 +1,4 @@
-"""What a family of models offers to everybody else, who know no layer and no parameter of it by name.
+"""The interface of a family of models; code outside a family knows none of its layers or parameters by name.
 
 :class:`ModelFamily` says how a model of the family is cut, built, begun with and what it costs; :class:`PartModule` is
 what one part of it computes. A family implements both; which ones there are is in the registry.
@@ -76,7 +76,7 @@ class PartModule(nn.Module):
 
     @torch.no_grad()
     def evaluate(self, tokens: Tensor, targets: Tensor) -> tuple[float, int]:
-        """Of a whole model: return (sum of cross entropy in nats, number of targets ≥ 0) of int64 (B, T), without
+        """Return, for a whole model, (sum of cross entropy in nats, number of targets ≥ 0) of int64 (B, T), without
         dropout."""
         total, count = self.loss(self(tokens), targets)
         return total.item(), count
@@ -85,7 +85,7 @@ class PartModule(nn.Module):
     def generate(
         self, tokens: Tensor, count: int, *, seed: int, temperature: float = 1.0, top_k: int | None = None
     ) -> Tensor:
-        """Of a whole model: continue int64 (T,), T ≥ 1, by ``count`` tokens; return the continuation alone, (count,).
+        """Continue int64 (T,), T ≥ 1, with a whole model by ``count`` tokens; return the continuation alone, (count,).
 
         ``temperature`` 0 takes the likeliest. The same seed gives the same tokens on the same machine. Only the last
         ``context`` tokens are seen. Every token costs a whole forward: there is no key/value cache.
@@ -101,7 +101,7 @@ class PartModule(nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartCost:
-    """What a part costs: elements of its parameters, and operations of its forward per token of a row. A multiply-add
+    """The cost of a part: elements of its parameters, and operations of its forward per token of a row. A multiply-add
     counts as two."""
 
     parameters: int
@@ -120,7 +120,7 @@ class ModelFamily(ABC):
     @property
     @abstractmethod
     def layers(self) -> int:
-        """How many layers there are to be cut into stages."""
+        """Return the number of layers to cut into stages."""
 
     @property
     @abstractmethod

@@ -27,7 +27,7 @@ _EMBEDDING_NAME, _HEAD_NAMES = "embedding.", ("norm.", "head.")
 
 
 class Piece(PartModule):
-    """What stages and ends have in common: perhaps an embedding, perhaps a final norm and a head.
+    """The common base of stages and ends: perhaps an embedding, perhaps a final norm and a head.
 
     The embedding table and the norms stay float32 also when ``compute`` is bfloat16: a table's gradient is a sum over
     many tokens, which eight bits of mantissa would swallow.

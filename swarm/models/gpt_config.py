@@ -50,7 +50,7 @@ class GptConfig(Section):
         return self.ffn_dim or -(-8 * self.dim // (3 * 64)) * 64
 
     def check(self) -> None:
-        """What holds between the keys. Raises ConfigError."""
+        """Check the relations between the keys. Raises ConfigError."""
         if self.dim % self.heads or (self.dim // self.heads) % 2:
             raise ConfigError(
                 "model.heads",

@@ -1,4 +1,4 @@
-"""Where each tensor of a part's state lies in the part's flat vector, and how the part's module gets them back.
+"""Map each tensor of a part's state to its place in the part's flat vector, and back into the part's module.
 
 Optimizer, averaging, digests, checkpoints and downloads all work on one flat vector per quantity; only the module
 needs tensors with names, and gets views.
@@ -72,7 +72,7 @@ class FlatLayout:
 
     @property
     def shapes(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """What :meth:`from_shapes` takes."""
+        """The argument of :meth:`from_shapes`."""
         return tuple((slot.name, slot.shape) for slot in self.slots)
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:

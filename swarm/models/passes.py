@@ -24,7 +24,7 @@ _ALIGNMENT_BYTES = 64
 
 @dataclass(slots=True, eq=False)
 class Graph:
-    """What a backward needs of its forward: activations and the very parameters that were used.
+    """The state that a forward leaves for its backward: activations and the very parameters that were used.
 
     It stays right when the part swaps to new weights, and is spent by one :func:`run_backward`. Dropping it frees
     the activations.

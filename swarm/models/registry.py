@@ -58,7 +58,7 @@ def config_type(table: Mapping[str, Any]) -> type[Section]:
 
 
 def _read(table: object) -> object:
-    """As its family understands it; what is no table is left to the union."""
+    """Read ``[model]`` as its family does; leave what is no table to the union."""
     return config_type(table).model_validate(table) if isinstance(table, dict) else table
 
 

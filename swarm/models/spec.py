@@ -1,4 +1,4 @@
-"""How any model is cut, whatever its family: the manifest's ``[split]``, the parts that follow, and what crosses them.
+"""Cut a model of any family: the manifest's ``[split]``, the resulting parts, and the tensors between them.
 
 Shapes: B microbatch size, T context length, V vocabulary.
 """
@@ -18,7 +18,7 @@ DType = Literal["float32", "bfloat16"]
 
 
 class ModelConfig(Protocol):
-    """What may be read of any family's ``[model]``; all else in it is the family's own.
+    """The common fields of any family's ``[model]``; all others are the family's own.
 
     ``family`` is its name in the registry, ``vocab_size`` the number of token ids, ``context`` that of tokens in a row.
     """
@@ -37,7 +37,7 @@ class ModelConfig(Protocol):
 
 
 class SplitConfig(Section):
-    """How the blocks are cut into stages and where the ends live.
+    """The cut of the blocks into stages, and the holders of the ends.
 
     ``layers_per_stage`` gives the number of blocks of each stage; without it they are spread as evenly as they go,
     earlier stages taking the remainder.
@@ -76,7 +76,7 @@ class PartSpec:
 
 
 def token_spec(microbatch_size: int, sequence: int) -> TensorSpec:
-    """What hosted ends receive as tokens and as targets: int64 (B, T)."""
+    """Return the spec of the tokens and of the targets that hosted ends receive: int64 (B, T)."""
     return TensorSpec((microbatch_size, sequence), "int64")
 
 

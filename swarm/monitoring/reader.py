@@ -124,12 +124,12 @@ class EventTail:
         self._offsets = dict.fromkeys(paths, 0)
 
     def read(self) -> list[RecordedEvent]:
-        """What is new, at most some 4 MiB of each file, by the writers' wall clocks. Cost: that of what is new, and
-        one open per file. Raises OSError for a file that cannot be read."""
+        """Return new events, at most about 4 MiB of each file, by the writers' wall clocks. Cost: that of what is new,
+        and one open per file. Raises OSError for a file that cannot be read."""
         return sorted((told for name in self._paths for told in self._read(name)), key=lambda told: told.record.wall)
 
     def read_rest(self) -> Iterator[RecordedEvent]:
-        """What is new, however much it is: for after the writers have ended."""
+        """Return all new events, however many, after the writers have ended."""
         while told := self.read():
             yield from told
 

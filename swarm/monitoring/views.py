@@ -63,7 +63,7 @@ class StepRow:
 
     @property
     def given_up(self) -> bool:
-        """Whether nothing of it counts: see :class:`swarm.events.StepGivenUp`."""
+        """True if nothing of it counts: see :class:`swarm.events.StepGivenUp`."""
         return not self.microbatches
 
     @property
@@ -226,7 +226,7 @@ class PeerRow:
 
 
 class Population:
-    """Everybody who was ever there."""
+    """All peers that were ever there."""
 
     def __init__(self) -> None:
         self._told: list[tuple[float, PeerId, Life]] = []
@@ -264,7 +264,7 @@ def _told(row: PeerRow, event: Life) -> PeerRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicrobatchAccount:
-    """Where the microbatches went: ``issued`` and ``unknown`` together are ``committed``, ``lost``, ``open`` and
+    """The account of all microbatches: ``issued`` and ``unknown`` together are ``committed``, ``lost``, ``open`` and
     ``unlisted`` together, as sets of distinct microbatches; one issued for several steps is judged by the last.
 
     ``lost`` were issued for a step whose list of committed ones leaves them out, and are in no other list. ``open``
@@ -307,7 +307,7 @@ class Microbatches:
                 self._closed_through = max(self._closed_through, step)
 
     def account(self) -> MicrobatchAccount:
-        """Where they all went. Cost: a pass over all microbatches."""
+        """Return the account of all microbatches. Cost: a pass over all of them."""
         times: Counter[MicrobatchId] = Counter()
         for listed in self._lists.values():
             times.update(listed)
@@ -328,7 +328,7 @@ class Microbatches:
         )
 
     def _end_in(self, step: int) -> str:
-        """What became of a microbatch issued for a step that does not count it. Steps close in order, so one that a
+        """Return the fate of a microbatch issued for a step that does not count it. Steps close in order, so one that a
         later closing follows has closed too."""
         if step in self._lists:
             return "lost"

@@ -71,13 +71,13 @@ def by_peer(addresses: Iterable[Multiaddr]) -> dict[PeerId, list[str]]:
 
 
 def is_loopback(address: Multiaddr) -> bool:
-    """Whether the address can only be reached from this machine."""
+    """Return whether the address can only be reached from this machine."""
     host = ip_of(address)
     return host is not None and host.is_loopback
 
 
 def is_relayed(address: Multiaddr) -> bool:
-    """Whether the address leads through another peer."""
+    """Return whether the address leads through another peer."""
     return any(protocol.name == "p2p-circuit" for protocol in address.protocols())
 
 

@@ -45,7 +45,7 @@ _CLOSE_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointConfig:
-    """Where a peer listens, whom it knows, and what it allows.
+    """Settings of an endpoint: where it listens, the peers it knows, its limits.
 
     ``listen`` and ``announce`` addresses have no ``/p2p`` part, ``bootstrap`` addresses end in one. ``kinds`` are the
     record types of the directory. With ``relay`` "auto" it relays for others, and others relay for it when nobody can
@@ -141,7 +141,7 @@ class LibP2PEndpoint:
         )
 
     async def _come_up(self) -> None:
-        """All that stands on the daemon, once there is a client of it."""
+        """Start everything that needs the daemon, once there is a client of it."""
         config, p2p = self._config, self._daemon.p2p
         dialler = Dialler(p2p, self._hints, self._look_up)
         self._presence = Presence(p2p, await p2p.addresses(), self._clock, relaying=config.relay == "auto")
@@ -166,7 +166,7 @@ class LibP2PEndpoint:
 
     @property
     def behind_nat(self) -> bool:
-        """Whether it is known, from the configuration, that nobody can dial this peer."""
+        """True if it is known, from the configuration, that nobody can dial this peer."""
         return self._config.behind_nat
 
     @property
@@ -260,12 +260,12 @@ class LibP2PEndpoint:
         await self._presence.retire_relay(self)
 
     async def links(self) -> Mapping[PeerId, LinkKind]:
-        """How every peer that we have a connection with is connected now: one question to the daemon. Streams that
+        """Return the kind of every peer's connection with us now, by one question to the daemon. Streams that
         began on a relayed connection stay there when a direct one comes up. Raises Unreachable."""
         return await self._presence.links()
 
     async def link_kind(self, peer: PeerId) -> LinkKind:
-        """How one peer is connected; "unknown" when it is not. Raises Unreachable."""
+        """Return the kind of one peer's connection; "unknown" when there is none. Raises Unreachable."""
         return (await self.links()).get(peer, "unknown")
 
     async def call(

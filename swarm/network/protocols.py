@@ -48,7 +48,7 @@ class Rpc(Generic[RequestT, ReplyT]):
 
     @property
     def public(self) -> bool:
-        """Whether any peer may call it without knowing the run: by its name, see :data:`PUBLIC_PREFIX`."""
+        """True if any peer may call it without knowing the run: by its name, see :data:`PUBLIC_PREFIX`."""
         return self.name.startswith(PUBLIC_PREFIX)
 
     def handled(
@@ -82,7 +82,7 @@ class Rpc(Generic[RequestT, ReplyT]):
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """What comes with a call beside its body.
+    """The parts of a call beside its body.
 
     ``payload`` is the receiver's own writable buffer. ``deadline`` is on the receiver's monotonic clock: after it the
     caller no longer listens.
@@ -94,7 +94,7 @@ class Incoming:
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[ReplyT]):
-    """What a handler returns that may give raw bytes: a body and, for downloads, these."""
+    """The result of a handler that may return raw bytes: a body and, for downloads, the bytes."""
 
     body: ReplyT
     payload: Payload = b""

@@ -32,7 +32,7 @@ class Accumulator:
 
     @property
     def microbatches(self) -> frozenset[MicrobatchId]:
-        """Whose gradients are in the sum."""
+        """The microbatches whose gradients are in the sum."""
         return frozenset(self._microbatches)
 
     @property

@@ -36,7 +36,7 @@ class AdamWState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepNumbers:
-    """What a close record says about a step: its number (1-based), the learning rate, and the factor that clips."""
+    """A close record's numbers for a step: its number (1-based), the learning rate, and the clip factor."""
 
     step: int
     lr: float

@@ -97,7 +97,7 @@ class LocalPart(TrainedPart):
 
     @property
     def version(self) -> Version:
-        """What we were at the end of the newest leg, ``mix_after`` optimizer steps, on CPU."""
+        """Our parameters at the end of the newest leg, ``mix_after`` optimizer steps, on CPU."""
         if self._version is None:
             raise BugError(f"{self.spec.name} has no weights yet")
         return self._version

@@ -199,8 +199,8 @@ class TrainedPart(PartState):
         return self._accumulator.total.detach().to(_CPU, copy=True)
 
     def contribution(self, assigned: Set[MicrobatchId], tokens: int) -> Tensor | None:
-        """What this replica puts into the round when ``assigned``, with so many target tokens, count for it: the sum of
-        their gradients; None while anything else is in it, or one is missing. A copy, as :meth:`gradient_sum`."""
+        """Return this replica's input to the round when ``assigned``, with so many target tokens, count for it: the sum
+        of their gradients; None while anything else is in it, or one is missing. A copy, as :meth:`gradient_sum`."""
         return self.gradient_sum() if self.microbatches == assigned else None
 
     def _become(self, state: AdamWState, step: int) -> None:

@@ -25,15 +25,16 @@ from swarm.optim.schedules import OptimizerConfig
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OuterState:
-    """What all replicas hold in common: the parameters they last agreed on, and the momentum. Two flat float32 vectors
-    (elements,), never written to again."""
+    """The state that all replicas share: the parameters on which they last agreed, and the momentum. Two flat float32
+    vectors (elements,), never written to again."""
 
     anchor: Tensor
     momentum: Tensor
 
     @classmethod
     def first(cls, anchor: Tensor) -> OuterState:
-        """Of a run that has not met yet: no momentum. ``anchor`` is taken as it is, not copied."""
+        """Return the state of a run before its first synchronisation: no momentum. ``anchor`` is taken as it is, not
+        copied."""
         return cls(anchor, torch.zeros_like(anchor))
 
 

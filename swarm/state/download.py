@@ -49,11 +49,11 @@ class Wanted:
 
     @property
     def cut(self) -> Cut:
-        """How it is cut."""
+        """The cut of the state into chunks."""
         return Cut(self.layout.elements)
 
     def is_of(self, hashes: bytes) -> bool:
-        """Whether these are the hashes of its chunks."""
+        """Return whether these are the hashes of its chunks."""
         right = len(hashes) == HASH_BYTES * self.cut.chunks
         return right and root_of(self.part, self.layout, hashes) == self.digest
 
@@ -67,7 +67,7 @@ class Wanted:
 
 
 class ChunkDonor(Protocol):
-    """Who hands out chunks of states; believed in nothing. Every method may raise PeerError."""
+    """A source of chunks of states that nobody trusts. Every method may raise PeerError."""
 
     async def hashes(self, wanted: Wanted) -> Data:
         """The hashes of all chunks."""
@@ -111,8 +111,8 @@ class PeerChunks:
 
 
 class Sink(Protocol[ResultT_co]):
-    """Where a download goes. Blocking, and run off the event loop; several chunks are placed at once, one of them twice
-    when two donors bring it. What any method raises ends the download, which may be gone on with."""
+    """The destination of a download. Its methods block, and run off the event loop; several chunks are placed at once,
+    one of them twice when two donors bring it. An error of any method ends the download, which may be resumed."""
 
     def begin(self, hashes: bytes) -> Collection[int]:
         """Have room for all of it; the hashes are verified. Returns the chunks that are here already, and right."""
@@ -156,7 +156,7 @@ def _ignore(*_: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadContext(Generic[DonorT]):
-    """What a download works with.
+    """The shared objects of a download.
 
     Attributes:
         donor: Whom to ask for what a donor of :meth:`Download.fetch` has.
@@ -177,14 +177,14 @@ class DownloadContext(Generic[DonorT]):
 
 
 def gravest(failures: Sequence[PeerError], nobody: str) -> PeerError | StateError:
-    """What to say when nobody could help: the worst of their errors, a lie first, then death, and at last that they are
-    busy; a StateError with the reason ``nobody`` when nobody was asked."""
+    """Return the error when nobody could help: the worst of the donors' errors, a lie first, then death, and at last
+    that they are busy; a StateError with the reason ``nobody`` when nobody was asked."""
     return max(failures, key=_gravity) if failures else StateError(nobody)
 
 
 @dataclass(slots=True)
 class _Bytes:
-    """Of chunks that arrived whole, and of those that counted."""
+    """Bytes of chunks that arrived whole, and of those that counted."""
 
     received: int = 0
     verified: int = 0
@@ -318,7 +318,7 @@ class Download(Generic[DonorT, ResultT_co]):
         self._calls[asyncio.create_task(question)] = (donor, chunk)
 
     def _call_off(self, call: asyncio.Task[None]) -> None:
-        """What it would still bring is not wanted; the donor stops when it hears of it."""
+        """Cancel a donor's requests; the donor stops when it hears of it."""
         _, chunk = self._calls.pop(call)
         if call.done() and call.exception() is None and chunk is not None:
             self._bytes.received += self._cut[chunk].length

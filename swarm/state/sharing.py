@@ -1,4 +1,4 @@
-"""Who fetches which chunk of a download from whom (pure): whoever is free takes the next, so the fast give more."""
+"""Assign the chunks of a download to donors (pure): a free donor gets the next, so fast donors give more."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DonorT = TypeVar("DonorT")
 
 @dataclass(slots=True)
 class _Pace:
-    """What one donor has under way (chunk -> since when), and how quick it was."""
+    """One donor's chunks in flight (chunk -> start time), and its speed."""
 
     window: int = 1
     under_way: dict[int, float] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class _Pace:
 
     @property
     def late_s(self) -> float | None:
-        """When another's chunk is late in this donor's eyes; None before it brought one."""
+        """The seconds after which another donor's chunk is late by this one's pace; None before it brought one."""
         return LATE * statistics.median(self.recent) if self.recent else None
 
     def took(self, seconds: float) -> None:
@@ -56,7 +56,7 @@ class Sharing(Generic[DonorT]):
 
     @property
     def complete(self) -> bool:
-        """Whether every chunk is here."""
+        """True if every chunk is here."""
         return not self._missing
 
     @property
@@ -107,13 +107,13 @@ class Sharing(Generic[DonorT]):
         return first
 
     def called_off(self, donor: DonorT, chunk: int) -> None:
-        """What was under way there is not wanted any more: another brought it."""
+        """Cancel this donor's request for a chunk: another donor brought it."""
         pace = self._donors.get(donor)
         if pace is not None:
             pace.under_way.pop(chunk, None)
 
     def deadline_s(self, donor: DonorT) -> float:
-        """How long to wait for this donor's next chunk: measured, see :class:`AdaptiveDeadline`."""
+        """Return the seconds to wait for this donor's next chunk: measured, see :class:`AdaptiveDeadline`."""
         return self._donors[donor].deadline.seconds()
 
     def look_again_s(self, now: float) -> float | None:

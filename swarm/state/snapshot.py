@@ -112,7 +112,7 @@ class Cut:
 
     @property
     def chunks(self) -> int:
-        """How many there are."""
+        """The number of chunks."""
         return VECTORS * self._per_vector
 
     @property
@@ -134,7 +134,7 @@ class Cut:
 
 
 def hash_of(chunk: bytes | bytearray | memoryview) -> bytes:
-    """What vouches for one chunk: 32 bytes. About 1 GB/s; lets go of the interpreter lock meanwhile."""
+    """Return the hash of one chunk, 32 bytes. Takes about 1 s a GB, without the interpreter lock."""
     return hashlib.sha256(chunk).digest()
 
 

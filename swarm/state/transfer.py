@@ -119,12 +119,12 @@ class StateDonor:
         return next((snapshot for snapshot in found if snapshot.step == step), None)
 
     def serves(self, caller: PeerId, part: PartName) -> bool:
-        """Whether a state is kept for this caller."""
+        """Return whether a state is kept for this caller."""
         self._expire()
         return (caller, part) in self._leases
 
     def heard(self, caller: PeerId, part: PartName, *, within_s: float) -> bool:
-        """Whether it has asked for a state that is kept for it, or for more of one, so short a time ago."""
+        """Return whether it has asked for a state that is kept for it, or for more of one, so short a time ago."""
         lease = self._leases.get((caller, part))
         return lease is not None and lease.expires > self._clock.monotonic() + self._lease_s - within_s
 
@@ -153,7 +153,7 @@ class StateDonor:
         return sum(lease.bytes_left > 0 for lease in self._leases.values())
 
     def serves_others(self, caller: PeerId) -> bool:
-        """Whether anybody but this caller has not had every byte yet."""
+        """Return whether anybody but this caller has not had every byte yet."""
         self._expire()
         return any(lease.bytes_left > 0 for (peer, _), lease in self._leases.items() if peer != caller)
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.conformance.service import Bench
-from tests.conformance.worlds import WORLDS, Peer, World
+from tests.harness.rigs.network import WORLDS, Peer, ServiceBench, World
 
 
 @pytest_asyncio.fixture(
@@ -40,5 +39,5 @@ async def _bob(world: World, alice: Peer) -> Peer:
 @pytest_asyncio.fixture(loop_scope="module")
 async def bob(_bob: Peer) -> Peer:
     """The one that answers, its bench cleared."""
-    Bench.__init__(_bob.bench)
+    ServiceBench.__init__(_bob.bench)
     return _bob

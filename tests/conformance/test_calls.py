@@ -10,9 +10,22 @@ from swarm.errors import PEER_ERRORS, BugError, DeadlineMissed, PeerError, Refus
 from swarm.ids import PeerId
 from swarm.network.rpc.bodies import pack_request
 from swarm.network.rpc.framing import wire_bytes
-from tests.conformance.service import BROKEN_ADMIT, DOWN, ECHO, HANG, NOTHING, RAISE, UP, WRONG_ANSWER, Anything, Note
-from tests.conformance.worlds import LIMITS, Peer, World
 from tests.harness.expect import eventually
+from tests.harness.rigs.network import (
+    BROKEN_ADMIT,
+    DOWN,
+    ECHO,
+    HANG,
+    LIMITS,
+    NOTHING,
+    RAISE,
+    UP,
+    WRONG_ANSWER,
+    Anything,
+    Note,
+    Peer,
+    World,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -7,7 +7,7 @@ import pytest
 from swarm.errors import BugError
 from swarm.network.discovery.records import MAX_TTL_S, PeerRecord, encode_record
 from swarm.network.rpc.bodies import pack
-from tests.conformance.worlds import Peer, World
+from tests.harness.rigs.network import Peer, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -12,8 +12,7 @@ from swarm.errors import Busy, PeerError, Refused, Violation
 from swarm.ids import PeerId
 from swarm.network.protocols import Endpoint, Rpc, anybody_may
 from swarm.network.rpc import dispatcher as serving
-from tests.conformance.service import ECHO, FULL, NOTHING, PUBLIC, UP, Anything, Note
-from tests.conformance.worlds import Peer, World
+from tests.harness.rigs.network import ECHO, FULL, NOTHING, PUBLIC, UP, Anything, Note, Peer, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

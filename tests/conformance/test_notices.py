@@ -6,9 +6,8 @@ import pytest
 
 from swarm.errors import PEER_ERRORS, Unreachable
 from swarm.ids import PeerId
-from tests.conformance.service import ECHO, FULL, HANG, NOTHING, RAISE, Anything, Note
-from tests.conformance.worlds import Peer
 from tests.harness.expect import eventually
+from tests.harness.rigs.network import ECHO, FULL, HANG, NOTHING, RAISE, Anything, Note, Peer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -9,9 +9,8 @@ import tracemalloc
 import pytest
 
 from swarm.errors import Busy, PeerError, Violation
-from tests.conformance.service import DOWN, ECHO, FULL, HANG_UPLOAD, UP, Note
-from tests.conformance.worlds import Peer
 from tests.harness.expect import eventually
+from tests.harness.rigs.network import DOWN, ECHO, FULL, HANG_UPLOAD, UP, Note, Peer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -24,7 +24,7 @@ from swarm.network.discovery.records import PeerRecord
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
 from swarm.network.libp2p.identity import load_or_create
 from swarm.network.reach.reachability import reachability
-from tests.conformance.service import UP, Bench, Note
+from tests.harness.rigs.network import UP, Note, ServiceBench
 
 RUN = "1b" * 32
 ANSWER_S = 40.0
@@ -120,7 +120,7 @@ class _Child:
 
     async def do_enter(self) -> Any:
         await self.endpoint.enter(RunId(RUN))
-        self.endpoint.mount(Bench())
+        self.endpoint.mount(ServiceBench())
 
     async def do_reach(self, contacts: Sequence[str]) -> Any:
         found = await reachability(self.endpoint, [PeerId(peer) for peer in contacts], self.clock)

@@ -26,7 +26,7 @@ from swarm.ids import PeerId, RunId
 from swarm.network.addresses import parse_address
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
 from swarm.network.libp2p.identity import load_or_create
-from tests.conformance.service import Bench
+from tests.harness.rigs.network import ServiceBench
 
 RUN = RunId("4e" * 32)
 _PR_SET_PDEATHSIG = 1
@@ -78,7 +78,7 @@ async def _live(home: Path, name: str, bootstrap: list[str]) -> None:
     config = EndpointConfig(run_dir=home / name, bootstrap=[parse_address(text) for text in bootstrap])
     endpoint = await LibP2PEndpoint.open(config, load_or_create(home / f"{name}.key"), SystemClock())
     await endpoint.enter(RUN)
-    endpoint.mount(Bench())
+    endpoint.mount(ServiceBench())
     told = {"pid": os.getpid(), "daemon": endpoint.daemon_pid, "peer": endpoint.peer, "addresses": endpoint.addresses}
     print(json.dumps(told), flush=True)
     await asyncio.Event().wait()

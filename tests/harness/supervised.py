@@ -19,9 +19,9 @@ from swarm.network.addresses import parse_address
 from swarm.network.discovery.records import PeerRecord
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
 from swarm.network.libp2p.identity import load_or_create
-from tests.conformance.service import ECHO, Bench, Note
 from tests.harness.expect import LOOK_EVERY_S, eventually
 from tests.harness.mortal_peer import RUN
+from tests.harness.rigs.network import ECHO, Note, ServiceBench
 
 # Who announces only an address where nobody listens cannot be dialled, also on loopback.
 HIDDEN: dict[str, Any] = {"behind_nat": True, "announce": [parse_address("/ip4/127.0.0.1/tcp/1", peer=False)]}
@@ -48,7 +48,7 @@ class Peer:
     """An endpoint with the test methods, and its events."""
 
     def __init__(self, endpoint: LibP2PEndpoint, sink: Sink) -> None:
-        self.endpoint, self.sink, self.bench = endpoint, sink, Bench()
+        self.endpoint, self.sink, self.bench = endpoint, sink, ServiceBench()
         endpoint.mount(self.bench)
 
     def kill_daemon(self) -> None:

@@ -10,9 +10,9 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from data_shards.build import build_shard
 from data_shards.tokenize import tokenizer_digest, train_tokenizer
@@ -23,7 +23,6 @@ from peers.settings import PeerSettings, member_settings
 from swarm.clock import Clock, SystemClock
 from swarm.config import Manifest, parse_manifest
 from swarm.device import Device, DeviceThread, resolve_device
-from swarm.events import Event
 from swarm.health.watch import HealthWatch
 from swarm.ids import PeerId, RunId
 from swarm.membership.composition import compose
@@ -33,9 +32,8 @@ from swarm.monitoring.recorder import Recorder
 from swarm.network.protocols import Directory, Endpoint
 from swarm.security.signing import PrivateIdentity
 from swarm.sim.network import SimNetwork
+from tests.harness.rigs.common import EventList, EventT
 from tests.harness.settings import split
-
-EventT = TypeVar("EventT", bound=Event)
 
 TEXT = "The quick brown fox jumps over the lazy dog and trains a model with its friends, number {} of many. "
 VOCAB = 300
@@ -50,25 +48,6 @@ class OpenEndpoint(Endpoint, Protocol):
 
     async def enter(self, run: RunId) -> None:
         """Serve and call within a run."""
-
-
-@dataclass(slots=True)
-class EventList:
-    """A sink that keeps what it gets, and tells ``listeners`` at once."""
-
-    peer: PeerId
-    events: list[Event] = field(default_factory=list)
-    listeners: list[Callable[[Event], None]] = field(default_factory=list)
-
-    def emit(self, event: Event) -> None:
-        """See :class:`swarm.events.EventSink`."""
-        self.events.append(event)
-        for listener in self.listeners:
-            listener(event)
-
-    def of(self, kind: type[EventT]) -> list[EventT]:
-        """All events of a kind."""
-        return [event for event in self.events if isinstance(event, kind)]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -188,7 +167,7 @@ class LocalSwarm:
         more = {"max_in_flight": self._max_in_flight, **self._sites.get(name, {}), **more}
         settings = PeerSettings(**split({"home": home, "name": name, "role": role, **more}))
         self.numbers[name] = number
-        events, clock = EventList(identity.peer), self._clock(name)
+        events, clock = EventList(), self._clock(name)
         around = PeerContext(
             manifest=self.manifest,
             identity=identity,

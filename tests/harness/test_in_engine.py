@@ -8,6 +8,7 @@ import pytest
 
 from tests.harness.in_engine import clear, label, project
 from tests.harness.processes import MARKER
+from tests.harness.rigs.chaos import client_script
 
 # What is there lies in files named after their kind, a name and its label in each line. With a file "refuses" beside
 # them all of it stays.
@@ -34,10 +35,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(MARKER, "ci-1/ab")
     for kind in KINDS:
         (tmp_path / kind).write_text(f"ours-{kind} {label()}\ntheirs-{kind} swarm.test=ci-2\n")
-    path = tmp_path / "client"
-    path.write_text(CLIENT)
-    path.chmod(0o755)
-    return path
+    return client_script(tmp_path, CLIENT)
 
 
 def test_ours_is_removed_and_told_and_nobody_elses(client: Path) -> None:

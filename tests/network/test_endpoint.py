@@ -27,9 +27,9 @@ from swarm.network.endpoint import PUBLIC_PROTOCOL, EndpointConfig, LibP2PEndpoi
 from swarm.network.libp2p.identity import load_or_create
 from swarm.network.rpc.bodies import pack_request
 from swarm.network.rpc.framing import HEADER_BYTES, Kind, decode_header, encode_frame
-from tests.conformance.service import ECHO, HANG_UPLOAD, UP, Bench, Note
 from tests.harness.expect import eventually, wait_until
 from tests.harness.processes import children_of
+from tests.harness.rigs.network import ECHO, HANG_UPLOAD, UP, Note, ServiceBench
 
 pytestmark = pytest.mark.network
 
@@ -86,7 +86,7 @@ async def test_endpoint_in_a_directory_that_is_in_use_is_refused(home: Path) -> 
         with pytest.raises(ConfigError, match="no other running peer"):
             await LibP2PEndpoint.open(EndpointConfig(run_dir=home / "a"), load_or_create(home / "b.key"), SystemClock())
         answer = echo(first, first)
-        first.mount(Bench())
+        first.mount(ServiceBench())
         assert (await answer)[0].number == 1
 
 
@@ -163,7 +163,7 @@ def _running(pid: int) -> bool:
 
 async def test_peer_of_another_run_cannot_call(home: Path) -> None:
     async with opened(home, "a") as alice, opened(home, "b", alice, run=OTHER_RUN) as bob:
-        alice.mount(Bench())
+        alice.mount(ServiceBench())
         bob.learn(alice.peer, alice.addresses)
         with pytest.raises(Unreachable, match="protocol"):
             await echo(bob, alice)
@@ -178,7 +178,7 @@ async def test_newcomer_fetches_the_manifest_before_it_enters(home: Path) -> Non
     run = RunId(hashlib.sha256(manifest).hexdigest())
     async with opened(home, "a", run=run) as host, opened(home, "b", host, run=None) as newcomer:
         host.mount(ManifestService(manifest, tokenizer))
-        host.mount(Bench())
+        host.mount(ServiceBench())
         assert await fetch_manifest(newcomer, host.peer, run) == (manifest, tokenizer)
         assert await fetch_manifest(newcomer, host.peer) == (manifest, tokenizer)
         with pytest.raises(Refused, match="peer of run"):
@@ -223,7 +223,7 @@ async def test_stream_refused_is_closed_though_its_caller_goes_on(home: Path) ->
 )
 async def test_stream_full_of_garbage_is_told_why_and_closed(garbage: bytes, home: Path) -> None:
     async with opened(home, "a") as alice:
-        alice.mount(Bench())
+        alice.mount(ServiceBench())
         tensors = f"swarm/tensors/1/{RUN[:32]}"
         async with opened(home, "b", alice) as bob:
             reader, writer = await bob._daemon.p2p.open_stream(alice.peer, tensors)
@@ -238,7 +238,7 @@ async def test_stream_full_of_garbage_is_told_why_and_closed(garbage: bytes, hom
 
 async def test_stream_half_written_is_forgotten_at_its_end(home: Path) -> None:
     async with opened(home, "a") as alice, opened(home, "b", alice) as bob:
-        bench = Bench()
+        bench = ServiceBench()
         alice.mount(bench)
         payload = bytes(MIB)
         asking = asyncio.ensure_future(
@@ -256,7 +256,7 @@ async def test_stream_half_written_is_forgotten_at_its_end(home: Path) -> None:
 
 async def test_large_upload_does_not_delay_small_ones(home: Path) -> None:
     async with opened(home, "a") as alice, opened(home, "b", alice) as bob:
-        bench = Bench()
+        bench = ServiceBench()
         bob.mount(bench)
         big = bytes(192 * MIB)
         large = asyncio.ensure_future(alice.call(bob.peer, UP, Note(number=len(big)), timeout_s=60, payload=big))
@@ -282,7 +282,7 @@ async def test_peer_restarted_with_its_identity_is_reached_again(home: Path) -> 
     async with opened(home, "a") as alice:
         for number in (1, 2):
             async with opened(home, "b", alice) as bob:
-                bob.mount(Bench())
+                bob.mount(ServiceBench())
                 alice.learn(bob.peer, bob.addresses)
                 assert (await echo(alice, bob, timeout_s=10))[0].number == 1, number
         with pytest.raises(PeerError):

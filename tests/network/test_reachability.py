@@ -49,8 +49,8 @@ from swarm.network.reach.seats import RESERVED_S, RelayLimits, Seat
 from swarm.network.reach.service import dialback_places
 from swarm.security.signing import PrivateIdentity
 from swarm.sim.loop import LoopClock, run_world
-from tests.conformance.service import UP, Bench, Note
 from tests.harness.expect import eventually
+from tests.harness.rigs.network import UP, DialClock, Note, ServiceBench
 
 RUN = RunId("3d" * 32)
 MIB = 1 << 20
@@ -156,20 +156,12 @@ def test_reach_is_told_in_three_seconds_when_nobody_answers() -> None:
     assert seconds == 3.0
 
 
-class _Clock(SystemClock):
-    now = 100.0
-
-    def monotonic(self) -> float:
-        """Where the test has set it."""
-        return self.now
-
-
 def relay_judges(relay: Relay, caller: PeerId, target: PeerId) -> Status:
     return relay._judge(Seat(caller), CircuitMessage(HopType.CONNECT, peer_bytes(target)))[1]
 
 
 def test_relay_serves_those_who_asked_for_a_minute() -> None:
-    clock = _Clock()
+    clock = DialClock(100.0)
     relay = Relay(cast(AttachedP2P, None), clock, RelayLimits(reservations=1))
     assert relay_judges(relay, CONTACT, ME) is Status.NO_RESERVATION
     relay.reserve(ME)
@@ -206,7 +198,7 @@ async def opened(home: Path, name: str, *known: LibP2PEndpoint, **config: Any) -
     )
     try:
         await endpoint.enter(RUN)
-        endpoint.mount(Bench())
+        endpoint.mount(ServiceBench())
         yield endpoint
     finally:
         await endpoint.close()

@@ -15,11 +15,11 @@ from swarm.events import DaemonLost, DaemonRestarted
 from swarm.network.addresses import parse_address, tcp_port_of
 from swarm.network.libp2p.supervisor import RestartLimits
 from swarm.network.reach.reachability import reachability
-from tests.conformance.service import HANG, Note
 from tests.harness.cycles import cycle_daemon, cycle_peer
 from tests.harness.expect import eventually
 from tests.harness.mortal_peer import RUN, nursery
 from tests.harness.processes import assert_nothing_left, take_snapshot
+from tests.harness.rigs.network import HANG, Note
 from tests.harness.supervised import HIDDEN, introduce, opened
 
 pytestmark = pytest.mark.network

@@ -27,7 +27,7 @@ from swarm.step.leader.service import LeadService
 from swarm.step.member.remote_leader import RemoteLeader
 from swarm.step.messages import COMPLETE, Averaged
 from swarm.step.rules import StepRules
-from tests.harness.asked import asked
+from tests.harness.rigs.common import asked
 
 STAGES = [[PeerId(f"{stage}{number}") for number in range(3)] for stage in "xy"]
 TRAINERS = [PeerId(f"t{number}") for number in range(3)]

@@ -19,7 +19,7 @@ from swarm.averaging.allreduce.service import AllReduce
 from swarm.errors import RoundFailed
 from swarm.ids import PeerId
 from swarm.network.protocols import Rpc
-from tests.unit.averaging.world import (
+from tests.harness.rigs.averaging import (
     LoopClock,
     Network,
     Outcome,

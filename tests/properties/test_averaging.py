@@ -14,7 +14,7 @@ from swarm.averaging.allreduce.plan import RoundResult
 from swarm.errors import RoundFailed
 from swarm.ids import PeerId
 from swarm.network.protocols import Rpc
-from tests.unit.averaging.world import (
+from tests.harness.rigs.averaging import (
     Network,
     TappedEndpoint,
     in_virtual_time,

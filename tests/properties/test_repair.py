@@ -11,8 +11,7 @@ import pytest
 from swarm.ids import MicrobatchId, PeerId
 from swarm.pipeline.settle import Assigned
 from tests.harness.expect import eventually
-from tests.unit.pipeline.crew import Crew, quick
-from tests.unit.pipeline.world import FakeLeader, microbatch, working
+from tests.harness.rigs.pipeline import Crew, FakeLeader, microbatch, quick, working
 
 STAGES = [[PeerId(f"{stage}{number}") for number in range(3)] for stage in "abc"]
 QUOTA, FAULTS = 10, 5

@@ -22,7 +22,7 @@ def test_manifest_with_int8_averaging_is_another_run() -> None:
 
 
 def test_manifest_that_is_reproducible_refuses_int8_averaging_and_says_why() -> None:
-    with pytest.raises(ConfigError, match="depends on who computed what") as caught:
+    with pytest.raises(ConfigError, match="depends on which replica computed what") as caught:
         parse_manifest(document(averaging={"codec": "int8"}, run={"reproducible": True}), "a test")
     assert "averaging.codec" in str(caught.value)
     assert "run.reproducible = false" in str(caught.value)

@@ -63,7 +63,7 @@ class Report:
 
 
 def meaning(invariant: str) -> str:
-    """What it says must be so, in one sentence."""
+    """Return the invariant in one sentence."""
     return " ".join(str(CHECKERS[invariant].__doc__).split(":", 1)[1].split("\n\n")[0].split())
 
 

@@ -78,13 +78,13 @@ class FaultFact:
 
     @property
     def done(self) -> float:
-        """When it was true for certain."""
+        """The time from which it was certainly true."""
         return self.wall + self.took_s
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything a checker may look at. ``unreadable`` are complaints about the files themselves."""
+    """The input of all checkers. ``unreadable`` are complaints about the files themselves."""
 
     facts: tuple[Fact, ...]
     chains: tuple[Chain, ...]
@@ -119,7 +119,7 @@ class Evidence:
         return _common(record for chain in self.chains for record in chain.records if founds_anew(record))
 
     def common(self, record: CloseRecord) -> CloseRecord:
-        """What most histories have in this record's place."""
+        """Return the record that most histories have in this place."""
         return (self.founding if founds_anew(record) else self.records)[record.step]
 
     def opened_with(self, step: int) -> CloseRecord | None:
@@ -174,7 +174,7 @@ class Gatherer:
         return peer
 
     def _forget(self, step: int) -> None:
-        """What this start did from a step on does not count, and it said so."""
+        """Drop this start's work from a step on, which by its own report does not count."""
         mine = [fact for fact in self.facts if fact.incarnation == self._incarnations and fact.step >= step]
         given_up = set(map(id, mine))
         self.facts = [fact for fact in self.facts if id(fact) not in given_up]
@@ -223,7 +223,7 @@ def gather(directories: Iterable[Path], offset: float | None = None) -> Evidence
 
 
 def founds_anew(record: CloseRecord) -> bool:
-    """Whether it closes no step but names who goes on after one."""
+    """Return whether it closes no step but names who goes on after one."""
     return record.step > 0 and not record.committed
 
 
@@ -252,7 +252,7 @@ def _at(entry: Recorded, offset: float | None) -> float:
 
 
 def _began(home: Path, offset: float | None) -> float:
-    """When the first event of a home was written; 0 where there is none."""
+    """Return the time of the first event of a home; 0 if there is none."""
     try:
         with (home / EVENTS).open("rb") as file:
             return _at(decode_line(file.readline()), offset)

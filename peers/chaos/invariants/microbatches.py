@@ -130,7 +130,7 @@ def _set_aside(records: Iterable[CloseRecord]) -> set[MicrobatchId]:
 
 
 def _last_cursors(evidence: Evidence) -> dict[Place, tuple[int, int]]:
-    """Where each shard's trainer stood when it last had something committed; the run's end for the newest shard."""
+    """Return each shard's position at its trainer's last commit; the run's end for the newest shard."""
     cursors: dict[Place, tuple[int, int]] = {}
     newest: dict[str, Place] = {}
     for record in evidence.records.values():

@@ -222,8 +222,8 @@ def _under_faults(evidence: Evidence) -> Mapping[str, list[tuple[float, float]]]
 
 
 def _over(evidence: Evidence, fault: FaultFact, peer: str) -> float:
-    """When a fault is over for one whom it hit: after its seconds, by the fault that ends it, else once the peer is
-    ready again."""
+    """Return the end of a fault for one of its peers: after its seconds, by the fault that ends it, else once the peer
+    is ready again."""
     if fault.seconds is not None and fault.kind != "stop":
         return fault.done + fault.seconds
     if fault.kind in PASSING:
@@ -240,8 +240,8 @@ def _ready_after(evidence: Evidence, peer: str, wall: float) -> float:
 
 
 def _until_back(evidence: Evidence, fault: FaultFact, victim: str) -> float:
-    """When a victim may be used again: it is ready anew, or was let go on. Others may know of its being let in again
-    before it does, by a record after those that it knew itself."""
+    """Return the time from which a victim may be used again: it is ready anew, or was resumed. Others may know of its
+    being let in again before it does, by a record after those that it knew itself."""
     ready = list(_of(evidence.of("PeerReady"), victim))
     told = (*ready, *_of(evidence.of("StepClosed", "RosterChanged"), victim))
     known = max((fact.step for fact in told if fact.wall <= fault.done), default=-1)

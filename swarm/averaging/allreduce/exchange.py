@@ -100,8 +100,8 @@ class Exchange:
         await self._questions.ask(peer, STAY, RoundMessage.of(self._plan))
 
     async def _trade_part(self, root: PeerId) -> None:
-        """Everything of one part, in lanes: each takes the next chunk that no other took, until there is none. At the
-        root, which waits for all others, one is enough."""
+        """Trade all chunks of one part, in lanes: each takes the next chunk that no other took, until there is none. At
+        the root, which waits for all others, one is enough."""
         place = self._inbox.place
         for peer in place.asks(root):
             await self._entered[peer]
@@ -167,7 +167,7 @@ class Exchange:
         return self.output.settle(chunk, result)
 
     def _added(self, chunk: ReduceChunk, sums: Mapping[PeerId, Payload]) -> Payload:
-        """As one more sum for somebody else; nothing of nothing."""
+        """Return these sums, added and encoded as one sum for another member; nothing for none."""
         if not sums:
             return b""
         return self._plan.sums.encode(self._total(chunk, sums, 1, self._plan.dtype), chunk)

@@ -1,4 +1,4 @@
-"""Everything the other members said in one round: their sums of what we add up, their agreement, their giving up."""
+"""Collect the other members' messages in one round: sums for our chunks, agreements, aborts."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class _HeldSums:
 
 
 class Inbox:
-    """What arrived for one round, from the moment it is expected until it is over. For one event loop, no I/O.
+    """The messages of one round, from the moment it is expected until it is over. For one event loop, no I/O.
 
     Holds at most ``plan.window`` unreduced chunks of a part from each that is below us in its tree, and twice as many
     of who trades with us; a sum sent twice counts once, the first.
@@ -288,10 +288,10 @@ class Inbox:
             raise RoundFailed(failure.reason, peer=failure.peer, aborted_by=told_by, differs=differs)
 
     def given_up_by(self, caller: PeerId, reason: str, now: float, culprit: PeerId | None = None) -> RoundFailed:
-        """What the round ends with when another member says that it is void. Nobody is blamed for its word: only whom
-        we suspect ourselves, when we have waited so long that this means something; else one could frame whoever is
-        slow. In a round that follows others it must be the member that it names, if any is: all may wait for one that
-        is in an earlier round and not in ours."""
+        """Return the failure of the round when another member says that it is void. Nobody is blamed for its word: only
+        whom we suspect ourselves, when we have waited so long that this means something; else one could frame whoever
+        is slow. In a round that follows others it must be the member that it names, if any is: all may wait for one
+        that is in an earlier round and not in ours."""
         if len(set(self.agreements.values())) > 1:
             return self._disagreement()  # as we know as well as it does
         overdue = now - self.entered_at >= OVERDUE * self.plan.timeout_s
@@ -300,8 +300,8 @@ class Inbox:
         return RoundFailed(reason, peer=blamed or "", aborted_by=caller)
 
     def suspects(self) -> tuple[str, tuple[PeerId, ...]]:
-        """What a round that took too long waited for, in words, and on whom it broke, in rank order: only those who
-        need not wait for others themselves. Nobody when all may be waiting for somebody else.
+        """Return, for a late round, the reason in words, and the members on which it broke, in rank order: only those
+        that need not wait for others themselves. Nobody when all may be waiting for somebody else.
 
         Whoever has not even answered whether it is in comes first: a link that swallows everything is at no other place
         as plain to see. Then those that are not in, for all that are were let in without waiting for anybody; those
@@ -320,8 +320,8 @@ class Inbox:
         return "", ()
 
     def _owing_below(self) -> set[PeerId]:
-        """Whose sum of the first chunk of a part that we have not added up is missing: only those who need not wait for
-        others themselves, nor for our answers to a whole window of what they sent."""
+        """Return the members whose sum is missing for the first chunk that we have not added up: only those that need
+        not wait for others themselves, nor for our answers to a whole window of what they sent."""
         seen: set[int] = set()
         for chunk in self.plan.chunks:
             if chunk.rank in seen or self._sums.is_taken((chunk.index, 0)):

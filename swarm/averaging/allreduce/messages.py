@@ -1,4 +1,4 @@
-"""What members of a round say to each other."""
+"""The messages between the members of a round."""
 
 from __future__ import annotations
 

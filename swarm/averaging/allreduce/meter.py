@@ -1,4 +1,4 @@
-"""What a round tells about the links to the others, on the way: nothing is sent for it."""
+"""Measure the links to the other members from a round's own traffic; nothing is sent for it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ MEASURED_BYTES = 64 << 10
 
 
 class LinkMeasurement(NamedTuple):
-    """Of one other member: microseconds one way, and the bytes a second at which its payloads came while any of them
-    was on its way; 0 for what could not be measured."""
+    """The link to one other member: microseconds one way, and the rate of its payloads in bytes a second while any was
+    in flight; 0 where there is no measurement."""
 
     latency_us: int
     bytes_per_s: int
@@ -52,7 +52,7 @@ class RoundMeter:
         self._since[peer] = now
 
     def heard(self) -> Mapping[PeerId, LinkMeasurement]:
-        """What is known by now."""
+        """Return the measurements so far."""
         return {
             peer: LinkMeasurement(_bounded(latency_s * 1e6, MAX_LATENCY_US), self._rate(peer))
             for peer, latency_s in self._latency_s.items()
@@ -64,8 +64,8 @@ class RoundMeter:
 
 
 def heard_in_all(rounds: Iterable[Mapping[PeerId, LinkMeasurement]]) -> dict[PeerId, LinkMeasurement]:
-    """What several rounds told of each member. The best of each counts: who is met twice may have sent nothing worth
-    clocking the second time, and what else goes on only ever makes a link look worse."""
+    """Merge several rounds' measurements of each member. The best counts: a member met twice may have sent nothing
+    worth clocking the second time, and what else goes on only ever makes a link look worse."""
     best: dict[PeerId, LinkMeasurement] = {}
     for peer, one in (item for heard in rounds for item in heard.items()):
         other = best.get(peer, one)

@@ -52,7 +52,7 @@ class ReducedVector:
         return own.view(np.uint8).data if self._codec.exact else memoryview(encoded)
 
     def bytes_of(self, chunk: ReduceChunk) -> int:
-        """How many bytes a chunk's result has on the wire."""
+        """Return the bytes of a chunk's result on the wire."""
         return self._codec.wire_bytes(chunk.elements)
 
     def settle(self, chunk: ReduceChunk, result: NDArray[Any]) -> memoryview:
@@ -65,7 +65,7 @@ class ReducedVector:
 
     @property
     def stored(self) -> int:
-        """How many chunks are there."""
+        """The number of stored chunks."""
         return len(self._seals)
 
     def squared_norm(self) -> float:

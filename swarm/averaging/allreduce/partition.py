@@ -35,7 +35,7 @@ class ReduceChunk:
 
 
 def chunk_elements_of(elements: int) -> int:
-    """How long the chunks of a vector should be: a power of two from CHUNK_ELEMENTS to LARGEST_CHUNK_ELEMENTS, the
+    """Return the elements in each chunk of a vector: a power of two from CHUNK_ELEMENTS to LARGEST_CHUNK_ELEMENTS, the
     largest of which there are at least 64. A function of the length alone, so that groups of other sizes cut alike."""
     wanted = 1 << max(0, (elements // _CHUNKS).bit_length() - 1)
     return min(max(wanted, CHUNK_ELEMENTS), LARGEST_CHUNK_ELEMENTS)

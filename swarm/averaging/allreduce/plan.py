@@ -43,9 +43,9 @@ other reducers take at most as much again."""
 
 
 class RoundKey(NamedTuple):
-    """What names a round within a run; ``attempt`` counts from 0 and grows when a round failed and all of the step's
-    are repeated; ``round`` counts those of one attempt. ``after`` begins the hash of the record that the step follows:
-    who gives a lineage up comes to the same steps again, and these are other rounds."""
+    """The name of a round within a run. ``attempt`` counts from 0 and grows when a round failed and all of the step's
+    rounds are repeated; ``round`` counts the rounds of one attempt. ``after`` is the beginning of the hash of the
+    record that the step follows: a member that gives a lineage up comes to the same steps again, in other rounds."""
 
     step: int
     part: PartName
@@ -59,7 +59,7 @@ class RoundKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ChunkCodec:
-    """How chunks of a round travel one way: vectors of numbers of one type, by a codec of the registry.
+    """The encoding of a round's chunks in one direction: vectors of one number type, by a codec of the registry.
 
     Equal bytes give equal numbers, anywhere. Values that are not finite pass where it is exact: who adds or stores them
     looks.
@@ -72,7 +72,7 @@ class ChunkCodec:
 
     @property
     def exact(self) -> bool:
-        """Whether bytes are the numbers' own: then encoding and decoding are views and cost nothing."""
+        """True if bytes are the numbers' own: then encoding and decoding are views and cost nothing."""
         return self.codec.exact(self.dtype)
 
     def wire_bytes(self, elements: int) -> int:
@@ -159,22 +159,22 @@ class RoundPlan:
 
     @property
     def divisor(self) -> int:
-        """What the sum of all sums is divided by."""
+        """The divisor of the sum of all sums."""
         return self.total_weight if self.gives == "mean" else 1
 
     @property
     def result_dtype(self) -> WireType:
-        """That of the result."""
+        """The dtype of the result."""
         return "float32" if self.gives == "mean" else self.dtype
 
     @cached_property
     def sums(self) -> ChunkCodec:
-        """How a sum travels to its reducer."""
+        """The encoding of a sum on its way to its reducer."""
         return ChunkCodec(_codec(self.codec, self.dtype), self.dtype, self.key.step, "sum")
 
     @cached_property
     def results(self) -> ChunkCodec:
-        """How a result travels to everybody."""
+        """The encoding of a result on its way to all members."""
         return ChunkCodec(_codec(self.codec, self.result_dtype), self.result_dtype, self.key.step, "result")
 
     @cached_property
@@ -190,14 +190,14 @@ class RoundPlan:
 
     @cached_property
     def routes(self) -> Routes:
-        """Who sends what to whom."""
+        """The routes of sums and results."""
         shares = {peer: self._share(peer) for peer in self.members}
         return Routes(SCHEDULES[self.schedule], self.members, self.weights, shares, self.key.step)
 
     @cached_property
     def window(self) -> int:
-        """How many chunks of a part each pair of members may have in flight, so that memory stays a fraction of the
-        vector, and a pair's calls within what may be open."""
+        """The number of chunks of a part that each pair of members may have in flight, so that memory stays a fraction
+        of the vector, and a pair's calls within what may be open."""
         held_bytes = len(self.members) * self.chunk_elements * self.item_bytes
         room = int(WINDOW_SHARE * self.elements * self.item_bytes / held_bytes)
         most = MAX_WINDOW if self.schedule == "direct" else 2 * MAX_PARTS // len(self.routes.roots)
@@ -234,7 +234,7 @@ class RoundPlan:
         return plan
 
     def called_by(self, peer: PeerId) -> tuple[PeerId, ...]:
-        """Whom a member calls: all others that can be called."""
+        """Return the members that a member calls: all others that can be called."""
         return tuple(other for other in self.members if other != peer and other not in self.outgoing)
 
     def reducer(self, chunk: ReduceChunk) -> PeerId:
@@ -252,7 +252,7 @@ class RoundPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RoundResult:
-    """What a round gave, bit for bit the same at every member but for ``bytes_sent``, ``heard`` and the seconds.
+    """The result of a round, bit for bit the same at every member except ``bytes_sent``, ``heard`` and the seconds.
 
     ``tensor`` is what the plan gives, (elements,) on the CPU, and the caller's own. ``squared_norm`` is its squared L2
     norm in float64, ``digest`` names its content (hex; comparable between members of one plan, and of aligned ones).
@@ -284,7 +284,7 @@ class Station:
 
     @staticmethod
     def of(weights: Mapping[PeerId, int]) -> Station:
-        """Where these come."""
+        """Return the station of these members."""
         return Station(weights, frozenset(peer for peer, weight in weights.items() if weight))
 
 
@@ -292,7 +292,7 @@ NOBODY = Station.of({})
 
 
 class MemberPlan:
-    """What a plan means for one of its members. Pure."""
+    """A plan from the view of one of its members. Pure."""
 
     def __init__(self, plan: RoundPlan, me: PeerId) -> None:
         self._routes, self._roots = plan.routes, plan.members
@@ -306,20 +306,20 @@ class MemberPlan:
             self._stations[root, level + 1] = Station.of({partner: plan.routes.traded_weight(partner, level)})
 
     def station(self, chunk: ReduceChunk, level: int) -> Station:
-        """Where sums of a chunk arrive; nobody comes at a level that there is not."""
+        """Return the station at which sums of a chunk arrive; an empty one for a level that does not exist."""
         return self._stations.get((self._roots[chunk.rank], level), NOBODY)
 
     def asked(self, chunk: ReduceChunk) -> bool:
-        """Whether anybody asks us for a chunk's result."""
+        """Return whether anybody asks us for a chunk's result."""
         return bool(self.station(chunk, 0).weights)
 
     def blamed(self, chunk: ReduceChunk) -> frozenset[PeerId]:
-        """Who owes us a sum for which it need not wait for others."""
+        """Return the members that owe us a sum for which they need not wait for others."""
         root = self._roots[chunk.rank]
         return frozenset(peer for peer in self.station(chunk, 0).due if not self._routes.children(peer, root))
 
     def parent(self, root: PeerId) -> PeerId | None:
-        """Whom we ask for a root's part; None when we compute it."""
+        """Return the member that we ask for a root's part; None when we compute it."""
         return self._routes.parent(self.me, root)
 
     def asks(self, root: PeerId) -> tuple[PeerId, ...]:
@@ -330,7 +330,7 @@ class MemberPlan:
         return tuple(self._routes.partner(self.me, level) for level in range(self.levels))
 
     def weight(self, root: PeerId, level: int) -> int:
-        """Of what we send."""
+        """Return the weight of our sums."""
         return self._routes.traded_weight(self.me, level - 1) if level else self._routes.weight(self.me, root)
 
     def _below(self, root: PeerId) -> Station:

@@ -34,7 +34,7 @@ REASON_CHARS = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundCall:
-    """What every replica of a part reads off the ledger and the roster when a step closes.
+    """The inputs of a part's averaging, which every replica reads from the ledger and the roster when a step closes.
 
     ``replicas`` is the part's slice of the roster, ``weights`` the tokens the ledger assigns to each of them (absent:
     0), ``seed`` is the run's. ``timeout_s`` is for all rounds together. ``links`` are what the last record says of the
@@ -189,7 +189,7 @@ async def average(
 
 
 def _ends_at_s(plan: RoundPlan, plans: Sequence[RoundPlan]) -> float:
-    """When a round must be over, in seconds from when the first began: the last one at the deadline of all."""
+    """Return the deadline of a round, in seconds from the start of the first: the last one at the deadline of all."""
     last = plans[-1].key.round
     head_start_s = min(HEAD_START_S, plan.timeout_s / (2 * (last + 1)))
     return plan.timeout_s - (last - plan.key.round) * head_start_s

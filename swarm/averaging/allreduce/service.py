@@ -46,8 +46,8 @@ refusal, or at the deadline."""
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """What is remembered of a round; ``digest`` is empty for one that failed. Not its plan: what has been worked out
-    about that grows with the square of the members."""
+    """The memory of a finished round; ``digest`` is empty for a failed one. It holds no plan, whose derived data grows
+    with the square of the members."""
 
     members: frozenset[PeerId]
     digest: str

@@ -105,7 +105,7 @@ class PushSumNode:
 
     @property
     def held(self) -> PushSumState:
-        """What is in the value: neither what is under way nor what is put aside."""
+        """The mass in the value, without the mass in flight or put aside."""
         return self._held
 
     def change(self, difference: Tensor) -> None:
@@ -149,13 +149,13 @@ class PushSumNode:
         return ParcelTransferred(answer.number)
 
     def yielded(self, sender: PeerId, message: ParcelTransferred) -> None:
-        """What was put aside is this node's own. Said again, or late, it changes nothing."""
+        """Take back the mass put aside as this node's own. Said again, or late, it changes nothing."""
         aside = self._aside.get(sender)
         if aside is not None and aside.number == message.number:
             self._add(sender)
 
     def unanswered_by(self, receiver: PeerId) -> Parcel:
-        """What is under way to this peer. Raises KeyError where nothing is."""
+        """Return the mass in flight to this peer. Raises KeyError if there is none."""
         return self._sent[receiver]
 
     def _add(self, sender: PeerId) -> None:

@@ -45,7 +45,8 @@ Held = tuple[PartName, MixedPart, Sequence[PeerId]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixingRules:
-    """Who mixes with whom, how old a version may be, and how far (L2 norm) a replica may be from where all began."""
+    """The rules of mixing: groups, the largest age of a version, and a replica's largest distance (L2 norm) from the
+    anchor."""
 
     strategy: Strategy
     seed: int
@@ -55,7 +56,7 @@ class MixingRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixingContext:
-    """What mixing works with. ``held`` is our part with its replicas in the open step, None for none."""
+    """The shared objects of mixing. ``held`` is our part with its replicas in the open step, None for none."""
 
     endpoint: Endpoint
     device: Executor
@@ -139,7 +140,7 @@ class Taking:
 
 
 def why_not(answers: Mapping[PeerId, object]) -> dict[PeerId, str]:
-    """What the event says of those who gave no answer that counts."""
+    """Return the event's words about members without a valid answer."""
     errors = {peer: error for peer, error in answers.items() if isinstance(error, PeerError)}
     return {peer: f"{error.code}: {error.reason}"[:200] for peer, error in errors.items()}
 

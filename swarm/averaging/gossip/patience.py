@@ -1,4 +1,4 @@
-"""How long a replica that mixes waits for the others: who hangs costs them one deadline, once."""
+"""Limit a mixing replica's wait for the others: a replica that hangs costs them one deadline, once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PatientCalls(Generic[T]):
         self._late: set[PeerId] = set()
 
     def asks(self, peer: PeerId) -> bool:
-        """Whether a call to this peer is still under way."""
+        """Return whether a call to this peer is still under way."""
         return peer in self._asked
 
     async def answers(

@@ -217,8 +217,8 @@ class PushSum:
     name: str = "push-sum"
 
     def target(self, peer: PeerId, replicas: Sequence[PeerId], step: int, seed: int) -> PeerId | None:
-        """Whom ``peer`` sends to; None when it is alone. All replicas have another target in every round, and as many
-        senders as targets."""
+        """Return the target of ``peer``; None when it is alone. All replicas have another target in every round, and as
+        many senders as targets."""
         places = shuffled(replicas, seed)
         if len(places) < 2:
             return None
@@ -234,7 +234,7 @@ class PushSum:
         return self.cycle(replicas) if replicas & (replicas - 1) == 0 else None
 
     def left_after(self, rounds: int, replicas: int) -> float:
-        """As above. O(rounds · P)."""
+        """Return the same share as above. O(rounds · P)."""
         if replicas < 2:
             return 0.0
         cycle, total = self.cycle(replicas), 0.0

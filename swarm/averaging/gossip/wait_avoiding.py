@@ -53,8 +53,8 @@ class Published:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mixture:
-    """What a group's round gave: weighted ``mean`` float32 (elements,), Σ ``weight``, and of whom which version is in
-    it."""
+    """The result of a group's round: weighted ``mean`` float32 (elements,), Σ ``weight``, and the version of each
+    member in it."""
 
     round: int
     mean: Tensor
@@ -64,8 +64,8 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Settled:
-    """What one member goes on from, as ``version``: its own parameters were ``in it`` already, were ``added``, or were
-    ``too old`` and are gone."""
+    """The parameters with which one member goes on, as ``version``: its own were ``in it`` already, were ``added``, or
+    were ``too old`` and are dropped."""
 
     version: int
     vector: Tensor
@@ -103,7 +103,8 @@ class WaitAvoiding:
         return Mixture(round, mean, total, versions), _reason(round, late, absent)
 
     def settle(self, mixture: Mixture, me: PeerId, own: Published) -> Settled:
-        """What ``me`` goes on from, given what it holds now, ``own``, whether it was in time or comes later.
+        """Return the parameters with which ``me`` goes on, given what it holds now, ``own``, whether it was in time or
+        comes later.
 
         A member that missed several rounds settles in the newest that one of its groups had. Raises BugError for a
         mixture older than ``own``, which would undo steps.

@@ -1,4 +1,4 @@
-"""Which way the sums of one round travel: the schedules, and what a schedule is."""
+"""The routes of one round's sums: the schedules and their interface."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ class Schedule(Protocol):
 
     @property
     def name(self) -> ScheduleName:
-        """What the manifest calls it."""
+        """Its name in the manifest."""
 
     def core(self, able: int) -> tuple[int, ...]:
-        """Which of so many members that may be asked (at least one) make the core; the others are leaves too."""
+        """Return the core of so many members that may be asked (at least one); the others are leaves too."""
 
     def roots(self, core: int, turn: int) -> tuple[int, ...]:
         """The ranks that reduce a part each, at ``turn``, ascending."""
 
     def parent(self, rank: int, root: int, core: int) -> int:
-        """Whom a member asks for the root's part; itself when it asks nobody."""
+        """Return the member that a member asks for the root's part; itself when it asks nobody."""
 
     def levels(self, core: int) -> int:
-        """How often each of the core, whose size is a power of two then, trades sums with the member across the next
-        bit of its rank, before it divides the result itself; 0 where trees do it all."""
+        """Return how often each member of the core, whose size is a power of two then, trades sums with the member
+        across the next bit of its rank, before it divides the result itself; 0 where trees do it all."""
 
 
 SCHEDULES: Mapping[ScheduleName, Schedule] = MappingProxyType(

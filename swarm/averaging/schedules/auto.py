@@ -26,8 +26,8 @@ MAX_COMPARED = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleInputs:
-    """What the members of a round have agreed on. ``members`` in rank order, near ones side by side; ``links`` as the
-    last close record has them, which may lack some; ``dial_only`` are those that others reach through relays alone."""
+    """The inputs on which the members of a round agree. ``members`` are in rank order, near ones side by side;
+    ``links`` come from the last close record, which may lack some; others reach ``dial_only`` through relays alone."""
 
     members: tuple[PeerId, ...]
     weights: Mapping[PeerId, int]

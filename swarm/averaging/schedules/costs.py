@@ -1,4 +1,4 @@
-"""What a schedule costs the members of a round: bytes and messages exactly, seconds as far as links can tell."""
+"""Compute a schedule's cost for the members of a round: bytes and messages exactly, seconds as estimated from links."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SITE_LATENCY_S = 0.0005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkCost:
-    """What is known of one member's link: seconds of a message one way to the others, the middle one of them; bytes a
-    second, up and down alike; and its site, whose members share what leads out of it."""
+    """Measurements of one member's link: median seconds of a message one way to the others; bytes a second, up and down
+    alike; and its site, whose members share the link out of it."""
 
     latency_s: float
     bytes_per_s: int
@@ -29,7 +29,8 @@ class LinkCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vector:
-    """What is averaged: ``item_bytes`` are those of an element of a sum on the wire, ``result_bytes`` of the result."""
+    """The averaged vector: ``item_bytes`` are those of an element of a sum on the wire, ``result_bytes`` of the
+    result."""
 
     elements: int
     item_bytes: int = 4
@@ -39,13 +40,13 @@ class Vector:
 
 @dataclass(slots=True)
 class Load:
-    """What a round asks of its members. ``calls`` by caller and target, ``sent`` bytes by sender and receiver."""
+    """The load of a round on its members. ``calls`` by caller and target, ``sent`` bytes by sender and receiver."""
 
     calls: Counter[tuple[PeerId, PeerId]] = field(default_factory=Counter)
     sent: Counter[tuple[PeerId, PeerId]] = field(default_factory=Counter)
 
     def bytes_of(self, peer: PeerId) -> tuple[int, int]:
-        """What a member sends and receives."""
+        """Return the bytes that a member sends and receives."""
         return (
             sum(count for (source, _), count in self.sent.items() if source == peer),
             sum(count for (_, target), count in self.sent.items() if target == peer),
@@ -82,9 +83,9 @@ def _chunks(elements: int, vector: Vector) -> int:
 
 
 def seconds(routes: Routes, vector: Vector, links: Mapping[PeerId, LinkCost]) -> float:
-    """What a round takes from its first sum to its last result, when all begin at once: the latency of its longest
-    path, the messages of the busiest member, the bytes of the busiest link, and a chunk on each hop before the ways
-    are full (the alpha-beta model of Hockney, 1994, with a price per message, and links in place of pairs).
+    """Return the seconds of a round from its first sum to its last result, when all begin at once: the latency of its
+    longest path, the messages of the busiest member, the bytes of the busiest link, and a chunk on each hop before the
+    ways are full (the alpha-beta model of Hockney, 1994, with a price per message, and links in place of pairs).
 
     The members of a site share the fastest of their links for what crosses its border. Deterministic: only + - × ÷.
     """
@@ -104,7 +105,7 @@ def seconds(routes: Routes, vector: Vector, links: Mapping[PeerId, LinkCost]) ->
 
 
 def _busy_s(asked: Load, links: Mapping[PeerId, LinkCost]) -> Iterator[float]:
-    """How long each direction of each link, and each site's, carries bytes."""
+    """Return the seconds for which each direction of each link, and each site's, carries bytes."""
     flows: Counter[tuple[str, str]] = Counter()
     rates: Counter[str] = Counter()
     sites = {peer: f"site {link.site}" for peer, link in links.items()}
@@ -122,7 +123,7 @@ def _busy_s(asked: Load, links: Mapping[PeerId, LinkCost]) -> Iterator[float]:
 
 
 def _latency_s(routes: Routes, links: Mapping[PeerId, LinkCost]) -> float:
-    """Of the longest path, there and back."""
+    """Return the latency of the longest path, there and back."""
     longest = 0.0
     for root in routes.roots:
         arrived: dict[PeerId, float] = {}

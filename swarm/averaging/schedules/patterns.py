@@ -19,7 +19,7 @@ MAX_PARTS = 64
 
 
 def spread(core: int) -> tuple[int, ...]:
-    """As many ranks of a core as may reduce a part where all parts go through the same few pairs, evenly spread."""
+    """Return the ranks of a core that reduce parts when all parts share the same few pairs, evenly spread."""
     return tuple(range(0, core, -(-core // MAX_PARTS)))
 
 

@@ -48,23 +48,23 @@ class Routes:
 
     @cached_property
     def roots(self) -> Mapping[PeerId, int]:
-        """Who reduces a part, in rank order, and its share of the vector."""
+        """The reducers of parts, in rank order, with their shares of the vector."""
         ranks = self.schedule.roots(len(self._core), self.turn)
         roots = {self._placed[rank] for rank in ranks}
         return {peer: self.shares.get(peer, 0) if len(roots) > 1 else 1 for peer in self.members if peer in roots}
 
     @cached_property
     def levels(self) -> int:
-        """How many trades each of the core makes for each chunk; 0 where trees do it all."""
+        """The number of trades of each core member for each chunk; 0 where trees do it all."""
         return self.schedule.levels(len(self._core))
 
     def parent(self, peer: PeerId, root: PeerId) -> PeerId | None:
-        """Whom a member asks for the root's part; None for who asks nobody."""
+        """Return the member that a member asks for the root's part; None for a member that asks nobody."""
         above = self._placed[self.schedule.parent(self._rank[peer], self._rank[root], len(self._core))]
         return None if above == peer else above
 
     def children(self, peer: PeerId, root: PeerId) -> tuple[PeerId, ...]:
-        """Who asks a member for the root's part, in rank order."""
+        """Return the members that ask a member for the root's part, in rank order."""
         return () if self._is_leaf(peer, root) else self._tree(root).children.get(peer, ())
 
     def depth(self, peer: PeerId, root: PeerId) -> int:
@@ -118,7 +118,7 @@ class Routes:
         return {}
 
     def _is_leaf(self, peer: PeerId, root: PeerId) -> bool:
-        """Whether nobody is below a member, as far as can be told without a tree or by the one that there is."""
+        """Return whether nobody is below a member, as far as can be told without a tree or by the one that there is."""
         if root in self._trees:
             return peer not in self._trees[root].children
         mine, top, core = self._rank[peer], self._rank[root], len(self._core)

@@ -1,4 +1,4 @@
-"""Who averages with whom: the strategies, and what a strategy is."""
+"""The groups in which replicas average: the strategies and their interface."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Strategy(Protocol):
 
     @property
     def name(self) -> str:
-        """What the manifest calls it."""
+        """Its name in the manifest."""
 
     def groups(self, replicas: Sequence[PeerId], step: int, round: int, seed: int) -> tuple[Group, ...]:
         """Disjoint groups that cover ``replicas`` exactly. No replicas, no groups. Raises BugError for a duplicate."""
@@ -30,8 +30,8 @@ class Strategy(Protocol):
         """Rounds after which all replicas hold the exact mean; None when they only approach it."""
 
     def left_after(self, rounds: int, replicas: int) -> float:
-        """What these rounds leave of the mean squared distance from the mean, in expectation, when the replicas differ
-        by independent noise; as theory has it."""
+        """Return the share that these rounds leave of the mean squared distance from the mean, in expectation, when the
+        replicas differ by independent noise; as theory has it."""
 
 
 STRATEGIES: Mapping[str, Strategy] = MappingProxyType(

@@ -135,7 +135,7 @@ class Hierarchy:
     name: str = "hierarchy"
 
     def groups(self, replicas: Sequence[PeerId], step: int, round: int, seed: int) -> tuple[Group, ...]:
-        """Of the three rounds, the one that ``round`` is; groups of a single replica are groups, too."""
+        """Return the groups of ``round``, one of three; groups of a single replica count too."""
         regions = self._regions(replicas)
         able = [[peer for peer in members if peer not in self.outgoing] or members for members in regions]
         delegates = [members[(seed + step) % len(members)] for members in able]

@@ -1,4 +1,4 @@
-"""What a strategy that groups says: who is together, who only listens, who computes."""
+"""The groups that a strategy forms: their members, listeners and reducers."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def in_groups(order: Sequence[PeerId], count: int) -> tuple[Group, ...]:
 
 
 def left_of(rounds: Sequence[Sequence[Group]], replicas: Sequence[PeerId]) -> float:
-    """What these rounds, one after the other, leave of the mean squared distance from the mean when the replicas differ
-    by independent noise: (‖M‖² - 1)/(P-1) for the product M of their mixing matrices, Frobenius norm. O(P²) a round,
-    8 P² bytes."""
+    """Return the share that these rounds, one after another, leave of the mean squared distance from the mean when the
+    replicas differ by independent noise: (‖M‖² - 1)/(P-1) for the product M of their mixing matrices, Frobenius norm.
+    O(P²) a round, 8 P² bytes."""
     place = {peer: number for number, peer in enumerate(replicas)}
     mixed = np.eye(len(replicas))
     for groups in rounds:

@@ -1,4 +1,4 @@
-"""Where replicas are, as far as it matters for who averages with whom. Pure."""
+"""Locations of replicas, as far as groups depend on them. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from swarm.ids import PeerId
 
 
 class Site(Protocol):
-    """What a replica said of where it is, such as a roster's member."""
+    """A replica's statement of its location, such as a roster's member."""
 
     @property
     def region(self) -> str:
-        """As its owner calls it; "" for none, which is a region, too."""
+        """Its region, in its owner's words; "" for none, which is a region too."""
 
     @property
     def outgoing(self) -> bool:

@@ -61,8 +61,8 @@ class Grid:
         return len(sides) if prod(sides) == replicas else None
 
     def left_after(self, rounds: int, replicas: int) -> float:
-        """As above where the grid is full. With empty cells it is what the axes leave, to the power of how often all
-        had their turn: places drawn anew have forgotten the earlier ones."""
+        """Return the same share as above if the grid is full. With empty cells it is the share that the axes leave, to
+        the power of how often all had their turn: places drawn anew have forgotten the earlier ones."""
         sides = self.sides(replicas)
         if prod(sides) == replicas:
             return (prod(sides[min(rounds, len(sides)) :]) - 1) / max(1, replicas - 1)
@@ -125,7 +125,7 @@ class RandomGroups:
         return in_groups(shuffled(replicas, seed, step, round), self.count(len(replicas)))
 
     def count(self, replicas: int) -> int:
-        """How many groups there are."""
+        """Return the number of groups."""
         return -(-replicas // (self.size or square_root_size(replicas)))
 
     def exact_after(self, replicas: int) -> int | None:
@@ -171,8 +171,8 @@ class ButterflyGroups:
         return max(1, -(-bits // self._width(replicas))) if replicas == 1 << bits else None
 
     def left_after(self, rounds: int, replicas: int) -> float:
-        """As above where P is a power of two; else what the windows leave, to the power of how often all had their
-        turn."""
+        """Return the same share as above if P is a power of two; else the share that the windows leave, to the power of
+        how often all had their turn."""
         bits, width = self._bits(replicas), self._width(replicas)
         if replicas == 1 << bits:
             return float(((1 << max(0, bits - rounds * width)) - 1) / max(1, replicas - 1))

@@ -260,7 +260,7 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc]
         return opened(record.value)
 
     def validate(self, record: Any) -> bool:
-        """Whether key, owner, lifetime, signature and body are all right."""
+        """Return whether key, owner, lifetime, signature and body are all right."""
         problem = self.problem(record)
         if problem:
             logger.debug("a directory record was refused: %s", problem)

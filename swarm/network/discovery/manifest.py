@@ -1,4 +1,4 @@
-"""How a newcomer gets the run's manifest and tokenizer: from any peer of the run, verified by digest.
+"""Fetch the run's manifest and tokenizer from any of its peers, verified by digest.
 
 The one public service: it is reachable before a run is entered, for the run id is the manifest's digest.
 """
@@ -28,7 +28,7 @@ class GetManifest(Message):
 
 
 class ManifestSizes(Message):
-    """How the payload is cut: the manifest's canonical JSON, then ``tokenizer.json``."""
+    """Sizes of the payload's two pieces: the manifest's canonical JSON, then ``tokenizer.json``."""
 
     manifest_bytes: Annotated[int, Field(ge=1, le=MAX_MANIFEST_BYTES)]
     tokenizer_bytes: Annotated[int, Field(ge=0, le=MAX_TOKENIZER_BYTES)]

@@ -1,4 +1,4 @@
-"""What peers say about themselves in the directory, and what makes such a record believable.
+"""Records of peers about themselves in the directory, and the checks of such a record.
 
 A record is a hint, never a proof of state; but who said it, about whom and until when is certain: the owner signs key,
 subkey, expiry and body, and nobody, honest or not, can be made to keep it longer than :data:`MAX_TTL_S`.
@@ -38,7 +38,7 @@ AddressText = Annotated[str, StringConstraints(min_length=4, max_length=256, pat
 
 
 class PeerRecord(Record):
-    """Who a peer is, where it is and can be dialled, and what it holds.
+    """A peer's identity, region, addresses and part.
 
     ``incarnation`` grows with every start of the same identity: of two records the higher one is the living process.
     """
@@ -79,9 +79,9 @@ def decode_record(kind: type[RecordT], body: bytes) -> RecordT:
 
 
 def expiry_of(now: float, ttl_s: float, before: float) -> float:
-    """When a record expires that is announced at ``now``: never before the one it replaces, at ``before``, for nodes
-    keep the later date; but after our clock was set back as late as anybody will believe. Raises BugError for a
-    ``ttl_s`` that is not above 0 or above 120."""
+    """Return the expiry of a record that is announced at ``now``: never before that of the one it replaces, at
+    ``before``, for nodes keep the later date; but after our clock was set back as late as anybody will believe. Raises
+    BugError for a ``ttl_s`` that is not above 0 or above 120."""
     if not 0 < ttl_s <= MAX_TTL_S:
         raise BugError(f"a record's ttl_s is within (0, {MAX_TTL_S:g}], not {ttl_s!r}")
     return min(max(now + ttl_s, before + 1e-3), now + LONGEST_S)
@@ -107,7 +107,7 @@ def opened(value: bytes) -> bytes:
 
 
 def is_sealed_by(owner: PeerId, key: bytes, expiry: float, value: bytes) -> bool:
-    """Whether ``owner`` sealed this value under this key with this expiry."""
+    """Return whether ``owner`` sealed this value under this key with this expiry."""
     return verify(owner, _signed(key, owner, expiry, opened(value)), value[:SIGNATURE_BYTES])
 
 

@@ -98,7 +98,8 @@ class AttachedP2P(P2P):  # type: ignore[misc]
                     await self._client.add_unary_handler(name, handler)
 
     async def addresses(self) -> tuple[str, ...]:
-        """Where others can reach us, as the daemon believes now, each with ``/p2p/<peer>``. Raises Unreachable."""
+        """Return the addresses at which others can reach us, as the daemon believes now, each with ``/p2p/<peer>``.
+        Raises Unreachable."""
         with _as_unreachable(PeerId("")):
             return tuple(str(address) for address in await self.get_visible_maddrs(latest=True))
 

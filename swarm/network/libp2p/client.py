@@ -41,7 +41,7 @@ class DaemonClient(p2pclient.Client):  # type: ignore[misc]
 
     @property
     def alive(self) -> bool:
-        """Whether the daemon still holds its end of the connection, and we ours."""
+        """True if the daemon still holds its end of the connection, and we ours."""
         return not self._ended and not self.control._read_task.done()
 
     @property

@@ -55,7 +55,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonConfig:
-    """How to start it. ``bootstrap`` addresses end in ``/p2p/<peer id>``; the others do not.
+    """Settings of the daemon's start. ``bootstrap`` addresses end in ``/p2p/<peer id>``; the others do not.
 
     ``port_map`` asks the router for a forwarded port (UPnP, NAT-PMP), which changes the settings of a device that may
     not be the user's own: off unless asked for, and never on loopback.
@@ -109,7 +109,7 @@ class Daemon:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended yet."""
+        """True if it has not ended yet."""
         return self._process.returncode is None
 
     async def wait(self) -> int:

@@ -91,7 +91,7 @@ class Dialler:
 
 
 async def _first_good(tries: list[asyncio.Future[Streams]]) -> Streams:
-    """What the first that succeeds gives, which is taken off the list; if none does, what the first one met."""
+    """Return the result of the first that succeeds, taken off the list; if none does, the error of the first one."""
     pending = set(tries)
     while pending:
         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -143,7 +143,7 @@ class Hints:
                 del self._known[next(iter(self._known))]
 
     def of(self, peer: PeerId) -> tuple[Multiaddr, ...]:
-        """Where to dial a peer; empty when nothing is known."""
+        """Return the addresses to dial a peer at; empty when none is known."""
         if (known := self._known.pop(peer, None)) is None:
             return ()
         self._known[peer] = known  # the last to be forgotten now

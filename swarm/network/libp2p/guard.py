@@ -97,7 +97,7 @@ _FIXED_EXTENSION: Final = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
 
 
 def _element(view: memoryview, position: int) -> tuple[int, int]:
-    """Where the next element begins, and how many elements this one holds.
+    """Return the offset of the next element, and the number of elements in this one.
 
     An extension's content is decoded in turn by hivemind's hook, so it counts as a container whose elements lie in
     line.

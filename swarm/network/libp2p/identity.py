@@ -68,7 +68,9 @@ def _load(path: Path) -> PrivateIdentity:
         facts = os.fstat(file.fileno())
         data = file.read(PRIVATE_KEY_BYTES + 1)
     if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid():
-        raise ConfigError("identity", str(path), "a regular file of this user", "Move it away; a new one is made.")
+        raise ConfigError(
+            "identity", str(path), "a regular file of this user", "Move it away; the peer makes a new one."
+        )
     if stat.S_IMODE(facts.st_mode) & 0o077:
         raise ConfigError("identity", str(path), "a file only its owner can read (0600)",
                           f"Run: chmod 600 {path}, and make a new one if others may have read it.")  # fmt: skip

@@ -19,8 +19,8 @@ _BURST_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpliceLimits:
-    """What holds while ``bounded()`` is true: both directions together carry ``bytes_per_s``, and the splice ends
-    after ``idle_s`` without a byte."""
+    """Limits while ``bounded()`` is true: both directions together carry ``bytes_per_s``, and the splice ends after
+    ``idle_s`` without a byte."""
 
     bounded: Callable[[], bool]
     bytes_per_s: float
@@ -28,7 +28,7 @@ class SpliceLimits:
 
 
 class RateLimiter:
-    """How long to wait after each piece, so that a rate is kept. A token bucket: time and sizes are arguments."""
+    """A token bucket that returns the wait after each piece. Time and sizes are arguments."""
 
     def __init__(self, bytes_per_s: float, now: float) -> None:
         self._rate = bytes_per_s

@@ -48,7 +48,7 @@ class Outgoing:
 
     @property
     def peers(self) -> tuple[PeerId, ...]:
-        """Whom we have, or had until lately, a stream to."""
+        """The peers to which we have, or recently had, a stream."""
         return tuple(dict.fromkeys(peer for peer, _ in self._callers if peer != self._me))
 
     @property
@@ -174,7 +174,7 @@ class StreamServer:
 
     @property
     def open(self) -> int:
-        """How many streams are served now."""
+        """The number of streams served now."""
         return len(self._serving)
 
     @property
@@ -218,8 +218,8 @@ class StreamServer:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _make_room(self) -> None:
-        """Where strangers have too many streams, the oldest on which nobody is calling gives way, whose caller dials
-        again when it calls; if there is none, the oldest of all: a call may go on for a day."""
+        """Close a stream when strangers have too many: the oldest on which nobody is calling gives way, whose caller
+        dials again when it calls; if there is none, the oldest of all: a call may go on for a day."""
         foreign = [
             (task, served.stream)
             for task, served in self._serving.items()

@@ -33,8 +33,8 @@ _NOTICE_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mending:
-    """What the owner does about a loss. ``lost`` is called at once, ``started`` with the pid of each that is tried
-    next; neither may raise. ``restored`` runs as a task when that one serves, is cancelled when it dies as well, and
+    """The owner's reactions to a loss. ``lost`` is called at once, ``started`` with the pid of each new daemon; neither
+    may raise. ``restored`` runs as a task when the new daemon serves, is cancelled when that dies as well, and
     handles its own PeerErrors."""
 
     lost: Callable[[], None]
@@ -82,8 +82,8 @@ class Supervisor:
             raise Unreachable(self._last_words or "our libp2p daemon is stopped")
 
     async def through(self, operation: Callable[[], Awaitable[ResultT]]) -> ResultT:
-        """What an operation gives on a daemon that serves: one that its daemon's death ended is done again on the next,
-        for that says nothing about whom it was for. Raises what it raises, Unreachable when there will be no
+        """Return the result of an operation on a serving daemon: one that its daemon's death ended is repeated on the
+        next, for that says nothing about whom it was for. Raises what it raises, Unreachable when there will be no
         daemon."""
         while True:
             deaths = self._deaths
@@ -95,8 +95,8 @@ class Supervisor:
                     raise
 
     async def _noticed(self, deaths: int) -> bool:
-        """Whether more than ``deaths`` have died. A broken socket tells of a death before the kernel reports it, so
-        this waits for the report, at most 1 s."""
+        """Return whether more than ``deaths`` have died. A broken socket tells of a death before the kernel reports it,
+        so this waits for the report, at most 1 s."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_NOTICE_S):
                 while self._deaths <= deaths and not self._over:
@@ -241,5 +241,5 @@ class Restarts:
 
     @property
     def said(self) -> str:
-        """How many deaths count now, in words."""
+        """Return the number of deaths that count now, in words."""
         return f"{len(self._died)} times within {self._limits.within_s:g} s"

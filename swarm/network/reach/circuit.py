@@ -39,7 +39,7 @@ class StopType(IntEnum):
 
 
 class Status(IntEnum):
-    """How a request went."""
+    """The outcome of a request."""
 
     OK = 100
     RESERVATION_REFUSED = 200

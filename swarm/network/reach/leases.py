@@ -88,7 +88,7 @@ class RelayLease:
 
     @property
     def relays(self) -> tuple[PeerId, ...]:
-        """Who relays for us now."""
+        """The peers that relay for us now."""
         return tuple(self._held)
 
     @property

@@ -1,4 +1,4 @@
-"""Where one endpoint can be reached, and what it does for that: its addresses, its relays, its service to others.
+"""Keep one endpoint reachable: its addresses, its relays, its service to others.
 
 :class:`Recovery` restores all of it after the libp2p daemon has been replaced.
 """
@@ -72,7 +72,7 @@ class Presence:
 
     @property
     def relays(self) -> tuple[PeerId, ...]:
-        """Who relays for us now."""
+        """The peers that relay for us now."""
         return self._lease.relays if self._lease is not None else ()
 
     async def serve(self) -> ReachService:

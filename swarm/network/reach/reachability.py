@@ -76,8 +76,8 @@ WITHDRAWN = Rpc("reach/1/withdrawn", Withdrawn, Withdrawn)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one peer that was asked found; ``error`` instead when it could not be asked. One that itself came through
-    a relay has ``observed`` nothing, and cannot tell."""
+    """The answer of one contact, or ``error`` when it could not be asked. A contact reached through a relay has
+    ``observed`` nothing and cannot tell."""
 
     asked: PeerId
     observed: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How others reach this peer, why we believe so, and the addresses to tell them.
+    """The way in which others reach this peer, the reason for believing it, and the addresses to tell them.
 
     ``direct``: somebody dialled it. ``relayed``: through another peer. ``local``: from this machine only.
     ``outgoing``: not at all, it can only call others. ``unknown``: nobody could tell.
@@ -99,17 +99,17 @@ class Reach:
 
     @property
     def nobody_can_call(self) -> bool:
-        """Whether, as far as anybody found, this peer can only call others: it is not dialled and has no relay. Also
+        """True if, by all findings, this peer can only call others: it is not dialled and has no relay. Also
         of the first peer of a run, whom nobody has tried yet."""
         return self.how in ("outgoing", "unknown")
 
 
 class Reachable(Endpoint, Protocol):
-    """What is needed of an endpoint to find out and to change how it is reached."""
+    """The interface of an endpoint for testing and changing its reachability."""
 
     @property
     def behind_nat(self) -> bool:
-        """Whether it is known that nobody can dial it."""
+        """True if it is known that nobody can dial it."""
 
     @property
     def relays(self) -> tuple[PeerId, ...]:
@@ -123,7 +123,7 @@ class Reachable(Endpoint, Protocol):
 
 
 def judge(own: Sequence[str], findings: Sequence[Finding]) -> tuple[How, str]:
-    """How a peer with these addresses is reached as far as others found, and why; no relay is considered."""
+    """Return the way in which a peer with these addresses is reached, by others' findings, and why; ignores relays."""
     if all(is_loopback(Multiaddr(text)) for text in own):
         return "local", "it listens on this machine only"
     for finding in findings:
@@ -167,7 +167,7 @@ async def reachability(endpoint: Reachable, contacts: Sequence[PeerId], clock: C
 
 
 async def find_relay(endpoint: Reachable, reach: Reach, candidates: Sequence[PeerId]) -> Reach:
-    """How this peer is reached after these, too, were asked to relay for it, if nobody can call it otherwise.
+    """Ask these peers too to relay, if nobody can call this peer otherwise, and return how it is reached then.
 
     For later than :func:`reachability`, when more peers are known; the best candidates first. May be called as often
     as one likes: it asks nobody when there is no need, else 12 peers at most, with a second for every four. A relay
@@ -194,8 +194,8 @@ async def _ask(endpoint: Endpoint, peer: PeerId, own: Sequence[str]) -> Finding:
 
 
 def believed(me: PeerId, own: Sequence[str], found: Dialback) -> tuple[str, ...]:
-    """What of an answer may be ours: addresses that we told, and at most two more, at our ports and at IP addresses
-    from which we were seen to call. That these two are not made up cannot be known."""
+    """Return the addresses of an answer that may be ours: those that we told, and at most two more, at our ports and at
+    IP addresses from which we were seen to call. That these two are not made up cannot be known."""
     ports = {tcp_port_of(Multiaddr(text)) for text in own} - {None}
     ours = [text for text in found.answered if text in own]
     others: list[str] = []

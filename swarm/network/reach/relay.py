@@ -72,7 +72,7 @@ class Relay:
 
     @property
     def circuits(self) -> int:
-        """How many connections are passed on now."""
+        """The number of connections relayed now."""
         return self._seats.circuits
 
     async def close(self) -> None:
@@ -125,7 +125,7 @@ class Relay:
         self.relayed_bytes += size
 
     async def _shake_hands(self, seat: Seat, here: Streams, opened: list[Streams]) -> PeerId | None:
-        """Whom the caller wants, once both have agreed; None when it was told no. The stream there is in ``opened``
+        """Return the caller's target, once both have agreed; None after a refusal. The stream there is in ``opened``
         as soon as there is one, to be closed whatever happens."""
         reader, writer = here
         try:
@@ -143,7 +143,8 @@ class Relay:
         return target
 
     def _judge(self, seat: Seat, asked: CircuitMessage) -> tuple[PeerId | None, Status]:
-        """Whom to call for this message, or why not. Raises ValueError for what is no peer's id."""
+        """Return the peer to call for this message, or the reason of a refusal. Raises ValueError for what is no peer's
+        id."""
         if asked.kind == HopType.RESERVE:
             return None, Status.RESERVATION_REFUSED
         if asked.kind != HopType.CONNECT or asked.peer is None:

@@ -1,4 +1,4 @@
-"""Who may hold how much of a relay: a decider without I/O, so that each bound can be tested by itself.
+"""Limit each peer's share of a relay: a decider without I/O, so that each bound can be tested alone.
 
 A peer is *known* when the run's predicate says so (the roster's members); everybody else is a *stranger*: somebody who
 is joining, or somebody who has only read the public manifest. Strangers share small bounds of their own, so that they
@@ -63,7 +63,7 @@ class Seats:
 
     @property
     def circuits(self) -> int:
-        """How many pairs of streams are connected now."""
+        """The number of pairs of streams connected now."""
         return sum(not seat.shaking for seat in self._taken)
 
     def reserve(self, peer: PeerId, now: float) -> None:
@@ -77,11 +77,11 @@ class Seats:
         self._reserved[peer] = now + RESERVED_S
 
     def holders(self, now: float) -> tuple[PeerId, ...]:
-        """Who has a reservation."""
+        """The peers with a reservation."""
         return tuple(peer for peer, until in self._reserved.items() if until > now)
 
     def holds(self, peer: PeerId, now: float) -> bool:
-        """Whether a peer has a reservation."""
+        """Return whether a peer has a reservation."""
         return self._reserved.get(peer, 0.0) > now
 
     def sit(self, caller: PeerId) -> Seat | None:
@@ -100,7 +100,7 @@ class Seats:
         return seat
 
     def aim(self, seat: Seat, target: PeerId) -> bool:
-        """Whether a stream may become a circuit to ``target``; it counts as one from then on."""
+        """Return whether a stream may become a circuit to ``target``; it counts as one from then on."""
         limits = self.limits
         circuits = [(each.caller, each.target) for each in self._taken if each.target is not None]
         if len(circuits) >= limits.circuits:
@@ -121,5 +121,6 @@ class Seats:
         self._taken.discard(seat)
 
     def bounded(self, caller: PeerId, target: PeerId) -> bool:
-        """Whether what these two send each other is limited: unless both are known. Changes when one becomes so."""
+        """Return whether what these two send each other is limited: unless both are known. Changes when one becomes
+        so."""
         return not (self.may(caller) and self.may(target))

@@ -1,5 +1,4 @@
-"""What peers do for each other so that they can be reached: dial back who asks, relay for who needs it, say when that
-ends.
+"""Help other peers to be reached: dial back on request, relay for peers that need it, announce the end of relaying.
 
 Nobody can be made to knock at a third party's door: a caller is dialled back only at the addresses from which it is
 seen to call, a few times a minute.
@@ -45,15 +44,15 @@ _Ip = IPv4Address | IPv6Address
 
 
 class Turns:
-    """How often each peer may ask for something: ``times`` in any ``within_s`` seconds. Remembers ``peers`` at most,
-    and says no to others while it is full."""
+    """A limit on each peer's requests: ``times`` in any ``within_s`` seconds. Remembers ``peers`` at most, and refuses
+    others while it is full."""
 
     def __init__(self, *, times: int = 3, within_s: float = 60.0, peers: int = 1024) -> None:
         self._times, self._within_s, self._peers = times, within_s, peers
         self._asked: dict[PeerId, deque[float]] = {}
 
     def take(self, peer: PeerId, now: float) -> bool:
-        """Whether it is this peer's turn; if so, it is taken."""
+        """Return whether it is this peer's turn; if so, it is taken."""
         if peer not in self._asked and len(self._asked) >= self._peers:
             since = now - self._within_s
             self._asked = {each: asked for each, asked in self._asked.items() if asked[-1] > since}
@@ -124,7 +123,7 @@ class ReachService:
         return Withdrawn()
 
     async def _observed(self, caller: PeerId) -> set[_Ip]:
-        """Where the caller's direct connections come from."""
+        """Return the addresses of the caller's direct connections."""
         return {
             ip
             for peer, address in await self._p2p.connections()
@@ -161,7 +160,7 @@ def dialback_places(
 
 
 async def _greets(host: str, port: int) -> bool:
-    """Whether a libp2p listener answers there within 0.8 s. Sends nothing."""
+    """Return whether a libp2p listener answers there within 0.8 s. Sends nothing."""
     try:
         async with asyncio.timeout(_DIAL_S):
             reader, writer = await asyncio.open_connection(host, port)

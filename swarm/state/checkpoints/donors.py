@@ -32,11 +32,11 @@ T = TypeVar("T")
 
 
 class Donor(ChunkDonor, Protocol):
-    """Who hands out checkpoints; believed in nothing. Every method may raise PeerError. As text it is who that is, for
+    """A source of checkpoints that nobody trusts. Every method may raise PeerError. Its text names the source, for
     people."""
 
     async def offers(self) -> list[Offer[Donor]]:
-        """What it has."""
+        """Return the steps that it has."""
 
     async def record(self, step: int) -> bytes:
         """The bytes of a step's record."""
@@ -109,7 +109,7 @@ Digests = Mapping[PartName, str]
 
 @dataclass(frozen=True, slots=True)
 class Offer(Generic[DonorT]):
-    """What one donor has of a step: ``digests`` are its record's, ``there`` the parts that it holds."""
+    """One donor's holdings of a step: ``digests`` are its record's, ``there`` the parts that it holds."""
 
     donor: DonorT
     step: int

@@ -1,4 +1,4 @@
-"""Which checkpoints lie in a directory, and what is wrong with them: names, records and headers, without the tensors.
+"""List the checkpoints in a directory and their defects, from names, records and headers, without the tensors.
 
 Per step one directory, in it a safetensors file per part and ``record.json``, which says by digest what the parts are.
 A machine holds the parts that its peers trained, so a step may lack some; with all of them it is complete. Imports no
@@ -25,8 +25,11 @@ from swarm.ids import PartName
 from swarm.schema import Count, DigestField, PartField, Section
 
 RECORD = "record.json"
-MAX_RECORD_BYTES = 64 << 20
-MAX_HEADER_BYTES = 64 << 20
+MAX_RECORD_BYTES = 16 << 20
+"""A close record has 4 MiB on the wire at most, and stands here as JSON with its proof."""
+SMALL_HEADER_BYTES, BYTES_A_HEADER_BYTE = 1 << 20, 1024
+"""A part's header may have so many bytes, and one more for so many of the file: it holds 64 characters for each chunk
+of a mebibyte, and some 600 bytes for each parameter."""
 FORMAT = "swarm-part/3"
 """Of parts' files: what their metadata says, see ``format.py``."""
 REMEDY = Advice.DAMAGED_STEP
@@ -49,7 +52,7 @@ class CheckpointManifest(Section):
 
 @dataclass(frozen=True, slots=True)
 class PartHeader:
-    """What a part's file says of itself before its tensors: its JSON, where they begin, the file's size."""
+    """The header of a part's file: its JSON, the offset of the tensors, the file's size."""
 
     header: Mapping[str, Any]
     begins: int
@@ -64,9 +67,9 @@ class PartHeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldStep:
-    """What lies of one step: ``parts`` are the files that are whole and the record's own, with their bytes;
-    ``missing`` are not there; ``troubles`` says what is wrong, file by file. ``begun`` is when, in seconds of the wall
-    clock, somebody began to write into it who has not finished: he is at it, or died."""
+    """The files of one step: ``parts`` are whole and match the record, with their bytes; ``missing`` are not there;
+    ``troubles`` describes the defects, file by file. ``begun`` is the time, in seconds of the wall clock, at which an
+    unfinished write began; its writer is still at it, or died."""
 
     step: int
     record: CheckpointManifest | None
@@ -77,17 +80,17 @@ class HeldStep:
 
     @property
     def complete(self) -> bool:
-        """Whether every part is there."""
+        """True if every part is there."""
         return self.record is not None and not self.missing and not self.troubles
 
 
 def step_directory(root: Path, step: int) -> Path:
-    """Where a step lies under a checkpoint root."""
+    """Return the directory of a step under a checkpoint root."""
     return root / f"step-{step:08d}"
 
 
 def part_path(root: Path, step: int, part: PartName) -> Path:
-    """Where a part of a step lies."""
+    """Return the path of a part's file of a step."""
     return step_directory(root, step) / f"{part}{_SUFFIX}"
 
 
@@ -126,7 +129,8 @@ def encode_manifest(manifest: CheckpointManifest) -> bytes:
 
 
 def decode_manifest(data: bytes, origin: str) -> CheckpointManifest:
-    """What :func:`encode_manifest` made; ``origin`` names it in errors. Raises StateError for anything else."""
+    """Decode the result of :func:`encode_manifest`; ``origin`` names it in errors. Raises StateError for anything
+    else."""
     try:
         document = json.loads(data)
         claimed = document.pop(_SUM)
@@ -161,7 +165,7 @@ def read_header(path: Path) -> PartHeader:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
-            if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
+            if not 2 <= length <= min(SMALL_HEADER_BYTES + size // BYTES_A_HEADER_BYTE, size - 8):
                 raise StateError(f"{path}: torn: {size} bytes with a header of {length}. {REMEDY}")
             header = json.loads(file.read(length))
     except OSError as error:
@@ -175,7 +179,7 @@ def read_header(path: Path) -> PartHeader:
 
 
 def held(root: Path, step: int) -> HeldStep:
-    """What lies of a step, and what is wrong with it. Reads the record and each file's header."""
+    """Return the files of a step and their defects. Reads the record and each file's header."""
     directory = step_directory(root, step)
     names = _names(directory)
     begun = max(filter(None, (_changed(directory / name) for name in names if name.startswith("."))), default=None)
@@ -257,7 +261,7 @@ def refused_by_disk(path: Path, error: OSError) -> StateError:
 
 
 def _names(directory: Path) -> list[str]:
-    """What lies there; nothing where no directory is that can be read, or none any more: another peer of the machine
+    """Return the names in a directory; none if it cannot be read, or is gone: another peer of the machine
     may take it away at any moment."""
     try:
         return os.listdir(directory)
@@ -277,7 +281,7 @@ def _sum(body: Mapping[str, Any]) -> str:
 
 
 def _ends(header: object) -> int | None:
-    """Where the last tensor ends; None for what is no header."""
+    """Return the end of the last tensor; None if this is no header."""
     if not isinstance(header, dict):
         return None
     try:

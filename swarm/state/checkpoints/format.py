@@ -75,7 +75,7 @@ class PartFile:
 
     @property
     def begins(self) -> int:
-        """Where the tensors begin."""
+        """The offset of the tensors."""
         return len(self.header)
 
     @property
@@ -128,7 +128,7 @@ class PartFile:
 
     @cached_property
     def _starts(self) -> tuple[list[int], list[int]]:
-        """Where each parameter starts: in the flat vector, and among what is stored of it."""
+        """Return the start of each parameter: in the flat vector, and in its stored form."""
         flat, stored, before = [], [], 0
         for slot in self.state.layout.slots:
             flat.append(slot.offset)
@@ -137,7 +137,7 @@ class PartFile:
         return flat, stored
 
     def _place(self, chunk: Chunk) -> tuple[int, list[tuple[int, int]]]:
-        """Where a chunk lies in the file, and which of its bytes (start, stop) lie there: one behind the other."""
+        """Return the pieces of a chunk in the file, with their bytes (start, stop), one after another."""
         first, last = chunk.start // 4, (chunk.start + chunk.length) // 4
         flat, stored = self._starts
         offset, pieces = 0, list[tuple[int, int]]()

@@ -133,7 +133,7 @@ def verify_part(root: Path, record: CheckpointManifest, part: PartName) -> int:
 
 
 def _places(layout: FlatLayout) -> Iterator[slice]:
-    """Where each parameter's bytes lie in a vector's."""
+    """Return the place of each parameter's bytes in a vector's."""
     for slot in layout.slots:
         yield slice(4 * slot.offset, 4 * (slot.offset + slot.elements))
 

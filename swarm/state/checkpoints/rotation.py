@@ -23,7 +23,7 @@ ABANDONED_S = 600.0
 
 
 def aside_directory(root: Path) -> Path:
-    """Where they lie under a checkpoint root, laid out as the root is."""
+    """Return their directory under a checkpoint root, laid out as the root is."""
     return root / "aside"
 
 
@@ -75,8 +75,8 @@ def drop_passed(root: Path, step: int) -> None:
 
 
 def _drop_abandoned(path: Path, newest: float) -> None:
-    """What a process left that was killed as it replaced a directory, long before the ``newest`` step was written.
-    Raises OSError when it is gone meanwhile."""
+    """Remove files of a process that was killed as it replaced a directory, long before the ``newest`` step was
+    written. Raises OSError when it is gone meanwhile."""
     if path.name.startswith(OLD) and newest - path.stat().st_ctime > ABANDONED_S:
         shutil.rmtree(path, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""What a machine keeps on disk, for whoever wants to hold all of it: the ``checkpoint/1`` service.
+"""Hand out the checkpoints that a machine keeps on disk: the ``checkpoint/1`` service.
 
 Its parts are described and handed out in the same chunks as a state in memory (``swarm.state.transfer``), records as
 they lie there; the receiver verifies all of it. Only names that are ours are ever opened: a step's number and a part's
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class ListRequest(Message):
-    """Which steps have you?"""
+    """Asks for the list of steps."""
 
 
 class OfferedStep(Message):

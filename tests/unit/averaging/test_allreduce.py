@@ -13,17 +13,17 @@ import torch
 from swarm.averaging.allreduce.messages import CHUNK, ENTER, ReduceRequest, RoundMessage
 from swarm.averaging.allreduce.output import Floats, weighted_mean
 from swarm.averaging.allreduce.partition import CHUNK_ELEMENTS
-from swarm.averaging.allreduce.plan import RoundKey, RoundPlan, RoundResult
+from swarm.averaging.allreduce.plan import RoundKey, RoundPlan
 from swarm.averaging.allreduce.service import MAX_EXPECTED, AllReduce
 from swarm.errors import BugError, Busy, Refused
-from swarm.ids import PeerId
-from tests.unit.averaging.world import (
+from tests.harness.rigs.averaging import (
     LoopClock,
     Network,
     in_virtual_time,
     inline,
     make_plan,
     names,
+    only_results,
     play,
     right_mean,
     serve_members,
@@ -31,11 +31,6 @@ from tests.unit.averaging.world import (
 )
 
 P0, P1, P2 = names(3)
-
-
-def only_results(outcomes: dict[PeerId, Any]) -> dict[PeerId, RoundResult]:
-    assert all(isinstance(outcome, RoundResult) for outcome in outcomes.values()), outcomes
-    return outcomes
 
 
 def test_reduce_alone_needs_no_network() -> None:

@@ -19,7 +19,7 @@ from swarm.errors import Busy, Refused, RoundFailed, Violation
 from swarm.ids import PeerId
 from swarm.network.protocols import Answer, Incoming, Rpc
 from swarm.schema import Empty
-from tests.unit.averaging.world import (
+from tests.harness.rigs.averaging import (
     Handler,
     Network,
     in_virtual_time,

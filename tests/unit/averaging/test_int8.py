@@ -19,13 +19,13 @@ from swarm.errors import BugError, RoundFailed
 from swarm.ids import PeerId, stage_part
 from swarm.network.protocols import Answer, Incoming
 from swarm.schema import Empty
-from tests.unit.averaging.test_round import Listed
-from tests.unit.averaging.world import (
+from tests.harness.rigs.averaging import (
+    EventList,
     Network,
-    Outcome,
     in_virtual_time,
     make_plan,
     names,
+    only_results,
     play,
     right_mean,
     serve_members,
@@ -44,17 +44,11 @@ def noise(plan: RoundPlan) -> dict[PeerId, torch.Tensor]:
     return {peer: torch.randn(plan.elements, generator=generator) for peer in plan.contributors}
 
 
-def only_results(outcomes: dict[PeerId, Outcome]) -> list[RoundResult]:
-    found = [outcome for outcome in outcomes.values() if isinstance(outcome, RoundResult)]
-    assert len(found) == len(outcomes), outcomes
-    return found
-
-
 @pytest.mark.parametrize("weights", [[1, 1], [3, 0, 2], [1, 2, 3, 4]])
 def test_every_member_holds_the_same_bits_within_the_bound(weights: list[int]) -> None:
     plan = int8_plan(weights, 5000)
     sums = noise(plan)
-    results = only_results(in_virtual_time(play(Network(), plan, sums)))
+    results = list(only_results(in_virtual_time(play(Network(), plan, sums))).values())
     assert len({(result.digest, result.squared_norm, result.tensor.numpy().tobytes()) for result in results}) == 1
     largest = max(float(values.abs().max()) for values in sums.values())
     rounded_sums = len(plan.contributors) * largest / 254 / plan.total_weight
@@ -69,7 +63,7 @@ def test_who_reduces_changes_no_bit() -> None:
     other = dataclasses.replace(plan, shares={P2: 1})
     sums = noise(plan)
     aligned = [dataclasses.replace(each, aligned=True) for each in (plan, other)]
-    results = [only_results(in_virtual_time(play(Network(), each, sums)))[0] for each in aligned]
+    results = [only_results(in_virtual_time(play(Network(), each, sums)))[P0] for each in aligned]
     assert torch.equal(results[0].tensor, results[1].tensor)
     assert results[0].digest == results[1].digest
 
@@ -77,7 +71,7 @@ def test_who_reduces_changes_no_bit() -> None:
 def test_a_quarter_of_the_bytes_travels() -> None:
     plan = int8_plan([1] * 4, 64 * CHUNK_ELEMENTS)
     network = Network()
-    results = only_results(in_virtual_time(play(network, plan, noise(plan))))
+    results = list(only_results(in_virtual_time(play(network, plan, noise(plan)))).values())
     for result in results:
         assert result.bytes_sent == pytest.approx(2 * 3 / 4 * plan.elements * (1 + 4 / BLOCK))
         assert result.bytes_sent == network.endpoints[P0].payload_sent
@@ -151,7 +145,7 @@ def test_rounds_of_groups_that_swap_give_all_the_same_bits(strategy: str, count:
             codec="int8",
         )
         jobs = (
-            average(services[peer], plan_rounds(call, STRATEGIES[strategy], peer), vectors[peer], Listed())
+            average(services[peer], plan_rounds(call, STRATEGIES[strategy], peer), vectors[peer], EventList())
             for peer in peers
         )
         return await asyncio.gather(*jobs)

@@ -18,15 +18,7 @@ from swarm.averaging.schedules.routes import Routes
 from swarm.errors import Busy, RoundFailed
 from swarm.ids import PeerId
 from swarm.network.protocols import Rpc
-from tests.unit.averaging.world import (
-    Network,
-    in_virtual_time,
-    make_plan,
-    names,
-    play,
-    serve_members,
-    whole_numbers,
-)
+from tests.harness.rigs.averaging import Network, in_virtual_time, make_plan, names, play, serve_members, whole_numbers
 
 P0, P1, P2 = names(3)
 PLAN = make_plan([1, 1, 1], 36)

@@ -16,7 +16,7 @@ from swarm.averaging.allreduce.plan import RoundResult
 from swarm.ids import PeerId
 from swarm.sim.links import Links, Traffic
 from swarm.sim.network import SimNetwork
-from tests.unit.averaging.world import LoopClock, Network, in_virtual_time, make_plan, names, play, whole_numbers
+from tests.harness.rigs.averaging import LoopClock, Network, in_virtual_time, make_plan, names, play, whole_numbers
 
 A, B = PeerId("a"), PeerId("b")
 MIB = 1 << 20

@@ -14,7 +14,7 @@ from swarm.averaging.allreduce.plan import RoundResult
 from swarm.errors import BugError, RoundFailed
 from swarm.ids import PeerId
 from swarm.network.protocols import Rpc
-from tests.unit.averaging.world import Network, in_virtual_time, make_plan, names, play, right_mean, whole_numbers
+from tests.harness.rigs.averaging import Network, in_virtual_time, make_plan, names, play, right_mean, whole_numbers
 
 P0, P1, P2, P3, P4 = names(5)
 OUTGOING = frozenset({P0, P3, P4})

@@ -19,7 +19,7 @@ from swarm.averaging.strategies.exact import Everyone
 from swarm.config import AveragingConfig
 from swarm.errors import BugError
 from swarm.ids import PeerId
-from tests.unit.averaging.world import make_plan, names
+from tests.harness.rigs.averaging import make_plan, names
 
 
 def test_part_bounds_equal_shares_differ_by_one_element() -> None:

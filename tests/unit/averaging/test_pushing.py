@@ -16,15 +16,9 @@ from swarm.ids import PeerId, RunId, stage_part
 from swarm.network.protocols import Rpc
 from swarm.sim.loop import LoopClock, run_world
 from swarm.sim.network import SimEndpoint, SimNetwork
+from tests.harness.rigs.averaging import InlineDevice
 
 PART, STEP, ELEMENTS = stage_part(0), 3, 4
-
-
-class Inline:
-    """No thread."""
-
-    async def run(self, fn: Callable[..., Any], *args: object) -> Any:
-        return fn(*args)
 
 
 class FakePart:
@@ -73,7 +67,7 @@ class World:
     def _pushing(self, peer: PeerId) -> Pushing:
         endpoint: Any = self.deaf[peer]
         context = MixingContext(
-            endpoint=endpoint, device=Inline(), clock=LoopClock(), events=self, held=lambda: self._held(peer)
+            endpoint=endpoint, device=InlineDevice(), clock=LoopClock(), events=self, held=lambda: self._held(peer)
         )
         pushing = Pushing(context, PushSum(), seed=0, reach=1e3)
         self.deaf[peer].inner.mount(pushing)

@@ -9,7 +9,7 @@ from swarm.averaging.allreduce.output import ReducedVector, squared_norm, weight
 from swarm.averaging.allreduce.plan import WireType
 from swarm.errors import Violation
 from swarm.ids import PeerId
-from tests.unit.averaging.world import make_plan
+from tests.harness.rigs.averaging import make_plan
 
 A, B = PeerId("p0"), PeerId("p1")
 

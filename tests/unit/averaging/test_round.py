@@ -19,22 +19,12 @@ from swarm.errors import BugError, RoundFailed
 from swarm.events import Event, RoundDone, RoundVoid
 from swarm.ids import PeerId, stage_part
 from swarm.network.protocols import Rpc
-from tests.unit.averaging.world import Network, in_virtual_time, names, serve_members
+from tests.harness.rigs.averaging import EventList, Network, in_virtual_time, names, serve_members
 
 P0, P1 = names(2)
 CALL = RoundCall(
     key=RoundKey(3, stage_part(1), 0), replicas=[P1, P0], weights={P0: 3, P1: 5}, elements=10, timeout_s=5.0
 )
-
-
-class Listed:
-    """An EventSink that is a list."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def emit(self, event: Event) -> None:
-        self.events.append(event)
 
 
 def test_plan_round_is_the_same_at_every_member() -> None:
@@ -61,7 +51,7 @@ def test_average_emits_what_it_did() -> None:
     async def scene() -> list[Event]:
         services = await serve_members(Network(), (P0, P1))
         plans = plan_rounds(CALL, STRATEGIES["everyone"], P0)
-        told = Listed()
+        told = EventList()
         jobs = (average(services[peer], plans, torch.ones(10), told) for peer in (P0, P1))
         results = await asyncio.gather(*jobs)
         assert results[0].tensor.tolist() == [0.25] * 10
@@ -83,7 +73,7 @@ def test_group_has_formed_a_round_trip_after_its_last_member_came() -> None:
 
         async def enter(peer: PeerId, after_s: float) -> float:
             await asyncio.sleep(after_s)
-            plans, told = plan_rounds(CALL, STRATEGIES["everyone"], peer), Listed()
+            plans, told = plan_rounds(CALL, STRATEGIES["everyone"], peer), EventList()
             await average(services[peer], plans, torch.ones(10), told)
             [done] = told.events
             assert isinstance(done, RoundDone)
@@ -102,7 +92,7 @@ def test_average_that_fails_says_on_whom_it_broke() -> None:
         network = Network()
         services = await serve_members(network, (P0, P1))
         network.kill(P1)
-        told = Listed()
+        told = EventList()
         with pytest.raises(RoundFailed):
             await average(services[P0], plan_rounds(CALL, STRATEGIES["everyone"], P0), torch.ones(10), told)
         return told.events
@@ -137,7 +127,7 @@ def run_all(
             dtype=dtype,
         )
 
-        class Killing(Listed):
+        class Killing(EventList):
             def emit(self, event: Event) -> None:
                 super().emit(event)
                 if len(self.events) == 1 and kill is not None:
@@ -150,7 +140,7 @@ def run_all(
                 services[peer],
                 plan_rounds(call, strategy, peer),
                 one if weight else None,
-                Killing() if peer == kill else Listed(),
+                Killing() if peer == kill else EventList(),
             )
             for peer, one, weight in zip(peers, sums, weights, strict=True)
         )
@@ -225,7 +215,8 @@ def test_member_that_hangs_in_the_first_of_two_rounds_is_the_only_one_blamed(see
         network.hook = hang
         call = replace(_four(), elements=2 << 16, timeout_s=30.0)  # a chunk for each
         jobs = (
-            average(services[peer], plan_rounds(call, Grid(), peer), torch.ones(2 << 16), Listed()) for peer in names(4)
+            average(services[peer], plan_rounds(call, Grid(), peer), torch.ones(2 << 16), EventList())
+            for peer in names(4)
         )
         outcomes = await asyncio.gather(*jobs, return_exceptions=True)
         assert asyncio.get_running_loop().time() < 30

@@ -16,7 +16,7 @@ from swarm.averaging.schedules.patterns import MAX_PARTS
 from swarm.averaging.schedules.routes import Routes
 from swarm.errors import BugError
 from swarm.ids import PeerId
-from tests.unit.averaging.world import names
+from tests.harness.rigs.averaging import names
 
 QUICK = settings(max_examples=100, deadline=None, derandomize=True)
 ALL = list(SCHEDULES.values())

@@ -15,11 +15,12 @@ from swarm.averaging.schedules.costs import Vector, load
 from swarm.errors import BugError, RoundFailed, Violation
 from swarm.ids import PeerId
 from swarm.network.protocols import Answer, Incoming, Rpc
-from tests.unit.averaging.world import (
+from tests.harness.rigs.averaging import (
     Network,
     in_virtual_time,
     make_plan,
     names,
+    only_results,
     play,
     right_mean,
     serve_members,
@@ -29,11 +30,6 @@ from tests.unit.averaging.world import (
 EACH = pytest.mark.parametrize("schedule", list(SCHEDULES))
 TREES: list[ScheduleName] = ["ring", "tree", "halving", "butterfly"]
 P0, P1, P2, P3 = names(4)
-
-
-def results(outcomes: dict[PeerId, Any]) -> list[RoundResult]:
-    assert all(isinstance(outcome, RoundResult) for outcome in outcomes.values()), outcomes
-    return list(outcomes.values())
 
 
 def planned(schedule: ScheduleName, weights: list[int], elements: int = 40, **fields: Any) -> RoundPlan:
@@ -46,7 +42,7 @@ def test_every_member_gets_the_bits_of_the_exact_mean(schedule: ScheduleName, co
     weights = [(rank + 1) % 4 for rank in range(count - 1)] + [5]  # some have nothing to say
     plan = planned(schedule, weights, 40)
     sums = whole_numbers(plan, count)
-    held = results(in_virtual_time(play(Network(count), plan, sums)))
+    held = list(only_results(in_virtual_time(play(Network(count), plan, sums))).values())
     assert all(torch.equal(result.tensor, right_mean(plan, sums)) for result in held)
     assert len({(result.digest, result.squared_norm) for result in held}) == 1
 
@@ -57,7 +53,9 @@ def test_noise_gives_the_same_bits_in_any_order_of_arrival(schedule: ScheduleNam
     plan = planned(schedule, [1] * count)
     rng = torch.Generator().manual_seed(count)
     sums = {peer: torch.randn(40, generator=rng) * 10.0 ** (2 * rank) for rank, peer in enumerate(plan.members)}
-    held = [result for seed in (1, 2) for result in results(in_virtual_time(play(Network(seed), plan, sums)))]
+    held = [
+        result for seed in (1, 2) for result in only_results(in_virtual_time(play(Network(seed), plan, sums))).values()
+    ]
     assert len({(result.digest, result.squared_norm) for result in held}) == 1
     assert torch.allclose(held[0].tensor.double(), sum(sums.values()).double() / count, rtol=1e-5)  # type: ignore[union-attr]
 
@@ -70,7 +68,7 @@ def test_sums_that_add_up_exactly_give_the_bits_of_direct(schedule: ScheduleName
         peer: (torch.randn(40, generator=rng, dtype=torch.float64) * 2**20).round() / 2**20
         for peer in plans[0].contributors
     }
-    first, second = (results(in_virtual_time(play(Network(), plan, sums)))[0] for plan in plans)
+    first, second = (only_results(in_virtual_time(play(Network(), plan, sums)))[P0] for plan in plans)
     assert torch.equal(first.tensor, second.tensor)
 
 
@@ -80,7 +78,7 @@ def test_bytes_sent_are_those_that_the_costs_foresee(schedule: ScheduleName, cou
     plan = planned(schedule, [1] * count, 64)
     network = Network()
     held = in_virtual_time(play(network, plan, whole_numbers(plan)))
-    results(held)
+    only_results(held)
     foreseen = load(plan.routes, Vector(elements=64, chunk_elements=plan.chunk_elements))
     for peer, result in held.items():
         assert isinstance(result, RoundResult)
@@ -102,7 +100,7 @@ def test_members_without_a_share_ask_and_are_never_asked_for_a_sum(schedule: Sch
 
     network.hook = note
     sums = whole_numbers(plan)
-    for result in results(in_virtual_time(play(network, plan, sums))):
+    for result in only_results(in_virtual_time(play(network, plan, sums))).values():
         assert torch.equal(result.tensor, right_mean(plan, sums))
     assert asked <= {peer for peer, share in zip(members, shares, strict=True) if share}
 
@@ -111,7 +109,7 @@ def test_members_without_a_share_ask_and_are_never_asked_for_a_sum(schedule: Sch
 def test_long_vector_passes_through_narrow_windows_without_locking_up(schedule: ScheduleName) -> None:
     plan = planned(schedule, [1] * 6, 6 * 4 * 20, timeout_s=600.0)
     assert plan.window == 2
-    assert results(in_virtual_time(play(Network(7, slowest_s=0.3), plan, whole_numbers(plan))))
+    assert only_results(in_virtual_time(play(Network(7, slowest_s=0.3), plan, whole_numbers(plan))))
 
 
 def test_int8_along_a_tree_is_a_bug() -> None:

@@ -15,7 +15,7 @@ from peers.chaos import container_start, container_world
 from peers.chaos.container_world import ContainerWorld
 from peers.chaos.engine import EngineError
 from peers.chaos.faults import Kill, Pause, Restart, Stop, Upgrade
-from tests.unit.chaos.worlds import Processes, contained
+from tests.harness.rigs.chaos import Processes, contained
 
 
 def _fail() -> None:

@@ -10,7 +10,7 @@ import pytest
 from peers.chaos.faults import Disconnect, Heal, Partition, Pause, Reconnect, Resume, SlowLinks
 from peers.chaos.process_world import ProcessWorld
 from swarm.sim.links import LinkShape, Traffic
-from tests.unit.chaos.worlds import Processes, Timers, contained
+from tests.harness.rigs.chaos import Processes, Timers, contained
 
 LOSSY = LinkShape(loss=0.1)
 

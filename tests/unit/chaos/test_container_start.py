@@ -13,7 +13,7 @@ from peers.chaos import container_start, container_world
 from peers.chaos.container_world import ContainerWorld
 from peers.chaos.faults import CannotInflict, Kill, LimitCpu, Pause, Restart, SkewClock, SlowDevice
 from peers.chaos.world import PeerSpec
-from tests.unit.chaos.worlds import FakeEngine, Processes, contained
+from tests.harness.rigs.chaos import FakeEngine, Processes, contained
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from peers.chaos import container_start
 from peers.chaos.faults import CannotInflict, FillDisk, FreeDisk, Kill, Restart
 from peers.home.places import KEY_FILE
-from tests.unit.chaos.worlds import Processes, contained
+from tests.harness.rigs.chaos import Processes, contained
 
 ROOMY, FULL = (5, 7), (0, 7)
 

@@ -10,16 +10,14 @@ import pytest
 
 from peers.chaos.engine import Engine, EngineError, Watcher, bind
 from peers.chaos.nemesis import Nemesis
+from tests.harness.rigs.chaos import client_script
 
 CFS = "WARNING: Your kernel does not support CPU CFS scheduler. CPU period/quota discarded."
 SWAP = "WARNING: Your kernel does not support swap limit capabilities. Memory limited without swap."
 
 
 def engine_of(root: Path, script: str) -> Engine:
-    client = root / "client"
-    client.write_text(f"#!/bin/sh\n{script}\n")
-    client.chmod(0o755)
-    return Engine("play", str(client))
+    return Engine("play", str(client_script(root, f"#!/bin/sh\n{script}\n")))
 
 
 @pytest.mark.parametrize("stream", [1, 2])

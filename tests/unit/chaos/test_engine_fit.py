@@ -12,6 +12,7 @@ from peers.chaos.container_world import ContainerWorld
 from peers.chaos.engine import Engine, EngineError, Unfit
 from peers.chaos.scenario import parse_scenario
 from peers.chaos.worlds import CannotPlay, Images, world_of
+from tests.harness.rigs.chaos import client_script
 
 START = {"Action": "start", "Actor": {"Attributes": {"name": "swarm-play-nemesis"}}}
 PODMAN = {"Status": "start", "Name": "swarm-play-nemesis", "Type": "container"}
@@ -34,9 +35,7 @@ class Machine:
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root, self.play = root, root / "play"
-        self.client = root / "client"
-        self.client.write_text(CLIENT)
-        self.client.chmod(0o755)
+        self.client = client_script(root, CLIENT)
         self.has("info", json.dumps(["name=apparmor", "name=seccomp,profile=builtin"]))
         self.has("seen", str(self.play))
         self.has("events", json.dumps(START) + "\n")

@@ -17,8 +17,7 @@ from peers.chaos.worlds import CannotPlay
 from peers.exit_codes import EXIT_ERROR
 from peers.home.places import KEPT_SESSIONS
 from swarm.clock import SystemClock
-from tests.unit.chaos.test_play import MadeUpWorld
-from tests.unit.chaos.worlds import Processes, contained
+from tests.harness.rigs.chaos import MadeUpWorld, Processes, contained
 
 SMALL = 'name = "s"\nproves = "x"\nuntil = { steps = 6 }\nswarm = { stages = 1, replicas = 2, trainers = 1 }\n'
 SCENARIO = parse_scenario({"name": "a", "proves": "b", "until": {"minutes": 1}}, "a.toml")

@@ -37,6 +37,7 @@ from swarm.events import (
 from swarm.ids import ENDS, MicrobatchId, PeerId, stage_part
 from swarm.monitoring.reader import UNREADABLE, RawEvent, Recorded
 from swarm.monitoring.recorder import Recorder
+from tests.harness.rigs.clocks import FakeClock
 
 HOSTS = {"host0": 0, "host1": 0, "host2": 1}
 TRAINER = "trainer0"
@@ -159,28 +160,13 @@ class PretendRun:
         for peer, events in self.events.items():
             home = root / peer
             home.mkdir(parents=True)
-            clock = PretendClock()
+            clock = FakeClock()
             with Recorder(home / "events.jsonl", PeerId(peer), clock) as recorder:
                 for stamped in events:
                     clock.now = stamped.wall
                     recorder.emit(stamped.event)
             text = "".join(record.model_dump_json() + "\n" for record in self.chains[peer])
             (home / "history.jsonl").write_text(text)
-
-
-class PretendClock:
-    """Shows what it is told."""
-
-    now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def wall(self) -> float:
-        return self.now
-
-    async def sleep(self, seconds: float) -> None:
-        raise NotImplementedError
 
 
 def closed(record: CloseRecord, **fields: Any) -> StepClosed:
@@ -650,7 +636,7 @@ def test_of_two_homes_of_a_peer_the_one_that_began_first_is_the_older_start(tmp_
     for name, wall in (("a-newer", 20.0), ("b-older", 10.0)):
         home = tmp_path / name
         home.mkdir()
-        clock = PretendClock()
+        clock = FakeClock()
         clock.now = wall
         with Recorder(home / "events.jsonl", PeerId("host0"), clock) as recorder:
             recorder.emit(PeerReady(part=stage_part(0), step=int(wall), reason="", seconds=1.0))

@@ -11,6 +11,7 @@ import pytest
 from peers.chaos import engine, leftovers
 from peers.chaos.engine import Engine, EngineError, is_dead, is_of_another_boot, owner
 from peers.chaos.leftovers import remove_all, sweep
+from tests.harness.rigs.chaos import client_script
 
 # Things lie in files named after their kind, who owns which play in "labelled", which plays run in "running"; removing
 # obeys what lies in "refuse". Who is on a network lies in "on": while anybody is, it is not removed.
@@ -48,13 +49,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def engine_of(root: Path, refuse: str = "", **things: str) -> Engine:
-    client = root / "client"
-    client.write_text(CLIENT)
-    client.chmod(0o755)
     (root / "refuse").write_text(refuse)
     for kind in (*KINDS, "labelled", "running", "on"):
         (root / kind).write_text(things.get(kind, ""))
-    return Engine("play", str(client))
+    return Engine("play", str(client_script(root, CLIENT)))
 
 
 def left(root: Path) -> list[str]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
 from peers.chaos.cast import cast_of
-from peers.chaos.faults import CannotInflict, Fault, Kill, LimitMemory, Pause, Restart, Stop, Twin
+from peers.chaos.faults import CannotInflict, Fault, Kill, Restart, Twin
 from peers.chaos.plan import FaultPlan, Fired, Strike
 from peers.chaos.play import Play, PlayOutcome
 from peers.chaos.scenario import Scenario, parse_scenario
@@ -20,10 +19,9 @@ from peers.chaos.striker import FaultInjector
 from peers.chaos.strikes import NEVER, planned
 from peers.chaos.timeline import Timeline
 from peers.chaos.watch import RunWatch
-from peers.chaos.world import PeerSpec, Stamps
 from peers.console.interrupt import Interrupted
+from tests.harness.rigs.chaos import MadeUpWorld
 
-Hear = Callable[[str, str, Mapping[str, Any]], None]
 SCENARIO: dict[str, Any] = {
     "name": "made-up",
     "proves": "that it is played as it is written",
@@ -32,130 +30,6 @@ SCENARIO: dict[str, Any] = {
     "until": {"steps": 40},
 }
 KILL = {"do": "kill", "peers": ["host-0-1"], "on": {"event": "StepClosed", "where": {"step": 5}}}
-
-
-class MadeUpWorld:
-    """Implements PlayWorld. Each look at the clock is 0.1 s later and closes a step; ``happens`` says what else happens
-    at a step."""
-
-    def __init__(
-        self, root: Path, happens: Mapping[int, Callable[[MadeUpWorld], None]] | None = None, *, steps: int = 40
-    ) -> None:
-        self.root = root
-        self.stamps = Stamps(lambda: self._wall)
-        self.living: set[str] = set()
-        self.done: list[tuple[int, Fault]] = []
-        self.stopped: list[str] = []
-        self.step = 0
-        self._joining: dict[str, int] = {}
-        self.codes: dict[str, int] = {}
-        self.failures: list[str] = []
-        self._happens = {steps: MadeUpWorld.leave, **(happens or {})}
-        self._wall = 1000.0
-        self._hear: list[Hear] = []
-        self._telling = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.living.clear()
-
-    def say(self, name: str, kind: str, **fields: Any) -> None:
-        telling, self._telling = self._telling, True
-        self.stamps.tell(self._wall)
-        for hear in self._hear:
-            hear(name, kind, fields)
-        self._telling = telling
-
-    def wall(self) -> float:
-        self._wall += 0.0 if self._telling else 0.1
-        if not self._telling and self.step and len(self.living) >= 3:
-            self._close()
-        return self._wall
-
-    def leave(self) -> None:
-        """The run is over."""
-        for name in sorted(self.living):
-            self.end(name, 0)
-
-    def _close(self) -> None:
-        self.step += 1
-        if self.step == 1:
-            for name in sorted(self.living):
-                self._ready(name)
-        for name in [name for name, step in self._joining.items() if step <= self.step]:
-            del self._joining[name]
-            self._ready(name)
-        self.say("host-0-0", "StepClosed", step=self.step, loss=5.0, tokens=10)
-        if (act := self._happens.get(self.step)) is not None:
-            act(self)
-
-    def _ready(self, name: str) -> None:
-        part = {"h": "stage-0", "t": "ends"}.get(name[0])
-        self.say(name, "PeerReady", part=part, seconds=1.0, again=False)
-
-    def start(self, spec: PeerSpec) -> None:
-        self.living.add(spec.name)
-        if spec.name == "bootstrap":
-            self.say("bootstrap", "Invited", invite="swarm1:x")
-        else:
-            assert "swarm1:x" in spec.arguments
-
-    def expect(self, spec: PeerSpec) -> None:
-        raise AssertionError(spec)
-
-    def alive(self, name: str) -> bool:
-        if not self.step and len(self.living) == 4:
-            self._close()
-        return name in self.living
-
-    def exit_code(self, name: str) -> int | None:
-        return None if name in self.living else self.codes.get(name, -9)
-
-    def end(self, name: str, code: int) -> None:
-        """It ends by itself."""
-        self.codes[name] = code
-        self.living.discard(name)
-
-    def stop(self, names: Iterable[str], grace_s: float) -> None:
-        self.stopped += names
-        self.living.clear()
-
-    def homes(self) -> Sequence[Path]:
-        return []
-
-    def problems(self) -> Sequence[str]:
-        return self.failures
-
-    def unkept(self) -> Sequence[str]:
-        return ()
-
-    def log(self, name: str) -> Path:
-        path = self.root / f"{name}.log"
-        path.write_text('{"kind": "x"}\n' + f"the last word of {name}\n")
-        return path
-
-    def listen(self, hear: Hear) -> None:
-        self._hear.append(hear)
-
-    def check(self, fault: Fault) -> None:
-        if not isinstance(fault, Kill | LimitMemory | Pause | Restart | Stop):
-            raise CannotInflict(f"a made-up world has no means for {fault.name}")
-
-    def inflict(self, fault: Fault) -> Iterable[str]:
-        self.done.append((self.step, fault))
-        if isinstance(fault, Kill):
-            self.living -= set(fault.peers)
-        if isinstance(fault, Restart):
-            self.living.add(fault.peer)
-            self._joining[fault.peer] = self.step + 5
-        return fault.victims
-
-    def identity(self, name: str) -> str:
-        return name.upper()
 
 
 def _scenario(**keys: Any) -> Scenario:

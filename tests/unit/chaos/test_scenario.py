@@ -179,7 +179,7 @@ def test_each_kind_of_fault_can_be_planned() -> None:
         ({"expect": {"happened": {"Nothing": 1}}}, "swarm/events.py"),
         ({"schedule": {"per_hour": 100, "kinds": {"explode": 1}}}, "schedule.kinds.explode"),
         ({"trace": {"speed": 2}}, "one of file and churn_per_minute"),
-        ({"swarm": {"later": [{"name": "bootstrap"}]}}, "names that nobody else has"),
+        ({"swarm": {"later": [{"name": "bootstrap"}]}}, "names used by no other peer"),
         ({"swarm": {"limit": [{"peer": "region:us", "cpus": 1}]}}, "swarm.limit.0.peer"),
         ({"swarm": {"limit": [{"peer": "hosts-*", "cpus": 1}]}}, "a peer of the scenario: bootstrap, host-0-0"),
         ({"swarm": {"nat": ["host-9-*"]}}, "swarm.nat"),

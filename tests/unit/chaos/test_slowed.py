@@ -10,7 +10,7 @@ import pytest
 
 from peers.chaos import means
 from peers.chaos.faults import LimitCpu, Pause, Resume
-from tests.unit.chaos.worlds import Processes
+from tests.harness.rigs.chaos import Processes
 
 
 class Told:

@@ -9,7 +9,7 @@ from peers.chaos.invariants.evidence import EVENTS, gather
 from peers.chaos.watch import RunWatch
 from peers.chaos.world import Stamps
 from swarm.clock import SystemClock
-from tests.unit.chaos.worlds import contained
+from tests.harness.rigs.chaos import contained
 
 
 def test_an_event_is_stamped_when_it_was_written_however_late_it_is_read() -> None:

@@ -27,7 +27,7 @@ from peers.chaos.faults import (
 from peers.chaos.plan import FaultPlan, On, Strike
 from peers.chaos.processes import Process
 from swarm.sim.links import LinkShape
-from tests.unit.chaos.worlds import FakeEngine, Processes, contained
+from tests.harness.rigs.chaos import FakeEngine, Processes, contained
 
 OF_MANY = [Kill(("a", "b")), Stop(("a", "b")), Pause(("a", "b"))]
 OF_DEAD = [Kill(("a",)), Stop(("a",)), Pause(("a",)), Upgrade("a")]

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass, field
-
 import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from swarm.consensus.acceptor import MAX_LEAP, Acceptor, Promised, Vote, check_promise, majority, must_propose
 from swarm.consensus.history import History
 from swarm.errors import Busy, Refused, Superseded, Violation
-from tests.unit.step.world import GENESIS, record
+from tests.harness.rigs.consensus import GENESIS, Ballots, record, vote
 
-VOTERS = 5
 OFFERED = Vote(term=2, record=record(term=2, lineage=1))
-RECORDS = [record(term=term) for term in range(9)]
-
-
-def vote(term: int, proposed: int | None = None) -> Vote:
-    """A record accepted in ``term`` that was proposed first in ``proposed``."""
-    return Vote(term=term, record=RECORDS[term if proposed is None else proposed])
 
 
 def test_majority_is_more_than_half() -> None:
@@ -112,138 +99,6 @@ def test_leader_proposes_what_was_accepted_last_unless_a_later_term_was_free(
     promises: list[tuple[Vote | None, int]], chosen: Vote | None
 ) -> None:
     assert must_propose([Promised(*promise) for promise in promises]) == chosen
-
-
-@dataclass
-class Leader:
-    """The leader of one term, as :mod:`swarm.step.leader.close` does it: promises, maybe work, one proposal."""
-
-    term: int
-    promises: dict[int, Promised] = field(default_factory=dict)
-    proposal: Vote | None = None
-    anew: bool = False
-
-    def promised(self, voter: int, promise: Promised) -> None:
-        """What it proposes is settled by the first majority that promises; term 0 needs none."""
-        self.promises[voter] = promise
-        if self.proposal is None and not self.anew and len(self.promises) >= majority(VOTERS):
-            self.begin(must_propose(list(self.promises.values())))
-
-    def begin(self, found: Vote | None) -> None:
-        self.anew = found is None
-        if found is not None:
-            self.proposal = Vote(term=self.term, record=found.record)
-
-
-voters = st.integers(0, VOTERS - 1)
-terms = st.integers(0, len(RECORDS) - 1)
-
-
-class Ballots(RuleBasedStateMachine):
-    """Each message goes into one bag, from which it is delivered late, twice, or never."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.acceptors = [Acceptor() for _ in range(VOTERS)]
-        self.leaders = [Leader(term) for term in range(len(RECORDS))]
-        self.leaders[0].begin(None)
-        self.mail: list[Callable[[], None]] = []
-        self.accepted: dict[tuple[int, str], set[int]] = defaultdict(set)
-
-    # --- leaders -----------------------------------------------------------------------------------------------------
-
-    @rule(term=terms, to=st.sets(voters, min_size=1))
-    def prepare(self, term: int, to: set[int]) -> None:
-        for voter in to:
-            self.mail.append(lambda voter=voter: self.on_prepare(term, voter))  # type: ignore[misc]
-
-    @rule(term=terms, to=st.sets(voters, min_size=1))
-    def close_anew(self, term: int, to: set[int]) -> None:
-        """What the reconcile question does, and then the leader has a record of its own."""
-        leader = self.leaders[term]
-        if leader.anew:
-            leader.proposal = leader.proposal or vote(term)
-            for voter in to:
-                self.mail.append(lambda voter=voter: self.on_reconcile(term, voter))  # type: ignore[misc]
-
-    @rule(term=terms, to=st.sets(voters, min_size=1))
-    def propose(self, term: int, to: set[int]) -> None:
-        proposal = self.leaders[term].proposal
-        if proposal is not None:
-            for voter in to:
-                self.mail.append(lambda voter=voter: self.on_propose(proposal, voter))  # type: ignore[misc]
-
-    @rule(term=terms, quorum=st.sets(voters, min_size=3))
-    def lead(self, term: int, quorum: set[int]) -> None:
-        """A term in which all goes well with these, at once: so that decisions are made at all."""
-        for voter in quorum:
-            self.on_prepare(term, voter)
-        leader = self.leaders[term]
-        if leader.anew:
-            leader.proposal = leader.proposal or vote(term)
-            for voter in quorum:
-                self.on_reconcile(term, voter)
-        if leader.proposal is not None:
-            for voter in quorum:
-                self.on_propose(leader.proposal, voter)
-
-    # --- the network -------------------------------------------------------------------------------------------------
-
-    @precondition(lambda self: self.mail)
-    @rule(choice=st.integers(0, 999), again=st.booleans())
-    def deliver(self, choice: int, again: bool) -> None:
-        message = self.mail[choice % len(self.mail)]
-        if not again:
-            self.mail.remove(message)
-        message()
-
-    @precondition(lambda self: self.mail)
-    @rule(choice=st.integers(0, 999))
-    def lose(self, choice: int) -> None:
-        del self.mail[choice % len(self.mail)]
-
-    # --- voters ------------------------------------------------------------------------------------------------------
-
-    def on_prepare(self, term: int, voter: int) -> None:
-        acceptor = self.acceptors[voter]
-        try:
-            acceptor.follow(term)
-        except Superseded:
-            return
-        promise = Promised(acceptor.vote, acceptor.free)
-        answer = lambda: self.leaders[term].promised(voter, promise)  # noqa: E731 - it travels as the questions do
-        answer() if voter % 2 else self.mail.append(answer)
-
-    def on_reconcile(self, term: int, voter: int) -> None:
-        try:
-            self.acceptors[voter].follow(term)
-        except Superseded:
-            return
-        self.acceptors[voter].begun_free(term)
-
-    def on_propose(self, proposal: Vote, voter: int) -> None:
-        try:
-            self.acceptors[voter].accept(proposal)
-        except Superseded:
-            return
-        self.accepted[proposal.term, proposal.record.hash()].add(voter)
-
-    # --- what must hold ----------------------------------------------------------------------------------------------
-
-    @property
-    def decided(self) -> set[str]:
-        return {digest for (_, digest), by in self.accepted.items() if len(by) >= majority(VOTERS)}
-
-    @invariant()
-    def one_record_at_most_is_decided(self) -> None:
-        assert len(self.decided) <= 1
-
-    @invariant()
-    def later_leaders_propose_what_was_decided(self) -> None:
-        done = [(term, digest) for (term, digest), by in self.accepted.items() if len(by) >= majority(VOTERS)]
-        first, decided = min(done, default=(len(RECORDS), ""))
-        later = {one.proposal.record.hash() for one in self.leaders[first + 1 :] if one.proposal is not None}
-        assert later <= {decided}
 
 
 class BlindBallots(Ballots):

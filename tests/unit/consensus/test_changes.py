@@ -12,40 +12,32 @@ from hypothesis import strategies as st
 from swarm.consensus.changes import (
     MAX_CHANGES,
     NO_CHANGES,
-    Admission,
     ChangeRules,
     Changes,
     Departure,
     OpenStepFacts,
     Reassign,
-    admission_bytes,
-    departure_bytes,
     reassign_bytes,
 )
-from swarm.consensus.roster import Member, Roster
+from swarm.consensus.roster import Roster
 from swarm.errors import PeerError, Refused, Violation
-from swarm.ids import ENDS, PeerId, stage_part
-from tests.unit.step.world import RUN, sign, verify
+from swarm.ids import PeerId, stage_part
+from tests.harness.rigs.consensus import (
+    BEFORE,
+    CHANGE_RULES,
+    NOW,
+    PARTS,
+    RUN,
+    SEVEN,
+    STEP,
+    admission,
+    departure,
+    listed,
+    sign,
+    verify,
+)
 
-PARTS = (stage_part(0), stage_part(1), ENDS)
-STEP, BEFORE = 5, "ab" * 32
 PLACES = [("stage", "stage-0"), ("stage", "stage-1"), ("trainer", "ends"), ("bootstrap", None)]
-
-
-def member(peer: str, role: str = "stage", part: str | None = "stage-0", **more: Any) -> Member:
-    return Member(**({"peer": peer, "role": role, "name": peer.lower(), "part": part, "addresses": ()} | more))
-
-
-def admission(who: Member, *, step: int = STEP, previous: str = BEFORE, signer: str | None = None) -> Admission:
-    signed = admission_bytes(RUN, step, previous, who)
-    return Admission(step=step, member=who, signature=sign(PeerId(signer or who.peer), signed))
-
-
-def departure(
-    peer: str, *, step: int = STEP, previous: str = BEFORE, signer: str | None = None, ends: bool = False
-) -> Departure:
-    signed = departure_bytes(RUN, step, previous, peer, ends=ends)
-    return Departure(step=step, peer=peer, ends=ends, signature=sign(PeerId(signer or peer), signed))
 
 
 def reassign(peer: str, part: str, *, step: int = STEP, previous: str = BEFORE, signer: str | None = None) -> Reassign:
@@ -53,80 +45,65 @@ def reassign(peer: str, part: str, *, step: int = STEP, previous: str = BEFORE, 
     return Reassign(step=step, peer=peer, part=part, signature=sign(PeerId(signer or peer), signed))
 
 
-ROSTER = Roster(
-    [
-        member("A1"),
-        member("A2"),
-        member("B1", part="stage-1"),
-        member("B2", part="stage-1"),
-        member("F", "bootstrap", None),
-        member("T1", "trainer", "ends"),
-        member("T2", "trainer", "ends"),
-    ]
-)
-NOW = OpenStepFacts(STEP, ROSTER, BEFORE)
-RULES = ChangeRules(RUN, PARTS, 9, verify)
-
-
 def test_roster_follows_the_requests() -> None:
-    changes = Changes(joins=(admission(member("C")),), leaves=(departure("A1"), departure("F")))
-    after = RULES.apply(NOW, changes)
+    changes = Changes(joins=(admission(listed("C")),), leaves=(departure("A1"), departure("F")))
+    after = CHANGE_RULES.apply(NOW, changes)
     assert after.peers == ("A2", "B1", "B2", "C", "T1", "T2")
-    assert RULES.apply(NOW, NO_CHANGES).members == ROSTER.members
+    assert CHANGE_RULES.apply(NOW, NO_CHANGES).members == SEVEN.members
 
 
 def test_member_holds_another_part_from_the_record_on() -> None:
-    changes = Changes(joins=(admission(member("C")),), leaves=(departure("F"),), reassigns=(reassign("A1", "stage-1"),))
-    after = RULES.apply(NOW, changes)
+    changes = Changes(joins=(admission(listed("C")),), leaves=(departure("F"),), reassigns=(reassign("A1", "stage-1"),))
+    after = CHANGE_RULES.apply(NOW, changes)
     assert after.replicas(stage_part(0)) == ("A2", "C")
     assert after.replicas(stage_part(1)) == ("A1", "B1", "B2")
-    assert after["A1"].model_copy(update={"part": "stage-0"}) == ROSTER["A1"]
+    assert after["A1"].model_copy(update={"part": "stage-0"}) == SEVEN["A1"]
 
 
 def test_run_does_not_end_with_a_record_that_moves_somebody() -> None:
     agreed = tuple(all_agree())
-    assert Changes(leaves=agreed).end(ROSTER)
-    assert not Changes(leaves=agreed, reassigns=(reassign("A1", "stage-1"),)).end(ROSTER)
+    assert Changes(leaves=agreed).end(SEVEN)
+    assert not Changes(leaves=agreed, reassigns=(reassign("A1", "stage-1"),)).end(SEVEN)
 
 
 FORGED: list[tuple[str, Changes, type[PeerError], str]] = [
-    ("join signed by another", Changes(joins=(admission(member("C"), signer="A1"),)), Violation, "C to join is forged"),
+    ("join signed by another", Changes(joins=(admission(listed("C"), signer="A1"),)), Violation, "C to join is forged"),
     ("leave signed by another", Changes(leaves=(departure("A1", signer="A2"),)), Violation, "A1 to leave is forged"),
-    ("join of the step before", Changes(joins=(admission(member("C"), step=4),)), Refused, "step 4, step 5 is open"),
+    ("join of the step before", Changes(joins=(admission(listed("C"), step=4),)), Refused, "step 4, step 5 is open"),
     ("leave of the step before", Changes(leaves=(departure("A1", step=4),)), Refused, "A1 asks to leave in step 4"),
-    ("join after another record", Changes(joins=(admission(member("C"), previous="0" * 64),)), Violation, "forged"),
+    ("join after another record", Changes(joins=(admission(listed("C"), previous="0" * 64),)), Violation, "forged"),
     ("leave after another record", Changes(leaves=(departure("A1", previous="0" * 64),)), Violation, "forged"),
     (
         "join dressed up as of this step",
-        Changes(joins=(admission(member("C"), step=4).model_copy(update={"step": STEP}),)),
+        Changes(joins=(admission(listed("C"), step=4).model_copy(update={"step": STEP}),)),
         Violation,
         "forged",
     ),
     (
         "join moved to another part",
-        Changes(joins=(admission(member("C")).model_copy(update={"member": member("C", part="stage-1")}),)),
+        Changes(joins=(admission(listed("C")).model_copy(update={"member": listed("C", part="stage-1")}),)),
         Violation,
         "forged",
     ),
     (
         "join with other addresses",
-        Changes(joins=(admission(member("C")).model_copy(update={"member": member("C", addresses=("/ip4/1",))}),)),
+        Changes(joins=(admission(listed("C")).model_copy(update={"member": listed("C", addresses=("/ip4/1",))}),)),
         Violation,
         "forged",
     ),
-    ("join of a member", Changes(joins=(admission(member("A1")),)), Refused, "A1 is in the roster already"),
+    ("join of a member", Changes(joins=(admission(listed("A1")),)), Refused, "A1 is in the roster already"),
     ("leave of a stranger", Changes(leaves=(departure("X"),)), Refused, "X asks to leave"),
-    ("join twice", Changes(joins=(admission(member("C")),) * 2), Violation, "twice"),
+    ("join twice", Changes(joins=(admission(listed("C")),) * 2), Violation, "twice"),
     ("leave twice", Changes(leaves=(departure("A1"),) * 2), Violation, "twice"),
     (
         "join twice in two places",
-        Changes(joins=(admission(member("C")), admission(member("C", part="stage-1")))),
+        Changes(joins=(admission(listed("C")), admission(listed("C", part="stage-1")))),
         Violation,
         "twice",
     ),
     (
         "a member moves by leaving and joining at once",
-        Changes(joins=(admission(member("A1", part="stage-1")),), leaves=(departure("A1"),)),
+        Changes(joins=(admission(listed("A1", part="stage-1")),), leaves=(departure("A1"),)),
         Refused,
         "in the roster already",
     ),
@@ -134,7 +111,7 @@ FORGED: list[tuple[str, Changes, type[PeerError], str]] = [
     ("every trainer leaves", Changes(leaves=(departure("T1"), departure("T2"))), Refused, "only replica of ends"),
     (
         "a replica is relieved by who joins",
-        Changes(joins=(admission(member("C")),), leaves=(departure("A1"), departure("A2"))),
+        Changes(joins=(admission(listed("C")),), leaves=(departure("A1"), departure("A2"))),
         Refused,
         "only replica of stage-0",
     ),
@@ -187,25 +164,25 @@ FORGED: list[tuple[str, Changes, type[PeerError], str]] = [
         Refused,
         "only replica of stage-1",
     ),
-    ("more than there is room for", Changes(joins=tuple(admission(member(p)) for p in "CDE")), Refused, "room for 9"),
+    ("more than there is room for", Changes(joins=tuple(admission(listed(p)) for p in "CDE")), Refused, "room for 9"),
 ]
 
 
 @pytest.mark.parametrize(("changes", "error", "words"), [case[1:] for case in FORGED], ids=[case[0] for case in FORGED])
 def test_changes_that_no_honest_leader_makes_are_refused(changes: Changes, error: type[PeerError], words: str) -> None:
     with pytest.raises(error, match=words):
-        RULES.apply(NOW, changes)
+        CHANGE_RULES.apply(NOW, changes)
 
 
 def all_agree(*but: str) -> list[Departure]:
-    return [departure(peer, ends=peer not in but) for peer in ROSTER.peers]
+    return [departure(peer, ends=peer not in but) for peer in SEVEN.peers]
 
 
 def test_when_all_members_agree_the_run_ends_with_them_in_its_roster() -> None:
-    changes = RULES.end(ROSTER, all_agree())
+    changes = CHANGE_RULES.end(SEVEN, all_agree())
     assert changes is not None
-    assert changes.end(ROSTER)
-    assert RULES.apply(NOW, changes).members == ROSTER.members
+    assert changes.end(SEVEN)
+    assert CHANGE_RULES.apply(NOW, changes).members == SEVEN.members
 
 
 @pytest.mark.parametrize(
@@ -213,25 +190,25 @@ def test_when_all_members_agree_the_run_ends_with_them_in_its_roster() -> None:
     [
         (all_agree()[1:], {}),
         (all_agree("F"), {}),
-        (all_agree(), {"joins": (admission(member("C")),)}),
-        (all_agree()[1:], {"absent": (ROSTER.peers[0],)}),
+        (all_agree(), {"joins": (admission(listed("C")),)}),
+        (all_agree()[1:], {"absent": (SEVEN.peers[0],)}),
     ],
     ids=["one stays", "one does not agree", "one joins", "one is lost"],
 )
 def test_run_does_not_end_unless_all_members_are_there_and_agree(leaves: list[Departure], more: dict[str, Any]) -> None:
     changes = Changes(leaves=tuple(leaves), **more)
-    assert not changes.end(ROSTER)
-    assert more or RULES.end(ROSTER, leaves) is None
+    assert not changes.end(SEVEN)
+    assert more or CHANGE_RULES.end(SEVEN, leaves) is None
     with pytest.raises(Refused, match="only replica of"):
-        RULES.apply(NOW, changes)
+        CHANGE_RULES.apply(NOW, changes)
 
 
 def test_nobody_ends_a_run_with_what_others_signed_to_leave() -> None:
     signed_to_leave = departure("A1").model_copy(update={"ends": True})
     forged = Changes(leaves=(signed_to_leave, *all_agree()[1:]))
-    assert forged.end(ROSTER)
+    assert forged.end(SEVEN)
     with pytest.raises(Violation, match="A1 to leave is forged"):
-        RULES.apply(NOW, forged)
+        CHANGE_RULES.apply(NOW, forged)
 
 
 def test_request_that_does_not_end_the_run_is_what_peers_of_before_understand() -> None:
@@ -240,7 +217,7 @@ def test_request_that_does_not_end_the_run_is_what_peers_of_before_understand() 
 
 
 def test_more_than_a_record_takes_leave_one_after_the_other_before_the_run_ends() -> None:
-    many = Roster([member("A"), member("B", part="stage-1"), *(member(f"T{i}", "trainer", "ends") for i in range(90))])
+    many = Roster([listed("A"), listed("B", part="stage-1"), *(listed(f"T{i}", "trainer", "ends") for i in range(90))])
     rules, leaves = ChangeRules(RUN, PARTS, 500, verify), [departure(peer, ends=True) for peer in many.peers]
     assert rules.end(many, leaves) is None
     after = rules.apply(OpenStepFacts(STEP, many, BEFORE), rules.gather(many, (), leaves))
@@ -261,25 +238,25 @@ def test_more_than_a_record_takes_leave_one_after_the_other_before_the_run_ends(
 )
 def test_member_that_would_hold_what_its_role_does_not_is_refused(role: str, part: str | None) -> None:
     with pytest.raises(Refused, match="does not hold"):
-        RULES.apply(NOW, Changes(joins=(admission(member("C", role, part)),)))
+        CHANGE_RULES.apply(NOW, Changes(joins=(admission(listed("C", role, part)),)))
 
 
 def test_trainer_of_a_run_with_hosted_ends_holds_nothing_and_the_last_one_stays() -> None:
-    roster = Roster([member("A1"), member("B1", part="stage-1"), member("T1", "trainer", None)])
+    roster = Roster([listed("A1"), listed("B1", part="stage-1"), listed("T1", "trainer", None)])
     now, rules = OpenStepFacts(STEP, roster, BEFORE), ChangeRules(RUN, PARTS[:2], 9, verify)
     with pytest.raises(Refused, match="only trainer"):
         rules.apply(now, Changes(leaves=(departure("T1"),)))
     with pytest.raises(Refused, match="does not hold ends"):
-        rules.apply(now, Changes(joins=(admission(member("C", "trainer", "ends")),)))
-    assert "C" in rules.apply(now, Changes(joins=(admission(member("C", "trainer", None)),)))
+        rules.apply(now, Changes(joins=(admission(listed("C", "trainer", "ends")),)))
+    assert "C" in rules.apply(now, Changes(joins=(admission(listed("C", "trainer", None)),)))
 
 
 def test_leader_grants_no_more_than_a_record_takes() -> None:
-    many = Roster([member("A"), member("B", part="stage-1"), *(member(f"T{i}", "trainer", "ends") for i in range(90))])
+    many = Roster([listed("A"), listed("B", part="stage-1"), *(listed(f"T{i}", "trainer", "ends") for i in range(90))])
     rules = ChangeRules(RUN, PARTS, 500, verify)
     now = OpenStepFacts(STEP, many, BEFORE)
     leaves = [departure(f"T{i}") for i in range(90)]
-    joins = [admission(member(f"N{i}")) for i in range(90)]
+    joins = [admission(listed(f"N{i}")) for i in range(90)]
     changes = rules.gather(many, joins, leaves)
     assert (len(changes.joins), len(changes.leaves)) == (MAX_CHANGES, MAX_CHANGES)
     assert len(rules.apply(now, changes)) == len(many)
@@ -287,14 +264,14 @@ def test_leader_grants_no_more_than_a_record_takes() -> None:
 
 def test_roster_that_is_too_large_already_shrinks_and_does_not_grow() -> None:
     rules = ChangeRules(RUN, PARTS, 5, verify)
-    changes = rules.gather(ROSTER, [admission(member("C"))], [departure("F")])
+    changes = rules.gather(SEVEN, [admission(listed("C"))], [departure("F")])
     assert changes == Changes(leaves=(departure("F"),))
     assert len(rules.apply(NOW, changes)) == 6
 
 
 places = st.sampled_from(PLACES)
 rosters = st.lists(places, max_size=12).map(
-    lambda more: Roster(member(f"M{index}", role, part) for index, (role, part) in enumerate([*PLACES[:3], *more]))
+    lambda more: Roster(listed(f"M{index}", role, part) for index, (role, part) in enumerate([*PLACES[:3], *more]))
 )
 
 
@@ -308,7 +285,7 @@ def test_whatever_was_asked_the_leaders_changes_are_accepted_and_the_run_can_go_
     leaving = data.draw(st.lists(st.sampled_from(roster.peers), unique=True))
     joining = data.draw(st.lists(places, max_size=8))
     now, rules = OpenStepFacts(STEP, roster, BEFORE), ChangeRules(RUN, PARTS, room, verify)
-    joins = [admission(member(f"N{index}", role, part)) for index, (role, part) in enumerate(joining)]
+    joins = [admission(listed(f"N{index}", role, part)) for index, (role, part) in enumerate(joining)]
     leaves = [departure(peer) for peer in leaving]
     for join in joins:
         rules.check_admission(now, join)

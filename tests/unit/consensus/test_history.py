@@ -20,7 +20,7 @@ from swarm.consensus.records import CloseRecord
 from swarm.errors import Advice, ConfigError, OutOfSync, StateError
 from swarm.membership.founding_record import Origin, founding_record
 from tests.harness.expect import eventually
-from tests.unit.step.world import GENESIS, ROSTER, RUN, acceptances, record
+from tests.harness.rigs.consensus import GENESIS, ROSTER, RUN, acceptances, record
 
 ONE = record()
 TWO = record(ONE)

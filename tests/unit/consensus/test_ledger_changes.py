@@ -17,7 +17,7 @@ from swarm.ids import MicrobatchId, PeerId
 from swarm.network.protocols import MAX_BODY_BYTES
 from swarm.network.rpc.bodies import pack
 from swarm.step.decisions import cursors
-from tests.unit.step.world import GENESIS
+from tests.harness.rigs.consensus import GENESIS
 
 ANN, BEN, CAY = TRAINERS = (PeerId("ann"), PeerId("ben"), PeerId("cay"))
 STEP, EPOCH = 7, 6

@@ -21,7 +21,8 @@ from swarm.errors import Busy, Refused, Superseded, Violation
 from swarm.ids import PeerId
 from swarm.step.member.open_step import Mean, OpenStep
 from swarm.step.messages import Propose
-from tests.unit.step.world import GENESIS, ROSTER, A, B, Bench, T, acceptances, record, verify
+from tests.harness.rigs.consensus import GENESIS, ROSTER, A, B, T, acceptances, record, verify
+from tests.harness.rigs.step import MemberBench
 
 ALONE = Roster([ROSTER[T]])
 
@@ -245,10 +246,10 @@ def test_model_confirms_what_it_should() -> None:
 # --- giving it up ----------------------------------------------------------------------------------------------------
 
 
-async def in_a_lineage() -> tuple[Bench, CloseRecord]:
+async def in_a_lineage() -> tuple[MemberBench, CloseRecord]:
     """T went on provisionally after the genesis. With the record that it went on with."""
     candidate = forked(A, B)
-    bench = Bench(me=T)
+    bench = MemberBench(me=T)
     state = OpenStep(Incarnation(T).ballot(GENESIS))
     await state.accept(Vote(term=1, record=candidate), T)
     bench.history.append(candidate)
@@ -306,7 +307,7 @@ async def _stubborn(gate: asyncio.Event) -> Mean:
 
 async def test_later_life_does_not_take_what_lies_there_for_all_that_was_voted(tmp_path: Path) -> None:
     votes, candidate = VoteFile(tmp_path / "vote"), forked(T, B)
-    bench = Bench(me=A, life=Incarnation(A, votes=votes))
+    bench = MemberBench(me=A, life=Incarnation(A, votes=votes))
     state = OpenStep(Incarnation(A, votes=votes).ballot(GENESIS))
     await state.accept(Vote(term=1, record=candidate), A)
     assert Incarnation(A, 2, votes).inherits(GENESIS), "it has voted for nothing yet"

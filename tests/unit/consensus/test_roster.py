@@ -2,8 +2,9 @@
 
 from collections import Counter
 
-from swarm.consensus.roster import Candidate, Member, Places, Roster, assign_stages, choose_place
+from swarm.consensus.roster import Candidate, Places, Roster, assign_stages, choose_place
 from swarm.ids import PeerId, stage_part
+from tests.harness.rigs.consensus import listed
 
 
 def candidate(peer: str, role: str = "stage", stage: int | None = None) -> Candidate:
@@ -34,7 +35,7 @@ def test_assign_gives_trainers_the_ends_only_when_they_are_private() -> None:
 
 
 def test_succession_is_the_same_in_any_order_and_spreads_the_duty() -> None:
-    members = [Member(peer=f"p{i}", role="stage", name="x", part="stage-0", addresses=()) for i in range(6)]
+    members = [listed(f"p{i}", name="x") for i in range(6)]
     roster, shuffled = Roster(members), Roster(reversed(members))
     leaders = Counter(roster.succession(step)[0] for step in range(600))
     assert [roster.succession(s) for s in range(20)] == [shuffled.succession(s) for s in range(20)]
@@ -43,14 +44,12 @@ def test_succession_is_the_same_in_any_order_and_spreads_the_duty() -> None:
 
 
 def test_stages_are_in_numerical_order_beyond_ten() -> None:
-    members = [
-        Member(peer=f"p{i:02}", role="stage", name="x", part=f"stage-{i}", addresses=()) for i in reversed(range(12))
-    ]
+    members = [listed(f"p{i:02}", part=f"stage-{i}", name="x") for i in reversed(range(12))]
     assert [replicas[0] for replicas in Roster(members).stages()] == [f"p{i:02}" for i in range(12)]
 
 
 def test_joiner_does_not_count_replicas_that_are_about_to_leave() -> None:
-    roster = Roster(Member(peer=f"p{i}", role="stage", name="x", part=f"stage-{i}", addresses=()) for i in range(2))
+    roster = Roster(listed(f"p{i}", part=f"stage-{i}", name="x") for i in range(2))
     for stage in range(2):
         leaving = {roster.replicas(stage_part(stage))[0]}
         places = Places(stages=2, private_ends=True, leaving=leaving)

@@ -12,7 +12,6 @@ from swarm.consensus.changes import ChangeRules, Changes
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import (
     Candidate,
-    Member,
     Places,
     Roster,
     assign_stages,
@@ -25,14 +24,13 @@ from swarm.consensus.roster import (
 )
 from swarm.errors import Refused
 from swarm.ids import PartName, PeerId
-from tests.unit.consensus.test_changes import NOW, PARTS, RUN, admission, member
-from tests.unit.step.world import GENESIS, verify
+from tests.harness.rigs.consensus import GENESIS, NOW, PARTS, RUN, admission, listed, verify
 
 
 def roster(*outgoing: bool, **more: Any) -> Roster:
     """Replicas A, B, C … of stage 0, and a trainer."""
-    hosts = [member("ABCD"[index], outgoing=each, **more) for index, each in enumerate(outgoing)]
-    return Roster([*hosts, member("T", "trainer", "ends", outgoing=True)])
+    hosts = [listed("ABCD"[index], outgoing=each, **more) for index, each in enumerate(outgoing)]
+    return Roster([*hosts, listed("T", "trainer", "ends", outgoing=True)])
 
 
 def test_part_with_a_replica_that_can_be_called_leaves_nobody_out() -> None:
@@ -49,16 +47,16 @@ def test_part_whose_replicas_only_call_others_goes_on_with_the_first_that_is_the
 
 
 def test_replica_that_nobody_can_call_joins_only_those_that_can_be() -> None:
-    late = member("Z", outgoing=True)
+    late = listed("Z", outgoing=True)
     assert lacks_server(roster(True, False), late) == ""
     assert "(as a host of stage 0, at a port opened in its firewall)" in lacks_server(roster(True), late)
-    assert lacks_server(roster(True), member("Z")) == ""
+    assert lacks_server(roster(True), listed("Z")) == ""
     assert lacks_server(roster(), late) == "", "the first of a part"
-    assert "as a trainer" in lacks_server(roster(True), member("Z", "trainer", "ends", outgoing=True))
+    assert "as a trainer" in lacks_server(roster(True), listed("Z", "trainer", "ends", outgoing=True))
 
 
 def test_peer_that_only_calls_takes_a_stage_that_lets_it_in() -> None:
-    there = Roster([member("A", outgoing=True), member("B", part="stage-1"), member("C", part="stage-1")])
+    there = Roster([listed("A", outgoing=True), listed("B", part="stage-1"), listed("C", part="stage-1")])
     choose = functools.partial(choose_place, there, PeerId("Z"), "stage", None)
     assert choose(Places(stages=2, private_ends=True))[0] == "stage-0"
     assert choose(Places(stages=2, private_ends=True, barred=("stage-0",)))[0] == "stage-1"
@@ -70,7 +68,7 @@ def test_peer_that_only_calls_takes_a_stage_that_lets_it_in() -> None:
 def test_joining_without_a_server_is_refused_only_where_the_strategy_needs_one() -> None:
     behind = Roster([m.model_copy(update={"outgoing": True}) for m in NOW.roster.members])
     now = type(NOW)(NOW.step, behind, NOW.previous)
-    changes = Changes(joins=(admission(member("C", outgoing=True)),))
+    changes = Changes(joins=(admission(listed("C", outgoing=True)),))
     assert "C" in ChangeRules(RUN, PARTS, 9, verify).apply(now, changes)
     with pytest.raises(Refused, match="no replica of stage-0 can be called"):
         ChangeRules(RUN, PARTS, 9, verify, served=True).apply(now, changes)
@@ -79,9 +77,9 @@ def test_joining_without_a_server_is_refused_only_where_the_strategy_needs_one()
 def test_only_server_of_a_part_does_not_leave_but_may_be_lost() -> None:
     there = roster(False, True, True)
     assert serves_alone(Roster(there.members[1:]), there["A"])
-    assert not serves_alone(roster(False, True), member("Z"))
-    assert not serves_alone(roster(True), member("Z")), "one goes on alone"
-    assert not serves_alone(roster(True, True), member("Z", outgoing=True))
+    assert not serves_alone(roster(False, True), listed("Z"))
+    assert not serves_alone(roster(True), listed("Z")), "one goes on alone"
+    assert not serves_alone(roster(True, True), listed("Z", outgoing=True))
     served, plain = (ChangeRules(RUN, PARTS, 9, verify, served=one) for one in (True, False))
     assert "only replica of stage-0 that others can call" in str(served.spared(there, [], "A"))
     assert served.spared(there, [], "A", lost=True) is None
@@ -103,7 +101,7 @@ def test_record_in_which_nobody_says_where_it_is_has_the_hash_that_it_always_had
     plain = GENESIS.model_dump(mode="json")
     assert all(not {"region", "outgoing"} & one.keys() for one in plain["roster"])
     assert CloseRecord.model_validate_json(GENESIS.model_dump_json()).hash() == GENESIS.hash()
-    said = GENESIS.model_copy(update={"roster": (member("A", region="eu"), *GENESIS.roster[1:])})
+    said = GENESIS.model_copy(update={"roster": (listed("A", region="eu"), *GENESIS.roster[1:])})
     assert said.hash() != GENESIS.hash()
     assert CloseRecord.model_validate_json(said.model_dump_json()) == said
 
@@ -111,4 +109,4 @@ def test_record_in_which_nobody_says_where_it_is_has_the_hash_that_it_always_had
 @pytest.mark.parametrize("region", ["EU", "a b", "x" * 33, "ü"])
 def test_region_is_short_and_plain(region: str) -> None:
     with pytest.raises(ValidationError):
-        Member(peer="A", role="stage", name="a", part="stage-0", addresses=(), region=region)
+        listed("A", region=region)

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.consensus.roster import Member, Roster, due_term, own_term, owner
+from swarm.consensus.roster import Roster, due_term, own_term, owner
 from swarm.ids import PeerId
+from tests.harness.rigs.consensus import listed
 
 STEP = 4
-ROSTER = Roster([Member(peer=f"p{n}", role="bootstrap", name="n", part=None, addresses=()) for n in range(5)])
+ROSTER = Roster([listed(f"p{n}", "bootstrap", None, name="n") for n in range(5)])
 ORDER = ROSTER.succession(STEP)
 gone_peers = st.sets(st.sampled_from(ORDER))
 terms = st.integers(0, 40)

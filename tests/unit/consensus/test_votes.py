@@ -21,22 +21,8 @@ from swarm.consensus.roster import Member, Roster
 from swarm.errors import Busy, Refused, Superseded
 from swarm.step.messages import Decide, Propose
 from tests.harness.expect import eventually
-from tests.unit.step.world import (
-    COMMITTED,
-    GENESIS,
-    ROSTER,
-    RUN,
-    A,
-    B,
-    Bench,
-    acceptances,
-    apply,
-    decide,
-    prepare,
-    reconcile,
-    record,
-    sign,
-)
+from tests.harness.rigs.consensus import COMMITTED, GENESIS, ROSTER, RUN, A, B, acceptances, record, sign
+from tests.harness.rigs.step import MemberBench, apply, decide, prepare, reconcile
 
 ONE = record()
 TWO = record(ONE)
@@ -256,16 +242,16 @@ async def test_life_started_anew_keeps_the_promise_and_repeats_the_vote(path: Pa
 # --- members ---------------------------------------------------------------------------------------------------------
 
 
-async def observing(life: Incarnation) -> Bench:
+async def observing(life: Incarnation) -> MemberBench:
     """A process that was started anew and sees the record that names the life before it."""
-    bench = Bench(A, founded=False, life=life)
+    bench = MemberBench(A, founded=False, life=life)
     bench.holder.part = None
     await bench.member.stand_in(Decision(AFTER, acceptances(AFTER)))
     return bench
 
 
 async def test_member_is_not_heard_before_its_vote_is_on_the_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(A, life=Incarnation(A, 0, VoteFile(path)))
+    bench = MemberBench(A, life=Incarnation(A, 0, VoteFile(path)))
 
     def full(file: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -350,7 +336,7 @@ async def test_vote_of_a_closed_step_that_a_slow_disk_takes_late_does_not_replac
             slow.wait(5)
         write(file, left)
 
-    bench = Bench(A, life=Incarnation(A, 0, VoteFile(path)))
+    bench = MemberBench(A, life=Incarnation(A, 0, VoteFile(path)))
     for body in (reconcile(), apply(), Propose(record=ONE)):
         await bench.ask(body)
     monkeypatch.setattr(VoteFile, "write", stalls)

@@ -15,19 +15,14 @@ from hypothesis.stateful import rule
 from swarm.consensus.acceptor import Promised, Vote
 from swarm.consensus.ballot import Ballot, KeptVote
 from swarm.consensus.incarnation import Incarnation
-from swarm.consensus.roster import Member, Roster
+from swarm.consensus.roster import Roster
 from swarm.errors import Busy, Superseded
 from swarm.ids import PeerId
 from swarm.sim.loop import SimLoop
-from tests.unit.consensus.test_acceptor import RECORDS, VOTERS, Ballots, Leader, voters
-from tests.unit.step.world import record
+from tests.harness.rigs.consensus import RECORDS, VOTERS, Ballots, TermLeader, listed, record, voters
 
 PEERS = [PeerId(f"V{number}") for number in range(VOTERS)]
-AFTER = record(
-    roster=Roster(
-        Member(peer=peer, role="stage", name=peer, part="stage-0", addresses=(), incarnation=1) for peer in PEERS
-    ).members
-)
+AFTER = record(roster=Roster(listed(peer, name=peer, incarnation=1) for peer in PEERS).members)
 """The record that lets all voters in, in their first lives."""
 
 
@@ -127,7 +122,7 @@ def led(world: Lives, term: int, quorum: set[int]) -> None:
     world.lead(term, quorum)
 
 
-def killed_between_two_terms(world: Lives, *, keep_disk: bool) -> Leader:
+def killed_between_two_terms(world: Lives, *, keep_disk: bool) -> TermLeader:
     """A majority decides; one of it is started again, and is asked by the next leader with those who were not asked."""
     led(world, 1, {0, 1, 2})
     assert world.decided == {RECORDS[1].hash()}

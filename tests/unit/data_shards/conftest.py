@@ -8,18 +8,13 @@ import pytest
 
 from data_shards.build import build_shard
 from data_shards.tokenize import train_tokenizer
-
-SECRET = "xyzzyplugh"
+from tests.harness.rigs.data_shards import corpus
 
 
 @pytest.fixture(scope="session")
 def documents() -> list[str]:
     """Sixty different documents of growing length, one with a word that must never be printed."""
-    texts = [
-        f"Document {n}: the owl sees {n * 7} mice and {'very ' * (n % 9)}few cats. " * (1 + n % 5) for n in range(60)
-    ]
-    texts[30] += f" The password is {SECRET}."
-    return texts
+    return corpus()
 
 
 @pytest.fixture(scope="session")

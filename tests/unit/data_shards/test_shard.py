@@ -12,7 +12,7 @@ from data_shards.build import build_shard
 from data_shards.shard import MANIFEST_FILE, TOKENS_FILE, Shard, read_manifest
 from data_shards.tokenize import Tokenizer
 from swarm.errors import ConfigError, StateError
-from tests.unit.data_shards.conftest import SECRET
+from tests.harness.rigs.data_shards import SECRET
 
 
 def test_build_shard_then_open_gives_every_document_back(

@@ -7,7 +7,7 @@ import pytest
 
 from data_shards.tokenize import END_OF_TEXT, Tokenizer, tokenizer_digest, train_tokenizer
 from swarm.errors import ConfigError, StateError
-from tests.unit.data_shards.conftest import SECRET
+from tests.harness.rigs.data_shards import SECRET
 
 AWKWARD = ["", "plain", " leading and trailing ", "tabs\tand\nnewlines\r\n", "Grüße, 東京 🦉", "\x00\x01", END_OF_TEXT]
 

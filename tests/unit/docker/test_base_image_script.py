@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.docker.scripts import Place
+from tests.harness.rigs.docker import Place
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.docker.scripts import Place
+from tests.harness.rigs.docker import Place
 
 VERSION = "swarm-trainer:1.2.3-cpu"
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.rigs.docker import Place
 from tests.harness.sources import ROOT
-from tests.unit.docker.scripts import Place
 
 
 @pytest.fixture

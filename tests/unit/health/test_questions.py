@@ -12,7 +12,7 @@ from swarm.errors import DeadlineMissed, Unreachable
 from swarm.health.heartbeat import Heartbeat, HeartbeatReply, Questions
 from swarm.ids import PeerId
 from swarm.network.protocols import LinkStatistics
-from tests.unit.averaging.world import in_virtual_time
+from tests.harness.rigs.clocks import in_virtual_time
 
 PEER = PeerId("p")
 STANDING = HeartbeatReply(step=0, member=True, incarnation=1)

@@ -17,7 +17,7 @@ from swarm.ids import PeerId, RunId
 from swarm.network.protocols import AnyMethod, Rpc
 from swarm.schema import Empty
 from swarm.sim.network import SimEndpoint, SimNetwork
-from tests.unit.averaging.world import LoopClock, in_virtual_time
+from tests.harness.rigs.clocks import LoopClock, in_virtual_time
 
 ME = PeerId("me")
 OTHERS = tuple(PeerId(f"p{number}") for number in range(5))

@@ -12,8 +12,8 @@ from peers.settings import member_settings
 from swarm.events import NullSink
 from swarm.membership.announcer import Announcer, only_calls
 from swarm.membership.status import PeerStatus
+from tests.harness.rigs.membership import FakeClock
 from tests.harness.settings import peer_settings
-from tests.unit.peers.fake_clock import FakeClock
 
 OWN = "/ip4/192.0.2.7/tcp/31337/p2p/12D3KooWMrSnzaXRF41zHeiKFu6JxTnmWJGKBmEmoW2LsquAx6zW"
 RELAYED = f"{OWN}/p2p-circuit/p2p/12D3KooWLbT7iWNTNKLbPXXdHbmWBVPvnxhVFBTj4yMJSJ1Hkv01"

@@ -13,9 +13,8 @@ from swarm.ids import ENDS, PartName, PeerId, stage_part
 from swarm.membership import copying
 from swarm.membership.copying import Copies, Copying, KeptCopy
 from swarm.membership.rules import rules_of
-from tests.unit.averaging.world import LoopClock
-from tests.unit.peers.kept_run import KeptRun, kept_run
-from tests.unit.step.puppets import virtual
+from tests.harness.rigs.membership import LoopClock, virtual
+from tests.harness.rigs.peers import KeptRun, kept_run
 
 STEP = 11
 

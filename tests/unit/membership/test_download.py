@@ -16,9 +16,7 @@ from swarm.membership.download import PartDownload, download_part
 from swarm.network.protocols import Answer
 from swarm.state.snapshot import digest
 from swarm.state.transfer import CHUNK, DESCRIBE
-from tests.harness.swarm import EventList
-from tests.unit.state.donors import ME, Donors, big_state, in_time
-from tests.unit.state.states import inline
+from tests.harness.rigs.membership import ME, Donors, EventList, big_state, in_time, inline
 
 A, B, C = (PeerId(name) for name in "abc")
 
@@ -27,7 +25,7 @@ class Scene:
     """A peer that downloads from the donors of a world in memory."""
 
     def __init__(self) -> None:
-        self.world, self.events = Donors(big_state()), EventList(ME)
+        self.world, self.events = Donors(big_state()), EventList()
         self.installed: list[str] = []
 
     async def open(self) -> None:

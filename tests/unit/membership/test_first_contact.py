@@ -11,7 +11,7 @@ from swarm.errors import Advice, Ending, RunEnded, Unreachable
 from swarm.ids import PeerId
 from swarm.membership.survey import FirstContact
 from swarm.step.observe_messages import RunStanding
-from tests.unit.peers.fake_clock import FakeClock
+from tests.harness.rigs.membership import FakeClock
 
 FOUNDER, OTHER = PeerId("12D3founder"), PeerId("12D3other")
 

@@ -13,8 +13,8 @@ from swarm.membership.founder import NEWCOMERS, Founder, _Bounded
 from swarm.network.discovery.records import PeerRecord
 from swarm.network.endpoint import LibP2PEndpoint
 from swarm.schema import Empty
+from tests.harness.rigs.membership import FakeClock
 from tests.harness.swarm import small_manifest
-from tests.unit.peers.fake_clock import FakeClock
 
 ME = PeerId("founder")
 HERE = {PeerId("host"): "stage", PeerId("trainer"): "trainer"}

@@ -19,8 +19,7 @@ from swarm.schema import Empty
 from swarm.sim.network import SimNetwork
 from swarm.step.calls import StepCalls
 from swarm.step.messages import DECIDE, PROPOSE, Accepted, Decide, Propose
-from tests.unit.state.states import StillClock
-from tests.unit.step.world import RUN, sign
+from tests.harness.rigs.membership import RUN, FakeClock, sign
 
 DIGESTS = {PartName("stage-0"): "0" * 64, PartName("stage-1"): "1" * 64, ENDS: "2" * 64}
 ORIGIN = Origin(digests=DIGESTS)
@@ -47,7 +46,7 @@ def test_enough_counts_roles_apart() -> None:
 
 
 async def test_gathering_polls_until_enough_are_there() -> None:
-    clock, polls = StillClock(), []
+    clock, polls = FakeClock(), []
 
     async def candidates() -> Sequence[Candidate]:
         polls.append(clock.now)
@@ -59,7 +58,7 @@ async def test_gathering_polls_until_enough_are_there() -> None:
 
 
 async def test_gathering_without_enough_ends_saying_who_is_missing() -> None:
-    clock = StillClock()
+    clock = FakeClock()
 
     async def candidates() -> Sequence[Candidate]:
         return CANDIDATES[:2]
@@ -108,7 +107,7 @@ def test_founding_record_of_a_run_resumed_twice_follows_the_same_record() -> Non
 async def test_founding_a_resumed_run_decides_its_step() -> None:
     calls, newcomers = await meet()
     origin = Origin(digests=DIGESTS, step=40, previous="9" * 64)
-    record, _ = await found(calls, RUN, CANDIDATES, origin, Waits(clock=StillClock()), timeout_s=5)
+    record, _ = await found(calls, RUN, CANDIDATES, origin, Waits(clock=FakeClock()), timeout_s=5)
     assert record.step == 40
     assert all(newcomer.decided[0].step == 40 for newcomer in newcomers.values())
 
@@ -151,7 +150,7 @@ async def meet() -> tuple[StepCalls, dict[str, Newcomer]]:
 
 async def test_founding_is_decided_by_all_with_all_signatures() -> None:
     calls, newcomers = await meet()
-    record, reasons = await found(calls, RUN, CANDIDATES, ORIGIN, Waits(clock=StillClock()), timeout_s=5)
+    record, reasons = await found(calls, RUN, CANDIDATES, ORIGIN, Waits(clock=FakeClock()), timeout_s=5)
     assert reasons == {"A": "fewest replicas (0)", "B": "asked for"}
     for newcomer in newcomers.values():
         (decision,) = newcomer.decided
@@ -162,7 +161,7 @@ async def test_founding_is_decided_by_all_with_all_signatures() -> None:
 @pytest.mark.parametrize("peer", ["A", "T"])
 async def test_founding_waits_for_who_fails_and_asks_it_again(peer: str) -> None:
     calls, newcomers = await meet()
-    clock, told, proposed = StillClock(), [], []
+    clock, told, proposed = FakeClock(), [], []
 
     def refuse_twice(record: CloseRecord) -> None:
         proposed.append(record.hash())
@@ -186,7 +185,7 @@ async def test_founding_patience_ends_naming_who_did_not_accept() -> None:
 
     newcomers["A"].on_propose = refuse
     with pytest.raises(RunEnded, match=r"after 3 s A \(A\): the weights"):
-        await found(calls, RUN, CANDIDATES, ORIGIN, Waits(clock=StillClock(), seconds=3), timeout_s=5)
+        await found(calls, RUN, CANDIDATES, ORIGIN, Waits(clock=FakeClock(), seconds=3), timeout_s=5)
     assert not any(newcomer.decided for newcomer in newcomers.values())
 
 
@@ -198,7 +197,7 @@ async def test_founding_that_the_founder_refuses_is_over_at_once() -> None:
 
     newcomers["F"].on_propose = refuse
     with pytest.raises(Refused, match="^F: another record"):
-        await found(calls, RUN, CANDIDATES, ORIGIN, Waits(clock=StillClock()), timeout_s=5)
+        await found(calls, RUN, CANDIDATES, ORIGIN, Waits(clock=FakeClock()), timeout_s=5)
     assert not any(newcomer.decided for newcomer in newcomers.values())
 
 
@@ -211,7 +210,7 @@ async def test_founding_that_one_refuses_too_late_is_decided_by_the_others(peer:
         raise Refused("never heard of it")
 
     newcomers[peer].on_decide = refuse
-    founding = found(calls, RUN, CANDIDATES, ORIGIN, Waits(clock=StillClock()), timeout_s=5)
+    founding = found(calls, RUN, CANDIDATES, ORIGIN, Waits(clock=FakeClock()), timeout_s=5)
     if peer == "F":
         with pytest.raises(OutOfSync, match="step 0 is decided, but F: never heard of it"):
             await founding

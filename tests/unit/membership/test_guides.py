@@ -22,13 +22,13 @@ from swarm.network.protocols import Answer
 from swarm.optim.part import TrainedPart
 from swarm.state.snapshot import digest
 from swarm.step.observe_messages import LEAVE, NEXT, STANDING, START, STAY, Decided, StartRequest, Staying, StayRequest
-from tests.unit.membership.observed import (
+from tests.harness.rigs.membership import (
     CONTACT,
     DONOR,
     JOINER,
     OTHER,
     STAGE,
-    Bench,
+    ObserverBench,
     Run,
     listed,
     signed,
@@ -40,24 +40,24 @@ REPLICAS = (DONOR, OTHER, THIRD, FOURTH)
 WIDE = Roster([*(listed(peer) for peer in REPLICAS), listed(CONTACT, "trainer", "ends")])
 
 
-async def bench_of(*replicas: PeerId, steps: int = 2) -> Bench:
+async def bench_of(*replicas: PeerId, steps: int = 2) -> ObserverBench:
     """A run in which all of :data:`REPLICAS` take part, and these serve."""
     run = Run()
     run.decisions[0] = signed(run.head.model_copy(update={"roster": WIDE.members}), WIDE.peers)
     for _ in range(steps):
         run.close()
-    bench = Bench(run, replicas=replicas)
+    bench = ObserverBench(run, replicas=replicas)
     await bench.open()
     return bench
 
 
-async def following(*replicas: PeerId) -> tuple[Bench, Observer, TrainedPart]:
+async def following(*replicas: PeerId) -> tuple[ObserverBench, Observer, TrainedPart]:
     bench = await bench_of(*replicas)
     observer = bench.observer()
     return bench, observer, await bench.installed(observer)
 
 
-async def step(bench: Bench, observer: Observer, part: TrainedPart) -> None:
+async def step(bench: ObserverBench, observer: Observer, part: TrainedPart) -> None:
     """One more, which the observer takes."""
     waiting = asyncio.create_task(observer.follow())
     await turns()
@@ -66,7 +66,7 @@ async def step(bench: Bench, observer: Observer, part: TrainedPart) -> None:
     assert digest(part.snapshot()) == digest(bench.run.part.snapshot())
 
 
-def kept(bench: Bench, peer: PeerId) -> list[int]:
+def kept(bench: ObserverBench, peer: PeerId) -> list[int]:
     """Steps of which a peer keeps the update."""
     return bench.desks[peer]._updates.steps(STAGE)
 
@@ -337,7 +337,7 @@ async def test_observer_that_holds_nothing_goes_on_with_anybody() -> None:
 # --- the other side ------------------------------------------------------------------------------------------------
 
 
-async def stay(bench: Bench, me: PeerId, part: str = STAGE) -> Staying:
+async def stay(bench: ObserverBench, me: PeerId, part: str = STAGE) -> Staying:
     answer, _ = await bench.endpoints[me].call(DONOR, STAY, StayRequest(part=part, had=0), timeout_s=5.0)
     return answer
 
@@ -393,7 +393,7 @@ async def test_desk_keeps_updates_for_a_member_that_asks_for_them_all_the_same()
 # --- a guide that gives nothing ----------------------------------------------------------------------------------
 
 
-async def withheld() -> tuple[Bench, Observer, asyncio.Task[CloseRecord]]:
+async def withheld() -> tuple[ObserverBench, Observer, asyncio.Task[CloseRecord]]:
     """The first guide says that it has closed step 3, answers all else, and never gives the update of it."""
     bench, observer, _ = await following(DONOR, OTHER)
     assert observer.donors == (DONOR, OTHER)

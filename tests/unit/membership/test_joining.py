@@ -21,14 +21,24 @@ from swarm.membership.observer import ObserverContext
 from swarm.membership.status import PeerStatus
 from swarm.network.protocols import Rpc
 from swarm.step.observe_messages import RunStanding
-from tests.harness.swarm import EventList
-from tests.unit.membership.observed import CONTACT, DONOR, JOINER, OTHER, ROSTER, Run, listed, signed
-from tests.unit.peers.fake_clock import FakeClock
-from tests.unit.step.world import RUN, sign
+from tests.harness.rigs.membership import (
+    CONTACT,
+    DONOR,
+    JOINER,
+    OBSERVED,
+    OTHER,
+    RUN,
+    EventList,
+    FakeClock,
+    Run,
+    listed,
+    sign,
+    signed,
+)
 
 STEPS = 99
 Behave = Callable[["Scripted"], Any]
-NAMED = Roster([*ROSTER.members, listed(JOINER)])
+NAMED = Roster([*OBSERVED.members, listed(JOINER)])
 
 
 class Scripted:
@@ -98,7 +108,7 @@ class World:
         self.made: list[Fetching] = []
         self.broken: list[tuple[int, Exception]] = []
         self.admissions: list[tuple[PeerId, Admission]] = []
-        self.clock, self.events = FakeClock(), EventList(JOINER)
+        self.clock, self.events = FakeClock(), EventList()
         self.situation = PeerStatus(self.events)
         self.leaving = SimpleNamespace(asked=False, ending=Ending.DONE, admitted=_Flag())
         self.position = SimpleNamespace(head=None, is_member=False, names=lambda record: bool(self.admissions))
@@ -210,7 +220,7 @@ async def test_joiner_takes_all_replicas_as_donors_and_asks_the_leader_of_the_op
     world = World(monkeypatch)
     await world.joining.run(CONTACT)
     (leader, admission), head = world.admissions[0], world.run.decisions[2].record
-    assert (leader, admission.step, admission.member.part) == (ROSTER.succession(3)[0], 3, "stage-0")
+    assert (leader, admission.step, admission.member.part) == (OBSERVED.succession(3)[0], 3, "stage-0")
     assert admission.member.incarnation == 7
     assert (admission.member.region, admission.member.outgoing) == ("eu", False)
     assert head.step == 2
@@ -224,7 +234,7 @@ async def test_joiner_whose_replicas_are_all_gone_asks_who_keeps_a_copy(monkeypa
     world.start = [Unreachable("gone")]
     await world.joining.run(CONTACT)
     parts = [donors for donors, name in world.asked if name is not None]
-    (holder,) = copy_holders(ROSTER, stage_part(0), 1)
+    (holder,) = copy_holders(OBSERVED, stage_part(0), 1)
     assert [set(donors) for donors in parts] == [{DONOR, OTHER}, {DONOR, OTHER, holder}]
     assert parts[1][-1] == holder, "replicas first"
 
@@ -373,7 +383,7 @@ async def test_joiner_that_comes_with_the_last_step_downloads_nothing(monkeypatc
     assert (world.downloads, world.admissions) == ([], [])
 
 
-@pytest.mark.parametrize("roster", [ROSTER, NAMED], ids=["a stranger", "one that took part in an earlier life"])
+@pytest.mark.parametrize("roster", [OBSERVED, NAMED], ids=["a stranger", "one that took part in an earlier life"])
 async def test_joiner_that_comes_after_the_last_step_ends_in_order(
     monkeypatch: pytest.MonkeyPatch, roster: Roster
 ) -> None:
@@ -387,7 +397,7 @@ async def test_joiner_that_comes_after_the_last_step_ends_in_order(
 
 async def test_joiner_that_comes_after_the_run_was_ended_ends_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch)
-    world.run.close(ROSTER, ended=True)
+    world.run.close(OBSERVED, ended=True)
     with pytest.raises(RunEnded, match="the run was ended with step 3, as all its peers were asked to leave") as ended:
         await world.joining.run(CONTACT)
     assert ended.value.ending is Ending.DONE
@@ -400,7 +410,7 @@ async def test_joiner_that_is_beside_it_as_the_run_is_ended_asks_nobody_that_is_
     world = World(monkeypatch)
 
     async def follow(self: Scripted) -> CloseRecord:
-        world.position.head = self.head = world.run.close(ROSTER, ended=True).record
+        world.position.head = self.head = world.run.close(OBSERVED, ended=True).record
         return self.head
 
     world.position.names = lambda record: False
@@ -495,7 +505,7 @@ async def test_joiner_that_is_refused_asks_again_with_the_next_step(monkeypatch:
     async def follow(self: Scripted) -> CloseRecord:
         named = len(world.admissions) > 1
         world.position.is_member = named
-        world.position.head = self.head = world.run.close(NAMED if named else ROSTER).record
+        world.position.head = self.head = world.run.close(NAMED if named else OBSERVED).record
         return self.head
 
     monkeypatch.setattr(world, "ask", ask, raising=False)

@@ -32,16 +32,15 @@ from swarm.network.protocols import Rpc
 from swarm.step.messages import LEAVE, Propose
 from swarm.waiting import AdaptiveDeadline
 from tests.harness.expect import eventually
-from tests.harness.swarm import EventList
-from tests.unit.averaging.world import LoopClock
-from tests.unit.step.puppets import virtual
-from tests.unit.step.world import (
+from tests.harness.rigs.membership import (
     GENESIS,
     ROSTER,
     RULES,
     RUN,
     A,
-    Bench,
+    EventList,
+    LoopClock,
+    MemberBench,
     apply,
     decide,
     prepare,
@@ -49,6 +48,7 @@ from tests.unit.step.world import (
     record,
     sign,
     verify,
+    virtual,
 )
 
 WITHOUT_ME = Roster([member for member in ROSTER.members if member.peer != A])
@@ -82,7 +82,7 @@ class Home:
     """A member that may leave, and everything around it."""
 
     def __init__(self, *, founded: bool = True) -> None:
-        self.bench, self.calls, self.events = Bench(A, founded=founded), Calls(), EventList(A)
+        self.bench, self.calls, self.events = MemberBench(A, founded=founded), Calls(), EventList()
         self.situation = PeerStatus(self.events)
         self.exit, self.helped = ExitRequest(), False
         run = SimpleNamespace(

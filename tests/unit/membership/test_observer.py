@@ -19,14 +19,14 @@ from swarm.network.protocols import Answer
 from swarm.schema import Message
 from swarm.state.snapshot import digest
 from swarm.step.observe_messages import NEXT, STANDING, START, Decided
-from tests.unit.membership.observed import (
+from tests.harness.rigs.membership import (
     CONTACT,
     DONOR,
     JOINER,
+    OBSERVED,
     OTHER,
-    ROSTER,
     STAGE,
-    Bench,
+    ObserverBench,
     Run,
     listed,
     signed,
@@ -36,9 +36,9 @@ from tests.unit.membership.observed import (
 Twist = Callable[[Message, Answer], Answer]
 
 
-async def following(steps: int = 2) -> tuple[Bench, Any, Any]:
+async def following(steps: int = 2) -> tuple[ObserverBench, Any, Any]:
     """A bench with an observer that has the state after ``steps``."""
-    bench = Bench(Run(steps))
+    bench = ObserverBench(Run(steps))
     await bench.open()
     observer = bench.observer()
     return bench, observer, await bench.installed(observer)
@@ -80,7 +80,7 @@ async def test_observer_that_falls_too_far_behind_is_told_and_can_start_again() 
 
 
 async def test_observer_that_holds_nothing_follows_the_decisions() -> None:
-    bench = Bench(Run(2))
+    bench = ObserverBench(Run(2))
     await bench.open()
     observer = bench.observer(part=None)
     await observer.begin(await observer.start(CONTACT), None)
@@ -173,11 +173,11 @@ async def test_observer_whose_donor_names_strangers_in_the_roster_needs_the_old_
         await observer.follow()
 
 
-@pytest.mark.parametrize("change", [{"tokens": 9}, {"roster": ROSTER.members[:1]}, {"digests": {STAGE: "f" * 64}}])
+@pytest.mark.parametrize("change", [{"tokens": 9}, {"roster": OBSERVED.members[:1]}, {"digests": {STAGE: "f" * 64}}])
 async def test_observer_that_is_shown_another_history_than_its_contact_knows_starts_nothing(
     change: dict[str, Any],
 ) -> None:
-    bench = Bench(Run(2))
+    bench = ObserverBench(Run(2))
     await bench.open()
     bench.twists[START] = with_record(**change)
     with pytest.raises(Violation, match="another record of step 2 than C has"):
@@ -186,7 +186,7 @@ async def test_observer_that_is_shown_another_history_than_its_contact_knows_sta
 
 
 async def test_observer_of_a_donor_far_ahead_of_its_contact_tries_another() -> None:
-    bench = Bench(Run(2))
+    bench = ObserverBench(Run(2))
     await bench.open()
     for _ in range(3):
         await bench.publish(bench.run.close(), DONOR)
@@ -195,7 +195,7 @@ async def test_observer_of_a_donor_far_ahead_of_its_contact_tries_another() -> N
 
 
 async def test_observer_whose_contact_is_one_step_behind_waits_for_it() -> None:
-    bench = Bench(Run(2))
+    bench = ObserverBench(Run(2))
     await bench.open()
     decision = bench.run.close()
     await bench.publish(decision, DONOR)
@@ -207,7 +207,7 @@ async def test_observer_whose_contact_is_one_step_behind_waits_for_it() -> None:
 
 
 async def test_observer_whose_state_is_not_the_records_installs_nothing() -> None:
-    bench = Bench(Run(2))
+    bench = ObserverBench(Run(2))
     await bench.open()
     observer = bench.observer()
     decision = await observer.start(CONTACT)
@@ -220,7 +220,7 @@ async def test_observer_whose_state_is_not_the_records_installs_nothing() -> Non
 
 
 async def test_observer_without_its_contact_believes_more_than_half_of_the_roster_it_knows() -> None:
-    bench = Bench(Run(2))
+    bench = ObserverBench(Run(2))
     await bench.open()
     known = bench.run.head
     decision = await bench.close()
@@ -232,7 +232,7 @@ async def test_observer_without_its_contact_believes_more_than_half_of_the_roste
 
 @pytest.mark.parametrize("signers", [[], [DONOR], ["X", "Y", "Z"]])
 async def test_observer_without_its_contact_does_not_believe_a_few(signers: list[Any]) -> None:
-    bench = Bench(Run(2))
+    bench = ObserverBench(Run(2))
     await bench.open()
     known = bench.run.head
     decision = await bench.close()
@@ -243,7 +243,7 @@ async def test_observer_without_its_contact_does_not_believe_a_few(signers: list
 
 
 async def test_observer_that_comes_back_believes_those_who_decided_the_next_step() -> None:
-    bench = Bench(Run(2))
+    bench = ObserverBench(Run(2))
     await bench.open()
     known = bench.run.head
     decision = await bench.close()
@@ -254,7 +254,7 @@ async def test_observer_that_comes_back_believes_those_who_decided_the_next_step
 
 @pytest.mark.parametrize("signers", [[], [DONOR], ["X", "Y", "Z"]])
 async def test_observer_that_comes_back_believes_no_member_alone(signers: list[Any]) -> None:
-    bench = Bench(Run(2))
+    bench = ObserverBench(Run(2))
     await bench.open()
     known = bench.run.head
     far = known.model_copy(update={"step": 500, "previous": "9" * 64})
@@ -264,7 +264,7 @@ async def test_observer_that_comes_back_believes_no_member_alone(signers: list[A
 
 
 async def test_observer_without_its_contact_takes_no_older_record() -> None:
-    bench = Bench(Run(2))
+    bench = ObserverBench(Run(2))
     await bench.open()
     older = bench.run.head
     known = (await bench.close()).record
@@ -375,6 +375,6 @@ async def test_observer_that_is_cancelled_stays_at_the_step_it_had() -> None:
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    await bench.close(Roster([*ROSTER.members, listed(JOINER)]))
+    await bench.close(Roster([*OBSERVED.members, listed(JOINER)]))
     assert (part.step, observer.head.step) == (2, 2)
     assert JOINER in (await observer.follow()).members

@@ -31,23 +31,25 @@ from swarm.step.observe_messages import (
     Staying,
     StayRequest,
 )
-from tests.unit.membership.observed import DONOR, JOINER, ROSTER, STAGE, Bench, Run, listed, signed, turns
+from tests.harness.rigs.membership import DONOR, JOINER, OBSERVED, STAGE, ObserverBench, Run, listed, signed, turns
 
 START_STAGE = StartRequest(part=STAGE)
 
 
-async def bench_at(steps: int, **settings: int) -> Bench:
-    bench = Bench(Run(steps), **settings)
+async def bench_at(steps: int, **settings: int) -> ObserverBench:
+    bench = ObserverBench(Run(steps), **settings)
     await bench.open()
     return bench
 
 
-async def ask(bench: Bench, rpc: Rpc[RequestT, ReplyT], body: RequestT, me: PeerId = JOINER) -> tuple[ReplyT, int]:
+async def ask(
+    bench: ObserverBench, rpc: Rpc[RequestT, ReplyT], body: RequestT, me: PeerId = JOINER
+) -> tuple[ReplyT, int]:
     answer, payload = await bench.endpoints[me].call(DONOR, rpc, body, timeout_s=30.0, max_reply_bytes=1 << 24)
     return answer, len(payload)
 
 
-async def start(bench: Bench, me: PeerId = JOINER) -> int:
+async def start(bench: ObserverBench, me: PeerId = JOINER) -> int:
     """Begin to observe; the step of the state that is kept for us."""
     decided, _ = await ask(bench, START, START_STAGE, me)
     assert isinstance(decided, Decided)
@@ -61,7 +63,7 @@ async def test_updates_are_kept_only_while_somebody_observes_and_forgotten_at_on
     for _ in range(3):
         await bench.close()
     assert bench.kept == [4, 5, 6]
-    await bench.close(Roster([*ROSTER.members, listed(JOINER)]))
+    await bench.close(Roster([*OBSERVED.members, listed(JOINER)]))
     assert bench.kept == [4, 5, 6, 7], "it needs the update of the very step that makes it a member"
     await bench.close()
     assert bench.kept == [], "a member gets its results like everybody else"
@@ -70,37 +72,37 @@ async def test_updates_are_kept_only_while_somebody_observes_and_forgotten_at_on
 async def test_desk_knows_whether_it_helps_somebody_who_is_no_member() -> None:
     bench = await bench_at(1)
     desk = bench.desks[DONOR]
-    assert not desk.observers.beside(ROSTER.peers)
+    assert not desk.observers.beside(OBSERVED.peers)
     await ask(bench, STANDING, StandingRequest())
-    assert desk.observers.beside(ROSTER.peers), "who asks how the run stands is about to come"
+    assert desk.observers.beside(OBSERVED.peers), "who asks how the run stands is about to come"
     await bench.clock.advance(RECENT_S + 1)
-    assert not desk.observers.beside(ROSTER.peers)
+    assert not desk.observers.beside(OBSERVED.peers)
     await start(bench)
-    assert desk.observers.beside(ROSTER.peers)
-    assert not desk.observers.beside([*ROSTER.peers, JOINER]), "a member that keeps a copy is none to wait for"
+    assert desk.observers.beside(OBSERVED.peers)
+    assert not desk.observers.beside([*OBSERVED.peers, JOINER]), "a member that keeps a copy is none to wait for"
     await bench.clock.advance(RECENT_S - 1)
-    assert desk.observers.beside(ROSTER.peers)
+    assert desk.observers.beside(OBSERVED.peers)
     await bench.clock.advance(2)
-    assert not desk.observers.beside(ROSTER.peers), "it has asked for nothing more, and may be dead"
+    assert not desk.observers.beside(OBSERVED.peers), "it has asked for nothing more, and may be dead"
     following = asyncio.create_task(ask(bench, NEXT, NextRequest(part=STAGE, step=2)))
     await bench.clock.advance(RECENT_S + 1)
-    assert desk.observers.beside(ROSTER.peers)
+    assert desk.observers.beside(OBSERVED.peers)
     await bench.close()
     await following
     await bench.clock.advance(RECENT_S + 1)
-    assert not desk.observers.beside(ROSTER.peers)
+    assert not desk.observers.beside(OBSERVED.peers)
 
 
 async def test_desk_forgets_the_copy_of_a_member_that_left_and_keeps_that_of_one_that_may_be_back() -> None:
-    with_joiner = Roster([*ROSTER.members, listed(JOINER, part="stage-1")])
+    with_joiner = Roster([*OBSERVED.members, listed(JOINER, part="stage-1")])
     for absent, helped in (((), False), ((JOINER,), True)):
         bench = await bench_at(1)
         await bench.close(with_joiner)
         await start(bench)
-        decision = bench.run.close(ROSTER)
+        decision = bench.run.close(OBSERVED)
         lost = decision.record.model_copy(update={"absent": absent})
         await bench.desks[DONOR].publish(signed(lost), STAGE)
-        assert bench.desks[DONOR].observers.beside(ROSTER.peers) is helped
+        assert bench.desks[DONOR].observers.beside(OBSERVED.peers) is helped
 
 
 async def test_slow_observer_makes_the_donor_keep_no_more_than_a_few_updates() -> None:
@@ -220,7 +222,7 @@ async def test_observers_that_wait_or_die_hold_nobody_up() -> None:
 
 
 async def test_desk_waits_for_the_next_step_only_and_knows_the_newest() -> None:
-    bench = Bench(Run(2))
+    bench = ObserverBench(Run(2))
     await bench.on_network(DONOR, bench.desk, bench.donor)
     await bench.on_network(JOINER)
     with pytest.raises(Refused, match="not started"):
@@ -277,7 +279,7 @@ async def test_desk_lets_those_who_join_go_before_a_copy() -> None:
 async def test_desk_does_not_take_a_member_that_copies_a_part_for_one_of_its_replicas() -> None:
     bench = await bench_at(1)
     await bench.on_network(COPIER)
-    await bench.close(Roster([*ROSTER.members, listed(COPIER, part=COPIED)]))
+    await bench.close(Roster([*OBSERVED.members, listed(COPIER, part=COPIED)]))
     assert await start(bench, COPIER) == 2
     for _ in range(3):
         await bench.close()

@@ -21,9 +21,20 @@ from swarm.membership.part_copy import DECIDED_S, CopyContext, PartCopy, RecentR
 from swarm.models.spec import SplitConfig
 from swarm.optim.schedules import OptimizerConfig
 from swarm.state.snapshot import Snapshot
-from tests.harness.swarm import EventList
-from tests.unit.membership.observed import CONTACT, DONOR, MODEL, OTHER, STAGE, HandClock, Run, signed, turns
-from tests.unit.step.world import RUN, InlineDevice
+from tests.harness.rigs.membership import (
+    CONTACT,
+    DONOR,
+    OTHER,
+    RUN,
+    STAGE,
+    TINY,
+    EventList,
+    HandClock,
+    InlineDevice,
+    Run,
+    signed,
+    turns,
+)
 
 ME = CONTACT
 """A trainer, so that it can keep a copy of a stage."""
@@ -78,7 +89,7 @@ class Scene:
     """A copy of the stage at a trainer, and what happens to it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.run, self.clock, self.events = Run(), HandClock(), EventList(ME)
+        self.run, self.clock, self.events = Run(), HandClock(), EventList()
         self.observers: list[Scripted] = []
         self.starts: list[PeerError | None] = []
         self.ahead: list[torch.Tensor] = []
@@ -90,7 +101,7 @@ class Scene:
         manifest = SimpleNamespace(
             run_id=RUN,
             run=SimpleNamespace(copies=1),
-            model=MODEL,
+            model=TINY,
             split=SplitConfig(stages=2),
             optimizer=OptimizerConfig(),
             averaging=AveragingConfig(),

@@ -11,9 +11,7 @@ from swarm.health.watch import HealthWatch
 from swarm.membership.quorum import Quorum
 from swarm.membership.status import PeerStatus
 from swarm.sim.network import SimNetwork
-from tests.unit.averaging.world import LoopClock
-from tests.unit.step.puppets import Sink, virtual
-from tests.unit.step.world import ROSTER, RUN, A, B, Bench, T
+from tests.harness.rigs.membership import ROSTER, RUN, A, B, EventList, LoopClock, MemberBench, T, virtual
 
 
 class Scene:
@@ -22,7 +20,11 @@ class Scene:
     async def set(self, *, founded: bool = True) -> Scene:
         endpoint = SimNetwork(LoopClock()).endpoint(A)
         await endpoint.enter(RUN)
-        self.watch, self.bench, self.events = HealthWatch(endpoint, LoopClock()), Bench(A, founded=founded), Sink()
+        self.watch, self.bench, self.events = (
+            HealthWatch(endpoint, LoopClock()),
+            MemberBench(A, founded=founded),
+            EventList(),
+        )
         self.situation = PeerStatus(self.events)
         self.watch.follow(ROSTER.peers)
         run = SimpleNamespace(

@@ -9,17 +9,15 @@ from swarm.consensus.records import CloseRecord
 from swarm.events import Participation, StepClosed
 from swarm.membership.status import PeerStatus
 from swarm.membership.step_events import StepEvents
-from tests.unit.peers.fake_clock import FakeClock
-from tests.unit.peers.kept_run import kept_run
-from tests.unit.step.puppets import Sink
-from tests.unit.step.world import COMMITTED, GENESIS, A, B, record
+from tests.harness.rigs.membership import COMMITTED, GENESIS, A, B, EventList, FakeClock, record
+from tests.harness.rigs.peers import kept_run
 
 
 class Told:
     """One peer's step events; ``close`` closes a step so many seconds after the one before."""
 
     def __init__(self) -> None:
-        self.events, self.clock = Sink(), FakeClock()
+        self.events, self.clock = EventList(), FakeClock()
         self.situation = PeerStatus(self.events)
         endpoint = SimpleNamespace(peer=A, statistics=lambda: SimpleNamespace(total=(0, 0)))
         self.gone: dict[str, str] = {}

@@ -18,10 +18,8 @@ from swarm.membership.founding_record import genesis
 from swarm.membership.quorum import MissingReplicas, Quorum
 from swarm.membership.status import PeerStatus
 from swarm.step.blocked import awaited_holders
+from tests.harness.rigs.membership import RUN, EventList, FakeClock
 from tests.harness.standing_peer import standing
-from tests.unit.peers.fake_clock import FakeClock
-from tests.unit.step.puppets import Sink
-from tests.unit.step.world import RUN
 
 KEPT = 2
 B_LOST = "a stage host to join for stage-1 (swarm join INVITE --stage 1): b is lost; a copy is kept"
@@ -44,7 +42,7 @@ class Scene:
 
     def __init__(self, there: Roster, me: str, leader: str) -> None:
         self.gone: dict[PeerId, str] = {}
-        self.events, self.clock = Sink(), FakeClock()
+        self.events, self.clock = EventList(), FakeClock()
         self.situation = PeerStatus(self.events)
         digests = {stage_part(0): "0" * 64, stage_part(1): "1" * 64, ENDS: "2" * 64}
         self.position = SimpleNamespace(

@@ -20,20 +20,21 @@ from swarm.sim.network import SimNetwork
 from swarm.step.messages import Propose
 from swarm.step.observe_messages import NEXT, STANDING, Decided, NextRequest, RunStanding, StandingRequest
 from tests.harness.expect import eventually
-from tests.unit.averaging.world import LoopClock
-from tests.unit.step.puppets import Sink, virtual
-from tests.unit.step.world import (
+from tests.harness.rigs.membership import (
     ROSTER,
     RUN,
     A,
     B,
-    Bench,
+    EventList,
+    LoopClock,
+    MemberBench,
     T,
     acceptances,
     apply,
     decide,
     reconcile,
     record,
+    virtual,
 )
 
 
@@ -70,7 +71,7 @@ class Home:
     """A member with a watch over two others."""
 
     def __init__(self, *, founded: bool = True) -> None:
-        self.bench, self.events, self.others = Bench(A, founded=founded), Sink(), {B: Other(), T: Other()}
+        self.bench, self.events, self.others = MemberBench(A, founded=founded), EventList(), {B: Other(), T: Other()}
         self.network = SimNetwork(LoopClock())
 
     async def open(self) -> Home:

@@ -26,7 +26,7 @@ from swarm.optim.update import AdamW
 from swarm.schema import Section
 from swarm.state.checkpoints.parts import load_part, write_part
 from swarm.state.snapshot import digest, initial_snapshot
-from tests.unit.models.foreign import ForeignConfig, ForeignFamily, write_weights
+from tests.harness.rigs.models import ForeignConfig, ForeignFamily, write_weights
 
 THEIRS = json.dumps({"width": 16, "depth": 3, "vocab": 40})
 MICROBATCH = MicrobatchId(PeerId("a"), "0" * 16, 0, 0)

@@ -16,8 +16,8 @@ from swarm.models.gpt_config import GptConfig
 from swarm.models.layout import ALIGNMENT, FlatLayout, install_weights
 from swarm.models.registry import family_of
 from swarm.models.spec import SplitConfig
+from tests.harness.rigs.models import MODEL
 
-MODEL = GptConfig(vocab_size=300, dim=32, layers=2, heads=4, context=16)
 CPU = torch.device("cpu")
 
 

@@ -5,20 +5,19 @@ import torch
 
 from swarm.errors import BugError, Violation
 from swarm.ids import ENDS
-from swarm.models.gpt_config import GptConfig
 from swarm.models.layout import install_weights
 from swarm.models.passes import run_backward, run_embedding, run_forward, run_head, run_loss
 from swarm.models.registry import family_of
 from swarm.models.spec import PartSpec, SplitConfig
+from tests.harness.rigs.models import TINY
 
-MODEL = GptConfig(vocab_size=300, dim=16, layers=2, heads=2, context=8)
 TOKENS = torch.zeros((1, 8), dtype=torch.int64)
 
 
 def part(index: int, ends: str = "hosted"):
-    spec: PartSpec = family_of(MODEL).parts(SplitConfig(stages=2, ends=ends))[index]
-    module = family_of(MODEL).build(spec)
-    install_weights(module, family_of(MODEL).initial_weights(0), requires_grad=True)
+    spec: PartSpec = family_of(TINY).parts(SplitConfig(stages=2, ends=ends))[index]
+    module = family_of(TINY).build(spec)
+    install_weights(module, family_of(TINY).initial_weights(0), requires_grad=True)
     return module
 
 
@@ -60,7 +59,7 @@ def test_graph_of_old_weights_stays_right_after_new_ones_are_installed() -> None
     grad = torch.ones_like(x)
     expected, _ = run_backward(run_forward(module, x, seed=None, graph=True)[1], grad)
     _, graph = run_forward(module, x, seed=None, graph=True)
-    install_weights(module, family_of(MODEL).initial_weights(99), requires_grad=True)
+    install_weights(module, family_of(TINY).initial_weights(99), requires_grad=True)
     found, _ = run_backward(graph, grad)
     assert torch.equal(found, expected)
 
@@ -72,8 +71,8 @@ def test_forward_without_graph_keeps_nothing() -> None:
 
 
 def test_weights_without_grad_give_no_graph_but_a_bug() -> None:
-    module = family_of(MODEL).build(family_of(MODEL).parts(SplitConfig(stages=2))[-1])
-    assert family_of(MODEL).parts(SplitConfig(stages=2))[-1].name == ENDS
-    install_weights(module, family_of(MODEL).initial_weights(0))
+    module = family_of(TINY).build(family_of(TINY).parts(SplitConfig(stages=2))[-1])
+    assert family_of(TINY).parts(SplitConfig(stages=2))[-1].name == ENDS
+    install_weights(module, family_of(TINY).initial_weights(0))
     with pytest.raises(BugError, match="requires_grad"):
         run_embedding(module, TOKENS, seed=None)

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from swarm.events import Event, LoopLag
+from swarm.events import LoopLag
 from swarm.monitoring.recorder import LoopLagProbe, summarize
+from tests.harness.rigs.common import EventList
 
 
 class LateClock:
@@ -32,22 +33,14 @@ class LateClock:
             self._now += seconds + overrun_s
 
 
-class Listed:
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def emit(self, event: Event) -> None:
-        self.events.append(event)
-
-
 async def lags_of(overruns_s: list[float], interval_s: float) -> list[LoopLag]:
-    told = Listed()
+    told = EventList()
     probe = asyncio.ensure_future(LoopLagProbe(told, LateClock(overruns_s), interval_s=interval_s, tick_s=1.0).run())
     await asyncio.sleep(0)
     probe.cancel()
     with pytest.raises(asyncio.CancelledError):
         await probe
-    return [event for event in told.events if isinstance(event, LoopLag)]
+    return told.of(LoopLag)
 
 
 async def test_probe_emits_once_per_interval_and_the_rest_when_it_ends() -> None:

@@ -10,7 +10,7 @@ from swarm.events import LinkUsage
 from swarm.ids import PeerId
 from swarm.monitoring.reader import EventTail
 from swarm.monitoring.recorder import Recorder
-from tests.unit.peers.fake_clock import FakeClock
+from tests.harness.rigs.clocks import FakeClock
 
 
 def test_tail_of_growing_files_gives_each_event_once_in_order_of_time(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from swarm.network.libp2p.streams import StreamServer
 from swarm.network.rpc.dispatcher import Dispatcher, ServeLimits
 from swarm.network.rpc.link import ByteMeter
 from tests.harness.expect import eventually
-from tests.unit.network.test_serving import Generous, Slow, request
+from tests.harness.rigs.network import Generous, Slow, request
 
 MEMBER = PeerId("member")
 MOST = 3

@@ -6,7 +6,6 @@ import asyncio
 from collections import Counter
 from typing import Any, cast
 
-from swarm.clock import SystemClock
 from swarm.errors import Refused
 from swarm.ids import PeerId
 from swarm.network.protocols import Endpoint
@@ -15,16 +14,9 @@ from swarm.network.reach.reachability import RESERVE, Reserved
 from swarm.network.reach.seats import RESERVED_S
 from swarm.security.signing import PrivateIdentity
 from tests.harness.expect import eventually
+from tests.harness.rigs.network import DialClock
 
 ME, *PEERS = [PrivateIdentity.generate().peer for _ in range(31)]
-
-
-class _Clock(SystemClock):
-    now = 100.0
-
-    def monotonic(self) -> float:
-        """Where the test has set it."""
-        return self.now
 
 
 class _Endpoint:
@@ -46,12 +38,12 @@ class _Endpoint:
         return Reserved(seconds=RESERVED_S, addresses=(f"/ip4/10.0.0.1/tcp/1/p2p/{target}",)), memoryview(b"")
 
 
-def lease_of(endpoint: _Endpoint, clock: _Clock | None = None) -> RelayLease:
-    return RelayLease(cast(Endpoint, endpoint), clock or _Clock(), lambda: PEERS)
+def lease_of(endpoint: _Endpoint, clock: DialClock | None = None) -> RelayLease:
+    return RelayLease(cast(Endpoint, endpoint), clock or DialClock(100.0), lambda: PEERS)
 
 
 async def test_lease_asks_twelve_in_one_go_and_those_who_refused_last_of_all() -> None:
-    endpoint, clock = _Endpoint(PEERS[28]), _Clock()
+    endpoint, clock = _Endpoint(PEERS[28]), DialClock(100.0)
     lease = lease_of(endpoint, clock)
     await lease.renew()
     assert endpoint.asked == PEERS[:12]
@@ -75,7 +67,7 @@ async def test_lease_that_has_two_asks_nobody_more() -> None:
 
 
 async def test_lease_replaces_a_relay_that_withdraws_at_once_and_leaves_it_alone() -> None:
-    endpoint, clock = _Endpoint(*PEERS[:3]), _Clock()
+    endpoint, clock = _Endpoint(*PEERS[:3]), DialClock(100.0)
     lease = lease_of(endpoint, clock)
     await lease.renew()
     keeping = asyncio.ensure_future(lease.keep())

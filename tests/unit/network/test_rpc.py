@@ -23,12 +23,9 @@ from swarm.network.rpc.link import ByteMeter
 from swarm.network.rpc.server import ServerStream
 from swarm.network.rpc.strangers import StrangerBudget
 from swarm.schema import Empty, Message
+from tests.harness.rigs.network import Ask
 
 CALLER, SERVER = PeerId("caller"), PeerId("server")
-
-
-class Ask(Message):
-    """A question without content."""
 
 
 FULL = Rpc("test/1/full", Ask, Empty)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import io
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgpack
@@ -15,59 +15,19 @@ import pytest
 from swarm.clock import SystemClock
 from swarm.errors import Busy, Refused, Violation
 from swarm.ids import PeerId
-from swarm.network.protocols import Answer, AnyMethod, Incoming, Rpc, anybody_may
+from swarm.network.protocols import Rpc, anybody_may
 from swarm.network.rpc.bodies import Envelope, pack, pack_request
 from swarm.network.rpc.dispatcher import Dispatcher, ServeLimits
 from swarm.network.rpc.framing import HEADER_BYTES, MAX_PUBLIC_BYTES, Kind, decode_header, encode_frame, encode_header
 from swarm.network.rpc.link import ByteMeter
 from swarm.network.rpc.server import ServerStream
 from swarm.network.rpc.strangers import StrangerBudget
-from swarm.schema import Empty, Message
 from tests.harness.expect import eventually
+from tests.harness.rigs.network import GIVE, SLOW, Ask, Generous, Slow, request
 
 CALLER = PeerId("caller")
 LONG = 8 << 20
 """More than a stream takes at once."""
-
-
-class Ask(Message):
-    """A question without content."""
-
-
-GIVE = Rpc("test/1/give", Ask, Empty)
-SLOW = Rpc("test/1/slow", Ask, Empty)
-
-
-class Generous:
-    """A service whose one method answers with many bytes."""
-
-    def __init__(self, size: int) -> None:
-        self._size, self.over = size, 0
-
-    def methods(self) -> Sequence[AnyMethod]:
-        """See :class:`~swarm.network.protocols.Service`."""
-        return [GIVE.handled_with_payload(self._give, over=self._over)]
-
-    async def _give(self, caller: PeerId, body: Ask, incoming: Incoming) -> Answer[Empty]:
-        return Answer(Empty(), bytes(self._size))
-
-    def _over(self, caller: PeerId, body: Message) -> None:
-        self.over += 1
-
-
-class Slow:
-    """A service whose one method takes a payload and never answers."""
-
-    def __init__(self) -> None:
-        self.begun = 0
-
-    def methods(self) -> Sequence[AnyMethod]:
-        """See :class:`~swarm.network.protocols.Service`."""
-        return [SLOW.handled(self._slow, admit=lambda caller, body, size: None)]
-
-    async def _slow(self, caller: PeerId, body: Ask) -> Empty:
-        self.begun += 1
-        return await asyncio.get_running_loop().create_future()
 
 
 @contextlib.asynccontextmanager
@@ -80,13 +40,6 @@ async def serving(desk: Dispatcher, *, public: bool = False) -> AsyncIterator[so
     finally:
         ours.close()
         await task
-
-
-def request(
-    call: int, what: str = "slow", *, remaining_s: float = 30.0, payload_bytes: int = 0, max_reply_bytes: int = 0
-) -> bytes:
-    head, body = pack_request(f"test/1/{what}", remaining_s, max_reply_bytes, Ask())
-    return encode_frame(Kind.REQUEST, call, body, payload_bytes, head=head)
 
 
 async def told(caller: socket.socket) -> bytes:

@@ -9,37 +9,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from swarm.clock import SystemClock
 from swarm.network.libp2p.splice import RateLimiter, Splice, SpliceLimits, Streams
+from tests.harness.rigs.network import HandClock
 
 KIB = 1 << 10
-
-
-class _Clock(SystemClock):
-    """Sleeps end when the test has moved the time far enough."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-        self.sleeping: list[tuple[float, asyncio.Future[None]]] = []
-
-    def monotonic(self) -> float:
-        """Where the test has set it."""
-        return self.now
-
-    async def sleep(self, seconds: float) -> None:
-        """Until the test says so."""
-        woken = asyncio.get_running_loop().create_future()
-        self.sleeping.append((self.now + seconds, woken))
-        await woken
-
-    async def move(self, seconds: float) -> None:
-        """Let time pass, and whoever wakes up go on."""
-        self.now += seconds
-        for until, woken in self.sleeping:
-            if until <= self.now and not woken.done():
-                woken.set_result(None)
-        for _ in range(5):
-            await asyncio.sleep(0)
 
 
 @asynccontextmanager
@@ -56,7 +29,7 @@ async def pair() -> AsyncIterator[tuple[Streams, Streams]]:
 
 
 @asynccontextmanager
-async def spliced(clock: _Clock, *, bounded: bool) -> AsyncIterator[tuple[Streams, Streams, asyncio.Task[None]]]:
+async def spliced(clock: HandClock, *, bounded: bool) -> AsyncIterator[tuple[Streams, Streams, asyncio.Task[None]]]:
     """The outer ends of two streams whose inner ends are joined."""
     limits = SpliceLimits(bounded=lambda: bounded, bytes_per_s=10 * KIB, idle_s=90)
     splice = Splice(limits, clock, lambda size: None)
@@ -75,7 +48,7 @@ async def say(source: Streams, target: Streams, text: bytes) -> None:
 
 
 async def test_splice_passes_bytes_both_ways_until_both_have_ended() -> None:
-    async with spliced(_Clock(), bounded=True) as (left, right, task):
+    async with spliced(HandClock(100.0), bounded=True) as (left, right, task):
         await say(left, right, b"hello")
         await say(right, left, b"well")
         left[1].write_eof()
@@ -87,14 +60,14 @@ async def test_splice_passes_bytes_both_ways_until_both_have_ended() -> None:
 
 async def test_splice_of_strangers_ends_when_nothing_is_said_and_that_of_members_does_not() -> None:
     for bounded in (True, False):
-        clock = _Clock()
+        clock = HandClock(100.0)
         async with spliced(clock, bounded=bounded) as (left, right, task):
-            await clock.move(80)
+            await clock.advance(80)
             await say(left, right, b"still here")
-            await clock.move(80)
+            await clock.advance(80)
             assert not task.done()
-            await clock.move(10)
-            await clock.move(90)
+            await clock.advance(10)
+            await clock.advance(90)
             assert task.done() == bounded
             if bounded:
                 with pytest.raises(TimeoutError, match="90 s"):
@@ -102,15 +75,15 @@ async def test_splice_of_strangers_ends_when_nothing_is_said_and_that_of_members
 
 
 async def test_splice_of_strangers_passes_on_no_more_than_its_rate() -> None:
-    clock = _Clock()
+    clock = HandClock(100.0)
     async with spliced(clock, bounded=True) as (left, right, _):
         await say(left, right, bytes(19 * KIB))  # it saves up 20 KiB in two seconds
         await say(left, right, bytes(6 * KIB))
         left[1].write(b"later")
         waiting = asyncio.ensure_future(right[0].readexactly(5))
-        await clock.move(0.4)
+        await clock.advance(0.4)
         assert not waiting.done()
-        await clock.move(0.2)
+        await clock.advance(0.2)
         assert await asyncio.wait_for(waiting, 5) == b"later"
 
 

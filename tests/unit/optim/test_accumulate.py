@@ -4,17 +4,13 @@ import pytest
 import torch
 
 from swarm.errors import BugError, Violation
-from swarm.ids import MicrobatchId, PeerId
 from swarm.models.layout import FlatLayout
 from swarm.models.passes import Gradients
 from swarm.optim.accumulate import Accumulator
+from tests.harness.rigs.optim import microbatch
 
 LAYOUT = FlatLayout.from_shapes([("a", (3, 5)), ("b", (4,))])
 CPU = torch.device("cpu")
-
-
-def microbatch(position: int) -> MicrobatchId:
-    return MicrobatchId(PeerId("trainer"), "00" * 8, 0, position)
 
 
 def gradients(seed: int, scale: float = 1.0) -> Gradients:

@@ -14,7 +14,7 @@ from swarm.models.layout import FlatLayout
 from swarm.optim import adamw
 from swarm.optim.adamw import AdamWState, StepNumbers, adamw_step
 from swarm.optim.schedules import OptimizerConfig
-from tests.unit.optim.adamw_digest import GOLDEN, digest_of_steps
+from tests.harness.rigs.optim import GOLDEN, digest_of_steps
 
 LAYOUT = FlatLayout.from_shapes([("table", (7, 5)), ("norm", (5,)), ("matrix", (7, 5))], {"matrix"})
 CONFIG = OptimizerConfig(weight_decay=0.3)
@@ -89,7 +89,7 @@ def test_adamw_bits_do_not_depend_on_the_chunks(monkeypatch: pytest.MonkeyPatch)
 def test_adamw_bits_do_not_depend_on_the_instruction_set(capability: str) -> None:
     """torch falls back to what the CPU has, so this also runs, with less to say, on one without AVX-512."""
     environment = os.environ | {"ATEN_CPU_CAPABILITY": capability}
-    command = [sys.executable, "-m", "tests.unit.optim.adamw_digest"]
+    command = [sys.executable, "-m", "tests.harness.rigs.optim"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
     assert result.stdout.strip() == GOLDEN
 

@@ -5,8 +5,7 @@ import torch
 
 from swarm.averaging.gossip.versions import Version
 from swarm.errors import BugError
-from swarm.ids import MicrobatchId, PeerId
-from swarm.models.gpt_config import GptConfig
+from swarm.ids import MicrobatchId
 from swarm.models.registry import family_of
 from swarm.models.spec import SplitConfig
 from swarm.optim.local_part import LocalPart, LocalRules
@@ -14,8 +13,8 @@ from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig
 from swarm.optim.update import AdamW, OuterNesterov
 from swarm.state.snapshot import initial_snapshot
+from tests.harness.rigs.optim import MODEL, data, microbatch
 
-MODEL = GptConfig(vocab_size=300, dim=32, layers=2, heads=4, context=16)
 SPEC = family_of(MODEL).parts(SplitConfig(stages=1, ends="hosted"))[0]
 TOKENS = 32
 OPTIMIZER = OptimizerConfig(lr=0.01, warmup_steps=0, clip_norm=0.5)
@@ -36,14 +35,9 @@ def local(rules: LocalRules = RULES) -> LocalPart:
     return part
 
 
-def microbatch(position: int) -> MicrobatchId:
-    return MicrobatchId(PeerId("trainer"), "00" * 8, 0, position)
-
-
 def train(part: TrainedPart, *positions: int) -> None:
     for position in positions:
-        tokens = torch.randint(0, 300, (2, 17), generator=torch.Generator().manual_seed(position))
-        _, _, graph = part.forward_loss(tokens[:, :-1], tokens[:, 1:], seed=position)
+        _, _, graph = part.forward_loss(*data(position), seed=position)
         part.accumulate(microbatch(position), part.backward(graph, None)[1])
 
 

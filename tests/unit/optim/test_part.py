@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from swarm.errors import BugError, StateError, Violation
-from swarm.ids import MicrobatchId, PeerId
 from swarm.models.gpt_config import GptConfig
 from swarm.models.layout import install_weights
 from swarm.models.registry import family_of
@@ -13,8 +12,8 @@ from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig
 from swarm.optim.update import AdamW
 from swarm.state.snapshot import digest, initial_snapshot
+from tests.harness.rigs.optim import MODEL, data, microbatch
 
-MODEL = GptConfig(vocab_size=300, dim=32, layers=2, heads=4, context=16)
 SCALARS = {"lr": 0.01, "clip": 0.9}
 
 
@@ -25,15 +24,6 @@ def parts(model: GptConfig = MODEL, ends: str = "private", accumulator: str = "f
         part.install(initial_snapshot(spec.name, part.layout, weights))
         found.append(part)
     return found
-
-
-def microbatch(position: int) -> MicrobatchId:
-    return MicrobatchId(PeerId("trainer"), "00" * 8, 0, position)
-
-
-def data(position: int) -> tuple[torch.Tensor, torch.Tensor]:
-    tokens = torch.randint(0, 300, (2, 17), generator=torch.Generator().manual_seed(position))
-    return tokens[:, :-1], tokens[:, 1:]
 
 
 def journey(first: TrainedPart, second: TrainedPart, ends: TrainedPart, position: int) -> tuple[float, int]:

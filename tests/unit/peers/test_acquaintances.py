@@ -15,7 +15,7 @@ from swarm.clock import SystemClock
 from swarm.consensus.roster import Roster
 from swarm.ids import PeerId
 from swarm.network.libp2p.identity import load_or_create
-from tests.unit.peers.decided_chain import PEERS, RUN, DecidedChain, roster, write
+from tests.harness.rigs.peers import PEERS, RUN, DecidedChain, roster, write
 
 OWN = PEERS["heron"]
 

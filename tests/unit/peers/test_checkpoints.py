@@ -14,36 +14,14 @@ from peers.checkpoints import writer as checkpoints
 from peers.checkpoints.proof import proof_in
 from peers.checkpoints.writer import MAX_WAITING, CheckpointWriter
 from swarm.disk import alone
-from swarm.events import CheckpointFailed, CheckpointWritten, Event
+from swarm.events import CheckpointFailed, CheckpointWritten
 from swarm.ids import ENDS, stage_part
 from swarm.state.checkpoints.files import clear_bare, part_path, step_directory
 from swarm.state.checkpoints.parts import held, latest, read_manifest, steps
-from tests.unit.peers.fake_clock import FakeClock
-from tests.unit.peers.kept_run import PARTS, KeptRun, kept_run
-from tests.unit.state.broken_disk import BrokenDisk, install
+from tests.harness.rigs.peers import PARTS, BrokenDisk, EventList, FakeClock, KeptRun, install
 
 
-class Heard:
-    """Every event."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def emit(self, event: Event) -> None:
-        """See :class:`swarm.events.EventSink`."""
-        self.events.append(event)
-
-    def of(self, kind: type[Event]) -> list[Event]:
-        """Those of a kind."""
-        return [event for event in self.events if isinstance(event, kind)]
-
-
-@pytest.fixture
-def run() -> KeptRun:
-    return kept_run()
-
-
-def writer(root: Path, heard: Heard, *, every: int | None = 10, kept: int | None = None) -> CheckpointWriter:
+def writer(root: Path, heard: EventList, *, every: int | None = 10, kept: int | None = None) -> CheckpointWriter:
     return CheckpointWriter(root, every, 100, kept=kept, events=heard, clock=FakeClock())
 
 
@@ -61,13 +39,13 @@ async def write_step(run: KeptRun, step: int, writers: list[CheckpointWriter]) -
 
 
 def test_writer_is_due_at_the_same_steps_everywhere(tmp_path: Path) -> None:
-    usual = writer(tmp_path, Heard(), every=None)
+    usual = writer(tmp_path, EventList(), every=None)
     assert [step for step in range(101) if usual.due(step)] == list(range(0, 101, 10))
-    assert writer(tmp_path, Heard(), every=3).due(100)
+    assert writer(tmp_path, EventList(), every=3).due(100)
 
 
 async def test_writers_of_a_machine_make_one_checkpoint_that_proves_itself(tmp_path: Path, run: KeptRun) -> None:
-    heard = Heard()
+    heard = EventList()
     writers = [writer(tmp_path, heard) for _ in PARTS]
     await write_step(run, 0, writers)
     await write_step(run, 1, writers)
@@ -81,7 +59,7 @@ async def test_writers_of_a_machine_make_one_checkpoint_that_proves_itself(tmp_p
 
 
 async def test_writer_of_another_replica_leaves_a_part_that_is_there(tmp_path: Path, run: KeptRun) -> None:
-    heard = Heard()
+    heard = EventList()
     await write_step(run, 0, [writer(tmp_path, heard) for _ in PARTS])
     path = part_path(tmp_path, 0, ENDS)
     before = path.stat().st_ino
@@ -91,7 +69,7 @@ async def test_writer_of_another_replica_leaves_a_part_that_is_there(tmp_path: P
 
 
 async def test_writer_leaves_a_part_to_the_replica_that_is_writing_it(tmp_path: Path, run: KeptRun) -> None:
-    heard = Heard()
+    heard = EventList()
     record = run.decide(0).record
     with alone(part_path(tmp_path, 0, ENDS), wait=False) as ours:
         assert ours
@@ -106,7 +84,7 @@ async def test_writer_that_died_does_not_keep_the_next_one_out(tmp_path: Path, r
     path.parent.mkdir(parents=True)
     (path.parent / f".{path.name}.lock").touch()
     (path.parent / f".{path.name}.0badcafe.tmp").write_bytes(b"half")
-    heard = Heard()
+    heard = EventList()
     await writer(tmp_path, heard).write(run.states(0)[ENDS], record)
     assert len(heard.of(CheckpointWritten)) == 1
     assert sorted(entry.name for entry in path.parent.iterdir()) == ["ends.safetensors", "record.json"]
@@ -115,14 +93,14 @@ async def test_writer_that_died_does_not_keep_the_next_one_out(tmp_path: Path, r
 async def test_writer_with_the_proof_improves_a_record_without(tmp_path: Path, run: KeptRun) -> None:
     run.decide(0)
     decision, states = run.decide(1), run.states(1)
-    await writer(tmp_path, Heard()).write(states[ENDS], decision.record)
+    await writer(tmp_path, EventList()).write(states[ENDS], decision.record)
     assert proof_in(read_manifest(tmp_path, 1), run.manifest.run_id).standing() == "unproven"
-    knowing = writer(tmp_path, Heard())
+    knowing = writer(tmp_path, EventList())
     for one in run.decisions:
         knowing.heard(one)
     await knowing.write(states[stage_part(0)], decision.record)
     assert proof_in(read_manifest(tmp_path, 1), run.manifest.run_id).standing() == "decided"
-    await writer(tmp_path, Heard()).write(states[stage_part(1)], decision.record)
+    await writer(tmp_path, EventList()).write(states[stage_part(1)], decision.record)
     assert proof_in(read_manifest(tmp_path, 1), run.manifest.run_id).standing() == "decided"
 
 
@@ -130,7 +108,7 @@ async def test_writer_with_the_proof_improves_a_record_without(tmp_path: Path, r
 async def test_writer_on_a_disk_that_refuses_says_so_keeps_the_old_and_goes_on(
     tmp_path: Path, run: KeptRun, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    heard = Heard()
+    heard = EventList()
     writers = [writer(tmp_path, heard, kept=1) for _ in PARTS]
     await write_step(run, 0, writers)
     await write_step(run, 10, writers)
@@ -156,7 +134,7 @@ async def test_writer_on_a_full_disk_leaves_no_directory_in_which_nothing_is(
     decision = run.decide(0)
     with monkeypatch.context() as patch:
         install(patch, BrokenDisk(at, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
-        await writer(tmp_path, Heard()).write(run.states(0)[ENDS], decision.record)
+        await writer(tmp_path, EventList()).write(run.states(0)[ENDS], decision.record)
     assert not steps(tmp_path) or held(tmp_path, 0).parts
 
 
@@ -186,7 +164,7 @@ def test_record_is_put_back_for_who_claims_a_part_while_it_is_cleared_away(
 
 
 async def test_writer_does_not_write_a_state_that_is_not_the_record_s(tmp_path: Path, run: KeptRun) -> None:
-    heard = Heard()
+    heard = EventList()
     record = run.decide(0).record
     await writer(tmp_path, heard).write(run.states(0, seed=5)[ENDS], record)
     (failed,) = heard.of(CheckpointFailed)
@@ -196,7 +174,7 @@ async def test_writer_does_not_write_a_state_that_is_not_the_record_s(tmp_path: 
 
 
 async def test_writer_keeps_the_newest_complete_ones(tmp_path: Path, run: KeptRun) -> None:
-    writers = [writer(tmp_path, Heard(), kept=2) for _ in PARTS]
+    writers = [writer(tmp_path, EventList(), kept=2) for _ in PARTS]
     for step in (0, 10, 20, 30, 40):
         await write_step(run, step, writers)
     assert steps(tmp_path) == (0, 30, 40)
@@ -206,7 +184,7 @@ async def test_writer_behind_a_slow_disk_leaves_out_and_says_so(
     tmp_path: Path, run: KeptRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At most MAX_WAITING states stay in memory, however slow the disk."""
-    heard, gate = Heard(), threading.Event()
+    heard, gate = EventList(), threading.Event()
     real = checkpoints.write_part
 
     def slow(*arguments: object, **more: object) -> Path:

@@ -28,22 +28,11 @@ from swarm.ids import ENDS, RunId, stage_part
 from swarm.state.checkpoints.donors import DirectoryDonor
 from swarm.state.checkpoints.parts import flaw, latest, part_path, read_manifest, step_directory, steps, write_manifest
 from swarm.state.checkpoints.rotation import aside_directory, set_aside
-from tests.unit.peers.fake_clock import FakeClock
-from tests.unit.peers.kept_run import PARTS, KeptRun, kept_run
-from tests.unit.peers.test_cli import HEAVY, PROBE
+from tests.harness.rigs.peers import HEAVY, PARTS, PROBE, FakeClock, KeptRun, kept_run, printed
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 STAGE_0, STAGE_1 = stage_part(0), stage_part(1)
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SWARM_HOME", str(tmp_path / "home"))
-
-
-@pytest.fixture
-def run() -> KeptRun:
-    return kept_run()
 
 
 @pytest.fixture
@@ -52,12 +41,6 @@ def kept(tmp_path: Path, run: KeptRun) -> RunDirectory:
     root = tmp_path / "home" / "runs" / f"kept-{run.manifest.run_id[:12]}"
     run.keep(root, 10)
     return run.keep(root, 20, [ENDS, STAGE_0])
-
-
-def said(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    out = capsys.readouterr().out
-    assert out.count("\n") == 1
-    return json.loads(out)
 
 
 def flip(path: Path, place: int = -1) -> None:
@@ -73,7 +56,7 @@ def test_ls_shows_runs_steps_sizes_and_what_is_missing(
     kept: RunDirectory, run: KeptRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert swarm(["ckpt", "ls", "--json"]) == 0
-    (facts,) = said(capsys)["runs"]
+    (facts,) = printed(capsys)["runs"]
     assert (facts["name"], facts["run"], facts["newest_complete"]) == ("kept", run.manifest.run_id, 10)
     whole, partial = facts["steps"]
     assert (whole["step"], whole["complete"], whole["missing"], whole["troubles"]) == (10, True, [], [])
@@ -92,7 +75,7 @@ def test_ls_tells_of_what_was_set_aside(kept: RunDirectory, capsys: pytest.Captu
     assert swarm(["ckpt", "ls"]) == 0
     assert "  aside         step 20, in checkpoints/aside: " in capsys.readouterr().out
     assert swarm(["ckpt", "ls", "--json"]) == 0
-    (facts,) = said(capsys)["runs"]
+    (facts,) = printed(capsys)["runs"]
     assert (facts["aside"], [one["step"] for one in facts["steps"]]) == ([20], [10])
     assert find_resumable(None, None).passed_over == ()
 
@@ -171,7 +154,7 @@ def test_verify_whole_files_and_their_signatures(
     kept: RunDirectory, run: KeptRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert swarm(["ckpt", "verify", "--json"]) == 0
-    document = said(capsys)
+    document = printed(capsys)
     assert document["ok"]
     assert [(one["step"], one["complete"], one["proof"], one["missing"]) for one in document["steps"]] == [
         (10, True, "decided", []),
@@ -230,7 +213,7 @@ def test_pull_from_a_directory_makes_the_newest_step_whole(
 ) -> None:
     copy = run.keep(tmp_path / "copy", 20, [STAGE_1])
     assert swarm(["ckpt", "pull", "--from", str(copy.root), "--json"]) == 0
-    document = said(capsys)
+    document = printed(capsys)
     assert (document["step"], document["fetched"], document["run"]) == (20, ["stage-1"], run.manifest.run_id)
     assert document["path"] == str(kept.root)
     assert latest(kept.checkpoints) == 20
@@ -271,7 +254,7 @@ def test_pull_what_nobody_has_names_it(kept: RunDirectory, run: KeptRun, tmp_pat
     copy = run.keep(tmp_path / "copy", 20, [ENDS])
     assert swarm(["ckpt", "pull", "--from", str(copy.root)]) == EXIT_UNREACHABLE
     error = capsys.readouterr().err
-    assert "no step can be had whole: of the newest, 20, nobody who answers has stage-1" in error
+    assert "no step is complete: of the newest, 20, no peer that answers has stage-1" in error
     assert "ckpt ls" in error
 
 
@@ -285,7 +268,7 @@ def test_pull_puts_together_what_several_directories_hold(
         sources += ["--from", str(run.keep(tmp_path / name, 100, [part]).root)]
     new = RunDirectory(tmp_path / "new")
     assert swarm(["ckpt", "pull", str(new.root), *sources, "--json"]) == 0
-    document = said(capsys)
+    document = printed(capsys)
     assert (document["step"], sorted(document["fetched"]), document["newer"]) == (100, sorted(PARTS), [])
     assert steps(new.checkpoints) == (100,)
     assert latest(new.checkpoints) == 100
@@ -310,7 +293,7 @@ def test_pull_of_an_older_step_says_what_nobody_has_of_a_newer_one(
     assert swarm(["ckpt", "pull", str(tmp_path / "new"), "--from", str(copy.root)]) == 0
     captured = capsys.readouterr()
     assert "step 10 is complete here" in captured.out
-    assert "warning: step 10 is not the newest: of step 20 nobody who answers has stage-0 and stage-1" in captured.err
+    assert "warning: step 10 is not the newest: of step 20 no peer that answers has stage-0 and stage-1" in captured.err
 
 
 async def test_pull_from_a_live_run_names_who_trains_what_nobody_has(run: KeptRun, tmp_path: Path) -> None:
@@ -318,7 +301,10 @@ async def test_pull_from_a_live_run_names_who_trains_what_nobody_has(run: KeptRu
     copy = run.keep(tmp_path / "copy", 20, [ENDS, STAGE_0])
     source = replace(directory_source([copy]), head=run.decisions[-1].record)
     pulled = await pull(source, RunDirectory(tmp_path / "new"), lambda *said: None, lambda *told: None)
-    assert (pulled.step, pulled.newer) == (10, ("of step 20 nobody who answers has stage-1 (trained by peer-stage-1)",))
+    assert (pulled.step, pulled.newer) == (
+        10,
+        ("of step 20 no peer that answers has stage-1 (trained by peer-stage-1)",),
+    )
     assert pulled.run_step == run.decisions[-1].record.step > pulled.step
 
 
@@ -507,7 +493,7 @@ def test_resume_of_a_run_that_a_peer_here_saw_end(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--preset", "tiny"], "nothing beside --resume"),
+        (["--preset", "tiny"], "no other option beside --resume"),
         (["--steps", "3"], "--steps = 3"),
         (["--hosts", "3"], "--hosts = 3"),
         (["--tokenizer", "t.json"], "--tokenizer = 't.json'"),

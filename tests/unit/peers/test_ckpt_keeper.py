@@ -24,32 +24,15 @@ from swarm.membership.founding_record import Origin, founding_record
 from swarm.state.checkpoints.parts import held, part_path, read_manifest, steps
 from swarm.state.checkpoints.rotation import aside_directory
 from swarm.state.checkpoints.shelf import CheckpointShelf
-from tests.harness.settings import peer_settings
-from tests.unit.peers.fake_clock import FakeClock
-from tests.unit.peers.kept_run import KeptRun, kept_run
-from tests.unit.peers.test_checkpoints import Heard
-from tests.unit.state.broken_disk import BrokenDisk, install
-
-
-@pytest.fixture
-def run() -> KeptRun:
-    return kept_run()
-
-
-class Device:
-    """Runs at once what belongs on the device thread."""
-
-    async def run(self, work: Any) -> Any:
-        """See :class:`swarm.device.DeviceThread`."""
-        return work()
+from tests.harness.rigs.peers import BrokenDisk, EventList, FakeClock, InlineDevice, KeptRun, install, peer_settings
 
 
 def keeper(
-    run: KeptRun, directory: Path | None, heard: Heard | None = None, clock: FakeClock | None = None, **more: Any
+    run: KeptRun, directory: Path | None, heard: EventList | None = None, clock: FakeClock | None = None, **more: Any
 ) -> CheckpointKeeper:
     given = {"home": Path("unused"), "role": "bootstrap", "run_directory": directory, **more}
     around = SimpleNamespace(
-        manifest=run.manifest, events=heard or Heard(), clock=clock or FakeClock(), device=Device()
+        manifest=run.manifest, events=heard or EventList(), clock=clock or FakeClock(), device=InlineDevice()
     )
     return CheckpointKeeper(peer_settings(**given), cast(Any, around))
 
@@ -91,7 +74,7 @@ async def test_keeper_writes_the_step_with_which_the_run_is_ended_and_misses_it(
 async def test_keeper_writes_what_is_here_of_others_parts_after_its_own_when_the_run_is_over(
     tmp_path: Path, run: KeptRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard = Heard()
+    heard = EventList()
     monkeypatch.setattr("peers.checkpoints.writer.MAX_WAITING", 1)
     run.decide(0)
     ended = run.decide(11, ended=True)
@@ -244,7 +227,7 @@ def resumed_after(run: KeptRun, step: int) -> Decision:
 async def test_keeper_of_a_run_resumed_from_an_older_step_keeps_what_it_writes(tmp_path: Path, run: KeptRun) -> None:
     for step in (24, 36, 48, 60):
         run.keep(tmp_path, step)
-    heard = Heard()
+    heard = EventList()
     async with keeper(run, tmp_path, heard, checkpoint_every=6, checkpoints_kept=2) as one:
         await one.decided(resumed_after(run, 24), holds(run, 24), departed=False)
         for step in (30, 36):

@@ -10,12 +10,7 @@ from swarm.errors import StateError
 from swarm.ids import RunId
 from swarm.membership.founding_record import Origin, founding_record
 from swarm.state.checkpoints.files import CheckpointManifest, decode_manifest, encode_manifest
-from tests.unit.peers.kept_run import KeptRun, kept_run
-
-
-@pytest.fixture
-def run() -> KeptRun:
-    return kept_run()
+from tests.harness.rigs.peers import KeptRun
 
 
 def through_the_file(proof: Proof, run: KeptRun) -> Proof:

@@ -11,19 +11,9 @@ import pytest
 from peers.cli.app import run
 from peers.exit_codes import EXIT_USAGE
 from swarm import __version__
+from tests.harness.rigs.peers import HEAVY, PROBE
 
-HEAVY = ("torch", "hivemind", "transformers", "scipy", "uvloop", "tokenizers")
 ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWMrSnzaXRF41zHeiKFu6JxTnmWJGKBmEmoW2LsquAx6zW"
-PROBE = """
-import sys
-sys.argv = ["swarm", *sys.argv[1:]]
-from peers.cli import main
-try:
-    main()
-finally:
-    heavy = sorted(set(sys.modules) & set({heavy!r}))
-    print("heavy:", ",".join(heavy), file=sys.stderr)
-"""
 
 
 def _swarm(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

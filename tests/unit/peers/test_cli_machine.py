@@ -27,19 +27,10 @@ from peers.home.places import PlaceInfo, list_places, look_at_place, take_place
 from swarm.averaging.config import AveragingConfig, LocalConfig
 from swarm.clock import SystemClock
 from swarm.membership.status_types import PartTurnout
+from tests.harness.rigs.peers import PROBE, FakeClock, printed
 from tests.harness.standing_peer import INVITE, PEER, RUN, running, standing
-from tests.unit.peers.fake_clock import FakeClock
 
 HEAVY = ("torch", "hivemind", "pydantic", "multiaddr", "cryptography", "asyncio", "rich", "uvloop", "numpy")
-PROBE = """
-import sys
-sys.argv = ["swarm", *sys.argv[1:]]
-from peers.cli import main
-try:
-    main()
-finally:
-    print("heavy:", ",".join(sorted(set(sys.modules) & set({heavy!r}))), file=sys.stderr)
-"""
 
 
 class At(SystemClock):
@@ -67,12 +58,6 @@ def otter(home: Path) -> Iterator[subprocess.Popen[str]]:
 def mole(home: Path) -> Iterator[subprocess.Popen[str]]:
     with running(home, "--place", "gpu", "--name", "keen-mole", "--number", "2") as process:
         yield process
-
-
-def _document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    out = capsys.readouterr().out
-    assert out.count("\n") == 1
-    return json.loads(out)
 
 
 # --- with one peer ---------------------------------------------------------------------------------------------------
@@ -113,13 +98,13 @@ def test_status_as_json_is_one_stable_line(
     otter: subprocess.Popen[str], home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["status", "--json"]) == 0
-    found = _document(capsys)
+    found = printed(capsys)
     assert list(found) == ["schema", "home", "places"]
     assert (found["schema"], found["home"]) == (1, str(home))
     (place,) = found["places"]
     assert list(place) == [
         "place", "path", "live", "phase", "pid", "started", "name", "peer", "role", "run", "run_name", "session",
-        "data", "end", "standing", "trouble",
+        "data", "end", "standing", "trouble", "owner",
     ]  # fmt: skip
     assert (place["live"], place["phase"], place["pid"], place["trouble"]) == (True, "ready", otter.pid, "")
     assert (place["standing"]["schema"], place["standing"]["step"], place["standing"]["pid"]) == (1, 12, otter.pid)
@@ -137,7 +122,7 @@ def test_peers_shows_the_swarm_by_part(otter: subprocess.Popen[str], capsys: pyt
 
 def test_peers_as_json_is_one_stable_line(otter: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["peers", "--json"]) == 0
-    found = _document(capsys)
+    found = printed(capsys)
     assert list(found) == ["schema", "seen_by", "run", "run_name", "step", "steps", "peers", "starting"]
     assert (found["schema"], found["run"], found["seen_by"]) == (1, RUN, PEER.format(1))
     assert [one["part"] for one in found["peers"]] == ["stage-0", "ends", "stage-2", None]
@@ -209,7 +194,7 @@ def test_drain_all_tells_and_follows_the_others_whatever_one_of_them_does(
 
 def test_drain_is_of_one_peer_or_of_all(otter: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["drain", "--all", "--peer", "brave-otter"]) == 2
-    assert "--all is every peer, --peer is one" in capsys.readouterr().err
+    assert "--all drains every peer and --peer one" in capsys.readouterr().err
     assert otter.poll() is None
 
 
@@ -237,7 +222,7 @@ def test_drain_of_a_peer_that_is_killed_meanwhile_complains(
     look = farewell.look_at
     monkeypatch.setattr(farewell, "look_at", kill)
     assert run(["drain"]) == 1
-    assert "ended without a word" in capsys.readouterr().err
+    assert "ended without saying why" in capsys.readouterr().err
     assert run(["status"]) == 3
     assert "was killed, or its machine went down" in capsys.readouterr().out
 
@@ -282,7 +267,7 @@ def test_status_of_a_peer_that_has_no_socket_yet_says_starting(
     assert run(["peers"]) == 0
     assert capsys.readouterr().out == f"starting on this machine\n  brave-otter (place 1, pid {otter.pid})\n"
     assert run(["peers", "--json"]) == 0
-    assert _document(capsys)["starting"] == [{"place": "1", "name": "brave-otter"}]
+    assert printed(capsys)["starting"] == [{"place": "1", "name": "brave-otter"}]
     assert run(["invite"]) == 3
     assert "it is starting or ending" in capsys.readouterr().err
 
@@ -440,7 +425,7 @@ def test_status_hides_what_ended_long_ago_unless_asked(
     assert "long-gone" in shown
     assert "not shown" not in shown
     assert run(["status", "--json"]) == 0
-    assert [place["place"] for place in _document(capsys)["places"]] == ["1", "late", "long"]
+    assert [place["place"] for place in printed(capsys)["places"]] == ["1", "late", "long"]
 
 
 def test_status_of_a_peer_killed_long_ago_is_hidden_too(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -518,7 +503,7 @@ def test_commands_where_no_peer_runs_say_how_to_start_one(
 
 def test_status_as_json_where_no_peer_runs_is_still_json(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["status", "--json", "--home", str(home / "new")]) == 3
-    assert _document(capsys) == {"schema": 1, "home": str(home / "new"), "places": []}
+    assert printed(capsys) == {"schema": 1, "home": str(home / "new"), "places": []}
 
 
 # --- identities ------------------------------------------------------------------------------------------------------
@@ -529,7 +514,7 @@ def test_id_makes_nothing_unless_asked(home: Path, capsys: pytest.CaptureFixture
     assert "id --place 1 --create" in capsys.readouterr().err
     assert list(home.iterdir()) == []
     assert run(["id", "--create", "--json"]) == 0
-    made = _document(capsys)
+    made = printed(capsys)
     assert list(made) == ["schema", "place", "peer", "name", "key"]
     assert run(["id", "--json"]) == run(["id", "--create", "--json"]) == 0
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [made, made]
@@ -551,7 +536,7 @@ def test_id_of_several_places_lists_them_and_as_json_wants_one(home: Path, capsy
     assert (shown.out, "there are 2 places here" in shown.err) == ("", True)
     assert "id --json --place 1" in shown.err
     assert run(["id", "--json", "--place", "gpu"]) == 0
-    assert _document(capsys)["place"] == "gpu"
+    assert printed(capsys)["place"] == "gpu"
 
 
 @pytest.mark.parametrize(("arguments", "code"), [(["--place", "../x", "--create"], 2), (["--place", "2"], 3)])

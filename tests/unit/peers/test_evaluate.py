@@ -11,8 +11,8 @@ from peers.data.prepare import RunShape, make_manifest
 from peers.home.run_directory import RunDirectory
 from peers.manifest_file import write_manifest
 from swarm.errors import ConfigError, StateError
-from tests.unit.peers.fake_swarm import write_checkpoints
-from tests.unit.peers.test_quickstart import TEXT
+from tests.harness.fake_swarm import write_checkpoints
+from tests.harness.rigs.peers import TEXT
 
 SHAPE = RunShape(steps=3, peers=2, stages=2, trainers=1, seed=0, ends="private", reproducible=False)
 

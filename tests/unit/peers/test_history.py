@@ -18,17 +18,12 @@ from swarm.consensus.history import History, HistoryLine
 from swarm.consensus.records import Quarantined
 from swarm.consensus.roster import owner
 from swarm.ids import MicrobatchId
-from tests.unit.peers.decided_chain import PEERS, RUN, TRAINER, document, eventful, roster, write
-from tests.unit.peers.test_cli import HEAVY, PROBE
+from tests.harness.rigs.peers import HEAVY, PEERS, PROBE, RUN, TRAINER, eventful, printed, roster, write
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 CHAIN = eventful()
 TORN = b'{"run":"5a5a'
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SWARM_HOME", str(tmp_path / "home"))
 
 
 @pytest.fixture
@@ -63,7 +58,7 @@ def test_history_shows_a_line_for_each_step_and_who_came_and_went(
 
 def test_history_as_json_is_one_stable_line(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert swarm(["history", "--file", str(path), "--json", "--verify", "--last", "4"]) == 0
-    found = document(capsys)
+    found = printed(capsys)
     assert list(found) == ["schema", "path", "run", "records", "rows", "torn", "earlier", "verified", "broken"]
     assert (found["schema"], found["run"], found["records"], found["torn"]) == (1, RUN, 7, False)
     assert found["verified"] == {"ok": True, "records": 7, "microbatches": 12, "trusted": None}
@@ -143,21 +138,21 @@ def test_history_without_a_name_is_the_longest_of_the_only_run(
     )
     os.utime(second / "history.jsonl", (2_000_000_000, 2_000_000_000))
     assert swarm(["history", "--json"]) == 0
-    assert document(capsys)["path"] == str(first / "history.jsonl")
+    assert printed(capsys)["path"] == str(first / "history.jsonl")
     session(tmp_path / "home", "c", "peer-c", CHAIN.lines, run="77" * 32)
     assert swarm(["history"]) == 2
     error = capsys.readouterr().err
     assert "peers of 2 runs are here" in error
     assert "history a" in error
     assert swarm(["history", "b", "--json"]) == 0
-    assert document(capsys)["path"] == str(second / "history.jsonl")
+    assert printed(capsys)["path"] == str(second / "history.jsonl")
 
 
 def test_history_without_a_name_goes_on_to_the_newest_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     session(tmp_path / "home", "a", "killed", CHAIN.lines[:6])
     resumed = session(tmp_path / "home", "b", "resumed", CHAIN.lines[5:])
     assert swarm(["history", "--json"]) == 0
-    assert document(capsys)["path"] == str(resumed / "history.jsonl")
+    assert printed(capsys)["path"] == str(resumed / "history.jsonl")
 
 
 def test_history_of_a_local_run_s_directory_is_one_of_its_peers(
@@ -165,7 +160,7 @@ def test_history_of_a_local_run_s_directory_is_one_of_its_peers(
 ) -> None:
     kept = write(tmp_path / "out" / "first" / "peers" / "bootstrap" / "history.jsonl", CHAIN.lines)
     assert swarm(["history", "--file", "out/first", "--json"]) == 0
-    assert document(capsys)["path"] == str(kept)
+    assert printed(capsys)["path"] == str(kept)
 
 
 def test_history_that_is_not_there_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,7 +201,7 @@ def test_history_being_written_or_cut_is_shown_as_far_as_it_goes(
     assert "verified: 2 records" in verified
     assert "the first, of step 3, is taken on trust" in verified
     assert swarm(["history", "--file", str(path.with_name("history-1.jsonl")), "--json"]) == 0
-    found = document(capsys)
+    found = printed(capsys)
     assert (found["records"], found["torn"]) == (2, True)
 
 

@@ -14,7 +14,7 @@ from swarm.consensus.history import HistoryLine
 from swarm.consensus.records import Confirmation
 from swarm.errors import StateError
 from swarm.security.signing import verify
-from tests.unit.peers.decided_chain import PEERS, TRAINER, DecidedChain, document, eventful, signed, write
+from tests.harness.rigs.peers import PEERS, TRAINER, DecidedChain, eventful, printed, signed, write
 
 CHAIN = eventful()
 LINES = CHAIN.lines
@@ -111,7 +111,7 @@ def test_history_that_does_not_hold_names_the_first_break(
     assert "verified" not in said.out
     assert len(said.out.splitlines()) == (number + 1 if number > 1 else 0)
     assert swarm(["history", "--file", str(path), "--verify", "--json"]) == 1
-    found = document(capsys)
+    found = printed(capsys)
     assert (found["verified"]["ok"], found["records"], words in found["broken"]) == (False, number - 1, True)
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -62,3 +63,16 @@ def test_interrupt_in_a_destructor_is_remembered_and_prints_nothing(capsys: pyte
     assert capsys.readouterr().err == ""
     with pytest.raises(Interrupted):
         check()
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_command_under_nohup_outlives_its_terminal_and_nothing_else(number: signal.Signals) -> None:
+    program = (
+        "import os; from peers.console.interrupt import Interrupted, install; install()\n"
+        f"try: os.kill(os.getpid(), {int(number)})\n"
+        "except Interrupted: print('ends')\n"
+        "else: print('goes on')\n"
+    )
+    command = ["nohup", sys.executable, "-c", program]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout == ("goes on\n" if number == signal.SIGHUP else "ends\n")

@@ -33,7 +33,7 @@ def test_invite_written_is_read_back(tmp_path: Path) -> None:
     assert read_invite(file) is None
     write_invite(file, invite.text())
     assert read_invite(file) == invite
-    assert file.stat().st_mode & 0o777 == 0o644
+    assert file.stat().st_mode & 0o777 == 0o600, "whoever has it can join"
 
 
 def test_invite_that_comes_later_is_waited_for(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_new_with_the_invite_of_another_home_founds_nothing(tmp_path: Path, caps
     write_invite(file, founded(tmp_path / "home").text())
     code = run(["new", "--preset", "tiny", "--home", str(tmp_path / "other"), "--invite-file", str(file)])
     assert code == EXIT_USAGE
-    assert "of which this home knows nothing" in capsys.readouterr().err
+    assert "a run that this home does not know" in capsys.readouterr().err
 
 
 def test_new_whose_run_has_begun_comes_back_as_a_stage_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

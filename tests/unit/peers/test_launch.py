@@ -17,15 +17,13 @@ from peers.local.launch import PeerExit, PeerGroup
 from peers.settings import PeerSettings
 from swarm.errors import StateError
 from tests.harness.expect import wait_until
-
-FAKE = "tests.unit.peers.fake_peer:run"
-START_S = 60.0
+from tests.harness.rigs.peers import FAKE_PEER, SLOW_IMPORT, START_S, gone
 
 
 @pytest.fixture
 def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PeerGroup]:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    group = PeerGroup(tmp_path / "server.log", entry=FAKE, preload=())
+    group = PeerGroup(tmp_path / "server.log", entry=FAKE_PEER, preload=())
     try:
         group.open()
         yield group
@@ -47,13 +45,6 @@ def _exits(group: PeerGroup, count: int) -> dict[str, PeerExit]:
 
     wait_until(told, deadline_s=START_S, what="the exits")
     return exits
-
-
-def _gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def test_group_peers_that_end_are_told_with_their_codes(group: PeerGroup, tmp_path: Path) -> None:
@@ -78,14 +69,14 @@ def test_group_stop_asks_first_and_kills_what_remains(group: PeerGroup, tmp_path
         wait_until((tmp_path / name / "ready").exists, deadline_s=START_S)
     pids = [int((tmp_path / name / "pid").read_text()) for name in ("obey", "stubborn")]
     group.stop(0.3)
-    assert all(_gone(pid) for pid in pids)
+    assert all(gone(pid) for pid in pids)
 
 
 def test_group_stop_during_preload_asks_nobody_and_waits_for_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    group = PeerGroup(tmp_path / "server.log", entry=FAKE, preload=("tests.unit.peers.slow_import",))
+    group = PeerGroup(tmp_path / "server.log", entry=FAKE_PEER, preload=(SLOW_IMPORT,))
     group.open()
     group.start(_settings(tmp_path, "obey"))
     waited: list[float | None] = []
@@ -105,7 +96,7 @@ def test_group_stop_during_preload_asks_nobody_and_waits_for_nothing(
 
 def test_group_preload_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    group = PeerGroup(tmp_path / "server.log", entry=FAKE, preload=("no_such_module",))
+    group = PeerGroup(tmp_path / "server.log", entry=FAKE_PEER, preload=("no_such_module",))
     group.open()
     try:
         with pytest.raises(StateError, match="no_such_module"):
@@ -125,7 +116,7 @@ def test_group_server_killed_takes_every_peer_along(group: PeerGroup, tmp_path: 
         StateError, match="the process that starts the peers .* was killed by SIGKILL, and every peer with it"
     ):
         _exits(group, 1)
-    wait_until(lambda: _gone(pid), deadline_s=START_S)
+    wait_until(lambda: gone(pid), deadline_s=START_S)
 
 
 STARTER = """
@@ -146,10 +137,10 @@ threading.Event().wait(60)
 
 def _starter(tmp_path: Path, *preload: str) -> subprocess.Popen[bytes]:
     environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    return subprocess.Popen([sys.executable, "-c", STARTER, str(tmp_path), FAKE, *preload], env=environment)
+    return subprocess.Popen([sys.executable, "-c", STARTER, str(tmp_path), FAKE_PEER, *preload], env=environment)
 
 
-@pytest.mark.parametrize("preload", [(), ("tests.unit.peers.slow_import",)])
+@pytest.mark.parametrize("preload", [(), (SLOW_IMPORT,)])
 def test_group_starter_killed_leaves_no_process_and_no_directory(tmp_path: Path, preload: tuple[str, ...]) -> None:
     starter = _starter(tmp_path, *preload)
     try:
@@ -162,7 +153,7 @@ def test_group_starter_killed_leaves_no_process_and_no_directory(tmp_path: Path,
     finally:
         starter.kill()
         starter.wait()
-    wait_until(lambda: all(_gone(pid) for pid in pids), deadline_s=5)
+    wait_until(lambda: all(gone(pid) for pid in pids), deadline_s=5)
     sweep_scratch(tmp_path)
     assert not list(tmp_path.glob("swarm-*"))
 
@@ -178,7 +169,7 @@ def test_group_sweeps_what_one_that_was_killed_left_beside_its_log(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     asked: list[Path] = []
     monkeypatch.setattr(launch, "sweep_under", asked.append)
-    group = PeerGroup(tmp_path / "server.log", entry=FAKE, preload=())
+    group = PeerGroup(tmp_path / "server.log", entry=FAKE_PEER, preload=())
     try:
         group.open()
     finally:

@@ -52,8 +52,7 @@ from swarm.events import (
 )
 from swarm.ids import ENDS, PartName, PeerId, RunId, stage_part
 from swarm.state.checkpoints.files import part_path
-from tests.unit.peers.fake_clock import FakeClock
-from tests.unit.peers.kept_run import kept_run
+from tests.harness.rigs.peers import FakeClock, kept_run
 
 PEER = PeerId("12D3KooWMrSnzaXRF41zHeiKFu6JxTnmWJGKBmEmoW2LsquAx6zW")
 SHORT = "12D3Ko…uAx6zW"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,13 @@ from typing import Any
 import pytest
 
 from peers.cli.app import run
-from peers.options.fields import PREFIX, Setting, settings_of
+from peers.options.fields import Setting, settings_of
 from peers.options.model import Foundation, Invocation, PeerOptions
 from peers.options.reading import read_foundation, read_invocation, read_peer_options
 from swarm.errors import ConfigError
 from tests.harness.sources import ROOT
+
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 PEER = settings_of(PeerOptions)
 SAID: dict[str, Any] = {
@@ -66,13 +67,6 @@ WRONG: dict[str, Any] = {
     "preemption_url": "ftp://x",
     "invite_file": "",
 }
-
-
-@pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for key in os.environ:
-        if key.startswith(PREFIX) and not key.startswith("SWARM_TEST_"):
-            monkeypatch.delenv(key)
 
 
 def typed(key: str, value: Any) -> Any:
@@ -203,7 +197,7 @@ def row(setting: Setting) -> str:
 
 def test_page_s_table_is_the_model() -> None:
     page = (ROOT / "peers" / "README.md").read_text(encoding="utf-8")
-    section = page.partition("\n## What a peer can be told\n")[2].partition("\n## ")[0]
+    section = page.partition("\n## Settings of a peer\n")[2].partition("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("| `")]
     assert rows == [row(one) for one in PEER.values()], "\n".join(row(one) for one in PEER.values())
 

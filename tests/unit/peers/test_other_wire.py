@@ -17,20 +17,11 @@ from peers.options.model import Foundation
 from swarm import WIRE_VERSION
 from swarm.config import load_manifest
 from swarm.errors import OtherWire
-from tests.unit.peers.kept_run import KeptRun, kept_run
+from tests.harness.rigs.peers import KeptRun, kept_run
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 OLDER = WIRE_VERSION - 1
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SWARM_HOME", str(tmp_path / "home"))
-
-
-@pytest.fixture
-def run() -> KeptRun:
-    return kept_run()
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from swarm.events import Event, PreemptionNotice, PreemptionWatch
 from tests.harness.expect import eventually
 from tests.harness.metadata_server import azure_event, metadata_server
 from tests.harness.processes import children_of
-from tests.unit.peers.fake_clock import FakeClock
+from tests.harness.rigs.peers import FakeClock
 
 NOON = 1_767_268_800.0
 

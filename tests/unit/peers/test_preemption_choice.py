@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import pytest
 
 from peers.console.event_words import describe
 from peers.exit_codes import EXIT_DRAINED
-from peers.options.fields import PREFIX
 from peers.options.model import Invocation
 from peers.options.reading import read_peer_options
 from peers.orders import Orders
@@ -21,14 +19,9 @@ from peers.preemption.choice import MetadataUrl, PreemptionChoice, read_choice, 
 from peers.settings import PeerSettings, exact_settings
 from swarm.errors import ConfigError, Ending
 from swarm.events import Event, PreemptionNotice, PreemptionWatch
-from tests.harness.settings import checked_settings
+from tests.harness.rigs.peers import checked_settings
 
-
-@pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for key in os.environ:
-        if key.startswith(PREFIX) and not key.startswith("SWARM_TEST_"):
-            monkeypatch.delenv(key)
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 
 # --- settings --------------------------------------------------------------------------------------------------------

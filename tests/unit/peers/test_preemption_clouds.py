@@ -13,7 +13,7 @@ from peers.preemption.source import Notice, SourceFailed
 from swarm.clock import SystemClock
 from tests.harness.expect import eventually
 from tests.harness.metadata_server import Metadata, azure_event, metadata_server
-from tests.unit.peers.fake_clock import FakeClock
+from tests.harness.rigs.peers import FakeClock
 
 ACTION = "/latest/meta-data/spot/instance-action"
 TOKEN = "/latest/api/token"

@@ -7,7 +7,7 @@ import pytest
 from peers.local.progress import Progress, RunView
 from swarm.events import PeerLost
 from swarm.ids import PeerId
-from tests.unit.peers.test_run_view import _closed, _told
+from tests.harness.rigs.peers import closed, told
 
 TEXT = "Python's own documentation: 544 k tokens in 1 private shard, 31.4 k held out"
 
@@ -54,7 +54,7 @@ def test_progress_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> No
     progress = Progress(steps=1, quiet=True)
     progress.say("x")
     view = RunView()
-    view.add(_closed(1))
+    view.add(closed(1))
     progress.update(view, 0.0, final=True)
     progress.close()
     assert capsys.readouterr() == ("", "")
@@ -62,14 +62,14 @@ def test_progress_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_progress_rows_wait_for_the_other_peers_and_come_once(capsys: pytest.CaptureFixture[str]) -> None:
     progress, view = Progress(steps=100, quiet=False), RunView()
-    view.add(_closed(1, wall=10.0))
+    view.add(closed(1, wall=10.0))
     progress.update(view, 10.1)
     assert _lines(capsys) == []
     progress.update(view, 11.0)
     assert [line.split()[0] for line in _lines(capsys)] == ["step", "1"]
-    view.add(_told(PeerLost(peer=PeerId("b"), name="b", reason="no answer"), "a"))
+    view.add(told(PeerLost(peer=PeerId("b"), name="b", reason="no answer"), "a"))
     for step in (2, 3, 4):
-        view.add(_closed(step, wall=20.0))
+        view.add(closed(step, wall=20.0))
     progress.update(view, 20.0, final=True)
     shown = _lines(capsys)
     assert [line.split()[0] for line in shown] == ["2", "4"]

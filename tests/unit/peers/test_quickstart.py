@@ -13,9 +13,7 @@ import psutil
 import pytest
 
 from tests.harness.expect import wait_until
-from tests.unit.peers.test_launch import START_S, _gone
-
-TEXT = "".join(f"Paragraph {n} says that {n} owls saw {n * 7 % 101} mice near the river.\n\n" for n in range(1500))
+from tests.harness.rigs.peers import SLOW_IMPORT, START_S, TEXT, gone
 
 
 class Command:
@@ -33,7 +31,7 @@ class Command:
         }
         flags = ["--text", "text.txt", "--out", "run", "--report", "copy.json", *arguments]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.unit.peers.fake_swarm", preload, "quickstart", *flags],
+            [sys.executable, "-m", "tests.harness.fake_swarm", preload, "quickstart", *flags],
             cwd=directory, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
@@ -41,7 +39,7 @@ class Command:
         """Exit code, stdout, stderr; and no process or temporary file may be left."""
         out, err = self.process.communicate(timeout=seconds)
         pids = [event["pid"] for event in self.events() if event["kind"] == "PeerStarted"]
-        assert all(_gone(pid) for pid in pids)
+        assert all(gone(pid) for pid in pids)
         assert list(self.scratch.rglob("*")) == []
         return self.process.returncode, out, err
 
@@ -149,7 +147,7 @@ def test_quickstart_interrupted_while_training_stops_all_and_says_what_is_kept(
 
 @pytest.mark.parametrize("moment", ["preload", "directory", "shards"])
 def test_quickstart_interrupted_early_stops_all(tmp_path: Path, moment: str) -> None:
-    command = Command(tmp_path, preload="tests.unit.peers.slow_import")
+    command = Command(tmp_path, preload=SLOW_IMPORT)
     awaited: dict[str, Callable[[], bool]] = {
         "preload": (command.out / "run.toml").exists,
         "directory": command.out.exists,

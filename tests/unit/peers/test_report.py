@@ -21,8 +21,9 @@ from swarm.clock import SystemClock
 from swarm.config import parse_manifest
 from swarm.errors import ConfigError, StateError
 from swarm.events import Committed, Event, JourneyStarted, StepClosed
-from swarm.ids import MicrobatchId, PeerId
+from swarm.ids import PeerId
 from swarm.monitoring.reader import Recorded, RecordedEvent
+from tests.harness.rigs.peers import batch
 
 FACTS = RunFacts(run=None, directory="d", peers=2, stages=2, trainers=1, steps_wanted=5, began=10.0, ended=20.0)
 FAILED = RunOutcome(exit_reason="peer_failed", exit_code=3, message="a died", blamed="a")
@@ -34,10 +35,6 @@ def _view(*events: Event) -> RunView:
     for event in events:
         view.add(RecordedEvent("a", Recorded(12.0, 12.0, PeerId("A"), event)))
     return view
-
-
-def _batch(position: int) -> MicrobatchId:
-    return MicrobatchId(PeerId("t"), "s", 0, position)
 
 
 def _closed(step: int, **changes: Any) -> StepClosed:
@@ -110,9 +107,9 @@ def test_report_diverged_loss_is_null_in_strict_json() -> None:
 
 
 def test_report_run_that_ended_early_calls_nothing_lost_that_is_not() -> None:
-    issued = [JourneyStarted(step=1 + position // 3, microbatch=_batch(position), route=()) for position in range(5)]
+    issued = [JourneyStarted(step=1 + position // 3, microbatch=batch(position), route=()) for position in range(5)]
     report = build_report(
-        FACTS, _view(*issued, Committed(step=1, microbatches=(_batch(0), _batch(1))), _closed(1)), Evaluation(), FAILED
+        FACTS, _view(*issued, Committed(step=1, microbatches=(batch(0), batch(1))), _closed(1)), Evaluation(), FAILED
     )
     counts = {key: report[f"microbatches_{key}"] for key in ("issued", "committed", "lost", "uncommitted")}
     assert counts == {"issued": 5, "committed": 2, "lost": 1, "uncommitted": 2}
@@ -120,7 +117,7 @@ def test_report_run_that_ended_early_calls_nothing_lost_that_is_not() -> None:
 
 
 def test_report_closed_step_without_its_list_says_so() -> None:
-    view = _view(JourneyStarted(step=1, microbatch=_batch(0), route=()), _closed(1))
+    view = _view(JourneyStarted(step=1, microbatch=batch(0), route=()), _closed(1))
     report = build_report(FACTS, view, Evaluation(), FAILED)
     assert (report["microbatches_lost"], report["microbatches_uncommitted"]) == (0, 1)
     assert "list of microbatches is in no event" in report["microbatches_uncommitted_reason"]

@@ -13,8 +13,7 @@ from peers.checkpoints.writer import keep_run
 from peers.home.run_directory import RunDirectory
 from swarm.config import load_manifest
 from swarm.errors import ConfigError, StateError
-from tests.unit.peers.kept_run import KeptRun, kept_run
-from tests.unit.state.broken_disk import BrokenDisk, PowerCut, install
+from tests.harness.rigs.peers import BrokenDisk, KeptRun, PowerCut, install, kept_run
 
 
 @pytest.fixture(scope="module")

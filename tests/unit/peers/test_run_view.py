@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from peers.console.words import amount
 from peers.local.progress import RunView, row, size
 from swarm.events import (
-    Event,
     HopMoved,
     LinkUsage,
     LoopLag,
@@ -15,22 +12,10 @@ from swarm.events import (
     PeerLost,
     PeerStarted,
     StateDownloaded,
-    StepClosed,
 )
-from swarm.ids import MicrobatchId, PartName, PeerId
-from swarm.monitoring.reader import Recorded, RecordedEvent
-
-
-def _closed(step: int, name: str = "a", wall: float = 0.0, **changes: Any) -> RecordedEvent:
-    fields: dict[str, Any] = {
-        "step": step, "loss": 5.0, "tokens": 100, "microbatches": 1, "grad_norm": 1.0, "clip": 1.0, "lr": 0.1,
-        "digests": {"stage-0": "x"}, "leader": PeerId("L"), "record": "r", "seconds": 0.5,
-    }  # fmt: skip
-    return _told(StepClosed(**(fields | changes)), name, wall)
-
-
-def _told(event: Event, name: str = "a", wall: float = 0.0) -> RecordedEvent:
-    return RecordedEvent(name, Recorded(wall, wall, PeerId(f"peer{name.replace('-', '')}"), event))
+from swarm.ids import PartName, PeerId
+from swarm.monitoring.reader import RecordedEvent
+from tests.harness.rigs.peers import batch, closed, told
 
 
 def _view(*told: RecordedEvent) -> RunView:
@@ -40,12 +25,8 @@ def _view(*told: RecordedEvent) -> RunView:
     return view
 
 
-def _batch(position: int) -> MicrobatchId:
-    return MicrobatchId(PeerId("t"), "s", 0, position)
-
-
 def test_view_step_closed_by_many_is_one_step_with_all_its_peers() -> None:
-    view = _view(_closed(1, "a", 1.0), _closed(1, "b", 1.2), _closed(2, "a", 2.0), _closed(2, "b", 2.1))
+    view = _view(closed(1, "a", 1.0), closed(1, "b", 1.2), closed(2, "a", 2.0), closed(2, "b", 2.1))
     assert view.steps.last == 2
     assert view.steps[1].swapped == {"peera", "peerb"}
     assert view.steps[1].closed_at == 1.0
@@ -59,18 +40,18 @@ def test_view_notes_a_replica_that_was_left_out_once() -> None:
         why={PeerId("peerc"): "left out: it fails"}, whole=False,
     )  # fmt: skip
     started = PeerStarted(role="stage", name="c", pid=1, addresses=(), seconds=0.1)
-    view = _view(_told(started, "c"), _told(left_out, "a"), _told(left_out, "b"), _closed(1))
+    view = _view(told(started, "c"), told(left_out, "a"), told(left_out, "b"), closed(1))
     assert view.notes.by_step == {1: ("stage-0: 2 of 3 averaged (c: left out: it fails)",)}
 
 
 def test_view_one_step_only_takes_its_own_duration() -> None:
-    assert _view(_closed(1)).tokens_per_s == pytest.approx(200.0)
+    assert _view(closed(1)).tokens_per_s == pytest.approx(200.0)
     assert _view().tokens_per_s is None
 
 
 def test_view_bytes_reported_before_the_step_count_too() -> None:
     usage = [LinkUsage(step=1, bytes_sent=sent, bytes_received=0) for sent in (10, 5)]
-    view = _view(_told(usage[0], "a"), _closed(1), _told(usage[1], "b"))
+    view = _view(told(usage[0], "a"), closed(1), told(usage[1], "b"))
     assert view.traffic.by_step[1].sent == 15
     assert view.bytes_per_step == 15
 
@@ -80,12 +61,12 @@ def test_view_initial_weights_are_no_steps_bytes() -> None:
         return StateDownloaded(part=PartName("stage-0"), step=step, donor=PeerId("d"), bytes_received=100, seconds=1.0)
 
     view = _view(
-        _told(download(0), "a"),
-        _told(download(0), "b"),
-        _told(download(2), "c"),
-        *(_closed(step) for step in (1, 2)),
-        _told(LinkUsage(step=1, bytes_sent=210, bytes_received=0)),
-        _told(LinkUsage(step=2, bytes_sent=20, bytes_received=0)),
+        told(download(0), "a"),
+        told(download(0), "b"),
+        told(download(2), "c"),
+        *(closed(step) for step in (1, 2)),
+        told(LinkUsage(step=1, bytes_sent=210, bytes_received=0)),
+        told(LinkUsage(step=2, bytes_sent=20, bytes_received=0)),
     )
     assert (view.bytes_at_start, view.bytes_per_step) == (200, 15)
 
@@ -93,12 +74,12 @@ def test_view_initial_weights_are_no_steps_bytes() -> None:
 def test_view_what_happened_between_steps_is_noted_at_the_next() -> None:
     old, new = PeerId("peerstage01"), PeerId("P2abcdef")
     view = _view(
-        _told(PeerStarted(role="stage", name="stage-0-1", pid=1, addresses=("x",), seconds=1.0), "stage-0-1"),
-        _closed(1),
-        _told(HopMoved(step=2, microbatch=_batch(0), stage=0, old=old, new=new, reason="3 s are over", late=True)),
-        _told(HopMoved(step=2, microbatch=_batch(0), stage=0, old=old, new=new, reason="deadline: it says")),
-        _told(PeerLost(peer=old, name="stage-0-1", reason="no answer")),
-        _closed(2),
+        told(PeerStarted(role="stage", name="stage-0-1", pid=1, addresses=("x",), seconds=1.0), "stage-0-1"),
+        closed(1),
+        told(HopMoved(step=2, microbatch=batch(0), stage=0, old=old, new=new, reason="3 s are over", late=True)),
+        told(HopMoved(step=2, microbatch=batch(0), stage=0, old=old, new=new, reason="deadline: it says")),
+        told(PeerLost(peer=old, name="stage-0-1", reason="no answer")),
+        closed(2),
     )
     assert view.addresses == {"stage-0-1": ("x",)}
     assert view.notes.by_step == {
@@ -113,7 +94,7 @@ def test_view_what_happened_between_steps_is_noted_at_the_next() -> None:
 
 
 def test_view_kind_without_a_meaning_here_is_passed_over() -> None:
-    assert _view(_told(LoopLag(p50_ms=1.0, p99_ms=1.0, max_ms=1.0))).steps.last == 0
+    assert _view(told(LoopLag(p50_ms=1.0, p99_ms=1.0, max_ms=1.0))).steps.last == 0
 
 
 @pytest.mark.parametrize(

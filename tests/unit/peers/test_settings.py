@@ -6,21 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from peers.options.fields import PREFIX
 from peers.options.model import ANY_PORT, Invocation, PeerOptions
 from peers.options.reading import blamed, blaming, read_invocation, read_peer_options
 from peers.settings import PeerSettings, exact_settings
 from swarm.errors import ConfigError
-from tests.harness.settings import checked_settings
+from tests.harness.rigs.peers import checked_settings
+
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 STAGE = {"home": Path("h"), "role": "stage", "bootstrap": ("/ip4/127.0.0.1/tcp/1/p2p/x",)}
-
-
-@pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for key in os.environ:
-        if key.startswith(PREFIX) and not key.startswith("SWARM_TEST_"):
-            monkeypatch.delenv(key)
 
 
 # --- what a peer is started with -------------------------------------------------------------------------------------

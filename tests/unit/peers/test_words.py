@@ -68,7 +68,7 @@ def test_advice_of_the_library_is_told_with_a_command(advice: Advice) -> None:
 
 def test_reason_of_a_home_of_another_run_names_its_history() -> None:
     error = ConfigError("home", "/h", "a home of run 1", Advice.OTHER_HOME)
-    assert "See what it is with swarm history --file /h/history.jsonl; then" in reason_of(error)
+    assert "Look at it with swarm history --file /h/history.jsonl; then" in reason_of(error)
 
 
 @pytest.mark.parametrize(

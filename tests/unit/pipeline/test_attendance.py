@@ -9,7 +9,7 @@ import pytest
 from swarm.ids import PeerId
 from swarm.pipeline.trainer.liveness import LivenessProbes
 from swarm.sim.network import SimNetwork
-from tests.unit.membership.observed import HandClock
+from tests.harness.rigs.pipeline import HandClock
 
 REPLICA = PeerId("R")
 

@@ -7,13 +7,22 @@ import pytest
 from swarm.errors import Busy, PeerError, Refused
 from swarm.pipeline.messages import RECALL, Adopt, Backward
 from tests.harness.expect import eventually
-from tests.unit.pipeline.test_server import DOWN, ME, Scene
-from tests.unit.pipeline.world import ACTIVATION_BYTES, TRAINER, microbatch, tensor, turns, working
+from tests.harness.rigs.pipeline import (
+    ACTIVATION_BYTES,
+    DOWN,
+    ME,
+    TRAINER,
+    ReplicaScene,
+    microbatch,
+    tensor,
+    turns,
+    working,
+)
 
 PLACES = 4
 
 
-async def flooded(scene: Scene, count: int, *, wait: bool) -> int:
+async def flooded(scene: ReplicaScene, count: int, *, wait: bool) -> int:
     """How many of so many invented gradients are taken."""
     taken = 0
     for position in range(100, 100 + count):
@@ -27,8 +36,8 @@ async def flooded(scene: Scene, count: int, *, wait: bool) -> int:
     return taken
 
 
-async def opened() -> Scene:
-    scene = Scene(max_under_way=PLACES, retention_bytes=2 * ACTIVATION_BYTES)
+async def opened() -> ReplicaScene:
+    scene = ReplicaScene(max_under_way=PLACES, retention_bytes=2 * ACTIVATION_BYTES)
     await scene.open()
     scene.up.errors[RECALL] = Refused("no such microbatch")
     return scene

@@ -18,15 +18,16 @@ from swarm.security.signing import receipt_bytes
 from swarm.sim.network import SimNetwork
 from swarm.step.calls import first_leaf
 from tests.harness.expect import eventually
-from tests.unit.pipeline.crew import Crew, quick
-from tests.unit.pipeline.world import (
+from tests.harness.rigs.pipeline import (
     RUN,
     TRAINER,
+    Crew,
     FakeLeader,
     Mailbox,
     TrainerSide,
     enter,
     microbatch,
+    quick,
     sign,
     tensor,
     turns,

@@ -8,10 +8,8 @@ from swarm.errors import Busy, Refused
 from swarm.ids import PeerId
 from swarm.pipeline.messages import Forward
 from swarm.pipeline.stage.microbatch_state import Action, MicrobatchState, MicrobatchTable, Phase
-from tests.unit.pipeline.world import microbatch
+from tests.harness.rigs.pipeline import DOWN, ME, ROUTE, UP, microbatch
 
-UP, ME, DOWN = PeerId("up"), PeerId("me"), PeerId("down")
-ROUTE = (UP, ME, DOWN)
 OTHERS = (UP, ME, PeerId("another"))
 
 

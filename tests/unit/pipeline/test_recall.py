@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -15,13 +14,18 @@ from swarm.pipeline import recall
 from swarm.pipeline.messages import RECALL, TRAINER_RECALL, Adopt, Drop, Recall, TrainerRecall
 from swarm.security.signing import receipt_bytes
 from tests.harness.expect import eventually
-from tests.unit.pipeline.crew import Crew
-from tests.unit.pipeline.test_server import ALIEN, DOWN, ME, ROUTE, UP, Scene
-from tests.unit.pipeline.world import (
+from tests.harness.rigs.pipeline import (
     ACTIVATION_BYTES,
+    ALIEN,
+    DOWN,
+    ME,
+    ROUTE,
     RUN,
     TRAINER,
+    UP,
+    Crew,
     FakeLeader,
+    ReplicaScene,
     microbatch,
     turns,
     value,
@@ -30,15 +34,7 @@ from tests.unit.pipeline.world import (
 )
 
 
-@pytest.fixture
-async def scene() -> AsyncIterator[Scene]:
-    made = Scene()
-    await made.open()
-    async with working(made.replica):
-        yield made
-
-
-async def ask(scene: Scene, by: PeerId, **changes: Any) -> float:
+async def ask(scene: ReplicaScene, by: PeerId, **changes: Any) -> float:
     """The first element of what the replica answers."""
     fields: dict[str, Any] = {"step": 1, "microbatch": microbatch(0), "route": ROUTE, "hop": 1, "what": "output"}
     body = Recall(**(fields | changes))
@@ -47,11 +43,11 @@ async def ask(scene: Scene, by: PeerId, **changes: Any) -> float:
     return value(payload)
 
 
-async def adopt(scene: Scene, *, by: PeerId = TRAINER, attempt: int = 1, **changes: Any) -> None:
+async def adopt(scene: ReplicaScene, *, by: PeerId = TRAINER, attempt: int = 1, **changes: Any) -> None:
     await scene.boxes[by].call(ME, Adopt(**scene.fields(attempt=attempt, within_s=5.0, **changes)))
 
 
-async def test_recall_gives_what_was_sent_before_and_after_the_contribution(scene: Scene) -> None:
+async def test_recall_gives_what_was_sent_before_and_after_the_contribution(scene: ReplicaScene) -> None:
     await scene.there(x=3.0)
     assert await ask(scene, DOWN) == 6.0
     await scene.backward(x=4.0)
@@ -64,7 +60,7 @@ async def test_recall_gives_what_was_sent_before_and_after_the_contribution(scen
     assert len(scene.replica.events.of(Accumulated)) == 1
 
 
-async def test_recall_of_a_step_that_follows_another_record_is_refused(scene: Scene) -> None:
+async def test_recall_of_a_step_that_follows_another_record_is_refused(scene: ReplicaScene) -> None:
     scene.replica.open_step(13, after="a" * 16)
     await scene.there(step=13, x=3.0, after="a" * 16)
     assert await ask(scene, DOWN, step=13, after="a" * 16) == 6.0
@@ -72,7 +68,7 @@ async def test_recall_of_a_step_that_follows_another_record_is_refused(scene: Sc
         await ask(scene, DOWN, step=13, after="b" * 16)
 
 
-async def test_recall_by_who_adopts_says_which_record_its_step_follows(scene: Scene) -> None:
+async def test_recall_by_who_adopts_says_which_record_its_step_follows(scene: ReplicaScene) -> None:
     scene.replica.open_step(13, after="a" * 16)
     await adopt(scene, step=13, after="a" * 16)
     await eventually(lambda: scene.up.of("recall") and scene.down.of("recall"))
@@ -80,7 +76,7 @@ async def test_recall_by_who_adopts_says_which_record_its_step_follows(scene: Sc
 
 
 async def test_recall_by_a_replica_that_works_no_more_is_refused_each_time() -> None:
-    scene = Scene()
+    scene = ReplicaScene()
     await scene.open()
     async with working(scene.replica):
         await scene.there(x=3.0)
@@ -105,20 +101,20 @@ LIES: list[tuple[str, PeerId, dict[str, Any], type[PeerError]]] = [
 
 
 @pytest.mark.parametrize("lie", [lie[1:] for lie in LIES], ids=[lie[0] for lie in LIES])
-async def test_recall_is_refused(scene: Scene, lie: tuple[PeerId, dict[str, Any], type[PeerError]]) -> None:
+async def test_recall_is_refused(scene: ReplicaScene, lie: tuple[PeerId, dict[str, Any], type[PeerError]]) -> None:
     by, changes, error = lie
     await scene.there()
     with pytest.raises(error):
         await ask(scene, by, **changes)
 
 
-async def test_recall_of_what_its_neighbours_cannot_give_says_who(scene: Scene) -> None:
+async def test_recall_of_what_its_neighbours_cannot_give_says_who(scene: ReplicaScene) -> None:
     scene.network.kill(UP)
     with pytest.raises(Refused, match=r"stage 1: up: no such peer"):
         await ask(scene, DOWN)
 
 
-async def test_recalls_are_bounded_by_kind(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_recalls_are_bounded_by_kind(scene: ReplicaScene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recall, "MAX_RECALLS", 2)
     scene.replica.device.gate = asyncio.Event()
     await scene.forward()
@@ -130,7 +126,7 @@ async def test_recalls_are_bounded_by_kind(scene: Scene, monkeypatch: pytest.Mon
     assert await asyncio.gather(*waiting) == [2.0, 2.0]
 
 
-async def test_adopting_again_what_is_added_tells_again_and_adds_nothing(scene: Scene) -> None:
+async def test_adopting_again_what_is_added_tells_again_and_adds_nothing(scene: ReplicaScene) -> None:
     await scene.there(x=3.0)
     await scene.backward(x=4.0)
     await eventually(lambda: scene.up.of("backward"))
@@ -145,7 +141,7 @@ async def test_adopting_again_what_is_added_tells_again_and_adds_nothing(scene: 
 
 async def test_trainer_that_brings_the_gradient_of_what_is_added_anew_is_told_again() -> None:
     """Its receipt was lost, or not believed: the one place that it can move the hop to may be this one."""
-    scene = Scene(stage=1, route=(UP, ME))
+    scene = ReplicaScene(stage=1, route=(UP, ME))
     await scene.open()
     async with working(scene.replica):
         await scene.forward(x=3.0)
@@ -161,7 +157,7 @@ async def test_trainer_that_brings_the_gradient_of_what_is_added_anew_is_told_ag
     assert len(scene.replica.events.of(Accumulated)) == 1
 
 
-async def test_neighbour_that_hands_on_the_gradient_of_what_is_added_anew_is_thanked(scene: Scene) -> None:
+async def test_neighbour_that_hands_on_the_gradient_of_what_is_added_anew_is_thanked(scene: ReplicaScene) -> None:
     """Its trainer asks for itself where something is missing: else one lost receipt would be told all the way down."""
     await scene.there(x=3.0)
     for attempt in range(2):
@@ -171,7 +167,7 @@ async def test_neighbour_that_hands_on_the_gradient_of_what_is_added_anew_is_tha
     assert [len(scene.up.of("backward")), len(scene.trainer.of("hop"))] == [1, 2]
 
 
-async def test_adopting_with_a_neighbour_gone_names_it_to_the_trainer(scene: Scene) -> None:
+async def test_adopting_with_a_neighbour_gone_names_it_to_the_trainer(scene: ReplicaScene) -> None:
     scene.network.kill(DOWN)
     await scene.forward(x=3.0)
     await adopt(scene)
@@ -182,7 +178,7 @@ async def test_adopting_with_a_neighbour_gone_names_it_to_the_trainer(scene: Sce
 
 
 @pytest.mark.parametrize("by", [UP, DOWN, ALIEN])
-async def test_only_its_trainer_has_a_microbatch_adopted_or_dropped(scene: Scene, by: PeerId) -> None:
+async def test_only_its_trainer_has_a_microbatch_adopted_or_dropped(scene: ReplicaScene, by: PeerId) -> None:
     await scene.there()
     with pytest.raises(Refused, match="only its trainer"):
         await adopt(scene, by=by)
@@ -192,7 +188,7 @@ async def test_only_its_trainer_has_a_microbatch_adopted_or_dropped(scene: Scene
 
 
 async def test_a_dropped_microbatch_gives_its_place_back_and_one_that_was_added_stays() -> None:
-    scene = Scene(max_under_way=1)
+    scene = ReplicaScene(max_under_way=1)
     await scene.open()
     drop = [Drop(step=1, microbatch=microbatch(position), attempt=3, hop=1) for position in range(2)]
     async with working(scene.replica):

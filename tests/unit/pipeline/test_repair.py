@@ -20,9 +20,18 @@ from swarm.pipeline.trainer.trainer import OWN_FAILURES
 from swarm.pipeline.wiring import Wiring
 from swarm.step.calls import first_leaf
 from tests.harness.expect import eventually
-from tests.unit.peers.fake_clock import FakeClock
-from tests.unit.pipeline.crew import PHASES, Crew, quick
-from tests.unit.pipeline.world import TRAINER, FakeLeader, microbatch, spoil, turns, working
+from tests.harness.rigs.pipeline import (
+    PHASES,
+    TRAINER,
+    Crew,
+    FakeClock,
+    FakeLeader,
+    microbatch,
+    quick,
+    spoil,
+    turns,
+    working,
+)
 
 A, B, C = ([PeerId(f"{stage}{number}") for number in range(2)] for stage in "abc")
 STAGES = [A, B, C]

@@ -6,28 +6,25 @@ import asyncio
 import gc
 import logging
 import weakref
-from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
-from swarm.clock import SystemClock
 from swarm.errors import BugError, Busy, PeerError, Refused, Violation, WrongStep
 from swarm.events import Accumulated
-from swarm.ids import PeerId
-from swarm.network.protocols import Incoming
-from swarm.pipeline.messages import BACKWARD, FORWARD, Backward, Drop, Forward, Resend, Targets
+from swarm.pipeline.messages import BACKWARD, FORWARD, Backward, Drop, Forward
 from swarm.pipeline.stage.microbatch_state import STAY_CEILING_S, STAY_FLOOR_S, Phase
 from swarm.security.signing import receipt_bytes
-from swarm.sim.network import SimNetwork
 from tests.harness.expect import eventually
-from tests.unit.pipeline.world import (
+from tests.harness.rigs.pipeline import (
+    ALIEN,
+    DOWN,
+    ME,
     RUN,
     THIEF,
     TRAINER,
-    Mailbox,
-    Replica,
-    enter,
+    UP,
+    ReplicaScene,
     microbatch,
     places,
     spoil,
@@ -38,75 +35,12 @@ from tests.unit.pipeline.world import (
     working,
 )
 
-UP, ME, DOWN, ALIEN = PeerId("up"), PeerId("me"), PeerId("down"), PeerId("stranger")
-ROUTE = (UP, ME, DOWN)
 NAN = float("nan")
 SEND_S = 30.0
 """How long the payload of what was admitted may take."""
 
 
-class Scene:
-    """The replica under test between an upstream, a downstream and a trainer that only take notes."""
-
-    def __init__(self, stage: int = 1, route: tuple[PeerId, ...] = ROUTE, **settings: Any) -> None:
-        self.network, self.route, self.stage = SimNetwork(SystemClock()), route, stage
-        self._settings = settings
-
-    async def open(self) -> None:
-        names = dict.fromkeys([*ROUTE, TRAINER, ALIEN])
-        endpoints = dict(zip(names, await enter(self.network, *names), strict=True))
-        self.replica = Replica(endpoints[ME], self.stage, len(self.route), **self._settings)
-        self.part, self.server = self.replica.part, self.replica.server
-        self.boxes = {peer: Mailbox(endpoint) for peer, endpoint in endpoints.items() if peer != ME}
-        self.trainer, self.down, self.up = self.boxes[TRAINER], self.boxes[DOWN], self.boxes[UP]
-
-    def fields(self, position: int = 0, **changes: Any) -> dict[str, Any]:
-        usual = {"step": 1, "microbatch": microbatch(position), "attempt": 0, "route": self.route, "hop": self.stage}
-        return usual | changes
-
-    async def forward(self, position: int = 0, *, by: PeerId = UP, x: float | bytes = 1.0, **changes: Any) -> None:
-        payload = x if isinstance(x, bytes) else tensor(x)
-        await self.boxes[by].call(ME, Forward(**self.fields(position, **changes)), payload)
-
-    async def backward(self, position: int = 0, *, by: PeerId = DOWN, x: float | bytes = 1.0, **changes: Any) -> None:
-        payload = x if isinstance(x, bytes) else tensor(x)
-        await self.boxes[by].call(ME, Backward(**self.fields(position, **changes)), payload)
-
-    async def resend(self, position: int = 0, *, by: PeerId = TRAINER, **changes: Any) -> None:
-        await self.boxes[by].call(ME, Resend(**self.fields(position, hop=self.stage + 1, **changes)))
-
-    async def targets(self, position: int = 0, *, by: PeerId = TRAINER, **changes: Any) -> None:
-        fields = self.fields(position, **changes)
-        del fields["hop"]
-        await self.boxes[by].call(ME, Targets(**fields), token_ids())
-
-    async def there(self, position: int = 0, **changes: Any) -> None:
-        """A forward, computed and handed on."""
-        before = len(self.down.of("forward"))
-        await self.forward(position, **changes)
-        await eventually(lambda: len(self.down.of("forward")) > before)
-
-    async def blocked(self) -> Any:
-        await eventually(lambda: self.trainer.of("blocked"))
-        return self.trainer.of("blocked")[-1]
-
-    def arrive(self, kind: str, body: Any, payload: bytes, caller: PeerId) -> Callable[[], Any]:
-        """Admit a message now; the returned function lets its payload arrive later."""
-        method = next(m for m in self.server.methods() if m.rpc.name == f"pipeline/1/{kind}")
-        assert method.admit is not None
-        method.admit(caller, body, len(payload))
-        return lambda: method.handle(caller, body, Incoming(memoryview(bytearray(payload)), 1e9))
-
-
-@pytest.fixture
-async def scene() -> AsyncIterator[Scene]:
-    made = Scene()
-    await made.open()
-    async with working(made.replica):
-        yield made
-
-
-async def test_server_computes_passes_on_and_signs(scene: Scene) -> None:
+async def test_server_computes_passes_on_and_signs(scene: ReplicaScene) -> None:
     await scene.there(x=3.0)
     assert scene.down.payloads("forward") == [6.0]
     assert scene.down.of("forward")[0].hop == 2
@@ -139,7 +73,7 @@ FORWARD_LIES: list[tuple[str, dict[str, Any], type[PeerError]]] = [
 
 
 @pytest.mark.parametrize("changes", [lie[1:] for lie in FORWARD_LIES], ids=[lie[0] for lie in FORWARD_LIES])
-async def test_server_refuses_a_forward(scene: Scene, changes: tuple[dict[str, Any], type[PeerError]]) -> None:
+async def test_server_refuses_a_forward(scene: ReplicaScene, changes: tuple[dict[str, Any], type[PeerError]]) -> None:
     with pytest.raises(changes[1]):
         await scene.forward(**changes[0])
     assert len(scene.server._table) == 0
@@ -156,7 +90,7 @@ BACKWARD_LIES = [
 
 
 @pytest.mark.parametrize("changes", [lie[1:] for lie in BACKWARD_LIES], ids=[lie[0] for lie in BACKWARD_LIES])
-async def test_server_refuses_a_backward(scene: Scene, changes: tuple[dict[str, Any], type[PeerError]]) -> None:
+async def test_server_refuses_a_backward(scene: ReplicaScene, changes: tuple[dict[str, Any], type[PeerError]]) -> None:
     await scene.there()
     with pytest.raises(changes[1]):
         await scene.backward(**changes[0])
@@ -165,7 +99,7 @@ async def test_server_refuses_a_backward(scene: Scene, changes: tuple[dict[str, 
     await eventually(lambda: scene.part.held)
 
 
-async def test_server_brought_what_it_has_had_counts_it_once(scene: Scene) -> None:
+async def test_server_brought_what_it_has_had_counts_it_once(scene: ReplicaScene) -> None:
     await scene.there()
     for attempt in (0, 1):
         await scene.forward(attempt=attempt)
@@ -178,7 +112,7 @@ async def test_server_brought_what_it_has_had_counts_it_once(scene: Scene) -> No
     assert len(scene.part.held) == len(scene.replica.events.of(Accumulated)) == 1
 
 
-async def test_server_asked_for_a_forward_anew_tells_and_hands_on_again(scene: Scene) -> None:
+async def test_server_asked_for_a_forward_anew_tells_and_hands_on_again(scene: ReplicaScene) -> None:
     await scene.there(x=3.0)
     await scene.forward(attempt=1, x=3.0)
     await eventually(lambda: len(scene.down.of("forward")) == 2)
@@ -186,14 +120,14 @@ async def test_server_asked_for_a_forward_anew_tells_and_hands_on_again(scene: S
     assert [report.again for report in scene.trainer.of("hop")] == [False, True]
 
 
-async def test_server_refuses_an_attempt_that_was_superseded(scene: Scene) -> None:
+async def test_server_refuses_an_attempt_that_was_superseded(scene: ReplicaScene) -> None:
     await scene.there(attempt=2)
     for stale in (scene.forward(attempt=1), scene.backward(attempt=1), scene.resend(attempt=1)):
         with pytest.raises(Refused, match="superseded by 2"):
             await stale
 
 
-async def test_server_brought_a_backward_before_its_forward_is_computed_waits_for_it(scene: Scene) -> None:
+async def test_server_brought_a_backward_before_its_forward_is_computed_waits_for_it(scene: ReplicaScene) -> None:
     scene.replica.device.gate = asyncio.Event()
     await scene.forward()
     await turns()
@@ -204,7 +138,7 @@ async def test_server_brought_a_backward_before_its_forward_is_computed_waits_fo
     assert scene.down.mail == []
 
 
-async def test_server_with_two_backwards_on_their_way_takes_one(scene: Scene) -> None:
+async def test_server_with_two_backwards_on_their_way_takes_one(scene: ReplicaScene) -> None:
     await scene.there()
     body = Backward(**scene.fields())
     first, second = (scene.arrive("backward", body, tensor(x), DOWN) for x in (1.0, 2.0))
@@ -214,7 +148,7 @@ async def test_server_with_two_backwards_on_their_way_takes_one(scene: Scene) ->
     assert scene.part.held == {microbatch(0): 8.0}
 
 
-async def test_server_whose_step_closed_while_a_payload_came_refuses_it(scene: Scene) -> None:
+async def test_server_whose_step_closed_while_a_payload_came_refuses_it(scene: ReplicaScene) -> None:
     await scene.there(0)
     late = [
         scene.arrive("forward", Forward(**scene.fields(1)), tensor(1.0), UP),
@@ -228,7 +162,7 @@ async def test_server_whose_step_closed_while_a_payload_came_refuses_it(scene: S
     await scene.there(2, step=2)
 
 
-async def test_server_takes_a_higher_attempt_for_a_forward_that_never_came(scene: Scene) -> None:
+async def test_server_takes_a_higher_attempt_for_a_forward_that_never_came(scene: ReplicaScene) -> None:
     late = scene.arrive("forward", Forward(**scene.fields(attempt=0)), tensor(9.0), UP)
     await scene.there(attempt=1, x=1.0)
     with pytest.raises(Refused):
@@ -240,7 +174,7 @@ async def test_server_takes_a_higher_attempt_for_a_forward_that_never_came(scene
 
 
 async def test_server_with_a_full_queue_is_busy() -> None:
-    scene = Scene(max_queue=2)
+    scene = ReplicaScene(max_queue=2)
     await scene.open()
     for position in (0, 1):
         await scene.forward(position)
@@ -252,7 +186,7 @@ async def test_server_with_a_full_queue_is_busy() -> None:
 
 
 async def test_server_with_too_much_under_way_is_busy_until_something_came_back() -> None:
-    scene = Scene(max_under_way=2)
+    scene = ReplicaScene(max_under_way=2)
     await scene.open()
     async with working(scene.replica):
         await scene.there(0)
@@ -264,7 +198,7 @@ async def test_server_with_too_much_under_way_is_busy_until_something_came_back(
         await scene.there(2)
 
 
-async def test_server_whose_own_numbers_overflow_says_so_itself(scene: Scene) -> None:
+async def test_server_whose_own_numbers_overflow_says_so_itself(scene: ReplicaScene) -> None:
     scene.part.scale = NAN
     await scene.forward()
     blocked = await scene.blocked()
@@ -273,7 +207,7 @@ async def test_server_whose_own_numbers_overflow_says_so_itself(scene: Scene) ->
 
 
 async def test_server_frees_the_place_of_a_payload_that_never_came() -> None:
-    scene = Scene(max_under_way=1, send_timeout_s=7.0)
+    scene = ReplicaScene(max_under_way=1, send_timeout_s=7.0)
     await scene.open()
     scene.arrive("forward", Forward(**scene.fields(0)), tensor(1.0), UP)
     async with working(scene.replica):
@@ -285,7 +219,7 @@ async def test_server_frees_the_place_of_a_payload_that_never_came() -> None:
 
 
 async def test_server_whose_places_are_taken_by_what_nobody_continues_gives_them_to_others() -> None:
-    scene = Scene(max_under_way=2)
+    scene = ReplicaScene(max_under_way=2)
     await scene.open()
     async with working(scene.replica):
         await scene.there(0)
@@ -304,7 +238,7 @@ async def test_server_whose_places_are_taken_by_what_nobody_continues_gives_them
 
 
 async def test_server_that_gave_a_place_away_computes_the_microbatch_when_its_gradient_comes() -> None:
-    scene = Scene(max_under_way=1)
+    scene = ReplicaScene(max_under_way=1)
     await scene.open()
     async with working(scene.replica):
         await scene.there(0)
@@ -318,7 +252,7 @@ async def test_server_that_gave_a_place_away_computes_the_microbatch_when_its_gr
 
 
 async def test_server_full_of_the_next_steps_work_takes_the_open_ones() -> None:
-    scene = Scene(max_under_way=2, max_queue=2)
+    scene = ReplicaScene(max_under_way=2, max_queue=2)
     await scene.open()
     async with working(scene.replica):
         await scene.forward(7, step=2)
@@ -329,7 +263,7 @@ async def test_server_full_of_the_next_steps_work_takes_the_open_ones() -> None:
 
 
 async def test_server_places_are_not_taken_by_what_was_taken_out_of_the_sum() -> None:
-    scene = Scene(max_under_way=2)
+    scene = ReplicaScene(max_under_way=2)
     await scene.open()
     async with working(scene.replica):
         for position in range(2):
@@ -343,7 +277,7 @@ async def test_server_places_are_not_taken_by_what_was_taken_out_of_the_sum() ->
 
 
 async def test_server_places_are_freed_by_microbatches_that_fail() -> None:
-    scene = Scene(max_under_way=1)
+    scene = ReplicaScene(max_under_way=1)
     await scene.open()
     async with working(scene.replica):
         for position in range(3):
@@ -355,7 +289,7 @@ async def test_server_places_are_freed_by_microbatches_that_fail() -> None:
 # --- steps ---------------------------------------------------------------------------------------------------------
 
 
-async def test_server_holds_the_next_steps_forward_until_it_opens(scene: Scene) -> None:
+async def test_server_holds_the_next_steps_forward_until_it_opens(scene: ReplicaScene) -> None:
     await scene.forward(0, step=2)
     await turns()
     assert scene.down.mail == []
@@ -364,7 +298,7 @@ async def test_server_holds_the_next_steps_forward_until_it_opens(scene: Scene) 
     assert scene.down.of("forward")[0].step == 2
 
 
-async def test_server_drops_work_of_a_closed_step(scene: Scene) -> None:
+async def test_server_drops_work_of_a_closed_step(scene: ReplicaScene) -> None:
     scene.replica.device.gate = asyncio.Event()
     for position in range(3):
         await scene.forward(position)
@@ -376,7 +310,7 @@ async def test_server_drops_work_of_a_closed_step(scene: Scene) -> None:
     assert {state.index for state in scene.server._table} == {(2, microbatch(3))}
 
 
-async def test_server_refuses_trainers_that_the_new_roster_left_out(scene: Scene) -> None:
+async def test_server_refuses_trainers_that_the_new_roster_left_out(scene: ReplicaScene) -> None:
     scene.replica.open_step(2, places(3, ALIEN))
     with pytest.raises(Refused, match="not a trainer"):
         await scene.forward(step=2)
@@ -385,7 +319,7 @@ async def test_server_refuses_trainers_that_the_new_roster_left_out(scene: Scene
 # --- another route -----------------------------------------------------------------------------------------------
 
 
-async def test_server_sends_its_output_again_along_another_route(scene: Scene) -> None:
+async def test_server_sends_its_output_again_along_another_route(scene: ReplicaScene) -> None:
     await scene.there()
     await scene.resend(attempt=1, route=(UP, ME, ALIEN))
     await eventually(lambda: scene.boxes[ALIEN].of("forward"))
@@ -407,21 +341,21 @@ RESEND_LIES = [
 
 
 @pytest.mark.parametrize("changes", [lie[1:] for lie in RESEND_LIES], ids=[lie[0] for lie in RESEND_LIES])
-async def test_server_refuses_to_send_again(scene: Scene, changes: tuple[dict[str, Any], str]) -> None:
+async def test_server_refuses_to_send_again(scene: ReplicaScene, changes: tuple[dict[str, Any], str]) -> None:
     await scene.there()
     with pytest.raises(Refused, match=changes[1]):
         await scene.resend(**changes[0])
     assert len(scene.down.of("forward")) == 1
 
 
-async def test_server_tells_the_trainer_which_attempt_its_neighbour_refused(scene: Scene) -> None:
+async def test_server_tells_the_trainer_which_attempt_its_neighbour_refused(scene: ReplicaScene) -> None:
     scene.down.errors[FORWARD] = Busy("full")
     await scene.forward()
     blocked = await scene.blocked()
     assert (blocked.code, blocked.hop, blocked.peer, blocked.attempt) == ("busy", 2, DOWN, 0)
 
 
-async def test_server_whose_upstream_is_gone_tells_the_trainer(scene: Scene) -> None:
+async def test_server_whose_upstream_is_gone_tells_the_trainer(scene: ReplicaScene) -> None:
     await scene.there()
     scene.network.kill(UP)
     await scene.backward()
@@ -429,7 +363,7 @@ async def test_server_whose_upstream_is_gone_tells_the_trainer(scene: Scene) -> 
     assert (blocked.code, blocked.direction, blocked.hop, blocked.peer) == ("unreachable", "backward", 0, UP)
 
 
-async def test_server_whose_trainer_is_gone_goes_on_working(scene: Scene) -> None:
+async def test_server_whose_trainer_is_gone_goes_on_working(scene: ReplicaScene) -> None:
     scene.network.kill(TRAINER)
     await scene.there(0)
     scene.down.errors[FORWARD] = Busy("full")
@@ -443,7 +377,9 @@ async def test_server_whose_trainer_is_gone_goes_on_working(scene: Scene) -> Non
 
 
 @pytest.mark.parametrize("poison", [NAN, float("inf"), -float("inf")])
-async def test_server_given_an_activation_that_is_no_number_says_so_and_goes_on(scene: Scene, poison: float) -> None:
+async def test_server_given_an_activation_that_is_no_number_says_so_and_goes_on(
+    scene: ReplicaScene, poison: float
+) -> None:
     await scene.forward(0, x=poison)
     blocked = await scene.blocked()
     assert (blocked.code, blocked.direction, blocked.hop, blocked.peer) == ("violation", "forward", 1, ME)
@@ -452,7 +388,9 @@ async def test_server_given_an_activation_that_is_no_number_says_so_and_goes_on(
 
 
 @pytest.mark.parametrize("poison", [NAN, float("inf")])
-async def test_server_given_a_gradient_that_is_no_number_adds_nothing_and_goes_on(scene: Scene, poison: float) -> None:
+async def test_server_given_a_gradient_that_is_no_number_adds_nothing_and_goes_on(
+    scene: ReplicaScene, poison: float
+) -> None:
     await scene.there(0)
     await scene.backward(0, x=poison)
     blocked = await scene.blocked()
@@ -466,7 +404,7 @@ async def test_server_given_a_gradient_that_is_no_number_adds_nothing_and_goes_o
 @pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory"), MemoryError(), ValueError("shape")])
 async def test_server_whose_part_fails_on_one_microbatch_tells_why_and_goes_on(
-    scene: Scene, where: str, error: Exception
+    scene: ReplicaScene, where: str, error: Exception
 ) -> None:
     scene.part.on[where] = spoil(error)
     if where == "forward":
@@ -489,7 +427,7 @@ async def test_server_whose_part_fails_on_one_microbatch_tells_why_and_goes_on(
     [("forward", BugError("no weights yet")), ("backward", BugError("spent")), ("accumulate", MemoryError("half"))],
 )
 async def test_server_whose_state_is_broken_ends_with_the_reason(where: str, error: Exception) -> None:
-    scene = Scene()
+    scene = ReplicaScene()
     await scene.open()
     async with working(scene.replica) as (task,):
         if where != "forward":
@@ -504,13 +442,13 @@ async def test_server_whose_state_is_broken_ends_with_the_reason(where: str, err
 # --- memory --------------------------------------------------------------------------------------------------------
 
 
-def kept(scene: Scene) -> list[Any]:
+def kept(scene: ReplicaScene) -> list[Any]:
     """Everything large that the replica still holds."""
     names = ("input", "targets", "output", "graph", "gradient")
     return [name for p in scene.server._table for name in names if getattr(p.tensors, name) is not None]
 
 
-async def test_server_holds_graph_and_output_until_the_backward_and_what_it_received_after(scene: Scene) -> None:
+async def test_server_holds_graph_and_output_until_the_backward_and_what_it_received_after(scene: ReplicaScene) -> None:
     graphs: list[weakref.ref[Any]] = []
     usual = scene.part.forward
 
@@ -531,7 +469,7 @@ async def test_server_holds_graph_and_output_until_the_backward_and_what_it_rece
 
 
 @pytest.mark.parametrize("fails", ["forward", "backward"])
-async def test_server_holds_nothing_of_what_failed(scene: Scene, fails: str) -> None:
+async def test_server_holds_nothing_of_what_failed(scene: ReplicaScene, fails: str) -> None:
     scene.part.on[fails] = spoil(RuntimeError("no"))
     if fails == "forward":
         await scene.forward()
@@ -542,7 +480,7 @@ async def test_server_holds_nothing_of_what_failed(scene: Scene, fails: str) -> 
     assert kept(scene) == []
 
 
-async def test_server_forgets_graphs_of_a_closed_step(scene: Scene) -> None:
+async def test_server_forgets_graphs_of_a_closed_step(scene: ReplicaScene) -> None:
     await scene.there()
     graph = weakref.ref(next(iter(scene.server._table)).tensors.graph)
     scene.replica.open_step(2)
@@ -554,8 +492,8 @@ async def test_server_forgets_graphs_of_a_closed_step(scene: Scene) -> None:
 # --- hosted ends -----------------------------------------------------------------------------------------------------
 
 
-async def hosted(**settings: Any) -> Scene:
-    scene = Scene(stage=1, route=(UP, ME), hosted=True, **settings)
+async def hosted(**settings: Any) -> ReplicaScene:
+    scene = ReplicaScene(stage=1, route=(UP, ME), hosted=True, **settings)
     await scene.open()
     return scene
 
@@ -631,7 +569,7 @@ async def test_server_whose_loss_is_no_number_adds_nothing() -> None:
     assert scene.part.held == {}
 
 
-async def test_server_gives_its_gradient_to_nobody_but_whom_the_forward_came_from(scene: Scene) -> None:
+async def test_server_gives_its_gradient_to_nobody_but_whom_the_forward_came_from(scene: ReplicaScene) -> None:
     await scene.there()
     with pytest.raises(Refused, match="leads elsewhere"):
         await scene.backward(route=(ALIEN, ME, DOWN))
@@ -640,7 +578,7 @@ async def test_server_gives_its_gradient_to_nobody_but_whom_the_forward_came_fro
 
 
 async def test_server_says_once_a_step_that_a_trainer_cannot_be_told(
-    scene: Scene, caplog: pytest.LogCaptureFixture
+    scene: ReplicaScene, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "swarm.pipeline.stage.worker")
     scene.network.kill(TRAINER)
@@ -657,7 +595,7 @@ async def test_server_says_once_a_step_that_a_trainer_cannot_be_told(
 
 
 async def test_replica_that_rewinds_computes_anew_what_it_knows_by_the_same_step() -> None:
-    scene = Scene()
+    scene = ReplicaScene()
     await scene.open()
     async with working(scene.replica):
         scene.replica.open_step(13)
@@ -677,13 +615,13 @@ async def test_replica_that_rewinds_computes_anew_what_it_knows_by_the_same_step
 COUNTS, GIVEN_UP = "a" * 16, "b" * 16
 
 
-def rewind(scene: Scene) -> None:
+def rewind(scene: ReplicaScene) -> None:
     """Step 13 comes a second time, after another record."""
     scene.server.rewound()
     scene.replica.open_step(13, after=COUNTS)
 
 
-async def test_replica_that_rewound_takes_nothing_late_of_the_step_of_the_same_number(scene: Scene) -> None:
+async def test_replica_that_rewound_takes_nothing_late_of_the_step_of_the_same_number(scene: ReplicaScene) -> None:
     scene.replica.open_step(13, after=GIVEN_UP)
     late = Forward(**scene.fields(step=13, after=GIVEN_UP))
     arrives = scene.arrive("forward", late, tensor(3.0), UP)
@@ -704,7 +642,9 @@ async def test_replica_that_rewound_takes_nothing_late_of_the_step_of_the_same_n
     assert {body.after for body in sent} == {COUNTS}
 
 
-async def test_replica_that_opens_a_step_forgets_what_came_ahead_of_it_and_follows_another_record(scene: Scene) -> None:
+async def test_replica_that_opens_a_step_forgets_what_came_ahead_of_it_and_follows_another_record(
+    scene: ReplicaScene,
+) -> None:
     scene.replica.open_step(12, after="c" * 16)
     await scene.forward(step=13, x=3.0, after=GIVEN_UP)
     with pytest.raises(Busy, match="not open yet"):
@@ -716,7 +656,7 @@ async def test_replica_that_opens_a_step_forgets_what_came_ahead_of_it_and_follo
     assert sorted(scene.down.payloads("forward")) == [10.0, 20.0]
 
 
-async def test_replica_that_rewinds_while_it_computes_tells_nothing_of_that(scene: Scene) -> None:
+async def test_replica_that_rewinds_while_it_computes_tells_nothing_of_that(scene: ReplicaScene) -> None:
     scene.replica.open_step(13, after=GIVEN_UP)
     await scene.there(step=13, after=GIVEN_UP)
     scene.replica.device.gate = gate = asyncio.Event()
@@ -731,7 +671,7 @@ async def test_replica_that_rewinds_while_it_computes_tells_nothing_of_that(scen
     assert [report.direction for report in scene.trainer.of("hop")] == ["forward"]
 
 
-async def test_replica_that_rewinds_does_not_go_on_sending(scene: Scene) -> None:
+async def test_replica_that_rewinds_does_not_go_on_sending(scene: ReplicaScene) -> None:
     paused = asyncio.Event()
 
     async def sleep(seconds: float) -> None:

@@ -24,9 +24,9 @@ from swarm.optim.update import AdamW
 from swarm.pipeline.compute import BoundarySpecs
 from swarm.sim.network import SimNetwork
 from swarm.state.snapshot import initial_snapshot
-from tests.unit.pipeline.crew import Crew
-from tests.unit.pipeline.world import (
+from tests.harness.rigs.pipeline import (
     TRAINER,
+    Crew,
     FakeBatch,
     FakeLeader,
     FakeSource,

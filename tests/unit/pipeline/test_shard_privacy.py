@@ -8,13 +8,13 @@ from swarm.errors import PeerError, Refused, WrongStep
 from swarm.ids import MicrobatchId, PeerId
 from swarm.pipeline.messages import TRAINER_RECALL, TrainerRecall
 from swarm.sim.network import SimEndpoint, SimNetwork
-from tests.unit.pipeline.crew import Crew
-from tests.unit.pipeline.world import (
+from tests.harness.rigs.pipeline import (
     ACTIVATION_BYTES,
     TRAINER,
+    Crew,
+    DialClock,
     FakeLeader,
     FakeSource,
-    HandClock,
     TrainerSide,
     enter,
     microbatch,
@@ -45,7 +45,7 @@ class Shard:
 
     def __init__(self, *, hosted: bool, source: FakeSource | None = None, begin: tuple[int, int] = (0, BEGIN)) -> None:
         self._hosted, self._source, self._begin = hosted, source, begin
-        self._network = SimNetwork(HandClock())
+        self._network = SimNetwork(DialClock())
 
     async def open(self) -> None:
         """Everybody is there, the step open."""

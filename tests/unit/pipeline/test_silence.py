@@ -10,8 +10,7 @@ from swarm.events import HopMoved
 from swarm.ids import PeerId
 from swarm.pipeline.trainer.pace import JourneyDeadlines, UnresponsivePeers, Work
 from swarm.pipeline.trainer.route import RouteState
-from tests.unit.pipeline.crew import Crew
-from tests.unit.pipeline.world import FakeLeader, working
+from tests.harness.rigs.pipeline import Crew, FakeLeader, working
 
 A, B = ([PeerId(f"{stage}{number}") for number in range(2)] for stage in "ab")
 SLOW, OTHER = B

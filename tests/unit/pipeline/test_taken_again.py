@@ -17,12 +17,12 @@ from swarm.ids import MicrobatchId, PeerId
 from swarm.pipeline.compute import EndsCompute
 from swarm.pipeline.trainer.journey import FinishedJourney
 from tests.harness.expect import eventually
-from tests.unit.pipeline.crew import Crew
-from tests.unit.pipeline.world import (
+from tests.harness.rigs.pipeline import (
     ACTIVATION_BYTES,
     TOKENS,
     TRAINER,
-    FakePart,
+    CheapPart,
+    Crew,
     microbatch,
     specs,
     tensor,
@@ -142,7 +142,7 @@ async def test_microbatch_that_was_left_and_not_taken_again_is_fed_to_the_next_s
 
 
 def test_ends_have_a_microbatch_once_however_often_its_journey_comes_home() -> None:
-    part = FakePart()
+    part = CheapPart()
     ends = EndsCompute(part, specs(), torch.device("cpu"))
     graph = part.embed(torch.ones(TOKENS.shape), seed=0)[1]
     assert len(tensor(1.0)) == ACTIVATION_BYTES

@@ -27,9 +27,8 @@ from swarm.state.checkpoints.parts import (
     write_part,
 )
 from swarm.state.snapshot import digest
-from tests.unit.state.states import snapshot
+from tests.harness.rigs.state import RUN, snapshot
 
-RUN = "ab" * 32
 OTHER = FlatLayout.from_shapes([("c", (2, 2))])
 
 

@@ -15,6 +15,7 @@ from swarm.disk import write_whole
 from swarm.errors import StateError
 from swarm.ids import PartName, stage_part
 from swarm.models.layout import FlatLayout
+from swarm.state.checkpoints.files import SMALL_HEADER_BYTES, read_header
 from swarm.state.checkpoints.parts import (
     CheckpointManifest,
     held,
@@ -28,10 +29,8 @@ from swarm.state.checkpoints.parts import (
     write_part,
 )
 from swarm.state.snapshot import Snapshot, digest
-from tests.unit.state.broken_disk import BrokenDisk, PowerCut, install
-from tests.unit.state.states import snapshot
+from tests.harness.rigs.state import RUN, BrokenDisk, PowerCut, install, snapshot
 
-RUN = "ab" * 32
 OTHER = FlatLayout.from_shapes([("c", (2, 2))])
 OLD, NEW = 1, 2
 
@@ -264,3 +263,11 @@ def test_hostile_header_is_refused_before_anything_is_allocated(tmp_path: Path) 
     path.write_bytes((1 << 60).to_bytes(8, "little") + b"{}")
     with pytest.raises(StateError, match="torn"):
         load_part(tmp_path, OLD, stage_part(1))
+
+
+def test_header_longer_than_its_file_can_need_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "ends.safetensors"
+    length = SMALL_HEADER_BYTES + (1 << 20)
+    path.write_bytes(length.to_bytes(8, "little") + b" " * length)
+    with pytest.raises(StateError, match=f"torn: {length + 8} bytes with a header of {length}"):
+        read_header(path)

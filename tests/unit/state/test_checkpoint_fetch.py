@@ -18,7 +18,7 @@ import pytest
 
 from swarm.clock import SystemClock
 from swarm.errors import Busy, PeerError, Refused, StateError, Unreachable, Violation, WrongStep
-from swarm.ids import PartName, PeerId, RunId, stage_part
+from swarm.ids import PartName, PeerId, stage_part
 from swarm.models.layout import FlatLayout
 from swarm.sim.network import SimEndpoint, SimNetwork
 from swarm.state import snapshot as chunks
@@ -44,9 +44,8 @@ from swarm.state.download import Data, Wanted
 from swarm.state.sharing import MAX_WINDOW
 from swarm.state.snapshot import digest, hashes_of
 from swarm.state.transfer import ChunkRequest, DescribeRequest
-from tests.unit.state.states import snapshot
+from tests.harness.rigs.state import RUN, snapshot
 
-RUN = RunId("ab" * 32)
 BIG = FlatLayout.from_shapes([("a", (40, 33)), ("b", (7,)), ("c", ()), ("d", (0, 3)), ("e", (9, 9))])
 """23 chunks a vector of the size below, gaps between the parameters, and one parameter without any element."""
 CHUNK = 256

@@ -18,9 +18,8 @@ from swarm.state.checkpoints.files import HeldStep, step_directory
 from swarm.state.checkpoints.parts import CheckpointManifest, latest, read_manifest, steps, write_manifest, write_part
 from swarm.state.checkpoints.rotation import aside_directory, rotate, set_aside, superseded
 from swarm.state.snapshot import digest
-from tests.unit.state.states import snapshot
+from tests.harness.rigs.state import RUN, snapshot
 
-RUN = "ab" * 32
 RECORD = CheckpointManifest(run=RUN, step=0, parts={})
 
 

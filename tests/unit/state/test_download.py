@@ -16,7 +16,7 @@ from swarm.state.sharing import CEILING_S, FLOOR_S, LATE
 from swarm.state.snapshot import Snapshot, digest, hashes_of
 from swarm.state.transfer import CHUNK, DESCRIBE
 from swarm.waiting import TokenBucket
-from tests.unit.state.donors import ME, Donors, big_state, in_time, turns
+from tests.harness.rigs.state import ME, QUIET_TURNS, Donors, big_state, in_time, turns
 
 A, B, C = (PeerId(name) for name in "abc")
 CHUNKS = 30
@@ -137,12 +137,12 @@ async def test_download_that_is_cancelled_leaves_no_task_and_can_go_on() -> None
     download = await world.open()
     task = asyncio.create_task(download.fetch(world.names))
     while not half.is_set():
-        await turns()
+        await turns(QUIET_TURNS)
         world.clock.jump()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await turns()
+    await turns(QUIET_TURNS)
     assert asyncio.all_tasks() == {asyncio.current_task()}
     assert same(await world.fetch(download), world.state)
 

@@ -7,7 +7,7 @@ from swarm.errors import StateError
 from swarm.ids import ENDS, PartName, stage_part
 from swarm.models.layout import FlatLayout
 from swarm.state.snapshot import Snapshot, digest, initial_snapshot
-from tests.unit.state.states import LAYOUT, changed, snapshot
+from tests.harness.rigs.state import LAYOUT, changed, snapshot
 
 
 def test_digest_sees_every_field_but_the_step() -> None:

@@ -16,17 +16,14 @@ from swarm.state.donation import BURST_BYTES, Donation
 from swarm.state.sharing import MAX_WINDOW
 from swarm.state.snapshot import CHUNK_BYTES, Snapshot, digest, hashes_of, root_of
 from swarm.state.transfer import CHUNK, DESCRIBE, ChunkRequest, DescribeRequest, StateDonor
-from tests.harness.asked import NOTHING_BESIDE
-from tests.unit.membership.observed import turns
-from tests.unit.state.donors import RUN, Donors, in_time
-from tests.unit.state.states import LAYOUT, StillClock, inline, snapshot
+from tests.harness.rigs.state import LAYOUT, NOTHING_BESIDE, RUN, Donors, FakeClock, in_time, inline, snapshot, turns
 
 ME, OTHER = PeerId("me"), PeerId("other")
 SIZE = 12 * LAYOUT.elements
 
 
-def donor_of(*snapshots: Snapshot, **settings: Any) -> tuple[StateDonor, StillClock]:
-    clock = StillClock()
+def donor_of(*snapshots: Snapshot, **settings: Any) -> tuple[StateDonor, FakeClock]:
+    clock = FakeClock()
     donor = StateDonor(clock, run=inline, **settings)
     for offered in snapshots:
         donor.offer(offered, digest(offered))
@@ -103,7 +100,7 @@ async def test_donor_keeps_one_copy_of_a_state_and_of_its_hashes_for_all_who_wan
         return work(*args)
 
     state = snapshot(step=4)
-    donor = StateDonor(StillClock(), run=counted)
+    donor = StateDonor(FakeClock(), run=counted)
     for caller in (ME, OTHER):
         donor.pin(caller, snapshot(step=4), digest(state))
         await describe(donor, 4, caller)
@@ -126,7 +123,7 @@ async def test_donor_whose_caller_hangs_up_while_hashes_are_made_makes_them_for_
         await go_on.wait()
         return work(*args)
 
-    donor = StateDonor(StillClock(), run=slow)
+    donor = StateDonor(FakeClock(), run=slow)
     donor.offer(snapshot(step=4), digest(snapshot(step=4)))
     first = asyncio.create_task(describe(donor, 4))
     await begun.wait()
@@ -148,7 +145,7 @@ async def test_donor_makes_hashes_once_though_nobody_waits_for_them_and_again_wh
             raise MemoryError
         return work(*args)
 
-    donor = StateDonor(StillClock(), run=slow)
+    donor = StateDonor(FakeClock(), run=slow)
     donor.offer(snapshot(step=4), digest(snapshot(step=4)))
     for caller in (ME, OTHER, ME):
         impatient = asyncio.create_task(describe(donor, 4, caller))

@@ -7,8 +7,8 @@ import pytest
 from swarm.errors import OutOfSync, PeerError
 from swarm.ids import PeerId
 from swarm.membership.founding_record import announce
-from tests.unit.step.puppets import DECIDE, Stage, no, silence, virtual
-from tests.unit.step.world import GENESIS, ROSTER, A, B, T, decide
+from swarm.step.messages import DECIDE
+from tests.harness.rigs.step import GENESIS, ROSTER, A, B, Stage, T, decide, no, silence, virtual
 
 FOUNDER = T
 

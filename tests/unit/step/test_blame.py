@@ -9,7 +9,7 @@ from swarm.ids import PartName, PeerId
 from swarm.step.decisions import ATTEMPTS_PER_TERM, Attempts
 from swarm.step.leader.answers import MAX_VOID, VoidRounds
 from swarm.step.messages import Averaged
-from tests.unit.step.world import COMMITTED, ROSTER, A, B, T
+from tests.harness.rigs.step import COMMITTED, ROSTER, A, B, T
 
 C, D = PeerId("C"), PeerId("D")
 PART = PartName("stage-0")

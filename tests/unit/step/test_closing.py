@@ -6,21 +6,21 @@ import pytest
 
 from swarm.consensus.history import History
 from swarm.consensus.records import CloseRecord, Contribution
-from swarm.consensus.roster import Member, Roster
+from swarm.consensus.roster import Roster
 from swarm.errors import OutOfSync
 from swarm.ids import MicrobatchId, PartName, PeerId
 from swarm.membership.founding_record import genesis
 from swarm.optim.update import clip_factor
 from swarm.step.decisions import Disagreement, agreed, cursors, global_norm
 from swarm.step.messages import MAX_SQ_NORM, Averaged
+from tests.harness.rigs.step import RUN, listed
 
-RUN = "ab" * 32
 ROSTER = Roster(
     [
-        Member(peer="a", role="stage", name="a", part="stage-0", addresses=()),
-        Member(peer="b", role="stage", name="b", part="stage-0", addresses=()),
-        Member(peer="t", role="trainer", name="t", part="ends", addresses=()),
-        Member(peer="z", role="bootstrap", name="z", part=None, addresses=()),
+        listed("a"),
+        listed("b"),
+        listed("t", "trainer", "ends"),
+        listed("z", "bootstrap", None),
     ]
 )
 
@@ -50,14 +50,14 @@ def test_global_norm_counts_every_part_once() -> None:
 @pytest.mark.parametrize("claim", [0.0, 1e99])
 @pytest.mark.parametrize("liar", "abd")
 def test_global_norm_is_not_what_one_of_three_replicas_claims(liar: str, claim: float) -> None:
-    three = Roster([*ROSTER.members, Member(peer="d", role="stage", name="d", part="stage-0", addresses=())])
+    three = Roster([*ROSTER.members, listed("d")])
     said = {**answers(), PeerId("d"): averaged("a" * 16, 9.0)}
     assert global_norm(three, {**said, PeerId(liar): averaged("a" * 16, claim)}) == 5.0
 
 
 def test_global_norm_is_a_number_whatever_members_may_claim() -> None:
     parts = range(1000)
-    many = Roster(Member(peer=f"p{n}", role="stage", name="", part=f"stage-{n}", addresses=()) for n in parts)
+    many = Roster(listed(f"p{n}", part=f"stage-{n}", name="") for n in parts)
     assert math.isfinite(global_norm(many, {peer: averaged("a" * 16, MAX_SQ_NORM) for peer in many.peers}))
 
 

@@ -7,22 +7,21 @@ from typing import Any
 import pytest
 
 from swarm.consensus.records import Contribution
-from swarm.consensus.roster import Member, Roster
+from swarm.consensus.roster import Roster
 from swarm.errors import Refused, Superseded, Violation, WrongStep
-from swarm.ids import ENDS, MicrobatchId, PeerId, RunId, stage_part
+from swarm.ids import ENDS, MicrobatchId, PeerId, stage_part
 from swarm.optim.schedules import OptimizerConfig
 from swarm.security.signing import PrivateIdentity, receipt_bytes, verify
 from swarm.step.leader.service import LeadService
 from swarm.step.messages import Complete, Lease
 from swarm.step.rules import StepRules
-from tests.harness.asked import asked
+from tests.harness.rigs.step import RUN, asked, listed
 
-RUN = RunId("ab" * 32)
 HOSTS = [PrivateIdentity(bytes([i]) * 32) for i in range(3)]
 TRAINER, OTHER = (PrivateIdentity(bytes([i]) * 32) for i in (11, 12))
 ROSTER = Roster(
-    [Member(peer=h.peer, role="stage", name="h", part=f"stage-{i % 2}", addresses=()) for i, h in enumerate(HOSTS)]
-    + [Member(peer=t.peer, role="trainer", name="t", part="ends", addresses=()) for t in (TRAINER, OTHER)]
+    [listed(h.peer, part=f"stage-{i % 2}", name="h") for i, h in enumerate(HOSTS)]
+    + [listed(t.peer, "trainer", "ends", name="t") for t in (TRAINER, OTHER)]
 )
 RULES = StepRules(
     run=RUN,

@@ -24,15 +24,12 @@ from swarm.step.leader import requests
 from swarm.step.leader.rescue import absent
 from swarm.step.leader.service import LeadService
 from swarm.step.observe_messages import RunStanding
-from tests.harness.asked import asked
 from tests.harness.expect import eventually
-from tests.unit.consensus import test_changes
-from tests.unit.consensus.test_changes import BEFORE, ROSTER, STEP, admission, departure, member
-from tests.unit.step.world import RULES as WORLD_RULES
-from tests.unit.step.world import RUN, verify
+from tests.harness.rigs.step import BEFORE, PARTS, RUN, SEVEN, STEP, admission, asked, departure, listed, verify
+from tests.harness.rigs.step import RULES as WORLD_RULES
 
-RULES = replace(WORLD_RULES, steps=9, stages=2, parts=test_changes.PARTS, max_members=9)
-LEADER, *REST = ROSTER.succession(STEP)
+RULES = replace(WORLD_RULES, steps=9, stages=2, parts=PARTS, max_members=9)
+LEADER, *REST = SEVEN.succession(STEP)
 PLACES = (("C", "stage-1"), ("E", "stage-0"))
 
 
@@ -42,7 +39,7 @@ async def _open(step: int) -> None:
 
 def desk(me: PeerId = LEADER, *, step: int = STEP, **rules: Any) -> LeadService:
     opened = LeadService(replace(RULES, **rules), me, _open, verify)
-    opened.open_step(step, ROSTER, BEFORE)
+    opened.open_step(step, SEVEN, BEFORE)
     return opened
 
 
@@ -53,7 +50,7 @@ async def tell(opened: LeadService, body: Admission | Departure, caller: str | N
 
 async def test_leader_puts_those_who_asked_into_the_roster_and_out_of_it() -> None:
     opened = desk()
-    for body in (admission(member("C")), departure("A1"), departure("F"), admission(member("C")), departure("A1")):
+    for body in (admission(listed("C")), departure("A1"), departure("F"), admission(listed("C")), departure("A1")):
         await tell(opened, body)
     changes, roster = opened.requests.settle(())
     assert roster.peers == ("A2", "B1", "B2", "C", "T1", "T2")
@@ -61,15 +58,15 @@ async def test_leader_puts_those_who_asked_into_the_roster_and_out_of_it() -> No
 
 
 REFUSED: list[tuple[str, Any, str | None, type[PeerError], str]] = [
-    ("for another", admission(member("C")), "A1", Refused, "asks for itself only"),
+    ("for another", admission(listed("C")), "A1", Refused, "asks for itself only"),
     ("another out", departure("A1"), "A2", Refused, "asks for itself only"),
-    ("forged", admission(member("C"), signer="X"), None, Violation, "forged"),
+    ("forged", admission(listed("C"), signer="X"), None, Violation, "forged"),
     ("a stranger leaves", departure("X"), None, Refused, "members that may now"),
-    ("a member joins", admission(member("A1")), None, Refused, "in the roster already"),
-    ("a part that is not", admission(member("C", part="stage-7")), None, Refused, "does not hold stage-7"),
-    ("after another record", admission(member("C"), previous="9" * 64), None, Violation, "forged"),
-    ("too early", admission(member("C"), step=STEP + 2), None, WrongStep, "far from open"),
-    ("too late", admission(member("C"), step=STEP - 1), None, WrongStep, "step 4 is closed"),
+    ("a member joins", admission(listed("A1")), None, Refused, "in the roster already"),
+    ("a part that is not", admission(listed("C", part="stage-7")), None, Refused, "does not hold stage-7"),
+    ("after another record", admission(listed("C"), previous="9" * 64), None, Violation, "forged"),
+    ("too early", admission(listed("C"), step=STEP + 2), None, WrongStep, "far from open"),
+    ("too late", admission(listed("C"), step=STEP - 1), None, WrongStep, "step 4 is closed"),
 ]
 
 
@@ -80,30 +77,30 @@ async def test_leader_refuses_with_the_reason_and_grants_nothing(
     opened = desk()
     with pytest.raises(error, match=words):
         await tell(opened, body, caller)
-    assert opened.requests.settle(())[1].members == ROSTER.members
+    assert opened.requests.settle(())[1].members == SEVEN.members
 
 
 async def test_leader_that_has_settled_the_roster_says_that_it_is_too_late() -> None:
-    later = next(step for step in range(STEP + 1, 99) if ROSTER.succession(step)[0] == LEADER)
+    later = next(step for step in range(STEP + 1, 99) if SEVEN.succession(step)[0] == LEADER)
     opened = desk(steps=100)
     opened.requests.settle(())
-    for body in (admission(member("C")), departure("A1")):
+    for body in (admission(listed("C")), departure("A1")):
         with pytest.raises(WrongStep, match="too late for this step"):
             await tell(opened, body)
-    opened.open_step(later, ROSTER, "cd" * 32)
-    await tell(opened, admission(member("C"), step=later, previous="cd" * 32))
+    opened.open_step(later, SEVEN, "cd" * 32)
+    await tell(opened, admission(listed("C"), step=later, previous="cd" * 32))
     assert "C" in opened.requests.settle(())[1]
 
 
 async def test_leader_of_the_last_step_lets_nobody_in_or_out() -> None:
-    opened = desk(ROSTER.succession(9)[0], step=9)
-    for body in (admission(member("C"), step=9), departure("A1", step=9)):
+    opened = desk(SEVEN.succession(9)[0], step=9)
+    for body in (admission(listed("C"), step=9), departure("A1", step=9)):
         with pytest.raises(WrongStep, match="last step"):
             await tell(opened, body)
 
 
 async def test_peer_that_does_not_lead_the_step_says_who_does() -> None:
-    for body in (admission(member("C")), departure("A1")):
+    for body in (admission(listed("C")), departure("A1")):
         with pytest.raises(Superseded, match=f"{LEADER} leads step 5"):
             await tell(desk(REST[0]), body)
 
@@ -114,7 +111,7 @@ async def test_second_replica_that_wants_to_leave_is_told_why_it_cannot() -> Non
     wanted = r"only replica of stage-1: another must join first \(as a host of stage 1\)"
     with pytest.raises(Refused, match=wanted):
         await tell(opened, departure("B1"))
-    await tell(opened, admission(member("C", part="stage-1")))
+    await tell(opened, admission(listed("C", part="stage-1")))
     with pytest.raises(Refused, match="only replica of stage-1"):  # it takes the step's result from who stays
         await tell(opened, departure("B1"))
     assert {"B1", "C"} <= set(opened.requests.settle(())[1].peers)
@@ -123,7 +120,7 @@ async def test_second_replica_that_wants_to_leave_is_told_why_it_cannot() -> Non
 async def ask_for_the_end(opened: LeadService, *but: str) -> list[str]:
     """All want to leave, and all but these agree that the run ends; who is refused, and why."""
     refused = []
-    for peer in ROSTER.peers:
+    for peer in SEVEN.peers:
         try:
             await tell(opened, departure(peer, ends=peer not in but))
         except Refused as error:
@@ -137,24 +134,24 @@ async def test_run_ends_when_the_last_member_asks_for_it_whom_it_could_not_spare
     # T2 is the only trainer by now, and hears yes: there is nobody to wait for.
     assert [one[:2] for one in refused] == ["A2", "B2"]
     changes, roster = opened.requests.settle(())
-    assert changes.end(ROSTER)
-    assert roster.members == ROSTER.members
+    assert changes.end(SEVEN)
+    assert roster.members == SEVEN.members
 
 
 @pytest.mark.parametrize("why", ["one does not agree", "one is lost", "it is provisional"])
 async def test_run_goes_on_with_those_that_it_needs_though_all_want_to_leave(why: str) -> None:
     opened = LeadService(RULES, LEADER, _open, verify)
-    opened.open_step(STEP, ROSTER, BEFORE, may_end=why != "it is provisional")
+    opened.open_step(STEP, SEVEN, BEFORE, may_end=why != "it is provisional")
     refused = await ask_for_the_end(opened, *(["A1"] if why == "one does not agree" else []))
     changes, roster = opened.requests.settle((), [PeerId("F")] if why == "one is lost" else ())
-    assert not changes.end(ROSTER)
+    assert not changes.end(SEVEN)
     assert roster.peers == ("A2", "B2", "T2")
     assert ("once a majority is there again" in refused[0]) is (why == "it is provisional")
 
 
 async def test_member_that_cannot_be_spared_hears_whether_all_have_been_asked() -> None:
     opened = desk()
-    *_, last = await ask_for_the_end(opened, *ROSTER.peers)
+    *_, last = await ask_for_the_end(opened, *SEVEN.peers)
     assert "T2: all have been asked to leave: the run ends soon" in last
     with pytest.raises(Refused, match="all have been asked to leave"):
         await tell(opened, departure("A2"))
@@ -165,32 +162,32 @@ async def test_member_that_agrees_later_in_the_step_lets_the_run_end() -> None:
     assert len(await ask_for_the_end(opened, "A1", "A2")) == 3
     await tell(opened, departure("A1", ends=True))
     await tell(opened, departure("A2", ends=True))
-    assert opened.requests.settle(())[0].end(ROSTER)
+    assert opened.requests.settle(())[0].end(SEVEN)
 
 
 async def test_run_goes_on_when_somebody_joins_as_all_others_want_it_to_end() -> None:
     opened = desk()
-    await tell(opened, admission(member("C")))
+    await tell(opened, admission(listed("C")))
     await ask_for_the_end(opened)
     changes, roster = opened.requests.settle(())
-    assert not changes.end(ROSTER)
+    assert not changes.end(SEVEN)
     assert roster.peers == ("A2", "B2", "C", "T2")
     changes, roster = opened.requests.settle([PeerId("C")])  # it does not answer any more
-    assert changes.end(ROSTER)
+    assert changes.end(SEVEN)
 
 
 async def test_leader_of_a_later_term_does_not_end_the_run_for_what_was_asked_before() -> None:
     opened = desk()
     await ask_for_the_end(opened)
     opened.end_term()
-    opened.begin_term(len(ROSTER), ())
+    opened.begin_term(len(SEVEN), ())
     assert opened.requests.settle(())[0] == NO_CHANGES
 
 
 async def test_member_that_can_be_spared_by_now_ends_the_run_with_the_others() -> None:
     """It served the others of its part that nobody can call; one of them is to leave, so nobody needs it any more."""
-    some = [m.model_copy(update={"outgoing": m.peer != "A1"}) for m in ROSTER.members if m.part == "stage-0"]
-    others = [m for m in ROSTER.members if m.part != "stage-0"]
+    some = [m.model_copy(update={"outgoing": m.peer != "A1"}) for m in SEVEN.members if m.part == "stage-0"]
+    others = [m for m in SEVEN.members if m.part != "stage-0"]
     before = Roster([*others, *some, some[-1].model_copy(update={"peer": "A3", "outgoing": True})])
     opened = LeadService(replace(RULES, served=True), before.succession(STEP)[0], _open, verify)
     opened.open_step(STEP, before, BEFORE)
@@ -204,7 +201,7 @@ async def test_member_that_can_be_spared_by_now_ends_the_run_with_the_others() -
 
 async def test_run_with_more_members_than_a_record_lets_go_is_not_said_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (requests, changes):
-        monkeypatch.setattr(module, "MAX_CHANGES", len(ROSTER) - 1)
+        monkeypatch.setattr(module, "MAX_CHANGES", len(SEVEN) - 1)
     opened = desk()
     refused = await ask_for_the_end(opened)
     assert len(refused) == 3
@@ -212,11 +209,11 @@ async def test_run_with_more_members_than_a_record_lets_go_is_not_said_to_end(mo
 
 
 async def test_full_run_refuses_newcomers_and_keeps_its_word_to_those_it_has_taken() -> None:
-    opened = desk(max_members=len(ROSTER) + 1)
-    await tell(opened, admission(member("C")))
+    opened = desk(max_members=len(SEVEN) + 1)
+    await tell(opened, admission(listed("C")))
     with pytest.raises(Refused, match="the run is full"):
-        await tell(opened, admission(member("E")))
-    await tell(opened, admission(member("C")))  # its answer was lost
+        await tell(opened, admission(listed("E")))
+    await tell(opened, admission(listed("C")))  # its answer was lost
     assert "C" in opened.requests.settle(())[1]
 
 
@@ -224,26 +221,26 @@ async def test_more_newcomers_than_one_record_takes_are_asked_to_come_later(monk
     monkeypatch.setattr(requests, "MAX_CHANGES", 2)
     opened = desk(max_members=100)
     for peer in ("C", "E"):
-        await tell(opened, admission(member(peer)))
+        await tell(opened, admission(listed(peer)))
     with pytest.raises(Busy, match="2 peers join in this step already"):
-        await tell(opened, admission(member("G")))
-    await tell(opened, admission(member("E")))
+        await tell(opened, admission(listed("G")))
+    await tell(opened, admission(listed("E")))
 
 
 async def test_newcomer_that_does_not_answer_any_more_is_not_let_in() -> None:
     opened = desk()
     for peer in ("C", "E"):
-        await tell(opened, admission(member(peer)))
+        await tell(opened, admission(listed(peer)))
     assert set(opened.requests.asking()) == {"C", "E"}
-    assert opened.requests.settle({PeerId("C")})[1].peers == tuple(sorted([*ROSTER.peers, "E"]))
+    assert opened.requests.settle({PeerId("C")})[1].peers == tuple(sorted([*SEVEN.peers, "E"]))
 
 
 async def test_newcomer_to_a_part_that_was_not_lost_after_all_has_to_ask_again() -> None:
     """Its only replica calls others and is called by nobody, as the newcomer: they could not average."""
-    one = Roster(m.model_copy(update={"outgoing": m.peer == "B1"}) for m in ROSTER.members if m.peer != "B2")
+    one = Roster(m.model_copy(update={"outgoing": m.peer == "B1"}) for m in SEVEN.members if m.peer != "B2")
     opened = LeadService(replace(RULES, served=True), one.succession(STEP)[0], _open, verify)
     opened.open_step(STEP, one, BEFORE)
-    late, other = (admission(member(peer, part=part, outgoing=True)) for peer, part in PLACES)
+    late, other = (admission(listed(peer, part=part, outgoing=True)) for peer, part in PLACES)
     with pytest.raises(Refused, match="no replica of stage-1 can be called"):
         await tell(opened, late)
     assert opened.requests.joining([PeerId("B1")]) == ()
@@ -259,16 +256,16 @@ async def test_newcomer_to_a_part_that_was_not_lost_after_all_has_to_ask_again()
 @pytest.mark.parametrize("how", ["a member that is back", "a newcomer that lacks a server"])
 async def test_step_is_given_up_without_a_newcomer_that_may_not_join_any_more(how: str) -> None:
     """One request that held when it was made would else keep a lost part lost for ever."""
-    before = Roster(m.model_copy(update={"outgoing": m.peer == "A1"}) for m in ROSTER.members)
+    before = Roster(m.model_copy(update={"outgoing": m.peer == "A1"}) for m in SEVEN.members)
     opened = LeadService(replace(RULES, served=True), before.succession(STEP)[0], _open, verify)
     opened.open_step(STEP, before, BEFORE)
     dead = [PeerId("B1"), PeerId("B2")]
     if how == "a member that is back":
-        late, first, absent_at_last = admission(member("A2")), [*dead, PeerId("A2")], dead
+        late, first, absent_at_last = admission(listed("A2")), [*dead, PeerId("A2")], dead
     else:
-        late, first, absent_at_last = admission(member("E", outgoing=True)), dead, [*dead, PeerId("A2")]
+        late, first, absent_at_last = admission(listed("E", outgoing=True)), dead, [*dead, PeerId("A2")]
     opened.requests.joining(first)
-    saves = admission(member("C", part="stage-1"))
+    saves = admission(listed("C", part="stage-1"))
     for body in (late, saves):
         await tell(opened, body)
     changes, roster = opened.requests.give_up((), opened.requests.joining(absent_at_last), absent_at_last)
@@ -278,14 +275,14 @@ async def test_step_is_given_up_without_a_newcomer_that_may_not_join_any_more(ho
 
 async def test_leader_of_a_later_term_forgets_what_it_was_asked_before_and_takes_it_anew() -> None:
     opened = desk()
-    asked = (admission(member("C")), departure("A1"))
+    asked = (admission(listed("C")), departure("A1"))
     for body in asked:
         await tell(opened, body)
     opened.end_term()
-    opened.begin_term(len(ROSTER), ())
-    assert opened.requests.settle(())[1].members == ROSTER.members
+    opened.begin_term(len(SEVEN), ())
+    assert opened.requests.settle(())[1].members == SEVEN.members
     opened.end_term()
-    opened.begin_term(2 * len(ROSTER), ())
+    opened.begin_term(2 * len(SEVEN), ())
     for body in asked:
         await tell(opened, body)
     assert opened.requests.settle(())[1].peers == ("A2", "B1", "B2", "C", "F", "T1", "T2")
@@ -326,11 +323,11 @@ async def test_request_for_the_step_that_opens_next_waits_for_it() -> None:
         await opened_next.wait()
 
     early = LeadService(RULES, LEADER, wait_open, verify)
-    early.open_step(STEP - 1, Roster(ROSTER.members[1:]), "ee" * 32)
-    asking = asyncio.create_task(tell(early, admission(member("C"))))
+    early.open_step(STEP - 1, Roster(SEVEN.members[1:]), "ee" * 32)
+    asking = asyncio.create_task(tell(early, admission(listed("C"))))
     await asyncio.sleep(0)
     assert not asking.done()
-    early.open_step(STEP, ROSTER, BEFORE)
+    early.open_step(STEP, SEVEN, BEFORE)
     opened_next.set()
     await asking
     assert early.requests.asking() == ("C",)

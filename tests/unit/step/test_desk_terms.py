@@ -13,8 +13,7 @@ from swarm.errors import Busy, PeerError, Refused, Superseded, Violation
 from swarm.ids import MicrobatchId, PeerId
 from swarm.step.leader.service import LeadService
 from swarm.step.messages import Complete, Lease, Quarantine, ResumeTrainer
-from tests.harness.asked import asked
-from tests.unit.step.world import RULES, A, B, T
+from tests.harness.rigs.step import RULES, A, B, T, asked
 
 U = PeerId("U")
 ROSTER = Roster(

@@ -9,16 +9,30 @@ from typing import Any
 import pytest
 
 from swarm.consensus.records import acceptance_bytes, voters
-from swarm.consensus.roster import Member, Roster
+from swarm.consensus.roster import Roster
 from swarm.errors import Refused
 from swarm.events import AttemptFailed, Committed, DigestMismatch
 from swarm.ids import PeerId
 from swarm.network.protocols import Rpc
 from swarm.step.decisions import MAX_TIES, TIED_S
-from swarm.step.messages import Averaged
-from tests.unit.step.leading import OTHER, THREE, stage
-from tests.unit.step.puppets import APPLY, DECIDE, LEADER, PROPOSE, QUESTIONS, RECONCILE, Puppet, no, virtual
-from tests.unit.step.world import CURSOR, ROSTER, A, B, T, verify
+from swarm.step.messages import APPLY, DECIDE, PROPOSE, RECONCILE, Averaged
+from tests.harness.rigs.step import (
+    CURSOR,
+    LEADER,
+    OTHER,
+    QUESTIONS,
+    ROSTER,
+    THREE,
+    A,
+    B,
+    Puppet,
+    T,
+    listed,
+    no,
+    stage,
+    verify,
+    virtual,
+)
 
 # --- all well --------------------------------------------------------------------------------------------------------
 
@@ -49,7 +63,7 @@ async def test_step_of_more_members_than_voters_is_told_to_all_and_decided_by_th
     many = Roster(
         [
             *ROSTER.members,
-            *(Member(peer=f"Z{n}", role="bootstrap", name="z", part=None, addresses=()) for n in range(11)),
+            *(listed(f"Z{n}", "bootstrap", None, name="z") for n in range(11)),
         ]
     )
     here = await stage(roster=many)
@@ -121,7 +135,7 @@ async def test_part_whose_replicas_differ_one_to_one_is_averaged_anew_until_they
 async def test_tie_that_repeats_is_tried_now_and_then_and_ends_when_who_is_there_changes(
     back: bool, what: str, words: str
 ) -> None:
-    voter = Member(peer="Z", role="bootstrap", name="z", part=None, addresses=())
+    voter = listed("Z", "bootstrap", None)
     here, third = await stage(roster=Roster([*THREE.members, voter])), PeerId("C")
     here.liveness.lose(third, "cut off")
     liar = next(peer for peer in (A, B) if peer != here.leader)

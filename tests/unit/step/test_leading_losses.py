@@ -8,30 +8,34 @@ from typing import Any
 
 import pytest
 
-from swarm.consensus.roster import Member, Roster
+from swarm.consensus.roster import Roster
 from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, Superseded, Unreachable
 from swarm.events import AttemptFailed, WorkExcluded, WorkWithdrawn
 from swarm.ids import PeerId
 from swarm.step.decisions import ATTEMPTS_PER_TERM
 from swarm.step.leader.answers import MAX_VOID
 from swarm.step.leader.exclusion import MAX_FAILURES, STALLED_S
-from swarm.step.messages import Lease
+from swarm.step.messages import AGAIN, APPLY, DECIDE, PROPOSE, RECONCILE, Lease
 from tests.harness.expect import eventually
-from tests.unit.step.leading import HOSTED, OTHER, U, by, stage
-from tests.unit.step.puppets import (
-    AGAIN,
-    APPLY,
-    DECIDE,
+from tests.harness.rigs.step import (
+    COMMITTED,
+    HOSTED,
     LEADER,
-    PROPOSE,
-    RECONCILE,
+    OTHER,
+    ROSTER,
+    A,
+    B,
     Stage,
+    T,
+    U,
     broken,
+    by,
+    listed,
     no,
     silence,
+    stage,
     virtual,
 )
-from tests.unit.step.world import COMMITTED, ROSTER, A, B, T
 
 # --- a member is lost ------------------------------------------------------------------------------------------------
 
@@ -80,7 +84,7 @@ async def test_member_that_cannot_be_told_does_not_hold_up_the_others(how: str) 
 
 @virtual
 async def test_trainer_that_is_lost_takes_its_work_with_it_and_the_others_are_told_to_feed() -> None:
-    trainers = [Member(peer=peer, role="trainer", name="t", part="ends", addresses=()) for peer in (T, U)]
+    trainers = [listed(peer, "trainer", "ends", name="t") for peer in (T, U)]
     here = await Stage(roster=Roster([*ROSTER.members[:2], *trainers])).set()
     await here.feed([by(T, 0), by(U, 0)])
     here.puppets[U].instead[APPLY] = here.die(U)
@@ -97,7 +101,7 @@ async def test_trainer_that_is_lost_takes_its_work_with_it_and_the_others_are_to
 @pytest.mark.parametrize("turns", range(12))
 @virtual
 async def test_trainer_found_gone_as_the_batch_is_full_is_counted_on_or_does_not_count(turns: int) -> None:
-    trainers = [Member(peer=peer, role="trainer", name="t", part="ends", addresses=()) for peer in (T, U)]
+    trainers = [listed(peer, "trainer", "ends", name="t") for peer in (T, U)]
     here = await Stage(roster=Roster([*ROSTER.members[:2], *trainers])).set()
     running = asyncio.create_task(here.leading().run())
     await here.feed([by(T, 0), by(U, 0)])
@@ -116,7 +120,7 @@ async def test_trainer_found_gone_as_the_batch_is_full_is_counted_on_or_does_not
 
 @virtual
 async def test_trainer_is_told_to_feed_until_it_hears_it() -> None:
-    trainers = [Member(peer=peer, role="trainer", name="t", part="ends", addresses=()) for peer in (T, U)]
+    trainers = [listed(peer, "trainer", "ends", name="t") for peer in (T, U)]
     here = await Stage(roster=Roster([*ROSTER.members[:2], *trainers])).set()
     here.puppets[T].instead[AGAIN] = no(Unreachable("the stream broke"), times=3)
     here.liveness.lose(U)
@@ -260,7 +264,7 @@ async def test_rounds_that_nobody_explains_go_plainly_are_told_and_end_with_the_
 
 @virtual
 async def test_liar_does_not_get_the_honest_members_of_its_part_left_out() -> None:
-    more = [Member(peer=peer, role="stage", name="n", part="stage-0", addresses=()) for peer in ("C", "D")]
+    more = [listed(peer, name="n") for peer in ("C", "D")]
     here = await stage(roster=Roster([*ROSTER.members, *more]))
     liar, honest = PeerId("D"), (A, B, PeerId("C"))
     for peer in honest:

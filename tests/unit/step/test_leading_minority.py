@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from swarm.consensus.roster import Member, Roster
+from swarm.consensus.roster import Roster
 from swarm.errors import Advice, DeadlineMissed, OutOfSync, PeerError, Refused, RunEnded, Unreachable
 from swarm.events import AttemptFailed, DigestMismatch
 from swarm.health.verdicts import Health
@@ -14,10 +14,8 @@ from swarm.ids import PeerId
 from swarm.step.leader.batch import ALONE_S, LOST_PART_S
 from swarm.step.leader.exclusion import MAX_FAILURES
 from swarm.step.leader.rescue import AGAIN_S, SILENT_PART_S
-from swarm.step.messages import Reconcile
-from tests.unit.step.leading import HOSTED, OTHER, THREE, U, stage
-from tests.unit.step.puppets import DECIDE, LEADER, PREPARE, PROPOSE, RECONCILE, Stage, no, virtual
-from tests.unit.step.world import A, B, T
+from swarm.step.messages import DECIDE, PREPARE, PROPOSE, RECONCILE, Reconcile
+from tests.harness.rigs.step import HOSTED, LEADER, OTHER, THREE, A, B, Stage, T, U, listed, no, stage, virtual
 
 # --- no majority, or a part is lost -----------------------------------------------------------------------------------
 
@@ -161,7 +159,7 @@ async def test_only_trainer_is_asked_again_with_hosted_ends(error: PeerError) ->
 @pytest.mark.parametrize("back", [True, False])
 @virtual
 async def test_replica_that_differs_decides_nothing_alone_before_others_had_time_to_come_back(back: bool) -> None:
-    other_trainer = Member(peer=U, role="trainer", name="u", part="ends", addresses=())
+    other_trainer = listed(U, "trainer", "ends")
     here = await stage(roster=Roster([*THREE.members, other_trainer]))  # so that a majority is there without two
     here.puppets[B].weights = "e" * 64
 
@@ -188,7 +186,7 @@ async def test_replica_that_differs_decides_nothing_alone_before_others_had_time
 @virtual
 async def test_replica_that_differs_is_trusted_in_time_beside_one_that_only_answers_pings() -> None:
     """That the other is asked again and again does not make the part held."""
-    other_trainer = Member(peer=U, role="trainer", name="u", part="ends", addresses=())
+    other_trainer = listed(U, "trainer", "ends")
     here = await stage(roster=Roster([*THREE.members, other_trainer]))
     here.puppets[B].weights = "e" * 64
 

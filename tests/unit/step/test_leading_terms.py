@@ -8,27 +8,29 @@ import pytest
 
 from swarm.consensus.acceptor import BranchHead, Vote
 from swarm.consensus.records import acceptance_bytes
-from swarm.consensus.roster import Member, Roster
+from swarm.consensus.roster import Roster
 from swarm.errors import PeerError, Refused, Superseded, Unreachable, Violation, WrongStep
 from swarm.events import TermBegan
 from swarm.ids import PeerId
-from swarm.step.messages import Accepted, Promise, ResumeTrainer
+from swarm.step.messages import AGAIN, APPLY, DECIDE, PREPARE, PROPOSE, RECONCILE, Accepted, Promise, ResumeTrainer
 from tests.harness.expect import eventually
-from tests.unit.step.leading import OTHER, stage
-from tests.unit.step.puppets import (
-    AGAIN,
-    APPLY,
-    DECIDE,
+from tests.harness.rigs.step import (
+    COMMITTED,
     LEADER,
-    PREPARE,
-    PROPOSE,
-    RECONCILE,
+    OTHER,
+    ROSTER,
     SUCCESSOR,
+    A,
     Stage,
+    T,
+    acceptances,
+    listed,
     no,
+    record,
+    stage,
+    verify,
     virtual,
 )
-from tests.unit.step.world import COMMITTED, ROSTER, A, T, acceptances, record, verify
 
 
 async def successor() -> Stage:
@@ -134,7 +136,7 @@ async def test_acceptance_that_is_forged_does_not_count() -> None:
 
 @virtual
 async def test_trainer_that_missed_the_first_question_of_a_term_hears_of_it_all_the_same() -> None:
-    many = Roster([*ROSTER.members, Member(peer="Z", role="bootstrap", name="z", part=None, addresses=())])
+    many = Roster([*ROSTER.members, listed("Z", "bootstrap", None)])
     leader = many.succession(1)[1]
     here = await Stage(roster=many, leader=leader).set()
     here.puppets[T].instead[PREPARE] = no(Unreachable("the stream broke"), times=2)

@@ -12,16 +12,14 @@ from swarm.errors import Busy, Superseded
 from swarm.events import WorkWithdrawn
 from swarm.ids import PeerId
 from swarm.step.leader.exclusion import STALLED_S
-from swarm.step.messages import Lease, Quarantine, ResumeTrainer
+from swarm.step.messages import AGAIN, RECONCILE, Lease, Quarantine, ResumeTrainer
 from tests.harness.expect import eventually
-from tests.unit.step.leading import HOSTED, U, by, stage
-from tests.unit.step.puppets import AGAIN, RECONCILE, Stage, broken, virtual
-from tests.unit.step.world import ROSTER, A, T
+from tests.harness.rigs.step import HOSTED, ROSTER, A, Stage, T, U, broken, by, listed, stage, virtual
 
 
 @virtual
 async def test_trainer_that_is_back_resumes_and_is_counted_on_again() -> None:
-    trainers = [Member(peer=peer, role="trainer", name="t", part="ends", addresses=()) for peer in (T, U)]
+    trainers = [listed(peer, "trainer", "ends", name="t") for peer in (T, U)]
     here = await Stage(roster=Roster([*ROSTER.members[:2], *trainers])).set()
     await here.feed([by(U, 0)])
     running = asyncio.create_task(here.leading().run())

@@ -6,16 +6,15 @@ import pytest
 from pydantic import ValidationError
 
 from swarm.consensus.records import NO_RECORD, CloseRecord, MeasuredLink
-from swarm.consensus.roster import Member, Roster
+from swarm.consensus.roster import Roster
 from swarm.ids import PeerId
 from swarm.schema import MAX_BYTES_PER_S, MAX_LATENCY_US
 from swarm.step.decisions import measured
 from swarm.step.messages import Averaged
+from tests.harness.rigs.step import listed
 
 PEERS = [PeerId(f"p{number}") for number in range(4)]
-ROSTER = Roster(
-    Member(peer=peer, role="stage", name=peer, part="stage-0", addresses=(), incarnation=1) for peer in PEERS
-)
+ROSTER = Roster(listed(peer, name=peer, incarnation=1) for peer in PEERS)
 
 
 def record(links: dict[str, MeasuredLink]) -> CloseRecord:

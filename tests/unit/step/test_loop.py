@@ -21,24 +21,28 @@ from swarm.optim.update import clip_factor
 from swarm.step.calls import StepCalls
 from swarm.step.exit_barrier import ExitBarrier, ExitRelease
 from swarm.step.loop import StepLoop
-from swarm.step.messages import PROPOSE, RECONCILE, Propose, ResumeTrainer
-from tests.harness.asked import asked
+from swarm.step.messages import AGAIN, DECIDE, PREPARE, PROPOSE, RECONCILE, Propose, ResumeTrainer
 from tests.harness.expect import eventually
-from tests.unit.step.puppets import AGAIN, DECIDE, LEADER, PREPARE, SUCCESSOR, Stage, no, virtual
-from tests.unit.step.world import (
+from tests.harness.rigs.step import (
     GENESIS,
+    LEADER,
     ROSTER,
     RULES,
+    SUCCESSOR,
     A,
-    Bench,
+    MemberBench,
+    Stage,
     T,
     acceptances,
     apply,
+    asked,
     decide,
+    no,
     prepare,
     reconcile,
     record,
     sign,
+    virtual,
     weights_digest,
 )
 
@@ -63,7 +67,7 @@ class Script:
             raise
 
 
-async def close(bench: Bench, before: CloseRecord | None = None) -> CloseRecord:
+async def close(bench: MemberBench, before: CloseRecord | None = None) -> CloseRecord:
     """Have the bench's member close one step, as if its leader asked."""
     closed = record(before) if before is not None else record()
     for body in (reconcile(closed.step), apply(closed.step), Propose(record=closed), decide(closed)):
@@ -76,7 +80,7 @@ class Home:
 
     def __init__(self, me: PeerId = A, **settings: Any) -> None:
         self.me, self.stage = me, Stage(leader=me)
-        self.bench = Bench(me, **({"decided": self._decided} | settings))
+        self.bench = MemberBench(me, **({"decided": self._decided} | settings))
         self.rejoined: list[str] = []
         self.newest: CloseRecord | None = None
         self.parting = ExitBarrier()

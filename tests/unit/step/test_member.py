@@ -14,17 +14,18 @@ from swarm.ids import PeerId
 from swarm.step.member.open_step import SETTLE_ROUNDS
 from swarm.step.messages import Propose
 from tests.harness.expect import eventually
-from tests.unit.step.world import (
+from tests.harness.rigs.step import (
     COMMITTED,
     GENESIS,
     ROSTER,
     RUN,
     A,
     B,
-    Bench,
-    FakePart,
+    CountedPart,
+    MemberBench,
     T,
     apply,
+    brought_to,
     decide,
     microbatch,
     prepare,
@@ -35,16 +36,6 @@ from tests.unit.step.world import (
 )
 
 STRANGER = PeerId("X")
-
-
-async def brought_to(stage: str, **settings: Any) -> Bench:
-    """A member that has answered everything up to and including ``stage``."""
-    bench = Bench(**settings)
-    for name, body in (("reconcile", reconcile()), ("apply", apply()), ("propose", Propose(record=record()))):
-        await bench.ask(body)
-        if name == stage:
-            break
-    return bench
 
 
 async def test_member_asked_in_order_swaps_once_to_what_it_prepared() -> None:
@@ -59,7 +50,7 @@ async def test_member_asked_in_order_swaps_once_to_what_it_prepared() -> None:
 
 @pytest.mark.parametrize("me", [A, B, T])
 async def test_member_asked_everything_twice_answers_the_same_and_does_it_once(me: PeerId) -> None:
-    bench = Bench(me)
+    bench = MemberBench(me)
     for body in (reconcile(), apply(), Propose(record=record()), decide(record())):
         first, second = await bench.ask(body), await bench.ask(body)
         assert first == second
@@ -88,7 +79,7 @@ async def test_member_asked_earlier_questions_again_before_the_decision_answers_
     ],
 )
 async def test_member_asked_out_of_order_or_otherwise_refuses_and_goes_on(stage: str, body: Any, words: str) -> None:
-    bench = await brought_to(stage) if stage else Bench()
+    bench = await brought_to(stage) if stage else MemberBench()
     with pytest.raises(Refused, match=words):
         await bench.ask(body)
     assert bench.part.swapped == []
@@ -111,7 +102,7 @@ async def test_member_asked_out_of_order_or_otherwise_refuses_and_goes_on(stage:
     ],
 )
 async def test_member_does_not_take_a_leaders_word(stage: str, body: Any, words: str) -> None:
-    bench = await brought_to(stage) if stage else Bench()
+    bench = await brought_to(stage) if stage else MemberBench()
     with pytest.raises(Violation, match=words):
         await bench.ask(body)
     for later in (reconcile(), apply(), Propose(record=record()), decide(record())):
@@ -259,7 +250,7 @@ async def test_member_swaps_only_with_a_majoritys_signatures(forged: bytes) -> N
 
 
 async def test_member_whose_sum_differs_has_it_settled_before_it_averages() -> None:
-    bench = Bench()
+    bench = MemberBench()
     bench.part.microbatches = frozenset({microbatch(5)})
     assert (await bench.ask(reconcile())).failure == ""
     assert bench.settled == [{microbatch(0): (A,)}]
@@ -267,7 +258,7 @@ async def test_member_whose_sum_differs_has_it_settled_before_it_averages() -> N
 
 
 async def test_member_that_does_not_hold_what_counts_says_what_it_lacks_and_can_be_asked_again() -> None:
-    bench = Bench()
+    bench = MemberBench()
     bench.part.microbatches, bench.lacks = frozenset({microbatch(5)}), Refused("its trainer is gone")
     for _ in range(2):
         answer = await bench.ask(reconcile())
@@ -279,10 +270,10 @@ async def test_member_that_does_not_hold_what_counts_says_what_it_lacks_and_can_
 
 
 async def test_member_whose_sum_never_holds_still_gives_up_with_a_reason() -> None:
-    bench = Bench()
+    bench = MemberBench()
     bench.part.microbatches = frozenset()
 
-    bench.holder.part = FakePart("stage-0", frozenset({microbatch(0), microbatch(9)}))
+    bench.holder.part = CountedPart("stage-0", frozenset({microbatch(0), microbatch(9)}))
     answer = await bench.ask(reconcile())
     assert "still changes after" in answer.failure
     assert (len(bench.settled), bench.average.begun) == (SETTLE_ROUNDS, [])
@@ -291,7 +282,7 @@ async def test_member_whose_sum_never_holds_still_gives_up_with_a_reason() -> No
 # --- what goes wrong in the middle -------------------------------------------------------------------------------
 
 
-async def cancel_asking(bench: Bench, body: Any) -> None:
+async def cancel_asking(bench: MemberBench, body: Any) -> None:
     """Ask, and hang up while the member is at it."""
     asking = asyncio.create_task(bench.ask(body))
     for _ in range(5):
@@ -303,7 +294,7 @@ async def cancel_asking(bench: Bench, body: Any) -> None:
 
 
 async def test_member_whose_leader_hangs_up_while_averaging_answers_the_repetition() -> None:
-    bench = Bench()
+    bench = MemberBench()
     bench.average.gate = asyncio.Event()
     await cancel_asking(bench, reconcile())
     again = asyncio.create_task(bench.ask(reconcile()))
@@ -315,7 +306,7 @@ async def test_member_whose_leader_hangs_up_while_averaging_answers_the_repetiti
 
 
 async def test_member_that_fetches_what_it_lacks_begins_anew_with_other_routes_and_once_it_averages_does_not() -> None:
-    bench = Bench()
+    bench = MemberBench()
     bench.part.microbatches, bench.slow_settling = frozenset(), asyncio.Event()
     elsewhere = tuple(one.model_copy(update={"route": (A,)}) for one in COMMITTED)
     asked = [asyncio.create_task(bench.ask(reconcile()))]
@@ -336,7 +327,7 @@ async def test_member_that_fetches_what_it_lacks_begins_anew_with_other_routes_a
 
 
 async def test_member_whose_round_failed_gives_the_reason_every_time() -> None:
-    bench = Bench()
+    bench = MemberBench()
     bench.average.error = RoundFailed("went silent", peer=B)
     for _ in range(2):
         answer = await bench.ask(reconcile())
@@ -350,7 +341,7 @@ async def test_member_whose_round_failed_gives_the_reason_every_time() -> None:
 
 
 async def test_member_closed_while_averaging_leaves_nothing_running() -> None:
-    bench = Bench()
+    bench = MemberBench()
     bench.average.gate = asyncio.Event()
     await cancel_asking(bench, reconcile())
     await bench.member.close()
@@ -462,7 +453,7 @@ async def test_member_whose_install_fails_accepts_nothing_and_can_be_asked_again
         if len(attempts) == 1:
             raise StateError("the digest does not match")
 
-    bench = Bench(founded=False, install=install)
+    bench = MemberBench(founded=False, install=install)
     with pytest.raises(StateError):
         await bench.ask(founding())
     with pytest.raises(Refused, match="not accepted here"):
@@ -480,7 +471,7 @@ async def test_member_whose_founder_hangs_up_while_it_installs_can_be_asked_agai
     async def install(genesis: CloseRecord, donor: PeerId) -> None:
         await gate.wait()
 
-    bench = Bench(founded=False, install=install)
+    bench = MemberBench(founded=False, install=install)
     await cancel_asking(bench, founding())
     gate.set()
     await bench.ask(founding())
@@ -489,7 +480,7 @@ async def test_member_whose_founder_hangs_up_while_it_installs_can_be_asked_agai
 
 
 async def test_member_takes_one_genesis_from_the_founder_only() -> None:
-    bench = Bench(founded=False)
+    bench = MemberBench(founded=False)
     for caller in (A, B, STRANGER):
         with pytest.raises(Refused, match="T founds this run"):
             await bench.ask(founding(), caller=caller)

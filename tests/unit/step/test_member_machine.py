@@ -16,16 +16,7 @@ from swarm.errors import PeerError
 from swarm.ids import PeerId
 from swarm.schema import Message
 from swarm.step.messages import Accepted, Decide, Propose
-from tests.unit.step.world import (
-    COMMITTED,
-    GENESIS,
-    ROSTER,
-    Bench,
-    apply,
-    reconcile,
-    record,
-    sign,
-)
+from tests.harness.rigs.step import COMMITTED, GENESIS, ROSTER, MemberBench, apply, reconcile, record, sign
 
 CHAIN = [GENESIS]
 for _ in range(3):
@@ -45,7 +36,7 @@ class Swarm(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.benches = {peer: Bench(peer) for peer in ROSTER.peers}
+        self.benches = {peer: MemberBench(peer) for peer in ROSTER.peers}
         self.records = {kept.hash(): kept for kept in CHAIN}
         self.signed: dict[str, dict[str, bytes]] = defaultdict(dict)
         self.answered: dict[PeerId, int] = dict.fromkeys(ROSTER.peers, 0)
@@ -171,7 +162,7 @@ class Swarm(RuleBasedStateMachine):
         self.records[changed.hash()] = changed
         return changed
 
-    def history(self, bench: Bench) -> list[str]:
+    def history(self, bench: MemberBench) -> list[str]:
         """Hashes of the records after the genesis, oldest first."""
         found: list[str] = []
         at = bench.history.head_hash

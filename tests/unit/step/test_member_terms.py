@@ -11,7 +11,6 @@ import torch
 from swarm.averaging.allreduce.plan import RoundResult
 from swarm.consensus.changes import Changes
 from swarm.consensus.records import NO_RECORD, CloseRecord, Decision, acceptance_bytes
-from swarm.consensus.roster import Member as Listed
 from swarm.consensus.roster import Roster
 from swarm.errors import Busy, PeerError, Refused, RunEnded, Superseded, Violation, WrongStep
 from swarm.ids import PeerId
@@ -19,19 +18,20 @@ from swarm.step.decisions import ATTEMPTS_PER_TERM
 from swarm.step.member.open_step import Round
 from swarm.step.messages import Decide, Over, Propose
 from tests.harness.expect import eventually
-from tests.unit.step.test_member import brought_to
-from tests.unit.step.world import (
+from tests.harness.rigs.step import (
     COMMITTED,
     GENESIS,
     ROSTER,
     A,
     B,
-    Bench,
     FakeAverage,
+    MemberBench,
     T,
     acceptances,
     apply,
+    brought_to,
     decide,
+    listed,
     prepare,
     reconcile,
     record,
@@ -48,7 +48,7 @@ def decided(closed: CloseRecord, **how: Any) -> Decision:
     return Decision(closed, acceptances(closed, **how), term=how.get("term", 0))
 
 
-async def whole(bench: Bench, closed: CloseRecord, term: int) -> None:
+async def whole(bench: MemberBench, closed: CloseRecord, term: int) -> None:
     """Everything that the leader of a term asks."""
     step = closed.step
     for body in (prepare(step, term), reconcile(step, term=term), apply(step, term=term)):
@@ -61,7 +61,7 @@ async def whole(bench: Bench, closed: CloseRecord, term: int) -> None:
 
 
 async def test_member_promises_what_it_knows_and_the_same_when_it_is_asked_again() -> None:
-    bench = Bench()
+    bench = MemberBench()
     for _ in range(2):
         promise = await bench.ask(prepare(term=1))
         assert (promise.vote, promise.free, bench.position.term) == (None, 0, 1)
@@ -70,7 +70,7 @@ async def test_member_promises_what_it_knows_and_the_same_when_it_is_asked_again
 
 @pytest.mark.parametrize("stage", ["", "reconcile", "apply", "propose"])
 async def test_member_closes_in_a_later_term_what_was_begun_in_an_earlier_one(stage: str) -> None:
-    bench = await brought_to(stage) if stage else Bench()
+    bench = await brought_to(stage) if stage else MemberBench()
     closed = record(term=2)
     await whole(bench, closed, 2)
     assert bench.part.swapped == [closed.digests["stage-0"]]
@@ -97,7 +97,7 @@ async def test_member_refuses_the_questions_of_a_term_that_is_over(late: Any) ->
 
 
 async def test_member_asked_to_follow_by_one_whose_term_it_is_not_refuses_and_does_not() -> None:
-    bench = Bench()
+    bench = MemberBench()
     for caller in (ROSTER.succession(1)[0], ROSTER.succession(1)[2], PeerId("X")):
         with pytest.raises(Refused, match="leads step 1 in term 1"):
             await bench.ask(prepare(term=1), caller=caller)
@@ -147,7 +147,7 @@ async def test_member_accepts_no_record_of_a_term_to_come() -> None:
 
 
 async def test_member_that_waits_for_another_term_hears_of_it() -> None:
-    bench = Bench()
+    bench = MemberBench()
     waiting = asyncio.create_task(bench.position.wait_term(1, 0))
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -160,7 +160,7 @@ async def test_member_that_waits_for_another_term_hears_of_it() -> None:
 
 @pytest.mark.parametrize("newer", [{"attempt": 2}, {"term": 1}], ids=["attempt", "term"])
 async def test_member_gives_up_averaging_when_a_newer_attempt_begins(newer: dict[str, int]) -> None:
-    bench = Bench()
+    bench = MemberBench()
     bench.average.gate = asyncio.Event()
     older = asyncio.create_task(bench.ask(reconcile()))
     await eventually(lambda: bench.average.begun)
@@ -172,7 +172,7 @@ async def test_member_gives_up_averaging_when_a_newer_attempt_begins(newer: dict
 
 
 async def test_member_whose_leader_hung_up_as_a_newer_attempt_began_makes_it_when_it_is_asked_again() -> None:
-    bench, stopping, stopped = Bench(), asyncio.Event(), asyncio.Event()
+    bench, stopping, stopped = MemberBench(), asyncio.Event(), asyncio.Event()
     average = bench.average
 
     class Stubborn(FakeAverage):
@@ -203,7 +203,7 @@ async def test_member_whose_leader_hung_up_as_a_newer_attempt_began_makes_it_whe
 async def test_member_that_hears_of_a_term_twice_says_so_though_the_first_who_asked_hung_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bench, gate = Bench(), asyncio.Event()
+    bench, gate = MemberBench(), asyncio.Event()
     waiting = asyncio.create_task(bench.position.wait_term(1, 0))
     with monkeypatch.context() as patch:
         patch.setattr(bench.position.news, "tell", gate.wait)
@@ -217,7 +217,7 @@ async def test_member_that_hears_of_a_term_twice_says_so_though_the_first_who_as
 
 
 async def test_member_asked_late_for_an_attempt_that_is_over_keeps_the_newer_one() -> None:
-    bench = Bench()
+    bench = MemberBench()
     await bench.ask(reconcile(attempt=2))
     with pytest.raises(Superseded, match="newer attempt"):
         await bench.ask(reconcile(attempt=1))
@@ -228,7 +228,7 @@ async def test_member_asked_late_for_an_attempt_that_is_over_keeps_the_newer_one
 
 async def test_member_whose_part_is_not_concerned_is_not_confused_by_a_late_attempt_either() -> None:
     """The other part's attempt has another route: only its number has grown."""
-    bench, elsewhere = Bench(T), tuple(one.model_copy(update={"route": (B,)}) for one in COMMITTED)
+    bench, elsewhere = MemberBench(T), tuple(one.model_copy(update={"route": (B,)}) for one in COMMITTED)
     first = reconcile(committed=elsewhere)
     second = reconcile(attempt=2).model_copy(update={"attempts": {"ends": 1, "stage-0": 2}})
     for body in (first, second):
@@ -241,7 +241,7 @@ async def test_member_whose_part_is_not_concerned_is_not_confused_by_a_late_atte
 
 
 async def test_member_of_an_attempt_with_fewer_averages_with_those_that_are_there() -> None:
-    bench = Bench()
+    bench = MemberBench()
     all_mine = tuple(one.model_copy(update={"route": (A,)}) for one in COMMITTED)
     await bench.ask(reconcile(committed=all_mine, live=(A, T)))
     assert bench.average.weights == {A: 21}
@@ -261,7 +261,7 @@ async def test_member_of_an_attempt_with_fewer_averages_with_those_that_are_ther
 async def test_member_makes_no_attempt_that_no_honest_leader_asks_for(
     body: Any, error: type[PeerError], words: str
 ) -> None:
-    bench = Bench()
+    bench = MemberBench()
     with pytest.raises(error, match=words):
         await bench.ask(body)
     assert bench.average.begun == []
@@ -272,7 +272,7 @@ async def test_member_makes_no_attempt_that_no_honest_leader_asks_for(
 
 
 async def test_member_without_the_result_votes_on_an_old_record_and_is_cut_off_when_it_is_decided() -> None:
-    bench = Bench()
+    bench = MemberBench()
     await bench.ask(prepare(term=1))
     await bench.ask(Propose(record=record(), term=1))
     waiting = asyncio.create_task(bench.position.wait_open(2))
@@ -287,7 +287,7 @@ async def test_member_without_the_result_votes_on_an_old_record_and_is_cut_off_w
 
 
 async def test_member_without_the_result_does_not_vote_on_a_record_of_this_term() -> None:
-    bench = Bench()
+    bench = MemberBench()
     await bench.ask(prepare(term=1))
     with pytest.raises(Refused, match="nothing was averaged"):
         await bench.ask(Propose(record=record(term=1), term=1))
@@ -304,7 +304,7 @@ async def test_member_with_another_result_votes_on_an_old_record_and_is_cut_off(
 
 @pytest.mark.parametrize("stage", ["", "apply"])
 async def test_member_that_is_left_out_votes_all_the_same_and_is_cut_off(stage: str) -> None:
-    bench = await brought_to(stage) if stage else Bench()
+    bench = await brought_to(stage) if stage else MemberBench()
     closed = record(**LEFT_OUT)
     await bench.ask(Propose(record=closed, changes=ABSENT))
     await bench.ask(decide(closed))
@@ -367,7 +367,7 @@ async def test_member_keeps_of_a_founding_record_the_signatures_of_all_whom_it_n
     async def keep(closed: Decision) -> None:
         kept.append(closed)
 
-    bench = Bench(founded=False, decided=keep)
+    bench = MemberBench(founded=False, decided=keep)
     await bench.ask(Propose(record=GENESIS))
     await bench.ask(decide(GENESIS, Ev1=bytes(64)))
     assert [one.acceptances for one in kept] == [acceptances(GENESIS)]
@@ -375,7 +375,7 @@ async def test_member_keeps_of_a_founding_record_the_signatures_of_all_whom_it_n
 
 @pytest.mark.parametrize("stage", ["", "reconcile"])
 async def test_member_that_learns_what_it_does_not_hold_is_cut_off(stage: str) -> None:
-    bench = await brought_to(stage) if stage else Bench()
+    bench = await brought_to(stage) if stage else MemberBench()
     await bench.member.learn(decided(record(term=3), term=3, signers=[B, T]))
     assert "without what this peer holds" in bench.position.cut_off
     assert (bench.part.swapped, bench.position.open_step) == ([], 1)
@@ -402,7 +402,7 @@ async def test_member_learns_nothing_that_was_not_decided(untrue: Decision) -> N
 
 def self_made(**changes: Any) -> Decision:
     """A record that commits nothing, and is accepted by all whom it names: a stranger."""
-    evil = Listed(peer="Ev1", role="bootstrap", name="x", part=None, addresses=())
+    evil = listed("Ev1", "bootstrap", None, name="x")
     forged = record(committed=(), tokens=0, loss_sum=0.0, cursors={}, roster=(evil,), **changes)
     return Decision(forged, acceptances(forged, signers=[PeerId("Ev1")]))
 
@@ -415,7 +415,7 @@ async def test_member_lets_nobody_found_the_run_again_in_its_middle() -> None:
 
 
 async def test_member_that_waits_for_the_first_record_learns_none_that_it_has_not_accepted() -> None:
-    bench = Bench(founded=False)
+    bench = MemberBench(founded=False)
     for forged in (self_made(step=0, previous=NO_RECORD), Decision(GENESIS, acceptances(GENESIS, signers=[B, T]))):
         with pytest.raises(Refused):
             await bench.member.learn(forged)
@@ -479,7 +479,7 @@ async def test_member_that_learns_of_another_step_than_the_open_one_does_nothing
 
 
 async def test_member_that_averages_when_it_is_cut_off_stops_and_says_why() -> None:
-    bench = Bench()
+    bench = MemberBench()
     bench.average.gate = asyncio.Event()
     asking = asyncio.create_task(bench.ask(reconcile()))
     await eventually(lambda: bench.average.begun)
@@ -525,7 +525,7 @@ async def test_member_that_is_told_and_observes_at_once_does_one_after_the_other
 
 
 async def test_member_that_was_cut_off_takes_part_again_from_the_state_that_it_got() -> None:
-    bench = Bench()
+    bench = MemberBench()
     await bench.member.cut("B is steps ahead")
     later = record(record(record()))
     await bench.member.observe(decided(later))
@@ -546,7 +546,7 @@ async def test_member_that_gets_the_state_it_had_forgets_no_vote() -> None:
 
 
 async def test_over_is_believed_only_when_the_same_is_seen_here() -> None:
-    bench = Bench()
+    bench = MemberBench()
     over = Over(step=1, term=0, part="ends")
     with pytest.raises(Refused, match="as far as is known here"):
         await bench.ask(over)
@@ -557,7 +557,7 @@ async def test_over_is_believed_only_when_the_same_is_seen_here() -> None:
 
 
 async def test_over_is_not_believed_by_one_that_sees_no_majority() -> None:
-    bench = Bench()
+    bench = MemberBench()
     bench.gone |= {B: "it does not answer", T: "it does not answer"}
     with pytest.raises(Refused, match="a minority does not end a run"):
         await bench.ask(Over(step=1, term=0, part="ends"))
@@ -575,7 +575,7 @@ async def test_over_is_not_believed_by_one_that_sees_no_majority() -> None:
 async def test_member_that_votes_without_a_result_refuses_what_no_step_can_give(
     fields: dict[str, Any], words: str
 ) -> None:
-    bench = Bench(A)
+    bench = MemberBench(A)
     sums = {"tokens": 10, "loss_sum": 1.5} if len(fields.get("committed", BY_B)) == 1 else {}
     closed = record(**LEFT_OUT | fields | sums)
     with pytest.raises((Refused, Violation), match=words):
@@ -584,7 +584,7 @@ async def test_member_that_votes_without_a_result_refuses_what_no_step_can_give(
 
 
 async def test_attempts_beyond_a_leaders_own_term_are_refused() -> None:
-    bench = Bench()
+    bench = MemberBench()
     huge = reconcile(term=0).model_copy(update={"attempts": {"ends": 1 << 52, "stage-0": 1 << 52}})
     with pytest.raises(Violation, match="attempts at rounds"):
         await bench.ask(huge)

@@ -29,18 +29,7 @@ from swarm.step.messages import (
     ResumeTrainer,
     TrainerResumed,
 )
-from tests.unit.step.world import (
-    COMMITTED,
-    GENESIS,
-    A,
-    T,
-    apply,
-    decide,
-    microbatch,
-    prepare,
-    reconcile,
-    record,
-)
+from tests.harness.rigs.step import COMMITTED, GENESIS, A, T, apply, decide, microbatch, prepare, reconcile, record
 
 RECEIPT = bytes(range(64))
 ODD: list[tuple[Any, ...]] = [

@@ -17,21 +17,26 @@ from swarm.schema import Empty
 from swarm.step.calls import LiveCalls, StepCalls
 from swarm.step.member.remote_leader import RemoteLeader
 from swarm.step.messages import ASIDE, COMPLETE, LEASE, RESUME, Feed, Leased, Propose, TrainerResumed
-from tests.harness.asked import asked
 from tests.harness.expect import eventually
-from tests.unit.averaging.world import LoopClock
-from tests.unit.step.puppets import LEADER, SUCCESSOR, Stage, no, silence, virtual
-from tests.unit.step.world import (
+from tests.harness.rigs.step import (
     COMMITTED,
+    LEADER,
     ROSTER,
-    Bench,
+    SUCCESSOR,
+    LoopClock,
+    MemberBench,
+    Stage,
     T,
     apply,
+    asked,
     decide,
     microbatch,
+    no,
     prepare,
     reconcile,
     record,
+    silence,
+    virtual,
 )
 
 RECEIPTS = (bytes(64),)
@@ -61,7 +66,7 @@ class Desk:
     """A trainer's peer: its member, and the leaders it may turn to."""
 
     def __init__(self, begun: int = 0) -> None:
-        self.stage, self.bench, self.begun = Stage(), Bench(T), Begun(begun)
+        self.stage, self.bench, self.begun = Stage(), MemberBench(T), Begun(begun)
 
     async def set(self) -> Desk:
         await self.stage.set()

@@ -13,7 +13,7 @@ import pytest
 from swarm.consensus.changes import Reassign, reassign_bytes
 from swarm.consensus.copies import copy_holders
 from swarm.consensus.records import CloseRecord
-from swarm.consensus.roster import Member, Roster
+from swarm.consensus.roster import Roster
 from swarm.errors import PeerError, Refused, RunEnded
 from swarm.ids import PartName, PeerId
 from swarm.membership.founding_record import genesis
@@ -21,18 +21,16 @@ from swarm.network.protocols import Rpc
 from swarm.step.leader.rescue import SILENT_PART_S, Rescuing
 from swarm.step.leader.service import LeadService
 from swarm.step.member.rescue import Consent, ConsentRequest
-from tests.unit.averaging.world import LoopClock
-from tests.unit.step.puppets import virtual
-from tests.unit.step.world import RULES, RUN, FakeLiveness, sign, verify
+from tests.harness.rigs.step import RULES, RUN, FakeLiveness, LoopClock, listed, sign, verify, virtual
 
 A, B, C, D, T = (PeerId(name) for name in ("A", "B", "C", "D", "T"))
 STRANGER = PeerId("Z")
 LOST = PartName("stage-0")
 ROSTER = Roster(
     [
-        Member(peer=A, role="stage", name="a", part="stage-0", addresses=()),
-        *(Member(peer=peer, role="stage", name=peer.lower(), part="stage-1", addresses=()) for peer in (B, C, D)),
-        Member(peer=T, role="trainer", name="t", part="ends", addresses=()),
+        listed(A),
+        *(listed(peer, part="stage-1") for peer in (B, C, D)),
+        listed(T, "trainer", "ends"),
     ]
 )
 PARTS = (LOST, PartName("stage-1"), PartName("ends"))

@@ -13,7 +13,7 @@ from swarm.consensus.acceptor import Vote
 from swarm.consensus.changes import NO_CHANGES
 from swarm.consensus.incarnation import Incarnation
 from swarm.consensus.records import CloseRecord, Decision
-from swarm.consensus.roster import Member, Roster
+from swarm.consensus.roster import Roster
 from swarm.errors import Busy, WrongStep
 from swarm.events import LineageConfirmed
 from swarm.ids import PeerId
@@ -23,17 +23,30 @@ from swarm.step.exit_barrier import ExitBarrier
 from swarm.step.leader.provisional import LOOK_S, Reunion
 from swarm.step.loop import StepLoop
 from swarm.step.member.open_step import OpenStep
-from swarm.step.messages import Decide, Promise
+from swarm.step.messages import DECIDE, PREPARE, Decide, Promise
 from swarm.step.observe_messages import NEXT, START, Decided
-from tests.unit.step.puppets import DECIDE, PREPARE, Stage, no, virtual
-from tests.unit.step.world import COMMITTED, GENESIS, ROSTER, A, B, Bench, T, acceptances, record
+from tests.harness.rigs.step import (
+    COMMITTED,
+    GENESIS,
+    ROSTER,
+    A,
+    B,
+    MemberBench,
+    Stage,
+    T,
+    acceptances,
+    listed,
+    no,
+    record,
+    virtual,
+)
 
 C, U = PeerId("C"), PeerId("U")
 FIVE = Roster(
     [
         *ROSTER.members,
-        Member(peer=C, role="stage", name="c", part="stage-0", addresses=()),
-        Member(peer=U, role="trainer", name="u", part="ends", addresses=()),
+        listed(C),
+        listed(U, "trainer", "ends"),
     ]
 )
 BEGINNING = GENESIS.model_copy(update={"roster": FIVE.members})
@@ -53,7 +66,7 @@ class Reunited:
     """``OURS`` went on alone with ``CANDIDATE``, and the others are back."""
 
     async def set(self) -> Reunited:
-        self.stage, self.bench = await Stage(FIVE, leader=ME).set(), Bench(me=ME, genesis=BEGINNING)
+        self.stage, self.bench = await Stage(FIVE, leader=ME).set(), MemberBench(me=ME, genesis=BEGINNING)
         forking, state = self.bench.position.forking, OpenStep(Incarnation(ME).ballot(BEGINNING))
         changes = NO_CHANGES.model_copy(update={"absent": OTHERS})
         await state.accept(Vote(term=1, record=CANDIDATE, changes=changes), ME)

@@ -11,8 +11,7 @@ from swarm.consensus.acceptor import has_majority
 from swarm.consensus.records import CloseRecord, voters
 from swarm.consensus.roster import Roster
 from swarm.step.leader.provisional import Solitude
-from tests.unit.membership.observed import HandClock
-from tests.unit.step.world import GENESIS, ROSTER, RULES, A, FakeLiveness, T, record
+from tests.harness.rigs.step import GENESIS, ROSTER, RULES, A, FakeLiveness, HandClock, T, record
 
 GRACE_S = 60.0
 CROWD = Roster(ROSTER[A if number % 2 else T].model_copy(update={"peer": f"P{number}"}) for number in range(10, 40))

@@ -30,9 +30,22 @@ from swarm.step.member.remote_leader import RemoteLeader
 from swarm.step.messages import PREPARE
 from swarm.step.observe_messages import RunStanding
 from tests.harness.expect import eventually
-from tests.unit.averaging.world import LoopClock
-from tests.unit.step.puppets import Sink, virtual
-from tests.unit.step.world import COMMITTED, GENESIS, HELD, ROSTER, RULES, RUN, A, B, Bench, T, verify
+from tests.harness.rigs.step import (
+    COMMITTED,
+    GENESIS,
+    HELD,
+    ROSTER,
+    RULES,
+    RUN,
+    A,
+    B,
+    EventList,
+    LoopClock,
+    MemberBench,
+    T,
+    verify,
+    virtual,
+)
 
 STALL_S = 20.0
 LEADER = ROSTER.succession(1)[0]
@@ -61,8 +74,8 @@ class Peer:
     """Everything of one peer that closes steps. The trainer computes nothing, but leases and reports."""
 
     def __init__(self, me: PeerId, troupe: Troupe) -> None:
-        self.me, self.events = me, Sink()
-        self.bench = Bench(me, decided=self._decided)
+        self.me, self.events = me, EventList()
+        self.bench = MemberBench(me, decided=self._decided)
         self.endpoint = troupe.network.endpoint(me)
         self.watch = HealthWatch(self.endpoint, LoopClock())
         member = self.bench.member

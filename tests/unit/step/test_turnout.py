@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from swarm.consensus.roster import Member, Roster
+from swarm.consensus.roster import Roster
 from swarm.ids import PeerId
 from swarm.step.turnout import GIVEN_UP, LEFT_OUT, MAX_TOLD, NO_WORK, Turnout, turnouts
-from tests.unit.step.world import COMMITTED, GENESIS, ROSTER, A, B, T, record
+from tests.harness.rigs.step import COMMITTED, GENESIS, ROSTER, A, B, T, listed, record
 
 C = PeerId("C")
-LATE = Member(peer=C, role="stage", name="c", part="stage-0", addresses=())
+LATE = listed(C)
 
 
 def of_stage(

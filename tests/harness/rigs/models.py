@@ -1,5 +1,8 @@
-"""A family that is nothing like our own: its config is JSON in a string, its weights come from a file, its head is tied
-to its table, its layers have a buffer that is part of the state, and a part is cut out of the whole module."""
+"""The rig of ``swarm.models``: small GPTs, and a family that is nothing like our own.
+
+The foreign family's config is JSON in a string, its weights come from a file, its head is tied to its table, its layers
+have a buffer that is part of the state, and a part is cut out of the whole module.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,13 @@ from torch import Tensor, nn
 
 from swarm.errors import ConfigError, StateError
 from swarm.models.family import ModelFamily, PartCost, PartModule, Work
+from swarm.models.gpt_config import GptConfig
 from swarm.models.layout import state_of
 from swarm.models.spec import PartSpec, TensorSpec
 from swarm.schema import Section
+
+MODEL = GptConfig(vocab_size=300, dim=32, layers=2, heads=4, context=16)
+TINY = GptConfig(vocab_size=300, dim=16, layers=2, heads=2, context=8)
 
 
 class ForeignConfig(Section):
@@ -78,8 +85,8 @@ class ForeignPart(PartModule):
         return out
 
     def parameters_of(self, work: Work) -> dict[str, nn.Parameter]:
-        ends = {"wte.weight", "lm_head.weight"}
-        return {name: p for name, p in self.named_parameters() if (name in ends) == (work != "forward")}
+        ends = {id(module.weight) for module in (self.wte, self.lm_head) if module is not None}
+        return {name: p for name, p in self.named_parameters() if (id(p) in ends) == (work != "forward")}
 
 
 class ForeignFamily(ModelFamily):
@@ -120,7 +127,7 @@ class ForeignFamily(ModelFamily):
 
 
 def write_weights(path: Path, module: PartModule) -> None:
-    """Random ones for a whole model."""
+    """Write random weights for a whole model."""
     from safetensors.torch import save_file
 
     generator = torch.Generator().manual_seed(0)

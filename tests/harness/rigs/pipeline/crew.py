@@ -12,7 +12,8 @@ from swarm.pipeline.settle import Assigned
 from swarm.pipeline.stage.admission import Participants
 from swarm.pipeline.trainer.pace import JourneyDeadlines
 from swarm.sim.network import SimNetwork
-from tests.unit.pipeline.world import TRAINER, FakeLeader, Replica, TrainerSide, enter, working
+from tests.harness.rigs.pipeline.parts import TRAINER
+from tests.harness.rigs.pipeline.sides import FakeLeader, Replica, TrainerSide, enter, working
 
 PHASES = ("forward", "handed on", "backward", "accumulate", "accumulated")
 """When a fault strikes: as a forward begins, as the next stage begins with its output, as a backward begins, before and
@@ -20,7 +21,7 @@ after the sum is changed."""
 
 
 def quick() -> JourneyDeadlines:
-    """Deadlines of a test's size."""
+    """Return deadlines of a test's size."""
     return JourneyDeadlines(floor_s=0.1, ceiling_s=0.4)
 
 
@@ -36,13 +37,13 @@ class Crew:
     async def of(
         cls, stages: Sequence[Sequence[PeerId]], *, limits: dict[str, Any] | None = None, **options: Any
     ) -> Crew:
-        """An open one; ``limits`` are the replicas'."""
+        """Return an open crew; ``limits`` are the replicas'."""
         crew = cls(stages, **options)
         await crew.open(**(limits or {}))
         return crew
 
     async def open(self, **limits: Any) -> None:
-        """Everybody enters the run."""
+        """Have everybody enter the run."""
         hosted = self._options.get("hosted", False)
         (home,) = await enter(self.network, TRAINER)
         self.side = TrainerSide(home, self.stages, **self._options)
@@ -55,25 +56,25 @@ class Crew:
                 self.replicas[peer] = replica
 
     async def feed(self, quota: int) -> FakeLeader:
-        """Feed step 1 with so many."""
+        """Feed step 1 with so many microbatches."""
         leader = FakeLeader(quota)
         async with working(*self.replicas.values()), asyncio.timeout(8):
             await leader.fed_by(self.side.trainer)
         return leader
 
     def held(self, *peers: PeerId) -> set[MicrobatchId]:
-        """What these have in their sums."""
+        """Return the microbatches that these have in their sums."""
         return {microbatch for peer in peers for microbatch in self.replicas[peer].part.held}
 
     # --- faults --------------------------------------------------------------------------------------------------
 
     def kill(self, peer: PeerId) -> None:
-        """Gone without a word: its connections break."""
+        """Kill a peer without a word: its connections break."""
         self.struck.append(peer)
         self.network.kill(peer)
 
     def silence(self, peer: PeerId) -> None:
-        """Nothing comes from it or reaches it any more, and no connection breaks."""
+        """Let nothing come from a peer or reach it any more, while no connection breaks."""
         self.struck.append(peer)
         for other in [TRAINER, *self.replicas]:
             self.network.cut(peer, other)
@@ -120,7 +121,7 @@ class Crew:
     # --- the end of a step ---------------------------------------------------------------------------------------
 
     def assigned(self, leader: FakeLeader) -> Assigned:
-        """What came home, by route; those struck are replaced by the first of their stage that was not."""
+        """Return what came home, by route; those struck are replaced by the first of their stage that was not."""
         routes: dict[MicrobatchId, tuple[PeerId, ...]] = {}
         for journey in leader.finished:
             route = list(journey.route)
@@ -139,7 +140,7 @@ class Crew:
                     await self.replicas[peer].server.settle(1, own)
 
     def sums(self) -> list[dict[MicrobatchId, float]]:
-        """Per stage, what the replicas that are left hold together; raises AssertionError when two hold the same."""
+        """Return, by stage, what the replicas that are left hold; raises AssertionError when two hold the same."""
         found = []
         for peers in self.stages:
             together: dict[MicrobatchId, float] = {}

@@ -1,4 +1,5 @@
-"""A digest of some optimizer steps, for comparing processes and machines: ``python -m`` prints it."""
+"""The rig of ``swarm.optim``: microbatches for a small model, and a digest of some optimizer steps, for comparing
+processes and machines: ``python -m tests.harness.rigs.optim`` prints it."""
 
 from __future__ import annotations
 
@@ -7,9 +8,11 @@ import hashlib
 import torch
 from torch import Tensor
 
+from swarm.ids import MicrobatchId, PeerId
 from swarm.models.layout import FlatLayout
 from swarm.optim.adamw import AdamWState, StepNumbers, adamw_step
 from swarm.optim.schedules import OptimizerConfig
+from tests.harness.rigs.models import MODEL as MODEL
 
 GOLDEN = "89dca61508fac986f9fdfeaf2e2f25acd2677b899eb7ac44bbdfa1407d3cf50d"
 """What every machine must print. A change of this value is a change of every run's history."""
@@ -17,8 +20,19 @@ GOLDEN = "89dca61508fac986f9fdfeaf2e2f25acd2677b899eb7ac44bbdfa1407d3cf50d"
 _LAYOUT = FlatLayout.from_shapes([("table", (331, 57)), ("norm", (57,)), ("matrix", (331, 57))], {"matrix"})
 
 
+def microbatch(position: int) -> MicrobatchId:
+    """Return a microbatch of the only trainer."""
+    return MicrobatchId(PeerId("trainer"), "00" * 8, 0, position)
+
+
+def data(position: int) -> tuple[Tensor, Tensor]:
+    """Return the inputs and targets of a microbatch of :data:`MODEL`, the same ones whenever they are asked for."""
+    tokens = torch.randint(0, MODEL.vocab_size, (2, 17), generator=torch.Generator().manual_seed(position))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
 def _numbers(seed: int) -> Tensor:
-    """Values over many magnitudes, subnormal ones included, made of exact operations."""
+    """Return values over many magnitudes, subnormal ones included, made of exact operations."""
     index = torch.arange(_LAYOUT.elements, dtype=torch.int64)
     mixed = ((index + 1 + seed * 7919) * 2654435761) % (1 << 32)
     mantissa = (mixed % (1 << 24)).float() - float(1 << 23)
@@ -26,7 +40,7 @@ def _numbers(seed: int) -> Tensor:
 
 
 def digest_of_steps(device: str = "cpu") -> str:
-    """Hex sha256 of parameters and moments after five steps."""
+    """Return the hex sha256 of parameters and moments after five steps."""
     zeros = torch.zeros(_LAYOUT.elements, device=device)
     state = AdamWState(_numbers(0).to(device), zeros, zeros)
     config = OptimizerConfig()

@@ -1,4 +1,4 @@
-"""The scripts of ``docker/`` in a place of their own, with stand-ins for the programs that they call."""
+"""The rig of the scripts of ``docker/``: a place of their own, with stand-ins for the programs that they call."""
 
 from __future__ import annotations
 
@@ -64,41 +64,41 @@ class Place:
         self.answers({})
 
     def program(self, name: str, text: str) -> Path:
-        """A stand-in for a program."""
+        """Write a stand-in for a program, and return where."""
         path = self.programs / name
         path.write_text(text)
         path.chmod(0o755)
         return path
 
     def images(self, images: dict[str, str]) -> None:
-        """What the engine has."""
+        """Say what images the engine has."""
         (self.programs / "images.json").write_text(json.dumps(images))
 
     def answers(self, answers: dict[str, tuple[int, str]]) -> None:
-        """What the engine says to calls that begin like this, and with which exit code."""
+        """Say what the engine answers to calls that begin like this, and with which exit code."""
         (self.programs / "answers.json").write_text(json.dumps(answers))
 
     def has(self) -> dict[str, str]:
-        """The engine's images by name."""
+        """Return the engine's images by name."""
         found: dict[str, str] = json.loads((self.programs / "images.json").read_text())
         return found
 
     def calls(self, *begins: str) -> list[list[str]]:
-        """What the engine was asked that begins like this."""
+        """Return the engine's calls that begin like this."""
         return [call for call, _ in self._calls() if call[: len(begins)] == list(begins)]
 
     def builders(self) -> list[str]:
-        """Where BuildKit was to build, build by build."""
+        """Return where BuildKit was to build, build by build."""
         return [builder for call, builder in self._calls() if call[0] == "build"]
 
     def run(self, *command: str, umask: int = 0o022, **more: str) -> subprocess.CompletedProcess[str]:
-        """A script, with nothing in the environment but these and the programs."""
+        """Run a script, with nothing in the environment but these and the programs."""
         with self.begin(*command, umask=umask, **more) as process:
             said, complained = process.communicate(timeout=60)
         return subprocess.CompletedProcess(command, process.returncode, said, complained)
 
     def begin(self, *command: str, umask: int = 0o022, **more: str) -> subprocess.Popen[str]:
-        """The same, without waiting for its end."""
+        """Start a script as :meth:`run` does, without waiting for its end."""
         environment = {"PATH": f"{self.programs}:{os.environ['PATH']}", "HOME": str(self.root), **more}
         return subprocess.Popen(
             [self.root / command[0], *command[1:]], text=True, env=environment, umask=umask,

@@ -133,9 +133,7 @@ def main() -> None:
     from peers.cli import main as swarm
     from peers.local.launch import PeerGroup
 
-    make_group = functools.partial(
-        PeerGroup, entry="tests.unit.peers.fake_swarm:run", preload=sys.argv.pop(1).split(",")
-    )
+    make_group = functools.partial(PeerGroup, entry="tests.harness.fake_swarm:run", preload=sys.argv.pop(1).split(","))
     peers.commands.quickstart.quickstart.__kwdefaults__["make_group"] = make_group
     swarm()
 

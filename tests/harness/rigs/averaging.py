@@ -1,7 +1,6 @@
-"""Members of a round in one virtual-time loop, joined by a simulated network that tests can break.
+"""The rig of ``swarm.averaging``: members of a round in virtual time, on a network that tests can break.
 
-Time stands still while anything can run and jumps to the next timer otherwise, so a test with a 30 s deadline takes no
-time and is the same every time. When nothing can run and no timer is set, the loop raises: a lock-up fails at once.
+outcomes = in_virtual_time(play(Network(), plan := make_plan([1, 2], 12), whole_numbers(plan)))
 """
 
 from __future__ import annotations
@@ -9,11 +8,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
-import selectors
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -31,59 +29,14 @@ from swarm.network.protocols import (
     Rpc,
     Service,
 )
-from swarm.sim.loop import LoopClock as LoopClock
 from swarm.sim.network import SimEndpoint, SimNetwork
+from tests.harness.rigs.clocks import LoopClock as LoopClock
+from tests.harness.rigs.clocks import in_virtual_time as in_virtual_time
+from tests.harness.rigs.common import EventList as EventList
+from tests.harness.rigs.common import InlineDevice as InlineDevice
+from tests.harness.rigs.common import inline as inline
 
-T = TypeVar("T")
 Hook = Callable[[PeerId, PeerId, str, Any], Awaitable[None]]
-
-
-class LockedUp(AssertionError):
-    """Nothing can run, and nothing ever will."""
-
-
-class _JumpingSelector(selectors.DefaultSelector):
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> Any:
-        ready = super().select(0)
-        if not ready and timeout is None:
-            raise LockedUp
-        if not ready and timeout:
-            self.now += timeout
-        return ready
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop on virtual time."""
-
-    def __init__(self) -> None:
-        self._jumping = _JumpingSelector()
-        super().__init__(self._jumping)
-
-    def time(self) -> float:
-        return self._jumping.now
-
-
-def in_virtual_time(work: Coroutine[Any, Any, T]) -> T:
-    """Run to the end in a fresh virtual loop; no task may be left when ``work`` ends."""
-
-    async def watched() -> T:
-        try:
-            return await work
-        finally:
-            for _ in range(50):
-                await asyncio.sleep(0)
-            left = asyncio.all_tasks() - {asyncio.current_task()}
-            assert not left, left
-
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(watched())
-
-
-async def inline(fn: Callable[..., Any], /, *args: Any) -> Any:
-    """Run at once, on the loop: deterministic."""
-    return fn(*args)
 
 
 @dataclass
@@ -116,7 +69,7 @@ class Network:
         self._deaths[peer].set()
 
     def cut(self, one: PeerId, other: PeerId) -> None:
-        """From now on nothing that these two send each other arrives, and neither is told."""
+        """Lose, from now on, all that these two send each other, and tell neither."""
         self._sim.cut(one, other)
         self._sim.cut(other, one)
 
@@ -188,12 +141,12 @@ class TappedEndpoint:
 
 
 def names(count: int) -> tuple[PeerId, ...]:
-    """Peer ids in rank order."""
+    """Return so many peer ids in rank order."""
     return tuple(PeerId(f"p{number}") for number in range(count))
 
 
 def make_plan(weights: Mapping[PeerId, int] | Sequence[int], elements: int, **fields: Any) -> RoundPlan:
-    """A plan of stage 0's step 1, 30 s, for members p0 … with these weights."""
+    """Return a plan of stage 0's step 1, 30 s, for members p0 … with these weights."""
     if not isinstance(weights, Mapping):
         weights = dict(zip(names(len(weights)), weights, strict=True))
     key = RoundKey(step=1, part=stage_part(0), attempt=fields.pop("attempt", 0))
@@ -202,14 +155,14 @@ def make_plan(weights: Mapping[PeerId, int] | Sequence[int], elements: int, **fi
 
 
 def whole_numbers(plan: RoundPlan, seed: int = 0) -> dict[PeerId, torch.Tensor]:
-    """Sums whose addition is exact, so that the right mean is one division away."""
+    """Return sums whose addition is exact, so that the right mean is one division away."""
     rng = torch.Generator().manual_seed(seed)
     dtype = getattr(torch, plan.dtype)
     return {peer: torch.randint(-1000, 1000, (plan.elements,), generator=rng).to(dtype) for peer in plan.contributors}
 
 
 def right_mean(plan: RoundPlan, sums: Mapping[PeerId, torch.Tensor]) -> torch.Tensor:
-    """What the round must give."""
+    """Return the mean that the round must give."""
     total = torch.zeros(plan.elements, dtype=torch.float64)
     for peer in plan.contributors:
         total += sums[peer].double()
@@ -217,7 +170,7 @@ def right_mean(plan: RoundPlan, sums: Mapping[PeerId, torch.Tensor]) -> torch.Te
 
 
 async def serve_members(network: Network, members: Sequence[PeerId]) -> dict[PeerId, AllReduce]:
-    """One all-reduce service for each member, mounted."""
+    """Mount an all-reduce service at each member, and return them."""
     services = {}
     for peer in members:
         endpoint = await network.join(peer)
@@ -235,7 +188,7 @@ async def play(
     sums: Mapping[PeerId, torch.Tensor],
     plans: Mapping[PeerId, RoundPlan] | None = None,
 ) -> dict[PeerId, Outcome]:
-    """All members reduce at once; what each got. A member that dies has its task cancelled, like its process."""
+    """Have all members reduce at once and return what each got. A member that dies has its task cancelled."""
     services = await serve_members(network, plan.members)
     tasks = {
         peer: asyncio.ensure_future(services[peer].reduce((plans or {}).get(peer, plan), sums.get(peer)))
@@ -254,3 +207,10 @@ async def play(
         if not isinstance(outcome, Outcome):
             raise outcome
     return dict(zip(plan.members, outcomes, strict=True))  # type: ignore[arg-type]
+
+
+def only_results(outcomes: Mapping[PeerId, Outcome]) -> dict[PeerId, RoundResult]:
+    """Return what each member got; raises AssertionError when one of them got no result."""
+    found = {peer: outcome for peer, outcome in outcomes.items() if isinstance(outcome, RoundResult)}
+    assert len(found) == len(outcomes), outcomes
+    return found

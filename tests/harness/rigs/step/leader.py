@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from swarm.consensus.history import History
 from swarm.consensus.records import CloseRecord, Contribution, acceptance_bytes
 from swarm.consensus.roster import Roster
 from swarm.errors import WrongStep
-from swarm.events import Event
-from swarm.ids import PeerId
+from swarm.ids import MicrobatchId, PeerId
 from swarm.network.protocols import AnyMethod, Rpc
 from swarm.schema import Empty
 from swarm.sim.network import SimEndpoint, SimNetwork
@@ -43,27 +41,25 @@ from swarm.step.messages import (
     TrainerResumed,
 )
 from swarm.step.observe_messages import NEXT, START
-from tests.harness.asked import asked
-from tests.unit.averaging.world import LoopClock, in_virtual_time
-from tests.unit.step.world import COMMITTED, CURSOR, GENESIS, ROSTER, RULES, RUN, FakeLiveness, sign, verify
+from tests.harness.rigs.clocks import LoopClock
+from tests.harness.rigs.common import RUN, EventList, asked, sign, verify
+from tests.harness.rigs.consensus import COMMITTED, CURSOR, GENESIS, ROSTER, A, B, T, listed
+from tests.harness.rigs.step.member import RULES, FakeLiveness
 
 QUESTIONS: tuple[Rpc[Any, Any], ...] = (RECONCILE, APPLY, PROPOSE, DECIDE)
 LEADER, SUCCESSOR = ROSTER.succession(1)[:2]
-
-
-def virtual(story: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A test that runs in virtual time: an hour takes no time, and who waits for nothing is noticed."""
-
-    @functools.wraps(story)
-    def play(*args: Any, **kwargs: Any) -> None:
-        in_virtual_time(_bounded(story(*args, **kwargs)))
-
-    return play
-
-
-async def _bounded(work: Coroutine[Any, Any, None]) -> None:
-    async with asyncio.timeout(3600):
-        await work
+OTHER = next(peer for peer in (A, B) if peer != LEADER)
+U = PeerId("U")
+HOSTED = Roster(
+    [
+        listed(A, name="n"),
+        listed(B, name="n"),
+        listed(T, "trainer", None, name="n"),
+        listed(U, "trainer", None, name="n"),
+    ]
+)
+THREE = Roster([*ROSTER.members, listed("C")])
+"""A part with a replica more: two of them can be right."""
 
 
 class Puppet:
@@ -125,26 +121,12 @@ def _wrong_step(body: Any) -> Any:
     raise WrongStep("the step is not closed here")
 
 
-class Sink:
-    """Keeps events."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def emit(self, event: Event) -> None:
-        """See :class:`swarm.events.EventSink`."""
-        self.events.append(event)
-
-    def of(self, kind: type[Any]) -> list[Any]:
-        return [event for event in self.events if isinstance(event, kind)]
-
-
 class Stage:
     """Puppets on a network, one of which leads step 1 with a desk of its own."""
 
     def __init__(self, roster: Roster = ROSTER, *, hosted: bool = False, leader: PeerId | None = None) -> None:
         self.roster, self.leader = roster, leader or roster.succession(1)[0]
-        self.network, self.events, self.liveness = SimNetwork(LoopClock()), Sink(), FakeLiveness()
+        self.network, self.events, self.liveness = SimNetwork(LoopClock()), EventList(), FakeLiveness()
         self.puppets = {peer: Puppet(peer, roster) for peer in roster.peers}
         self.endpoints: dict[PeerId, SimEndpoint] = {}
         self.waited: list[str] = []
@@ -183,11 +165,11 @@ class Stage:
         return self
 
     async def ask_desk(self, body: Any, caller: PeerId) -> Any:
-        """What our desk answers to a trainer."""
+        """Return what our desk answers to a trainer."""
         return await asked(self.desk, body, caller)
 
     async def feed(self, contributions: Sequence[Contribution] = COMMITTED, *, term: int = 0) -> None:
-        """Trainers lease and complete these."""
+        """Have trainers lease and complete these."""
         for one in contributions:
             trainer = PeerId(one.microbatch.trainer)
             await self.ask_desk(Lease(step=1, term=term, total=one.microbatch.position + 1), trainer)
@@ -201,7 +183,7 @@ class Stage:
         return {peer for peer, puppet in self.puppets.items() if method in puppet.asked}
 
     def die(self, peer: PeerId) -> Callable[[Any], Any]:
-        """An answer: the peer is killed, and whoever looks finds it gone."""
+        """Return an answer: the peer is killed, and found gone by the next look."""
 
         async def answer(body: Any) -> Any:
             self.liveness.found.add(peer)
@@ -211,7 +193,7 @@ class Stage:
         return answer
 
     def stall(self, peer: PeerId) -> Callable[[Any], Any]:
-        """An answer: none, and the watch finds out by itself."""
+        """Return an answer: none, and the watch finds out by itself."""
 
         async def answer(body: Any) -> Any:
             self.liveness.lose(peer, "silent")
@@ -221,7 +203,7 @@ class Stage:
 
 
 def no(error: Exception, *, times: int = 1_000) -> Callable[[Any], Any]:
-    """An answer: so often this error, then as usual."""
+    """Return an answer: so often this error, then as usual."""
     left = iter(range(times))
 
     def answer(body: Any) -> Any:
@@ -232,10 +214,23 @@ def no(error: Exception, *, times: int = 1_000) -> Callable[[Any], Any]:
 
 
 async def silence(body: Any) -> Any:
-    """No answer at all."""
+    """Answer nothing at all."""
     await asyncio.get_running_loop().create_future()
 
 
 def broken(culprit: PeerId | None, **fields: Any) -> Callable[[Any], Any]:
-    """An answer: the round failed."""
+    """Return an answer: the round failed."""
     return lambda body: Averaged(digest="", sq_norm=0.0, cursor=None, failure="void", culprit=culprit, **fields)
+
+
+async def stage(**settings: Any) -> Stage:
+    """Return a stage whose trainers have fed the step."""
+    made = await Stage(**settings).set()
+    await made.feed()
+    return made
+
+
+def by(trainer: PeerId, position: int, host: PeerId = A) -> Contribution:
+    """Return a trainer's contribution, computed by ``host``."""
+    microbatch = MicrobatchId(trainer, "00" * 8, 0, position)
+    return Contribution(microbatch=microbatch, tokens=10, loss_sum=1.5, route=(host,))

@@ -1,4 +1,4 @@
-"""Members of a step with parts, averaging and signatures that a test can see through and break."""
+"""A member of a step whose part, averaging and liveness a test can see through and break, and what a leader asks it."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ import torch
 from swarm.averaging.allreduce.plan import RoundResult
 from swarm.consensus.history import History
 from swarm.consensus.incarnation import Incarnation
-from swarm.consensus.records import CloseRecord, Contribution, Decision, acceptance_bytes
-from swarm.consensus.roster import Member as Listed
-from swarm.consensus.roster import Roster, owner
+from swarm.consensus.records import CloseRecord, Contribution, Decision
+from swarm.consensus.roster import owner
 from swarm.errors import BugError
-from swarm.ids import MicrobatchId, PartName, PeerId, RunId
-from swarm.membership.founding_record import genesis
+from swarm.ids import MicrobatchId, PartName, PeerId
 from swarm.optim.schedules import OptimizerConfig
 from swarm.schema import Message
 from swarm.step.context import MemberContext
-from swarm.step.decisions import totals
 from swarm.step.member.branch import Forking
 from swarm.step.member.open_step import Attempt, Round
 from swarm.step.member.position import Position
 from swarm.step.member.service import MemberService
 from swarm.step.messages import Apply, Decide, Prepare, Propose, Reconcile
 from swarm.step.rules import StepRules
-from tests.harness.asked import asked
-
-RUN = RunId("ab" * 32)
-A, B, T = PeerId("A"), PeerId("B"), PeerId("T")
-ROSTER = Roster(
-    [
-        Listed(peer=A, role="stage", name="a", part="stage-0", addresses=()),
-        Listed(peer=B, role="stage", name="b", part="stage-0", addresses=()),
-        Listed(peer=T, role="trainer", name="t", part="ends", addresses=()),
-    ]
+from tests.harness.rigs.common import RUN, InlineDevice, asked, sign, verify
+from tests.harness.rigs.consensus import (
+    COMMITTED,
+    CURSOR,
+    GENESIS,
+    ROSTER,
+    A,
+    B,
+    T,
+    acceptances,
+    microbatch,
+    record,
+    weights_digest,
 )
+
 RULES = StepRules(
     run=RUN,
     steps=3,
@@ -54,39 +55,13 @@ RULES = StepRules(
     optimizer=OptimizerConfig(lr=0.5, warmup_steps=0, min_lr_fraction=1.0),
     clip_norm=1.0,
 )
-GENESIS = genesis(RUN, ROSTER, {PartName("stage-0"): "0" * 64, PartName("ends"): "1" * 64})
-CURSOR = (0, 7)
 
 
-def microbatch(position: int) -> MicrobatchId:
-    """A microbatch of the only trainer."""
-    return MicrobatchId(T, "00" * 8, 0, position)
-
-
-COMMITTED = tuple(
-    Contribution(microbatch=microbatch(position), tokens=10 + position, loss_sum=1.5, route=(host,))
-    for position, host in enumerate((A, B))
-)
 HELD = {A: {microbatch(0)}, B: {microbatch(1)}, T: {microbatch(0), microbatch(1)}}
 
 
-def sign(peer: PeerId, data: bytes) -> bytes:
-    """64 bytes that :func:`verify` accepts; everybody could make them, but nobody in these tests does."""
-    return hashlib.sha512(peer.encode() + data).digest()
-
-
-def verify(peer: PeerId, data: bytes, signature: bytes) -> bool:
-    """Whether :func:`sign` made it."""
-    return signature == sign(peer, data)
-
-
-def weights_digest(name: str, step: int, lr: float, clip: float) -> str:
-    """What every replica of a fake part arrives at."""
-    return hashlib.sha256(f"{name}|{step}|{lr}|{clip}".encode()).hexdigest()
-
-
 @dataclass
-class FakePart:
+class CountedPart:
     """A part that counts what is done to it; ``swap`` without ``prepare`` is a bug, as in the real one."""
 
     name: str
@@ -96,17 +71,17 @@ class FakePart:
     swapped: list[str] = field(default_factory=list)
 
     def contribution(self, assigned: Set[MicrobatchId], tokens: int) -> torch.Tensor | None:
-        """Something of the right kind."""
+        """Return something of the right kind, where these microbatches are held."""
         return torch.ones(4) if self.microbatches == assigned else None
 
     def prepare(self, mean: torch.Tensor, *, lr: float, clip: float, step: int) -> str:
-        """A digest that depends on everything."""
+        """Return a digest that depends on everything."""
         self.prepared += 1
         self.shadow = weights_digest(self.name, step, lr, clip)
         return self.shadow
 
     def swap(self) -> None:
-        """The shadow counts from now on."""
+        """Let the shadow count from now on."""
         if self.shadow is None:
             raise BugError("swap without prepare")
         self.swapped.append(self.shadow)
@@ -155,12 +130,12 @@ class FakeLiveness:
         self._changed = asyncio.Event()
 
     def lose(self, peer: PeerId, reason: str = "silent") -> None:
-        """The peer is gone from now on."""
+        """Let the peer be gone from now on."""
         self.gone[peer] = reason
         self._tell()
 
     def find(self, peer: PeerId) -> None:
-        """The peer is back."""
+        """Let the peer be back."""
         self.gone.pop(peer, None)
         self._tell()
 
@@ -184,35 +159,12 @@ class FakeLiveness:
             await self._changed.wait()
 
 
-class InlineDevice:
-    """A device thread that is the loop itself; ``gate`` holds the work up, which then goes on even when its awaiter is
-    cancelled, as on the real one."""
-
-    def __init__(self) -> None:
-        self.gate: asyncio.Event | None = None
-        self._running: set[asyncio.Future[Any]] = set()
-
-    async def run(self, fn: Callable[..., Any], /, *args: Any) -> Any:
-        """See :class:`swarm.device.DeviceThread`."""
-        if self.gate is None:
-            return fn(*args)
-        work = asyncio.ensure_future(self._later(fn, *args))
-        self._running.add(work)
-        work.add_done_callback(self._running.discard)
-        return await asyncio.shield(work)
-
-    async def _later(self, fn: Callable[..., Any], /, *args: Any) -> Any:
-        assert self.gate is not None
-        await self.gate.wait()
-        return fn(*args)
-
-
 async def _nothing(*args: Any) -> None:
     return None
 
 
 @dataclass
-class Bench:
+class MemberBench:
     """One member and everything around it. ``founded`` starts it at step 1, after ``genesis``."""
 
     me: PeerId = A
@@ -223,7 +175,7 @@ class Bench:
     life: Incarnation | None = None
 
     def __post_init__(self) -> None:
-        self.part = FakePart(str(ROSTER[self.me].part), frozenset(HELD[self.me]))
+        self.part = CountedPart(str(ROSTER[self.me].part), frozenset(HELD[self.me]))
         self.average, self.device, self.history = FakeAverage(), InlineDevice(), History()
         self.settled: list[Mapping[MicrobatchId, tuple[PeerId, ...]]] = []
         self.lacks: Exception | None = None
@@ -257,7 +209,7 @@ class Bench:
         self.member = MemberService(context)
 
     async def _settle(self, step: int, assigned: Mapping[MicrobatchId, tuple[PeerId, ...]]) -> None:
-        """Everything can be replayed, unless it ``lacks`` something; ``slow_settling`` says when."""
+        """Replay everything, unless the bench ``lacks`` something; ``slow_settling`` says when."""
         self.settled.append(dict(assigned))
         if self.slow_settling is not None:
             await self.slow_settling.wait()
@@ -266,18 +218,18 @@ class Bench:
         self.part.microbatches = frozenset(assigned)
 
     async def ask(self, body: Message, *, caller: PeerId | None = None) -> Any:
-        """What the member answers; by default the right leader asks."""
+        """Return what the member answers; by default the right leader asks."""
         step = body.record.step if isinstance(body, Propose) else body.step  # type: ignore[attr-defined]
         leader = T if step == 0 else owner(ROSTER, step, getattr(body, "term", 0))
         return await asked(self.member, body, caller or leader)
 
     def replenish(self) -> None:
-        """The next step's microbatches (the same again) are computed."""
+        """Compute the next step's microbatches, which are the same again."""
         self.part.microbatches = frozenset(HELD[self.me])
 
 
 def prepare(step: int = 1, term: int = 1) -> Prepare:
-    """What the leader of a later term asks first."""
+    """Return what the leader of a later term asks first."""
     return Prepare(step=step, term=term)
 
 
@@ -289,46 +241,29 @@ def reconcile(
     live: Collection[PeerId] = ROSTER.peers,
     attempt: int = 1,
 ) -> Reconcile:
-    """The first question; ``attempt`` counts within the term."""
+    """Return the first question; ``attempt`` counts within the term."""
     numbers = {str(part): term * 1024 + attempt for part in ROSTER.parts}
     return Reconcile(step=step, term=term, committed=committed, live=tuple(live), attempts=numbers)
 
 
 def apply(step: int = 1, lr: float = 0.5, clip: float = 1.0, *, term: int = 0) -> Apply:
-    """The second question."""
+    """Return the second question."""
     return Apply(step=step, term=term, lr=lr, clip=clip)
-
-
-def record(before: CloseRecord = GENESIS, **changes: Any) -> CloseRecord:
-    """What an honest leader proposes after ``before``, with some fields changed."""
-    step = before.step + 1
-    tokens, loss_sum = totals(COMMITTED)
-    fields: dict[str, Any] = {
-        "run": RUN,
-        "step": step,
-        "committed": COMMITTED,
-        "tokens": tokens,
-        "loss_sum": loss_sum,
-        "grad_norm": 2.0,
-        "clip": 1.0,
-        "lr": 0.5,
-        "digests": {name: weights_digest(name, step, 0.5, 1.0) for name in ("ends", "stage-0")},
-        "cursors": {T: CURSOR},
-        "roster": ROSTER.members,
-        "previous": before.hash(),
-    }
-    return CloseRecord(**(fields | changes))
-
-
-def acceptances(accepted: CloseRecord, term: int = 0, signers: Collection[PeerId] = ROSTER.peers) -> dict[str, bytes]:
-    """What proves that these accepted it."""
-    signed = acceptance_bytes(accepted, term)
-    return {peer: sign(peer, signed) for peer in signers}
 
 
 def decide(
     accepted: CloseRecord, *, term: int = 0, signers: Collection[PeerId] = ROSTER.peers, **changes: bytes
 ) -> Decide:
-    """The last word, with some signatures changed."""
+    """Return the last word, with some signatures changed."""
     signatures = acceptances(accepted, term, signers) | changes
     return Decide(step=accepted.step, record=accepted.hash(), term=term, acceptances=signatures)
+
+
+async def brought_to(stage: str, **settings: Any) -> MemberBench:
+    """Return a member that has answered everything up to and including ``stage``."""
+    bench = MemberBench(**settings)
+    for name, body in (("reconcile", reconcile()), ("apply", apply()), ("propose", Propose(record=record()))):
+        await bench.ask(body)
+        if name == stage:
+            break
+    return bench

@@ -1,9 +1,13 @@
-"""A run that others observe: a real part, real digests and updates, a donor, a contact, and whatever one wants to lie
-about."""
+"""The rig of ``swarm.membership``: a run that others observe, with a real part, real digests and updates, a donor and a
+contact, and whatever one wants to lie about.
+
+    bench = ObserverBench(Run(steps=2))
+    await bench.open()
+    part = await bench.installed(bench.observer())
+"""
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -12,13 +16,12 @@ from typing import Any
 import torch
 
 from swarm.consensus.records import CloseRecord, Decision, acceptance_bytes
-from swarm.consensus.roster import Member, Roster
+from swarm.consensus.roster import Roster
 from swarm.ids import PartName, PeerId, stage_part
 from swarm.membership.founding_record import genesis
 from swarm.membership.observer import Observer, ObserverContext
 from swarm.membership.observer_service import ObserverService
 from swarm.membership.observers import Observers
-from swarm.models.gpt_config import GptConfig
 from swarm.models.registry import family_of
 from swarm.models.spec import SplitConfig
 from swarm.network.protocols import Answer, AnyMethod, Incoming, Rpc
@@ -31,69 +34,55 @@ from swarm.state.download import Download, DownloadContext, IntoMemory, PeerChun
 from swarm.state.snapshot import Snapshot, digest, initial_snapshot
 from swarm.state.transfer import StateDonor
 from swarm.step.observe_messages import RunStanding
-from tests.unit.step.world import RUN, InlineDevice, sign, verify
+from tests.harness.rigs.clocks import FakeClock as FakeClock
+from tests.harness.rigs.clocks import HandClock as HandClock
+from tests.harness.rigs.clocks import LoopClock as LoopClock
+from tests.harness.rigs.clocks import in_time as in_time
+from tests.harness.rigs.clocks import turns as turns
+from tests.harness.rigs.clocks import virtual as virtual
+from tests.harness.rigs.common import RUN as RUN
+from tests.harness.rigs.common import EventList as EventList
+from tests.harness.rigs.common import InlineDevice as InlineDevice
+from tests.harness.rigs.common import inline as inline
+from tests.harness.rigs.common import sign as sign
+from tests.harness.rigs.common import verify as verify
+from tests.harness.rigs.consensus import COMMITTED as COMMITTED
+from tests.harness.rigs.consensus import GENESIS as GENESIS
+from tests.harness.rigs.consensus import ROSTER as ROSTER
+from tests.harness.rigs.consensus import A as A
+from tests.harness.rigs.consensus import B as B
+from tests.harness.rigs.consensus import T as T
+from tests.harness.rigs.consensus import acceptances as acceptances
+from tests.harness.rigs.consensus import listed as listed
+from tests.harness.rigs.consensus import record as record
+from tests.harness.rigs.models import TINY as TINY
+from tests.harness.rigs.state import ME as ME
+from tests.harness.rigs.state import Donors as Donors
+from tests.harness.rigs.state import big_state as big_state
+from tests.harness.rigs.step import RULES as RULES
+from tests.harness.rigs.step import MemberBench as MemberBench
+from tests.harness.rigs.step import apply as apply
+from tests.harness.rigs.step import decide as decide
+from tests.harness.rigs.step import prepare as prepare
+from tests.harness.rigs.step import reconcile as reconcile
 
-MODEL = GptConfig(vocab_size=300, dim=16, layers=2, heads=2, context=8)
 STAGE = stage_part(0)
 DONOR, CONTACT, OTHER, JOINER = (PeerId(name) for name in ("D", "C", "E", "J"))
-
-
-def listed(peer: str, role: Any = "stage", part: str | None = STAGE) -> Member:
-    """A member without addresses."""
-    return Member(peer=peer, role=role, name=peer.lower(), part=part, addresses=())
-
-
-ROSTER = Roster([listed(DONOR), listed(OTHER), listed(CONTACT, "trainer", "ends")])
-
-
-class HandClock:
-    """Time that goes on when told; whoever sleeps so long wakes."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self._sleepers: list[tuple[float, asyncio.Future[None]]] = []
-
-    def monotonic(self) -> float:
-        """See :class:`swarm.clock.Clock`."""
-        return self.now
-
-    def wall(self) -> float:
-        """See :class:`swarm.clock.Clock`."""
-        return self.now
-
-    async def sleep(self, seconds: float) -> None:
-        """Until :meth:`advance` has gone so far."""
-        waker: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._sleepers.append((self.now + seconds, waker))
-        await waker
-
-    async def advance(self, seconds: float) -> None:
-        """Let time pass, and those who woke do what they do."""
-        self.now += seconds
-        for due, waker in self._sleepers:
-            if due <= self.now and not waker.done():
-                waker.set_result(None)
-        self._sleepers = [(due, waker) for due, waker in self._sleepers if not waker.done()]
-        await turns()
-
-
-async def turns(count: int = 50) -> None:
-    """Let everybody go on as far as they can."""
-    for _ in range(count):
-        await asyncio.sleep(0)
+OBSERVED = Roster([listed(DONOR), listed(OTHER), listed(CONTACT, "trainer", "ends")])
+"""Who takes part in the run that is observed."""
 
 
 def fresh_part() -> TrainedPart:
-    """The stage, at its initial weights."""
+    """Return the stage at its initial weights."""
     part = empty_part()
-    part.install(initial_snapshot(STAGE, part.layout, family_of(MODEL).initial_weights(0)))
+    part.install(initial_snapshot(STAGE, part.layout, family_of(TINY).initial_weights(0)))
     return part
 
 
 def empty_part() -> TrainedPart:
-    """The stage, without weights."""
-    spec = next(spec for spec in family_of(MODEL).parts(SplitConfig(stages=2)) if spec.name == STAGE)
-    return TrainedPart(spec, MODEL, AdamW(OptimizerConfig()))
+    """Return the stage without weights."""
+    spec = next(spec for spec in family_of(TINY).parts(SplitConfig(stages=2)) if spec.name == STAGE)
+    return TrainedPart(spec, TINY, AdamW(OptimizerConfig()))
 
 
 class Run:
@@ -101,19 +90,19 @@ class Run:
 
     def __init__(self, steps: int = 0) -> None:
         self.part = fresh_part()
-        self.decisions = [signed(genesis(RUN, ROSTER, self._digests(digest(self.part.snapshot()))))]
+        self.decisions = [signed(genesis(RUN, OBSERVED, self._digests(digest(self.part.snapshot()))))]
         for _ in range(steps):
             self.close()
 
     @property
     def head(self) -> CloseRecord:
-        """The newest record."""
+        """Return the newest record."""
         return self.decisions[-1].record
 
     def close(
         self, roster: Roster | None = None, before: CloseRecord | None = None, *, ended: bool = False
     ) -> Decision:
-        """The decision of the next step; ``roster`` is who takes part from then on."""
+        """Return the decision of the next step; the ``roster`` takes part from then on."""
         before = before or self.head
         step = before.step + 1
         mean = torch.randn(self.part.layout.elements, generator=torch.Generator().manual_seed(step)) / 10
@@ -141,12 +130,12 @@ class Run:
         return {STAGE: of_stage, PartName("stage-1"): "0" * 64, PartName("ends"): "1" * 64}
 
 
-def signed(record: CloseRecord, peers: Sequence[PeerId] = ROSTER.peers, mean: torch.Tensor | None = None) -> Decision:
-    """A decision that these peers accepted."""
+def signed(record: CloseRecord, peers: Sequence[PeerId] = OBSERVED.peers, mean: torch.Tensor | None = None) -> Decision:
+    """Return a decision that these peers accepted."""
     return Decision(record, {peer: sign(peer, acceptance_bytes(record)) for peer in peers}, mean)
 
 
-class Bench:
+class ObserverBench:
     """Who serves the run to an observer, over a network in memory and in a time of its own. ``replicas`` of the stage
     are donors; all of them and the contact decide at once, unless :meth:`publish` is told who does."""
 
@@ -174,21 +163,21 @@ class Bench:
 
     @property
     def desk(self) -> ObserverService:
-        """The first donor's."""
+        """Return the first donor's."""
         return self.desks[self.replicas[0]]
 
     @property
     def donor(self) -> StateDonor:
-        """The first donor's."""
+        """Return the first donor's."""
         return self.donors[self.replicas[0]]
 
     @property
     def contact(self) -> ObserverService:
-        """The contact's."""
+        """Return the contact's."""
         return self.desks[CONTACT]
 
     async def open(self) -> None:
-        """Everybody is on the network, and has published what was decided so far."""
+        """Have everybody enter the network and publish what was decided so far."""
         for peer in self.replicas:
             await self.on_network(peer, self.desks[peer], self.donors[peer])
         await self.on_network(CONTACT, self.contact)
@@ -197,7 +186,7 @@ class Bench:
             await self.publish(decision)
 
     async def on_network(self, peer: PeerId, *services: Any) -> SimEndpoint:
-        """One more peer, with these services, each answer of which may be twisted."""
+        """Add a peer with these services, each answer of which may be twisted."""
         endpoint = self.endpoints[peer] = self.network.endpoint(peer)
         await endpoint.enter(RUN)
         for service in services:
@@ -205,20 +194,20 @@ class Bench:
         return endpoint
 
     async def publish(self, decision: Decision, *who: PeerId) -> None:
-        """The donors and the contact, or some of them, have decided and swapped."""
+        """Have the donors and the contact, or some of them, decide and swap."""
         for peer in who or tuple(self.desks):
             if peer in self.parts:
                 self.parts[peer] = self.run.part.snapshot()
             await self.desks[peer].publish(decision, STAGE if peer in self.parts else None)
 
     async def close(self, roster: Roster | None = None) -> Decision:
-        """One more step of the run."""
+        """Close one more step of the run."""
         decision = self.run.close(roster)
         await self.publish(decision)
         return decision
 
     def observer(self, *donors: PeerId, part: PartName | None = STAGE, me: PeerId = JOINER) -> Observer:
-        """A peer that wants to join, with the help of these (none: of all replicas)."""
+        """Return a peer that wants to join, with the help of these (none: of all replicas)."""
 
         async def observe(decision: Decision) -> None:
             self.told.append(decision.record.step)
@@ -226,7 +215,7 @@ class Bench:
         context = ObserverContext(
             run=RUN,
             endpoint=self.endpoints[me],
-            device=InlineDevice(),  # type: ignore[arg-type]
+            device=InlineDevice(),
             verify=verify,
             observe=observe,
         )
@@ -240,7 +229,7 @@ class Bench:
         return part
 
     async def fetch(self, record: CloseRecord, *donors: PeerId, me: PeerId = JOINER) -> TrainedPart:
-        """The part, downloaded and verified."""
+        """Return the part, downloaded and verified."""
         part = empty_part()
         wanted = Wanted(part=STAGE, step=record.step, digest=record.digests[STAGE], layout=part.layout)
         context = DownloadContext(donor=partial(PeerChunks, self.endpoints[me]), clock=self.clock, run=inline)
@@ -249,12 +238,12 @@ class Bench:
 
     @property
     def kept(self) -> list[int]:
-        """Steps whose update the donor keeps in memory."""
+        """Return the steps whose update the donor keeps in memory."""
         return self.desk._updates.steps(STAGE)
 
     @property
     def states(self) -> int:
-        """States that the donor keeps in memory for others."""
+        """Return how many states the donor keeps in memory for others."""
         return len(self.donor._leases)
 
     def _snapshot(self, peer: PeerId) -> Callable[[PartName], Awaitable[Snapshot | None]]:
@@ -265,11 +254,6 @@ class Bench:
 
     def _note(self, peer: PeerId, method: Rpc[Any, Any]) -> None:
         self.asked.append((peer, method))
-
-
-async def inline(work: Callable[..., Any], *args: Any) -> Any:
-    """Runs on the loop what else runs in a thread."""
-    return work(*args)
 
 
 async def _holds_nothing(part: PartName) -> None:
@@ -291,7 +275,7 @@ class _Twisted:
         self._service, self._twists, self._note = service, twists, note
 
     def methods(self) -> list[AnyMethod]:
-        """All methods, twisted."""
+        """Return all methods, twisted."""
         return [dataclasses.replace(method, handle=self._handler(method)) for method in self._service.methods()]
 
     def _handler(self, method: AnyMethod) -> Any:

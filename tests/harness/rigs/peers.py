@@ -1,0 +1,316 @@
+"""The rig of ``peers``: what a machine keeps of a run, how its peers decided it, and what its commands print.
+
+run = kept_run()
+directory = run.keep(tmp_path, 10)  # whole, and really signed
+assert swarm(["ckpt", "verify", str(directory.root)]) == 0
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from data_shards.tokenize import tokenizer_digest, train_tokenizer
+from peers.checkpoints.proof import Proof
+from peers.checkpoints.writer import keep_run
+from peers.home.run_directory import RunDirectory
+from swarm.config import Manifest, parse_manifest
+from swarm.consensus.history import HistoryLine
+from swarm.consensus.records import CloseRecord, Contribution, Decision, acceptance_bytes
+from swarm.consensus.roster import Member, Roster
+from swarm.events import Event, StepClosed
+from swarm.ids import ENDS, MicrobatchId, PartName, PeerId, RunId, stage_part
+from swarm.membership.founding_record import Origin, founding_record, genesis
+from swarm.models.registry import family_of
+from swarm.monitoring.reader import Recorded, RecordedEvent
+from swarm.security.signing import PrivateIdentity
+from swarm.state.checkpoints.parts import write_manifest, write_part
+from swarm.state.snapshot import Snapshot, digest
+from tests.harness.rigs.clocks import FakeClock as FakeClock
+from tests.harness.rigs.common import EventList as EventList
+from tests.harness.rigs.common import InlineDevice as InlineDevice
+from tests.harness.rigs.state import BrokenDisk as BrokenDisk
+from tests.harness.rigs.state import PowerCut as PowerCut
+from tests.harness.rigs.state import install as install
+from tests.harness.settings import checked_settings as checked_settings
+from tests.harness.settings import peer_settings as peer_settings
+
+FAKE_PEER = "tests.harness.fake_peer:run"
+"""The entry of peers that do one thing a peer may do, by their names."""
+SLOW_IMPORT = "tests.harness.slow_import"
+"""A module whose import takes longer than a test may take."""
+START_S = 60.0
+TEXT = "".join(f"Paragraph {n} says that {n} owls saw {n * 7 % 101} mice near the river.\n\n" for n in range(1500))
+"""A text that is long enough to train a tokenizer and a small model on."""
+HEAVY = ("torch", "hivemind", "transformers", "scipy", "uvloop", "tokenizers")
+"""What no command may import before it is needed."""
+PROBE = """
+import sys
+sys.argv = ["swarm", *sys.argv[1:]]
+from peers.cli import main
+try:
+    main()
+finally:
+    heavy = sorted(set(sys.modules) & set({heavy!r}))
+    print("heavy:", ",".join(heavy), file=sys.stderr)
+"""
+
+
+# --- what was decided -------------------------------------------------------------------------------------------------
+
+RUN = RunId("5a" * 32)
+"""The run of the decided chain."""
+NAMES = ("otter", "mole", "heron", "tern", "vole")
+KEYS = {name: PrivateIdentity(bytes([number]) * 32) for number, name in enumerate(NAMES, 1)}
+PEERS = {name: key.peer for name, key in KEYS.items()}
+TRAINER = PEERS["heron"]
+
+
+def roster(*names: str) -> Roster:
+    """Return the stage hosts, and the heron, which trains."""
+    return Roster(
+        Member(
+            peer=PEERS[name],
+            role="trainer" if name == "heron" else "stage",
+            name=name,
+            part=ENDS if name == "heron" else stage_part(0),
+            addresses=(),
+        )
+        for name in names
+    )
+
+
+def signed(record: CloseRecord, signers: Collection[str], term: int = 0) -> HistoryLine:
+    """Return a record that these accepted."""
+    data = acceptance_bytes(record, term)
+    return HistoryLine(record, {PEERS[name]: KEYS[name].sign(data) for name in signers}, term)
+
+
+@dataclass(slots=True)
+class DecidedChain:
+    """Grows step by step; ``names`` take part in the next one."""
+
+    names: tuple[str, ...] = ("otter", "mole", "heron")
+    lines: list[HistoryLine] = field(default_factory=list)
+    fed: int = 0
+
+    @property
+    def head(self) -> CloseRecord:
+        """Return the newest record."""
+        return self.lines[-1].record
+
+    def found(self) -> DecidedChain:
+        """Add the genesis."""
+        self.lines.append(signed(genesis(RUN, roster(*self.names), {ENDS: "e" * 64}), self.names))
+        return self
+
+    def resume(self, record: CloseRecord) -> DecidedChain:
+        """Add the record with which the run goes on after this one."""
+        self.lines.append(signed(founding_record(RUN, roster(*self.names), Origin.after(record)), self.names))
+        return self
+
+    def close(
+        self,
+        *,
+        after: tuple[str, ...] | None = None,
+        term: int = 0,
+        signers: Collection[str] | None = None,
+        sign_term: int | None = None,
+        **changes: Any,
+    ) -> DecidedChain:
+        """Add a step of two microbatches; ``after`` take part in the one that follows, ``changes`` are of the
+        record."""
+        before = self.names
+        self.names = before if after is None else after
+        committed = tuple(
+            Contribution(
+                microbatch=MicrobatchId(TRAINER, "c0" * 8, 0, self.fed + number),
+                tokens=10 + number,
+                loss_sum=1.1 * (self.fed + number + 1),
+                route=(PEERS["otter"],),
+            )
+            for number in range(2)
+        )
+        self.fed += 2
+        fields: Mapping[str, Any] = {
+            "run": RUN,
+            "step": self.head.step + 1,
+            "term": term,
+            "committed": committed,
+            "tokens": 21,
+            "loss_sum": math.fsum(one.loss_sum for one in committed),
+            "grad_norm": 1.0,
+            "clip": 1.0,
+            "lr": 0.1,
+            "digests": {ENDS: "e" * 64},
+            "cursors": {TRAINER: (0, self.fed)},
+            "roster": roster(*self.names).members,
+            "previous": self.head.hash(),
+        } | changes
+        decided_in = term if sign_term is None else sign_term
+        self.lines.append(signed(CloseRecord(**fields), before if signers is None else signers, decided_in))
+        return self
+
+
+def eventful() -> DecidedChain:
+    """Return six steps: one joins, one is lost while a successor leads, one leaves, and a majority is always enough."""
+    chain = DecidedChain().found().close().close(after=("otter", "mole", "heron", "tern", "vole"))
+    chain.close(
+        after=("otter", "heron", "tern", "vole"),
+        absent=(PEERS["mole"],),
+        term=1,
+        sign_term=2,
+        signers=("otter", "heron", "tern"),
+    )
+    return chain.close(after=("otter", "heron", "tern")).close(signers=("otter", "heron")).close()
+
+
+def write(path: Path, lines: Sequence[HistoryLine], torn: bytes = b"") -> Path:
+    """Write a history file and the directories it lies in."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(line.encode() for line in lines) + torn)
+    return path
+
+
+# --- what is kept of it -----------------------------------------------------------------------------------------------
+
+PARTS = (ENDS, stage_part(0), stage_part(1))
+WORDS = "Some words, and some more words that make a tokenizer. " * 30
+
+
+@dataclass(slots=True)
+class KeptRun:
+    """A run of 100 steps, its peers' keys, and what was decided so far."""
+
+    manifest: Manifest
+    tokenizer: bytes
+    keys: Sequence[PrivateIdentity]
+    decisions: list[Decision] = field(default_factory=list)
+
+    @property
+    def roster(self) -> Roster:
+        """Return the members: two stage hosts and a trainer."""
+        parts = dict(zip(self.keys, (stage_part(0), stage_part(1), ENDS), strict=True))
+        return Roster(
+            Member(
+                peer=key.peer, role="trainer" if part == ENDS else "stage", name=f"peer-{part}", part=part, addresses=()
+            )
+            for key, part in parts.items()
+        )
+
+    def states(self, step: int, seed: int = 0) -> dict[PartName, Snapshot]:
+        """Return every part after a step, made of some numbers."""
+        model, found = self.manifest.model, {}
+        weights = family_of(model).initial_weights(seed=seed or step)
+        for spec in family_of(model).parts(self.manifest.split):
+            layout = family_of(model).layout(family_of(model).build(spec))
+            params = layout.flatten(weights)
+            found[spec.name] = Snapshot(
+                part=spec.name, step=step, layout=layout, params=params, exp_avg=params * 0.5, exp_avg_sq=params * 0.25
+            )
+        return found
+
+    def decide(self, step: int, *, term: int = 0, seed: int = 0, ended: bool = False) -> Decision:
+        """Decide, by everybody, the step after the newest decision; step 0 is the genesis."""
+        digests = {part: digest(state) for part, state in self.states(step, seed).items()}
+        record = genesis(self.manifest.run_id, self.roster, digests)
+        if step:
+            trainer = self.keys[2].peer
+            microbatch = MicrobatchId(PeerId(trainer), "0" * 16, 0, step)
+            route = (self.keys[0].peer, self.keys[1].peer)
+            changes = {
+                "step": step,
+                "committed": (Contribution(microbatch=microbatch, tokens=8, loss_sum=1.25, route=route),),
+                "tokens": 8,
+                "loss_sum": 1.25,
+                "cursors": {trainer: (0, step + 1)},
+                "previous": self.decisions[-1].record.hash(),
+                "ended": ended,
+            }
+            record = record.model_copy(update=changes)
+        self.decisions.append(self.signed(record, term))
+        return self.decisions[-1]
+
+    def signed(self, record: CloseRecord, term: int = 0) -> Decision:
+        """Return a record with everybody's acceptance."""
+        data = acceptance_bytes(record, term)
+        return Decision(record, {key.peer: key.sign(data) for key in self.keys}, term=term)
+
+    def keep(self, root: Path, step: int, parts: Collection[PartName] = PARTS, *, seed: int = 0) -> RunDirectory:
+        """Write these parts of a step, with its record and what proves it, below ``root``."""
+        directory = RunDirectory(root)
+        keep_run(directory, self.manifest, self.tokenizer)
+        if not self.decisions:
+            self.decide(0)
+        known = next((one for one in self.decisions if one.record.step == step), None)
+        if known is None or seed:
+            if step > self.decisions[-1].record.step + 1:
+                self.decide(step - 1)
+            known = self.decide(step, seed=seed)
+        before = next((one.record for one in self.decisions if one.record.hash() == known.record.previous), None)
+        write_manifest(directory.checkpoints, Proof.of(known, before).manifest())
+        for part, state in self.states(step, seed).items():
+            if part in parts:
+                write_part(directory.checkpoints, state, {"run": self.manifest.run_id})
+        return directory
+
+
+def kept_run(*, name: str = "kept", nonce: str = "00000000deadbeef") -> KeptRun:
+    """Return a run of which nothing is kept yet."""
+    tokenizer = train_tokenizer([WORDS], 300)
+    manifest = parse_manifest(
+        {
+            "run": {"name": name, "nonce": nonce, "steps": 100, "start_when": {"stage_hosts": 2, "trainers": 1}},
+            "model": {"vocab_size": 300, "dim": 32, "layers": 2, "heads": 2, "context": 16},
+            "split": {"stages": 2},
+            "tokenizer": {"digest": tokenizer_digest(tokenizer)},
+            "batch": {"microbatch_size": 2, "microbatches_per_step": 6},
+        },
+        "the test",
+    )
+    keys = [PrivateIdentity(bytes([number]) * 32) for number in (1, 2, 3)]
+    return KeptRun(manifest, tokenizer, keys)
+
+
+# --- processes and what they tell -------------------------------------------------------------------------------------
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """Return what a command has printed, which is one line of JSON and nothing else."""
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    return dict(json.loads(out))
+
+
+def gone(pid: int) -> bool:
+    """Return whether no process runs under this number."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def told(event: Event, name: str = "a", wall: float = 0.0) -> RecordedEvent:
+    """Return an event as it is read from a peer's file."""
+    return RecordedEvent(name, Recorded(wall, wall, PeerId(f"peer{name.replace('-', '')}"), event))
+
+
+def closed(step: int, name: str = "a", wall: float = 0.0, **changes: Any) -> RecordedEvent:
+    """Return what a peer's file says of a closed step."""
+    fields: dict[str, Any] = {
+        "step": step, "loss": 5.0, "tokens": 100, "microbatches": 1, "grad_norm": 1.0, "clip": 1.0, "lr": 0.1,
+        "digests": {"stage-0": "x"}, "leader": PeerId("L"), "record": "r", "seconds": 0.5,
+    }  # fmt: skip
+    return told(StepClosed(**(fields | changes)), name, wall)
+
+
+def batch(position: int) -> MicrobatchId:
+    """Return a microbatch of the only trainer."""
+    return MicrobatchId(PeerId("t"), "s", 0, position)
