@@ -1,4 +1,4 @@
-"""What follows a strike: which ends of peers it explains, and who must come back."""
+"""The consequences of a strike: the ends of peers that it explains, and the peers that must come back."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from peers.chaos.strikes import Planned
 
 
 class Excuses:
-    """What strikes explain of how peers end. ``leaving`` are those that were told to; ``to_end`` those whose memory was
-    limited, with what was planned for them: the kernel says when they end."""
+    """The ends of peers that strikes explain. ``leaving`` were told to leave; ``to_end`` have limited memory, each with
+    what was planned for it: the kernel says when they end."""
 
     def __init__(self) -> None:
         self.leaving: set[str] = set()
@@ -40,16 +40,16 @@ class Excuses:
                 self.forget(name)
 
     def forget(self, name: str) -> None:
-        """What ended it before explains nothing any more."""
+        """Let what ended it before explain nothing any more."""
         self._codes.pop(name, None)
 
     def explain(self, name: str, code: int | None) -> bool:
-        """Whether a strike is to blame that this peer ended with this code."""
+        """Return whether a strike is to blame that this peer ended with this code."""
         allowed = self._codes.get(name, set()) | (set(KILLED) if name in self.to_end else set())
         return name in self._forgiven or code in allowed
 
     def forced(self, name: str, code: int | None) -> bool:
-        """Whether it was told to leave, and killed because its time was up."""
+        """Return whether it was told to leave, and killed because its time was up."""
         return name in self.leaving and code in KILLED
 
     def ended(self, name: str, code: int | None) -> None:
@@ -60,7 +60,7 @@ class Excuses:
 
 
 class Returns:
-    """Who was started by a strike, and is ``awaited`` until it is ready; and until when peers are held."""
+    """The peers that strikes ``started``, ``awaited`` until they are ready, and those that a strike holds."""
 
     def __init__(self) -> None:
         self.started: set[str] = set()

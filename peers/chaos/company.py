@@ -87,8 +87,8 @@ class Holds(Generic[T]):
 
 
 class LaterWork:
-    """What is done later, or beside, for nobody who waits for it; nothing any more once the world is ``over``.
-    ``problems`` are what did not go as it must."""
+    """Work that is done later or beside the play, with nobody waiting for it; none once the world is ``over``.
+    ``problems`` name what failed."""
 
     def __init__(self) -> None:
         self.over = threading.Event()

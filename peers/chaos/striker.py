@@ -34,7 +34,7 @@ class _Timed:
 
 
 class StrikeDraws:
-    """What is struck by draws, from some steps on after the first that closed."""
+    """The strikes that are drawn, from some steps on after the first that closed."""
 
     def __init__(self, scenario: Scenario, cast: SwarmSpec) -> None:
         self._scenario, self._cast = scenario, cast
@@ -43,7 +43,7 @@ class StrikeDraws:
         self._begin_s: float | None = None
 
     def due(self, wall: float, watch: RunWatch) -> bool:
-        """Whether the next draw is due."""
+        """Return whether the next draw is due."""
         if not self.left or watch.first_closed is None or watch.step < 1 + self._scenario.baseline_steps:
             return False
         if self._begin_s is None:
@@ -51,7 +51,7 @@ class StrikeDraws:
         return self._begin_s + self.left[0].at_s <= wall
 
     def faults(self, free: Mapping[str, str]) -> list[Fault]:
-        """What the next draw is for those that are free, by their parts; nothing when all must be spared."""
+        """Return the faults of the next draw for the free peers, by their parts; none when all must be spared."""
         draw = self.left[0]
         return _of(draw, choose(draw, self._among(), free), self._grace())
 
@@ -60,7 +60,7 @@ class StrikeDraws:
         return f"{DRAWN}{self.left[0].kind}-{self.struck + 1}" + (f"-{number}" if number else "")
 
     def missing(self) -> str:
-        """What is wrong where nothing was drawn in the end that was to be; "" when nothing is."""
+        """Return the problem of a play in which no draw has struck; "" when there is none."""
         if self.struck or (self._scenario.schedule is None and self._scenario.trace is None):
             return ""
         return f"nothing that was to be drawn has struck: {len(self.left)} draws are left"
@@ -148,7 +148,7 @@ class FaultInjector:
         return max((fired.wall for fired in list(self._plan.fired.values())), default=0.0)
 
     def ended(self, name: str, wall: float, code: int | None) -> None:
-        """A peer was seen to have ended: who was killed for its memory is brought back from then on."""
+        """Note that a peer has ended; one that was killed for its memory is brought back from then on."""
         self.excuses.ended(name, code)
         if name not in self.excuses.to_end or code not in KILLED:
             return
@@ -196,7 +196,7 @@ class FaultInjector:
     # --- draws ---------------------------------------------------------------------------------------------------
 
     def _strike_drawn(self) -> bool:
-        """Whether the next draw hit at least one of those that are free."""
+        """Return whether the next draw hit at least one of those that are free."""
         draw = self._drawing.left[0]
         back = draw.seconds if draw.kind in ("kill", "stop") else None
         hit = False

@@ -42,7 +42,7 @@ class ExitNotice:
 
 
 class StepNotes:
-    """What happened on the way to each step that closed, in words, ``by_step``; ``names`` are those of peers, by id."""
+    """The notes of each step that closed, ``by_step``; ``names`` are those of peers, by id."""
 
     def __init__(self) -> None:
         self.names: dict[str, str] = {}

@@ -122,7 +122,7 @@ class HealthWatch:
         self._listening: dict[PeerId, _Listening] = {}
 
     def report_to(self, listener: WatchListener) -> None:
-        """The peer takes part in a run from here on: tell it of every change, and others where it stands."""
+        """Tell the listener of every change from here on, and others where it stands."""
         self._listener = listener
 
     def methods(self) -> list[AnyMethod]:

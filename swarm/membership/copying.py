@@ -48,21 +48,21 @@ class Copies:
 
     @property
     def parts(self) -> tuple[PartName, ...]:
-        """The parts of which a copy is here, sorted."""
+        """Return the parts of which a copy is here, sorted."""
         return tuple(sorted(part for part, kept in self.kept.items() if kept.copy.step is not None))
 
     def held(self, part: PartName, step: int) -> PartState | None:
-        """Our copy, if it is exactly at the state after this step. It goes on with the run: :meth:`Copying.take` it to
-        keep it there."""
+        """Return our copy, if it is exactly at the state after this step. It goes on with the run:
+        :meth:`Copying.take` it to keep it there."""
         kept = self.kept.get(part)
         return kept.copy.state if kept is not None and kept.copy.holds(step) else None
 
     def takes(self, part: PartName, step: int) -> bool:
-        """Whether our copy is just being brought to the state after this step."""
+        """Return whether our copy is just being brought to the state after this step."""
         return part in self.kept and self.kept[part].copy.takes(step)
 
     async def snapshot(self, part: PartName) -> Snapshot | None:
-        """Our copy's state, for others; None for a part of which there is none."""
+        """Return our copy's state, for others; None for a part of which there is none."""
         kept = self.kept.get(part)
         return None if kept is None else await kept.copy.snapshot()
 

@@ -71,7 +71,7 @@ class Entering:
             await insist_on_being_reached(self._around, tuple(records))
 
     async def again(self) -> None:
-        """The run went on without us: get the newest state from others, and be let in again. Raises RunEnded when
+        """Get the newest state from others, and be let in again, where the run went on without us. Raises RunEnded when
         nobody is left who could help, or when it is over."""
         at, reason = self._at, self._at.cut_off
         self._around.events.emit(CutOff(step=at.open_step, reason=reason))

@@ -1,4 +1,4 @@
-"""What a peer does as records are decided: it takes its part, tells everybody, and opens the next step."""
+"""Follow the decided records: take this peer's part, tell the observers, and open the next step."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ class Following:
 
     @property
     def part(self) -> TrainedPart | None:
-        """The part that this peer trains; None for a peer that holds nothing."""
+        """Return the part that this peer trains; None for a peer that holds nothing."""
         return self._holding.part
 
     # --- taking a part -------------------------------------------------------------------------------------------
 
     async def install(self, record: CloseRecord, donor: PeerId) -> None:
-        """The genesis names our part: download it, verify it, be ready. Raises the founder's PeerError.
+        """Download and verify the part that the genesis names for us, and be ready. Raises the founder's PeerError.
 
         What is wrong on our side ends this peer with the reason (:meth:`end_unfit`); the founder is told no.
         """
@@ -89,7 +89,7 @@ class Following:
         await self.prepare(part, record)
 
     async def prepare(self, part: TrainedPart | None, record: CloseRecord) -> None:
-        """Our part is here for the first time, with the state that the record names: serve it."""
+        """Serve our part, which is here for the first time, with the state that the record names."""
         self._holding.take(part, record)
 
     async def _move(self, record: CloseRecord) -> None:
@@ -105,7 +105,7 @@ class Following:
     # --- from record to record -----------------------------------------------------------------------------------
 
     async def decided(self, decision: Decision) -> None:
-        """A record was decided and our part has its result: say so, serve observers, open the next step."""
+        """Tell of a decided record whose result our part has, serve observers, open the next step."""
         record, roster, me = decision.record, decision.record.members, self._run.around.endpoint.peer
         inside, watch = self._at.names(record), self._run.around.watch
         seconds = self.events.closed(record, took_part=self._was_member, digest=decision.digest)
@@ -134,7 +134,7 @@ class Following:
             self._ready(record)
 
     def start_over(self) -> None:
-        """The run went on without this peer: the next record that names it is again the first."""
+        """Take the next record that names this peer for the first again: the run went on without it."""
         self._was_member, self._since = False, self._run.around.clock.monotonic()
 
     def _ready(self, record: CloseRecord) -> None:

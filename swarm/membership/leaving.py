@@ -48,7 +48,7 @@ class Leaving:
 
     @property
     def ending(self) -> Ending:
-        """How it ended, once it has: as this peer was told, when it left in order, by itself or with all others."""
+        """Return how it ended, once it has: as this peer was told, when it left in order, alone or with all others."""
         return self._exit.ending if self._at.departed or self._ended else Ending.DONE
 
     @property
@@ -99,7 +99,7 @@ class Leaving:
             await first_done(*waits)
 
     def _agrees(self) -> bool:
-        """Whether the run may end for this peer, if all want it: nobody who comes would find it gone."""
+        """Return whether the run may end for this peer, if all want it: nobody who comes would find it gone."""
         return self._clock.monotonic() - self._exit.told_at >= HANDOVER_S and not self._helping
 
     @property
@@ -111,7 +111,7 @@ class Leaving:
             await self._clock.sleep(LOOK_S)
 
     async def _ask_leader(self, step: int, *, ends: bool) -> bool:
-        """Whether its answer stands until the step is closed, or another leads it."""
+        """Return whether its answer stands until the step is closed, or another leads it."""
         me, self._refused = self._run.calls.me, False
         head, asked_in = self._at.head, (step, self._at.term)
         previous = NO_RECORD if head is None else head.hash()

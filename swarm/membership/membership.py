@@ -21,7 +21,7 @@ from swarm.membership.status import PeerStatus
 from swarm.step.loop import StepLoop
 
 Work = Callable[[], Coroutine[Any, Any, None]]
-"""What goes on beside the steps, until cancelled."""
+"""A work that goes on beside the steps, until cancelled."""
 
 
 class Membership:
@@ -72,24 +72,24 @@ class Membership:
 
     @property
     def ending(self) -> Ending:
-        """How it ended, once :meth:`run` has returned."""
+        """Return how it ended, once :meth:`run` has returned."""
         return self._leaving.ending
 
     @property
     def situation(self) -> PeerStatus:
-        """Where this peer stands, for people."""
+        """Return this peer's own view of itself, for people."""
         return self._run.situation
 
     @property
     def roster(self) -> Roster:
-        """Who takes part in the open step; empty before the genesis."""
+        """Return the roster of the open step; empty before the genesis."""
         return self._run.position.roster
 
     @property
     def copies(self) -> tuple[PartName, ...]:
-        """The parts of which this peer keeps a copy beside its own."""
+        """Return the parts of which this peer keeps a copy beside its own."""
         return self._copying.copies.parts
 
     def describe(self, error: BaseException) -> str:
-        """A peer's failure, with its name."""
+        """Return a peer's failure in words, with the peer's name."""
         return self._run.describe(error)

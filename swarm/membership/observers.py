@@ -1,4 +1,4 @@
-"""Who follows the run with this member's help: see :mod:`swarm.membership.observer_service`, which serves them.
+"""The peers that follow the run with this member's help; :mod:`swarm.membership.observer_service` serves them.
 
 A peer that leaves reads it too: as long as it helps somebody, the run does not end for want of others.
 """
@@ -34,7 +34,7 @@ class _Observer:
 
 
 class Observers:
-    """Those who follow a part, each by (peer, part), and those who only asked where the run stands."""
+    """The peers that follow a part, each by (peer, part), and those that only asked where the run stands."""
 
     def __init__(self, donor: StateDonor, clock: Clock) -> None:
         self._donor, self._clock = donor, clock
@@ -42,7 +42,7 @@ class Observers:
         self._strangers: OrderedDict[PeerId, float] = OrderedDict()
 
     def beside(self, members: Collection[PeerId]) -> bool:
-        """Whether a peer that is none of these has asked here a moment ago where the run stands, fetches a part, or
+        """Return whether a peer that is none of these has just asked here where the run stands, fetches a part, or
         follows one."""
         recent = self._clock.monotonic() + LEASE_S - RECENT_S
         helped = {
@@ -61,7 +61,7 @@ class Observers:
             self._strangers.popitem(last=False)
 
     def knows(self, peer: PeerId, part: PartName) -> bool:
-        """Whether it follows this part."""
+        """Return whether it follows this part."""
         return (peer, part) in self._known
 
     def note(self, peer: PeerId, part: PartName, had: int) -> None:
@@ -94,7 +94,7 @@ class Observers:
             del self._known[peer, part]
 
     def steps(self, part: PartName) -> list[int]:
-        """How far those that follow a part have come, by what they asked for."""
+        """Return how far the followers of a part have come, by what they asked for."""
         return [observer.had for (_, name), observer in self._known.items() if name == part]
 
     def step_closed(self, before: CloseRecord | None, record: CloseRecord) -> None:

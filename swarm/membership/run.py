@@ -1,4 +1,4 @@
-"""What a run is for one peer that takes part in it: given to everything that lives as long as its membership."""
+"""The context of a run for one of its peers: given to everything that lives as long as its membership."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAX_WAITING_CHARS = 400
 
 @dataclass(slots=True)
 class ExitRequest:
-    """Whether this peer was told to leave, and from where.
+    """The orders to leave that this peer got.
 
     Attributes:
         told: Set once somebody told it to.
@@ -52,7 +52,7 @@ class ExitRequest:
 
     @property
     def asked(self) -> bool:
-        """Whether this peer is to leave."""
+        """Return whether this peer is to leave."""
         return self.told.is_set()
 
 
@@ -92,7 +92,7 @@ class RunContext:
 
     @property
     def founds(self) -> bool:
-        """Whether this peer is the founder."""
+        """Return whether this peer is the founder."""
         return self.contact == self.around.endpoint.peer
 
     def learn(self, roster: Roster) -> None:
@@ -102,7 +102,7 @@ class RunContext:
                 self.around.endpoint.learn(PeerId(member.peer), member.addresses)
 
     def standing(self, closed: int | None) -> RunStanding:
-        """Where the run stands, for those who ask; ``closed`` is the newest step that was published, None before the
+        """Return where the run stands, for peers that ask; ``closed`` is the newest published step, None before the
         genesis."""
         return RunStanding(
             founder=self.founder,
@@ -113,14 +113,14 @@ class RunContext:
         )
 
     def name_of(self, peer: str) -> str:
-        """The name a peer gave itself; before the roster is known "the contact", else the peer's id."""
+        """Return the name that a peer gave itself; before the roster is known "the contact", else the peer's id."""
         roster = self.position.roster
         if peer in roster:
             return roster[peer].name
         return "the contact" if peer == self.contact and not len(roster) else peer
 
     def describe(self, error: BaseException) -> str:
-        """A peer's failure, with its name."""
+        """Return a peer's failure in words, with the peer's name."""
         if isinstance(error, PeerError) and error.peer:
             name = self.name_of(error.peer)
             who = error.peer if name == error.peer else f"{name} ({error.peer})"

@@ -69,7 +69,7 @@ class EndpointConfig:
 
 @dataclass(frozen=True, slots=True)
 class AttachedDaemon:
-    """The libp2p daemon of one peer: where its sockets are, who replaces it when it dies, and our client of it."""
+    """The libp2p daemon of one peer: its sockets, its supervisor, and our client of it."""
 
     files: SocketDirectory
     supervisor: Supervisor

@@ -23,7 +23,7 @@ OVERDUE = 0.5
 
 
 class _RoundNews:
-    """Those who wait for something in one round. A ``failure`` ends all their waiting; the first one stays."""
+    """The waiting for news of one round. A ``failure`` ends all their waiting; the first one stays."""
 
     def __init__(self) -> None:
         self.failure: RoundFailed | None = None
@@ -87,16 +87,16 @@ class _HeldSums:
         return True
 
     def came(self, topic: _Topic) -> Set[PeerId]:
-        """Whose sum of a chunk at a level is here."""
+        """Return the members whose sum of a chunk at a level is here."""
         return self._sums.get(topic, {}).keys()
 
     def take(self, topic: _Topic) -> dict[PeerId, Payload]:
-        """The sums of a chunk at a level, which are let go."""
+        """Return the sums of a chunk at a level, and let go of them."""
         self._taken.add(topic)
         return self._sums.pop(topic, {})
 
     def is_taken(self, topic: _Topic) -> bool:
-        """Whether they were taken."""
+        """Return whether they were taken."""
         return topic in self._taken
 
     def let_in(self, chunk: ReduceChunk, level: int) -> None:
@@ -105,7 +105,7 @@ class _HeldSums:
             self._held[peer, chunk.rank, level] -= 1
 
     def fills_window(self, peer: PeerId, rank: int) -> bool:
-        """Whether a member has sent as much of a part as it may before it hears from us."""
+        """Return whether a member has sent as much of a part as it may before it hears from us."""
         return self._held[peer, rank, 0] >= self._plan.window
 
     def clear(self) -> None:

@@ -1,4 +1,4 @@
-"""What a member asks of the others in one round, until they have answered or the round's time is over."""
+"""Ask the other members of one round until they have answered or the round's time is over."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Run(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Means:
-    """What an exchange works with, the same for all rounds of a peer."""
+    """The means of an exchange, the same for all rounds of a peer."""
 
     endpoint: Endpoint
     clock: Clock

@@ -35,8 +35,8 @@ _MAX_TRIED = 12
 
 
 class _Renewals:
-    """When the next renewal is due: after ``every_s``, at once when a relay is gone, and after some short pauses when
-    one may be gone."""
+    """The times of renewals: the next is due after ``every_s``, at once when a relay is gone, and after some short
+    pauses when one may be gone."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
@@ -45,7 +45,7 @@ class _Renewals:
 
     @property
     def usual(self) -> bool:
-        """Whether nothing happened for which one is due sooner."""
+        """Return whether nothing happened for which one is due sooner."""
         return not self._soon and not self._shaken
 
     async def due(self) -> bool:

@@ -83,7 +83,7 @@ class StreamOwner(FrameSink, Protocol):
 
 
 class SendTurns:
-    """Whose turn it is to write on one stream: entered by one sender at a time, once the transport takes more.
+    """The turns of the senders on one stream: entered by one at a time, once the transport takes more.
     ``written`` counts the bytes that were given to the transport, whoever wrote them."""
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class SendTurns:
 
     @property
     def full(self) -> bool:
-        """Whether the transport takes no more just now."""
+        """Return whether the transport takes no more just now."""
         return not self._room.is_set()
 
     def no_room(self) -> None:
@@ -194,7 +194,7 @@ class Link(asyncio.BufferedProtocol):
 
     @property
     def flushed(self) -> bool:
-        """Whether the kernel has all that was written, and :meth:`close` drops nothing."""
+        """Return whether the kernel has all that was written, and :meth:`close` drops nothing."""
         return self._writer is None or not self._transport.get_write_buffer_size()
 
     def close(self, reason: PeerError) -> None:
@@ -223,7 +223,7 @@ class Link(asyncio.BufferedProtocol):
 
     @property
     def paused(self) -> bool:
-        """Whether nothing is read from the stream now, see :meth:`pause`."""
+        """Return whether nothing is read from the stream now, see :meth:`pause`."""
         return self.lost is None and self._timer is not None
 
     def _resume(self) -> None:

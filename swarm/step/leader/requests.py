@@ -1,4 +1,4 @@
-"""Who has asked the leader of a step to join or to leave with it, and what the next step's roster is made of.
+"""The requests to join and to leave with a step, as its leader keeps them, and the roster that they make.
 
 ``swarm.consensus.changes`` says what a roster may become; every member applies the same rules.
 """
@@ -96,11 +96,11 @@ class ChangeRequests:
         self._joins, self._leaves, self._unspared, self._lost = {}, {}, {}, frozenset()
 
     def asking(self) -> tuple[PeerId, ...]:
-        """Who has asked to join with this step so far."""
+        """Return the peers that have asked to join with this step so far."""
         return tuple(self._joins)
 
     def settle(self, missing: Collection[PeerId], absent: Collection[PeerId] = ()) -> tuple[Changes, Roster]:
-        """Who joins and leaves with this step, and the next step's roster. ``missing`` have asked to join and do not
+        """Return the changes of this step, and the next step's roster. ``missing`` have asked to join and do not
         answer, ``absent`` are members that were lost. Where there are neither, and all have asked for the end, the run
         ends. Later requests must wait for the next step. Raises Refused when the run cannot do without those that were
         lost."""
@@ -117,7 +117,7 @@ class ChangeRequests:
         return self._changes.end(self.now.roster, tuple(everybody.values())) if self._may_end else None
 
     def _may(self, now: OpenStepFacts, join: Admission) -> bool:
-        """Whether it may still join: who is lost, and who can be called, has changed since it asked."""
+        """Return whether it may still join: who is lost, and who can be called, has changed since it asked."""
         try:
             self._changes.check_admission(now, join)
         except (Refused, Violation):
@@ -127,13 +127,13 @@ class ChangeRequests:
     # --- for a step that is given up -----------------------------------------------------------------------------
 
     def joining(self, lost: Collection[PeerId]) -> tuple[Admission, ...]:
-        """Who asks to join with a step that is to be given up, without those that are lost again. From now on who is
-        ``lost`` may ask too: it was started anew."""
+        """Return the requests to join with a step that is to be given up. From now on peers that are ``lost`` may ask,
+        too: they were started anew."""
         self._lost = frozenset(lost)
         return tuple(self._joins.values())
 
     def check_reassign(self, peer: PeerId, part: str, move: Reassign) -> None:
-        """What a peer answered that was asked whether it would hold a lost part. Raises Refused, and Violation where no
+        """Check the answer of a peer that was asked to hold a lost part. Raises Refused, and Violation where no
         honest peer would say this."""
         if (move.peer, move.part) != (peer, part):
             raise Violation(f"asked to hold {part} it answers for {move.peer} and {move.part}", peer=peer)

@@ -155,11 +155,11 @@ class LeadService:
         return excluded
 
     def _places(self, trainers: Iterable[PeerId]) -> dict[PeerId, tuple[int, int]]:
-        """Where their shards go on in this step."""
+        """Return where their shards go on in this step."""
         return {trainer: self._cursors.get(trainer, (0, 0)) for trainer in trainers}
 
     async def wait_full(self) -> tuple[Contribution, ...]:
-        """The committed microbatches of the step we lead, once its batch is complete."""
+        """Return the committed microbatches of the step we lead, once its batch is complete."""
         while (led := self._led) is None or not led.ledger.full or led.awaited:
             self._changed.clear()
             await self._changed.wait()
@@ -172,12 +172,12 @@ class LeadService:
 
     @property
     def full(self) -> bool:
-        """Whether the batch of the step we lead is complete, as far as is known now."""
+        """Return whether the batch of the step we lead is complete, as far as is known now."""
         return self._led is not None and self._led.ledger.full and not self._led.awaited
 
     @property
     def done(self) -> int:
-        """How many microbatches of the step we lead are completed."""
+        """Return the number of microbatches of the step we lead that are completed."""
         return 0 if self._led is None else self._led.ledger.done
 
     def waits_for(self) -> tuple[PeerId, ...]:
@@ -189,7 +189,7 @@ class LeadService:
         return () if led is None or led.ledger.full else led.ledger.waits_for()
 
     def aside(self) -> tuple[Quarantined, ...]:
-        """What was put aside in the step we lead."""
+        """Return the microbatches that were put aside in the step we lead."""
         return () if self._led is None else self._led.ledger.aside()
 
     # --- for trainers --------------------------------------------------------------------------------------------
@@ -239,8 +239,8 @@ class LeadService:
         return TrainerResumed(kept=kept)
 
     async def _leading(self, caller: PeerId, step: int, term: int) -> LedTerm:
-        """The term that we lead, for a trainer of the roster. Raises Superseded when another leads, or the trainer
-        knows another term than ours."""
+        """Return the term that we lead, for a trainer of the roster. Raises Superseded when another leads, or the
+        trainer knows another term than ours."""
         await self._wait_for_trainer(caller, step)
         if self._led is None or term != self._led.number:
             raise self._not_leading()

@@ -1,4 +1,4 @@
-"""Where one member stands in the run: the open step, who takes part in it, and whether this peer does.
+"""The position of one member in the run: the open step, its roster, and whether this peer takes part.
 
 :class:`~swarm.step.member.service.MemberService` alone writes it; all else of the peer reads it, and waits on it.
 """
@@ -50,32 +50,32 @@ class Position:
 
     @property
     def term(self) -> int:
-        """The highest term of the open step that this member knows."""
+        """Return the highest term of the open step that this member knows."""
         return self.open.ballot.term
 
     @property
     def leader(self) -> PeerId:
-        """Whose term it is."""
+        """Return the leader of that term."""
         return owner(self.roster, self.open_step, self.term) if len(self.roster) else self.founder
 
     @property
     def head(self) -> CloseRecord | None:
-        """The newest record that is decided here."""
+        """Return the newest record that is decided here; None before the genesis."""
         return self.history.head if self.history.next_step else None
 
     @property
     def is_member(self) -> bool:
-        """Whether this peer takes part in the open step, in this very life of it."""
+        """Return whether this peer takes part in the open step, in this very life of it."""
         return self.named and not self.cut_off
 
     @property
     def over(self) -> bool:
-        """Whether the run's last step is closed, or one with which it was ended."""
+        """Return whether the run's last step is closed, or one with which it was ended."""
         head = self.head
         return head is not None and self.rules.over(head)
 
     def names(self, record: CloseRecord) -> bool:
-        """Whether the record lets this very life of the peer take part in the step after it."""
+        """Return whether the record lets this very life of the peer take part in the step after it."""
         return self.life.is_named(record)
 
     async def wait_open(self, step: int) -> None:
