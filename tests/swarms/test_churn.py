@@ -34,7 +34,7 @@ from swarm.membership.leaving import ended_in_order
 from swarm.network.discovery.records import PeerRecord
 from swarm.sim.loop import run_world
 from swarm.state.checkpoints.files import held
-from swarm.step.leader.service import LeadService
+from swarm.step.leader.requests import ChangeRequests
 from tests.harness.expect import eventually
 from tests.harness.simulated import SimSwarm
 from tests.harness.swarm import LocalPeer, LocalSwarm, _documents
@@ -542,17 +542,17 @@ async def test_joiner_that_dies_between_asking_and_the_close_is_not_let_in(
 ) -> None:
     swarm = LocalSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 80})
     asked: list[PeerId] = []
-    honest = LeadService.asking
+    honest = ChangeRequests.asking
 
-    def asking(desk: LeadService) -> tuple[PeerId, ...]:
+    def asking(requests: ChangeRequests) -> tuple[PeerId, ...]:
         """The step begins to close: just now it dies."""
-        found = honest(desk)
+        found = honest(requests)
         if found and not asked:
             asked.extend(found)
             swarm.kill("short")
         return found
 
-    monkeypatch.setattr(LeadService, "asking", asking)
+    monkeypatch.setattr(ChangeRequests, "asking", asking)
 
     async def story(swarm: LocalSwarm) -> None:
         await after_step(swarm, 2)
