@@ -17,7 +17,7 @@ from peers.options.fields import settings_of
 from peers.options.model import Foundation
 from peers.presets import load_preset, preset_names
 from swarm.config import Manifest, new_nonce, parse_manifest
-from swarm.disk import write_whole
+from swarm.disk import read_named, write_whole
 from swarm.errors import ConfigError, Incompatible, StateError
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -133,7 +133,7 @@ def _read(path: Path) -> bytes:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_named(path))
     except OSError as error:
         cause = (error.strerror or "unreadable").lower()
         remedy = f"{another_path(path)} Or start with: {command_name()} new --preset {preset_names()[0]}"

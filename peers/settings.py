@@ -34,6 +34,8 @@ class PeerSettings(BaseModel):
         bootstrap: Multiaddrs ending in ``/p2p/<peer id>``, for all but a bootstrap.
         run: The run that it joins, where that is known before.
         manifest: For the bootstrap, which serves it; ``tokenizer`` too.
+        ends_seed: Seed of the private ends' initial weights, for a bootstrap; None: a secret one. Whoever knows it can
+            read what trainers send: give it only where all peers of the run are on this machine.
         patience_s: How long a bootstrap waits for the peers that the run needs; None: for ever.
         run_directory: Where this machine keeps the run: manifest, tokenizer, and the checkpoints that its peers write
             and those they end with; ``{run}`` in it stands for the run's name and id.
@@ -56,6 +58,7 @@ class PeerSettings(BaseModel):
     run: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] | None = None
     manifest: Path | None = None
     tokenizer: Path | None = None
+    ends_seed: Annotated[int | None, Field(ge=0, repr=False)] = None
     patience_s: Annotated[float, Field(gt=0)] | None = PATIENCE_S
     run_directory: Path | None = None
     checkpoints_kept: Annotated[int, Field(ge=1)] | None = None
@@ -93,6 +96,7 @@ def member_settings(settings: PeerSettings) -> MemberSettings:
         region=settings.options.region,
         dial_out_only=settings.options.dial_out_only,
         max_in_flight=settings.options.max_in_flight,
+        ends_seed=settings.ends_seed,
         patience_s=settings.patience_s,
         history=settings.home / "history.jsonl",
         votes=settings.identity.with_name("vote"),

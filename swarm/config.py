@@ -21,6 +21,7 @@ from swarm.averaging.config import AveragingConfig, check_averaging
 from swarm.compression.registry import ActivationCodec
 from swarm.consensus.copies import MAX_COPIES
 from swarm.consensus.records import record_bytes
+from swarm.disk import read_named
 from swarm.errors import ConfigError, OtherWire
 from swarm.ids import RunId
 from swarm.models.gpt_config import GptConfig
@@ -128,7 +129,7 @@ def parse_manifest(document: dict[str, Any], origin: str) -> Manifest:
 def load_manifest(path: Path) -> Manifest:
     """Read a manifest from TOML. Raises ConfigError also for a missing or malformed file."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(read_named(path))
     except OSError as error:
         raise ConfigError(
             "manifest", str(path), "a readable TOML file", f"{error.strerror}; check the path."

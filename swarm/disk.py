@@ -5,6 +5,7 @@ Every call to the file system goes through ``os`` here, so that a test can end t
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import fcntl
@@ -39,6 +40,14 @@ def write_whole(path: Path, pieces: Sequence[Piece]) -> None:
             os.unlink(temporary)
         raise
     sync_directory(path.parent)
+
+
+def read_named(path: Path) -> str:
+    """Return the text of a file that a person has written: in UTF-8, or in UTF-16 where it begins with its mark, as
+    editors of Windows write. Raises OSError, and UnicodeDecodeError for what is neither."""
+    data = path.read_bytes()
+    utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return data.decode("utf-16" if utf16 else "utf-8-sig").replace("\r\n", "\n")
 
 
 def write_named(path: Path, pieces: Sequence[Piece], *, mode: int | None = None) -> None:

@@ -33,6 +33,7 @@ from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from peers.chaos.figures import FIGURES
 from peers.chaos.invariants.check import CHECKERS
+from swarm.disk import read_named
 from swarm.errors import ConfigError
 from swarm.events import Event
 from swarm.schema import RegionField, Section, in_words, keys_at
@@ -330,7 +331,7 @@ def _keys_beside(where: Sequence[int | str]) -> str:
 def load_scenario(path: Path) -> Scenario:
     """Read a scenario. Raises ConfigError also for a missing or malformed file."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(read_named(path))
     except OSError as error:
         raise ConfigError(
             "SCENARIO.toml", str(path), "a readable file", "swarm chaos --list shows those here.",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -68,6 +71,7 @@ def run(arguments: Sequence[str]) -> int:
     Interrupted passes."""
     try:
         code = app(args=list(arguments), prog_name="swarm", standalone_mode=False)
+        sys.stdout.flush()
     except _USAGE_ERROR as error:
         report_error(_explained(error, arguments))
         return EXIT_USAGE
@@ -83,6 +87,16 @@ def run(arguments: Sequence[str]) -> int:
         return exit_code_of(error)
     except BrokenPipeError:
         # The reader of our output (head, less) has seen enough.
+        return EXIT_ERROR
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # or what waits to be written would fail once more at the exit
+        os.close(nowhere)
+        report_error(CommandError(f"what it prints cannot be written: {error.strerror}",
+                                  check="is the disk full on which stdout is a file? df -h",
+                                  next_="the same command, with stdout elsewhere"))  # fmt: skip
         return EXIT_ERROR
     return code if isinstance(code, int) else EXIT_OK
 

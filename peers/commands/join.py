@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peers.commands.preflight import check_checkpoints, check_device, check_listen
+from peers.commands.preflight import check_announce, check_checkpoints, check_device, check_listen
 from peers.console.words import command_name, print_error
 from peers.exit_codes import EXIT_OK
 from peers.home.last_events import done_again, newest_closing
@@ -53,6 +53,7 @@ def join(options: PeerOptions, *, words: bool, json_lines: bool) -> int:
     role = options.part_taken
     say(f"swarm {__version__}", f"joins {contacts.run_name or 'the run of a peer'} as {_title(role)}")
     check_listen(options.listen)
+    check_announce(options.announce)
     check_device(options.device)
     if options.checkpoints is not None:
         check_checkpoints(options.checkpoints)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from peers.commands.preflight import check_listen, check_output
+from peers.commands.preflight import check_announce, check_listen, check_output
 from peers.console.words import command_name, count
 from peers.options.model import Foundation, PeerOptions
 from peers.session import echo, know_thyself, live, open_session, silent
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from peers.founding_files import Founded
     from peers.invites.invite_file import Past
+    from swarm.config import Manifest
 
 
 def new(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines: bool) -> int:
@@ -45,6 +46,7 @@ def new(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines
         foundation = Foundation(file=past.manifest)
     say(f"swarm {__version__}", "goes on with a run" if foundation.resume else "founds a run")
     check_listen(options.listen)
+    check_announce(options.announce)
     founded = _founded(foundation, options, say)
     for label, text in summary(founded):
         say(label, text)
@@ -117,8 +119,20 @@ def summary(founded: Founded) -> list[tuple[str, str]]:
         ("tokenizer", f"{manifest.tokenizer.digest[:16]}, from {founded.tokenizer_from}"),
         ("starts", f"when {count(start.stage_hosts, 'stage host')} and {count(start.trainers, 'trainer')} are here"),
         ("ends", f"after {count(run.steps, 'step')}"),
+        *_private(manifest),
         *_goes_on(founded),
     ]  # fmt: skip
+
+
+def _private(manifest: Manifest) -> list[tuple[str, str]]:
+    """Of private ends: who can read the text all the same, and how many copies there are of them."""
+    if manifest.split.ends != "private":
+        return []
+    trusted = "whoever hosts the first or the last stage can read the trainers' text: trust them with it"
+    told, copies = [("private", trusted)], manifest.run.copies
+    if copies > 1:
+        told.append(("copies", f"{copies} of each stage; of the ends 1, the founder's: stage hosts keep none"))
+    return told
 
 
 def _goes_on(founded: Founded) -> list[tuple[str, str]]:

@@ -92,6 +92,14 @@ def check_listen(addresses: Sequence[str]) -> None:
             _check_bind(text, _FAMILIES[names[0]], _TRANSPORTS[names[1]], (host, port))
 
 
+def check_announce(addresses: Sequence[str]) -> None:
+    """Refuse addresses to be told others that nobody could dial. Raises ConfigError."""
+    from swarm.network.addresses import parse_address
+
+    for text in addresses:
+        parse_address(text, key="--announce", peer=False)
+
+
 def check_port(port: int) -> None:
     """Refuse a TCP port of all interfaces that nobody could listen on, as :func:`check_listen` does, in words about
     ``--port``. Raises ConfigError."""

@@ -153,7 +153,7 @@ def _remarks(seen: Seen) -> list[str]:
         return []
     copies = ", ".join(standing.copies)
     facts = [("waiting", standing.waiting_for), ("the disk does not take", standing.disk), ("copies", copies)]
-    facts.append(("mixed", mixing_text(standing)))
+    facts += [("fewer copies in the run", standing.fewer_copies), ("mixed", mixing_text(standing))]
     return [f"{label}: {one_line(text)}" for label, text in facts if text]
 
 
@@ -164,6 +164,7 @@ def _facts(standing: StatusReport) -> list[tuple[str, str]]:
         ("role", standing.role),
         ("part", f"{standing.part or NO_PART}{f', because {standing.reason}' if standing.reason else ''}"),
         ("copies", ", ".join(standing.copies)),
+        ("fewer", f"copies in the run: {standing.fewer_copies}" if standing.fewer_copies else ""),
         ("run", f"{_run(standing.run_name, standing.run)}, {count(standing.members, 'member')}{_lost(standing)}"),
         ("step", _step(standing)),
         ("averages", standing.averages),

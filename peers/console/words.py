@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -23,14 +24,16 @@ VALUE_WIDTH = 120
 
 
 def print_error(cause: str, *, check: str = "", next_: str = "", label: str = "error") -> None:
-    """The cause on stderr and, where there are any, what to look at and what to do; no traceback, no colour."""
+    """The cause on stderr and, where there are any, what to look at and what to do; no traceback, no colour. Where
+    stderr takes nothing, the exit code must do."""
     lines = [f"{label}: {_flat(cause)}"]
     if check:
         lines.append(f"  check: {_flat(check)}")
     if next_:
         lines.append(f"  next:  {_flat(next_)}")
-    sys.stderr.write("\n".join(lines) + "\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stderr.write("\n".join(lines) + "\n")
+        sys.stderr.flush()
 
 
 def _flat(text: str) -> str:

@@ -13,7 +13,7 @@ from peers.control.status import MemberReport, StatusReport
 from peers.invites.invite import invite_to
 from peers.settings import PeerSettings
 from swarm.config import Manifest
-from swarm.consensus.copies import copies_of
+from swarm.consensus.copies import copies_of, fewer_copies
 from swarm.errors import Ending, PeerError, RunEnded
 from swarm.health.watch import HealthWatch
 from swarm.ids import PeerId
@@ -63,6 +63,7 @@ class NodeCommands:
             part=None if situation is None else situation.part,
             reason="" if situation is None else situation.reason,
             copies=() if membership is None else membership.copies,
+            fewer_copies=self._fewer_copies(),
             step=0 if situation is None else situation.step,
             steps=0 if manifest is None else manifest.run.steps,
             loss=None if situation is None else situation.loss,
@@ -78,6 +79,14 @@ class NodeCommands:
             mixed=0 if situation is None else situation.mixed,
             mixed_alone=0 if situation is None else situation.mixed_alone,
         )
+
+    def _fewer_copies(self) -> str:
+        """Of which parts the roster has too few peers that may keep a copy, in words."""
+        if self._manifest is None or self._membership is None:
+            return ""
+        copies = self._manifest.run.copies
+        fewer = fewer_copies(self._membership.roster, copies)
+        return ", ".join(f"{part} has {number} of {copies}" for part, number in fewer.items())
 
     async def _peers(self, request: Mapping[str, Any]) -> list[MemberReport]:
         """The roster, and whoever the directory knows beside it."""

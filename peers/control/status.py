@@ -17,7 +17,8 @@ ALONE = "alone: nobody to average with"
 class StatusReport:
     """One peer, now. ``waiting_for`` is empty unless it waits; ``reason`` says why it holds its part.
 
-    ``copies`` are the other parts of which it keeps a copy. ``reachability`` is in words, and so is ``disk``: what this
+    ``copies`` are the other parts of which it keeps a copy; ``fewer_copies`` says in words of which parts the run has
+    fewer than ``run.copies``, empty where it has them all. ``reachability`` is in words, and so is ``disk``: what this
     machine's disk does not take, empty when it takes all. ``loss`` and ``tokens_per_s`` are of the last closed step,
     None before the first, the latter also for a step that this peer did not see open; ``averaging`` is of that step,
     each part's, ``averages`` says in words what the run averages when. Where replicas train apart this one has
@@ -37,6 +38,7 @@ class StatusReport:
     part: str | None
     reason: str
     copies: tuple[str, ...] = ()
+    fewer_copies: str = ""
     step: int
     steps: int
     loss: float | None

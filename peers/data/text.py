@@ -6,6 +6,7 @@ import ast
 import inspect
 import os
 import re
+import shlex
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from swarm.errors import ConfigError
 BUILT_IN_CHARACTERS = 1_800_000
 SHORTEST_DOCSTRING = 60
 PARAGRAPH_CHARACTERS = 400
+LONGEST_PARAGRAPH = 16_384
+"""A longer piece without an empty line is cut at line ends. Tokenising takes 150 bytes of memory a character."""
 LARGEST_FILE_BYTES = 1 << 30
 
 _TRIPLE_QUOTED = re.compile(rb'"""(.*?)"""', re.DOTALL)
@@ -152,6 +155,12 @@ def _paragraphs(text: str) -> Iterator[str]:
     document: list[str] = []
     size = 0
     for paragraph in _BLANK_LINES.split(text):
+        if len(paragraph) > LONGEST_PARAGRAPH:  # a document a line, as JSONL has them, or no lines at all
+            if document:
+                yield "\n\n".join(document)
+                document, size = [], 0
+            yield from _lines(paragraph)
+            continue
         if paragraph.strip():
             document.append(paragraph.strip("\r\n"))
             size += len(paragraph)
@@ -160,6 +169,21 @@ def _paragraphs(text: str) -> Iterator[str]:
             document, size = [], 0
     if document:
         yield "\n\n".join(document)
+
+
+def _lines(paragraph: str) -> Iterator[str]:
+    """Documents of whole lines, each at least a few hundred characters; longer lines are cut."""
+    document: list[str] = []
+    size = 0
+    for line in paragraph.splitlines():
+        for start in range(0, len(line), LONGEST_PARAGRAPH):
+            document.append(line[start : start + LONGEST_PARAGRAPH])
+            size += len(document[-1])
+            if size >= PARAGRAPH_CHARACTERS:
+                yield "\n".join(document)
+                document, size = [], 0
+    if document:
+        yield "\n".join(document)
 
 
 # --- which files a path to text stands for, and the documents in them ------------------------------------------------
@@ -193,6 +217,9 @@ def text_files(path: Path, key: str) -> list[Path]:
     if not found:
         empty = "it is empty" if not any(path.iterdir()) else "it holds none; a single file may have any name"
         allowed = f"a built shard, or a directory with text files ({', '.join(sorted(TEXT_ENDINGS))})"
+        if any(file.is_symlink() and file.is_file() for file in path.rglob("*")):
+            copy = f"Give the directory that they lead to, or copy the files: cp -rL {shlex.quote(str(path))} NEW"
+            raise ConfigError(key, str(path), allowed, copy, why="it holds links to files outside it alone")
         raise ConfigError(key, str(path), allowed, another_path(path), why=empty)
     return sorted(found)
 

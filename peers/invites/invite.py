@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,8 @@ _BASE64URL = re.compile(r"[A-Za-z0-9_-]+")
 _RUN = re.compile(r"[0-9a-f]{64}")
 _RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
 _SHOWN = 60
+_AROUND = "\"'`“”„‘’‚«»‹›<>()[]{}.,;!?*"
+_UNDERSCORED = re.compile(r"/dns[46]?/(?P<name>[A-Za-z0-9._-]*_[A-Za-z0-9._-]*)(?P<rest>/.*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +78,12 @@ def invite_to(run: RunId, name: str, addresses: Iterable[str]) -> Invite:
 
 
 def parse_invite(text: str) -> Invite:
-    """The invite that a person pasted, checked throughout; white space in it is passed over (terminals break lines).
+    """The invite that a person pasted, checked throughout. White space in it is passed over (terminals break lines),
+    and so is what a message has around it: quotation marks, brackets, a full stop.
 
     Raises ConfigError for what is no whole invite; Incompatible (exit code 4) for one of another wire version.
     """
-    text = "".join(text[: 2 * MAX_CHARACTERS].split())
+    text = "".join(text[: 2 * MAX_CHARACTERS].split()).strip(_AROUND)
     if len(text) > MAX_CHARACTERS:
         raise _bad(text, f"at most {MAX_CHARACTERS} characters", "it is longer")
     version = _ANY_PREFIX.match(text)
@@ -99,8 +103,9 @@ def contacts_from(arguments: Sequence[str]) -> Contacts:
     Raises ConfigError for what is neither, for none at all, and for invites to different runs; Incompatible as
     :func:`parse_invite` does.
     """
-    invites = [parse_invite(text) for text in arguments if not text.lstrip().startswith("/")]
-    plain = [str(parse_address(text, key="INVITE")) for text in arguments if text.lstrip().startswith("/")]
+    given = _joined(arguments)
+    invites = [parse_invite(text) for text in given if not text.lstrip().startswith("/")]
+    plain = [str(parse_address(_resolved(text), key="INVITE")) for text in given if text.lstrip().startswith("/")]
     runs = {invite.run for invite in invites}
     if len(runs) > 1:
         raise ConfigError("INVITE", ", ".join(sorted(run[:12] for run in runs)), "invites to one run",
@@ -113,6 +118,34 @@ def contacts_from(arguments: Sequence[str]) -> Contacts:
         run=invites[0].run if invites else None,
         run_name=invites[0].name if invites else None,
     )
+
+
+def _joined(arguments: Sequence[str]) -> list[str]:
+    """The arguments with the pieces of an invite, which a line break had cut, put together again."""
+    whole: list[str] = []
+    for text in arguments:
+        begins = text.lstrip().startswith("/") or _ANY_PREFIX.match(text.strip().strip(_AROUND))
+        piece = not begins and whole and _ANY_PREFIX.match(whole[-1].strip().strip(_AROUND))
+        if piece:
+            whole[-1] += text
+        else:
+            whole.append(text)
+    return whole
+
+
+def _resolved(address: str) -> str:
+    """An address whose name has an underscore, as services of compose files may, with the IP address that it has now:
+    multiaddrs know no such names. Raises ConfigError where the name has none."""
+    match = _UNDERSCORED.match(address.strip())
+    if match is None:
+        return address
+    try:
+        found = socket.getaddrinfo(match["name"], None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError("INVITE", address, "the name of a machine that this one can find",
+                          f"Check it: getent hosts {match['name']}", why=str(error.strerror)) from None  # fmt: skip
+    family, ip = found[0][0], found[0][4][0]
+    return f"/{'ip4' if family == socket.AF_INET else 'ip6'}/{ip}{match['rest']}"
 
 
 def _decode(text: str, body: str) -> dict[str, Any]:

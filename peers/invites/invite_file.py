@@ -12,7 +12,7 @@ from peers.console.words import another_path
 from peers.founding_files import MANIFEST_FILE
 from peers.home.places import PlaceInfo, list_places
 from peers.invites.invite import MAX_ADDRESSES, Invite, parse_invite
-from swarm.disk import write_named
+from swarm.disk import read_named, write_named
 from swarm.errors import ConfigError
 from swarm.network.addresses import parse_address, split_peer
 
@@ -43,7 +43,7 @@ def read_invite(path: Path) -> Invite | None:
     """The invite in the file; None while there is none. Raises ConfigError for what is none, and for a file that cannot
     be read."""
     try:
-        text = path.read_text(encoding="utf-8").strip()
+        text = read_named(path).strip()
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:

@@ -94,6 +94,7 @@ class LocalRun:
             name=BOOTSTRAP,
             manifest=self.directory.manifest.absolute(),
             tokenizer=self.directory.tokenizer.absolute(),
+            ends_seed=self.manifest.run.seed,
             options=LOCAL,
         )
 

@@ -231,7 +231,8 @@ class Foundation:
         ),
     ] = None
     seed: Annotated[
-        int | None, Option(metavar="N", of=_NEW, manifest="run.seed", help="Seed of the initial weights.")
+        int | None,
+        Option(metavar="N", of=_NEW, manifest="run.seed", help="Seed of the initial weights, but of private ends."),
     ] = None
     tokenizer: Annotated[
         FilePath | None,

@@ -25,6 +25,7 @@ from peers.console.words import another_path, command_name
 from peers.options.fields import PREFIX, REFUSED, Setting, settings_of
 from peers.options.model import ANY_PORT, Foundation, Invocation, PeerOptions
 from peers.preemption.choice import read_choice
+from swarm.disk import read_named
 from swarm.errors import ConfigError
 
 FOR_TESTS = f"{PREFIX}TEST_"
@@ -162,7 +163,7 @@ def _of_file(path: Path | None) -> dict[str, Given]:
     if path is None:
         return {}
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_named(path)
         document = tomllib.loads(text)
     except OSError as error:
         why = (error.strerror or "unreadable").lower()

@@ -1,5 +1,7 @@
 """Assign copies of each part to peers that do not train it, so that a part whose replicas all die is not lost. Pure.
 
+Private ends are never copied to a stage host: with them it could read what trainers send it.
+
 :class:`Updates` keeps what those that follow a part still need.
 """
 
@@ -11,16 +13,17 @@ from collections.abc import Mapping
 
 import torch
 
-from swarm.consensus.roster import Roster
-from swarm.ids import PartName, PeerId
+from swarm.consensus.roster import Member, Roster
+from swarm.ids import ENDS, PartName, PeerId
 
 MAX_COPIES = 4
 """Of one part. Each has a peer follow the part's replicas, which help eight peers at once (``observing``)."""
 
 
 def copy_holders(roster: Roster, part: PartName, copies: int) -> tuple[PeerId, ...]:
-    """Up to ``copies`` peers that hold another part or none: as many as there are. Whose own part can spare it comes
-    first, since it could be moved to this one; a part that nobody in the roster holds has no copies.
+    """Up to ``copies`` peers that hold another part or none: as many as there are, of private ends only such as host no
+    stage. Whose own part can spare it comes first, since it could be moved to this one; a part that nobody in the
+    roster holds has no copies.
 
     The same everywhere. When one peer leaves or joins, few others change (rendezvous hashing). Cost: one hash for each
     peer and part.
@@ -32,6 +35,11 @@ def copies_of(roster: Roster, peer: PeerId, copies: int) -> tuple[PartName, ...]
     """The parts of which a peer keeps a copy: never its own, and none for a peer that is not in the roster. Nobody
     gets another one while somebody with fewer could keep it."""
     return tuple(part for part, holders in _duties(roster, copies).items() if peer in holders)
+
+
+def fewer_copies(roster: Roster, copies: int) -> Mapping[PartName, int]:
+    """Of how many peers each part has copies that has fewer than ``copies``, for want of peers that may keep one."""
+    return {part: len(holders) for part, holders in _duties(roster, copies).items() if len(holders) < copies}
 
 
 COPY_BYTES_S = 16 << 20
@@ -53,9 +61,10 @@ def _duties(roster: Roster, copies: int) -> Mapping[PartName, tuple[PeerId, ...]
         (_stays_needed(held, member.part), _draw(member.peer, part), PeerId(member.peer), part)
         for part in roster.parts
         for member in roster.members
-        if member.part != part
+        if _may_keep(member, part)
     )
-    wanted = {part: min(copies, len(roster) - held[part]) for part in roster.parts}
+    able = Counter(part for *_, part in pairs)
+    wanted = {part: min(copies, able[part]) for part in roster.parts}
     holders: dict[PartName, list[PeerId]] = {part: [] for part in roster.parts}
     load: Counter[PeerId] = Counter()
     most = 0
@@ -66,6 +75,11 @@ def _duties(roster: Roster, copies: int) -> Mapping[PartName, tuple[PeerId, ...]
                 holders[part].append(peer)
                 load[peer] += 1
     return {part: tuple(peers) for part, peers in holders.items()}
+
+
+def _may_keep(member: Member, part: PartName) -> bool:
+    """Whether a peer may keep a copy of a part: of private ends none that hosts a stage, or is there to."""
+    return member.part != part and not (part == ENDS and member.role == "stage")
 
 
 def _stays_needed(held: Mapping[str | None, int], own: str | None) -> bool:

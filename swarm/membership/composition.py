@@ -13,7 +13,7 @@ from swarm.membership.announcer import Announcer
 from swarm.membership.copying import Copies, Copying
 from swarm.membership.entering import Entering
 from swarm.membership.following import Following
-from swarm.membership.founder import Founder
+from swarm.membership.founder import Founder, InitialWeights
 from swarm.membership.holding import LocalSGD, RoleManager
 from swarm.membership.joining import Joining
 from swarm.membership.leaving import Leaving
@@ -89,7 +89,7 @@ def compose(
 
     # How it comes and goes.
     announcer, first = Announcer(run), FirstContact(endpoint, clock, contact, founder)
-    beginning = keeper.beginning() if run.founds else None
+    beginning = keeper.beginning() or InitialWeights(around, settings.ends_seed)
     found = Founder(around, directory, run.calls, announcer.record, donor, beginning) if run.founds else None
     entering = Entering(run, first, found, holding, following, Joining(run, member, following.prepare))
     leaving, parting = Leaving(run, observers.observers, announcer), ExitBarrier()

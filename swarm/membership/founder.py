@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import secrets
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
 from typing import Protocol, runtime_checkable
 
@@ -15,7 +16,7 @@ from swarm.consensus.roster import Candidate, Role, assign_stages, without_serve
 from swarm.errors import Ending, PeerError, RunEnded
 from swarm.health.heartbeat import PING, Ping
 from swarm.health.watch import PING_TIMEOUT_S
-from swarm.ids import PeerId
+from swarm.ids import ENDS, PeerId
 from swarm.membership.founding_record import FoundingTimeout, Origin, found, gather_candidates
 from swarm.membership.roles import PeerContext
 from swarm.membership.state_keeper import Beginning
@@ -49,11 +50,19 @@ class _Bounded(Protocol):
     def expect(self, peers: int) -> None: ...
 
 
-class InitialWeights:
-    """The weights that a new run begins with, made of its seed."""
+SEED_BITS = 128
 
-    def __init__(self, around: PeerContext) -> None:
+
+class InitialWeights:
+    """The weights that a new run begins with, made of the manifest's seed, which everybody may know.
+
+    Private ends are made of ``ends_seed``, which stays in this object; None: of one that nobody could guess. Members
+    download them. Ends that come from files (``initial_weights``) are as secret as these.
+    """
+
+    def __init__(self, around: PeerContext, ends_seed: int | None) -> None:
         self._around = around
+        self._ends_seed = secrets.randbits(SEED_BITS) if ends_seed is None else ends_seed
 
     async def load(self) -> tuple[Origin, list[Snapshot]]:
         """See :class:`Beginning`."""
@@ -64,17 +73,16 @@ class InitialWeights:
     def _make(self) -> list[Snapshot]:
         manifest = self._around.manifest
         family = family_of(manifest.model)
-        return [
-            initial_snapshot(
-                spec.name, family.layout(family.build(spec)), family.initial_weights(manifest.run.seed, spec)
-            )
-            for spec in family.parts(manifest.split)
-        ]
+        snapshots = []
+        for spec in family.parts(manifest.split):
+            seed = self._ends_seed if spec.name == ENDS else manifest.run.seed  # hosted ends are part of a stage
+            weights = family.initial_weights(seed, spec)
+            snapshots.append(initial_snapshot(spec.name, family.layout(family.build(spec)), weights))
+        return snapshots
 
 
 class Founder:
-    """Has the state that the run begins with, and serves it until everybody has his part. ``beginning`` None: a new
-    run, with initial weights."""
+    """Has the state that the run begins with, and serves it until everybody has his part."""
 
     def __init__(
         self,
@@ -83,9 +91,9 @@ class Founder:
         calls: StepCalls,
         own_record: Callable[[], PeerRecord],
         donor: StateDonor,
-        beginning: Beginning | None = None,
+        beginning: Beginning,
     ) -> None:
-        self._beginning = beginning or InitialWeights(around)
+        self._beginning = beginning
         self._around, self._directory, self._calls = around, directory, calls
         self._own_record, self._donor = own_record, donor
         start = around.manifest.run.start_when

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +18,7 @@ class MemberSettings:
         region: Where it is; "" for nowhere in particular.
         dial_out_only: Others shall not have to call it for averaging, where the run leaves them the choice.
         max_in_flight: Bounds a trainer's journeys; None lets it choose from what it measures.
+        ends_seed: Seed of the private ends' initial weights, for a founder; None: a secret one, kept nowhere.
         patience_s: How long a founder waits for the peers that the run needs; None: for ever.
         history: The file with the chain of close records.
         votes: The file with this peer's votes, which belongs to its identity and outlives one start.
@@ -29,6 +30,7 @@ class MemberSettings:
     region: str = ""
     dial_out_only: bool = False
     max_in_flight: int | None = None
+    ends_seed: int | None = field(default=None, repr=False)
     patience_s: float | None = None
     history: Path
     votes: Path

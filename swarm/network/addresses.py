@@ -6,6 +6,7 @@ border as text only.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Set
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
@@ -37,18 +38,31 @@ def parse_address(text: str, *, key: str = "address", peer: bool = True, any_por
     (an address to listen on). ``any_port`` allows port 0. The old ``/ipfs/`` spelling of ``/p2p/`` is rewritten.
     Raises ConfigError, whose message names ``key``, the value, what is allowed and what to do.
     """
+    example = _example(text, peer)
     if not text.strip():
         raise ConfigError(
-            key, text, f"a multiaddr such as {_EXAMPLE}", "Copy one that another peer printed at its start."
+            key, text, f"a multiaddr such as {example}", "Copy one that another peer printed at its start."
         )
     try:
         address = Multiaddr(text.strip().replace("/ipfs/", "/p2p/"))
         names = [protocol.name for protocol in address.protocols()]
     except (ValueError, LookupError, multiaddr.exceptions.Error) as error:
-        raise ConfigError(key, text, f"a multiaddr such as {_EXAMPLE}", f"{error}; check the spelling.") from error
-    _check_transport(key, text, address, names, any_port)
+        remedy = "Write it like that." if example != _EXAMPLE else f"{error}; check the spelling."
+        raise ConfigError(key, text, f"a multiaddr such as {example}", remedy) from error
+    _check_transport(key, text, address, names, any_port, example)
     _check_peer(key, text, address, peer)
     return address
+
+
+def _example(text: str, peer: bool) -> str:
+    """What an address of this kind looks like: made of what was written, where that can be guessed."""
+    if peer:
+        return _EXAMPLE
+    guess = re.fullmatch(r"\s*(?:(?P<host>[0-9.]*|\[[0-9a-fA-F:]*\]):)?(?P<port>[0-9]{1,5})\s*", text)
+    host, port = (guess["host"] or "", guess["port"]) if guess else ("", "4001")
+    if host.startswith("["):
+        return f"/ip6/{host[1:-1]}/tcp/{port}"
+    return f"/ip4/{host or '0.0.0.0'}/tcp/{port}"
 
 
 def split_peer(address: Multiaddr) -> tuple[Multiaddr, PeerId]:
@@ -150,7 +164,7 @@ def _rank(address: Multiaddr, virtual: Set[str]) -> tuple[int, bool, bool]:
     return reach, tcp_port_of(address) is None, isinstance(host, IPv6Address)
 
 
-def _check_transport(key: str, text: str, address: Multiaddr, names: list[str], any_port: bool) -> None:
+def _check_transport(key: str, text: str, address: Multiaddr, names: list[str], any_port: bool, example: str) -> None:
     foreign = [name for name in names if name in _UNSUPPORTED]
     if foreign:
         raise ConfigError(
@@ -158,13 +172,13 @@ def _check_transport(key: str, text: str, address: Multiaddr, names: list[str], 
         )
     if not names or (names[0] not in _HOSTS and names[0] != "p2p"):
         raise ConfigError(
-            key, text, f"an address that begins with one of {', '.join(_HOSTS)}", f"Write it like {_EXAMPLE}."
+            key, text, f"an address that begins with one of {', '.join(_HOSTS)}", f"Write it like {example}."
         )
     if names[0] in ("dnsaddr", "p2p"):
         return
     transport = "tcp" if "tcp" in names else "udp" if "quic-v1" in names or "quic" in names else None
     if transport is None:
-        raise ConfigError(key, text, "a tcp port, or udp with quic-v1", f"Write it like {_EXAMPLE}.")
+        raise ConfigError(key, text, "a tcp port, or udp with quic-v1", f"Write it like {example}.")
     if not any_port and str(address.value_for_protocol(transport)) == "0":
         raise ConfigError(
             key, text, "a port from 1 to 65535", "Port 0 means 'any' and cannot be dialled; give the real port."

@@ -86,9 +86,10 @@ class ForkedRun:
         """Start everybody, and let so many steps close."""
         world, seen = self.world, self.seen
         world.group.open()
-        files = {"manifest": self._directory.manifest.absolute(), "tokenizer": self._directory.tokenizer.absolute()}
-        home = self._directory.home(BOOTSTRAP).absolute()
-        world.start(exact_settings(home=home, role="bootstrap", name=BOOTSTRAP, options=LOCAL, **files))
+        given: dict[str, Any] = {"home": self._directory.home(BOOTSTRAP).absolute(), "name": BOOTSTRAP}
+        given |= {"manifest": self._directory.manifest.absolute(), "tokenizer": self._directory.tokenizer.absolute()}
+        given |= {"ends_seed": self._manifest.run.seed}
+        world.start(exact_settings(**given, role="bootstrap", options=LOCAL))
         self.until(lambda: bool(seen.address), "the bootstrap's address")
         for name in self.names[1:]:
             self.start(name)

@@ -68,6 +68,20 @@ _OF_OTHER_SETTINGS = {
 }
 """Tests that were renamed when an option came to be written once."""
 
+_OF_COPYING = ("copies", "kill-copy", "kill-stage")
+_ENDS_APART = "stage hosts keep no copy of private ends: the founder has the one there is, and others' copies move"
+_OF_COPIES = (
+    *(Expected("events", story, "CopyHeld", _ENDS_APART) for story in _OF_COPYING),
+    Expected("events", "kill-copy", "DonorDropped", f"{_ENDS_APART}: other copies lose a donor with the one that dies"),
+    Expected("counts", "kill-copy", "DonorDropped", f"{_ENDS_APART}: other copies lose a donor with the one that dies"),
+    *(
+        Expected("counts", story, name, _ENDS_APART)
+        for story in _OF_COPYING
+        for name in ("CopyHeld", "* observe/1/*", "* state/1/*")
+    ),
+)
+"""What tells of copies, in the stories that keep some."""
+
 EXPECTED: tuple[Expected, ...] = (
     Expected(
         "counts",
@@ -98,4 +112,5 @@ EXPECTED: tuple[Expected, ...] = (
         Expected("counts", "tests", name, f"an option is written once: {why}")
         for name, why in _OF_OTHER_SETTINGS.items()
     ),
+    *_OF_COPIES,
 )

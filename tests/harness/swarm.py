@@ -164,7 +164,8 @@ class LocalSwarm:
         home = self.root / name
         home.mkdir(mode=0o700, exist_ok=True)  # a peer that was started again keeps its disk
         endpoint = await self._endpoint(home, identity)
-        more = {"max_in_flight": self._max_in_flight, **self._sites.get(name, {}), **more}
+        fixed = {"ends_seed": self.manifest.run.seed} if role == "bootstrap" else {}  # the same weights in every run
+        more = {"max_in_flight": self._max_in_flight, **fixed, **self._sites.get(name, {}), **more}
         settings = PeerSettings(**split({"home": home, "name": name, "role": role, **more}))
         self.numbers[name] = number
         events, clock = EventList(), self._clock(name)

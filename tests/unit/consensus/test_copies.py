@@ -1,4 +1,4 @@
-"""Who keeps copies: never a replica, as many as there can be, evenly, and mostly the same when somebody leaves."""
+"""Who keeps copies: no replica, of private ends no stage host; as many as there can be, evenly, and mostly the same."""
 
 from __future__ import annotations
 
@@ -9,22 +9,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.consensus.copies import COPY_BYTES_S, KEPT_UPDATES, MAX_COPIES, copies_of, copy_holders, copy_rate
-from swarm.consensus.roster import Member, Roster
-from swarm.ids import PartName, PeerId
+from swarm.consensus.copies import (
+    COPY_BYTES_S,
+    KEPT_UPDATES,
+    MAX_COPIES,
+    copies_of,
+    copy_holders,
+    copy_rate,
+    fewer_copies,
+)
+from swarm.consensus.roster import Member, Role, Roster
+from swarm.ids import ENDS, PartName, PeerId
 
 PARTS = ("ends", "stage-0", "stage-1", "stage-2", "stage-3")
 COPIES = st.integers(0, MAX_COPIES)
 
 
 def listed(peer: str, part: str | None) -> Member:
-    return Member(peer=peer, role="trainer" if part == "ends" else "stage", name=peer, part=part, addresses=())
+    role: Role = "bootstrap" if part is None else "trainer" if part == "ends" else "stage"
+    return Member(peer=peer, role=role, name=peer, part=part, addresses=())
 
 
 NAMES = st.text("abcdefgh", min_size=1, max_size=4)
 ROSTERS = st.dictionaries(NAMES, st.sampled_from((*PARTS, None)), max_size=24).map(
     lambda parts: Roster(listed(peer, part) for peer, part in parts.items())
 )
+
+
+def able(roster: Roster, part: str) -> set[str]:
+    """Who may keep a copy."""
+    others = [member for member in roster.members if member.part != part]
+    return {member.peer for member in others if part != "ends" or member.role != "stage"}
 
 
 def loads(roster: Roster, copies: int) -> Counter[PeerId]:
@@ -35,9 +50,11 @@ def loads(roster: Roster, copies: int) -> Counter[PeerId]:
 def test_holders_are_as_many_as_there_can_be_and_never_replicas(roster: Roster, copies: int) -> None:
     for part in roster.parts:
         holders = copy_holders(roster, part, copies)
-        others = set(roster.peers) - set(roster.replicas(part))
+        others = able(roster, part)
         assert len(set(holders)) == len(holders) == min(copies, len(others))
         assert set(holders) <= others
+    few = {part: len(copy_holders(roster, part, copies)) for part in roster.parts}
+    assert fewer_copies(roster, copies) == {part: number for part, number in few.items() if number < copies}
     assert copy_holders(roster, PartName("stage-9"), copies) == ()
 
 
@@ -54,8 +71,7 @@ def test_copies_are_spread_so_that_nobody_has_two_more_than_who_could_help(roste
     load = loads(roster, copies)
     for peer, most in load.items():
         free = (
-            set(roster.peers) - {*roster.replicas(part), *copy_holders(roster, part, copies)}
-            for part in copies_of(roster, peer, copies)
+            able(roster, part) - set(copy_holders(roster, part, copies)) for part in copies_of(roster, peer, copies)
         )
         assert any(all(load[other] >= most - 1 for other in others) for others in free)
 
@@ -64,9 +80,21 @@ def test_holders_that_could_be_moved_come_first() -> None:
     several = [listed(f"s{index}", "stage-0") for index in range(4)]
     alone = [listed("a", "stage-1"), listed("b", "stage-2")]
     roster = Roster([*several, *alone, listed("t", "ends")])
-    for part in ("stage-1", "stage-2", "ends"):
+    for part in ("stage-1", "stage-2"):
         (holder,) = copy_holders(roster, PartName(part), 1)
         assert holder.startswith("s"), "its own part has others"
+
+
+def test_private_ends_are_copied_to_no_stage_host_not_even_to_one_that_holds_no_stage_yet() -> None:
+    hosts = [listed(f"s{index}", f"stage-{index % 2}") for index in range(4)]
+    idle = Member(peer="id1e", role="stage", name="idle", part=None, addresses=())
+    roster = Roster([*hosts, idle, listed("t", "ends"), listed("founder", None)])
+    assert copy_holders(roster, ENDS, 2) == ("founder",)
+    assert fewer_copies(roster, 2) == {ENDS: 1}
+    without = Roster(member for member in roster.members if member.peer != "founder")
+    assert copy_holders(without, ENDS, 2) == ()
+    assert fewer_copies(without, 2) == {ENDS: 0}
+    assert fewer_copies(roster, 1) == {} == fewer_copies(without, 0)
 
 
 def test_holders_stay_mostly_the_same_when_one_peer_leaves() -> None:

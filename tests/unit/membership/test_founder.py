@@ -60,7 +60,7 @@ def _founder(endpoint: Called, records: Mapping[PeerId, PeerRecord]) -> Founder:
     around = SimpleNamespace(endpoint=endpoint, clock=FakeClock(), manifest=manifest)
     return Founder(
         cast(Any, around), cast(Any, SimpleNamespace(lookup=lookup)), cast(Any, None),
-        lambda: _record("bootstrap", 1), cast(Any, None),
+        lambda: _record("bootstrap", 1), cast(Any, None), cast(Any, None),
     )  # fmt: skip
 
 

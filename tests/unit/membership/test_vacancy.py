@@ -35,6 +35,7 @@ def roster(**held: str) -> Roster:
 
 SMALL = roster(a="stage-0", b="stage-1", t="ends", u="ends")
 LARGE = roster(a="stage-0", b="stage-1", c="stage-0", t="ends", u="ends")
+FOUNDED = Roster([*SMALL.members, Member(peer="f", name="f", part=None, role="bootstrap", addresses=())])
 
 
 class Scene:
@@ -128,8 +129,9 @@ def test_member_without_a_majority_judges_nobody() -> None:
             SMALL,
             "tu",
             KEPT,
-            "a trainer to join for ends (as a trainer): t, u are lost; a copy is kept",
+            "a replica of ends: t (silent), u (silent); nobody keeps a copy, and the run ends if none comes back",
         ),
+        (FOUNDED, "tu", KEPT, "a trainer to join for ends (as a trainer): t, u are lost; a copy is kept"),
         (LARGE, "b", 4, "stage-1 to be taken over from a copy: b is lost"),
         (SMALL, "b", 0, "a replica of stage-1: b (silent); nobody keeps a copy, and the run ends if none comes back"),
         (

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from multiaddr import Multiaddr
 
-from swarm.network.addresses import ip_of, is_relayed, most_useful, tcp_port_of
+from swarm.errors import ConfigError
+from swarm.network.addresses import ip_of, is_relayed, most_useful, parse_address, tcp_port_of
 from swarm.network.libp2p.dialling import Hints
 from swarm.network.reach.leases import circuits
 from swarm.security.signing import PrivateIdentity
@@ -79,3 +80,20 @@ def test_hints_name_as_dialable_only_who_could_relay() -> None:
     assert hints.dialable() == peers[:1]
     assert hints.of(ME) == ()
     assert [str(address) for address in hints.of(peers[2])] == [RELAYED, LAN]
+
+
+@pytest.mark.parametrize(
+    ("text", "example"),
+    [
+        ("4001", "/ip4/0.0.0.0/tcp/4001"),
+        (":4001", "/ip4/0.0.0.0/tcp/4001"),
+        ("127.0.0.1:4001", "/ip4/127.0.0.1/tcp/4001"),
+        ("[::1]:4001", "/ip6/::1/tcp/4001"),
+        ("host:4001", "/ip4/0.0.0.0/tcp/4001"),
+    ],
+)
+def test_example_of_an_address_to_listen_on_is_one(text: str, example: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_address(text, key="--listen", peer=False)
+    assert refused.value.allowed == f"a multiaddr such as {example}"
+    parse_address(example, key="--listen", peer=False)

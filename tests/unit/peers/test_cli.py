@@ -163,3 +163,25 @@ def test_cli_interrupted_while_importing_exits_without_a_traceback(number: signa
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ)
     said = {signal.SIGINT: "interrupted by Ctrl-C\n", signal.SIGTERM: "interrupted by SIGTERM\n"}
     assert (result.returncode, result.stderr) == (128 + number, said[number])
+
+
+@pytest.mark.parametrize(
+    ("command", "streams", "code"),
+    [
+        ("--version", ">&-", 0),
+        ("--version", ">&- 2>&- <&-", 0),
+        ("--version", ">/dev/full", 1),
+        ("status", ">&-", 3),
+        ("status", "2>&-", 3),
+        ("status", "2>/dev/full", 3),
+    ],
+)
+def test_command_without_streams_or_with_full_ones_says_what_it_can(
+    command: str, streams: str, code: int, tmp_path: Path
+) -> None:
+    program = f"{sys.executable} -m peers.cli {command} {streams}"
+    environment = {**os.environ, "SWARM_HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[3])}
+    found = subprocess.run(["sh", "-c", program], capture_output=True, text=True, env=environment, timeout=60)
+    assert (found.returncode, "Traceback" in found.stderr, "Exception" in found.stderr) == (code, False, False)
+    if streams == ">/dev/full":
+        assert "what it prints cannot be written: No space left on device" in found.stderr

@@ -285,6 +285,16 @@ def test_texts_of_a_peer_that_only_starts_say_so() -> None:
     assert "loss" not in "\n".join(detail_lines(Seen(place=place, standing=young)))
 
 
+def test_status_says_of_which_parts_there_are_fewer_copies_than_the_run_asks_for() -> None:
+    place = PlaceInfo(name="1", path=Path("h/1"), live=True, state=None)
+    short = dataclasses.replace(standing("otter"), copies=("stage-1",), fewer_copies="ends has 1 of 2")
+    seen = Seen(place=place, standing=short)
+    assert "    copies: stage-1" in status_lines([seen])
+    assert "    fewer copies in the run: ends has 1 of 2" in status_lines([seen])
+    assert "copies in the run: ends has 1 of 2" in "\n".join(detail_lines(seen))
+    assert "fewer" not in "\n".join(status_lines([Seen(place=place, standing=standing("otter"))]))
+
+
 def test_members_say_where_they_are_and_who_only_calls() -> None:
     plain = MemberReport(
         name="owl", peer=PEER.format(3), role="stage", part="stage-0", state="member", link="direct", addresses=()

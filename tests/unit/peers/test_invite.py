@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import socket
 from typing import Any
 
 import pytest
@@ -167,3 +168,32 @@ def test_invite_to_a_run_prefers_what_others_can_reach() -> None:
     assert (invite_to(RUN, "tiny", [HERE]).local, invite_to(RUN, "tiny", [HERE, AT]).local) == (True, False)
     with pytest.raises(ConfigError, match="--announce"):
         invite_to(RUN, "tiny", [])
+
+
+@pytest.mark.parametrize("around", ["“{}”", '"{}"', "<{}>", "{}.", "({}),", "'{}'!"])
+def test_invite_as_a_message_has_it_is_understood(around: str) -> None:
+    text = INVITE.text()
+    assert contacts_from((around.format(text),)).run == RUN
+
+
+def test_invite_that_a_line_break_has_cut_is_put_together() -> None:
+    text = INVITE.text()
+    found = contacts_from((text[:40], text[40:90], text[90:], AT))
+    assert (found.run, found.addresses) == (RUN, (AT,))
+
+
+def test_address_of_a_compose_service_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def resolve(name: str, port: None, type: int) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+        asked.append(name)
+        return [(socket.AF_INET, type, 6, "", ("172.18.0.2", 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    peer = AT.rpartition("/p2p/")[2]
+    found = contacts_from((f"/dns4/my_service/tcp/4001/p2p/{peer}",))
+    assert found.addresses == (f"/ip4/172.18.0.2/tcp/4001/p2p/{peer}",)
+    assert asked == ["my_service"]
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match="getent hosts no_such_machine.invalid"):
+        contacts_from((f"/dns4/no_such_machine.invalid/tcp/4001/p2p/{peer}",))

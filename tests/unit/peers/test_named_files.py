@@ -10,12 +10,19 @@ from pathlib import Path
 import pytest
 
 from peers.commands.preflight import check_output
-from peers.invites.invite_file import write_invite
+from peers.invites.invite import Invite
+from peers.invites.invite_file import read_invite, write_invite
 from peers.local.report import write_report
+from peers.options.model import Invocation
+from peers.options.reading import read_peer_options
 from swarm.disk import write_named
 from swarm.errors import ConfigError, StateError
+from swarm.ids import RunId
+from swarm.security.signing import peer_of
 
 INVITE = "swarm1:an-invite"
+AT = f"/ip4/203.0.113.7/tcp/31337/p2p/{peer_of(bytes(range(32)))}"
+OTTERS = Invite(run=RunId("9f2c41" + "0" * 58), name="otters", at=(AT,)).text()
 
 
 def test_named_file_that_is_a_link_is_followed(tmp_path: Path) -> None:
@@ -72,3 +79,15 @@ def test_report_that_cannot_be_written_says_so_and_leaves_nothing(tmp_path: Path
     with pytest.raises(StateError, match="the report was not written"):
         write_report({}, tmp_path / "file" / "report.json")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_file_that_an_editor_of_another_system_has_written_is_read(encoding: str, tmp_path: Path) -> None:
+    config, invite = tmp_path / "peer.toml", tmp_path / "invite"
+    config.write_bytes('# mine\r\nname = "otter"\r\n'.encode(encoding))
+    invite.write_bytes(f"{OTTERS}\r\n".encode(encoding))
+    options = read_peer_options("join", {}, Invocation(config=config))
+    assert options.name == "otter"
+    found = read_invite(invite)
+    assert found is not None
+    assert found.text() == OTTERS

@@ -72,6 +72,28 @@ def test_make_run_trains_a_tokenizer_for_the_model(tmp_path: Path, text: Path) -
     assert told["ends"] == "after 60 steps"
 
 
+@pytest.mark.parametrize(
+    ("lines", "private", "copies"),
+    [
+        ("", True, "2 of each stage; of the ends 1, the founder's: stage hosts keep none"),
+        ("[run]\ncopies = 1\n", True, None),
+        ("[run]\ncopies = 0\n", True, None),
+        ('[split]\nends = "hosted"\n', False, None),
+    ],
+)
+def test_new_says_who_can_read_the_text_and_of_how_many_copies_of_the_ends_there_are(
+    tmp_path: Path, lines: str, private: bool, copies: str | None
+) -> None:
+    file, tokenizer = tmp_path / "run.toml", tmp_path / "some.json"
+    file.write_text(lines)
+    tokenizer.write_bytes(train_tokenizer([TEXT], 300))
+    foundation = Foundation(file=file, tokenizer=tokenizer)
+    told = dict(summary(make_run(foundation, load_foundation(foundation))))
+    said = "whoever hosts the first or the last stage can read the trainers' text: trust them with it"
+    assert told.get("private") == (said if private else None)
+    assert told.get("copies") == copies
+
+
 def test_make_run_takes_the_tokenizer_beside_the_file(tmp_path: Path, text: Path) -> None:
     tokenizer = train_tokenizer([TEXT], 300)
     (tmp_path / "tokenizer.json").write_bytes(tokenizer)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from peers.data.text import PARAGRAPH_CHARACTERS, built_in_corpus, read_corpus
+from peers.data.text import LONGEST_PARAGRAPH, PARAGRAPH_CHARACTERS, built_in_corpus, read_corpus, text_files
 from swarm.errors import ConfigError
 
 
@@ -48,3 +48,31 @@ def test_corpus_printed_shows_no_text(tmp_path: Path) -> None:
     file = tmp_path / "secret.txt"
     file.write_text("the password is xyzzyplugh")
     assert "xyzzyplugh" not in repr(read_corpus([file]))
+
+
+def test_text_with_a_document_a_line_is_cut_at_line_ends(tmp_path: Path) -> None:
+    file = tmp_path / "lines.jsonl"
+    lines = [f'{{"text": "sentence {number} of many"}}' for number in range(2000)]
+    file.write_text("\n".join(lines))
+    documents = read_corpus([file]).documents
+    assert "\n".join(documents) == "\n".join(lines), "nothing is lost, and no line is cut"
+    assert all(PARAGRAPH_CHARACTERS <= len(document) < 2 * PARAGRAPH_CHARACTERS for document in documents[:-1])
+
+
+def test_text_without_any_line_end_is_cut_at_a_size(tmp_path: Path) -> None:
+    file = tmp_path / "endless.txt"
+    file.write_text("word " * 10_000)
+    documents = read_corpus([file]).documents
+    assert "".join(documents) == "word " * 10_000
+    assert max(map(len, documents)) == LONGEST_PARAGRAPH
+
+
+def test_directory_of_links_to_files_elsewhere_is_no_empty_one(tmp_path: Path) -> None:
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshot"
+    blobs.mkdir()
+    snapshot.mkdir()
+    (blobs / "abc").write_text("some text")
+    (snapshot / "data.txt").symlink_to(blobs / "abc")
+    with pytest.raises(ConfigError, match="cp -rL") as refused:
+        text_files(snapshot, "--data")
+    assert refused.value.why == "it holds links to files outside it alone"
