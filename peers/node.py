@@ -39,6 +39,7 @@ from swarm.errors import ConfigError, DeadlineMissed, Ending, PeerError, RunEnde
 from swarm.events import EventSink, PeerStarted, PeerStopped, RunFound, Waiting
 from swarm.health.watch import HealthWatch
 from swarm.ids import PeerId, RunId
+from swarm.membership.composition import compose
 from swarm.membership.contact import (
     CONTACT_PAUSE_S,
     CONTACT_TRIES,
@@ -346,7 +347,7 @@ class Node:
             contact = self._contact
             founder = PeerId((await self._reaching(ask_standing(endpoint, self._clock, contact))).founder)
             around.watch.follow((contact,))
-        membership = Membership(
+        membership = compose(
             member_settings(self._settings),
             around,
             endpoint.directory,

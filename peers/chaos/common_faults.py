@@ -42,16 +42,16 @@ def _reconnect(world: BaseWorld[Any], fault: faults.Reconnect) -> Iterable[str]:
 
 
 def _start(world: BaseWorld[Any], fault: faults.Start) -> Iterable[str]:
-    if fault.peer not in world.expected:
-        raise CannotInflict(f"no peer {fault.peer} is kept for later: {sorted(world.expected)}")
-    world.start(world.expected.pop(fault.peer))
+    if fault.peer not in world.specs.expected:
+        raise CannotInflict(f"no peer {fault.peer} is kept for later: {sorted(world.specs.expected)}")
+    world.start(world.specs.expected.pop(fault.peer))
     return (fault.peer,)
 
 
 def _joiner_storm(world: BaseWorld[Any], fault: faults.JoinerStorm) -> Iterable[str]:
-    if world.joiner is None:
+    if world.specs.joiner is None:
         raise CannotInflict("no stage host was started yet: nothing says how joiners are started")
-    joiner = world.joiner
+    joiner = world.specs.joiner
     first = sum(name.startswith(JOINER) for name in world.peers) + 1
     names = [f"{JOINER}{number}" for number in range(first, first + fault.count)]
     for name in names:

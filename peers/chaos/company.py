@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,9 +15,8 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from peers.chaos import faults
 from peers.chaos.cast import twin_of
 from peers.chaos.faults import CODES, CannotInflict, Fault
-from peers.chaos.world import PeerSpec, Stamps
+from peers.chaos.world import PeerSpec, Stamps, SteadyWall
 from peers.exit_codes import EXIT_DRAINED
-from swarm.clock import SystemClock
 from swarm.monitoring.reader import RawEvent, Recorded, decode_line
 
 Hear = Callable[[str, str, Mapping[str, Any]], None]
@@ -88,6 +86,63 @@ class Holds(Generic[T]):
             self._causes.pop(thing, None)
 
 
+class LaterWork:
+    """Work that is done later or beside the play, with nobody waiting for it; none once the world is ``over``.
+    ``problems`` name what failed."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+        self.problems: list[str] = []
+        self._timers: list[threading.Timer] = []
+
+    def end(self) -> None:
+        """Nothing is done later any more."""
+        for timer in self._timers:
+            timer.cancel()
+
+    def after(self, seconds: float | None, act: Callable[[], object]) -> None:
+        """Do it so many seconds from now, unless the world has ended; never for None."""
+        if seconds is None:
+            return
+        timer = threading.Timer(seconds, self.unless_over, (act,))
+        timer.daemon = True
+        self._timers.append(timer)
+        timer.start()
+
+    def unless_over(self, act: Callable[[], object]) -> None:
+        """Do it: when it fails, that is a problem of the play."""
+        try:
+            if not self.over.is_set():
+                act()
+        except Exception as error:  # noqa: BLE001 - told in problems
+            if not self.over.is_set():
+                self.problems.append(f"what was to be done beside was not: {type(error).__name__}: {error}")
+
+
+class SpecBook:
+    """With what peers are started. ``expected`` may be started later, by their names; ``joiner`` is what a storm's
+    joiners are like: the first stage host, if one can be had that names no stage."""
+
+    def __init__(self) -> None:
+        self.expected: dict[str, PeerSpec] = {}
+        self.joiner: PeerSpec | None = None
+        self._shares: dict[str, float | None] = {}
+
+    def started(self, spec: PeerSpec) -> None:
+        """A peer is started with this."""
+        self._shares.setdefault(spec.name, spec.cpus)
+        if spec.role == "stage" and (self.joiner is None or "--stage" in self.joiner.arguments):
+            self.joiner = spec
+
+    def share(self, fault: faults.LimitCpu | faults.SlowDevice) -> float | None:
+        """Of how many processors the peer may use as much as that, from now on; None: of all. What the scenario gave it
+        is what a factor is of, and what is left when the fault's own limit is lifted."""
+        given = self._shares.get(fault.peer)
+        if isinstance(fault, faults.LimitCpu):
+            return fault.cpus if fault.cpus > 0 else given
+        return (given or 1.0) / fault.factor if fault.factor > 1 else given
+
+
 class BaseWorld(ABC, Generic[P]):
     """Half of a :class:`~peers.chaos.world.PlayWorld`: it listens to its peers in a thread of its own and inflicts what
     is asked for, one thing at a time; the rest says what a peer is. Nothing is inflicted once it is ``over``."""
@@ -97,22 +152,21 @@ class BaseWorld(ABC, Generic[P]):
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._epoch = SystemClock().wall() - time.monotonic()
-        self.stamps = Stamps(self.wall)
+        self.stamps = Stamps(SteadyWall())
         self.peers: dict[str, P] = {}
-        self.expected: dict[str, PeerSpec] = {}
-        self._shares: dict[str, float | None] = {}
-        self.joiner: PeerSpec | None = None
-        self.over = threading.Event()
+        self.specs, self.later = SpecBook(), LaterWork()
         self._hear: list[Hear] = []
         self._lock = threading.RLock()
         self._watcher = threading.Thread(target=self._watch, name="faults", daemon=True)
-        self._timers: list[threading.Timer] = []
         self.pauses: Holds[str] = Holds()
         self.absences: Holds[tuple[str, str]] = Holds()
         self._struck: dict[str, set[int | None]] = {}
-        self._problems: list[str] = []
         self._unkept: list[str] = []
+
+    @property
+    def over(self) -> threading.Event:
+        """Set once the world has ended."""
+        return self.later.over
 
     @abstractmethod
     def start(self, spec: PeerSpec) -> None:
@@ -141,19 +195,15 @@ class BaseWorld(ABC, Generic[P]):
         """No more is told, nor done later. To be called once, before peers are ended."""
         self.over.set()
         self._watcher.join()
-        for timer in self._timers:
-            timer.cancel()
+        self.later.end()
 
     def _enter(self, peer: P, spec: PeerSpec) -> None:
-        """The first stage host that names no stage is what a storm's joiners are like."""
         self.peers[spec.name] = peer
-        self._shares.setdefault(spec.name, spec.cpus)
-        if spec.role == "stage" and (self.joiner is None or "--stage" in self.joiner.arguments):
-            self.joiner = spec
+        self.specs.started(spec)
 
     def expect(self, spec: PeerSpec) -> None:
         """See :class:`~peers.chaos.world.PlayWorld`."""
-        self.expected[spec.name] = spec
+        self.specs.expected[spec.name] = spec
 
     def began(self, peer: P, start: Any) -> None:
         """Another start of a peer is the newest, and what it prints is read from its beginning; one with the other, for
@@ -165,15 +215,6 @@ class BaseWorld(ABC, Generic[P]):
             peer.starts.append(start)
             peer.read = 0
 
-    def after(self, seconds: float | None, act: Callable[[], object]) -> None:
-        """Do it so many seconds from now, unless the world has ended; never for None."""
-        if seconds is None:
-            return
-        timer = threading.Timer(seconds, self.unless_over, (act,))
-        timer.daemon = True
-        self._timers.append(timer)
-        timer.start()
-
     def lasting(self, holds: Holds[T], things: Iterable[T], seconds: float | None, release: Release[T]) -> None:
         """These are held, and after so long (never for None) those are released that nothing else holds then."""
         cause = holds.hold(things)
@@ -183,24 +224,15 @@ class BaseWorld(ABC, Generic[P]):
                 if free := holds.end(cause):
                     release(free)
 
-        self.after(seconds, end)
-
-    def unless_over(self, act: Callable[[], object]) -> None:
-        """Do it, for nobody who waits for it: when it fails, that is a problem of the play."""
-        try:
-            if not self.over.is_set():
-                act()
-        except Exception as error:  # noqa: BLE001 - told in problems()
-            if not self.over.is_set():
-                self.failed(f"what was to be done beside was not: {type(error).__name__}: {error}")
+        self.later.after(seconds, end)
 
     def failed(self, problem: str) -> None:
         """Something did not go as a fault says that it must. From any thread."""
-        self._problems.append(problem)
+        self.later.problems.append(problem)
 
     def problems(self) -> Sequence[str]:
         """See :class:`~peers.chaos.world.PlayWorld`."""
-        return tuple(self._problems)
+        return tuple(self.later.problems)
 
     def unkept(self) -> Sequence[str]:
         """See :class:`~peers.chaos.world.PlayWorld`."""
@@ -210,7 +242,7 @@ class BaseWorld(ABC, Generic[P]):
 
     def wall(self) -> float:
         """See :class:`~peers.chaos.plan.World`. Steady, whatever becomes of the machine's wall clock meanwhile."""
-        return time.monotonic() + self._epoch
+        return self.stamps.wall()
 
     def identity(self, name: str) -> str:
         """See :class:`~peers.chaos.plan.World`; "" for a peer that has not said anything yet."""
@@ -249,14 +281,6 @@ class BaseWorld(ABC, Generic[P]):
         if code not in allowed:
             why = "a strike does not explain that" if allowed else "nobody had struck it"
             self.failed(f"{name} had ended with {code}, and {why}, when it was to be started again")
-
-    def share(self, fault: faults.LimitCpu | faults.SlowDevice) -> float | None:
-        """Limit the processors that the peer may use from now on; None: no limit. What the scenario gave it
-        is what a factor is of, and what is left when the fault's own limit is lifted."""
-        given = self._shares.get(fault.peer)
-        if isinstance(fault, faults.LimitCpu):
-            return fault.cpus if fault.cpus > 0 else given
-        return (given or 1.0) / fault.factor if fault.factor > 1 else given
 
     def living(self, fault: Fault) -> tuple[str, ...]:
         """The victims of a fault that run now: the others it cannot hit. Raises CannotInflict when none does."""
@@ -310,7 +334,7 @@ class BaseWorld(ABC, Generic[P]):
             self._tell(peer, decode_line(line))
         except Exception as error:  # noqa: BLE001 - told in problems()
             problem = f"what {peer.name} said was not understood: {type(error).__name__}: {error}"
-            if problem not in self._problems:
+            if problem not in self.later.problems:
                 self.failed(problem)
 
     def _tell(self, peer: P, recorded: Recorded) -> None:

@@ -93,14 +93,14 @@ def _stop(world: ContainerBase, fault: faults.Stop) -> Iterable[str]:
         with world.playing():  # nobody is started again between the look and the kill
             world.kill([peer for name, was in told.items() if (peer := world.peers[name]).container == was])
 
-    world.after(fault.grace_s, end)
+    world.later.after(fault.grace_s, end)
     return names
 
 
 def _partition(world: ContainerBase, fault: faults.Partition) -> Iterable[str]:
     cause = object()
     world.networks.part(fault.peers, fault.others, both=not fault.one_way, cause=cause)
-    world.after(fault.seconds, partial(_mend, world, cause))
+    world.later.after(fault.seconds, partial(_mend, world, cause))
     return (*fault.peers, *fault.others)
 
 
@@ -122,14 +122,14 @@ def _slow_link(world: ContainerBase, fault: faults.SlowLink) -> Iterable[str]:
 def _slow_links(world: ContainerBase, fault: faults.SlowLinks) -> Iterable[str]:
     cause = object()
     world.networks.shape(fault.peers, fault.others, fault.shape, cause=cause)
-    world.after(fault.seconds, partial(_mend, world, cause))
+    world.later.after(fault.seconds, partial(_mend, world, cause))
     return tuple(dict.fromkeys((*fault.peers, *fault.others)))
 
 
 def _limit_cpu(world: ContainerBase, fault: faults.LimitCpu | faults.SlowDevice) -> Iterable[str]:
     """The whole container gets that share of the processors. Its later starts have no more: the machine has become a
     slower one."""
-    peer, share = _running(world, fault.peer), world.share(fault)
+    peer, share = _running(world, fault.peer), world.specs.share(fault)
     quota = -1 if share is None else container_start.quota_us(share)
     period = str(container_start.PERIOD_US)
     world.engine.call("update", "--cpu-period", period, "--cpu-quota", str(quota), peer.container)

@@ -183,7 +183,7 @@ class ContainerBase(BaseWorld[Contained]):
 
     def beside(self, act: Callable[[], object]) -> None:
         """Do it in a thread of the pool, unless the world has ended."""
-        self.pool.submit(self.unless_over, act)
+        self.pool.submit(self.later.unless_over, act)
 
     def problems(self) -> Sequence[str]:
         """See :class:`~peers.chaos.world.PlayWorld`."""

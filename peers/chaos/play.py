@@ -201,17 +201,17 @@ class Play:
         one that nothing explains, at the second look."""
         self.outcome.ends += striker.take_overtaken()
         self._suspects = {name for name in self._suspects if not self._world.alive(name)}
-        self._up |= {name for name in striker.started if self._world.alive(name)}
-        self.outcome.started |= striker.started
+        self._up |= {name for name in striker.returns.started if self._world.alive(name)}
+        self.outcome.started |= striker.returns.started
         for name in [name for name in sorted(self._up) if not self._world.alive(name)]:
             code = self._world.exit_code(name)
-            struck = striker.excuses(name, code)
+            struck = striker.excuses.explain(name, code)
             if not struck and name not in self._suspects:
                 self._suspects.add(name)  # a strike is known a moment after it hits
                 continue
             self._up.discard(name)
             self._suspects.discard(name)
-            forced = striker.forced(name, code)
+            forced = striker.excuses.forced(name, code)
             striker.ended(name, self._world.wall(), code)
             self.outcome.ends.append(End(self._world.wall(), name, code, struck, forced))
             if not struck and not self._over():

@@ -84,7 +84,7 @@ def _stop(world: ProcessBase, fault: faults.Stop) -> Iterable[str]:
                 if peer.starts[-1] is start:
                     world.kill(peer)
 
-    world.after(fault.grace_s, end)
+    world.later.after(fault.grace_s, end)
     return names
 
 
@@ -92,7 +92,7 @@ def _partition(world: ProcessBase, fault: faults.Partition) -> Iterable[str]:
     if world.links is not None:
         cause = object()
         world.links.cut(fault.peers, fault.others, both=not fault.one_way, cause=cause)
-        world.after(fault.seconds, partial(world.links.heal, only=cause))
+        world.later.after(fault.seconds, partial(world.links.heal, only=cause))
     return (*fault.peers, *fault.others)
 
 
@@ -114,7 +114,7 @@ def _slow_links(world: ProcessBase, fault: faults.SlowLinks) -> Iterable[str]:
         for one, other in product(fault.peers, fault.others):
             if one != other:
                 world.links.slow(one, other, fault.shape, cause=cause)
-        world.after(fault.seconds, partial(world.links.heal, only=cause))
+        world.later.after(fault.seconds, partial(world.links.heal, only=cause))
     return tuple(dict.fromkeys((*fault.peers, *fault.others)))
 
 
@@ -130,7 +130,7 @@ def _limit_cpu(world: ProcessBase, fault: faults.LimitCpu | faults.SlowDevice) -
     """The whole first process gets that share of a processor, its network loop too. Its later starts have no more: the
     machine has become a slower one."""
     world.living(fault)
-    peer, share = world.peers[fault.peer], world.share(fault)
+    peer, share = world.peers[fault.peer], world.specs.share(fault)
     world.slow(peer, 1 / share if share is not None and share < 1 else 1.0)
     peer.spec = replace(peer.spec, cpus=share)
     return (fault.peer,)
@@ -186,12 +186,12 @@ def _upgrade(world: ProcessBase, fault: faults.Upgrade) -> Iterable[str]:
             if peer.starts[-1] is not start:
                 return
             if peer.alive and next(waits, None) is not None:
-                world.after(_LOOK_S, look)
+                world.later.after(_LOOK_S, look)
                 return
             world.check_left(fault.peer, start.process.poll())
             _restart(world, faults.Restart(fault.peer))
 
-    world.after(_LOOK_S, look)
+    world.later.after(_LOOK_S, look)
     return (fault.peer,)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from peers.chaos import faults
+from peers.chaos.aftermath import Excuses, Returns
 from peers.chaos.cast import FOUNDER, SwarmSpec, twin_of
 from peers.chaos.faults import CODES, KILLED, CannotInflict, Fault
 from peers.chaos.lives import End
@@ -32,8 +33,51 @@ class _Timed:
     strike: Strike
 
 
+class StrikeDraws:
+    """The strikes that are drawn, from some steps on after the first that closed."""
+
+    def __init__(self, scenario: Scenario, cast: SwarmSpec) -> None:
+        self._scenario, self._cast = scenario, cast
+        self.left: list[Draw] = []
+        self.struck = 0
+        self._begin_s: float | None = None
+
+    def due(self, wall: float, watch: RunWatch) -> bool:
+        """Return whether the next draw is due."""
+        if not self.left or watch.first_closed is None or watch.step < 1 + self._scenario.baseline_steps:
+            return False
+        if self._begin_s is None:
+            self._begin_s = wall
+        return self._begin_s + self.left[0].at_s <= wall
+
+    def faults(self, free: Mapping[str, str]) -> list[Fault]:
+        """Return the faults of the next draw for the free peers, by their parts; none when all must be spared."""
+        draw = self.left[0]
+        return _of(draw, choose(draw, self._among(), free), self._grace())
+
+    def label(self, number: int) -> str:
+        """That of one of the faults of the next draw."""
+        return f"{DRAWN}{self.left[0].kind}-{self.struck + 1}" + (f"-{number}" if number else "")
+
+    def missing(self) -> str:
+        """Return the problem of a play in which no draw has struck; "" when there is none."""
+        if self.struck or (self._scenario.schedule is None and self._scenario.trace is None):
+            return ""
+        return f"nothing that was to be drawn has struck: {len(self.left)} draws are left"
+
+    def _among(self) -> tuple[str, ...]:
+        for key, section in (("schedule", self._scenario.schedule), ("trace", self._scenario.trace)):
+            if section is not None:
+                return self._cast.chosen(section.among, f"{key}.among")
+        return ()
+
+    def _grace(self) -> float:
+        schedule, trace = self._scenario.schedule, self._scenario.trace
+        return schedule.grace_s if schedule is not None else trace.grace_s if trace is not None else TRACE_GRACE_S
+
+
 class FaultInjector:
-    """Called from the play's loop only. ``started`` are those whom a strike started."""
+    """Called from the play's loop only. ``excuses`` are what strikes explain, ``returns`` who must come back."""
 
     def __init__(
         self,
@@ -44,44 +88,37 @@ class FaultInjector:
         watch: RunWatch,
         timeline: Timeline,
     ) -> None:
-        self._scenario, self._cast, self._world = scenario, cast, world
-        self._plan, self._watch, self._timeline = plan, watch, timeline
+        self._world, self._plan, self._watch, self._timeline = world, plan, watch, timeline
+        self._drawing = StrikeDraws(scenario, cast)
+        self.excuses, self.returns = Excuses(), Returns()
         self._planned: dict[str, Planned] = {}
         self._timed: list[_Timed] = []
-        self._draws: list[Draw] = []
-        self._begin_s: float | None = None
         self._known: set[str] = set()
-        self._excused: dict[str, set[int]] = {}
-        self._leaving: set[str] = set()
-        self._now = 0.0
-        self._awaited: set[str] = set()
-        self._forgiven: set[str] = set()
-        self.started: set[str] = set()
         self._overtaken: list[End] = []
-        plan.about = self._about
-        self._away: dict[str, float] = {}
-        self._to_end: dict[str, Planned | None] = {}
-        self._drawn = 0
         self._last_step = 0
+        plan.about = self._about
 
     def arm(self, planned: Sequence[Planned], draws: Sequence[Draw]) -> None:
         """From now on it strikes. Those with a time count it from the first closed step."""
         first = self._watch.first_closed or self._world.wall()
         self._planned = {one.strike.label: one for one in planned}
         self._timed = [_Timed(first + one.at_s, one.strike) for one in planned if one.at_s is not None]
-        self._draws = list(draws)
+        self._drawing.left = list(draws)
 
     def look(self, wall: float) -> None:
         """Strike what is due, note what has struck."""
-        self._now = wall
+        self.returns.look(wall, ())
         for timed in [timed for timed in self._timed if timed.wall <= wall]:
             self._timed.remove(timed)
             self._plan.strike(timed.strike)
-        self._draw(wall)
+        while self._drawing.due(wall, self._watch):
+            if not self._strike_drawn():
+                break  # everybody is spared now, or has just died: as soon as somebody can be struck
+            self._drawing.left.pop(0)
         self.note()
-        self._awaited -= self._watch.ever_ready
-        for name in self._watch.ever_ready & set(self._watch.holding) - self._leaving:
-            self._excused.pop(name, None)
+        self.returns.look(wall, self._watch.ever_ready)
+        for name in self._watch.ever_ready & set(self._watch.holding) - self.excuses.leaving:
+            self.excuses.forget(name)
 
     def take_overtaken(self) -> list[End]:
         """Those since the last time that were told to leave and started again before anybody had seen them end."""
@@ -89,8 +126,8 @@ class FaultInjector:
         return taken
 
     def _about(self, fault: Fault, wall: float) -> None:
-        if isinstance(fault, faults.Restart) and fault.peer in self._leaving:
-            self._leaving.discard(fault.peer)
+        if isinstance(fault, faults.Restart) and fault.peer in self.excuses.leaving:
+            self.excuses.leaving.discard(fault.peer)
             code = self._world.exit_code(fault.peer)
             struck = code is None or code in CODES[faults.Stop]
             self._overtaken.append(End(wall, fault.peer, code, struck, code is None or code in KILLED))
@@ -110,23 +147,12 @@ class FaultInjector:
         """The time of the newest strike or return; 0 before the first."""
         return max((fired.wall for fired in list(self._plan.fired.values())), default=0.0)
 
-    def excuses(self, name: str, code: int | None) -> bool:
-        """Return whether a strike is to blame that this peer ended with this code."""
-        allowed = self._excused.get(name, set()) | (set(KILLED) if name in self._to_end else set())
-        return name in self._forgiven or code in allowed
-
-    def forced(self, name: str, code: int | None) -> bool:
-        """Return whether it was told to leave, and killed because its time was up."""
-        return name in self._leaving and code in KILLED
-
     def ended(self, name: str, wall: float, code: int | None) -> None:
-        """A peer was seen to have ended: who was killed for its memory is brought back from then on."""
-        self._leaving.discard(name)
-        if name in self._forgiven and code not in self._excused.get(name, set()):  # it gave up: the other goes on
-            self._forgiven -= {name, twin_of(name)}
-        if name not in self._to_end or code not in KILLED:
+        """Note that a peer has ended; one that was killed for its memory is brought back from then on."""
+        self.excuses.ended(name, code)
+        if name not in self.excuses.to_end or code not in KILLED:
             return
-        one = self._to_end.pop(name)
+        one = self.excuses.to_end.pop(name)
         self._watch.gone(name)
         if one is not None and one.back_s is not None:
             strike = Strike(f"{BACK}{one.strike.label}:{name}", NEVER, faults.Restart(name, one.keep_disk))
@@ -148,11 +174,11 @@ class FaultInjector:
             for label, one in self._planned.items()
             if label not in known
         ]
-        told += [f"{len(self._draws)} more draws"] if self._draws else []
-        told += [f"{name} to be killed for its memory" for name in sorted(self._to_end)]
-        told += [f"{name} to leave" for name in sorted(self._leaving)]
-        told += [f"what struck {name} to be over" for name, until in sorted(self._away.items()) if until > self._now]
-        told += [f"{name} to be ready" for name in sorted(self._awaited)]
+        told += [f"{len(self._drawing.left)} more draws"] if self._drawing.left else []
+        told += [f"{name} to be killed for its memory" for name in sorted(self.excuses.to_end)]
+        told += [f"{name} to leave" for name in sorted(self.excuses.leaving)]
+        told += [f"what struck {name} to be over" for name in self.returns.held()]
+        told += [f"{name} to be ready" for name in sorted(self.returns.awaited)]
         return ", ".join(dict.fromkeys(told))
 
     def broken(self) -> list[str]:
@@ -162,32 +188,20 @@ class FaultInjector:
     def problems(self) -> list[str]:
         """Return the deviations of a finished play from its plan."""
         told = [f"a fault did not happen as planned: {one}" for one in self._plan.missing()]
-        if not self._drawn and (self._scenario.schedule is not None or self._scenario.trace is not None):
-            told.append(f"nothing that was to be drawn has struck: {len(self._draws)} draws are left")
-        told += [f"{name} was not killed for its memory" for name in sorted(self._to_end)]
-        told += [f"{name} was started again and never got ready" for name in sorted(self._awaited)]
+        told += filter(None, [self._drawing.missing()])
+        told += [f"{name} was not killed for its memory" for name in sorted(self.excuses.to_end)]
+        told += [f"{name} was started again and never got ready" for name in sorted(self.returns.awaited)]
         return told
 
     # --- draws ---------------------------------------------------------------------------------------------------
 
-    def _draw(self, wall: float) -> None:
-        first = self._watch.first_closed
-        if not self._draws or first is None or self._watch.step < 1 + self._scenario.baseline_steps:
-            return
-        if self._begin_s is None:
-            self._begin_s = wall
-        while self._draws and self._begin_s + self._draws[0].at_s <= wall:
-            chosen = choose(self._draws[0], self._among(), self._free(wall))
-            if not self._struck(self._draws[0], chosen):
-                return  # everybody is spared now, or has just died: as soon as somebody can be struck
-            self._draws.pop(0)
-
-    def _struck(self, draw: Draw, chosen: tuple[str, ...]) -> bool:
-        """Return whether at least one of them was hit by what was drawn."""
+    def _strike_drawn(self) -> bool:
+        """Return whether the next draw hit at least one of those that are free."""
+        draw = self._drawing.left[0]
         back = draw.seconds if draw.kind in ("kill", "stop") else None
         hit = False
-        for number, fault in enumerate(_of(draw, chosen, self._grace())):
-            label = f"{DRAWN}{draw.kind}-{self._drawn + 1}" + (f"-{number}" if number else "")
+        for number, fault in enumerate(self._drawing.faults(self._free())):
+            label = self._drawing.label(number)
             strike = Strike(label, NEVER, fault)
             try:
                 self._plan.strike_or_raise(strike)
@@ -197,57 +211,37 @@ class FaultInjector:
                 self._plan.errors.append((label, error))
             self._planned[label] = Planned(strike, None, back, not draw.new_disk)
             hit = True
-        self._drawn += hit
+        self._drawing.struck += hit
         return hit
 
-    def _among(self) -> tuple[str, ...]:
-        for key, section in (("schedule", self._scenario.schedule), ("trace", self._scenario.trace)):
-            if section is not None:
-                return self._cast.chosen(section.among, f"{key}.among")
-        return ()
-
-    def _grace(self) -> float:
-        schedule, trace = self._scenario.schedule, self._scenario.trace
-        return schedule.grace_s if schedule is not None else trace.grace_s if trace is not None else TRACE_GRACE_S
-
-    def _free(self, wall: float) -> dict[str, str]:
-        away = {name for name, until in self._away.items() if until > wall} | set(self._to_end)
+    def _free(self) -> dict[str, str]:
+        away = {*self.returns.held(), *self.excuses.to_end}
         ready = self._watch.ready()
         return {name: part for name, part in ready.items() if name not in away and self._world.alive(name)}
 
     # --- what follows --------------------------------------------------------------------------------------------
 
     def _fired(self, fired: Fired) -> None:
-        fault, label = fired.strike.fault, fired.strike.label
+        fault, label, victims = fired.strike.fault, fired.strike.label, fired.victims
         lasts = getattr(fault, "seconds", None)
-        self._timeline.struck(fired.wall, f"{describe(fault, fired.victims)}{f' for {lasts:.1f} s' if lasts else ''}")
-        victims = fired.victims
+        self._timeline.struck(fired.wall, f"{describe(fault, victims)}{f' for {lasts:.1f} s' if lasts else ''}")
         for name in victims:
             if lasts:
-                self._away[name] = fired.wall + lasts + 2.0
-            if type(fault) in CODES and not isinstance(fault, faults.LimitMemory):  # the kernel says when
-                self._excused.setdefault(name, set()).update(CODES[type(fault)])
+                self.returns.hold(name, fired.wall + lasts + 2.0)
+            twin_alive = isinstance(fault, faults.Restart) and self._world.alive(twin_of(name))
+            if self.excuses.struck(name, fault, twin_alive=twin_alive):
                 self._watch.gone(name)
-            if isinstance(fault, faults.Stop):
-                self._leaving.add(name)
-            if isinstance(fault, faults.Twin):  # which of the two goes on is theirs to say
-                self._forgiven |= {name, twin_of(name)}
-                self.started.add(twin_of(name))
-            if isinstance(fault, faults.Restart) and self._world.alive(twin_of(name)):
-                self._forgiven |= {name, twin_of(name)}
+            if isinstance(fault, faults.Twin):
+                self.returns.started.add(twin_of(name))
         if isinstance(fault, STARTING):
-            self.started |= set(fired.peers)
-            self._awaited |= set(fired.peers)
-            self._leaving -= set(fired.peers)
-            if not isinstance(fault, faults.Upgrade):
-                for name in fired.peers:
-                    self._excused.pop(name, None)
+            self.returns.start(fired.peers)
+            self.excuses.started(fired.peers, in_order=isinstance(fault, faults.Upgrade))
         self._bring_back(fired, label, victims)
 
     def _bring_back(self, fired: Fired, label: str, victims: Sequence[str]) -> None:
         one = self._planned.get(label)
         if isinstance(fired.strike.fault, faults.LimitMemory):
-            self._to_end |= dict.fromkeys(victims, one)
+            self.excuses.to_end |= dict.fromkeys(victims, one)
             return
         if one is None or one.back_s is None:
             return

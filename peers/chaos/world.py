@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from types import TracebackType
 from typing import Literal, Protocol, Self
 
 from peers.chaos.plan import World
+from swarm.clock import SystemClock
 
 Role = Literal["bootstrap", "stage", "trainer"]
 
@@ -49,6 +51,16 @@ class _Paths(dict[str, str]):
         return "{" + key + "}"
 
 
+class SteadyWall:
+    """The wall clock as it was when this was made, whatever becomes of the machine's meanwhile."""
+
+    def __init__(self) -> None:
+        self._epoch = SystemClock().wall() - time.monotonic()
+
+    def __call__(self) -> float:
+        return time.monotonic() + self._epoch
+
+
 class Stamps:
     """Peers of one machine share its monotonic clock, which nobody sets; their wall clocks may be wrong on purpose, and
     whoever listens to them may be late, for it strikes too. So a moment is what the peer's monotonic clock said plus
@@ -56,13 +68,13 @@ class Stamps:
     quickest reading took. The clock may be that of a virtual machine which the peers run in."""
 
     def __init__(self, wall: Callable[[], float]) -> None:
-        self._wall = wall
+        self.wall = wall
         self.offset: float | None = None
         self.told_at = 0.0
 
     def tell(self, monotonic: float) -> None:
         """An event is told now: from here on it is ``told_at`` the moment when it was written."""
-        ahead = self._wall() - monotonic
+        ahead = self.wall() - monotonic
         self.offset = ahead if self.offset is None else min(self.offset, ahead)
         self.told_at = monotonic + self.offset
 

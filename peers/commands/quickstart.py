@@ -90,15 +90,17 @@ def quickstart(options: QuickstartOptions, clock: Clock, *, make_group: Callable
 class _Quickstart:
     def __init__(self, options: QuickstartOptions, directory: RunDirectory, group: PeerGroup, clock: Clock) -> None:
         self._options, self._directory, self._group, self._clock = options, directory, group, clock
-        self._shape = options.shape
-        self._began: float = psutil.Process().create_time()
-        self._phase_began = self._began
+        self._began = self._phase_began = psutil.Process().create_time()
         self._progress = Progress(steps=self._shape.closes, quiet=options.json)
         self._view = RunView()
         self._tail = EventTail({name: directory.events(name) for name in peer_names(self._shape)})
         self._announced: set[str] = set()
         self._run: str | None = None
         self._evaluation = Evaluation()
+
+    @property
+    def _shape(self) -> RunShape:
+        return self._options.shape
 
     def train_and_judge(self) -> RunOutcome:
         """Do everything that takes time, with interrupts let in. Raises only ConfigError, and only while the run is

@@ -41,13 +41,52 @@ class ExitNotice:
     exit_code: int
 
 
+class StepNotes:
+    """The notes of each step that closed, ``by_step``; ``names`` are those of peers, by id."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, str] = {}
+        self.by_step: dict[int, tuple[str, ...]] = {}
+        self._pending: list[str] = []
+
+    def closed(self, step: int) -> None:
+        """This step closed, for the first time that it is told."""
+        if self._pending:
+            self.by_step[step], self._pending = tuple(self._pending), []
+
+    def add(self, event: Event | RawEvent) -> None:
+        """Note what this event says for the step that closes next, once."""
+        match event:
+            case PeerLost(name=name, reason=reason):
+                self._note(f"{name} lost: {reason}")
+            case StepGivenUp():
+                held = ", ".join(f"{self._name(peer)} holds {part} now" for peer, part in event.holders.items())
+                self._note(f"given up, {' and '.join(event.lost)} was lost: {held}")
+            case HopMoved(late=True):  # late is not lost: nothing is wrong with a busy machine
+                old, new = self._name(event.old), self._name(event.new)
+                self._note(f"stage {event.stage}: {old} was slow, {new} does some of its work")
+            case HopMoved():
+                old, new = self._name(event.old), self._name(event.new)
+                self._note(f"stage {event.stage}: work of {old} continues on {new} ({event.reason})")
+            case Participation(whole=False) if event.live > 1:
+                left_out = "; ".join(f"{self._name(peer)}: {why}" for peer, why in sorted(event.why.items()))
+                self._note(f"{event.part}: {event.participating} of {event.live} averaged ({left_out})")
+
+    def _name(self, peer: str) -> str:
+        return self.names.get(peer, peer[-6:])
+
+    def _note(self, note: str) -> None:
+        if note not in self._pending:
+            self._pending.append(note)
+
+
 class RunView:
     """The state of a run. ``add`` takes events in any order between peers, in order within a peer; its cost does not
     grow with the run.
 
     Public fields: ``steps``, ``traffic``, ``microbatches`` and ``digests``, the general folds; ``addresses`` of peers
     that started, by name; ``stopped``, last words by name; ``lost_peers``, names that others reported gone, in order,
-    with the first reason; ``notes``, by step, what happened on the way to it; ``checkpoint_steps``;
+    with the first reason; ``notes``, what happened on the way to each step; ``checkpoint_steps``;
     ``bytes_at_start``, what everybody downloaded of the initial weights.
     """
 
@@ -57,25 +96,23 @@ class RunView:
         self.addresses: dict[str, tuple[str, ...]] = {}
         self.stopped: dict[str, ExitNotice] = {}
         self.lost_peers: dict[str, str] = {}
-        self.notes: dict[int, tuple[str, ...]] = {}
+        self.notes = StepNotes()
         self.checkpoint_steps: set[int] = set()
         self.parameters: int | None = None
         self.hops_moved = 0
         self.bytes_at_start = 0
-        self._names: dict[str, str] = {}
-        self._pending: list[str] = []
 
     def add(self, told: RecordedEvent) -> None:
         """Take one event into account."""
         event = told.record.event
-        if isinstance(event, StepClosed) and event.step not in self.steps and self._pending:
-            self.notes[event.step], self._pending = tuple(self._pending), []
+        if isinstance(event, StepClosed) and event.step not in self.steps:
+            self.notes.closed(event.step)
         for view in (self.steps, self.traffic, self.microbatches, self.digests):
             view.add(told.record)
         match event:
             case PeerStarted(addresses=addresses):
                 self.addresses[told.name] = addresses
-                self._names[told.record.peer] = told.name
+                self.notes.names[told.record.peer] = told.name
             case PeerStopped(reason=reason, exit_code=code):
                 self.stopped[told.name] = ExitNotice(told.record.wall, reason, code)
             case RunStarted(parameters=parameters):
@@ -84,31 +121,16 @@ class RunView:
                 self.checkpoint_steps.add(step)
             case StateDownloaded(step=0, bytes_received=received):
                 self.bytes_at_start += received
-            case _:
-                self._annotate(event)
-
-    def _annotate(self, event: Event | RawEvent) -> None:
-        """Note what happens on the way to the step that closes next."""
-        match event:
             case PeerLost(name=name, reason=reason):
                 self.lost_peers.setdefault(name, reason)
-                self._note(f"{name} lost: {reason}")
-            case StepGivenUp() if event.step not in self.steps:
-                held = ", ".join(f"{self._name(peer)} holds {part} now" for peer, part in event.holders.items())
-                self._note(f"given up, {' and '.join(event.lost)} was lost: {held}")
             case HopMoved():
-                self._moved(event)
-            case Participation(whole=False) if event.live > 1:
-                left_out = "; ".join(f"{self._name(peer)}: {why}" for peer, why in sorted(event.why.items()))
-                self._note(f"{event.part}: {event.participating} of {event.live} averaged ({left_out})")
+                self.hops_moved += 1
+        self._annotate(event)
 
-    def _moved(self, event: HopMoved) -> None:
-        self.hops_moved += 1
-        old, new = self._name(event.old), self._name(event.new)
-        if event.late:  # late is not lost: nothing is wrong with a busy machine
-            self._note(f"stage {event.stage}: {old} was slow, {new} does some of its work")
-        else:
-            self._note(f"stage {event.stage}: work of {old} continues on {new} ({event.reason})")
+    def _annotate(self, event: Event | RawEvent) -> None:
+        """Note it; of a step that was given up, only what is told before its row is there."""
+        if not isinstance(event, StepGivenUp) or event.step not in self.steps:
+            self.notes.add(event)
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -123,13 +145,6 @@ class RunView:
         if 1 in sent:
             sent[1] = max(0, sent[1] - self.bytes_at_start)
         return sum(sent.values()) / len(sent) if sent else None
-
-    def _name(self, peer: str) -> str:
-        return self._names.get(peer, peer[-6:])
-
-    def _note(self, note: str) -> None:
-        if note not in self._pending:
-            self._pending.append(note)
 
 
 # --- the progress table: colours on a terminal, plain lines anywhere else --------------------------------------------
@@ -207,7 +222,7 @@ class Progress:
             if not (final or now - step.closed_at >= SETTLE_S or number + 1 in view.steps):
                 return
             self._printed = number
-            notes = view.notes.get(number, ())
+            notes = view.notes.by_step.get(number, ())
             if notes or number in (1, self._steps) or number % self._every == 0:
                 self._print_row(row(step, view.traffic.by_step.get(number), notes), "yellow" if notes else "")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from swarm.health.heartbeat import HeartbeatReply
@@ -95,3 +95,39 @@ class Health:
     def told(self, peer: PeerId, witness: PeerId) -> None:
         """Another calls the peer lost. That counts until it answers us, and only together with a miss."""
         self._records.setdefault(peer, _Record()).witnesses.add(witness)
+
+
+class WatchedRoster:
+    """The peers that are watched, and what is believed of them.
+
+    Attributes:
+        peers: Those that are watched, without this one.
+        gone: Those that do not answer, with the reason.
+        rumours: What others said of a loss that is not confirmed here yet.
+        farewells: Those that said themselves that they leave, with the life that did, where that is known.
+    """
+
+    def __init__(self) -> None:
+        self.peers: tuple[PeerId, ...] = ()
+        self.gone: dict[PeerId, str] = {}
+        self.rumours: dict[PeerId, str] = {}
+        self.farewells: dict[PeerId, int | None] = {}
+        self._lives: dict[PeerId, int] = {}
+
+    def life(self, peer: PeerId) -> int | None:
+        """Which life of a peer takes part, as far as the roster says."""
+        return self._lives.get(peer)
+
+    def follow(self, peers: tuple[PeerId, ...], lives: Mapping[PeerId, int]) -> set[PeerId] | None:
+        """Watch these from now on. Return those of whom nothing is believed any more: they left, or another life of
+        theirs takes part; None when nothing has changed."""
+        known, self._lives = self._lives, dict(lives)
+        anew = {peer for peer, life in self._lives.items() if known.get(peer, life) != life}
+        if peers == self.peers and not anew:
+            return None
+        before, self.peers = set(self.peers), peers
+        left = (before - set(peers)) | (before & anew)
+        for peer in left:
+            for believed in (self.gone, self.rumours, self.farewells):
+                believed.pop(peer, None)
+        return left

@@ -12,9 +12,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Protocol
 
 from swarm.clock import Clock
 from swarm.errors import Busy, PeerError
@@ -31,7 +32,7 @@ from swarm.health.heartbeat import (
     Ping,
     Questions,
 )
-from swarm.health.verdicts import MISSES_TO_LOSE, Health
+from swarm.health.verdicts import MISSES_TO_LOSE, Health, WatchedRoster
 from swarm.ids import PeerId
 from swarm.network.protocols import AnyMethod, Endpoint
 from swarm.schema import Empty
@@ -65,34 +66,64 @@ def watched(me: PeerId, roster: Sequence[PeerId], count: int = WATCHED_PEERS) ->
     return tuple(following[:count])
 
 
+class WatchListener(Protocol):
+    """A peer's place in the run, for those who ask it whether it is there; and what it hears of theirs."""
+
+    def standing(self) -> tuple[int, bool]:
+        """Return our open step, and whether we take part in it."""
+
+    def lineage(self) -> int:
+        """Return our lineage; 0: the run's."""
+
+    def lost(self, peer: PeerId, reason: str) -> None:
+        """A peer of the roster is gone."""
+
+    def back(self, peer: PeerId) -> None:
+        """One that was gone is there."""
+
+    def ahead(self, peer: PeerId, step: int) -> None:
+        """The open step of a member, in our lineage or the run's, is beyond ours."""
+
+
+class _NotInRun:
+    """A peer that knows no run yet."""
+
+    def standing(self) -> tuple[int, bool]:
+        return 0, True
+
+    def lineage(self) -> int:
+        return 0
+
+    def lost(self, peer: PeerId, reason: str) -> None:
+        return
+
+    def back(self, peer: PeerId) -> None:
+        return
+
+    def ahead(self, peer: PeerId, step: int) -> None:
+        return
+
+
 class HealthWatch:
     """The ``health/1`` service and the asking. ``run`` asks until cancelled; :attr:`gone` is what it believes.
 
-    ``stand`` gives our own standing, ``news`` is told of every change: ``lost(peer, reason)``, ``back(peer)``, and
-    ``ahead(peer, step)`` of a member whose open step is beyond ours, in our ``lineage`` or the run's.
-    A peer that leaves says so and why; what it says
-    about another is checked, what it says about itself is believed.
+    A peer that leaves says so and why; what it says about another is checked, what it says about itself is believed.
     """
 
     def __init__(self, endpoint: Endpoint, clock: Clock, *, incarnation: int = 1) -> None:
         self._endpoint, self._clock = endpoint, clock
         self.incarnation = incarnation
-        self._health = Health()
-        self._roster: tuple[PeerId, ...] = ()
-        self._lives: Mapping[PeerId, int] = MappingProxyType({})
-        self._gone: dict[PeerId, str] = {}
-        self._rumours: dict[PeerId, str] = {}
-        self._left: dict[PeerId, int | None] = {}
+        self._health, self._roster = Health(), WatchedRoster()
+        self._listener: WatchListener = _NotInRun()
         self._probes: dict[PeerId, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
         self._changed = asyncio.Condition()
         self._version = 0
         self._listening: dict[PeerId, _Listening] = {}
-        self.stand: Callable[[], tuple[int, bool]] = lambda: (0, True)
-        self.lineage: Callable[[], int] = lambda: 0
-        self.lost: Callable[[PeerId, str], None] = lambda peer, reason: None
-        self.back: Callable[[PeerId], None] = lambda peer: None
-        self.ahead: Callable[[PeerId, int], None] = lambda peer, step: None
+
+    def report_to(self, listener: WatchListener) -> None:
+        """Tell the listener of every change from here on, and others where it stands."""
+        self._listener = listener
 
     def methods(self) -> list[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
@@ -108,7 +139,7 @@ class HealthWatch:
     @property
     def gone(self) -> Mapping[PeerId, str]:
         """Peers of the roster that do not answer, with the reason."""
-        return MappingProxyType(self._gone)
+        return MappingProxyType(self._roster.gone)
 
     @property
     def doubted(self) -> Collection[PeerId]:
@@ -126,7 +157,7 @@ class HealthWatch:
     async def check(self, peers: Collection[PeerId], reason: str) -> None:
         """Ask these at once; return when each has answered or is gone, after CHECK_S seconds at the latest: who has
         done neither by then is doubted, and is asked further."""
-        probes = {peer: self._probe(peer, reason) for peer in peers if peer in self._roster}
+        probes = {peer: self._probe(peer, reason) for peer in peers if peer in self._roster.peers}
         running = {probe: peer for peer, probe in probes.items() if probe is not None}
         if running:
             _, open_still = await asyncio.wait(running, timeout=CHECK_S)
@@ -136,18 +167,12 @@ class HealthWatch:
         """Watch this roster from now on; an empty one stops the watching. What is believed of those that stay in it is
         kept. ``lives`` says which life of each takes part: who was let in again by the very record in which it was lost
         never left the roster, and what is known of its former life would make it a stranger for ever."""
-        before, others = set(self._roster), tuple(peer for peer in roster if peer != self._endpoint.peer)
-        known, self._lives = self._lives, dict(lives or {})
-        anew = {peer for peer, life in self._lives.items() if known.get(peer, life) != life}
-        if others == self._roster and not anew:
+        others = tuple(peer for peer in roster if peer != self._endpoint.peer)
+        left = self._roster.follow(others, lives or {})
+        if left is None:
             return
-        self._roster = others
-        left = (before - set(self._roster)) | (before & anew)
         self._health.forget(left)
         for peer in left:
-            self._gone.pop(peer, None)
-            self._rumours.pop(peer, None)
-            self._left.pop(peer, None)
             probe = self._probes.pop(peer, None)
             if probe is not None:
                 probe.cancel()
@@ -164,8 +189,10 @@ class HealthWatch:
         async with self._asking():
             while True:
                 me = self._endpoint.peer
-                there = [peer for peer in self._roster if peer not in self._gone]  # who watched the next is gone, too
-                for peer in dict.fromkeys((*watched(me, (me, *there)), *self._gone)):
+                there = [
+                    peer for peer in self._roster.peers if peer not in self._roster.gone
+                ]  # who watched the next is gone, too
+                for peer in dict.fromkeys((*watched(me, (me, *there)), *self._roster.gone)):
                     self._ask_once(peer)
                 await self._clock.sleep(PING_EVERY_S)
 
@@ -186,7 +213,7 @@ class HealthWatch:
 
     def _probe(self, peer: PeerId, reason: str) -> asyncio.Task[None] | None:
         """Ask until it answers or is lost; nothing to do for one that is lost already."""
-        if peer not in self._roster or self._group is None or peer in self._gone:
+        if peer not in self._roster.peers or self._group is None or peer in self._roster.gone:
             return None
         running = self._probes.get(peer)
         return running if running is not None else self._start(peer, self._look(peer))
@@ -216,8 +243,8 @@ class HealthWatch:
                 standing = await questions.ask(Heartbeat(incarnation=self.incarnation))
             except PeerError as error:
                 verdict = self._health.missed(peer, f"{error.code}, {error.reason}", self._clock.monotonic())
-                if verdict is not None or peer in self._gone:
-                    return await self._lose(peer, verdict or self._gone[peer])
+                if verdict is not None or peer in self._roster.gone:
+                    return await self._lose(peer, verdict or self._roster.gone[peer])
             else:
                 if standing is not None:
                     return await self._heard(peer, standing)
@@ -225,28 +252,32 @@ class HealthWatch:
             await self._clock.sleep(max(0.0, PROBE_EVERY_S - (self._clock.monotonic() - began)))
 
     async def _heard(self, peer: PeerId, standing: HeartbeatReply) -> None:
-        if self._left.get(peer) == standing.incarnation:
+        if self._roster.farewells.get(peer) == standing.incarnation:
             return  # it answered before its farewell, or while it closes
-        verdict = self._health.answered(peer, standing, self._clock.monotonic(), judged=self.stand()[1])
-        rumour = self._rumours.pop(peer, None)
-        if verdict is None and not standing.member and self.stand()[1]:
+        verdict = self._health.answered(peer, standing, self._clock.monotonic(), judged=self._listener.standing()[1])
+        rumour = self._roster.rumours.pop(peer, None)
+        if verdict is None and not standing.member and self._listener.standing()[1]:
             # Another has seen what we see for the first time: it is not who was in the roster. Nor is it later on:
             # who was lost is back when it says that it takes part.
-            verdict = rumour or self._gone.get(peer)
+            verdict = rumour or self._roster.gone.get(peer)
         if verdict is not None:
             return await self._lose(peer, verdict)
-        if self._gone.pop(peer, None) is not None:
+        if self._roster.gone.pop(peer, None) is not None:
             self._tell()
-            self.back(peer)
-        if standing.member and standing.step > self.stand()[0] and standing.lineage in (0, self.lineage()):
-            self.ahead(peer, standing.step)
+            self._listener.back(peer)
+        if (
+            standing.member
+            and standing.step > self._listener.standing()[0]
+            and standing.lineage in (0, self._listener.lineage())
+        ):
+            self._listener.ahead(peer, standing.step)
 
     async def _lose(self, peer: PeerId, reason: str) -> None:
-        if peer in self._gone or peer not in self._roster:
+        if peer in self._roster.gone or peer not in self._roster.peers:
             return
-        self._gone[peer] = reason
+        self._roster.gone[peer] = reason
         self._tell()
-        self.lost(peer, reason)
+        self._listener.lost(peer, reason)
         await self.tell_all(peer, reason)
 
     def _tell(self) -> None:
@@ -278,7 +309,7 @@ class HealthWatch:
         """Tell the roster that a peer is gone, or (our own id) that we are leaving; not those that may be gone as
         well, who would only keep us waiting. Never raises a PeerError."""
         message = Lost(peer=lost, reason=reason[:400], incarnation=self.incarnation)
-        others = [peer for peer in self._roster if peer != lost and peer not in self._gone]
+        others = [peer for peer in self._roster.peers if peer != lost and peer not in self._roster.gone]
         await asyncio.gather(*(self._tell_one(peer, message) for peer in others))
 
     async def _tell_one(self, peer: PeerId, message: Lost) -> None:
@@ -294,12 +325,12 @@ class HealthWatch:
         asked = self._listening.get(caller)
         if asked is not None and body.incarnation not in (0, asked.incarnation):
             asked.there.set()
-        step, member = self.stand()
-        return HeartbeatReply(step=step, member=member, incarnation=self.incarnation, lineage=self.lineage())
+        step, member = self._listener.standing()
+        return HeartbeatReply(step=step, member=member, incarnation=self.incarnation, lineage=self._listener.lineage())
 
     async def _on_heard(self, caller: PeerId, body: DuplicateQuery) -> DuplicateIdentity:
         """Listen for another life of the caller, of whom one question at a time is answered."""
-        if caller in self._listening or caller not in self._roster:
+        if caller in self._listening or caller not in self._roster.peers:
             raise Busy("it is being listened for, or nobody of that name takes part")
         asked = self._listening[caller] = _Listening(body.incarnation)
         try:
@@ -311,23 +342,23 @@ class HealthWatch:
         return DuplicateIdentity(there=asked.there.is_set())
 
     async def _on_lost(self, caller: PeerId, body: Lost) -> Empty:
-        if caller not in self._roster or body.peer not in self._roster:
+        if caller not in self._roster.peers or body.peer not in self._roster.peers:
             return Empty()
         if body.peer == caller:
             self._take_leave(caller, body)
         else:
-            self._rumours[PeerId(body.peer)] = body.reason
+            self._roster.rumours[PeerId(body.peer)] = body.reason
             self._health.told(PeerId(body.peer), caller)
             self.suspect(PeerId(body.peer), body.reason)
         return Empty()
 
     def _take_leave(self, peer: PeerId, body: Lost) -> None:
         """It says farewell. Another process with its identity, which gave up, takes nobody out of the roster."""
-        member = self._lives.get(peer) or self._health.life(peer)
+        member = self._roster.life(peer) or self._health.life(peer)
         if member and body.incarnation not in (0, member):
             return
-        self._left[peer] = body.incarnation or member
-        if peer not in self._gone:
-            self._gone[peer] = body.reason
+        self._roster.farewells[peer] = body.incarnation or member
+        if peer not in self._roster.gone:
+            self._roster.gone[peer] = body.reason
             self._tell()
-            self.lost(peer, body.reason)
+            self._listener.lost(peer, body.reason)

@@ -7,12 +7,10 @@ import contextlib
 from collections.abc import Sequence
 from typing import Literal
 
-from swarm.clock import Clock
 from swarm.errors import PeerError
+from swarm.membership.run import RunContext
 from swarm.membership.settings import MemberSettings
-from swarm.membership.status import PeerStatus
 from swarm.network.discovery.records import PeerRecord
-from swarm.network.protocols import Directory, Endpoint
 
 RECORD_TTL_S = 60.0
 RECORD_RENEWAL_S = 20.0
@@ -30,12 +28,10 @@ def only_calls(settings: MemberSettings, addresses: Sequence[str]) -> bool:
 class Announcer:
     """Announces, until cancelled."""
 
-    def __init__(
-        self, settings: MemberSettings, endpoint: Endpoint, directory: Directory, situation: PeerStatus, clock: Clock
-    ) -> None:
-        self._settings, self._endpoint, self._directory = settings, endpoint, directory
-        self._situation, self._clock = situation, clock
-        self._incarnation = int(clock.wall() * 1000)
+    def __init__(self, run: RunContext) -> None:
+        self._settings, self._endpoint, self._directory = run.settings, run.around.endpoint, run.directory
+        self._situation, self._clock = run.situation, run.around.clock
+        self._incarnation = int(self._clock.wall() * 1000)
 
     def record(self) -> PeerRecord:
         """What is true now."""

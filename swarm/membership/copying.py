@@ -15,17 +15,14 @@ from typing import TypeVar
 import torch
 
 from swarm.consensus.copies import copies_of
-from swarm.consensus.history import History
 from swarm.consensus.records import CloseRecord, Decision
 from swarm.ids import PartName
 from swarm.membership.observer_service import ObserverService
 from swarm.membership.part_copy import CopyContext, PartCopy, RecentRecords
-from swarm.membership.roles import PeerContext, build_empty
-from swarm.membership.rules import rules_of
+from swarm.membership.roles import build_empty
+from swarm.membership.run import RunContext
 from swarm.optim.part import PartState, TrainedPart
 from swarm.state.snapshot import Snapshot
-from swarm.step.member.rescue import RescueService
-from swarm.step.member.service import MemberService
 
 logger = logging.getLogger(__name__)
 
@@ -36,52 +33,62 @@ TAKE_S, LAST_S = 10.0, 5.0
 
 
 @dataclass(slots=True)
-class _Kept:
+class KeptCopy:
+    """A copy, and the task that leads it on."""
+
     copy: PartCopy
     following: asyncio.Task[None]
 
 
-class Copying:
-    """Run it beside the membership, and tell it of every decision. ``desk`` serves others from the copies."""
+class Copies:
+    """The copies that are here, by part; :class:`Copying` adds and drops them."""
 
-    def __init__(self, around: PeerContext, desk: ObserverService) -> None:
-        self._around, self._copies = around, around.manifest.run.copies
-        self._rules = rules_of(around.manifest)
-        self._records = RecentRecords(around.clock)
+    def __init__(self) -> None:
+        self.kept: dict[PartName, KeptCopy] = {}
+
+    @property
+    def parts(self) -> tuple[PartName, ...]:
+        """Return the parts of which a copy is here, sorted."""
+        return tuple(sorted(part for part, kept in self.kept.items() if kept.copy.step is not None))
+
+    def held(self, part: PartName, step: int) -> PartState | None:
+        """Return our copy, if it is exactly at the state after this step. It goes on with the run:
+        :meth:`Copying.take` it to keep it there."""
+        kept = self.kept.get(part)
+        return kept.copy.state if kept is not None and kept.copy.holds(step) else None
+
+    def takes(self, part: PartName, step: int) -> bool:
+        """Return whether our copy is just being brought to the state after this step."""
+        return part in self.kept and self.kept[part].copy.takes(step)
+
+    async def snapshot(self, part: PartName) -> Snapshot | None:
+        """Return our copy's state, for others; None for a part of which there is none."""
+        kept = self.kept.get(part)
+        return None if kept is None else await kept.copy.snapshot()
+
+
+class Copying:
+    """Keeps ``copies``, from which ``service`` serves others. Run it beside the membership, and tell it of every
+    decision."""
+
+    def __init__(self, run: RunContext, copies: Copies, service: ObserverService) -> None:
+        self._around, self._rules, self.copies = run.around, run.rules, copies
+        self._kept = copies.kept
+        self._records = RecentRecords(run.around.clock)
         self._context = CopyContext(
-            around=around,
+            around=run.around,
             records=self._records,
             host=Host(),
             turn=asyncio.Lock(),
-            copied=desk.copied,
-            dropped=desk.dropped,
+            copied=service.copied,
+            dropped=service.dropped,
         )
-        self._kept: dict[PartName, _Kept] = {}
         self._wanted: frozenset[PartName] = frozenset()
         self._taken: set[PartName] = set()
         self._rewound: frozenset[PartName] = frozenset()
         self._decided: CloseRecord | None = None
         self._own: PartName | None = None
         self._changed = asyncio.Event()
-
-    def desk(self, member: MemberService, history: History) -> RescueService:
-        """What answers when all replicas of a part are lost of which a copy is here."""
-        around = self._around
-        return RescueService(
-            run=around.manifest.run_id,
-            me=around.endpoint.peer,
-            member=member,
-            history=history,
-            sign=around.identity.sign,
-            holds=lambda part, step: self.held(part, step) is not None,
-            takes=lambda part, step: part in self._kept and self._kept[part].copy.takes(step),
-            gone=lambda: around.watch.gone.keys(),
-        )
-
-    @property
-    def parts(self) -> tuple[PartName, ...]:
-        """The parts of which a copy is here, sorted."""
-        return tuple(sorted(part for part, kept in self._kept.items() if kept.copy.step is not None))
 
     async def run(self) -> None:
         """Keep what this peer has to keep, until cancelled. A donor's failure costs the copy, never the peer."""
@@ -107,19 +114,13 @@ class Copying:
         await self._records.add(decision)
         if self._rules.over(record):
             return  # the run is over: what is here stays, for :meth:`last`
-        wanted = frozenset(copies_of(record.members, self._around.endpoint.peer, self._copies))
+        wanted = frozenset(copies_of(record.members, self._around.endpoint.peer, self._around.manifest.run.copies))
         self._taken.clear()
         before, self._own = self._own, self._part_in(record)
         if self._own is not None and self._own != before:
             wanted |= {self._own} & self._kept.keys()  # this very record makes it ours: it may be taken yet
         self._wanted = wanted
         self._changed.set()
-
-    def held(self, part: PartName, step: int) -> PartState | None:
-        """Our copy, if it is exactly at the state after this step. It goes on with the run: :meth:`take` it to keep it
-        there."""
-        kept = self._kept.get(part)
-        return kept.copy.state if kept is not None and kept.copy.holds(step) else None
 
     async def take(self, part: PartName, step: int) -> TrainedPart | None:
         """Our copy at the state after this step as a part to train, on the device; it is a copy no longer, until the
@@ -131,7 +132,7 @@ class Copying:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TAKE_S):
                 await kept.copy.reach(step)
-        if self.held(part, step) is None:
+        if self.copies.held(part, step) is None:
             return None
         self._taken.add(part)  # first: meanwhile another copy of it would be begun
         await self._stop(part)
@@ -142,11 +143,6 @@ class Copying:
         trained = await build_empty(self._around, part)
         await self._around.device.run(trained.install, snapshot)
         return trained
-
-    async def snapshot(self, part: PartName) -> Snapshot | None:
-        """Our copy's state, for others; None for a part of which there is none."""
-        kept = self._kept.get(part)
-        return None if kept is None else await kept.copy.snapshot()
 
     async def last(self, record: CloseRecord) -> list[Snapshot]:
         """Our copies of the parts that only one peer holds, at the state after this record, with which the run is over:
@@ -181,7 +177,7 @@ class Copying:
             copy = PartCopy(self._context, part)
             following = asyncio.create_task(copy.run())
             following.add_done_callback(lambda _: self._changed.set())
-            self._kept[part] = _Kept(copy, following)
+            self._kept[part] = KeptCopy(copy, following)
         for kept in list(self._kept.values()):
             if kept.following.done():
                 kept.following.result()  # it ends by a bug only, which ends this peer

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from swarm.consensus.records import CloseRecord
 from swarm.errors import Busy, PeerError, StateError
 from swarm.events import DonorDropped, StateDownloaded, SyncProgress
-from swarm.ids import PeerId
+from swarm.ids import PartName, PeerId
+from swarm.membership.roles import PeerContext, build_empty
 from swarm.optim.part import TrainedPart
 from swarm.state.download import Download, DownloadContext, IntoMemory, PeerChunks, Wanted
 from swarm.waiting import ExponentialBackoff
-
-if TYPE_CHECKING:
-    from swarm.membership.roles import PeerContext
 
 PROGRESS_EVERY_S = 0.3
 BUSY_PAUSE_S = 0.2
@@ -90,6 +87,43 @@ class PartDownload:
                 part=self.part.spec.name, step=self.record.step, donor=donor, code=error.code, reason=error.reason
             )
         )
+
+
+class StateFetch:
+    """The part that this peer is to hold, and what was verified so far of the state that is on its way.
+
+    A failure keeps what was verified, for as long as somebody has the rest. ``liars`` are donors that gave something
+    else.
+    """
+
+    def __init__(self, around: PeerContext) -> None:
+        self._around = around
+        self.part: TrainedPart | None = None
+        self.liars: set[PeerId] = set()
+        self._download: PartDownload | None = None
+
+    @property
+    def begun(self) -> CloseRecord | None:
+        """The record whose state is here in part; None when nothing is under way."""
+        return None if self._download is None else self._download.record
+
+    @property
+    def verified_bytes(self) -> int:
+        """Bytes of that state that are here."""
+        return 0 if self._download is None else self._download.verified_bytes
+
+    async def run(self, name: PartName, donors: Sequence[PeerId], record: CloseRecord) -> None:
+        """Bring the part to the state that ``record`` vouches for. Raises as :meth:`PartDownload.run`."""
+        if self.part is None or self.part.spec.name != name:
+            self.part = await build_empty(self._around, name)
+        download = self._download
+        if download is None or download.part is not self.part or download.record.hash() != record.hash():
+            download = self._download = PartDownload(self._around, record, self.part)
+        try:
+            await download.run(donors)
+        finally:
+            self.liars |= download.liars
+        self._download = None
 
 
 async def download_part(around: PeerContext, record: CloseRecord, part: TrainedPart, *donors: PeerId) -> None:

@@ -20,7 +20,7 @@ from swarm.events import Event, EventSink, Mixed
 from swarm.ids import MicrobatchId, PeerId, stage_of
 from swarm.membership.roles import PeerContext, Role, StageRole, TrainerRole
 from swarm.membership.rules import reach_of
-from swarm.membership.settings import MemberSettings
+from swarm.membership.run import RunContext
 from swarm.membership.status import PeerStatus
 from swarm.optim.local_part import LocalPart
 from swarm.optim.part import TrainedPart
@@ -32,8 +32,8 @@ class RoleManager:
     """The role of one peer. Empty until :meth:`take`; a bootstrap's stays so.
     ``leg_over`` is called on the device thread after each leg of a part that trains apart."""
 
-    def __init__(self, settings: MemberSettings, around: PeerContext) -> None:
-        self._settings, self._around = settings, around
+    def __init__(self, run: RunContext, leader: RemoteLeader) -> None:
+        self._settings, self._around, self._leader = run.settings, run.around, leader
         self._role: Role | None = None
         self._changed = asyncio.Event()
         self.ready = asyncio.Event()
@@ -81,16 +81,16 @@ class RoleManager:
                 changed.cancel()
                 await asyncio.gather(working, return_exceptions=True)
 
-    def feed(self, leader: RemoteLeader) -> Feed | None:
-        """A trainer's work for one step."""
+    def feed(self) -> Feed | None:
+        """A trainer's work for one step, told to whoever leads it; None for a peer that does not train with data."""
         if self._settings.role != "trainer":
             return None
 
         async def feed(step: int) -> None:
             role = self._role
             assert isinstance(role, TrainerRole)  # noqa: S101 - taken before this peer is a member
-            leader.begun = role.service
-            await role.feed(step, leader)
+            self._leader.begun = role.service
+            await role.feed(step, self._leader)
 
         return feed
 
@@ -105,7 +105,8 @@ class RoleManager:
             self._role.open_step(record, after)
 
     def rewound(self) -> None:
-        """A lineage was given up: nothing that was done in its steps counts."""
+        """A lineage was given up: nothing that was done in its steps counts, and its leaders are others."""
+        self._leader.rewound()
         if self._role is not None:
             self._role.service.rewound()
 
@@ -138,15 +139,13 @@ class _Counting:
 class LocalSGD:
     """Does nothing where replicas do not train apart, or meet only when a step closes."""
 
-    def __init__(
-        self, around: PeerContext, holding: RoleManager, situation: PeerStatus, roster: Callable[[], Roster]
-    ) -> None:
-        averaging = around.manifest.averaging
-        self._holding, self._roster, self._endpoint = holding, roster, around.endpoint
+    def __init__(self, run: RunContext, holding: RoleManager) -> None:
+        around, averaging = run.around, run.around.manifest.averaging
+        self._holding, self._at, self._endpoint = holding, run.position, around.endpoint
         self._mixing: Mixing | None = None
         if averaging.mode != "local" or averaging.local.sync_every == 1:
             return
-        events = _Counting(around.events, situation)
+        events = _Counting(around.events, run.situation)
         context = MixingContext(
             endpoint=around.endpoint, device=around.device, clock=around.clock, events=events, held=self._held
         )
@@ -178,7 +177,7 @@ class LocalSGD:
         part = self._holding.part
         if not isinstance(part, LocalPart):
             return None
-        replicas = self._roster().replicas(part.spec.name)
+        replicas = self._at.roster.replicas(part.spec.name)
         if self._endpoint.peer not in replicas:  # cut off, or not let in yet
             return None
         return part.spec.name, part, replicas

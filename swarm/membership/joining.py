@@ -27,16 +27,14 @@ from swarm.errors import (
 )
 from swarm.ids import ENDS, PartName, PeerId
 from swarm.membership.announcer import only_calls
-from swarm.membership.download import PartDownload
-from swarm.membership.leaving import Leaving, ended_in_order
+from swarm.membership.download import StateFetch
+from swarm.membership.leaving import ended_in_order
 from swarm.membership.observer import Observer, ObserverContext
-from swarm.membership.roles import PeerContext, build_empty, insist_on_being_reached
-from swarm.membership.settings import MemberSettings
-from swarm.membership.status import PeerStatus
+from swarm.membership.roles import insist_on_being_reached
+from swarm.membership.run import RunContext
 from swarm.membership.survey import Survey
 from swarm.optim.part import TrainedPart
 from swarm.security.signing import verify
-from swarm.step.calls import StepCalls
 from swarm.step.member.service import MemberService
 from swarm.step.messages import JOIN
 from swarm.waiting import ExponentialBackoff
@@ -62,30 +60,20 @@ Prepare = Callable[[TrainedPart | None, CloseRecord], Awaitable[None]]
 class Joining:
     """One peer's way into a running run. ``prepare`` is called once, before anybody can send us work."""
 
-    def __init__(
-        self,
-        settings: MemberSettings,
-        around: PeerContext,
-        member: MemberService,
-        situation: PeerStatus,
-        leaving: Leaving,
-        prepare: Prepare,
-    ) -> None:
-        self._settings, self._around, self._member = settings, around, member
-        self._situation, self._leaving, self._prepare = situation, leaving, prepare
-        self._calls, self._survey = StepCalls(around.endpoint), Survey(around.endpoint)
+    def __init__(self, run: RunContext, member: MemberService, prepare: Prepare) -> None:
+        self._run, self._around, self._at = run, run.around, run.position
+        self._member, self._prepare = member, prepare
+        self._survey = Survey(run.around.endpoint)
         self._context = ObserverContext(
-            run=around.manifest.run_id,
-            endpoint=around.endpoint,
-            device=around.device,
+            run=run.rules.run,
+            endpoint=run.around.endpoint,
+            device=run.around.device,
             verify=verify,
             observe=member.observe,
         )
         self._known: CloseRecord | None = None
         self._invited_by: PeerId | None = None
-        self._part: TrainedPart | None = None
-        self._download: PartDownload | None = None
-        self._liars: set[PeerId] = set()
+        self._state = StateFetch(run.around)
         self._prepared = False
         self._listen_at = 0.0
 
@@ -95,7 +83,7 @@ class Joining:
         attempts = failures = 0
         patience = ExponentialBackoff(FIRST_PAUSE_S)
         while True:
-            self._check_ended(self._known, self._member.head)  # nobody else may be there to say so
+            self._check_ended(self._known, self._at.head)  # nobody else may be there to say so
             newest = await self._newest(contact)
             head = newest.record
             self._around.watch.follow(())  # from here on the contact is one of many, and may leave
@@ -113,7 +101,7 @@ class Joining:
             try:
                 return await self._join(donors, contact, head)
             except (Busy, WrongStep) as later:
-                self._situation.wait_for(f"a member that can help: {later.reason}")
+                self._run.situation.wait_for(f"a member that can help: {later.reason}")
             except (PeerError, StateError, OutOfSync) as error:
                 failures = 1 if self._here != before else failures + 1
                 logger.warning("joining failed, %d times in a row: %s", failures, error)
@@ -125,14 +113,14 @@ class Joining:
     @property
     def _here(self) -> tuple[int, int]:
         """What has been reached: (step observed, bytes verified of the state that is being downloaded)."""
-        head, download = self._member.head, self._download
-        return (-1 if head is None else head.step), (0 if download is None else download.verified_bytes)
+        head = self._at.head
+        return (-1 if head is None else head.step), self._state.verified_bytes
 
     async def again(self, part: TrainedPart | None, known: CloseRecord | None, invited_by: PeerId | None) -> None:
         """Come back into a run that went on without us, with the part that we hold. Which record is the newest, more
         than half of those in the roster of ``known`` have to say; when they have gone, the peer whose invite was
         followed (None for a founder). Raises as :meth:`run`."""
-        self._part, self._known, self._prepared = part, known, True
+        self._state.part, self._known, self._prepared = part, known, True
         self._invited_by = invited_by
         await self.run(None)
 
@@ -163,28 +151,28 @@ class Joining:
     def _check_ended(self, *records: CloseRecord | None) -> None:
         """Raises RunEnded, in order, for a record that ended the run without us."""
         for record in records:
-            if record is not None and record.ended and not self._member.names(record):
-                raise RunEnded(ended_in_order(record.step), self._leaving.ending)
+            if record is not None and record.ended and not self._at.names(record):
+                raise RunEnded(ended_in_order(record.step), self._run.exit.ending)
 
     def _check_place(self, head: CloseRecord) -> None:
         """Raises RunEnded when it is too late to be let in: in order, when there is nothing more to take part in."""
         last = self._around.manifest.run.steps
         self._check_ended(head)
-        if head.step >= last and not self._member.names(head):
+        if head.step >= last and not self._at.names(head):
             raise RunEnded(f"the run is over: its last step, {last}, is closed", Ending.DONE)
         if self._around.endpoint.peer not in head.members and head.step + 1 >= last:
             raise RunEnded(f"the run is over but for its last step, {last}: nobody joins with that one", Ending.FAILED)
 
     def _is_double(self, head: CloseRecord) -> bool:
         """Whether the record names another life of this peer: one before this process, or beside it."""
-        return self._around.endpoint.peer in head.members and not self._member.names(head)
+        return self._around.endpoint.peer in head.members and not self._at.names(head)
 
     async def _wait_for_notice(self, head: CloseRecord, patience: ExponentialBackoff) -> None:
         """Wait a little for the run to notice that who was there under our name is gone. Raises RunEnded when that one
         is heard, now or later: what is sent to it must not come here. Who is not heard is gone, however long the run
         takes to notice: it may be waiting for just this peer's vote."""
         clock = self._around.clock
-        self._situation.wait_for("the run to notice that this peer was started anew")
+        self._run.situation.wait_for("the run to notice that this peer was started anew")
         if clock.monotonic() >= self._listen_at:
             if await self._around.watch.twin(head.members.peers):
                 raise RunEnded(
@@ -198,9 +186,7 @@ class Joining:
 
     def _learn(self, head: CloseRecord) -> None:
         self._known = head
-        for member in head.roster:
-            if member.peer != self._around.endpoint.peer:  # what is said of another life of ours is not where we are
-                self._around.endpoint.learn(PeerId(member.peer), member.addresses)
+        self._run.learn(head.members)
 
     def _is_needed(self, head: CloseRecord, lost: Collection[str]) -> bool:
         """Whether the run waits for somebody to take over what an earlier life of this peer was the last to do, or what
@@ -210,14 +196,14 @@ class Joining:
         if before.part in lost or (before.role == "trainer" and TRAINERS in lost):
             return True
         ends = {ENDS, TRAINERS}
-        mine = {"stage": set(lost) - ends, "trainer": ends.intersection(lost)}.get(self._settings.role)
+        mine = {"stage": set(lost) - ends, "trainer": ends.intersection(lost)}.get(self._run.settings.role)
         return bool(self._listen_at and mine)
 
     async def _choose(self, head: CloseRecord, lost: Collection[str]) -> PartName | None:
         """Once: a peer that has to start over keeps its place."""
-        split, settings = self._around.manifest.split, self._settings
+        split, settings = self._around.manifest.split, self._run.settings
         if self._prepared:
-            return self._situation.part
+            return self._run.situation.part
         free = settings.role == "stage" and settings.stage is None
         leaving = await self._survey.leaving(head.members) if free else ()
         try:
@@ -236,14 +222,14 @@ class Joining:
             )
         except Refused as refused:
             raise RunEnded(refused.reason, Ending.MISUSED) from refused
-        if (part, reason) != (self._situation.part, self._situation.reason):
-            self._situation.assigned(part, reason)
+        if (part, reason) != (self._run.situation.part, self._run.situation.reason):
+            self._run.situation.assigned(part, reason)
         return part
 
     def _barred(self, roster: Roster) -> tuple[PartName, ...]:
         """The parts whose replicas need one that others can call, which this peer is not."""
         served = self._around.manifest.averaging.strategy == "server"
-        if not served or not only_calls(self._settings, self._around.endpoint.addresses):
+        if not served or not only_calls(self._run.settings, self._around.endpoint.addresses):
             return ()
         return tuple(part for part in roster.parts if not can_be_called(roster, part))
 
@@ -266,14 +252,14 @@ class Joining:
 
     def _willing(self, peers: Sequence[PeerId]) -> list[PeerId]:
         me = self._around.endpoint.peer  # a record that names us names us as a replica too
-        return [peer for peer in peers if peer not in self._liars and peer != me]
+        return [peer for peer in peers if peer not in self._state.liars and peer != me]
 
     async def _join(self, donors: Sequence[PeerId], contact: PeerId | None, known: CloseRecord) -> None:
         observer = await self._went_on(donors)
         if observer is None:
-            observer = Observer(self._context, donors, self._situation.part)
+            observer = Observer(self._context, donors, self._run.situation.part)
             await self._begin(observer, contact, known)
-        while not self._member.is_member:
+        while not self._at.is_member:
             self._learn(await self._next(observer))
         await observer.close()
 
@@ -295,10 +281,10 @@ class Joining:
 
     async def _went_on(self, donors: Sequence[PeerId]) -> Observer | None:
         """One more step from the state that we hold already, when somebody still keeps what comes after it for us."""
-        ours, part = self._member.head, self._part
+        ours, part = self._at.head, self._state.part
         if ours is None or not self._holds(ours):
             return None
-        observer = Observer(self._context, donors, self._situation.part)
+        observer = Observer(self._context, donors, self._run.situation.part)
         observer.go_on(ours, part)
         try:
             self._learn(await self._next(observer))
@@ -309,79 +295,66 @@ class Joining:
 
     def _holds(self, record: CloseRecord) -> bool:
         """Whether our part is just as this record says; without one, whether there is nothing to hold."""
-        part = self._part
-        return self._prepared and (self._situation.part is None if part is None else part.step == record.step)
+        part = self._state.part
+        return self._prepared and (self._run.situation.part is None if part is None else part.step == record.step)
 
     async def _begin(self, observer: Observer, contact: PeerId | None, known: CloseRecord) -> None:
         decision = await self._start(observer, contact, known)
-        record, ours = decision.record, self._member.head
+        record, ours = decision.record, self._at.head
         if ours is not None and record.step < ours.step:
             raise WrongStep(f"it is at step {record.step}, this peer at {ours.step}", peer=observer.donors[0])
         if ours is not None and record.hash() == ours.hash() and self._holds(record):
-            observer.resume(self._part)  # only the donors are others
+            observer.resume(self._state.part)  # only the donors are others
         else:
             await self._install(observer, decision)
 
     async def _start(self, observer: Observer, contact: PeerId | None, known: CloseRecord) -> Decision:
         """From the state that is here in part, as long as somebody keeps it; else from the newest."""
-        if self._download is not None:
+        if (begun := self._state.begun) is not None:
             try:
-                return await observer.start(contact, known, self._download.record)
+                return await observer.start(contact, known, begun)
             except (PeerError, StateError) as error:
-                logger.info("nobody gives more of step %d: %s", self._download.record.step, error)
+                logger.info("nobody gives more of step %d: %s", begun.step, error)
         return await observer.start(contact, known)
 
     async def _install(self, observer: Observer, decision: Decision) -> None:
-        name = self._situation.part
+        name = self._run.situation.part
         if name is not None:
-            if self._part is None or self._part.spec.name != name:
-                self._part = await build_empty(self._around, name)
-            await self._fetch(observer.donors, decision.record, self._part)
+            await self._state.run(name, observer.donors, decision.record)
         if not self._prepared:
-            await self._prepare(self._part, decision.record)
+            await self._prepare(self._state.part, decision.record)
             self._prepared = True
-        await observer.begin(decision, self._part)
-
-    async def _fetch(self, donors: Sequence[PeerId], record: CloseRecord, part: TrainedPart) -> None:
-        """What is missing of the state. A failure keeps what was verified, for as long as somebody has the rest."""
-        download = self._download
-        if download is None or download.part is not part or download.record.hash() != record.hash():
-            download = self._download = PartDownload(self._around, record, part)
-        try:
-            await download.run(donors)
-        finally:
-            self._liars |= download.liars
-        self._download = None
+        await observer.begin(decision, self._state.part)
 
     async def _ask(self, head: CloseRecord) -> None:
         """Ask the leader of the open step to be in its record's roster. A no is for this step only."""
         around, step = self._around, head.step + 1
         self._check_place(head)
         me = around.endpoint.peer
-        if self._leaving.asked:  # what was asked before has been decided: no record names us
-            raise RunEnded("it left before it took part", self._leaving.ending)
+        if self._run.exit.asked:  # what was asked before has been decided: no record names us
+            raise RunEnded("it left before it took part", self._run.exit.ending)
         member = Listed(
             peer=me,
-            role=self._settings.role,
-            name=self._settings.name,
-            part=self._situation.part,
+            role=self._run.settings.role,
+            name=self._run.settings.name,
+            part=self._run.situation.part,
             addresses=around.endpoint.addresses[:8],
             incarnation=around.watch.incarnation,
-            region=self._settings.region,
-            outgoing=only_calls(self._settings, around.endpoint.addresses),
+            region=self._run.settings.region,
+            outgoing=only_calls(self._run.settings, around.endpoint.addresses),
         )
         signature = around.identity.sign(admission_bytes(around.manifest.run_id, step, head.hash(), member))
         body = Admission(step=step, member=member, signature=signature)
-        self._leaving.admitted.set()
-        self._situation.wait_for("a step to close, to be let in with it")
+        self._run.exit.admitted.set()
+        self._run.situation.wait_for("a step to close, to be let in with it")
         others = [peer for peer in head.members.succession(step) if peer != me]  # an earlier life of ours may be in it
         for leader in others[:MAX_LEADERS]:
             try:
-                await self._calls.ask(leader, JOIN, body, timeout_s=ASK_TIMEOUT_S)
+                await self._run.calls.ask(leader, JOIN, body, timeout_s=ASK_TIMEOUT_S)
                 return
             except PeerError as error:
                 logger.info("not in step %d: %s", step, error)
                 if isinstance(error, Refused):
-                    self._situation.wait_for(f"step {step} to close, to ask again: {error.reason}")
+                    self._run.situation.wait_for(f"step {step} to close, to ask again: {error.reason}")
                 if not isinstance(error, (Superseded, Unreachable, DeadlineMissed)):
                     return

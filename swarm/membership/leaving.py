@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-
 from swarm.consensus.changes import ALL_ASKED, Departure, departure_bytes
 from swarm.consensus.records import NO_RECORD
 from swarm.errors import (
@@ -19,13 +16,12 @@ from swarm.errors import (
     Unreachable,
     WrongStep,
 )
-from swarm.membership.roles import PeerContext
-from swarm.membership.status import PeerStatus
+from swarm.membership.announcer import Announcer
+from swarm.membership.observers import Observers
+from swarm.membership.run import RunContext
 from swarm.membership.status_types import ENDED
-from swarm.step.calls import StepCalls
-from swarm.step.member.service import MemberService
 from swarm.step.messages import LEAVE
-from swarm.waiting import AdaptiveDeadline, ExponentialBackoff, first_done
+from swarm.waiting import ExponentialBackoff, first_done
 
 HANDOVER_S, LOOK_S = 15.0, 1.0
 """So long after it was told to leave a peer waits for others to come before it lets the run end; looked at so often."""
@@ -41,98 +37,88 @@ def ended_in_order(step: int) -> str:
 class Leaving:
     """Asks the leader of each step to let this peer go, from the moment it is told to, until a record does. When all
     members ask, who can be spared or not, the record of the step ends the run: unless one was told so a moment ago, or
-    is ``helping`` a peer that is no member yet, or that asked it a moment ago where the run stands, for as long as it
-    does.
+    helps a peer that is no member yet, or that asked it a moment ago where the run stands, for as long as it does.
     """
 
-    def __init__(
-        self,
-        around: PeerContext,
-        member: MemberService,
-        calls: StepCalls,
-        situation: PeerStatus,
-        deadline: AdaptiveDeadline,
-    ) -> None:
-        self._run, self._identity, self._clock = around.manifest.run_id, around.identity, around.clock
-        self._member, self._calls, self._situation, self._deadline = member, calls, situation, deadline
-        self._asked, self._asked_at = asyncio.Event(), 0.0
-        self._heard: set[str] = set()
+    def __init__(self, run: RunContext, observers: Observers, announcer: Announcer) -> None:
+        self._run, self._exit, self._at = run, run.exit, run.position
+        self._observers, self._announcer = observers, announcer
+        self._situation, self._clock = run.situation, run.around.clock
         self._refused, self._asked_in = False, (-1, 0)
-        self.ending = Ending.DONE
-        self.helping: Callable[[], bool] = bool
-        self.admitted = asyncio.Event()
-        """Set once this peer has asked to be let in: from then on a record may name it, and it leaves by another."""
 
     @property
-    def asked(self) -> bool:
-        """Whether this peer is to leave."""
-        return self._asked.is_set()
-
-    @property
-    def let_go(self) -> bool:
-        """Whether this peer left in order, by itself or with all others."""
-        return self._member.departed or self._ended
+    def ending(self) -> Ending:
+        """Return how it ended, once it has: as this peer was told, when it left in order, alone or with all others."""
+        return self._exit.ending if self._at.departed or self._ended else Ending.DONE
 
     @property
     def _ended(self) -> bool:
-        return self._member.head is not None and self._member.head.ended
+        return self._at.head is not None and self._at.head.ended
 
     @property
     def outcome(self) -> str:
         """Why it is over, once it is, in words."""
-        if self._member.departed:
-            return f"it left in order after step {self._member.open_step - 1}"
-        return ended_in_order(self._member.open_step - 1) if self._ended else "every step of the run is closed"
+        if self._at.departed:
+            return f"it left in order after step {self._at.open_step - 1}"
+        return ended_in_order(self._at.open_step - 1) if self._ended else "every step of the run is closed"
+
+    async def say_gone(self) -> None:
+        """Tell the directory that this peer has left. A courtesy: takes a second at most, and never fails."""
+        await self._announcer.gone()
 
     def ask(self, reason: str, ending: Ending) -> str:
         """Leave as soon as the run can do without. Returns what happens now, in words. Idempotent;
         whoever else asks is told so."""
-        if not self._asked.is_set():
-            self.ending, self._asked_at = ending, self._clock.monotonic()
-        if reason not in self._heard:  # who asks once more in another way must see that it was heard
-            self._situation.drain(reason, again=self._asked.is_set())
-        self._heard.add(reason)
-        self._asked.set()
+        if not self._exit.asked:
+            self._exit.ending, self._exit.told_at = ending, self._clock.monotonic()
+        if reason not in self._exit.reasons:  # who asks once more in another way must see that it was heard
+            self._situation.drain(reason, again=self._exit.asked)
+        self._exit.reasons.add(reason)
+        self._exit.told.set()
         if self._situation.waiting_for:
             return f"draining: {self._situation.waiting_for}"
-        return f"asked to leave; step {self._member.open_step} is the first with which it may"
+        return f"asked to leave; step {self._at.open_step} is the first with which it may"
 
     async def run(self) -> None:
         """Wait to be asked, then ask. Raises RunEnded when there is nothing to leave in order: before it took part,
         and while it would first have to be let in again."""
-        await self._asked.wait()
-        if not self._member.is_member and not self.admitted.is_set():
-            raise RunEnded("it left before it took part", self.ending)
+        await self._exit.told.wait()
+        if not self._at.is_member and not self._exit.admitted.is_set():
+            raise RunEnded("it left before it took part", self._exit.ending)
         patience = ExponentialBackoff(0.2)
-        while not (self._member.departed or self._member.over):
-            if self._member.cut_off:
-                raise RunEnded(f"it left while the run went on without it: {self._member.cut_off}", self.ending)
-            await self._member.wait_member()
-            step, term, ends = self._member.open_step, self._member.term, self._agrees()
+        while not (self._at.departed or self._at.over):
+            if self._at.cut_off:
+                raise RunEnded(f"it left while the run went on without it: {self._at.cut_off}", self._exit.ending)
+            await self._at.wait_member()
+            step, term, ends = self._at.open_step, self._at.term, self._agrees()
             if not await self._ask_leader(step, ends=ends):
                 await self._clock.sleep(patience.pause_s())
                 continue
-            waits = [self._member.wait_term(step, term), self._change_of_mind(ends)]
+            waits = [self._at.wait_term(step, term), self._change_of_mind(ends)]
             waits += [self._clock.sleep(ASK_AGAIN_S)] if self._refused else []
             await first_done(*waits)
 
     def _agrees(self) -> bool:
-        """Whether the run may end for this peer, if all want it: nobody who comes would find it gone."""
-        return self._clock.monotonic() - self._asked_at >= HANDOVER_S and not self.helping()
+        """Return whether the run may end for this peer, if all want it: nobody who comes would find it gone."""
+        return self._clock.monotonic() - self._exit.told_at >= HANDOVER_S and not self._helping
+
+    @property
+    def _helping(self) -> bool:
+        return self._observers.beside(self._at.roster.peers)
 
     async def _change_of_mind(self, agreed: bool) -> None:
         while self._agrees() == agreed:
             await self._clock.sleep(LOOK_S)
 
     async def _ask_leader(self, step: int, *, ends: bool) -> bool:
-        """Whether its answer stands until the step is closed, or another leads it."""
-        me, self._refused = self._calls.me, False
-        head, asked_in = self._member.head, (step, self._member.term)
+        """Return whether its answer stands until the step is closed, or another leads it."""
+        me, self._refused = self._run.calls.me, False
+        head, asked_in = self._at.head, (step, self._at.term)
         previous = NO_RECORD if head is None else head.hash()
-        signature = self._identity.sign(departure_bytes(self._run, step, previous, me, ends=ends))
-        body, leader = Departure(step=step, peer=me, ends=ends, signature=signature), self._member.leader
+        signature = self._run.around.identity.sign(departure_bytes(self._run.rules.run, step, previous, me, ends=ends))
+        body, leader = Departure(step=step, peer=me, ends=ends, signature=signature), self._at.leader
         try:
-            await self._calls.ask(leader, LEAVE, body, timeout_s=self._deadline.seconds())
+            await self._run.calls.ask(leader, LEAVE, body, timeout_s=self._run.deadline.seconds())
             self._situation.wait_for(f"step {step} to close")
         except WrongStep as error:
             self._situation.wait_for(f"the next step: {error.reason}")
@@ -141,7 +127,7 @@ class Leaving:
             return False
         except PeerError as error:
             self._refused = isinstance(error, Refused)
-            helps = "; not while this peer helps another to join" if self.helping() else ""
+            helps = "; not while this peer helps another to join" if self._helping else ""
             # The first of all to ask a leader hears that the others have not: they are about to.
             if self._asked_in == asked_in or not self._situation.waiting_for.startswith(ALL_ASKED):
                 self._situation.wait_for(f"{error.reason}{helps}")

@@ -13,19 +13,17 @@ do: what all replicas of a part have averaged before they died is not lost with 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
-from swarm.clock import Clock
-from swarm.consensus.copies import KEPT_UPDATES as KEPT_UPDATES
-from swarm.consensus.copies import Updates
-from swarm.consensus.records import CloseRecord, Decision, RecentDecisions
+from swarm.consensus.copies import KEPT_UPDATES, Updates
+from swarm.consensus.records import Decision, RecentDecisions
 from swarm.errors import Busy, Refused, WrongStep
 from swarm.ids import PartName, PeerId
+from swarm.membership.observers import Observers
 from swarm.network.protocols import Answer, AnyMethod, Incoming, Payload
 from swarm.schema import Empty
 from swarm.state.snapshot import Snapshot
@@ -51,24 +49,8 @@ from swarm.step.observe_messages import (
     StayRequest,
 )
 
-MAX_OBSERVERS, MAX_STRANGERS = 8, 64
-LEASE_S, RECENT_S = 60.0, 15.0
-"""An observer that has not asked, and neither downloads nor waits for an answer, for so long is forgotten; and is taken
-for gone where nothing is lost if it is not."""
-
 SnapshotOf = Callable[[PartName], Awaitable[Snapshot | None]]
 """A part that is held here, as it is between two steps, our own or a copy; None for any other."""
-
-
-@dataclass(slots=True)
-class _Observer:
-    """``had``: it has the updates to this step. ``asked``: it wanted something since the step before closed, so it has
-    not got all of it from being a member."""
-
-    had: int
-    expires: float = 0.0
-    waiting: int = 0
-    asked: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,27 +63,24 @@ class _Averaged:
 
 
 class ObserverService:
-    """Serves observers from what this member decides. ``publish`` it every decision, and :meth:`copied` every step of a
-    part that is copied here.
-
-    ``founder``, ``waiting_for``, ``lost``, the parts that nobody holds any more, and ``leaving``, whether this member
-    has been asked to leave, are told to whoever asks where the run stands.
+    """Serves ``observers`` from what this member decides. ``publish`` it every decision, and :meth:`copied` every step
+    of a part that is copied here. ``standing`` is told to whoever asks where the run stands; its argument is the newest
+    step that was published, None before the genesis.
     """
 
     def __init__(
-        self, founder: PeerId, donor: StateDonor, snapshot: SnapshotOf, waiting_for: Callable[[], str], clock: Clock
+        self,
+        standing: Callable[[int | None], RunStanding],
+        donor: StateDonor,
+        snapshot: SnapshotOf,
+        observers: Observers,
     ) -> None:
-        self._founder, self._donor, self._snapshot = founder, donor, snapshot
-        self._waiting_for, self._clock = waiting_for, clock
-        self._observers: dict[tuple[PeerId, PartName], _Observer] = {}
-        self._strangers: OrderedDict[PeerId, float] = OrderedDict()
+        self._standing, self._donor, self._snapshot, self.observers = standing, donor, snapshot, observers
         self._own: PartName | None = None
         self._updates = Updates()
         self._averaged: _Averaged | None = None
         self._decisions = RecentDecisions(KEPT_UPDATES)
         self._published = asyncio.Condition()
-        self.lost: Callable[[], tuple[str, ...]] = tuple
-        self.leaving: Callable[[], bool] = bool
 
     def methods(self) -> list[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
@@ -121,25 +100,13 @@ class ObserverService:
         newest = self._decisions.newest
         return None if newest is None else newest.record.step
 
-    def helps_beside(self, members: Collection[PeerId]) -> bool:
-        """Whether a peer that is none of these has asked here a moment ago where the run stands, fetches a part, or
-        follows one."""
-        recent = self._clock.monotonic() + LEASE_S - RECENT_S
-        helped = {
-            peer
-            for (peer, part), seen in self._observers.items()
-            if seen.waiting or seen.expires > recent or self._donor.heard(peer, part, within_s=RECENT_S)
-        }
-        asked = {peer for peer, at in self._strangers.items() if at > self._clock.monotonic() - RECENT_S}
-        return not (helped | asked) <= set(members)
-
     async def publish(self, decision: Decision, part: PartName | None) -> None:
         """A step was decided and swapped here, where ``part`` is held. Its update is kept only when somebody follows
         that part."""
         self._donor.tidy()
         self._donor.step_closed()
-        self._drop_members()
-        self._drop_departed(decision.record)
+        newest = self._decisions.newest
+        self.observers.step_closed(None if newest is None else newest.record, decision.record)
         if not self._decisions.add(decision):
             self._updates.clear()
         if self._own is not None and self._own != part:
@@ -167,39 +134,28 @@ class ObserverService:
         await self._tell()
 
     def _keep(self, part: PartName, decision: Decision) -> None:
-        self._expire()
-        followed = any(name == part for _, name in self._observers)
+        self.observers.expire()
+        followed = bool(self.observers.steps(part))
         self._updates.add(part, decision.record.step, decision.mean if followed else None)
         self._trim(part)
 
     def _trim(self, part: PartName) -> None:
-        steps = [observer.had for (_, name), observer in self._observers.items() if name == part]
-        self._updates.trim(part, min(steps, default=None))
+        self._updates.trim(part, min(self.observers.steps(part), default=None))
 
     async def _tell(self) -> None:
         async with self._published:
             self._published.notify_all()
 
     async def _on_standing(self, caller: PeerId, body: StandingRequest) -> RunStanding:
-        self._strangers[caller] = self._clock.monotonic()
-        self._strangers.move_to_end(caller)
-        while len(self._strangers) > MAX_STRANGERS:
-            self._strangers.popitem(last=False)
-        waiting = "" if self._decisions.newest else self._waiting_for()[:400]
-        return RunStanding(
-            founder=self._founder,
-            closed=self.closed,
-            waiting_for=waiting,
-            lost=self.lost(),
-            leaving=self.leaving(),
-        )
+        self.observers.asked_standing(caller)
+        return self._standing(self.closed)
 
     async def _on_hash(self, caller: PeerId, body: HashRequest) -> RecordHash:
         await self._wait_closed(body.step)
         return RecordHash(digest=self._decided(body.step).record.hash())
 
     async def _on_start(self, caller: PeerId, body: StartRequest) -> Decided:
-        self._expire()
+        self.observers.expire()
         decision = self._decisions.newest
         if decision is None:
             raise Refused("the run has not started")
@@ -211,24 +167,16 @@ class ObserverService:
 
     async def _observed(self, caller: PeerId, part: PartName, step: int | None) -> Decision:
         """Take an observer. It is noted before its state is pinned, so that no update after that state is lost."""
-        before = self._observers.get((caller, part))
-        self._note(caller, part, -1)
+        known = self.observers.knows(caller, part)
+        self.observers.note(caller, part, -1)
         try:
             decision = await self._pinned(caller, part, step)
         except BaseException:
-            if before is None:
-                self._observers.pop((caller, part), None)
+            if not known:
+                self.observers.forget(caller, part)
             raise
-        self._note(caller, part, decision.record.step)
+        self.observers.note(caller, part, decision.record.step)
         return decision
-
-    def _note(self, caller: PeerId, part: PartName, had: int) -> None:
-        """``caller`` follows ``part`` from the state after step ``had`` on."""
-        key = caller, part
-        if key not in self._observers and len(self._observers) >= MAX_OBSERVERS:
-            raise Busy(f"{MAX_OBSERVERS} peers are joining with this one's help")
-        observer = self._observers.setdefault(key, _Observer(had))
-        observer.had, observer.expires, observer.asked = had, self._clock.monotonic() + LEASE_S, True
 
     async def _pinned(self, caller: PeerId, part: PartName, step: int | None) -> Decision:
         """Keep a state for the caller; returns the decision that vouches for it."""
@@ -253,22 +201,19 @@ class ObserverService:
 
     async def _on_stay(self, caller: PeerId, body: StayRequest) -> Staying:
         part = PartName(body.part)
-        self._expire()
+        self.observers.expire()
         closed = self._updates.reached(part)
         if closed is None:
             raise Refused(f"{part} is not held here" if self._decisions.newest else "the run has not started")
-        known = self._observers.get((caller, part))
-        self._note(caller, part, body.had if known is not None else closed)
+        self.observers.note(caller, part, body.had if self.observers.knows(caller, part) else closed)
         self._donor.release(caller, part)
         self._trim(part)
         return Staying(closed=closed)
 
     async def _on_leave(self, caller: PeerId, body: LeaveRequest) -> Empty:
-        key = caller, PartName(body.part)
-        self._donor.release(*key)
-        observer = self._observers.get(key)
-        if observer is not None and not observer.waiting:
-            del self._observers[key]
+        part = PartName(body.part)
+        self._donor.release(caller, part)
+        self.observers.forget(caller, part, unless_waiting=True)
         return Empty()
 
     async def _on_next(self, caller: PeerId, body: NextRequest, incoming: Incoming) -> Answer[Decided]:
@@ -297,44 +242,16 @@ class ObserverService:
 
     @contextmanager
     def _waits(self, caller: PeerId, part: PartName, step: int) -> Iterator[None]:
-        """While an observer waits for what comes of ``step``. Raises Refused for who is none."""
-        observer = self._observers.get((caller, part))
-        if observer is None:
-            raise Refused("not an observer of this part: start first")
-        self._donor.release(caller, part)  # it asks for what comes after that state: so it has it
-        observer.had = step - 1
-        self._trim(part)
-        observer.waiting, observer.asked = observer.waiting + 1, True
-        try:
+        """See :meth:`Observers.waits`."""
+        with self.observers.waits(caller, part, step):
+            self._trim(part)
             yield
-        finally:
-            observer.waiting -= 1
-            observer.expires = self._clock.monotonic() + LEASE_S
 
     def _decided(self, step: int) -> Decision:
         decision = self._decisions.at(step)
         if decision is None:
             raise WrongStep(f"the decision of step {step} is not kept here any more")
         return decision
-
-    def _drop_members(self) -> None:
-        """Who took part in this step with the part that it observed, and asked for nothing since the one before, has
-        had what it needed."""
-        newest = self._decisions.newest
-        for member in newest.record.roster if newest is not None else ():
-            if member.part is not None:
-                key = PeerId(member.peer), PartName(member.part)
-                if key in self._observers and not self._observers[key].asked:
-                    del self._observers[key]
-        for observer in self._observers.values():
-            observer.asked = False
-
-    def _drop_departed(self, record: CloseRecord) -> None:
-        """Who leaves with this record needs nothing more of what it copied."""
-        newest = self._decisions.newest
-        before = newest.record.members.peers if newest is not None and record.follows(newest.record) else ()
-        gone = {peer for peer in before if peer not in record.members and peer not in record.absent}
-        self._observers = {key: seen for key, seen in self._observers.items() if key[0] not in gone}
 
     async def _wait_closed(self, step: int) -> None:
         """Until ``step`` is closed here; only the next one is waited for. The caller's deadline ends the waiting."""
@@ -371,11 +288,3 @@ class ObserverService:
         if self._updates.reached(part) is None:
             raise Refused(f"{part} is not held here any more")
         return mean() if self.closed is not None and self.closed < step else self._updates.at(part, step)
-
-    def _expire(self) -> None:
-        now = self._clock.monotonic()
-        self._observers = {
-            key: seen
-            for key, seen in self._observers.items()
-            if seen.waiting or seen.expires > now or self._donor.serves(*key)
-        }

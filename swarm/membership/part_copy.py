@@ -28,7 +28,7 @@ from swarm.errors import OutOfSync, PeerError, StateError
 from swarm.events import CopyDropped, CopyHeld, DonorDropped
 from swarm.ids import PartName, PeerId
 from swarm.membership.observer import Observer, ObserverContext, take_update
-from swarm.membership.observer_service import LEASE_S
+from swarm.membership.observers import LEASE_S
 from swarm.membership.roles import PeerContext, spec_of
 from swarm.membership.rules import update_of
 from swarm.optim.part import PartState

@@ -6,31 +6,26 @@ member says who must come (:class:`MissingReplicas`).
 
 from __future__ import annotations
 
-from swarm.clock import Clock
 from swarm.consensus.acceptor import has_majority, majority
 from swarm.consensus.branches import Fork
 from swarm.consensus.records import CloseRecord, voters
 from swarm.events import LineageBegan, QuorumBack, QuorumLost
-from swarm.health.watch import HealthWatch
-from swarm.membership.roles import PeerContext
-from swarm.membership.status import PeerStatus
+from swarm.membership.run import RunContext
 from swarm.step.blocked import awaited_holders, awaited_majority
 from swarm.step.leader.provisional import may_go_on_alone
-from swarm.step.member.service import MemberService
 
 
 class Quorum:
     """One member's view, judged anew whenever somebody is gone or back.
 
     What it says is for people and logs: a step is decided by who answers, not by who is believed to be there. Without a
-    majority for ``grace_s`` those that are there go on provisionally, 0: never (see ``swarm.step.leader.provisional``).
+    majority for ``quorum_grace_s`` those that are there go on provisionally, 0: never (see
+    ``swarm.step.leader.provisional``).
     """
 
-    def __init__(
-        self, watch: HealthWatch, member: MemberService, situation: PeerStatus, clock: Clock, grace_s: float
-    ) -> None:
-        self._watch, self._member, self._situation = watch, member, situation
-        self._clock, self._grace_s = clock, grace_s
+    def __init__(self, run: RunContext) -> None:
+        self._watch, self._at, self._situation = run.around.watch, run.position, run.situation
+        self._clock, self._grace_s = run.around.clock, run.rules.quorum_grace_s
         self._since: float | None = None
         self._fork: Fork | None = None
 
@@ -42,20 +37,20 @@ class Quorum:
 
     def look(self) -> None:
         """Judge once, and say what has changed."""
-        member, gone = self._member, self._watch.gone
-        if member.cut_off and self._since is not None:
+        at, gone = self._at, self._watch.gone
+        if at.cut_off and self._since is not None:
             self._back()  # a majority went on without us: it is there
-        if member.head is None or not member.is_member or member.over:
+        if at.head is None or not at.is_member or at.over:
             return
-        fork = member.forking.fork
-        electors = voters(member.roster, member.head.hash()) if fork is None else fork.voters
+        fork = at.forking.fork
+        electors = voters(at.roster, at.head.hash()) if fork is None else fork.voters
         there, needed = sum(peer not in gone for peer in electors), majority(len(electors))
         if fork is not None and fork is not self._fork:
             self._fork = fork
             self._situation.events.emit(LineageBegan(step=fork.step, there=there, voters=len(electors)))
             self._situation.wait_for(f"provisional since step {fork.step}: {there} of {len(electors)} voters")
         elif there < needed and self._since is None:
-            self._lost(member.head, there, len(electors))
+            self._lost(at.head, there, len(electors))
         elif there >= needed and self._since is not None:
             self._back()
 
@@ -64,15 +59,13 @@ class Quorum:
         alone_at = (
             self._clock.wall() + self._grace_s if may_go_on_alone(head, self._watch.gone, self._grace_s) else None
         )
-        self._situation.events.emit(
-            QuorumLost(step=self._member.open_step, there=there, voters=voters, alone_at=alone_at)
-        )
+        self._situation.events.emit(QuorumLost(step=self._at.open_step, there=there, voters=voters, alone_at=alone_at))
         self._situation.wait_for(awaited_majority(there, voters, majority(voters), alone_at))
 
     def _back(self) -> None:
         seconds, self._since = self._clock.monotonic() - (self._since or 0.0), None
-        self._situation.events.emit(QuorumBack(step=self._member.open_step, seconds=seconds))
-        if not self._member.cut_off:
+        self._situation.events.emit(QuorumBack(step=self._at.open_step, seconds=seconds))
+        if not self._at.cut_off:
             self._situation.wait_for("")
 
 
@@ -86,8 +79,9 @@ class MissingReplicas:
     for it has asked whether copies are there.
     """
 
-    def __init__(self, around: PeerContext, member: MemberService, situation: PeerStatus) -> None:
-        self._watch, self._member, self._situation = around.watch, member, situation
+    def __init__(self, run: RunContext) -> None:
+        around = run.around
+        self._watch, self._at, self._situation = around.watch, run.position, run.situation
         self._me, self._copies, self._how = around.endpoint.peer, around.manifest.run.copies, around.how_to_join
         self._said = ""
 
@@ -106,9 +100,9 @@ class MissingReplicas:
         self._said = awaited
 
     def _awaited(self) -> str:
-        member, gone = self._member, self._watch.gone
-        if member.head is None or not member.is_member or member.over or member.leader == self._me:
+        at, gone = self._at, self._watch.gone
+        if at.head is None or not at.is_member or at.over or at.leader == self._me:
             return ""
-        if not has_majority(voters(member.roster, member.head.hash()), gone):
+        if not has_majority(voters(at.roster, at.head.hash()), gone):
             return ""  # who is cut off judges nobody
-        return awaited_holders(member.roster, gone, self._copies, how=self._how)
+        return awaited_holders(at.roster, gone, self._copies, how=self._how)

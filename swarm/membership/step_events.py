@@ -10,8 +10,7 @@ from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import TRAINERS, Member, Roster, lost_parts, owner
 from swarm.events import LinkUsage, Participation, RosterChanged, RunStarted, StepClosed, StepGivenUp
 from swarm.ids import PeerId
-from swarm.membership.roles import PeerContext
-from swarm.membership.status import PeerStatus
+from swarm.membership.run import RunContext
 from swarm.membership.status_types import PartTurnout
 from swarm.planning.costs import model_parameter_count
 from swarm.step.turnout import Turnout, turnouts
@@ -20,9 +19,9 @@ from swarm.step.turnout import Turnout, turnouts
 class StepEvents:
     """Turns decided records into events; knows the time since the step before."""
 
-    def __init__(self, around: PeerContext, situation: PeerStatus) -> None:
-        self._around, self._situation = around, situation
-        self._opened_at = around.clock.monotonic()
+    def __init__(self, run: RunContext) -> None:
+        self._around, self._situation = run.around, run.situation
+        self._opened_at = run.around.clock.monotonic()
         self._usage = (0, 0)
         self._roster: Roster | None = None
         self._saw_it_open = False

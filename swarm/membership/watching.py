@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 from swarm.consensus.acceptor import majority
+from swarm.consensus.copies import KEPT_UPDATES
 from swarm.consensus.records import voters
 from swarm.errors import Ending, PeerError, RunEnded, WrongStep
-from swarm.events import EventSink, PeerBack, PeerLost
-from swarm.health.watch import HealthWatch
+from swarm.events import PeerBack, PeerLost
 from swarm.ids import PeerId
-from swarm.membership.observer_service import KEPT_UPDATES
-from swarm.network.protocols import Endpoint
+from swarm.membership.run import RunContext
+from swarm.membership.survey import FirstContact
 from swarm.step.member.service import MemberService
 from swarm.step.observe_messages import NEXT, STANDING, NextRequest, StandingRequest
 
@@ -25,25 +24,14 @@ comes back."""
 
 
 class Watching:
-    """Runs the watch of one peer from before it is a member. ``contact`` is watched until then: without it a peer that
-    has not begun has nobody to begin with, which ``orphaned`` says, given the reason."""
+    """Runs the watch of one peer from before it is a member, and hears from it. The contact is watched until then:
+    without it a peer that has not begun has nobody to begin with."""
 
-    def __init__(
-        self,
-        watch: HealthWatch,
-        endpoint: Endpoint,
-        member: MemberService,
-        events: EventSink,
-        name_of: Callable[[PeerId], str],
-        orphaned: Callable[[str], RunEnded],
-    ) -> None:
-        self._watch, self._endpoint, self._member = watch, endpoint, member
-        self._events, self._name_of, self._orphaned = events, name_of, orphaned
+    def __init__(self, run: RunContext, member: MemberService, contact: FirstContact) -> None:
+        self._watch, self._endpoint, self._events = run.around.watch, run.around.endpoint, run.around.events
+        self._member, self._at, self._name_of, self._contact = member, run.position, run.name_of, contact
         self._ended: asyncio.Future[RunEnded] = asyncio.get_running_loop().create_future()
         self._ahead: asyncio.Queue[tuple[PeerId, int]] = asyncio.Queue(maxsize=8)
-        watch.stand = lambda: (member.open_step, member.is_member)
-        watch.lineage = lambda: 0 if member.head is None else member.head.lineage
-        watch.lost, watch.back, watch.ahead = self._lost, self._back, self._found_ahead
 
     async def run(self) -> None:
         """Watch until cancelled. Raises RunEnded when the contact is gone before this peer takes part, and when nobody
@@ -69,7 +57,7 @@ class Watching:
                     raise self._nobody_answers() from None
 
     def _alone(self) -> bool:
-        others = [peer for peer in self._member.roster.peers if peer != self._endpoint.peer]
+        others = [peer for peer in self._at.roster.peers if peer != self._endpoint.peer]
         return bool(others) and all(peer in self._watch.gone for peer in others)
 
     def _nobody_answers(self) -> RunEnded:
@@ -81,23 +69,38 @@ class Watching:
             remedy="Join again, with a new invite; what was learned is in the checkpoints of those who took part.",
         )
 
-    def _lost(self, peer: PeerId, reason: str) -> None:
-        self._events.emit(PeerLost(peer=peer, name=self._name_of(peer), reason=reason))
-        if self._member.open_step == 0 and not self._ended.done():
-            self._ended.set_result(self._orphaned(reason))
+    # --- what the watch tells: see :class:`swarm.health.watch.WatchListener` ----------------------------------------
 
-    def _back(self, peer: PeerId) -> None:
+    def standing(self) -> tuple[int, bool]:
+        """See :class:`~swarm.health.watch.WatchListener`."""
+        return self._at.open_step, self._at.is_member
+
+    def lineage(self) -> int:
+        """See :class:`~swarm.health.watch.WatchListener`."""
+        return 0 if self._at.head is None else self._at.head.lineage
+
+    def lost(self, peer: PeerId, reason: str) -> None:
+        """See :class:`~swarm.health.watch.WatchListener`."""
+        self._events.emit(PeerLost(peer=peer, name=self._name_of(peer), reason=reason))
+        if self._at.open_step == 0 and not self._ended.done():
+            self._ended.set_result(self._contact.gone(reason))
+
+    def back(self, peer: PeerId) -> None:
+        """See :class:`~swarm.health.watch.WatchListener`."""
         self._events.emit(PeerBack(peer=peer, name=self._name_of(peer)))
 
-    def _found_ahead(self, peer: PeerId, step: int) -> None:
-        if self._member.is_member and not self._ahead.full():
+    def ahead(self, peer: PeerId, step: int) -> None:
+        """See :class:`~swarm.health.watch.WatchListener`."""
+        if self._at.is_member and not self._ahead.full():
             self._ahead.put_nowait((peer, step))
+
+    # --- catching up ---------------------------------------------------------------------------------------------
 
     async def _catch_up(self) -> None:
         """A step that is open elsewhere is decided: what was, a member can prove."""
         while True:
             peer, step = await self._ahead.get()
-            if step <= self._member.open_step:
+            if step <= self._at.open_step:
                 continue  # we have caught up since; asking would wait for what is not decided yet
             try:
                 await self._learn(peer)
@@ -106,7 +109,7 @@ class Watching:
 
     async def _learn(self, peer: PeerId) -> None:
         """Raises PeerError."""
-        step = self._member.open_step
+        step = self._at.open_step
         body = NextRequest(part=None, step=step)
         try:
             decided, _ = await self._endpoint.call(peer, NEXT, body, timeout_s=DECISION_TIMEOUT_S)
@@ -118,16 +121,16 @@ class Watching:
     async def _cut_if_far_behind(self, peer: PeerId, step: int) -> None:
         """It does not keep the decision of our open step: because that was so long ago, or not yet, or it lies. Most of
         those who decide the step have to say the same. Cost: one question to each of them."""
-        head = self._member.head
+        head = self._at.head
         if head is None:
             return
         deciding = voters(head.members, head.hash())
         far = sum(
             await asyncio.gather(*(self._is_far(other, step) for other in deciding if other != self._endpoint.peer))
         )
-        if far >= majority(len(deciding)) and self._member.open_step == step:
+        if far >= majority(len(deciding)) and self._at.open_step == step:
             reason = f"{far} of {len(deciding)} voters, {peer} among others, are steps ahead"
-            await (self._member.cut(reason) if self._member.forking.fork is None else self._member.rewind(reason, None))
+            await (self._member.cut(reason) if self._at.forking.fork is None else self._member.rewind(reason, None))
 
     async def _is_far(self, peer: PeerId, step: int) -> bool:
         ask = self._endpoint.call(peer, STANDING, StandingRequest(), timeout_s=DECISION_TIMEOUT_S)

@@ -41,7 +41,6 @@ from swarm.schema import Record
 
 PUBLIC_PROTOCOL = f"swarm/{PUBLIC_PREFIX.rstrip('/')}"
 _CLOSE_S = 0.5
-_MAX_CANDIDATES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,26 +67,35 @@ class EndpointConfig:
     restarts: RestartLimits = field(default_factory=RestartLimits)
 
 
+@dataclass(frozen=True, slots=True)
+class AttachedDaemon:
+    """The libp2p daemon of one peer: its sockets, its supervisor, and our client of it."""
+
+    files: SocketDirectory
+    supervisor: Supervisor
+    p2p: AttachedP2P
+
+    async def end(self) -> None:
+        """End the daemon, once our client of it is detached, and leave nothing behind."""
+        await self.supervisor.close()
+        self.files.close()
+
+
 class LibP2PEndpoint:
     """Implements :class:`~swarm.network.protocols.Endpoint`. Made by :meth:`open`, closed by :meth:`close`."""
 
     def __init__(self, config: EndpointConfig, identity: StoredIdentity, clock: Clock) -> None:
         self._config, self._identity, self._clock = config, identity, clock
-        self._meter = ByteMeter()
         self._desk = Dispatcher(config.limits)
         self._hints = Hints(identity.peer)
-        self._candidates: tuple[PeerId, ...] = ()
-        self._incoming = StreamServer(self._desk, clock, self._meter, PUBLIC_PROTOCOL)
+        self._incoming = StreamServer(self._desk, clock, ByteMeter(), PUBLIC_PROTOCOL)
         self._incoming.known = lambda peer: peer == identity.peer
         self._run: RunId | None = None
         self._directory: DHTDirectory | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._supervisor: Supervisor
+        self._daemon: AttachedDaemon
         self._outgoing: Outgoing
-        self._p2p: AttachedP2P
         self._presence: Presence
-        self._dialler: Dialler
-        self._directory_files: SocketDirectory
 
     @classmethod
     async def open(
@@ -102,21 +110,21 @@ class LibP2PEndpoint:
         install()
         self = cls(config, identity, clock)
         self.learn_addresses(config.bootstrap)
-        self._directory_files = files = SocketDirectory(config.run_dir)
+        files = SocketDirectory(config.run_dir)
         async with contextlib.AsyncExitStack() as undo:
             undo.callback(files.close)
-            daemon = self._daemon_config(files.control)
-            self._supervisor = await Supervisor.start(daemon, clock, config.restarts)
-            undo.push_async_callback(self._supervisor.close)
-            files.note_daemon(self._supervisor.pid)
+            supervisor = await Supervisor.start(self._daemon_config(files.control), clock, config.restarts)
+            undo.push_async_callback(supervisor.close)
+            files.note_daemon(supervisor.pid)
             try:
                 async with asyncio.timeout(config.startup_timeout_s):
-                    self._p2p = await AttachedP2P.attach(files.control, files.client)
-                    undo.push_async_callback(self._p2p.detach)
+                    p2p = await AttachedP2P.attach(files.control, files.client)
+                    undo.push_async_callback(p2p.detach)
+                    self._daemon = AttachedDaemon(files, supervisor, p2p)
                     await self._come_up()
             except TimeoutError as error:
                 raise Unreachable(f"the libp2p daemon did not answer in {config.startup_timeout_s:g} s") from error
-            await self._supervisor.watch(self._p2p, self._mending(), events or NullSink())
+            await supervisor.watch(p2p, self._mending(), events or NullSink())
             undo.pop_all()
         return self
 
@@ -134,18 +142,16 @@ class LibP2PEndpoint:
 
     async def _come_up(self) -> None:
         """Start everything that needs the daemon, once there is a client of it."""
-        config, p2p = self._config, self._p2p
-        self._dialler = Dialler(p2p, self._hints, self._look_up)
+        config, p2p = self._config, self._daemon.p2p
+        dialler = Dialler(p2p, self._hints, self._look_up)
         self._presence = Presence(p2p, await p2p.addresses(), self._clock, relaying=config.relay == "auto")
-        self._outgoing = Outgoing(
-            self.peer, self._dialler, self._supervisor, self._incoming, self._meter, config.dial_timeout_s
-        )
+        self._outgoing = Outgoing(self.peer, dialler, self._daemon.supervisor, self._incoming, config.dial_timeout_s)
         self._outgoing.on_lost = self._presence.stream_lost
         await self._incoming.serve(p2p, PUBLIC_PROTOCOL)
 
     def _mending(self) -> Mending:
-        recovery = Recovery(self._presence, self._hints, self._dialler, self._dealt_with, self._announce_again)
-        return Mending(lost=self._lose, started=self._directory_files.note_daemon, restored=recovery.run)
+        recovery = Recovery(self._presence, self._hints, self._outgoing.dialler, self._dealt_with, self._announce_again)
+        return Mending(lost=self._lose, started=self._daemon.files.note_daemon, restored=recovery.run)
 
     @property
     def peer(self) -> PeerId:
@@ -178,7 +184,7 @@ class LibP2PEndpoint:
     @property
     def daemon_pid(self) -> int:
         """The process id of the daemon that runs, or ran last: a new one after each restart."""
-        return self._supervisor.pid
+        return self._daemon.supervisor.pid
 
     async def enter(self, run: RunId) -> None:
         """Serve and call under this run's protocols, and join its directory. Once per endpoint.
@@ -188,14 +194,14 @@ class LibP2PEndpoint:
         if self._run is not None:
             raise BugError("an endpoint enters one run")
         self._run = run
-        await self._supervisor.serving()
-        self._p2p.namespace = f"swarm/directory/1/{run[:32]}/"
+        await self._daemon.supervisor.serving()
+        self._daemon.p2p.namespace = f"swarm/directory/1/{run[:32]}/"
         await self._outgoing.connect_any({split_peer(address)[1] for address in self._config.bootstrap})
         self.mount(await self._presence.serve())
         for name in ("control", "tensors"):
-            await self._incoming.serve(self._p2p, f"swarm/{name}/1/{run[:32]}")
+            await self._incoming.serve(self._daemon.p2p, f"swarm/{name}/1/{run[:32]}")
         config = DirectoryConfig(run=run, kinds=self._config.kinds, bootstrap=self._config.bootstrap)
-        self._directory = await DHTDirectory.open(self._p2p, config, self._identity.private, self._clock)
+        self._directory = await DHTDirectory.open(self._daemon.p2p, config, self._identity.private, self._clock)
 
     def mount(self, service: Service) -> None:
         """See :class:`~swarm.network.protocols.Endpoint`."""
@@ -227,8 +233,7 @@ class LibP2PEndpoint:
         May be called again, to name others: the last 64 named are remembered, and nobody is asked while two relay.
         Takes 4 s at most; cancelled, it goes on in the background.
         """
-        self._candidates = tuple(dict.fromkeys((*candidates, *self._candidates)))[:_MAX_CANDIDATES]
-        return await self._presence.take_relay(self, lambda: (*self._candidates, *self._hints.dialable()))
+        return await self._presence.take_relay(self, candidates, self._hints.dialable)
 
     def allow_relay(self, may: MayRelay) -> None:
         """Relay without limits for the peers of which ``may(peer)`` is true, the run's members. It is asked again at
@@ -296,11 +301,11 @@ class LibP2PEndpoint:
 
     def statistics(self) -> LinkStatistics:
         """See :class:`~swarm.network.protocols.Endpoint`. The directory's own traffic is not counted."""
-        return self._meter.statistics()
+        return self._incoming.meter.statistics()
 
     async def wait_daemon(self) -> str:
         """Until there is no daemon any more and will be none: why it was not started again, "" after :meth:`close`."""
-        return await self._supervisor.wait_over()
+        return await self._daemon.supervisor.wait_over()
 
     async def close(self) -> None:
         """See :class:`~swarm.network.protocols.Endpoint`. Ends within 2 s; finished even when cancelled."""
@@ -309,7 +314,7 @@ class LibP2PEndpoint:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        await self._supervisor.halt()
+        await self._daemon.supervisor.halt()
         await asyncio.gather(self._outgoing.close(), self._incoming.close())
         await self._presence.close()
         if self._directory is not None:
@@ -317,13 +322,12 @@ class LibP2PEndpoint:
             with contextlib.suppress(*LINK_ERRORS):
                 async with asyncio.timeout(_CLOSE_S):
                     await self._directory.close()
-        await self._p2p.detach()
+        await self._daemon.p2p.detach()
         if self._directory is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_CLOSE_S):
                     await self._directory.ended()
-        await self._supervisor.close()
-        self._directory_files.close()
+        await self._daemon.end()
 
     def _lose(self) -> None:
         """A daemon that dies takes its streams with it at once; what hivemind waits for must be failed by hand."""

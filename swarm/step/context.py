@@ -2,40 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from swarm.clock import Clock
 from swarm.consensus.history import History
-from swarm.consensus.incarnation import Incarnation
 from swarm.consensus.records import CloseRecord, Confirmation, Decision
 from swarm.events import EventSink
 from swarm.ids import PeerId
 from swarm.step.calls import Liveness, StepCalls
 from swarm.step.leader.service import LeadService
-from swarm.step.member.open_step import Attempt
+from swarm.step.member.open_step import Attempt, HeldPart
+from swarm.step.member.position import Position
 from swarm.step.rules import StepRules
+
+
+class PartHolder(Protocol):
+    """Who holds this peer's part, and follows what is decided; implemented by ``swarm.membership.following``."""
+
+    @property
+    def part(self) -> HeldPart | None:
+        """The part that it trains; None for a peer that holds nothing (a bootstrap, hosted-ends trainers)."""
+
+    async def install(self, record: CloseRecord, donor: PeerId) -> None:
+        """Download the part that a founding record names, from the peer that proposes it. Raises its PeerError."""
+
+    async def decided(self, decision: Decision) -> None:
+        """Awaited after the swap and before anyone who waits for the next step goes on."""
 
 
 @dataclass(slots=True, kw_only=True)
 class MemberContext:
     """What :class:`swarm.step.member.service.MemberService` works with.
 
-    ``install`` downloads this peer's part for a founding record, from the peer that proposes it; ``decided`` is awaited
-    after the swap and before anyone who waits for the next step goes on. ``founder`` may propose the genesis.
     ``attempt`` is how it gets its mean gradient; ``gone`` are those whom the health watch believes to be lost.
     """
 
     me: PeerId
-    life: Incarnation
-    rules: StepRules
+    position: Position
+    holder: PartHolder
     attempt: Attempt
-    history: History
     sign: Callable[[bytes], bytes]
     verify: Callable[[PeerId, bytes, bytes], bool]
-    install: Callable[[CloseRecord, PeerId], Awaitable[None]]
-    decided: Callable[[Decision], Awaitable[None]]
-    founder: PeerId
     gone: Callable[[], Mapping[PeerId, str]] = dict
 
 

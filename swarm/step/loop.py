@@ -52,17 +52,18 @@ class StepLoop:
         feed: Feed | None,
         rejoin: Callable[[], Awaitable[None]],
     ) -> None:
-        self._member, self._closing, self._feed = member, closing, feed
+        self._member, self._feed = member, feed
+        self._at = at = member.position
         self._parting, self._rejoin = parting, rejoin
         self._led = (-1, -1)
         self._leading: Leading | None = None
         closing = dataclasses.replace(
             closing,
-            confirmed=lambda: None if member.forking.fork is None else member.forking.fork.confirmation,
+            confirmed=lambda: None if at.forking.fork is None else at.forking.fork.confirmation,
             alone_at=lambda: self._solitude.ends_at(),
         )
         self._closing = closing
-        self._solitude, self._reunion = Solitude(member, closing), Reunion(member, closing)
+        self._solitude, self._reunion = Solitude(at, closing), Reunion(member, closing)
 
     async def run(self) -> None:
         """Take part from the step in which this peer is in the roster. Raises what ends it earlier, of a step in an
@@ -80,34 +81,34 @@ class StepLoop:
             await self._member.close()
 
     async def _steps(self) -> None:
-        member = self._member
-        await member.wait_begun()
+        at = self._at
+        await at.wait_begun()
         while not self._done():
-            if member.cut_off:
+            if at.cut_off:
                 self._say_given_up()
                 await self._rejoin()
                 continue
-            roster, self._leading = member.roster, None
-            leading = await self._step(member.open_step)
+            roster, self._leading = at.roster, None
+            leading = await self._step(at.open_step)
             if leading is not None and leading.decided is not None:
                 await self._dismiss(leading, leading.decided)
             elif self._done():
                 await self._parting.wait(roster.peers)
 
     def _say_given_up(self) -> None:
-        fork, reason = self._member.forking.given_up, self._member.cut_off
+        fork, reason = self._at.forking.given_up, self._at.cut_off
         if fork is not None:
             self._closing.events.emit(LineageGivenUp(step=fork.step, microbatches=fork.closed, reason=reason))
 
     def _done(self) -> bool:
-        return self._member.over or self._member.departed
+        return self._at.over or self._at.departed
 
     async def _step(self, step: int) -> Leading | None:
         """Take part in one step until it is closed here, or closed without us; how we led it, if we did."""
         async with asyncio.TaskGroup() as group:
             feeding = None if self._feed is None else group.create_task(self._feed(step))
             lead = group.create_task(self._lead(step))
-            await self._member.wait_open(step + 1)
+            await self._at.wait_open(step + 1)
             if feeding is not None:
                 feeding.cancel()
             if self._leading is None or not self._leading.decided:
@@ -117,17 +118,17 @@ class StepLoop:
     async def _lead(self, step: int) -> None:
         """Lead the step whenever it is our turn, until it is decided or goes on without us. No term twice, also when
         we were cut off and come back to the same step: two records in one term could both be decided."""
-        member, liveness, patience = self._member, self._closing.liveness, ExponentialBackoff(0.1)
-        me, roster = self._closing.calls.me, member.roster
+        at, liveness, patience = self._at, self._closing.liveness, ExponentialBackoff(0.1)
+        me, roster = self._closing.calls.me, at.roster
         superseded = 0
-        while member.open_step == step and not member.cut_off:
-            term = due_term(roster, step, me, member.term, liveness.gone)
+        while at.open_step == step and not at.cut_off:
+            term = due_term(roster, step, me, at.term, liveness.gone)
             if term is None:
-                await self._wait_turn(step, member.term)
+                await self._wait_turn(step, at.term)
                 continue
             if (step, term) <= self._led:
                 await self._closing.clock.sleep(patience.pause_s())
-                term = own_term(roster, step, me, max(self._led[1], member.term) + _leap(superseded))
+                term = own_term(roster, step, me, max(self._led[1], at.term) + _leap(superseded))
             self._led = (step, term)
             leading = (SpeculativeClose if self._solitude.over() else Leading)(self._closing, step, term)
             self._leading = leading
@@ -148,9 +149,9 @@ class StepLoop:
     async def _announce(self, leading: Leading) -> None:
         """To whoever is there by then, until we have closed the step as well: had nobody been told, nobody else would
         lead it as long as we are there."""
-        member, patience = self._member, ExponentialBackoff(0.1)
+        at, patience = self._at, ExponentialBackoff(0.1)
         await leading.announce()
-        while member.open_step == leading.step and not member.cut_off:
+        while at.open_step == leading.step and not at.cut_off:
             await self._closing.clock.sleep(patience.pause_s())
             await leading.announce()
 
@@ -168,7 +169,7 @@ class StepLoop:
 
     async def _wait_turn(self, step: int, term: int) -> None:
         """Until somebody is gone or back, or another term begins."""
-        await first_done(self._closing.liveness.changed(), self._member.wait_term(step, term))
+        await first_done(self._closing.liveness.changed(), self._at.wait_term(step, term))
 
     async def _dismiss(self, leading: Leading, record: CloseRecord) -> None:
         """As the leader of a step: let those go who leave with it: all, with the last one, once told."""

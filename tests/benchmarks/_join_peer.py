@@ -12,6 +12,7 @@ import asyncio
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +32,7 @@ from swarm.membership.download import PartDownload
 from swarm.membership.founding_record import genesis
 from swarm.membership.observer import Observer, ObserverContext
 from swarm.membership.observer_service import ObserverService
+from swarm.membership.observers import Observers
 from swarm.models.gpt_config import GptConfig
 from swarm.models.registry import family_of
 from swarm.models.spec import SplitConfig
@@ -42,6 +44,7 @@ from swarm.optim.update import AdamW
 from swarm.security.signing import verify
 from swarm.state.snapshot import Snapshot, initial_snapshot
 from swarm.state.transfer import StateDonor
+from swarm.step.observe_messages import RunStanding
 
 RUN = RunId("1c" * 32)
 STAGE = stage_part(0)
@@ -87,7 +90,10 @@ class Donor(JoinPeer):
         await self.device.run(self.part.install, initial_snapshot(STAGE, layout, weights))
         donor = StateDonor(self.clock)
         first = self.identities[0].peer
-        desk = ObserverService(first, donor, self.snapshot, lambda: "", self.clock)
+        standing = partial(RunStanding, founder=first, waiting_for="")
+        desk = ObserverService(
+            lambda closed: standing(closed=closed), donor, self.snapshot, Observers(donor, self.clock)
+        )
         self.endpoint.mount(donor)
         self.endpoint.mount(desk)
         digest = await self.device.run(lambda: _digest(self.part.snapshot()))

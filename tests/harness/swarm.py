@@ -25,6 +25,7 @@ from swarm.config import Manifest, parse_manifest
 from swarm.device import Device, DeviceThread, resolve_device
 from swarm.health.watch import HealthWatch
 from swarm.ids import PeerId, RunId
+from swarm.membership.composition import compose
 from swarm.membership.membership import Membership
 from swarm.membership.roles import PeerContext
 from swarm.monitoring.recorder import Recorder
@@ -78,7 +79,7 @@ class LocalPeer:
         around = dataclasses.replace(
             self.around, source=None if data is None else open_source(manifest, data, self.endpoint.peer)
         )
-        self.membership = Membership(
+        self.membership = compose(
             member_settings(self.settings),
             around,
             self.endpoint.directory,

@@ -74,7 +74,7 @@ async def test_endpoint_in_a_directory_with_a_long_path_uses_a_short_one(home: P
     long = tmp_path / ("x" * 90)
     config = EndpointConfig(run_dir=long)
     endpoint = await LibP2PEndpoint.open(config, load_or_create(home / "a.key"), SystemClock())
-    short = endpoint._directory_files.control.parent
+    short = endpoint._daemon.files.control.parent
     assert short != long
     assert stat.S_IMODE(short.stat().st_mode) == 0o700
     await endpoint.close()
@@ -200,7 +200,7 @@ async def test_manifest_with_a_wrong_tokenizer_is_a_violation(home: Path) -> Non
 
 async def test_stream_refused_is_closed_though_its_caller_goes_on(home: Path) -> None:
     async with opened(home, "a") as alice, opened(home, "b", alice) as bob:
-        reader, writer = await bob._p2p.open_stream(alice.peer, f"swarm/control/1/{RUN[:32]}")
+        reader, writer = await bob._daemon.p2p.open_stream(alice.peer, f"swarm/control/1/{RUN[:32]}")
         writer.write(bytes(HEADER_BYTES))
         await asyncio.wait_for(reader.read(-1), 10)
         await eventually(lambda: not alice._incoming.open)
@@ -226,7 +226,7 @@ async def test_stream_full_of_garbage_is_told_why_and_closed(garbage: bytes, hom
         alice.mount(ServiceBench())
         tensors = f"swarm/tensors/1/{RUN[:32]}"
         async with opened(home, "b", alice) as bob:
-            reader, writer = await bob._p2p.open_stream(alice.peer, tensors)
+            reader, writer = await bob._daemon.p2p.open_stream(alice.peer, tensors)
             writer.write(garbage + bytes(3 * MIB))  # much more than it reads before it refuses
             header = decode_header(await asyncio.wait_for(reader.readexactly(HEADER_BYTES), 10))
             told = await asyncio.wait_for(reader.readexactly(header.content_bytes), 10)

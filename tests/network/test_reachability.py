@@ -279,7 +279,7 @@ async def test_relay_answers_what_libp2p_says_to_it(home: Path) -> None:
     async with opened(home, "a") as alice, opened(home, "b", alice) as bob:
 
         async def say(message: bytes) -> int | None:
-            reader, writer = await bob._p2p.open_stream(alice.peer, HOP)
+            reader, writer = await bob._daemon.p2p.open_stream(alice.peer, HOP)
             writer.write(message)
             try:
                 async with asyncio.timeout(5):
@@ -314,7 +314,7 @@ async def test_relay_closes_streams_that_say_nothing_beyond_a_few(home: Path) ->
     async with opened(home, "a") as alice, opened(home, "b", alice) as bob, opened(home, "c", alice) as carol:
         relay = alice._presence._relay
         assert relay is not None
-        silent = [await bob._p2p.open_stream(alice.peer, HOP) for _ in range(40)]
+        silent = [await bob._daemon.p2p.open_stream(alice.peer, HOP) for _ in range(40)]
         most = RelayLimits().handshakes_per_stranger
 
         def ended() -> int:
@@ -324,7 +324,7 @@ async def test_relay_closes_streams_that_say_nothing_beyond_a_few(home: Path) ->
         await eventually(lambda: ended() == 40 - most, what="all but a few are closed at once")
         assert len(relay._tasks) == most
         relay.reserve(ME)
-        reader, writer = await carol._p2p.open_stream(alice.peer, HOP)
+        reader, writer = await carol._daemon.p2p.open_stream(alice.peer, HOP)
         writer.write(encode_hop(CircuitMessage(HopType.CONNECT, peer_bytes(ME))))
         answer = decode_hop(await asyncio.wait_for(read_body(reader), 5))
         assert answer.status == Status.CONNECTION_FAILED, "an honest caller is served: nobody is there"
@@ -358,7 +358,7 @@ async def test_relay_that_is_about_to_leave_tells_whom_it_serves(home: Path) -> 
         await dave.take_relay([alice.peer, bob.peer])
         assert dave.relays == (alice.peer, bob.peer)
         dave.learn(carol.peer, carol.addresses)
-        dave._candidates = (alice.peer, bob.peer, carol.peer)
+        dave._presence._named = (alice.peer, bob.peer, carol.peer)
         carol.learn(dave.peer, dave.addresses)
         assert await send(carol, dave) == MIB
         await alice.retire_relay()

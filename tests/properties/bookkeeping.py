@@ -185,7 +185,7 @@ class Books:
         self._settle(committed, live)
         averaged = {peer: self._answer(peer, committed) for peer in self.here(self.roster.trainers)}
         lost = [peer for peer in self.roster.peers if peer in self.gone]
-        changes, following = desk.settle((), lost)
+        changes, following = desk.requests.settle((), lost)
         tokens, loss_sum = totals(committed)
         return CloseRecord(
             run=RULES.run,

@@ -120,7 +120,8 @@ class BooksMachine(RuleBasedStateMachine):
     @rule(pick=which)
     def hear_twice(self, pick: int) -> None:
         """A report that the leader knows arrives again: nothing changes."""
-        ledger = self.books.desks[self.books.leader]._ledger
+        led = self.books.desks[self.books.leader]._led
+        ledger = led and led.ledger
         known = ledger.committed() if ledger else ()
         if not known:
             return
@@ -157,7 +158,7 @@ class BooksMachine(RuleBasedStateMachine):
     def lose(self, pick: int) -> None:
         """What nobody has any more of a dead trainer's."""
         desk = self.books.desks[self.books.leader]
-        ledger = desk._ledger
+        ledger = desk._led and desk._led.ledger
         orphans = (
             [one.microbatch for one in ledger.committed() if one.microbatch.trainer in self.books.gone]
             if ledger
@@ -207,7 +208,8 @@ class BooksMachine(RuleBasedStateMachine):
 
     @invariant()
     def quota_is_conserved(self) -> None:
-        ledger = self.books.desks[self.books.leader]._ledger
+        led = self.books.desks[self.books.leader]._led
+        ledger = led and led.ledger
         assert ledger is not None, "nobody leads"
         aside = [one.microbatch for one in ledger.aside()]
         done = [one.microbatch for one in ledger.committed()]

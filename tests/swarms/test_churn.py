@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from data_shards.build import build_shard
+from swarm.consensus.copies import KEPT_UPDATES
 from swarm.consensus.records import CloseRecord
 from swarm.errors import Ending, RunEnded
 from swarm.events import (
@@ -28,13 +29,12 @@ from swarm.events import (
 )
 from swarm.ids import PeerId
 from swarm.membership import leaving
-from swarm.membership import observer_service as observing
 from swarm.membership.download import PartDownload
 from swarm.membership.leaving import ended_in_order
 from swarm.network.discovery.records import PeerRecord
 from swarm.sim.loop import run_world
 from swarm.state.checkpoints.files import held
-from swarm.step.leader.service import LeadService
+from swarm.step.leader.requests import ChangeRequests
 from tests.harness.expect import eventually
 from tests.harness.simulated import SimSwarm
 from tests.harness.swarm import LocalPeer, LocalSwarm, _documents
@@ -544,17 +544,17 @@ async def test_joiner_that_dies_between_asking_and_the_close_is_not_let_in(
 ) -> None:
     swarm = LocalSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 80})
     asked: list[PeerId] = []
-    honest = LeadService.asking
+    honest = ChangeRequests.asking
 
-    def asking(desk: LeadService) -> tuple[PeerId, ...]:
+    def asking(requests: ChangeRequests) -> tuple[PeerId, ...]:
         """The step begins to close: just now it dies."""
-        found = honest(desk)
+        found = honest(requests)
         if found and not asked:
             asked.extend(found)
             swarm.kill("short")
         return found
 
-    monkeypatch.setattr(LeadService, "asking", asking)
+    monkeypatch.setattr(ChangeRequests, "asking", asking)
 
     async def story(swarm: LocalSwarm) -> None:
         await after_step(swarm, 2)
@@ -593,7 +593,7 @@ async def test_joiner_whose_download_takes_many_steps_starts_over_and_its_histor
         await run(download, donors)
         if download.record.step and not held_up:
             held_up.append(download.record.step)
-            await after_step_everywhere(swarm, download.record.step + observing.KEPT_UPDATES + 2)
+            await after_step_everywhere(swarm, download.record.step + KEPT_UPDATES + 2)
 
     monkeypatch.setattr(PartDownload, "run", slowly)
 
@@ -604,7 +604,7 @@ async def test_joiner_whose_download_takes_many_steps_starts_over_and_its_histor
     await train(swarm, story)
     check_history(swarm.history(), 0, 60, 6)
     own, truth = swarm.history("slow"), swarm.history()
-    assert own[0]["step"] > held_up[0] + observing.KEPT_UPDATES
+    assert own[0]["step"] > held_up[0] + KEPT_UPDATES
     assert own == truth[own[0]["step"] :]
     assert len(swarm.peers["slow"].events.of(StateDownloaded)) == 2
 

@@ -124,7 +124,7 @@ async def closed(swarm: SimSwarm, step: int) -> CloseRecord:
     membership = swarm.peers["bootstrap"].membership
 
     def head() -> CloseRecord | None:
-        found = None if membership is None else membership._member.head
+        found = None if membership is None else membership._run.position.head
         return found if found is not None and found.step >= step else None
 
     await eventually(lambda: swarm.peers["bootstrap"].membership is not None, deadline_s=LONG_S)
@@ -256,8 +256,8 @@ def test_copies_move_when_the_roster_changes_and_free_their_memory(
         gc.collect()
         assert states[loser, part]() is None, "its memory is not free"
         assert loser in before[part]
-        assert part not in copying_of(swarm, loser).parts
-        assert await copying_of(swarm, loser).snapshot(part) is None
+        assert part not in copying_of(swarm, loser).copies.parts
+        assert await copying_of(swarm, loser).copies.snapshot(part) is None
         await eventually(lambda: all(_keeps_its_copies(swarm, name) for name in swarm.peers), deadline_s=LONG_S)
 
     play(swarm, story)
@@ -265,7 +265,7 @@ def test_copies_move_when_the_roster_changes_and_free_their_memory(
 
 def _keeps_its_copies(swarm: SimSwarm, name: str) -> bool:
     wanted = {part for part in roster_of(swarm).parts if name in holders_of(swarm, part)}
-    return set(copying_of(swarm, name).parts) == wanted
+    return set(copying_of(swarm, name).copies.parts) == wanted
 
 
 def _newcomer(swarm: SimSwarm) -> tuple[int, PartName, str]:
@@ -288,22 +288,26 @@ def test_copy_that_is_taken_is_the_part_at_the_newest_step_when_its_replicas_are
     async def story() -> None:
         await closed(swarm, 3)
         roster = roster_of(swarm)
-        await eventually(lambda: copying_of(swarm, holders_of(swarm, part)[0]).held(part, 3), deadline_s=LONG_S)
+        await eventually(lambda: copying_of(swarm, holders_of(swarm, part)[0]).copies.held(part, 3), deadline_s=LONG_S)
         for peer in roster.replicas(part):
             swarm.kill(name_of(swarm, peer))
         await asyncio.sleep(3.0)
         record = await closed(swarm, 3)
         for name in holders_of(swarm, part):
             copying = copying_of(swarm, name)
-            assert copying.held(part, record.step) is not None
-            assert copying.held(part, record.step - 1) is None is copying.held(PartName("stage-9"), record.step)
+            assert copying.copies.held(part, record.step) is not None
+            assert (
+                copying.copies.held(part, record.step - 1)
+                is None
+                is copying.copies.held(PartName("stage-9"), record.step)
+            )
             copying._changed.set()  # as with the record that has it taken
             trained = await asyncio.get_running_loop().create_task(
                 copying.take(part, record.step), context=as_peer(name)
             )
             assert isinstance(trained, TrainedPart)
             assert (trained.step, digest(trained.snapshot())) == (record.step, record.digests[part])
-            assert copying.held(part, record.step) is None is await copying.snapshot(part)
+            assert copying.copies.held(part, record.step) is None is await copying.copies.snapshot(part)
             assert part not in copying._kept, "it was begun anew while it was taken"
             assert swarm.peers[name].events.of(CopyDropped)[-1].part == part
 
@@ -317,11 +321,13 @@ def test_copy_that_is_not_at_the_step_is_not_given(tmp_path: Path, arrivals: lis
     async def story() -> None:
         await closed(swarm, 2)
         copying = copying_of(swarm, holders_of(swarm, part)[0])
-        before = await eventually(lambda: copying.held(part, 2), deadline_s=LONG_S)
+        before = await eventually(lambda: copying.copies.held(part, 2), deadline_s=LONG_S)
         assert await copying.take(part, 1) is None
         assert await copying.take(PartName("stage-9"), 2) is None
         step = (await closed(swarm, 4)).step
-        assert await eventually(lambda: copying.held(part, step), deadline_s=LONG_S) is before, "it went on as a copy"
+        assert await eventually(lambda: copying.copies.held(part, step), deadline_s=LONG_S) is before, (
+            "it went on as a copy"
+        )
 
     play(swarm, story)
 

@@ -93,7 +93,7 @@ async def test_leader_that_dies_is_succeeded(tmp_path: Path, moment: str) -> Non
     killed: list[str] = []
 
     def strike() -> None:
-        step = swarm.peers["host-0"].membership._member.open_step  # type: ignore[union-attr]
+        step = swarm.peers["host-0"].membership._run.position.open_step  # type: ignore[union-attr]
         victim = leader_of(swarm, step)
         if not killed and step >= 2:
             killed.append(victim)

@@ -3,49 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 from swarm.averaging.allreduce.inbox import Inbox
 from swarm.averaging.allreduce.messages import AGREE, CHUNK, ENTER, STAY, Agreement, ReduceRequest, RoundMessage
-from swarm.averaging.allreduce.output import Floats, ReducedVector, Reducer
+from swarm.averaging.allreduce.output import Floats, ReducedVector
 from swarm.averaging.allreduce.partition import ReduceChunk
 from swarm.averaging.allreduce.plan import RoundPlan, WireType
-from swarm.clock import Clock
-from swarm.errors import Busy, DeadlineMissed, PeerError, RoundFailed, Violation
+from swarm.averaging.allreduce.questions import Means, RoundQuestions
+from swarm.errors import RoundFailed, Violation
 from swarm.ids import PeerId
-from swarm.network.protocols import Endpoint, Payload, RequestT, Rpc
-from swarm.schema import Empty
-from swarm.waiting import ExponentialBackoff, first_done
+from swarm.network.protocols import Payload
 
 INLINE_ELEMENTS = 1 << 13
 """Up to this many elements (some 50 µs of work) a thread hop would cost more than it hides."""
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.25
-"""Pauses before asking a busy member again, doubling: it enters the round when its own step gets there, which takes
-from milliseconds to the whole round's time."""
-
-
 T = TypeVar("T")
-
-
-class Run(Protocol):
-    """Runs a plain function off the event loop: ``asyncio.to_thread`` or a peer's own executor."""
-
-    def __call__(self, fn: Callable[..., Any], /, *args: Any) -> Awaitable[Any]:
-        """The function's result; its exception is raised here."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Means:
-    """The shared objects of an exchange, the same for all rounds of a peer."""
-
-    endpoint: Endpoint
-    clock: Clock
-    run: Run
-    reducer: Reducer
 
 
 class Exchange:
@@ -64,19 +38,15 @@ class Exchange:
         self._plan: RoundPlan = inbox.plan
         self._me = inbox.me
         self._others = self._plan.called_by(self._me)
-        self._began = means.clock.monotonic()
-        self._ends_at = self._began + self._plan.timeout_s
-        self._asking: Counter[PeerId] = Counter()
+        self._questions = RoundQuestions(means, inbox)
         self._entered: dict[PeerId, asyncio.Task[memoryview]] = {}
-        self._came_in: set[PeerId] = set()
-        self._bytes_asked = 0
         self.formed_s = 0.0
         self.output = ReducedVector(self._plan)
 
     @property
     def bytes_sent(self) -> int:
         """Payload bytes put on the wire so far: sums sent (repetitions included) and results answered."""
-        return self._bytes_asked + self._inbox.bytes_answered
+        return self._questions.bytes_asked + self._inbox.bytes_answered
 
     async def complete(self) -> str:
         """Do it all; returns the result's digest, which all members then hold.
@@ -85,7 +55,7 @@ class Exchange:
         member's Abort. When cancelled, all its tasks have ended before CancelledError leaves.
         """
         async with asyncio.TaskGroup() as guards:
-            ends = guards.create_task(self._expire()), guards.create_task(self._inbox.wait_failure())
+            ends = guards.create_task(self._questions.expire()), guards.create_task(self._inbox.wait_failure())
             await self._trade(guards)
             digest = self.output.digest()
             await self._agree(digest)
@@ -113,9 +83,9 @@ class Exchange:
         self._inbox.traded()
 
     async def _enter(self, peer: PeerId, question: RoundMessage) -> memoryview:
-        answer = await self._ask(peer, ENTER, question)
+        answer = await self._questions.ask(peer, ENTER, question)
         self._inbox.said_in(peer)
-        self.formed_s = self._means.clock.monotonic() - self._began  # the last one's stays
+        self.formed_s = self._means.clock.monotonic() - self._questions.began  # the last one's stays
         return answer
 
     def _next(self) -> PeerId:
@@ -127,7 +97,7 @@ class Exchange:
         """Have a call open to a member until it has its result: who only sends sums may have no other, and its death
         would show at the deadline."""
         await self._entered[peer]
-        await self._ask(peer, STAY, RoundMessage.of(self._plan))
+        await self._questions.ask(peer, STAY, RoundMessage.of(self._plan))
 
     async def _trade_part(self, root: PeerId) -> None:
         """Trade all chunks of one part, in lanes: each takes the next chunk that no other took, until there is none. At
@@ -155,7 +125,7 @@ class Exchange:
         if sums.keys() - {self._me}:
             payload = await self._off_loop(chunk, self._added, chunk, sums)
         question = ReduceRequest.of(self._plan, index=chunk.index, weight=place.weight(root, 0))
-        encoded = await self._ask(parent, CHUNK, question, payload, self.output.bytes_of(chunk))
+        encoded = await self._questions.ask(parent, CHUNK, question, payload, self.output.bytes_of(chunk))
         return await self._off_loop(chunk, self.output.store, chunk, encoded, parent)
 
     async def _finish(self, chunk: ReduceChunk) -> memoryview:
@@ -172,7 +142,7 @@ class Exchange:
                 question = ReduceRequest.of(
                     self._plan, index=chunk.index, weight=place.weight(root, level), level=level
                 )
-                asked.create_task(self._ask(partner, CHUNK, question, own))
+                asked.create_task(self._questions.ask(partner, CHUNK, question, own))
                 sums = await self._inbox.wait_sums(chunk, level)
                 if own:
                     sums[self._me] = own
@@ -231,54 +201,8 @@ class Exchange:
         await self._inbox.wait_agreements()
 
     async def _sign_with(self, peer: PeerId, message: Agreement) -> None:
-        await self._ask(peer, AGREE, message)
+        await self._questions.ask(peer, AGREE, message)
         self._inbox.agree(peer, message.result)
-
-    async def _ask(
-        self,
-        peer: PeerId,
-        rpc: Rpc[RequestT, Empty],
-        message: RequestT,
-        payload: Payload = b"",
-        max_reply_bytes: int = 0,
-    ) -> memoryview:
-        """Ask a member until it is no longer busy. Raises RoundFailed naming it."""
-        backoff = ExponentialBackoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
-        self._asking[peer] += rpc is not STAY  # who is not answered to that owes nothing
-        while True:
-            try:
-                return await self._call(peer, rpc, message, payload, max_reply_bytes)
-            except Busy:
-                self._inbox.said_busy(peer)
-                # Who asks whether we are in is in itself: a late member need not wait until we ask it again.
-                await first_done(self._means.clock.sleep(backoff.pause_s()), self._come_in(peer, rpc))
-            except PeerError as error:
-                if isinstance(error, DeadlineMissed):
-                    raise self._overdue() from error
-                raise self._broken(error, peer) from error
-
-    async def _come_in(self, peer: PeerId, rpc: Rpc[Any, Empty]) -> None:
-        """Until a member that was not in is, once; for ever where it has more of ours than it takes."""
-        if rpc is not ENTER or peer in self._came_in:
-            await asyncio.get_running_loop().create_future()
-        await self._inbox.wait_in(peer)
-        self._came_in.add(peer)
-
-    async def _call(
-        self, peer: PeerId, rpc: Rpc[RequestT, Empty], message: RequestT, payload: Payload, max_reply_bytes: int
-    ) -> memoryview:
-        timeout_s = self._ends_at - self._means.clock.monotonic()
-        if timeout_s <= 0:
-            raise DeadlineMissed("the round's time is over", peer=peer)
-        self._bytes_asked += len(payload)
-        began = self._means.clock.monotonic()
-        _, encoded = await self._means.endpoint.call(
-            peer, rpc, message, timeout_s=timeout_s, payload=payload, max_reply_bytes=max_reply_bytes
-        )
-        self._asking[peer] -= rpc is not STAY
-        if rpc is ENTER:
-            self._inbox.meter.answered(peer, self._means.clock.monotonic() - began)
-        return encoded
 
     async def _off_loop(self, chunk: ReduceChunk, work: Callable[..., T], *args: object) -> T:
         try:
@@ -288,26 +212,3 @@ class Exchange:
             return done
         except Violation as error:
             raise RoundFailed(error.reason, peer=error.peer) from error
-
-    def _broken(self, error: PeerError, peer: PeerId) -> RoundFailed:
-        """A member that refuses reports on a round already void there, perhaps through no fault of its own."""
-        if error.code in ("unreachable", "violation", "failed"):
-            return RoundFailed(error.reason, peer=peer)
-        return self._inbox.given_up_by(peer, f"{peer} says: {error.reason}", self._means.clock.monotonic())
-
-    async def _expire(self) -> None:
-        await self._means.clock.sleep(max(0.0, self._ends_at - self._means.clock.monotonic()))
-        raise self._overdue()
-
-    def _overdue(self) -> RoundFailed:
-        """The deadline's failure, on whom it broke where we know (see :meth:`Inbox.suspects`)."""
-        lacking, suspects = self._inbox.suspects()
-        if suspects:
-            return RoundFailed(f"{lacking} in {self._plan.timeout_s:.3g} s", peer=suspects[0])
-        silent = sorted(peer for peer, calls in (+self._asking).items() if calls)
-        unsure = sorted(set(self._plan.members) - set(self._inbox.agreements))
-        # Straight to who reduces, who alone does not answer waits for nobody but us, or for whom it blames itself.
-        if len(silent) == 1 and self._plan.schedule == "direct" and len(self._plan.members) > 2:
-            return RoundFailed(f"no answer in {self._plan.timeout_s:.3g} s", peer=silent[0])
-        told = f"no answer from {', '.join(silent)}" if silent else f"no agreement from {', '.join(unsure)}"
-        return RoundFailed(f"{self._plan.timeout_s:.3g} s are over: {told}")

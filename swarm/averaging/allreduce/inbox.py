@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from swarm.averaging.allreduce.messages import ReduceRequest
 from swarm.averaging.allreduce.meter import RoundMeter
@@ -22,6 +22,105 @@ OVERDUE = 0.5
 """Share of a round's time after which a member that still owes something to us may be blamed when another gives up."""
 
 
+class _RoundNews:
+    """The waiting for news of one round. A ``failure`` ends all their waiting; the first one stays."""
+
+    def __init__(self) -> None:
+        self.failure: RoundFailed | None = None
+        self._changed: dict[object, asyncio.Event] = {}
+
+    async def wait(self, topic: object, reached: Callable[[], bool]) -> None:
+        """Return when it is reached, which is looked at when the topic is woken, or when the round fails."""
+        while not reached() and self.failure is None:
+            await self._changed.setdefault(topic, asyncio.Event()).wait()
+
+    def wake(self, topic: object) -> None:
+        """Something of this topic has changed."""
+        event = self._changed.pop(topic, None)
+        if event is not None:
+            event.set()
+
+    def fail(self, failure: RoundFailed) -> None:
+        """Wake all."""
+        self.failure = self.failure or failure
+        for topic in list(self._changed):
+            self.wake(topic)
+
+
+class _HeldSums:
+    """The sums that came and are not added up yet, and those that are coming, within each member's window."""
+
+    def __init__(self, plan: RoundPlan, place: MemberPlan) -> None:
+        self._plan, self._place = plan, place
+        self._sums: dict[_Topic, dict[PeerId, Payload]] = {}
+        self._held: Counter[tuple[PeerId, int, int]] = Counter()
+        self._open: dict[tuple[PeerId, int, int], bool] = {}  # calls; whether their sum is still coming
+        self._coming: Counter[tuple[PeerId, int, int]] = Counter()
+        self._taken: set[_Topic] = set()
+
+    def begin(self, caller: PeerId, request: ReduceRequest) -> None:
+        """See :meth:`Inbox.take_place`."""
+        call, at = (caller, request.index, request.level), self._window_of(caller, request)
+        if call in self._open:
+            raise Busy("that is asked already")
+        if self._is_new(caller, request):
+            if self._held[at] + self._coming[at] >= self._plan.window * (2 if request.level else 1):
+                raise Busy("that is more than the window")
+            self._coming[at] += 1
+        self._open[call] = self._is_new(caller, request)
+
+    def end(self, caller: PeerId, request: ReduceRequest) -> None:
+        """See :meth:`Inbox.call_over`."""
+        if self._open.pop((caller, request.index, request.level), False):
+            self._coming[self._window_of(caller, request)] -= 1
+
+    def hold(self, caller: PeerId, request: ReduceRequest, payload: Payload) -> bool:
+        """Keep a sum that came; False for one that is here already, or has been added up."""
+        if not self._is_new(caller, request):
+            return False
+        topic = request.index, request.level
+        self._sums.setdefault(topic, {})[caller] = payload
+        self._held[self._window_of(caller, request)] += 1
+        if self._open.get((caller, *topic)):
+            self._open[caller, *topic] = False
+            self._coming[self._window_of(caller, request)] -= 1
+        return True
+
+    def came(self, topic: _Topic) -> Set[PeerId]:
+        """Return the members whose sum of a chunk at a level is here."""
+        return self._sums.get(topic, {}).keys()
+
+    def take(self, topic: _Topic) -> dict[PeerId, Payload]:
+        """Return the sums of a chunk at a level, and let go of them."""
+        self._taken.add(topic)
+        return self._sums.pop(topic, {})
+
+    def is_taken(self, topic: _Topic) -> bool:
+        """Return whether they were taken."""
+        return topic in self._taken
+
+    def let_in(self, chunk: ReduceChunk, level: int) -> None:
+        """Have room for the next ones of those whose sums of this chunk were held."""
+        for peer in self._place.station(chunk, level).due:
+            self._held[peer, chunk.rank, level] -= 1
+
+    def fills_window(self, peer: PeerId, rank: int) -> bool:
+        """Return whether a member has sent as much of a part as it may before it hears from us."""
+        return self._held[peer, rank, 0] >= self._plan.window
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        for kept in (self._sums, self._held, self._open, self._coming):
+            kept.clear()
+
+    def _window_of(self, caller: PeerId, request: ReduceRequest) -> tuple[PeerId, int, int]:
+        return caller, self._plan.chunks[request.index].rank, request.level
+
+    def _is_new(self, caller: PeerId, request: ReduceRequest) -> bool:
+        topic = request.index, request.level
+        return topic not in self._taken and caller not in self.came(topic)
+
+
 class Inbox:
     """The messages of one round, from the moment it is expected until it is over. For one event loop, no I/O.
 
@@ -31,23 +130,21 @@ class Inbox:
     """
 
     def __init__(self, plan: RoundPlan, me: PeerId) -> None:
-        self.plan, self.me = plan, me
-        self.failure: RoundFailed | None = None
+        self.plan, self.me, self.place = plan, me, MemberPlan(plan, me)
         self.agreements: dict[PeerId, str] = {}
         self.bytes_answered = 0
-        self.place = MemberPlan(plan, me)
         self.meter = RoundMeter()
-        self._sums: dict[_Topic, dict[PeerId, Payload]] = {}
-        self._held: Counter[tuple[PeerId, int, int]] = Counter()
-        self._open: dict[tuple[PeerId, int, int], bool] = {}  # calls; whether their sum is still coming
-        self._coming: Counter[tuple[PeerId, int, int]] = Counter()
-        self._taken: set[_Topic] = set()
         self.entered_at = math.inf
-        self._answered: set[PeerId] = set()
-        self._inside: set[PeerId] = set()
+        self._sums = _HeldSums(plan, self.place)
+        self._said: dict[PeerId, bool] = {}  # who has answered; whether it is in
         self._traded = False
         self._results: dict[int, memoryview] = {}
-        self._changed: dict[object, asyncio.Event] = {}
+        self._news = _RoundNews()
+
+    @property
+    def failure(self) -> RoundFailed | None:
+        """Why the round is void, once it is."""
+        return self._news.failure
 
     def admit(self, caller: PeerId, request: ReduceRequest, payload_bytes: int) -> None:
         """Raise Violation or Refused unless this member may send this many bytes, before there is room for them."""
@@ -70,19 +167,11 @@ class Inbox:
         Raises Busy when more chunks of this member are unreduced here, or coming, than its window allows, and for what
         it has asked already and is not answered.
         """
-        call, at = (caller, request.index, request.level), self._window_of(caller, request)
-        if call in self._open:
-            raise Busy("that is asked already")
-        if self._is_new(caller, request):
-            if self._held[at] + self._coming[at] >= self._most_held(request.level):
-                raise Busy("that is more than the window")
-            self._coming[at] += 1
-        self._open[call] = self._is_new(caller, request)
+        self._sums.begin(caller, request)
 
     def call_over(self, caller: PeerId, request: ReduceRequest) -> None:
         """A call that took a place is over: one whose sum has not arrived gives it back."""
-        if self._open.pop((caller, request.index, request.level), False):
-            self._coming[self._window_of(caller, request)] -= 1
+        self._sums.end(caller, request)
 
     def admit_member(self, caller: PeerId, plan_digest: str) -> None:
         """Raise Violation for one who is no member, Refused for a member under another plan or after a failure."""
@@ -98,17 +187,11 @@ class Inbox:
 
         Raises Refused when the round fails meanwhile. Cancelling forgets the question, not the sum.
         """
-        topic = request.index, request.level
-        if payload and self._is_new(caller, request):
-            self._sums.setdefault(topic, {})[caller] = payload
-            self._held[self._window_of(caller, request)] += 1
-            if self._open.get((caller, *topic)):
-                self._open[caller, *topic] = False
-                self._coming[self._window_of(caller, request)] -= 1
-            self._wake(topic)
+        if payload and self._sums.hold(caller, request, payload):
+            self._news.wake((request.index, request.level))
         if request.level:
             return memoryview(b"")
-        await self._wait(("result", request.index), lambda: request.index in self._results)
+        await self._news.wait(("result", request.index), lambda: request.index in self._results)
         self._refuse_if_void()
         encoded = self._results[request.index]
         self.bytes_answered += len(encoded)
@@ -116,60 +199,52 @@ class Inbox:
 
     def said_busy(self, peer: PeerId) -> None:
         """Note that a member has answered whether it is in, if only that it is not yet."""
-        self._answered.add(peer)
+        self._said.setdefault(peer, False)
 
     def said_in(self, peer: PeerId) -> None:
         """Note that a member is in: it said so, or it asked whether we are."""
-        self._answered.add(peer)
-        self._inside.add(peer)
-        self._wake(("in", peer))
+        self._said[peer] = True
+        self._news.wake(("in", peer))
 
     async def wait_in(self, peer: PeerId) -> None:
         """Until a member says that it is in, or the round fails."""
-        await self._wait(("in", peer), lambda: peer in self._inside)
+        await self._news.wait(("in", peer), lambda: self._said.get(peer, False))
 
     def agree(self, caller: PeerId, result: str) -> None:
         """Note that a member holds the whole result, by its digest. The first word counts."""
         self.agreements.setdefault(caller, result)
-        self._wake("agreement")
+        self._news.wake("agreement")
 
     def fail(self, failure: RoundFailed) -> None:
         """End the round for all who wait here. The first reason stays; what was held is let go."""
-        if self.failure is None:
-            self.failure = failure
         self._sums.clear()
-        self._held.clear()
-        self._open.clear()
-        self._coming.clear()
         self._results.clear()
-        for topic in list(self._changed):
-            self._wake(topic)
+        self._news.fail(failure)
 
     async def wait_sums(self, chunk: ReduceChunk, level: int = 0) -> dict[PeerId, Payload]:
         """All sums of one chunk that are due at a level, encoded; they are let go here. Raises RoundFailed."""
         topic, due = (chunk.index, level), self.place.station(chunk, level).due
-        await self._wait(topic, lambda: self._sums.get(topic, {}).keys() >= due)
+        await self._news.wait(topic, lambda: self._sums.came(topic) >= due)
         self.raise_failure()
-        self._taken.add(topic)
         if level:
-            self._let_in(chunk, level)
-        return self._sums.pop(topic, {})
+            self._sums.let_in(chunk, level)
+        return self._sums.take(topic)
 
     def publish(self, chunk: ReduceChunk, encoded: memoryview) -> None:
         """Answer those who wait for a chunk's result, and let their next ones in. ``encoded`` must stay as it is."""
         if self.place.asked(chunk):
             self._results[chunk.index] = encoded
-            self._let_in(chunk, 0)
-            self._wake(("result", chunk.index))
+            self._sums.let_in(chunk, 0)
+            self._news.wake(("result", chunk.index))
 
     def traded(self) -> None:
         """We hold the whole result, and nobody needs to stay with us any longer."""
         self._traded = True
-        self._wake("traded")
+        self._news.wake("traded")
 
     async def wait_traded(self) -> None:
         """Until we hold the whole result. Raises Refused when the round fails before."""
-        await self._wait("traded", lambda: self._traded)
+        await self._news.wait("traded", lambda: self._traded)
         if not self._traded:
             self._refuse_if_void()
 
@@ -178,15 +253,15 @@ class Inbox:
         Raises Refused when the round fails meanwhile, as it does when a result differs."""
         outgoing = self.plan.outgoing
         awaited = {self.me, *outgoing} if caller in outgoing else {self.me}
-        await self._wait("agreement", lambda: awaited <= self.agreements.keys())
+        await self._news.wait("agreement", lambda: awaited <= self.agreements.keys())
         self._refuse_if_void()
         if any(self.agreements[peer] != result for peer in awaited):
-            await self._wait("failure", lambda: False)  # until we know who differs from most, and fail for it
+            await self._news.wait("failure", lambda: False)  # until we know who differs from most, and fail for it
             self._refuse_if_void()
 
     async def wait_agreements(self) -> None:
         """Until every member agreed or the round failed. Raises RoundFailed, also when the results differ."""
-        await self._wait("agreement", lambda: len(self.agreements) == len(self.plan.members))
+        await self._news.wait("agreement", lambda: len(self.agreements) == len(self.plan.members))
         self.raise_failure()
         if len(set(self.agreements.values())) > 1:
             raise self._disagreement()
@@ -202,7 +277,7 @@ class Inbox:
 
     async def wait_failure(self) -> None:
         """Until another member's message voids the round; then raises its RoundFailed."""
-        await self._wait("failure", lambda: False)
+        await self._news.wait("failure", lambda: False)
         self.raise_failure()
 
     def raise_failure(self) -> None:
@@ -235,8 +310,8 @@ class Inbox:
         asked = self.plan.called_by(self.me)
         unsigned = set(self.plan.members) - self.agreements.keys()
         for lacking, those in (
-            ("no answer", {peer for peer in asked if peer not in self._answered}),
-            ("it did not enter", {peer for peer in asked if peer not in self._inside}),
+            ("no answer", {peer for peer in asked if peer not in self._said}),
+            ("it did not enter", {peer for peer in asked if not self._said.get(peer, False)}),
             ("no sum", self._owing_below() or self._owing_beside()),
             ("no agreement", unsigned - {self.me} if len(unsigned) == 1 else set()),
         ):
@@ -249,13 +324,13 @@ class Inbox:
         not wait for others themselves, nor for our answers to a whole window of what they sent."""
         seen: set[int] = set()
         for chunk in self.plan.chunks:
-            if chunk.rank in seen or (chunk.index, 0) in self._taken:
+            if chunk.rank in seen or self._sums.is_taken((chunk.index, 0)):
                 continue
             seen.add(chunk.rank)
             owing = {
                 peer
-                for peer in self.place.blamed(chunk) - self._sums.get((chunk.index, 0), {}).keys()
-                if self._held[peer, chunk.rank, 0] < self.plan.window
+                for peer in self.place.blamed(chunk) - self._sums.came((chunk.index, 0))
+                if not self._sums.fills_window(peer, chunk.rank)
             }
             if owing:
                 return owing
@@ -265,35 +340,11 @@ class Inbox:
         """With whom we trade first, when not even the first sum of all came, and nobody is below it: for a later chunk,
         or at a later level, it may be waiting for others."""
         for chunk in self.plan.chunks[: min(1, self.place.levels)]:
-            due = self.place.station(chunk, 1).due - self._sums.get((chunk.index, 1), {}).keys()
-            if (chunk.index, 1) not in self._taken:
+            due = self.place.station(chunk, 1).due - self._sums.came((chunk.index, 1))
+            if not self._sums.is_taken((chunk.index, 1)):
                 return {peer for peer in due if not self.plan.routes.children(peer, self.plan.reducer(chunk))}
         return set()
-
-    def _most_held(self, level: int) -> int:
-        """Return the number of unreduced chunks of a part that we hold for a member."""
-        return self.plan.window * (2 if level else 1)
 
     def _refuse_if_void(self) -> None:
         if self.failure is not None:
             raise Refused(f"round {self.plan.key} is void: {self.failure}")
-
-    def _window_of(self, caller: PeerId, request: ReduceRequest) -> tuple[PeerId, int, int]:
-        return caller, self.plan.chunks[request.index].rank, request.level
-
-    def _is_new(self, caller: PeerId, request: ReduceRequest) -> bool:
-        topic = request.index, request.level
-        return topic not in self._taken and caller not in self._sums.get(topic, {})
-
-    def _let_in(self, chunk: ReduceChunk, level: int) -> None:
-        for peer in self.place.station(chunk, level).due:
-            self._held[peer, chunk.rank, level] -= 1
-
-    async def _wait(self, topic: object, reached: Callable[[], bool]) -> None:
-        while not reached() and self.failure is None:
-            await self._changed.setdefault(topic, asyncio.Event()).wait()
-
-    def _wake(self, topic: object) -> None:
-        event = self._changed.pop(topic, None)
-        if event is not None:
-            event.set()

@@ -35,13 +35,12 @@ class Outgoing:
         dialler: Dialler,
         supervisor: Supervisor,
         incoming: StreamServer,
-        meter: ByteMeter,
         timeout_s: float,
     ) -> None:
         """A dial takes ``timeout_s`` at most. What we call ourselves goes straight to ``incoming``. Whoever sets
         ``on_lost`` is told of the peer to whom a stream broke."""
-        self._me, self._dialler, self._supervisor = me, dialler, supervisor
-        self._incoming, self._meter, self._timeout_s = incoming, meter, timeout_s
+        self._me, self.dialler, self._supervisor = me, dialler, supervisor
+        self._incoming, self._timeout_s = incoming, timeout_s
         self._callers: dict[_Key, CallerStream] = {}
         self._dials: dict[_Key, asyncio.Task[CallerStream]] = {}
         self._closed = False
@@ -90,7 +89,7 @@ class Outgoing:
     async def _connect(self, peer: PeerId) -> None:
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._supervisor.through(lambda: self._dialler.connect(peer))
+                await self._supervisor.through(lambda: self.dialler.connect(peer))
         except TimeoutError as error:
             raise Unreachable(f"not dialled in {self._timeout_s:g} s", peer=peer) from error
 
@@ -116,16 +115,16 @@ class Outgoing:
             return await self._dial_self(protocol)
         try:
             async with asyncio.timeout(self._timeout_s):
-                reader, writer = await self._supervisor.through(lambda: self._dialler.open_stream(target, protocol))
+                reader, writer = await self._supervisor.through(lambda: self.dialler.open_stream(target, protocol))
         except TimeoutError as error:
             raise Unreachable(f"not dialled in {self._timeout_s:g} s", peer=target) from error
         enlarge(writer)
-        return await CallerStream.over(target, self._meter, reader, writer, lost=self.on_lost)
+        return await CallerStream.over(target, self._incoming.meter, reader, writer, lost=self.on_lost)
 
     async def _dial_self(self, protocol: str) -> CallerStream:
         ours, theirs = socket.socketpair()
         self._incoming.accept(self._me, protocol, *await asyncio.open_connection(sock=theirs))
-        return await CallerStream.over(self._me, self._meter, *await asyncio.open_connection(sock=ours))
+        return await CallerStream.over(self._me, self._incoming.meter, *await asyncio.open_connection(sock=ours))
 
 
 # --- streams that other peers opened to us ---------------------------------------------------------------------------
@@ -152,7 +151,9 @@ class StreamServer:
 
     def __init__(self, desk: Dispatcher, clock: Clock, meter: ByteMeter, public_protocol: str) -> None:
         """On streams of ``public_protocol`` only public methods may be called."""
-        self._desk, self._clock, self._meter, self._public = desk, clock, meter, public_protocol
+        self._desk, self._clock, self._public = desk, clock, public_protocol
+        self.meter = meter
+        """What went over these streams."""
         self._serving: dict[asyncio.Task[None], _Served] = {}
         self._recent: dict[PeerId, None] = {}
         self._strangers = StrangerBudget(clock)
@@ -204,7 +205,7 @@ class StreamServer:
         if not self.known(peer):
             self._make_room()
         self._remember(peer)
-        stream = ServerStream(peer, self._desk, self._clock, self._meter, self._strangers, protocol == self._public)
+        stream = ServerStream(peer, self._desk, self._clock, self.meter, self._strangers, protocol == self._public)
         task = asyncio.get_running_loop().create_task(stream.serve(reader, writer), name=f"serve {protocol[:16]}")
         self._serving[task] = _Served(peer, protocol, stream, writer)
         task.add_done_callback(self._served)

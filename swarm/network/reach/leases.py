@@ -34,6 +34,43 @@ _MAX_TRIED = 12
 """Peers asked in one go. Those who refused come last, the longest ago first: everybody has a turn."""
 
 
+class _Renewals:
+    """The times of renewals: the next is due after ``every_s``, at once when a relay is gone, and after some short
+    pauses when one may be gone."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self.after_s: Sequence[float] = ASKED_AFTER_S
+        self._hurry, self._soon, self._shaken = asyncio.Event(), deque[float](), False
+
+    @property
+    def usual(self) -> bool:
+        """Return whether nothing happened for which one is due sooner."""
+        return not self._soon and not self._shaken
+
+    async def due(self) -> bool:
+        """Return when the time has come; False when there is only another pause to begin, of the short ones."""
+        pause_s = self._soon.popleft() if self._soon else self._every_s
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._hurry.wait()
+        self._hurry.clear()
+        if self._shaken:
+            self._shaken, self._soon = False, deque(self.after_s)
+            return False
+        return True
+
+    def at_once(self) -> None:
+        """A relay is gone."""
+        self._shaken = False
+        self._hurry.set()
+
+    def soon(self) -> None:
+        """A relay may be gone."""
+        self._shaken = True
+        self._hurry.set()
+
+
 class RelayLease:
     """Our reservations. :meth:`renew` once to have them, then :meth:`keep` for as long as they are needed."""
 
@@ -41,13 +78,12 @@ class RelayLease:
         self, endpoint: Endpoint, clock: Clock, candidates: Callable[[], Sequence[PeerId]], renew_s: float = RENEW_S
     ) -> None:
         """``candidates`` gives, at any time, the peers that may be asked, the best first."""
-        self._endpoint, self._clock, self._candidates, self._renew_s = endpoint, clock, candidates, renew_s
+        self._endpoint, self._clock, self._candidates = endpoint, clock, candidates
         self._held: dict[PeerId, tuple[Multiaddr, ...]] = {}
         self._refused: dict[PeerId, float] = {}
         self._gone: dict[PeerId, float] = {}
-        self._turn, self._hurry = asyncio.Lock(), asyncio.Event()
+        self._turn, self._renewals = asyncio.Lock(), _Renewals(renew_s)
         self._returning: set[PeerId] = set()
-        self._after_s, self._soon, self._shaken = ASKED_AFTER_S, deque[float](), False
         self.problem = "nobody to ask"
 
     @property
@@ -63,16 +99,9 @@ class RelayLease:
     async def keep(self) -> None:
         """Renew for ever; to be cancelled."""
         while True:
-            if not self._soon and not self._shaken:
+            if self._renewals.usual:
                 self._returning.clear()
-            pause_s = self._soon.popleft() if self._soon else self._renew_s
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self._hurry.wait()
-            self._hurry.clear()
-            if self._shaken:
-                self._shaken, self._soon = False, deque(self._after_s)
-            else:
+            if await self._renewals.due():
                 await self.renew()
 
     def withdrawn(self, relay: PeerId) -> None:
@@ -80,16 +109,14 @@ class RelayLease:
         us busy; others are, at once. Without effect when it does not relay for us."""
         if self._held.pop(relay, None) is not None:
             self._gone[relay] = self._clock.monotonic() + RESERVED_S
-            self._shaken = False
-            self._hurry.set()
+            self._renewals.at_once()
 
     def shaken(self, relay: PeerId) -> None:
         """A stream to this peer broke. If it relays for us, its connection with us may be gone and with it the way to
         us, so it is asked soon, and once more: its daemon may be starting anew. Without effect for others."""
         if relay in self._held:
             self._returning.add(relay)
-            self._shaken = True
-            self._hurry.set()
+            self._renewals.soon()
 
     async def fill(self) -> None:
         """As :meth:`renew`, and nothing at all when there are two."""

@@ -27,6 +27,7 @@ from swarm.network.reach.service import ReachService
 
 _MAX_FOUND = 2
 _TELL_S = 1.0
+_MAX_CANDIDATES = 64
 
 
 class Presence:
@@ -41,6 +42,7 @@ class Presence:
         self._relay = Relay(p2p, clock) if relaying else None
         self._lease: RelayLease | None = None
         self._keeping: asyncio.Task[None] | None = None
+        self._named: tuple[PeerId, ...] = ()
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -100,12 +102,16 @@ class Presence:
         new = [Multiaddr(text) for text in addresses if text not in known]
         self._found = tuple({str(address): address for address in (*self._found, *new)}.values())[:_MAX_FOUND]
 
-    async def take_relay(self, endpoint: Endpoint, candidates: Callable[[], Sequence[PeerId]]) -> str:
-        """See :meth:`~swarm.network.endpoint.LibP2PEndpoint.take_relay`."""
+    async def take_relay(
+        self, endpoint: Endpoint, candidates: Sequence[PeerId], others: Callable[[], Sequence[PeerId]]
+    ) -> str:
+        """See :meth:`~swarm.network.endpoint.LibP2PEndpoint.take_relay`. ``others`` gives, at any time, peers that may
+        be asked after the ``candidates``."""
+        self._named = tuple(dict.fromkeys((*candidates, *self._named)))[:_MAX_CANDIDATES]
         if self._relay is None:
             return "relays are switched off"
         if self._lease is None:
-            self._lease = RelayLease(endpoint, self._clock, candidates)
+            self._lease = RelayLease(endpoint, self._clock, lambda: (*self._named, *others()))
             self._keeping = asyncio.get_running_loop().create_task(self._lease.keep(), name="relay lease")
         await self._lease.fill()
         return "" if self._lease.relays else self._lease.problem

@@ -82,6 +82,40 @@ class StreamOwner(FrameSink, Protocol):
         """The stream is over, for whatever cause. Called exactly once."""
 
 
+class SendTurns:
+    """The turns of the senders on one stream: entered by one at a time, once the transport takes more.
+    ``written`` counts the bytes that were given to the transport, whoever wrote them."""
+
+    def __init__(self) -> None:
+        self.written = 0
+        self._turn, self._room = asyncio.Lock(), asyncio.Event()
+        self._room.set()
+
+    async def __aenter__(self) -> None:
+        await self._turn.acquire()
+        try:
+            await self._room.wait()
+        except BaseException:
+            self._turn.release()
+            raise
+
+    async def __aexit__(self, *raised: object) -> None:
+        self._turn.release()
+
+    @property
+    def full(self) -> bool:
+        """Return whether the transport takes no more just now."""
+        return not self._room.is_set()
+
+    def no_room(self) -> None:
+        """It takes no more."""
+        self._room.clear()
+
+    def room(self) -> None:
+        """It does, or the stream is lost: whoever waits goes on."""
+        self._room.set()
+
+
 class Link(asyncio.BufferedProtocol):
     """The sending and receiving of frames on one stream.
 
@@ -102,13 +136,10 @@ class Link(asyncio.BufferedProtocol):
         self._meter = meter
         self._owner = owner
         self._decoder = FrameDecoder(owner, most_content)
-        self._writable = asyncio.Event()
-        self._writable.set()
-        self._turn = asyncio.Lock()
+        self._turns = SendTurns()
         self._writer: asyncio.StreamWriter | None = None
         self._transport: asyncio.Transport
         self._timer: asyncio.TimerHandle | None = None  # the end of a pause, or of a refused stream
-        self._written = 0
         self._frames = StreamStall(self._frame, FRAME_S, self._late_frame)
         self._reading = StreamStall(self._taken, UNREAD_S, self._unread)
         self._closed = asyncio.Event()
@@ -139,15 +170,13 @@ class Link(asyncio.BufferedProtocol):
     ) -> None:
         """Write one frame when it is this sender's turn and the stream takes more. Raises Unreachable, also for a peer
         that has not read for UNREAD_S."""
-        async with self._turn:
-            await self._writable.wait()
+        async with self._turns:
             self.send_nowait(kind, call, content, payload_bytes, head=head)
 
     async def send_chunk(self, call: int, chunk: memoryview) -> None:
         """Write one chunk in turn; the bytes are not copied and must stay as they are. Raises Unreachable, also for a
         peer that has not read for UNREAD_S."""
-        async with self._turn:
-            await self._writable.wait()
+        async with self._turns:
             self._check_open()
             self._write(encode_header(Kind.CHUNK, call, len(chunk)))
             self._write(chunk)
@@ -165,7 +194,7 @@ class Link(asyncio.BufferedProtocol):
 
     @property
     def flushed(self) -> bool:
-        """Whether the kernel has all that was written, and :meth:`close` drops nothing."""
+        """Return whether the kernel has all that was written, and :meth:`close` drops nothing."""
         return self._writer is None or not self._transport.get_write_buffer_size()
 
     def close(self, reason: PeerError) -> None:
@@ -194,7 +223,7 @@ class Link(asyncio.BufferedProtocol):
 
     @property
     def paused(self) -> bool:
-        """Whether nothing is read from the stream now, see :meth:`pause`."""
+        """Return whether nothing is read from the stream now, see :meth:`pause`."""
         return self.lost is None and self._timer is not None
 
     def _resume(self) -> None:
@@ -233,12 +262,12 @@ class Link(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         """The transport's buffer is full."""
-        self._writable.clear()
+        self._turns.no_room()
         self._reading.watch()
 
     def resume_writing(self) -> None:
         """The transport takes more."""
-        self._writable.set()
+        self._turns.room()
 
     def _decode(self, decode: Callable[[Any], None], what: object) -> None:
         try:
@@ -250,7 +279,7 @@ class Link(asyncio.BufferedProtocol):
 
     def _write(self, piece: bytes | memoryview) -> None:
         self._meter.sent[self.peer] += len(piece)
-        self._written += len(piece)  # first: the transport may be full, and say so, before it returns
+        self._turns.written += len(piece)  # first: the transport may be full, and say so, before it returns
         self._transport.write(piece)
 
     def _frame(self) -> int | None:
@@ -262,9 +291,9 @@ class Link(asyncio.BufferedProtocol):
     def _taken(self) -> int | None:
         """The bytes that have left us so far, while senders wait for room. Not what is left: small frames are written
         without waiting."""
-        if self.lost is not None or self._writable.is_set():
+        if self.lost is not None or not self._turns.full:
             return None
-        return self._written - self._transport.get_write_buffer_size()
+        return self._turns.written - self._transport.get_write_buffer_size()
 
     def _unread(self) -> None:
         self.close(Unreachable("it does not read what we send", peer=self.peer))
@@ -275,7 +304,7 @@ class Link(asyncio.BufferedProtocol):
         self.lost = reason
         self._frames.cancel()
         self._reading.cancel()
-        self._writable.set()  # whoever waits wakes up and finds the stream lost
+        self._turns.room()  # whoever waits wakes up and finds the stream lost
         self._owner.on_lost(reason)
 
     def _check_open(self) -> None:

@@ -148,7 +148,7 @@ class Leading:
                     continue
                 return proposal
             try:
-                with absent(self.closing.calls, self.closing.desk.asking()) as missing:
+                with absent(self.closing.calls, self.closing.desk.requests.asking()) as missing:
                     outcome = await self._attempt(committed)
                 lost = [peer for peer in self._roster.peers if peer not in outcome.live]
                 return self._proposal(outcome, *self._settle(missing, lost))
@@ -163,7 +163,7 @@ class Leading:
         """Who joins and leaves with the step. Raises Superseded when the run may not become that: what was asked is
         forgotten with the term, and whoever still wants it asks again."""
         try:
-            return self.closing.desk.settle(missing, lost)
+            return self.closing.desk.requests.settle(missing, lost)
         except (Refused, Violation) as error:
             raise Superseded(f"what was asked in this term cannot be granted: {error}") from error
 

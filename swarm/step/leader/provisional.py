@@ -21,6 +21,7 @@ from swarm.ids import PeerId
 from swarm.network.protocols import ReplyT, RequestT, Rpc
 from swarm.step.context import CloseContext
 from swarm.step.leader.close import Leading
+from swarm.step.member.position import Position
 from swarm.step.member.service import MemberService
 from swarm.step.messages import Propose
 from swarm.step.observe_messages import NEXT, START, NextRequest, StartRequest
@@ -88,8 +89,8 @@ def may_go_on_alone(head: CloseRecord, gone: Collection[str], grace_s: float) ->
 class Solitude:
     """Whether no majority of the voters has been there for so long that those who are may go on by themselves."""
 
-    def __init__(self, member: MemberService, closing: CloseContext) -> None:
-        self._member, self._closing = member, closing
+    def __init__(self, position: Position, closing: CloseContext) -> None:
+        self._at, self._closing = position, closing
         self._since: float | None = None
         self._since_wall = 0.0
 
@@ -100,8 +101,8 @@ class Solitude:
             await self._closing.liveness.changed()
 
     def _look(self) -> None:
-        head, gone = self._member.head, self._closing.liveness.gone
-        if head is None or not self._member.is_member or has_majority(voters(head.members, head.hash()), gone):
+        head, gone = self._at.head, self._closing.liveness.gone
+        if head is None or not self._at.is_member or has_majority(voters(head.members, head.hash()), gone):
             self._since = None
         elif self._since is None:
             self._since, self._since_wall = self._closing.clock.monotonic(), self._closing.clock.wall()
@@ -109,7 +110,7 @@ class Solitude:
     def ends_at(self) -> float | None:
         """When it is :meth:`over` (seconds since the epoch) if nobody comes back; None: never."""
         self._look()  # whoever asks may have found out before run() has
-        head, grace_s = self._member.head, self._closing.rules.quorum_grace_s
+        head, grace_s = self._at.head, self._closing.rules.quorum_grace_s
         if self._since is None or head is None or not may_go_on_alone(head, self._closing.liveness.gone, grace_s):
             return None
         return self._since_wall + grace_s
@@ -117,7 +118,7 @@ class Solitude:
     def over(self) -> bool:
         """Whether that is so now: see :func:`may_go_on_alone`."""
         self._look()  # each record has other voters where there are many members
-        head, grace_s = self._member.head, self._closing.rules.quorum_grace_s
+        head, grace_s = self._at.head, self._closing.rules.quorum_grace_s
         if self._since is None or head is None:
             return False
         return may_go_on_alone(head, self._closing.liveness.gone, grace_s) and self._left_s() <= 0
@@ -150,7 +151,7 @@ class Reunion:
         fork: Fork | None = None
         said: Fork | None = None
         while True:
-            here = self._member.forking.fork
+            here = self._member.position.forking.fork
             if here is not None and here.confirmation is None:
                 await self._meet(here)
             fork = here or fork  # one that was confirmed may be over before it is looked at again
@@ -193,7 +194,7 @@ class Reunion:
 
     def _is_our_turn(self, fork: Fork) -> bool:
         """The first in the succession that was of our lineage from the beginning asks for all of us."""
-        ours, gone = set(fork.ours).intersection(self._member.roster.peers), self._closing.liveness.gone
+        ours, gone = set(fork.ours).intersection(self._member.position.roster.peers), self._closing.liveness.gone
         order = [peer for peer in fork.point.members.succession(fork.step) if peer in ours and peer not in gone]
         return bool(order) and order[0] == self._closing.calls.me
 
@@ -201,7 +202,7 @@ class Reunion:
         term = own_term(fork.point.members, fork.step, self._closing.calls.me, fork.acceptor.term)
         closing = dataclasses.replace(self._closing, history=fork.history(), waiting=lambda _: None)
         asking = Confirming(closing, fork.step, term)
-        asking.lineage = frozenset(self._member.roster.peers)
+        asking.lineage = frozenset(self._member.position.roster.peers)
         try:
             await first_done(asking.run(), self._closing.liveness.changed(), self._confirmed(fork))
         except WrongStep as closed:

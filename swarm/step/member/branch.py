@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from swarm.consensus.acceptor import Vote
 from swarm.consensus.branches import Fork, check_alone, check_lineage
+from swarm.consensus.history import History
+from swarm.consensus.incarnation import Incarnation
 from swarm.consensus.records import CloseRecord, Decision
 from swarm.consensus.roster import Roster, owner
 from swarm.errors import Refused
 from swarm.ids import PeerId
-from swarm.step.context import MemberContext
 from swarm.step.member.open_step import OpenStep
 from swarm.step.messages import Decide, Promise, Propose
 
@@ -18,8 +21,15 @@ class Forking:
     one that does not, while we are cut off for it; ``elsewhere`` the record with which others went on without us, as
     far as that is known."""
 
-    def __init__(self, context: MemberContext) -> None:
-        self._context = context
+    def __init__(
+        self,
+        me: PeerId,
+        history: History,
+        life: Incarnation,
+        verify: Callable[[PeerId, bytes, bytes], bool],
+        gone: Callable[[], Mapping[PeerId, str]],
+    ) -> None:
+        self._me, self._history, self._life, self._verify, self._gone = me, history, life, verify, gone
         self.fork: Fork | None = None
         self.given_up: Fork | None = None
         self.elsewhere: CloseRecord | None = None
@@ -61,7 +71,7 @@ class Forking:
 
     def helpers(self, head: CloseRecord | None) -> tuple[CloseRecord | None, tuple[PeerId, ...]]:
         """The newest record that we know to count when we are cut off, and who may help us to come back."""
-        known, me = self.elsewhere or head, self._context.me
+        known, me = self.elsewhere or head, self._me
         with_us = (me,) if self.given_up is None or self.elsewhere is not None else (*self.given_up.ours, me)
         return known, () if known is None else tuple(peer for peer in known.members.peers if peer not in with_us)
 
@@ -73,26 +83,26 @@ class Forking:
 
     def check(self, body: Propose, roster: Roster) -> None:
         """That a record may follow our newest, as far as lineages go. Raises Refused."""
-        history, record, me = self._context.history, body.record, self._context.me
+        history, record, me = self._history, body.record, self._me
         check_lineage(record, history.head, self.fork)
         if record.forks and record.term == body.term and me not in record.absent:
-            check_alone(record, roster, history.head_hash, self._context.gone())
+            check_alone(record, roster, history.head_hash, self._gone())
 
     async def closed(self, decision: Decision, point: CloseRecord | None, state: OpenStep) -> None:
         """A step was closed here; ``point`` is the record before it. Raises OSError.
 
         What is voted from here on in a step that is provisionally closed lies on no disk. So what does lie there goes
         first: a later life must not take it for all that was voted."""
-        record, context = decision.record, self._context
+        record = decision.record
         if record.forks and point is not None and state.candidate is not None:
             acceptor = await state.ballot.retire(f"step {record.step} was closed without a majority")
-            await context.life.forget()
+            await self._life.forget()
             self.fork = Fork(
                 point,
                 acceptor,
                 state.candidate,
-                context.me,
-                context.verify,
+                self._me,
+                self._verify,
                 term=decision.term,
                 acceptances=decision.acceptances,
             )
@@ -111,6 +121,6 @@ class Forking:
         """It does not count: our history ends where it began. There is one. Raises OSError."""
         fork = self.fork
         assert fork is not None  # noqa: S101 - asked before
-        self._context.history.rewind(fork.point)
+        self._history.rewind(fork.point)
         self.fork, self.given_up, self.elsewhere = None, fork, elsewhere
         return fork

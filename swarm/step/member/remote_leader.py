@@ -15,7 +15,7 @@ from swarm.ids import MicrobatchId, PeerId
 from swarm.network.protocols import AnyMethod
 from swarm.schema import Empty
 from swarm.step.calls import LiveCalls
-from swarm.step.member.service import MemberService
+from swarm.step.member.position import Position
 from swarm.step.messages import AGAIN, ASIDE, COMPLETE, LEASE, RESUME, Complete, Feed, Lease, Quarantine, ResumeTrainer
 from swarm.waiting import ExponentialBackoff, first_done
 
@@ -43,8 +43,8 @@ class RemoteLeader:
     through which a leader says that there is quota again.
     """
 
-    def __init__(self, calls: LiveCalls, member: MemberService, clock: Clock, timeout_s: Callable[[], float]) -> None:
-        self._calls, self._member, self._clock, self._timeout_s = calls, member, clock, timeout_s
+    def __init__(self, calls: LiveCalls, position: Position, clock: Clock, timeout_s: Callable[[], float]) -> None:
+        self._calls, self._at, self._clock, self._timeout_s = calls, position, clock, timeout_s
         self.begun: Begun | None = None
         self._step = self._term = 0
         self._leased = 0
@@ -89,8 +89,8 @@ class RemoteLeader:
     async def wait_quota(self, step: int) -> None:
         """Return when asking for quota again makes sense: somebody's was given back, or another leads."""
         self._open(step)
-        await first_done(self._again.wait(), self._member.wait_term(step, self._term))
-        if self._member.open_step != step:
+        await first_done(self._again.wait(), self._at.wait_term(step, self._term))
+        if self._at.open_step != step:
             raise WrongStep(f"step {step} is closed")
 
     async def complete(self, step: int, contribution: Contribution, receipts: tuple[bytes, ...]) -> None:
@@ -113,8 +113,8 @@ class RemoteLeader:
         await self._until_told(step, tell, NOT_COUNTED)
 
     async def _bear_witness(self, body: Complete) -> None:
-        witness = owner(self._member.roster, body.step, body.term + 1)
-        if witness == owner(self._member.roster, body.step, body.term):
+        witness = owner(self._at.roster, body.step, body.term + 1)
+        if witness == owner(self._at.roster, body.step, body.term):
             return
         try:
             await self._calls.ask(witness, COMPLETE, body, timeout_s=self._timeout_s())
@@ -142,8 +142,8 @@ class RemoteLeader:
             self._step, self._term, self._leased = step, 0, 0
             self._reports, self._aside = {}, {}
             self._again.clear()
-        if self._member.open_step != step:
-            raise WrongStep(f"step {step} is closed, step {self._member.open_step} is open")
+        if self._at.open_step != step:
+            raise WrongStep(f"step {step} is closed, step {self._at.open_step} is open")
 
     async def _until_told(
         self,
@@ -155,14 +155,14 @@ class RemoteLeader:
         as it may not know. Raises what is ``final`` of that, and WrongStep for a closed step."""
         patience = ExponentialBackoff()
         while True:
-            if self._member.open_step != step or not self._member.is_member:
+            if self._at.open_step != step or not self._at.is_member:
                 raise WrongStep(f"step {step} is closed")
             known = False
             try:
-                if self._member.term != self._term:
+                if self._at.term != self._term:
                     await self._resume(step)
                 known, term = True, self._term
-                return await tell(self._member.leader, term)
+                return await tell(self._at.leader, term)
             except (Busy, Unreachable, DeadlineMissed, WrongStep) as error:
                 # A leader at another step than ours was started anew, or we have yet to hear that the step is closed.
                 logger.debug("step %d, its leader does not answer: %s", step, error)
@@ -178,11 +178,11 @@ class RemoteLeader:
     async def _resume(self, step: int) -> None:
         """Tell the leader of a term that does not know us what we have begun, and what is complete."""
         async with self._resuming:
-            term = self._member.term
+            term = self._at.term
             if term == self._term or self.begun is None:
                 self._term = term
                 return
-            leader, started = self._member.leader, tuple(self.begun.started(step))
+            leader, started = self._at.leader, tuple(self.begun.started(step))
             aside = tuple(self._aside[m] for m in started if m in self._aside)
             body = ResumeTrainer(step=step, term=term, started=started, aside=aside)
             answer = await self._calls.ask(leader, RESUME, body, timeout_s=self._timeout_s())

@@ -65,7 +65,7 @@ class RescueService:
 
     async def _on_consent(self, caller: PeerId, body: ConsentRequest) -> Consent:
         await self.member.from_leader(caller, body.step, body.term)
-        roster, part = self.member.roster, PartName(body.part)
+        roster, part = self.member.position.roster, PartName(body.part)
         if part not in lost_parts(roster, self.gone()):
             raise Busy(f"a replica of {part} is there, as far as is known here")
         if not self.holds(part, body.step - 1):

@@ -93,7 +93,7 @@ def contained(root: Path, *names: str) -> tuple[ContainerWorld, FakeEngine, Time
     engine, timers = FakeEngine(world), Timers()
     world.engine = engine  # type: ignore[assignment]
     world.networks._engine = engine  # type: ignore[assignment]
-    world.after = timers.after  # type: ignore[method-assign]
+    world.later.after = timers.after  # type: ignore[method-assign]
     (root / "logs").mkdir(parents=True)
     for name in names:
         spec = PeerSpec(name=name, role="stage", arguments=("join",))
@@ -126,7 +126,7 @@ class Processes:
         self.world, self.timers = ProcessWorld(root), Timers()
         self.signals: list[tuple[int, int]] = []
         self._known: dict[int, FakeProcess] = {}
-        self.world.after = self.timers.after  # type: ignore[method-assign]
+        self.world.later.after = self.timers.after  # type: ignore[method-assign]
         patch.setattr(means, "signal_all", self._signal_all)
         patch.setattr(self.world, "run", lambda *_: self.process())
         patch.setattr(means, "family", lambda pid: [self._known[pid]])

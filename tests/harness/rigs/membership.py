@@ -21,6 +21,7 @@ from swarm.ids import PartName, PeerId, stage_part
 from swarm.membership.founding_record import genesis
 from swarm.membership.observer import Observer, ObserverContext
 from swarm.membership.observer_service import ObserverService
+from swarm.membership.observers import Observers
 from swarm.models.registry import family_of
 from swarm.models.spec import SplitConfig
 from swarm.network.protocols import Answer, AnyMethod, Incoming, Rpc
@@ -32,6 +33,7 @@ from swarm.sim.network import SimEndpoint, SimNetwork
 from swarm.state.download import Download, DownloadContext, IntoMemory, PeerChunks, Wanted
 from swarm.state.snapshot import Snapshot, digest, initial_snapshot
 from swarm.state.transfer import StateDonor
+from swarm.step.observe_messages import RunStanding
 from tests.harness.rigs.clocks import FakeClock as FakeClock
 from tests.harness.rigs.clocks import HandClock as HandClock
 from tests.harness.rigs.clocks import LoopClock as LoopClock
@@ -144,14 +146,20 @@ class ObserverBench:
         self.twists: Twists = {}
         self.donors = {peer: StateDonor(self.clock, max_downloads=downloads, run=inline) for peer in replicas}
         self.desks = {
-            peer: ObserverService(CONTACT, donor, self._snapshot(peer), lambda: "peers", self.clock)
+            peer: ObserverService(self._standing, donor, self._snapshot(peer), Observers(donor, self.clock))
             for peer, donor in self.donors.items()
         }
         self.parts = {peer: self.run.part.snapshot() for peer in replicas}
-        self.desks[CONTACT] = ObserverService(CONTACT, StateDonor(self.clock), _holds_nothing, lambda: "", self.clock)
+        nothing = StateDonor(self.clock)
+        self.desks[CONTACT] = ObserverService(self._standing, nothing, _holds_nothing, Observers(nothing, self.clock))
+        self.leaving = False
         self.told: list[int] = []
         self.endpoints: dict[PeerId, SimEndpoint] = {}
         self.asked: list[tuple[PeerId, Rpc[Any, Any]]] = []
+
+    def _standing(self, closed: int | None) -> RunStanding:
+        waiting = "peers" if closed is None else ""
+        return RunStanding(founder=CONTACT, closed=closed, waiting_for=waiting, leaving=self.leaving)
 
     @property
     def desk(self) -> ObserverService:

@@ -24,10 +24,10 @@ def _fail() -> None:
 
 def test_what_cannot_be_done_later_is_a_problem_unless_the_play_is_over(tmp_path: Path) -> None:
     world = ContainerWorld(tmp_path)
-    world.unless_over(_fail)
+    world.later.unless_over(_fail)
     assert world.problems() == ("what was to be done beside was not: EngineError: the engine does not answer",)
     world.over.set()
-    world.unless_over(_fail)
+    world.later.unless_over(_fail)
     assert len(world.problems()) == 1
 
 
@@ -36,7 +36,7 @@ def test_a_resume_that_fails_is_told_and_one_of_a_peer_that_has_ended_is_not(tmp
     engine.refused = {"unpause"}
     world.inflict(Pause(("a",), seconds=1.0))
     (resume,) = timers.acts
-    world.unless_over(resume)
+    world.later.unless_over(resume)
     assert "refused: unpause" in world.problems()[0]
     ended, engine, timers = contained(tmp_path / "ended", "a")
     engine.refused = {"unpause"}

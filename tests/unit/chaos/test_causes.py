@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,12 @@ class _World(ProcessWorld):
     def __init__(self, root: Path) -> None:
         super().__init__(root, _Now())  # type: ignore[arg-type]
         self.timers = Timers()
+        self.later.after = self.timers.after  # type: ignore[method-assign]
         for name in "ab":
             self.networks.add(name, "")
 
     def alive(self, name: str) -> bool:
         return True
-
-    def after(self, seconds: float | None, act: Callable[[], object]) -> None:
-        self.timers.after(seconds, act)
 
     @property
     def cut(self) -> bool:

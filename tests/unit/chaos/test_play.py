@@ -263,17 +263,17 @@ def test_of_two_with_one_key_one_may_give_up(tmp_path: Path) -> None:
     strike = Strike("two", NEVER, Twin("host-0-1"))
     plan.fired["two"] = Fired(strike, 1.0, ("host-0-1",), ("A",))
     striker.note()
-    assert striker.excuses("host-0-1", 1)
+    assert striker.excuses.explain("host-0-1", 1)
     plan.fired["dead"] = Fired(Strike("dead", NEVER, Kill(("host-0-1",))), 2.0, ("host-0-1",), ("A",))
     striker.note()
     striker.ended("host-0-1", 3.0, -9)
-    assert striker.excuses("host-0-1", 1), "that was the kill: neither has given up yet"
+    assert striker.excuses.explain("host-0-1", 1), "that was the kill: neither has given up yet"
     striker.ended("host-0-1-twin", 4.0, 1)
-    assert not striker.excuses("host-0-1", 1)
+    assert not striker.excuses.explain("host-0-1", 1)
     world.living.add("host-0-1")
     plan.fired["back"] = Fired(Strike("back", NEVER, Restart("host-0-1-twin")), 5.0, ("host-0-1-twin",), ("A",))
     striker.note()
-    assert striker.excuses("host-0-1-twin", 1), "the other runs"
+    assert striker.excuses.explain("host-0-1-twin", 1), "the other runs"
 
 
 def test_who_crashes_as_the_time_is_over_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

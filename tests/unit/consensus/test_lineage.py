@@ -253,26 +253,26 @@ async def in_a_lineage() -> tuple[MemberBench, CloseRecord]:
     state = OpenStep(Incarnation(T).ballot(GENESIS))
     await state.accept(Vote(term=1, record=candidate), T)
     bench.history.append(candidate)
-    await bench.member.forking.closed(Decision(candidate, {}, term=1), GENESIS, state)
+    await bench.position.forking.closed(Decision(candidate, {}, term=1), GENESIS, state)
     return bench, candidate
 
 
 async def test_member_told_that_its_lineage_does_not_count_gives_it_up_whoever_hangs_up_meanwhile() -> None:
     bench, candidate = await in_a_lineage()
     gate = asyncio.Event()
-    bench.member._open.averaging = asyncio.create_task(_stubborn(gate))
+    bench.position.open.averaging = asyncio.create_task(_stubborn(gate))
     await asyncio.sleep(0)
     giving_up = [asyncio.create_task(bench.member.rewind("another was decided", None)) for _ in range(2)]
     await asyncio.sleep(0)
     giving_up[0].cancel()
     await asyncio.sleep(0)
-    assert (bench.history.head, bench.member.cut_off) == (candidate, ""), "all of it or nothing"
+    assert (bench.history.head, bench.position.cut_off) == (candidate, ""), "all of it or nothing"
     gate.set()
     await asyncio.gather(*giving_up, return_exceptions=True)
-    assert (bench.history.head, bench.member.open_step, bench.member.forking.fork) == (GENESIS, 1, None)
-    assert "do not count: another was decided" in bench.member.cut_off
+    assert (bench.history.head, bench.position.open_step, bench.position.forking.fork) == (GENESIS, 1, None)
+    assert "do not count: another was decided" in bench.position.cut_off
     await bench.member.rewind("it was decided again", None)
-    assert "another was decided" in bench.member.cut_off
+    assert "another was decided" in bench.position.cut_off
 
 
 async def test_member_whose_disk_refuses_to_give_its_lineage_up_goes_on_in_it_and_votes(
@@ -284,10 +284,10 @@ async def test_member_whose_disk_refuses_to_give_its_lineage_up_goes_on_in_it_an
         patch.setattr(bench.history, "rewind", _refuse)
         with pytest.raises(OSError, match="read-only"):
             await bench.member.rewind("another was decided", None)
-    assert (bench.history.head, bench.member.open_step, bench.member.cut_off) == (candidate, 2, "")
-    await bench.member._open.ballot.follow(3)
+    assert (bench.history.head, bench.position.open_step, bench.position.cut_off) == (candidate, 2, "")
+    await bench.position.open.ballot.follow(3)
     await bench.member.rewind("another was decided", None)
-    assert (bench.history.head, bench.member.open_step) == (GENESIS, 1)
+    assert (bench.history.head, bench.position.open_step) == (GENESIS, 1)
 
 
 def _refuse(to: CloseRecord) -> None:
@@ -311,9 +311,9 @@ async def test_later_life_does_not_take_what_lies_there_for_all_that_was_voted(t
     state = OpenStep(Incarnation(A, votes=votes).ballot(GENESIS))
     await state.accept(Vote(term=1, record=candidate), A)
     assert Incarnation(A, 2, votes).inherits(GENESIS), "it has voted for nothing yet"
-    await bench.member.forking.closed(Decision(candidate, {}, term=1), GENESIS, state)
+    await bench.position.forking.closed(Decision(candidate, {}, term=1), GENESIS, state)
     with pytest.raises(Busy, match="closed without a majority"):
         await state.ballot.follow(9)
     other = Propose(record=forked(A, B, term=2), changes=NO_CHANGES, term=3)
-    assert bench.member.forking.accept(owner(ROSTER, 1, 3), other)
+    assert bench.position.forking.accept(owner(ROSTER, 1, 3), other)
     assert not Incarnation(A, 2, votes).inherits(GENESIS)

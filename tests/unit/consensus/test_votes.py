@@ -245,7 +245,7 @@ async def test_life_started_anew_keeps_the_promise_and_repeats_the_vote(path: Pa
 async def observing(life: Incarnation) -> MemberBench:
     """A process that was started anew and sees the record that names the life before it."""
     bench = MemberBench(A, founded=False, life=life)
-    bench.member.part = None
+    bench.holder.part = None
     await bench.member.stand_in(Decision(AFTER, acceptances(AFTER)))
     return bench
 
@@ -276,9 +276,9 @@ async def test_member_is_not_heard_before_its_vote_is_on_the_disk(path: Path, mo
 
 async def test_member_started_anew_without_its_disk_answers_nothing_in_the_open_step() -> None:
     bench = await observing(Incarnation(A, REBORN))
-    assert bench.member.open_step == 0, "it does not even look on"
+    assert bench.position.open_step == 0, "it does not even look on"
     await bench.member.observe(Decision(AFTER, acceptances(AFTER)))
-    assert (bench.member.open_step, bench.member.is_member) == (2, False)
+    assert (bench.position.open_step, bench.position.is_member) == (2, False)
     for body in (
         prepare(2),
         reconcile(2),
@@ -294,7 +294,7 @@ async def test_member_started_anew_with_its_disk_votes_and_does_nothing_else(pat
     vote = record(AFTER)
     VoteFile(path).write(kept(vote, after=AFTER, term=1))
     bench = await observing(Incarnation(A, REBORN, VoteFile(path)))
-    assert (bench.member.open_step, bench.member.is_member) == (2, False)
+    assert (bench.position.open_step, bench.position.is_member) == (2, False)
     promise = await bench.ask(prepare(2, term=2))
     assert promise.vote is not None
     assert promise.vote.record == vote
@@ -319,9 +319,9 @@ async def test_member_that_voted_for_its_former_life_is_not_cut_off_when_the_run
     await bench.ask(Propose(record=decided, changes=absent, term=1))
     signed = acceptances(decided, 1)
     await bench.ask(Decide(step=2, record=decided.hash(), term=1, acceptances=signed))
-    assert (bench.member.open_step, bench.member.is_member) == (3, False)
-    assert not bench.member.cut_off
-    assert not bench.member.departed
+    assert (bench.position.open_step, bench.position.is_member) == (3, False)
+    assert not bench.position.cut_off
+    assert not bench.position.departed
 
 
 async def test_vote_of_a_closed_step_that_a_slow_disk_takes_late_does_not_replace_the_next(

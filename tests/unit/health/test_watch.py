@@ -78,9 +78,25 @@ class Ring:
             else:
                 self.neighbours[peer] = Neighbour(endpoint)
         self.watch.follow(EVERYBODY)
-        self.watch.lost = lambda peer, reason: self.news.append(("lost", peer))
-        self.watch.back = lambda peer: self.news.append(("back", peer))
-        self.watch.ahead = lambda peer, step: self.news.append(("ahead", peer, step))
+        self.stands = (0, True)
+        self.watch.report_to(self)
+
+    # --- see :class:`swarm.health.watch.WatchListener` -----------------------------------------------------------
+
+    def standing(self) -> tuple[int, bool]:
+        return self.stands
+
+    def lineage(self) -> int:
+        return 0
+
+    def lost(self, peer: PeerId, reason: str) -> None:
+        self.news.append(("lost", peer))
+
+    def back(self, peer: PeerId) -> None:
+        self.news.append(("back", peer))
+
+    def ahead(self, peer: PeerId, step: int) -> None:
+        self.news.append(("ahead", peer, step))
 
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
@@ -330,7 +346,7 @@ def test_watch_loses_a_peer_that_does_not_take_part_any_more_and_finds_it_when_i
 
 def test_watch_tells_of_members_that_are_ahead() -> None:
     async def story(ring: Ring) -> None:
-        ring.watch.stand = lambda: (4, True)
+        ring.stands = (4, True)
         for peer, standing in [(NEAR[0], (5, True)), (NEAR[1], (9, False)), (NEAR[2], (4, True))]:
             step, member = standing
             ring.neighbours[peer].standing = HeartbeatReply(step=step, member=member, incarnation=1)
@@ -342,7 +358,7 @@ def test_watch_tells_of_members_that_are_ahead() -> None:
 
 def test_watch_says_where_it_stands_itself() -> None:
     async def story(ring: Ring) -> None:
-        ring.watch.stand = lambda: (7, False)
+        ring.stands = (7, False)
         endpoint = ring.neighbours[FAR[0]].endpoint
         standing, _ = await endpoint.call(ME, BEAT, Heartbeat(), timeout_s=5)
         assert standing == HeartbeatReply(step=7, member=False, incarnation=3)
@@ -536,9 +552,9 @@ def test_watch_keeps_no_rumour_of_those_that_it_does_not_watch() -> None:
         async with ring.watching():
             for number in range(50):
                 await ring.neighbours[FAR[1]].tell(PeerId(f"nobody{number}"))
-            assert ring.watch._rumours == {}
+            assert ring.watch._roster.rumours == {}
             await ring.neighbours[FAR[1]].tell(FAR[0])
-            assert set(ring.watch._rumours) == {FAR[0]}
+            assert set(ring.watch._roster.rumours) == {FAR[0]}
 
     play(story)
 

@@ -28,6 +28,7 @@ def test_peer_only_calls_when_it_says_so_or_is_reached_through_a_relay(
 ) -> None:
     settings = member_settings(peer_settings(home=Path("h"), role="stage", region="eu", dial_out_only=dial_out_only))
     assert only_calls(settings, addresses) is outgoing
-    endpoint = cast(Any, SimpleNamespace(addresses=addresses))
-    announcer = Announcer(settings, endpoint, cast(Any, None), PeerStatus(NullSink()), FakeClock())
+    around = SimpleNamespace(endpoint=SimpleNamespace(addresses=addresses), clock=FakeClock())
+    run = SimpleNamespace(settings=settings, around=around, directory=None, situation=PeerStatus(NullSink()))
+    announcer = Announcer(cast(Any, run))
     assert (announcer.record().region, announcer.record().outgoing) == ("eu", outgoing)

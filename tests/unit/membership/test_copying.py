@@ -11,7 +11,8 @@ import pytest
 from swarm.consensus.records import Decision
 from swarm.ids import ENDS, PartName, PeerId, stage_part
 from swarm.membership import copying
-from swarm.membership.copying import Copying, _Kept
+from swarm.membership.copying import Copies, Copying, KeptCopy
+from swarm.membership.rules import rules_of
 from tests.harness.rigs.membership import LoopClock, virtual
 from tests.harness.rigs.peers import KeptRun, kept_run
 
@@ -49,9 +50,10 @@ def copies(run: KeptRun, me: PeerId, **kept: Copy) -> Copying:
         manifest=run.manifest, endpoint=SimpleNamespace(peer=me), clock=LoopClock(), events=None, watch=None
     )
     desk = SimpleNamespace(copied=None, dropped=None)
-    found = Copying(cast(Any, around), cast(Any, desk))
+    here = Copies()
+    found = Copying(cast(Any, SimpleNamespace(around=around, rules=rules_of(run.manifest))), here, cast(Any, desk))
     for name, copy in kept.items():
-        found._kept[PartName(name.replace("_", "-"))] = _Kept(cast(Any, copy), cast(Any, None))
+        here.kept[PartName(name.replace("_", "-"))] = KeptCopy(cast(Any, copy), cast(Any, None))
     return found
 
 

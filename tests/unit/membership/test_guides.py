@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
+from swarm.consensus.copies import KEPT_UPDATES
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Roster
 from swarm.errors import Busy, DeadlineMissed, OutOfSync, Refused, Unreachable, Violation, WrongStep
 from swarm.ids import PeerId, stage_part
 from swarm.membership import observer_start as starting
 from swarm.membership.observer import ALIVE_S, Observer
-from swarm.membership.observer_service import KEPT_UPDATES, LEASE_S, MAX_OBSERVERS
 from swarm.membership.observer_sources import LONGEST_PATIENCE_S, MAX_IDLE, PATIENCE_S, UpdateSources, UpdateTimeout
 from swarm.membership.observer_start import MAX_DONORS
+from swarm.membership.observers import LEASE_S, MAX_OBSERVERS
 from swarm.network.protocols import Answer
 from swarm.optim.part import TrainedPart
 from swarm.state.snapshot import digest

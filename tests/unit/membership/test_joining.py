@@ -15,7 +15,7 @@ from swarm.consensus.records import CloseRecord, Decision
 from swarm.consensus.roster import Roster
 from swarm.errors import Busy, Ending, Refused, RunEnded, StateError, Unreachable, Violation, WrongStep
 from swarm.ids import PeerId, stage_part
-from swarm.membership import joining
+from swarm.membership import download, joining
 from swarm.membership.joining import LISTEN_EVERY_S, MAX_FAILURES, Joining
 from swarm.membership.observer import ObserverContext
 from swarm.membership.status import PeerStatus
@@ -67,7 +67,7 @@ class Scripted:
         return next(kept for kept in self.world.run.decisions if kept.record == self.head)
 
     async def begin(self, decision: Decision, part: Any) -> None:
-        self.world.member.head = decision.record
+        self.world.position.head = decision.record
         if part is not None:
             part.step = decision.record.step
 
@@ -86,8 +86,8 @@ class Scripted:
         follow = self.world.follow.pop(0) if self.world.follow else None
         if follow is not None:
             raise follow
-        self.world.member.head = self.head = self.world.run.close(NAMED).record
-        self.world.member.is_member = True
+        self.world.position.head = self.head = self.world.run.close(NAMED).record
+        self.world.position.is_member = True
         return self.head
 
 
@@ -111,13 +111,8 @@ class World:
         self.clock, self.events = FakeClock(), EventList()
         self.situation = PeerStatus(self.events)
         self.leaving = SimpleNamespace(asked=False, ending=Ending.DONE, admitted=_Flag())
-        self.member = SimpleNamespace(
-            head=None,
-            is_member=False,
-            observe=None,
-            names=lambda record: bool(self.admissions),
-            stand_in=self._stand_in,
-        )
+        self.position = SimpleNamespace(head=None, is_member=False, names=lambda record: bool(self.admissions))
+        self.member = SimpleNamespace(observe=None, stand_in=self._stand_in)
         self.stood_in: list[Decision] = []
         self.heard: list[bool] = []
         self.lost: tuple[str, ...] = ()
@@ -140,10 +135,19 @@ class World:
         )
         settings = SimpleNamespace(role="stage", stage=stage, name="j", region="eu", dial_out_only=False)
         monkeypatch.setattr(joining, "Observer", self._observer)
-        monkeypatch.setattr(joining, "build_empty", self._build)
-        monkeypatch.setattr(joining, "PartDownload", self._download)
-        monkeypatch.setattr(joining, "StepCalls", lambda endpoint: self)
-        self.joining = Joining(settings, self.around, self.member, self.situation, self.leaving, self._prepare)  # type: ignore[arg-type]
+        monkeypatch.setattr(download, "build_empty", self._build)
+        monkeypatch.setattr(download, "PartDownload", self._download)
+        context = SimpleNamespace(
+            around=self.around,
+            settings=settings,
+            rules=SimpleNamespace(run=RUN),
+            position=self.position,
+            situation=self.situation,
+            calls=self,
+            exit=self.leaving,
+            learn=lambda roster: None,
+        )
+        self.joining = Joining(context, self.member, self._prepare)  # type: ignore[arg-type]
 
     def donors(self) -> list[PeerId]:
         """Who was asked for a part, in order."""
@@ -336,7 +340,7 @@ async def test_joiner_that_is_named_while_it_changes_donors_does_not_ask_itself(
     def name_us(observer: Scripted) -> None:
         if world.prepared and not closed:
             closed.append(world.run.close(NAMED))
-            world.member.is_member = True
+            world.position.is_member = True
 
     world.behave = {CONTACT: name_us}
     world.follow = [Unreachable("the stream broke")] * 2
@@ -406,10 +410,10 @@ async def test_joiner_that_is_beside_it_as_the_run_is_ended_asks_nobody_that_is_
     world = World(monkeypatch)
 
     async def follow(self: Scripted) -> CloseRecord:
-        world.member.head = self.head = world.run.close(OBSERVED, ended=True).record
+        world.position.head = self.head = world.run.close(OBSERVED, ended=True).record
         return self.head
 
-    world.member.names = lambda record: False
+    world.position.names = lambda record: False
     monkeypatch.setattr(Scripted, "follow", follow)
     with pytest.raises(RunEnded, match="the run was ended with step 3") as ended:
         await world.joining.run(CONTACT)
@@ -500,8 +504,8 @@ async def test_joiner_that_is_refused_asks_again_with_the_next_step(monkeypatch:
 
     async def follow(self: Scripted) -> CloseRecord:
         named = len(world.admissions) > 1
-        world.member.is_member = named
-        world.member.head = self.head = world.run.close(NAMED if named else OBSERVED).record
+        world.position.is_member = named
+        world.position.head = self.head = world.run.close(NAMED if named else OBSERVED).record
         return self.head
 
     monkeypatch.setattr(world, "ask", ask, raising=False)

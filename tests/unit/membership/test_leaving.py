@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -26,6 +26,7 @@ from swarm.errors import (
 from swarm.events import Draining, Waiting
 from swarm.ids import PeerId
 from swarm.membership.leaving import HANDOVER_S, Leaving
+from swarm.membership.run import ExitRequest
 from swarm.membership.status import PeerStatus
 from swarm.network.protocols import Rpc
 from swarm.step.messages import LEAVE, Propose
@@ -83,14 +84,18 @@ class Home:
     def __init__(self, *, founded: bool = True) -> None:
         self.bench, self.calls, self.events = MemberBench(A, founded=founded), Calls(), EventList()
         self.situation = PeerStatus(self.events)
-        around = SimpleNamespace(manifest=SimpleNamespace(run_id=RUN), identity=Identity(), clock=LoopClock())
-        self.leaving = Leaving(
-            around,  # type: ignore[arg-type]
-            self.bench.member,
-            self.calls,  # type: ignore[arg-type]
-            self.situation,
-            AdaptiveDeadline(floor_s=1.0, ceiling_s=9.0),
+        self.exit, self.helped = ExitRequest(), False
+        run = SimpleNamespace(
+            around=SimpleNamespace(identity=Identity(), clock=LoopClock()),
+            rules=SimpleNamespace(run=RUN),
+            position=self.bench.position,
+            situation=self.situation,
+            calls=self.calls,
+            deadline=AdaptiveDeadline(floor_s=1.0, ceiling_s=9.0),
+            exit=self.exit,
         )
+        observers = SimpleNamespace(beside=lambda members: self.helped)
+        self.leaving = Leaving(cast(Any, run), cast(Any, observers), cast(Any, None))
 
     async def close(self, before: CloseRecord = GENESIS, *, leave: Departure | None = None) -> CloseRecord:
         """The open step is closed, with or without us in what follows."""
@@ -120,22 +125,21 @@ async def test_member_that_is_told_to_leave_asks_the_leader_of_the_open_step_and
     assert home.situation.waiting_for == "step 1 to close"
     await home.close(leave=request)
     await going
-    assert home.bench.member.departed
+    assert home.bench.position.departed
     assert len(home.calls.asked) == 1
 
 
 @virtual
 async def test_member_agrees_that_the_run_ends_once_nobody_has_come_for_long_and_it_helps_nobody() -> None:
     home = Home()
-    helped = True
-    home.leaving.helping = lambda: helped
+    home.helped = True
     going = asyncio.create_task(home.leaving.run())
     home.leaving.ask("SIGTERM", Ending.DRAINED)
     rules, now = ChangeRules(RUN, RULES.parts, 9, verify), OpenStepFacts(1, ROSTER, GENESIS.hash())
     first = await home.asked(1)
     await asyncio.sleep(10 * HANDOVER_S)
     assert (first.ends, len(home.calls.asked)) == (False, 1)
-    helped = False
+    home.helped = False
     second = await home.asked(2)
     assert second.ends
     for request in (first, second):
@@ -144,7 +148,7 @@ async def test_member_agrees_that_the_run_ends_once_nobody_has_come_for_long_and
     assert len(home.calls.asked) == 2
     await home.bench.ask(prepare(term=1))
     assert (await home.asked(3)).ends
-    helped = True
+    home.helped = True
     assert not (await home.asked(4)).ends, "somebody has come after all"
     going.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -154,7 +158,7 @@ async def test_member_agrees_that_the_run_ends_once_nobody_has_come_for_long_and
 @virtual
 async def test_member_that_cannot_be_spared_asks_again_whether_all_others_are_asked_by_now() -> None:
     home = Home()
-    home.leaving.helping = lambda: True
+    home.helped = True
     home.calls.answers = [Refused("it holds the only replica"), Refused("all have been asked to leave")]
     going = asyncio.create_task(home.leaving.run())
     home.leaving.ask("SIGTERM", Ending.DRAINED)
@@ -241,8 +245,8 @@ async def test_member_that_is_never_let_go_stays_to_the_end_of_the_run() -> None
         closed = await home.close(closed)
         home.bench.replenish()
     await going
-    assert not home.bench.member.departed
-    assert home.bench.member.over
+    assert not home.bench.position.departed
+    assert home.bench.position.over
 
 
 @pytest.mark.parametrize("error", [Unreachable("dead"), DeadlineMissed("late"), Busy("full"), Superseded("A leads")])
@@ -282,7 +286,7 @@ async def test_member_asks_the_next_leader_when_another_takes_over() -> None:
 @virtual
 async def test_member_that_is_cut_off_need_not_come_back_to_leave(when: str) -> None:
     home = Home()
-    home.leaving.admitted.set()
+    home.exit.admitted.set()
     if when == "while it asks":
         home.calls.answers = [Unreachable("dead")] * 9
     if when == "before":
@@ -310,7 +314,7 @@ async def test_peer_that_is_told_to_leave_before_it_took_part_ends_at_once() -> 
 @virtual
 async def test_peer_that_a_record_may_name_already_waits_for_that_record() -> None:
     home = Home(founded=False)
-    home.leaving.admitted.set()
+    home.exit.admitted.set()
     home.leaving.ask("SIGTERM", Ending.DRAINED)
     going = asyncio.create_task(home.leaving.run())
     for _ in range(5):
@@ -328,7 +332,7 @@ async def test_order_that_is_repeated_changes_nothing_and_is_seen_to_be_heard_on
     home = Home()
     for by in ("swarm drain", "Ctrl-C", "Ctrl-C", "swarm drain"):
         home.leaving.ask(by, Ending.DRAINED if by == "swarm drain" else Ending.DONE)
-    assert home.leaving.ending is Ending.DRAINED
+    assert home.exit.ending is Ending.DRAINED
     assert [(event.reason, event.again) for event in home.events.of(Draining)] == [
         ("swarm drain", False),
         ("Ctrl-C", True),

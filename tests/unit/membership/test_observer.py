@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from swarm.consensus.copies import KEPT_UPDATES
 from swarm.consensus.records import CloseRecord, Decision
 from swarm.consensus.roster import Roster
 from swarm.errors import DeadlineMissed, PeerError, StateError, Unreachable, Violation, WrongStep
-from swarm.membership.observer_service import KEPT_UPDATES
 from swarm.membership.observer_sources import PATIENCE_S
 from swarm.network.protocols import Answer
 from swarm.schema import Message

@@ -7,10 +7,11 @@ import asyncio
 import pytest
 import torch
 
+from swarm.consensus.copies import KEPT_UPDATES
 from swarm.consensus.roster import Roster
 from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, WrongStep
 from swarm.ids import ENDS, PeerId, stage_part
-from swarm.membership.observer_service import KEPT_UPDATES, LEASE_S, MAX_OBSERVERS, RECENT_S
+from swarm.membership.observers import LEASE_S, MAX_OBSERVERS, RECENT_S
 from swarm.network.protocols import ReplyT, RequestT, Rpc
 from swarm.state.transfer import CHUNK, ChunkRequest
 from swarm.step.observe_messages import (
@@ -71,25 +72,25 @@ async def test_updates_are_kept_only_while_somebody_observes_and_forgotten_at_on
 async def test_desk_knows_whether_it_helps_somebody_who_is_no_member() -> None:
     bench = await bench_at(1)
     desk = bench.desks[DONOR]
-    assert not desk.helps_beside(OBSERVED.peers)
+    assert not desk.observers.beside(OBSERVED.peers)
     await ask(bench, STANDING, StandingRequest())
-    assert desk.helps_beside(OBSERVED.peers), "who asks how the run stands is about to come"
+    assert desk.observers.beside(OBSERVED.peers), "who asks how the run stands is about to come"
     await bench.clock.advance(RECENT_S + 1)
-    assert not desk.helps_beside(OBSERVED.peers)
+    assert not desk.observers.beside(OBSERVED.peers)
     await start(bench)
-    assert desk.helps_beside(OBSERVED.peers)
-    assert not desk.helps_beside([*OBSERVED.peers, JOINER]), "a member that keeps a copy is none to wait for"
+    assert desk.observers.beside(OBSERVED.peers)
+    assert not desk.observers.beside([*OBSERVED.peers, JOINER]), "a member that keeps a copy is none to wait for"
     await bench.clock.advance(RECENT_S - 1)
-    assert desk.helps_beside(OBSERVED.peers)
+    assert desk.observers.beside(OBSERVED.peers)
     await bench.clock.advance(2)
-    assert not desk.helps_beside(OBSERVED.peers), "it has asked for nothing more, and may be dead"
+    assert not desk.observers.beside(OBSERVED.peers), "it has asked for nothing more, and may be dead"
     following = asyncio.create_task(ask(bench, NEXT, NextRequest(part=STAGE, step=2)))
     await bench.clock.advance(RECENT_S + 1)
-    assert desk.helps_beside(OBSERVED.peers)
+    assert desk.observers.beside(OBSERVED.peers)
     await bench.close()
     await following
     await bench.clock.advance(RECENT_S + 1)
-    assert not desk.helps_beside(OBSERVED.peers)
+    assert not desk.observers.beside(OBSERVED.peers)
 
 
 async def test_desk_forgets_the_copy_of_a_member_that_left_and_keeps_that_of_one_that_may_be_back() -> None:
@@ -101,7 +102,7 @@ async def test_desk_forgets_the_copy_of_a_member_that_left_and_keeps_that_of_one
         decision = bench.run.close(OBSERVED)
         lost = decision.record.model_copy(update={"absent": absent})
         await bench.desks[DONOR].publish(signed(lost), STAGE)
-        assert bench.desks[DONOR].helps_beside(OBSERVED.peers) is helped
+        assert bench.desks[DONOR].observers.beside(OBSERVED.peers) is helped
 
 
 async def test_slow_observer_makes_the_donor_keep_no_more_than_a_few_updates() -> None:
@@ -236,7 +237,7 @@ async def test_desk_waits_for_the_next_step_only_and_knows_the_newest() -> None:
     for decision in bench.run.decisions:
         await bench.publish(decision)
     assert (await waiting)[0].digest == bench.run.decisions[0].record.hash()  # type: ignore[attr-defined]
-    bench.desk.leaving = lambda: True
+    bench.leaving = True
     standing, _ = await ask(bench, STANDING, StandingRequest())
     assert (standing.closed, standing.waiting_for, standing.leaving) == (2, "", True)  # type: ignore[attr-defined]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
 
 from swarm.events import QuorumBack, QuorumLost, Waiting
 from swarm.health.watch import HealthWatch
@@ -25,7 +27,13 @@ class Scene:
         )
         self.situation = PeerStatus(self.events)
         self.watch.follow(ROSTER.peers)
-        self.quorum = Quorum(self.watch, self.bench.member, self.situation, LoopClock(), 600.0)
+        run = SimpleNamespace(
+            around=SimpleNamespace(watch=self.watch, clock=LoopClock()),
+            position=self.bench.position,
+            situation=self.situation,
+            rules=SimpleNamespace(quorum_grace_s=600.0),
+        )
+        self.quorum = Quorum(cast(Any, run))
         return self
 
     @property

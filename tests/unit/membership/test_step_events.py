@@ -28,7 +28,7 @@ class Told:
             endpoint=endpoint,
             watch=SimpleNamespace(gone=self.gone),
         )
-        self.steps = StepEvents(cast(Any, around), self.situation)
+        self.steps = StepEvents(cast(Any, SimpleNamespace(around=around, situation=self.situation)))
 
     def close(self, closed: CloseRecord, *, took_part: bool, after_s: float = 2.0) -> float | None:
         """The rate that the peer shows then."""

@@ -46,7 +46,7 @@ class Scene:
         self.events, self.clock = EventList(), FakeClock()
         self.situation = PeerStatus(self.events)
         digests = {stage_part(0): "0" * 64, stage_part(1): "1" * 64, ENDS: "2" * 64}
-        self.member = SimpleNamespace(
+        self.position = SimpleNamespace(
             head=genesis(RUN, there, digests), roster=there, is_member=True, over=False, cut_off="", open_step=1,
             leader=PeerId(leader), forking=SimpleNamespace(fork=None),
         )  # fmt: skip
@@ -56,9 +56,15 @@ class Scene:
             endpoint=SimpleNamespace(peer=PeerId(me)),
             manifest=SimpleNamespace(run=SimpleNamespace(copies=KEPT)),
             how_to_join=command_to_join,
+            clock=self.clock,
         )
-        self.vacancy = MissingReplicas(cast(Any, around), cast(Any, self.member), self.situation)
-        self.quorum = Quorum(watch, cast(Any, self.member), self.situation, self.clock, 600.0)
+        run = SimpleNamespace(
+            around=around,
+            position=self.position,
+            situation=self.situation,
+            rules=SimpleNamespace(quorum_grace_s=600.0),
+        )
+        self.vacancy, self.quorum = MissingReplicas(cast(Any, run)), Quorum(cast(Any, run))
 
     def lose(self, *names: str) -> None:
         self.gone |= {PeerId(name): "it is silent" for name in names}

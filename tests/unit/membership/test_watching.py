@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -80,14 +81,14 @@ class Home:
             if peer == A:
                 self.watch = HealthWatch(endpoint, LoopClock())
                 endpoint.mount(self.watch)
-                self.watching = Watching(
-                    self.watch,
-                    endpoint,
-                    self.bench.member,
-                    self.events,
-                    lambda peer: f"the peer {peer}",
-                    lambda reason: RunEnded(f"orphaned: {reason}", Ending.UNREACHABLE),
+                run = SimpleNamespace(
+                    around=SimpleNamespace(watch=self.watch, endpoint=endpoint, events=self.events),
+                    position=self.bench.position,
+                    name_of=lambda peer: f"the peer {peer}",
                 )
+                contact = SimpleNamespace(gone=lambda reason: RunEnded(f"orphaned: {reason}", Ending.UNREACHABLE))
+                self.watching = Watching(cast(Any, run), self.bench.member, cast(Any, contact))
+                self.watch.report_to(self.watching)
             else:
                 endpoint.mount(self.others[peer])
         self.watch.follow(ROSTER.peers)
@@ -109,7 +110,7 @@ async def test_member_that_was_not_told_the_decision_learns_it_from_one_that_is_
     home = await Home().open()
     await home.computed()
     home.others[B].step, home.others[B].answer = 2, Decision(record(), acceptances(record()))
-    await eventually(lambda: home.bench.member.open_step == 2)
+    await eventually(lambda: home.bench.position.open_step == 2)
     assert home.bench.part.swapped == [record().digests["stage-0"]]
     await asyncio.sleep(30)
     assert home.others[B].asked == [1]
@@ -120,8 +121,8 @@ async def test_member_that_was_not_told_the_decision_learns_it_from_one_that_is_
 async def test_member_that_does_not_hold_what_was_decided_is_cut_off() -> None:
     home = await Home().open()
     home.others[B].step, home.others[B].answer = 2, Decision(record(), acceptances(record()))
-    await eventually(lambda: home.bench.member.cut_off)
-    assert "without what this peer holds" in home.bench.member.cut_off
+    await eventually(lambda: home.bench.position.cut_off)
+    assert "without what this peer holds" in home.bench.position.cut_off
     await home.stop()
 
 
@@ -131,11 +132,11 @@ async def test_member_that_is_steps_behind_is_cut_off() -> None:
     home.others[B].step, home.others[B].answer = 3, WrongStep("the decision of step 1 is not kept here")
     await asyncio.sleep(10)
     assert home.others[B].asked
-    assert home.bench.member.cut_off == ""  # who joined after it does not know it either
+    assert home.bench.position.cut_off == ""  # who joined after it does not know it either
     home.others[B].step = home.others[T].step = 99
     home.others[T].answer = home.others[B].answer
-    await eventually(lambda: home.bench.member.cut_off)
-    assert home.bench.member.cut_off.startswith("2 of 3 voters, ")
+    await eventually(lambda: home.bench.position.cut_off)
+    assert home.bench.position.cut_off.startswith("2 of 3 voters, ")
     await home.stop()
 
 
@@ -146,9 +147,9 @@ async def test_member_is_not_cut_off_by_one_that_says_it_is_far_ahead() -> None:
     home.others[B].step, home.others[B].answer = 1000, WrongStep("the decision of step 1 is not kept here")
     await asyncio.sleep(30)
     assert len(home.others[B].asked) > 2
-    assert (home.bench.member.cut_off, home.bench.member.is_member) == ("", True)
+    assert (home.bench.position.cut_off, home.bench.position.is_member) == ("", True)
     home.others[T].step, home.others[T].answer = 2, Decision(record(), acceptances(record()))
-    await eventually(lambda: home.bench.member.open_step == 2)
+    await eventually(lambda: home.bench.position.open_step == 2)
     await home.stop()
 
 
@@ -161,10 +162,10 @@ async def test_member_believes_nobody_that_proves_nothing_and_asks_again(answer:
     await home.computed()
     home.others[B].step, home.others[B].answer = 2, answer
     await asyncio.sleep(5)
-    assert (home.bench.member.open_step, home.bench.member.cut_off) == (1, "")
+    assert (home.bench.position.open_step, home.bench.position.cut_off) == (1, "")
     assert len(home.others[B].asked) > 2
     home.others[B].answer = Decision(record(), acceptances(record()))
-    await eventually(lambda: home.bench.member.open_step == 2)
+    await eventually(lambda: home.bench.position.open_step == 2)
     await home.stop()
 
 
@@ -178,7 +179,7 @@ async def test_member_that_has_caught_up_meanwhile_asks_for_nothing_that_is_not_
     await eventually(lambda: home.others[B].asked or home.others[T].asked)
     await asyncio.sleep(3)
     home.bench.device.gate.set()
-    await eventually(lambda: home.bench.member.open_step == 2)
+    await eventually(lambda: home.bench.position.open_step == 2)
     await asyncio.sleep(30)
     assert {*home.others[B].asked, *home.others[T].asked} == {1}
     await home.stop()

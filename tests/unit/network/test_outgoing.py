@@ -28,7 +28,9 @@ def dialling_for_ever() -> tuple[Outgoing, asyncio.Event]:
         await asyncio.get_running_loop().create_future()
 
     dialler = SimpleNamespace(open_stream=open_stream)
-    return Outgoing(PeerId("me"), dialler, SimpleNamespace(through=through), None, ByteMeter(), 30.0), begun
+    return Outgoing(
+        PeerId("me"), dialler, SimpleNamespace(through=through), SimpleNamespace(meter=ByteMeter()), 30.0
+    ), begun
 
 
 async def test_call_that_waits_for_a_dial_when_the_endpoint_closes_is_unreachable_and_not_cancelled() -> None:

@@ -92,7 +92,7 @@ async def test_lease_replaces_a_relay_that_withdraws_at_once_and_leaves_it_alone
 async def test_lease_asks_a_relay_to_which_a_stream_broke_soon_and_once_more() -> None:
     endpoint = _Endpoint(*PEERS[:2])
     lease = lease_of(endpoint)
-    lease._after_s = (0.001, 0.001)
+    lease._renewals.after_s = (0.001, 0.001)
     await lease.renew()
     keeping = asyncio.ensure_future(lease.keep())
     try:

@@ -41,7 +41,7 @@ def test_view_notes_a_replica_that_was_left_out_once() -> None:
     )  # fmt: skip
     started = PeerStarted(role="stage", name="c", pid=1, addresses=(), seconds=0.1)
     view = _view(told(started, "c"), told(left_out, "a"), told(left_out, "b"), closed(1))
-    assert view.notes == {1: ("stage-0: 2 of 3 averaged (c: left out: it fails)",)}
+    assert view.notes.by_step == {1: ("stage-0: 2 of 3 averaged (c: left out: it fails)",)}
 
 
 def test_view_one_step_only_takes_its_own_duration() -> None:
@@ -82,7 +82,7 @@ def test_view_what_happened_between_steps_is_noted_at_the_next() -> None:
         closed(2),
     )
     assert view.addresses == {"stage-0-1": ("x",)}
-    assert view.notes == {
+    assert view.notes.by_step == {
         2: (
             "stage 0: stage-0-1 was slow, abcdef does some of its work",
             "stage 0: work of stage-0-1 continues on abcdef (deadline: it says)",
@@ -90,7 +90,7 @@ def test_view_what_happened_between_steps_is_noted_at_the_next() -> None:
         ),
     }
     assert view.lost_peers == {"stage-0-1": "no answer"}
-    assert "stage-0-1 lost" in row(view.steps[2], None, view.notes[2])
+    assert "stage-0-1 lost" in row(view.steps[2], None, view.notes.by_step[2])
 
 
 def test_view_kind_without_a_meaning_here_is_passed_over() -> None:

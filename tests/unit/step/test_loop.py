@@ -91,8 +91,8 @@ class Home:
         endpoint = self.stage.network.endpoint(f"{self.me}2")
         await endpoint.enter(RULES.run)
         self.stage.closing = replace(self.stage.closing, calls=_Both(self))
-        self.stage.desk._term_of = lambda: self.bench.member.term
-        self.stage.desk._wait_open = self.bench.member.wait_open
+        self.stage.desk._term_of = lambda: self.bench.position.term
+        self.stage.desk._wait_open = self.bench.position.wait_open
         return self
 
     def loop(self, feed: Any = None) -> StepLoop:
@@ -103,7 +103,7 @@ class Home:
         self.stage.desk.open_step(closed.step + 1, closed.members, closed.hash(), closed.cursors)
 
     async def _rejoin(self) -> None:
-        self.rejoined.append(self.bench.member.cut_off)
+        self.rejoined.append(self.bench.position.cut_off)
         assert self.newest is not None
         await self.bench.member.observe(Decision(self.newest, acceptances(self.newest)))
 
@@ -279,7 +279,7 @@ async def test_loop_of_the_leader_closes_the_step_when_its_batch_is_complete() -
     await asyncio.sleep(1.0)
     assert not home.stage.asked(RECONCILE)
     await home.stage.feed()
-    await eventually(lambda: home.bench.member.open_step == 2)
+    await eventually(lambda: home.bench.position.open_step == 2)
     assert home.stage.asked(DECIDE) == set(ROSTER.peers)
     assert home.bench.history.head.term == 0
     await stop(running)
@@ -303,7 +303,7 @@ async def test_loop_that_is_to_lead_in_another_way_tells_first_what_it_has_decid
     await turned.wait()
     await asyncio.sleep(1.0)
     gate.set()
-    await eventually(lambda: home.bench.member.open_step == 2)
+    await eventually(lambda: home.bench.position.open_step == 2)
     assert home.stage.asked(DECIDE) == set(ROSTER.peers)
     await stop(running)
 
@@ -325,11 +325,11 @@ async def test_loop_that_could_tell_nobody_what_it_has_decided_tells_it_again() 
     running = asyncio.create_task(home.loop().run())
     await home.stage.feed()
     await eventually(lambda: all(len(home.stage.puppets[peer].told(DECIDE)) > 3 for peer in others))
-    assert home.bench.member.open_step == 1, "it holds no vote for the record, and learns of it from the others"
+    assert home.bench.position.open_step == 1, "it holds no vote for the record, and learns of it from the others"
     (said, *_) = home.stage.puppets[T].told(DECIDE)
     closed = home.stage.puppets[T].told(PROPOSE)[-1].record
     await home.bench.member.learn(Decision(closed, said.acceptances))
-    assert home.bench.member.open_step == 2
+    assert home.bench.position.open_step == 2
     await stop(running)
 
 
@@ -346,7 +346,7 @@ async def test_loop_takes_over_when_the_leader_is_gone_and_not_before() -> None:
     await eventually(lambda: home.stage.puppets[T].told(AGAIN))
     await home.stage.ask_desk(ResumeTrainer(step=1, term=1, started=(), aside=()), T)
     await home.stage.feed(term=1)
-    await eventually(lambda: home.bench.member.open_step == 2)
+    await eventually(lambda: home.bench.position.open_step == 2)
     assert (home.bench.history.head.term, home.bench.history.head.absent) == (1, (LEADER,))
     await stop(running)
 
@@ -359,14 +359,14 @@ async def test_loop_that_is_third_in_line_leads_when_both_before_it_are_gone_and
     for peer in (LEADER, SUCCESSOR):
         home.stage.liveness.lose(peer, "cut off")
     await eventually(lambda: home.stage.waited)
-    assert home.bench.member.term == 2
-    assert home.bench.member.leader == third
+    assert home.bench.position.term == 2
+    assert home.bench.position.leader == third
     for peer in (LEADER, SUCCESSOR):
         home.stage.liveness.find(peer)
     await eventually(lambda: LEADER in home.stage.asked(PREPARE))
     await home.bench.ask(prepare(term=3))
     home.stage.puppets[LEADER].instead[AGAIN] = no(Superseded("term 3 has begun"))
-    assert home.bench.member.leader == LEADER
+    assert home.bench.position.leader == LEADER
     await stop(running)
 
 
@@ -377,11 +377,11 @@ async def test_loop_that_duels_leads_in_a_term_of_its_own_each_time() -> None:
     home.stage.puppets[T].instead[RECONCILE] = no(Superseded("term 1 has begun"), times=1)
     running = asyncio.create_task(home.loop().run())
     await home.stage.feed()
-    await eventually(lambda: home.bench.member.term == 3)
+    await eventually(lambda: home.bench.position.term == 3)
     await eventually(lambda: home.stage.puppets[T].told(AGAIN))
     await home.stage.ask_desk(ResumeTrainer(step=1, term=3, started=(), aside=()), T)
     await home.stage.feed(term=3)
-    await eventually(lambda: home.bench.member.open_step == 2)
+    await eventually(lambda: home.bench.position.open_step == 2)
     assert home.bench.history.head.term == 3
     assert {body.term for body in home.stage.puppets[T].told(PREPARE)} == {3}
     await stop(running)
@@ -391,13 +391,13 @@ async def test_loop_that_duels_leads_in_a_term_of_its_own_each_time() -> None:
 async def test_loop_that_may_not_grant_what_it_was_asked_forgets_it_and_leads_in_another_term() -> None:
     home = await Home(LEADER).set()
     fit(home)
-    home.stage.desk._leaves[SUCCESSOR] = Departure(step=9, peer=SUCCESSOR, signature=bytes(64))
+    home.stage.desk.requests._leaves[SUCCESSOR] = Departure(step=9, peer=SUCCESSOR, signature=bytes(64))
     running = asyncio.create_task(home.loop().run())
     await home.stage.feed()
     await eventually(lambda: home.stage.puppets[T].told(AGAIN))
     await home.stage.ask_desk(ResumeTrainer(step=1, term=3, started=(), aside=()), T)
     await home.stage.feed(term=3)
-    await eventually(lambda: home.bench.member.open_step == 2)
+    await eventually(lambda: home.bench.position.open_step == 2)
     assert (home.bench.history.head.term, home.bench.history.head.members.peers) == (3, ROSTER.peers)
     await stop(running)
 
@@ -420,10 +420,10 @@ async def test_loop_that_nobody_follows_yet_tries_now_and_then_and_leads_when_th
     for peer in (LEADER, T):
         del home.stage.puppets[peer].instead[PREPARE]
     await eventually(lambda: home.stage.puppets[T].told(AGAIN))
-    term = home.bench.member.term
+    term = home.bench.position.term
     await home.stage.ask_desk(ResumeTrainer(step=1, term=term, started=(), aside=()), T)
     await home.stage.feed(term=term)
-    await eventually(lambda: home.bench.member.open_step == 2)
+    await eventually(lambda: home.bench.position.open_step == 2)
     await stop(running)
 
 
@@ -443,7 +443,7 @@ async def test_loop_reaches_a_term_far_beyond_its_own_that_one_member_knows() ->
     await eventually(lambda: home.stage.puppets[T].told(AGAIN), deadline_s=120.0)
     terms = [body.term for body in home.stage.puppets[T].told(PREPARE)]
     assert (terms[:3], terms == sorted(terms)) == ([3, 6, 9], True)
-    assert far <= home.bench.member.term < far + MAX_LEAP
+    assert far <= home.bench.position.term < far + MAX_LEAP
     await stop(running)
 
 
@@ -457,7 +457,7 @@ async def test_loop_of_a_leader_whose_step_another_closed_goes_on_with_the_next(
         await home.bench.ask(body)
     await home.bench.ask(decide(record(term=1), term=1))
     await asyncio.sleep(1.0)
-    assert home.bench.member.open_step == 2
+    assert home.bench.position.open_step == 2
     assert not home.stage.asked(DECIDE)
     await stop(running)
 
@@ -488,7 +488,7 @@ async def test_loop_of_a_peer_without_which_the_run_went_on_is_let_in_again(how:
     if how == "left out":
         await eventually(lambda: feed.steps == [1, 3])
     else:
-        assert home.bench.member.over
+        assert home.bench.position.over
         await home.farewell(ROSTER.succession(3)[0])
         await running
         return
@@ -504,7 +504,7 @@ async def test_loop_that_comes_back_to_the_step_that_it_led_leads_it_in_a_term_o
     assert not home.stage.puppets[T].told(PREPARE)  # it leads from the start, in term 0
     await home.bench.member.cut("B is steps ahead")
     await eventually(lambda: home.stage.puppets[T].told(PREPARE))
-    assert (home.rejoined, home.bench.member.open_step) == (["B is steps ahead"], 1)
+    assert (home.rejoined, home.bench.position.open_step) == (["B is steps ahead"], 1)
     assert {body.term for body in home.stage.puppets[T].told(PREPARE)} == {3}
     await stop(running)
 

@@ -44,7 +44,7 @@ async def test_member_asked_in_order_swaps_once_to_what_it_prepared() -> None:
     await bench.ask(decide(record()))
     assert bench.part.swapped == [record().digests["stage-0"]]
     assert bench.history.head == record()
-    assert bench.member.open_step == 2
+    assert bench.position.open_step == 2
     assert bench.average.weights == {A: 10, B: 11}
 
 
@@ -85,7 +85,7 @@ async def test_member_asked_out_of_order_or_otherwise_refuses_and_goes_on(stage:
     assert bench.part.swapped == []
     for later in (reconcile(), apply(), Propose(record=record()), decide(record())):
         await bench.ask(later)
-    assert bench.member.open_step == 2
+    assert bench.position.open_step == 2
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ async def test_member_does_not_take_a_leaders_word(stage: str, body: Any, words:
         await bench.ask(body)
     for later in (reconcile(), apply(), Propose(record=record()), decide(record())):
         await bench.ask(later)
-    assert bench.member.open_step == 2
+    assert bench.position.open_step == 2
 
 
 @pytest.mark.parametrize("body", [reconcile(), apply(), Propose(record=record())])
@@ -121,7 +121,7 @@ async def test_member_asked_by_one_who_does_not_lead_refuses(body: Any, caller: 
 async def test_member_takes_the_decision_with_its_proof_from_anybody() -> None:
     bench = await brought_to("propose")
     await bench.ask(decide(record()), caller=STRANGER)
-    assert (len(bench.part.swapped), bench.member.open_step) == (1, 2)
+    assert (len(bench.part.swapped), bench.position.open_step) == (1, 2)
 
 
 async def test_member_asked_for_other_scalars_prepares_those_and_accepts_no_others() -> None:
@@ -197,9 +197,9 @@ def everybody_leaves() -> Changes:
 async def test_member_whose_run_is_ended_swaps_stays_in_the_roster_and_is_done() -> None:
     bench, closed = await brought_to("apply"), record(ended=True)
     await bench.ask(Propose(record=closed, changes=everybody_leaves()))
-    assert not bench.member.over
+    assert not bench.position.over
     await bench.ask(decide(closed))
-    assert (bench.member.over, bench.member.departed, bench.member.is_member) == (True, False, True)
+    assert (bench.position.over, bench.position.departed, bench.position.is_member) == (True, False, True)
     assert bench.part.swapped == [closed.digests["stage-0"]]
 
 
@@ -210,7 +210,7 @@ async def test_member_has_the_end_that_a_dead_leader_proposed_proposed_again() -
     assert promise.vote.record == closed
     await bench.ask(Propose(record=closed, changes=promise.vote.changes, term=1))
     await bench.ask(decide(closed, term=1))
-    assert (bench.member.over, bench.part.swapped) == (True, [closed.digests["stage-0"]])
+    assert (bench.position.over, bench.part.swapped) == (True, [closed.digests["stage-0"]])
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ async def test_member_swaps_only_with_a_majoritys_signatures(forged: bytes) -> N
         await bench.ask(decide(record(), signers=[A], B=forged, X=sign(STRANGER, acceptance_bytes(record()))))
     assert bench.part.swapped == []
     await bench.ask(decide(record(), signers=[A, B]))
-    assert bench.member.open_step == 2
+    assert bench.position.open_step == 2
 
 
 async def test_member_whose_sum_differs_has_it_settled_before_it_averages() -> None:
@@ -273,7 +273,7 @@ async def test_member_whose_sum_never_holds_still_gives_up_with_a_reason() -> No
     bench = MemberBench()
     bench.part.microbatches = frozenset()
 
-    bench.member.part = CountedPart("stage-0", frozenset({microbatch(0), microbatch(9)}))
+    bench.holder.part = CountedPart("stage-0", frozenset({microbatch(0), microbatch(9)}))
     answer = await bench.ask(reconcile())
     assert "still changes after" in answer.failure
     assert (len(bench.settled), bench.average.begun) == (SETTLE_ROUNDS, [])
@@ -360,13 +360,13 @@ async def test_member_whose_leader_hangs_up_while_preparing_prepares_again() -> 
 async def test_member_whose_leader_hangs_up_while_swapping_swaps_once_and_opens_the_next_step() -> None:
     bench = await brought_to("propose")
     bench.device.gate = asyncio.Event()
-    waiting = asyncio.create_task(bench.member.wait_open(2))
+    waiting = asyncio.create_task(bench.position.wait_open(2))
     await cancel_asking(bench, decide(record()))
     again = asyncio.create_task(bench.ask(decide(record())))
     bench.device.gate.set()
     await again
     await waiting
-    assert (len(bench.part.swapped), bench.member.open_step) == (1, 2)
+    assert (len(bench.part.swapped), bench.position.open_step) == (1, 2)
 
 
 async def test_member_opens_the_next_step_only_when_its_surroundings_are_ready() -> None:
@@ -375,12 +375,12 @@ async def test_member_opens_the_next_step_only_when_its_surroundings_are_ready()
 
     async def decided(closed: Decision) -> None:
         await gate.wait()
-        seen.append(bench.member.open_step)
+        seen.append(bench.position.open_step)
 
     bench = await brought_to("propose", decided=decided)
     deciding = asyncio.create_task(bench.ask(decide(record())))
     await eventually(lambda: bench.part.swapped)
-    waiting = asyncio.create_task(bench.member.wait_open(2))
+    waiting = asyncio.create_task(bench.position.wait_open(2))
     await asyncio.sleep(0)
     assert not waiting.done()
     gate.set()
@@ -419,10 +419,10 @@ async def test_member_whose_disk_stalls_answers_meanwhile_and_then_opens_the_nex
     assert (await bench.ask(prepare(term=1))).vote.record == record()
     with pytest.raises(WrongStep, match="closed meanwhile"):
         await bench.ask(apply(clip=0.5, term=1))
-    assert bench.member.open_step == 1
+    assert bench.position.open_step == 1
     gate.set()
     await deciding
-    assert (bench.member.open_step, bench.history.head, len(bench.part.swapped)) == (2, record(), 1)
+    assert (bench.position.open_step, bench.history.head, len(bench.part.swapped)) == (2, record(), 1)
 
 
 async def test_member_that_cannot_keep_a_decided_record_ends_with_the_reason() -> None:
@@ -430,7 +430,7 @@ async def test_member_that_cannot_keep_a_decided_record_ends_with_the_reason() -
         raise OSError("no space left on device")
 
     bench = await brought_to("propose", decided=decided)
-    waiting = asyncio.create_task(bench.member.wait_open(2))
+    waiting = asyncio.create_task(bench.position.wait_open(2))
     await asyncio.sleep(0)
     with pytest.raises(OSError, match="no space"):
         await bench.ask(decide(record()))
@@ -462,7 +462,7 @@ async def test_member_whose_install_fails_accepts_nothing_and_can_be_asked_again
     await bench.ask(founding())
     await bench.ask(decide(GENESIS))
     assert attempts == [T, T]
-    assert (bench.member.open_step, bench.part.swapped) == (1, [])
+    assert (bench.position.open_step, bench.part.swapped) == (1, [])
 
 
 async def test_member_whose_founder_hangs_up_while_it_installs_can_be_asked_again() -> None:

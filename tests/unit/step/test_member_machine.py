@@ -120,7 +120,7 @@ class Swarm(RuleBasedStateMachine):
 
     @invariant()
     def nobody_is_cut_off_while_one_record_is_proposed(self) -> None:
-        assert self.lies or not any(bench.member.cut_off for bench in self.benches.values())
+        assert self.lies or not any(bench.position.cut_off for bench in self.benches.values())
 
     @invariant()
     def histories_are_one_chain(self) -> None:
@@ -147,7 +147,7 @@ class Swarm(RuleBasedStateMachine):
     def finish(self) -> None:
         for kind, step in SCRIPT:
             self.send(None, self.honest(kind, step))
-        assert {bench.member.open_step for bench in self.benches.values()} == {4}
+        assert {bench.position.open_step for bench in self.benches.values()} == {4}
         assert not self.unexpected
 
     def honest(self, kind: str, step: int) -> Message:

@@ -64,8 +64,8 @@ async def test_member_promises_what_it_knows_and_the_same_when_it_is_asked_again
     bench = MemberBench()
     for _ in range(2):
         promise = await bench.ask(prepare(term=1))
-        assert (promise.vote, promise.free, bench.member.term) == (None, 0, 1)
-    assert bench.member.leader == ROSTER.succession(1)[1]
+        assert (promise.vote, promise.free, bench.position.term) == (None, 0, 1)
+    assert bench.position.leader == ROSTER.succession(1)[1]
 
 
 @pytest.mark.parametrize("stage", ["", "reconcile", "apply", "propose"])
@@ -93,7 +93,7 @@ async def test_member_refuses_the_questions_of_a_term_that_is_over(late: Any) ->
     await bench.ask(prepare(term=2))
     with pytest.raises(Superseded, match="term 2 has begun"):
         await bench.ask(late)
-    assert (bench.member.term, len(bench.average.begun)) == (2, 1)
+    assert (bench.position.term, len(bench.average.begun)) == (2, 1)
 
 
 async def test_member_asked_to_follow_by_one_whose_term_it_is_not_refuses_and_does_not() -> None:
@@ -101,7 +101,7 @@ async def test_member_asked_to_follow_by_one_whose_term_it_is_not_refuses_and_do
     for caller in (ROSTER.succession(1)[0], ROSTER.succession(1)[2], PeerId("X")):
         with pytest.raises(Refused, match="leads step 1 in term 1"):
             await bench.ask(prepare(term=1), caller=caller)
-    assert bench.member.term == 0
+    assert bench.position.term == 0
 
 
 async def test_member_that_accepted_says_so_and_accepts_the_same_record_in_a_later_term() -> None:
@@ -113,7 +113,7 @@ async def test_member_that_accepted_says_so_and_accepts_the_same_record_in_a_lat
     with pytest.raises(Refused, match="no majority"):
         await bench.ask(decide(record(), term=0, signers=[A]))
     await bench.ask(decide(record(), term=1))
-    assert (bench.part.swapped, bench.member.open_step) == ([record().digests["stage-0"]], 2)
+    assert (bench.part.swapped, bench.position.open_step) == ([record().digests["stage-0"]], 2)
 
 
 async def test_member_that_accepts_a_record_again_keeps_the_requests_that_explained_it() -> None:
@@ -148,7 +148,7 @@ async def test_member_accepts_no_record_of_a_term_to_come() -> None:
 
 async def test_member_that_waits_for_another_term_hears_of_it() -> None:
     bench = MemberBench()
-    waiting = asyncio.create_task(bench.member.wait_term(1, 0))
+    waiting = asyncio.create_task(bench.position.wait_term(1, 0))
     await asyncio.sleep(0)
     assert not waiting.done()
     await bench.ask(prepare(term=1))
@@ -204,11 +204,11 @@ async def test_member_that_hears_of_a_term_twice_says_so_though_the_first_who_as
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench, gate = MemberBench(), asyncio.Event()
-    waiting = asyncio.create_task(bench.member.wait_term(1, 0))
+    waiting = asyncio.create_task(bench.position.wait_term(1, 0))
     with monkeypatch.context() as patch:
-        patch.setattr(bench.member._news, "tell", gate.wait)
+        patch.setattr(bench.position.news, "tell", gate.wait)
         first = asyncio.create_task(bench.ask(prepare(term=1)))
-        await eventually(lambda: bench.member.term == 1)
+        await eventually(lambda: bench.position.term == 1)
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
     assert not waiting.done()
@@ -275,12 +275,12 @@ async def test_member_without_the_result_votes_on_an_old_record_and_is_cut_off_w
     bench = MemberBench()
     await bench.ask(prepare(term=1))
     await bench.ask(Propose(record=record(), term=1))
-    waiting = asyncio.create_task(bench.member.wait_open(2))
+    waiting = asyncio.create_task(bench.position.wait_open(2))
     await bench.ask(decide(record(), term=1))
     await waiting
-    assert "without what this peer holds" in bench.member.cut_off
-    assert (bench.part.swapped, bench.history.head, bench.member.open_step) == ([], GENESIS, 1)
-    assert not bench.member.is_member
+    assert "without what this peer holds" in bench.position.cut_off
+    assert (bench.part.swapped, bench.history.head, bench.position.open_step) == ([], GENESIS, 1)
+    assert not bench.position.is_member
     for body in (prepare(term=4), reconcile(term=4), Propose(record=record(), term=4)):
         with pytest.raises(Busy, match="catching up"):
             await bench.ask(body)
@@ -298,7 +298,7 @@ async def test_member_with_another_result_votes_on_an_old_record_and_is_cut_off(
     await bench.ask(apply(clip=0.5))
     await bench.ask(Propose(record=record(), term=1))
     await bench.ask(decide(record(), term=1))
-    assert bench.member.cut_off
+    assert bench.position.cut_off
     assert bench.part.swapped == []
 
 
@@ -308,9 +308,9 @@ async def test_member_that_is_left_out_votes_all_the_same_and_is_cut_off(stage: 
     closed = record(**LEFT_OUT)
     await bench.ask(Propose(record=closed, changes=ABSENT))
     await bench.ask(decide(closed))
-    assert bench.member.cut_off
-    assert not bench.member.departed
-    assert not bench.member.is_member
+    assert bench.position.cut_off
+    assert not bench.position.departed
+    assert not bench.position.is_member
     # With the result it knows the newest state, and is out of the roster all the same.
     assert len(bench.part.swapped) == (1 if stage else 0)
 
@@ -330,7 +330,7 @@ async def test_member_that_learns_what_was_decided_swaps_when_it_holds_it(stage:
     bench = await brought_to(stage)
     for _ in range(2):
         await bench.member.learn(decided(record(), signers=[B, T]))
-    assert (bench.part.swapped, bench.member.open_step) == ([record().digests["stage-0"]], 2)
+    assert (bench.part.swapped, bench.position.open_step) == ([record().digests["stage-0"]], 2)
 
 
 async def test_member_that_learns_that_it_may_leave_has_left_and_one_that_was_lost_is_cut_off() -> None:
@@ -338,10 +338,10 @@ async def test_member_that_learns_that_it_may_leave_has_left_and_one_that_was_lo
     granted, lost = record(roster=WITHOUT_A.members), record(roster=WITHOUT_A.members, absent=(A,))
     bench = await brought_to("apply")
     await bench.member.learn(decided(granted, signers=[B, T]))
-    assert (bench.member.departed, bench.member.cut_off, len(bench.part.swapped)) == (True, "", 1)
+    assert (bench.position.departed, bench.position.cut_off, len(bench.part.swapped)) == (True, "", 1)
     bench = await brought_to("apply")
     await bench.member.learn(decided(lost, signers=[B, T]))
-    assert (bench.member.departed, bench.member.cut_off) == (False, "step 1 was closed without this peer")
+    assert (bench.position.departed, bench.position.cut_off) == (False, "step 1 was closed without this peer")
 
 
 @pytest.mark.parametrize("how", ["told", "learns"])
@@ -377,8 +377,8 @@ async def test_member_keeps_of_a_founding_record_the_signatures_of_all_whom_it_n
 async def test_member_that_learns_what_it_does_not_hold_is_cut_off(stage: str) -> None:
     bench = await brought_to(stage) if stage else MemberBench()
     await bench.member.learn(decided(record(term=3), term=3, signers=[B, T]))
-    assert "without what this peer holds" in bench.member.cut_off
-    assert (bench.part.swapped, bench.member.open_step) == ([], 1)
+    assert "without what this peer holds" in bench.position.cut_off
+    assert (bench.part.swapped, bench.position.open_step) == ([], 1)
 
 
 @pytest.mark.parametrize(
@@ -396,7 +396,7 @@ async def test_member_learns_nothing_that_was_not_decided(untrue: Decision) -> N
     bench = await brought_to("propose")
     with pytest.raises(Refused):
         await bench.member.learn(untrue)
-    assert (bench.part.swapped, bench.member.open_step, bench.member.cut_off) == ([], 1, "")
+    assert (bench.part.swapped, bench.position.open_step, bench.position.cut_off) == ([], 1, "")
     await bench.ask(decide(record()))
 
 
@@ -411,7 +411,7 @@ async def test_member_lets_nobody_found_the_run_again_in_its_middle() -> None:
     bench = await brought_to("propose")
     with pytest.raises(Refused, match="does not begin in its middle"):
         await bench.member.learn(self_made())
-    assert (bench.history.head, bench.member.open_step, bench.member.cut_off) == (GENESIS, 1, "")
+    assert (bench.history.head, bench.position.open_step, bench.position.cut_off) == (GENESIS, 1, "")
 
 
 async def test_member_that_waits_for_the_first_record_learns_none_that_it_has_not_accepted() -> None:
@@ -419,7 +419,7 @@ async def test_member_that_waits_for_the_first_record_learns_none_that_it_has_no
     for forged in (self_made(step=0, previous=NO_RECORD), Decision(GENESIS, acceptances(GENESIS, signers=[B, T]))):
         with pytest.raises(Refused):
             await bench.member.learn(forged)
-    assert (bench.member.head, bench.member.open_step) == (None, 0)
+    assert (bench.position.head, bench.position.open_step) == (None, 0)
 
 
 async def test_member_that_is_told_and_learns_at_once_swaps_once() -> None:
@@ -430,14 +430,14 @@ async def test_member_that_is_told_and_learns_at_once_swaps_once() -> None:
     await asyncio.sleep(0)
     bench.device.gate.set()
     await asyncio.gather(*telling)
-    assert (len(bench.part.swapped), bench.member.open_step) == (1, 2)
+    assert (len(bench.part.swapped), bench.position.open_step) == (1, 2)
 
 
 async def test_member_asked_about_a_step_that_closes_meanwhile_answers_for_that_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench, gate = await brought_to("propose"), asyncio.Event()
-    news = bench.member._news
+    news = bench.position.news
     tell = news.tell
 
     async def slow() -> None:
@@ -446,14 +446,14 @@ async def test_member_asked_about_a_step_that_closes_meanwhile_answers_for_that_
 
     monkeypatch.setattr(news, "tell", slow)
     late = [asyncio.create_task(bench.ask(body)) for body in (prepare(term=1), reconcile(term=2), apply(term=3))]
-    await eventually(lambda: bench.member.term == 3)
+    await eventually(lambda: bench.position.term == 3)
     monkeypatch.setattr(news, "tell", tell)
     await bench.ask(decide(record()))
     gate.set()
     promise, *others = await asyncio.gather(*late, return_exceptions=True)
     assert promise.vote.record == record()
     assert all(isinstance(error, WrongStep) for error in others)
-    assert (bench.member.open_step, bench.member.term, len(bench.average.begun)) == (2, 0, 1)
+    assert (bench.position.open_step, bench.position.term, len(bench.average.begun)) == (2, 0, 1)
 
 
 async def test_member_that_closes_a_step_begins_no_other_attempt_at_it() -> None:
@@ -467,7 +467,7 @@ async def test_member_that_closes_a_step_begins_no_other_attempt_at_it() -> None
             await bench.ask(body)
     bench.device.gate.set()
     await closing
-    assert (bench.member.open_step, len(bench.average.begun)) == (2, 1)
+    assert (bench.position.open_step, len(bench.average.begun)) == (2, 1)
 
 
 async def test_member_that_learns_of_another_step_than_the_open_one_does_nothing() -> None:
@@ -475,7 +475,7 @@ async def test_member_that_learns_of_another_step_than_the_open_one_does_nothing
     await bench.ask(decide(record()))
     await bench.member.learn(decided(record()))
     await bench.member.learn(decided(record(record(record()))))
-    assert (bench.member.open_step, bench.member.cut_off) == (2, "")
+    assert (bench.position.open_step, bench.position.cut_off) == (2, "")
 
 
 async def test_member_that_averages_when_it_is_cut_off_stops_and_says_why() -> None:
@@ -486,11 +486,11 @@ async def test_member_that_averages_when_it_is_cut_off_stops_and_says_why() -> N
     await bench.member.cut("B is steps ahead")
     with pytest.raises(Superseded):
         await asking
-    assert (bench.member.cut_off, bench.average.cancelled) == ("B is steps ahead", 1)
-    await bench.member.wait_open(2)
-    await bench.member.wait_term(1, 0)
+    assert (bench.position.cut_off, bench.average.cancelled) == ("B is steps ahead", 1)
+    await bench.position.wait_open(2)
+    await bench.position.wait_term(1, 0)
     await bench.member.learn(decided(record()))
-    assert bench.member.open_step == 1
+    assert bench.position.open_step == 1
 
 
 async def test_member_that_is_cut_off_swaps_to_nothing_while_it_gets_the_newer_state() -> None:
@@ -521,7 +521,7 @@ async def test_member_that_is_told_and_observes_at_once_does_one_after_the_other
     gate.set()
     await asyncio.gather(telling, observing)
     assert begun == [1, -1, 2, -2]
-    assert (bench.member.open_step, bench.history.head) == (3, two)
+    assert (bench.position.open_step, bench.history.head) == (3, two)
 
 
 async def test_member_that_was_cut_off_takes_part_again_from_the_state_that_it_got() -> None:
@@ -529,8 +529,8 @@ async def test_member_that_was_cut_off_takes_part_again_from_the_state_that_it_g
     await bench.member.cut("B is steps ahead")
     later = record(record(record()))
     await bench.member.observe(decided(later))
-    assert (bench.member.cut_off, bench.member.open_step, bench.history.head) == ("", 4, later)
-    assert bench.member.is_member
+    assert (bench.position.cut_off, bench.position.open_step, bench.history.head) == ("", 4, later)
+    assert bench.position.is_member
     with pytest.raises(WrongStep, match="step 1 is closed"):
         await bench.ask(reconcile())
 
@@ -540,7 +540,7 @@ async def test_member_that_gets_the_state_it_had_forgets_no_vote() -> None:
     await bench.ask(prepare(term=1))
     await bench.member.cut("B is steps ahead")
     await bench.member.observe(decided(GENESIS))
-    assert (bench.member.open_step, bench.member.term) == (1, 1)
+    assert (bench.position.open_step, bench.position.term) == (1, 1)
     promise = await bench.ask(prepare(term=2))
     assert promise.vote.record == record()
 
@@ -553,7 +553,7 @@ async def test_over_is_believed_only_when_the_same_is_seen_here() -> None:
     bench.gone[T] = "it does not answer"
     await bench.ask(over)
     with pytest.raises(RunEnded, match=r"last replica of ends is lost: t \(it does not answer\)"):
-        await bench.member.wait_open(2)
+        await bench.position.wait_open(2)
 
 
 async def test_over_is_not_believed_by_one_that_sees_no_majority() -> None:

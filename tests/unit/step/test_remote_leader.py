@@ -71,7 +71,7 @@ class Desk:
     async def set(self) -> Desk:
         await self.stage.set()
         calls = LiveCalls(StepCalls(self.stage.endpoints[T]), self.stage.liveness)
-        self.leader = RemoteLeader(calls, self.bench.member, LoopClock(), lambda: 5.0)
+        self.leader = RemoteLeader(calls, self.bench.position, LoopClock(), lambda: 5.0)
         self.leader.begun = self.begun
         return self
 

@@ -67,7 +67,7 @@ class Reunited:
 
     async def set(self) -> Reunited:
         self.stage, self.bench = await Stage(FIVE, leader=ME).set(), MemberBench(me=ME, genesis=BEGINNING)
-        forking, state = self.bench.member.forking, OpenStep(Incarnation(ME).ballot(BEGINNING))
+        forking, state = self.bench.position.forking, OpenStep(Incarnation(ME).ballot(BEGINNING))
         changes = NO_CHANGES.model_copy(update={"absent": OTHERS})
         await state.accept(Vote(term=1, record=CANDIDATE, changes=changes), ME)
         self.bench.history.append(CANDIDATE)
@@ -124,7 +124,7 @@ async def test_lineage_that_others_decided_already_is_confirmed_by_their_proof()
     here.answers(B, NEXT, lambda body: decided(CANDIDATE))
     await here.look()
     assert here.fork.confirmation is not None
-    assert (here.confirmed, here.bench.member.cut_off) == (1, "")
+    assert (here.confirmed, here.bench.position.cut_off) == (1, "")
     assert not here.stage.asked(PREPARE)
 
 
@@ -155,7 +155,7 @@ async def test_lineage_that_the_disk_does_not_let_it_give_up_ends_the_loop_with_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     here = await Reunited().set()
-    member, history = here.bench.member, here.bench.history
+    member, position, history = here.bench.member, here.bench.position, here.bench.history
 
     def refuse(to: CloseRecord) -> None:
         raise OSError("read-only file system")
@@ -166,7 +166,7 @@ async def test_lineage_that_the_disk_does_not_let_it_give_up_ends_the_loop_with_
     loop = StepLoop(member, closing, ExitBarrier(), None, _never)
     with pytest.raises(OSError, match="read-only file system"):
         await loop.run()
-    assert (member.cut_off, member.open_step, history.head) == ("", 2, CANDIDATE)
+    assert (position.cut_off, position.open_step, history.head) == ("", 2, CANDIDATE)
 
 
 async def _never() -> None:
@@ -182,7 +182,7 @@ async def test_lineage_that_is_decided_by_others_as_it_asks_for_votes_is_not_giv
     await here.look()
     assert here.stage.asked(PREPARE)
     assert here.fork.confirmation is not None
-    assert (here.confirmed, here.bench.member.cut_off) == (1, "")
+    assert (here.confirmed, here.bench.position.cut_off) == (1, "")
 
 
 @virtual
@@ -191,8 +191,8 @@ async def test_lineage_whose_fate_is_proven_as_it_asks_for_votes_is_given_up_for
     here.answers(B, NEXT, told_later(decided(ELSEWHERE)))
     here.answers(B, PREPARE, no(CLOSED))
     await here.look()
-    assert here.bench.member.forking.elsewhere == ELSEWHERE
-    assert "do not count: a majority went on without it" in here.bench.member.cut_off
+    assert here.bench.position.forking.elsewhere == ELSEWHERE
+    assert "do not count: a majority went on without it" in here.bench.position.cut_off
 
 
 @virtual
@@ -203,7 +203,7 @@ async def test_member_that_went_far_with_us_does_not_make_us_give_it_up() -> Non
     here.answers(B, PREPARE, no(CLOSED))
     here.answers(B, START, lambda body: Decided.of(Decision(follows, {}, term=0)))
     await here.look()
-    assert (here.fork.confirmation, here.bench.member.cut_off) == (None, "")
+    assert (here.fork.confirmation, here.bench.position.cut_off) == (None, "")
 
 
 @virtual
@@ -213,7 +213,7 @@ async def test_member_that_went_far_without_us_makes_us_give_it_up() -> None:
     here.answers(B, PREPARE, no(CLOSED))
     here.answers(B, START, lambda body: Decided.of(Decision(follows, {}, term=0)))
     await here.look()
-    assert "do not count: step 1 was decided without it" in here.bench.member.cut_off
+    assert "do not count: step 1 was decided without it" in here.bench.position.cut_off
     assert not here.confirmed
 
 
@@ -226,7 +226,7 @@ async def test_lineage_confirmed_between_two_looks_is_told_of_though_it_is_over(
     await asyncio.sleep(0.5 * LOOK_S)
     proof = decided(CANDIDATE)
     body = Decide(step=1, record=CANDIDATE.hash(), term=proof.term, acceptances=proof.acceptances)
-    assert here.bench.member.forking.decided(body) is None
-    here.bench.member.forking.fork = None
+    assert here.bench.position.forking.decided(body) is None
+    here.bench.position.forking.fork = None
     await running
     assert here.confirmed == 1

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -14,6 +15,7 @@ from swarm.errors import RunEnded, WrongStep
 from swarm.health.watch import HealthWatch
 from swarm.ids import MicrobatchId, PartName, PeerId
 from swarm.membership.observer_service import ObserverService
+from swarm.membership.observers import Observers
 from swarm.membership.watching import Watching
 from swarm.network.protocols import Answer, AnyMethod, Incoming, Rpc, Service
 from swarm.schema import Message
@@ -26,6 +28,7 @@ from swarm.step.leader.service import LeadService
 from swarm.step.loop import StepLoop
 from swarm.step.member.remote_leader import RemoteLeader
 from swarm.step.messages import PREPARE
+from swarm.step.observe_messages import RunStanding
 from tests.harness.expect import eventually
 from tests.harness.rigs.step import (
     COMMITTED,
@@ -76,11 +79,12 @@ class Peer:
         self.endpoint = troupe.network.endpoint(me)
         self.watch = HealthWatch(self.endpoint, LoopClock())
         member = self.bench.member
-        self.desk = LeadService(RULES, me, member.wait_open, lambda *signed: True, term_of=lambda: member.term)
+        position = self.bench.position
+        self.desk = LeadService(RULES, me, position.wait_open, lambda *signed: True, term_of=lambda: position.term)
         donor = StateDonor(LoopClock())
-        self.observers = ObserverService(me, donor, self._nothing, lambda: "", LoopClock())
+        self.observers = ObserverService(self._standing, donor, self._nothing, Observers(donor, LoopClock()))
         calls = StepCalls(self.endpoint)
-        self.leader = RemoteLeader(LiveCalls(calls, self.watch), member, LoopClock(), lambda: 5.0)
+        self.leader = RemoteLeader(LiveCalls(calls, self.watch), position, LoopClock(), lambda: 5.0)
         self.leader.begun = self
         self.parting, self.troupe = ExitBarrier(), troupe
         self._begun: list[MicrobatchId] = []
@@ -104,7 +108,10 @@ class Peer:
             self.endpoint.mount(Tapped(service, self.troupe.count))
         for service in (self.watch, self.observers, self.parting):
             self.endpoint.mount(service)
-        self.watching = Watching(self.watch, self.endpoint, self.bench.member, self.events, str, RunEnded)
+        around = SimpleNamespace(watch=self.watch, endpoint=self.endpoint, events=self.events)
+        run = SimpleNamespace(around=around, position=self.bench.position, name_of=str)
+        self.watching = Watching(cast(Any, run), self.bench.member, cast(Any, SimpleNamespace(gone=RunEnded)))
+        self.watch.report_to(self.watching)
         await self._decided(Decision(GENESIS, {}))
         self.running = asyncio.create_task(self.loop.run())
         self.watched = asyncio.create_task(self.watching.run())
@@ -116,6 +123,9 @@ class Peer:
         await self.observers.publish(decision, None)
         self.watch.follow(closed.members.peers)
         self.desk.open_step(closed.step + 1, closed.members, closed.hash(), closed.cursors)
+
+    def _standing(self, closed: int | None) -> RunStanding:
+        return RunStanding(founder=self.me, closed=closed, waiting_for="")
 
     async def _nothing(self, part: PartName) -> None:
         return None
@@ -150,7 +160,7 @@ class Peer:
 
     def _journeys(self) -> list[Contribution]:
         """The step's, through replicas that take part."""
-        hosts = self.bench.member.roster.stages()[0]
+        hosts = self.bench.position.roster.stages()[0]
         routes = ((one.route if one.route[0] in hosts else hosts[:1]) for one in COMMITTED)
         return [one.model_copy(update={"route": route}) for one, route in zip(COMMITTED, routes, strict=True)]
 
@@ -265,5 +275,5 @@ async def test_peer_that_stalls_at_any_question_is_left_behind_or_catches_up(vic
     await troupe.close()
     assert held == [victim]
     troupe.check(stays)
-    behind = troupe.peers[victim].bench.member
+    behind = troupe.peers[victim].bench.position
     assert behind.over or behind.cut_off or behind.open_step < RULES.steps + 1

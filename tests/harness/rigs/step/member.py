@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Set
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,7 +21,9 @@ from swarm.ids import MicrobatchId, PartName, PeerId
 from swarm.optim.schedules import OptimizerConfig
 from swarm.schema import Message
 from swarm.step.context import MemberContext
+from swarm.step.member.branch import Forking
 from swarm.step.member.open_step import Attempt, Round
+from swarm.step.member.position import Position
 from swarm.step.member.service import MemberService
 from swarm.step.messages import Apply, Decide, Prepare, Propose, Reconcile
 from swarm.step.rules import StepRules
@@ -180,10 +183,18 @@ class MemberBench:
         self.gone: dict[PeerId, str] = {}
         if self.founded:
             self.history.append(self.genesis)
+        self.holder = SimpleNamespace(
+            part=self.part,
+            install=lambda record, donor: self.install(record, donor),
+            decided=lambda decision: self.decided(decision),
+        )
+        life = self.life or Incarnation(self.me)
+        forking = Forking(self.me, self.history, life, verify, lambda: self.gone)
+        self.position = Position(self.history, life, RULES, T, forking)
         context = MemberContext(
             me=self.me,
-            life=self.life or Incarnation(self.me),
-            rules=RULES,
+            position=self.position,
+            holder=self.holder,  # type: ignore[arg-type]
             attempt=Attempt(
                 me=self.me,
                 device=self.device,  # type: ignore[arg-type]
@@ -191,16 +202,11 @@ class MemberBench:
                 average=self.average,
                 cursor=lambda step, committed: CURSOR if self.me == T else None,
             ),
-            history=self.history,
             sign=lambda data: sign(self.me, data),
             verify=verify,
-            install=lambda record, donor: self.install(record, donor),
-            decided=lambda decision: self.decided(decision),
-            founder=T,
             gone=lambda: self.gone,
         )
         self.member = MemberService(context)
-        self.member.part = self.part
 
     async def _settle(self, step: int, assigned: Mapping[MicrobatchId, tuple[PeerId, ...]]) -> None:
         """Replay everything, unless the bench ``lacks`` something; ``slow_settling`` says when."""

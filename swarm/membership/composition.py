@@ -1,0 +1,186 @@
+"""Put together everything that a peer has once it knows the manifest, in the order in which one needs another.
+
+Read it from top to bottom. Nothing here waits, and nothing is given what is not made yet.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from swarm.averaging.allreduce.service import AllReduce
+from swarm.ids import PartName, PeerId
+from swarm.membership.announcer import Announcer
+from swarm.membership.copying import Copies, Copying
+from swarm.membership.entering import Entering
+from swarm.membership.following import Following
+from swarm.membership.founder import Founder, InitialWeights
+from swarm.membership.holding import LocalSGD, RoleManager
+from swarm.membership.joining import Joining
+from swarm.membership.leaving import Leaving
+from swarm.membership.membership import Membership
+from swarm.membership.observer_service import ObserverService
+from swarm.membership.observers import Observers
+from swarm.membership.quorum import MissingReplicas, Quorum
+from swarm.membership.roles import PeerContext
+from swarm.membership.rounds import Rounds
+from swarm.membership.run import RunContext, open_run
+from swarm.membership.settings import MemberSettings
+from swarm.membership.state_keeper import StateKeeper
+from swarm.membership.survey import FirstContact
+from swarm.membership.watching import Watching
+from swarm.network.protocols import Directory, Service
+from swarm.security.signing import verify
+from swarm.state.snapshot import Snapshot
+from swarm.state.transfer import StateDonor
+from swarm.step.calls import LiveCalls
+from swarm.step.context import CloseContext, MemberContext
+from swarm.step.exit_barrier import ExitBarrier
+from swarm.step.leader.service import LeadService
+from swarm.step.loop import StepLoop
+from swarm.step.member.open_step import Attempt
+from swarm.step.member.remote_leader import RemoteLeader
+from swarm.step.member.rescue import RescueService
+from swarm.step.member.service import MemberService
+
+LATER_DOWNLOADS = 4
+"""Downloads of states that a peer serves at a time; a founder serves all of the genesis at once."""
+
+
+def compose(
+    settings: MemberSettings,
+    around: PeerContext,
+    directory: Directory,
+    *,
+    contact: PeerId,
+    founder: PeerId,
+    keeper: StateKeeper,
+) -> Membership:
+    """Return the membership of a peer, whose services are mounted on its endpoint from here on.
+
+    Args:
+        settings: What the peer's owner chose.
+        around: What the peer works with.
+        directory: Where the peers of the run find each other.
+        contact: The peer through which it found the run; itself for the founder.
+        founder: The peer whose genesis counts.
+        keeper: What keeps the run on this machine's disk.
+
+    Raises:
+        StateError: The history or the votes on the disk are not this run's, or cannot be read.
+    """
+    manifest, endpoint, watch, clock = around.manifest, around.endpoint, around.watch, around.clock
+    run = open_run(settings, around, directory, contact=contact, founder=founder, keeper=keeper)
+
+    # What it holds, its own part and copies of others, and what it serves of them.
+    leader = RemoteLeader(LiveCalls(run.calls, watch), run.position, clock, run.deadline.seconds)
+    holding, copies = RoleManager(run, leader), Copies()
+    start = manifest.run.start_when
+    donor = StateDonor(clock, max_downloads=start.stage_hosts + start.trainers if run.founds else LATER_DOWNLOADS)
+    snapshot = functools.partial(_snapshot, around, holding, copies)
+    observers = ObserverService(run.standing, donor, snapshot, Observers(donor, clock))
+    copying = Copying(run, copies, observers)
+
+    # How it follows what is decided, and takes part in a step, as a member and as its leader.
+    quorum, missing, lead = Quorum(run), MissingReplicas(run), _lead(run)
+    following = Following(run, holding, lead, copying, observers, (quorum, missing))
+    allreduce, mixing = AllReduce(endpoint, clock), LocalSGD(run, holding)
+    average = Rounds(around, allreduce, run.deadline.seconds, observers.averaged, run.history)
+    member = _member(run, holding, following, average)
+
+    # How it comes and goes.
+    announcer, first = Announcer(run), FirstContact(endpoint, clock, contact, founder)
+    beginning = keeper.beginning() or InitialWeights(around, settings.ends_seed)
+    found = Founder(around, directory, run.calls, announcer.record, donor, beginning) if run.founds else None
+    entering = Entering(run, first, found, holding, following, Joining(run, member, following.prepare))
+    leaving, parting = Leaving(run, observers.observers, announcer), ExitBarrier()
+    watching = Watching(run, member, first)
+    steps = StepLoop(member, _closing(run, lead), parting, holding.feed(), entering.again)
+
+    watch.report_to(watching)
+    services: tuple[Service, ...] = (
+        watch, member, lead, leader, allreduce, parting, donor, observers,
+        _rescue(run, member, copies), *keeper.services(),
+    )  # fmt: skip
+    for service in services:
+        endpoint.mount(service)
+    background = (
+        announcer.run, holding.run, following.end_unfit, leaving.run, watching.run, quorum.run, missing.run,
+        copying.run, mixing.run,
+    )  # fmt: skip
+    return Membership(run, entering, steps, copying, leaving, background)
+
+
+async def _snapshot(around: PeerContext, holding: RoleManager, copies: Copies, name: PartName) -> Snapshot | None:
+    """Return the state of a part that is held here, our own or the copy of another; None for any other."""
+    part = holding.part
+    if part is None or part.spec.name != name:
+        return await copies.snapshot(name)
+    return await around.device.run(part.snapshot)
+
+
+def _lead(run: RunContext) -> LeadService:
+    """Return what trainers and members ask of this peer while it leads a step."""
+    return LeadService(
+        run.rules,
+        run.around.endpoint.peer,
+        run.position.wait_open,
+        verify,
+        term_of=lambda: run.position.term,
+        hosted=run.around.manifest.split.ends == "hosted",
+    )
+
+
+def _member(run: RunContext, holding: RoleManager, following: Following, average: Rounds) -> MemberService:
+    """Return what the leader of a step asks of this peer."""
+    around, me = run.around, run.around.endpoint.peer
+    attempt = Attempt(
+        me=me,
+        device=around.device,
+        settle=holding.settle,
+        average=average,
+        cursor=holding.cursor,
+        left_out=following.events.left_out,
+    )
+    return MemberService(
+        MemberContext(
+            me=me,
+            position=run.position,
+            holder=following,
+            attempt=attempt,
+            sign=around.identity.sign,
+            verify=verify,
+            gone=lambda: around.watch.gone,
+        )
+    )
+
+
+def _closing(run: RunContext, lead: LeadService) -> CloseContext:
+    """Return what this peer closes a step with when it leads it."""
+    return CloseContext(
+        rules=run.rules,
+        calls=run.calls,
+        history=run.history,
+        events=run.around.events,
+        desk=lead,
+        liveness=run.around.watch,
+        clock=run.around.clock,
+        timeout_s=run.deadline.seconds,
+        verify=verify,
+        waiting=run.situation.wait_for,
+        copies=run.around.manifest.run.copies,
+        patience_s=run.settings.patience_s,
+    )
+
+
+def _rescue(run: RunContext, member: MemberService, copies: Copies) -> RescueService:
+    """Return what answers when all replicas of a part are lost of which a copy may be here."""
+    return RescueService(
+        run=run.rules.run,
+        me=run.around.endpoint.peer,
+        member=member,
+        history=run.history,
+        sign=run.around.identity.sign,
+        holds=lambda part, step: copies.held(part, step) is not None,
+        takes=copies.takes,
+        gone=lambda: run.around.watch.gone.keys(),
+    )

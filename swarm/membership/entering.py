@@ -1,0 +1,85 @@
+"""The ways into a run: found it, be in its genesis, join it in progress, or come back when it went on without us."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from swarm.errors import Ending, PeerError, RunEnded
+from swarm.events import CutOff
+from swarm.ids import PeerId
+from swarm.membership.following import Following
+from swarm.membership.founder import Founder
+from swarm.membership.holding import RoleManager
+from swarm.membership.joining import Joining
+from swarm.membership.roles import insist_on_being_reached
+from swarm.membership.run import RunContext
+from swarm.membership.survey import FirstContact
+from swarm.network.discovery.records import PeerRecord
+
+WAITING_S = 1.0
+"""How often a peer that waits for the genesis asks how far it is."""
+
+
+class Entering:
+    """One peer's ways in. ``founder`` is None for a peer that does not found the run."""
+
+    def __init__(
+        self,
+        run: RunContext,
+        contact: FirstContact,
+        founder: Founder | None,
+        holding: RoleManager,
+        following: Following,
+        joining: Joining,
+    ) -> None:
+        self._run, self._around, self._at = run, run.around, run.position
+        self._contact, self._founder, self._holding = contact, founder, holding
+        self._following, self._joining = following, joining
+
+    async def begin(self) -> None:
+        """Return when this peer is in the roster. Raises RunEnded when it cannot be."""
+        if self._founder is not None:
+            await self._found(self._founder)
+            return
+        await self._be_reached()
+        while not self._at.is_member:
+            standing = await self._contact.standing()
+            if standing.closed is not None and not self._holding.ready.is_set():
+                await self._joining.run(self._run.contact)
+                return
+            if standing.closed is None and not self._at.is_member:
+                self._run.situation.wait_for(standing.waiting_for or "the run to start")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WAITING_S):
+                    await self._at.wait_member()
+
+    async def _found(self, founder: Founder) -> None:
+        with founder.expecting():
+            await founder.found(self._run.settings.patience_s, self._run.situation.wait_for)
+            await self._at.wait_member()  # our own close may take longer than the others'
+        await self._around.be_reachable(self._at.roster.peers)  # now there is somebody to ask
+
+    async def _be_reached(self) -> None:
+        """Before anybody counts on us. Whoever is in the directory may relay for us."""
+        if await self._around.be_reachable((self._run.contact,)):
+            records: dict[PeerId, PeerRecord] = {}
+            with contextlib.suppress(PeerError):
+                records = await self._run.directory.lookup(PeerRecord)
+            for peer, record in records.items():
+                self._around.endpoint.learn(peer, record.addresses)
+            await insist_on_being_reached(self._around, tuple(records))
+
+    async def again(self) -> None:
+        """Get the newest state from others, and be let in again, where the run went on without us. Raises RunEnded when
+        nobody is left who could help, or when it is over."""
+        at, reason = self._at, self._at.cut_off
+        self._around.events.emit(CutOff(step=at.open_step, reason=reason))
+        self._following.start_over()
+        if at.forking.given_up is not None:
+            self._holding.rewound()
+        known, others = at.forking.helpers(at.head)
+        if not others:
+            raise RunEnded(f"the run went on without this peer, and there is nobody else: {reason}", Ending.UNREACHABLE)
+        self._run.situation.wait_for(f"a member that can help to come back: {reason}")
+        await self._joining.again(self._holding.part, known, None if self._run.founds else self._run.contact)

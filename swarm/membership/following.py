@@ -1,0 +1,147 @@
+"""Follow the decided records: take this peer's part, tell the observers, and open the next step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from swarm.consensus.records import CloseRecord, Decision
+from swarm.errors import ConfigError, Ending, Refused, RunEnded, StateError
+from swarm.events import PeerReady
+from swarm.ids import PartName, PeerId
+from swarm.membership.copying import Copying
+from swarm.membership.download import download_part
+from swarm.membership.holding import RoleManager
+from swarm.membership.observer_service import ObserverService
+from swarm.membership.roles import build_empty
+from swarm.membership.run import RunContext
+from swarm.membership.step_events import StepEvents
+from swarm.optim.part import TrainedPart
+from swarm.schema import AFTER_CHARS
+from swarm.step.leader.service import LeadService
+
+
+class Onlooker(Protocol):
+    """Judges anew who is there with every record that names this peer."""
+
+    def look(self) -> None:
+        """Judge once."""
+
+
+class Following:
+    """Follows the run with the part that this peer holds: see :class:`swarm.step.context.PartHolder`.
+
+    ``events`` tells of each step that closed.
+    """
+
+    def __init__(
+        self,
+        run: RunContext,
+        holding: RoleManager,
+        lead: LeadService,
+        copying: Copying,
+        observers: ObserverService,
+        onlookers: Sequence[Onlooker],
+    ) -> None:
+        self._run, self._at, self._holding, self._lead = run, run.position, holding, lead
+        self._copying, self._observers, self._onlookers = copying, observers, onlookers
+        self.events = StepEvents(run)
+        self._was_member, self._has_been_ready = False, False
+        self._since = run.around.clock.monotonic()
+        self._unfit: asyncio.Future[ConfigError | StateError] = asyncio.get_running_loop().create_future()
+
+    @property
+    def part(self) -> TrainedPart | None:
+        """Return the part that this peer trains; None for a peer that holds nothing."""
+        return self._holding.part
+
+    # --- taking a part -------------------------------------------------------------------------------------------
+
+    async def install(self, record: CloseRecord, donor: PeerId) -> None:
+        """Download and verify the part that the genesis names for us, and be ready. Raises the founder's PeerError.
+
+        What is wrong on our side ends this peer with the reason (:meth:`end_unfit`); the founder is told no.
+        """
+        self._run.exit.admitted.set()  # from here on a record may name us
+        try:
+            await self._take_place(record, donor)
+        except (ConfigError, StateError) as error:
+            if not self._unfit.done():
+                self._unfit.set_result(error)
+            raise Refused(str(error)) from error
+
+    async def end_unfit(self) -> None:
+        """Raise RunEnded once this peer has found that it cannot take its part; else wait until cancelled."""
+        error = await asyncio.shield(self._unfit)
+        raise RunEnded(str(error), error.ending) from error
+
+    async def _take_place(self, record: CloseRecord, donor: PeerId) -> None:
+        around, role = self._run.around, self._run.settings.role
+        self._run.learn(record.members)
+        own = record.members[around.endpoint.peer].part
+        part = None
+        reason = "the run starts with it" if own is not None else f"a {role} holds none"
+        self._run.situation.assigned(None if own is None else PartName(own), reason)
+        if own is not None:
+            part = await build_empty(around, PartName(own))
+            await download_part(around, record, part, donor)
+        await self.prepare(part, record)
+
+    async def prepare(self, part: TrainedPart | None, record: CloseRecord) -> None:
+        """Serve our part, which is here for the first time, with the state that the record names."""
+        self._holding.take(part, record)
+
+    async def _move(self, record: CloseRecord) -> None:
+        """This record has us hold another part, of which we said that we hold a copy: all that held it are lost. Raises
+        RunEnded when the copy is gone as well."""
+        name = PartName(record.members[self._run.around.endpoint.peer].part or "")
+        part = await self._copying.take(name, record.step)
+        if part is None:
+            raise RunEnded(f"this peer shall hold {name} from now on, and its copy of it is lost", Ending.FAILED)
+        self._run.situation.moved(name, "all that held it are lost, and a copy was here")
+        await self.prepare(part, record)
+
+    # --- from record to record -----------------------------------------------------------------------------------
+
+    async def decided(self, decision: Decision) -> None:
+        """Tell of a decided record whose result our part has, serve observers, open the next step."""
+        record, roster, me = decision.record, decision.record.members, self._run.around.endpoint.peer
+        inside, watch = self._at.names(record), self._run.around.watch
+        seconds = self.events.closed(record, took_part=self._was_member, digest=decision.digest)
+        if self._was_member:
+            self._run.deadline.observe(seconds)
+        await self._copying.decided(decision)
+        if inside and self._run.situation.part != roster[me].part:
+            await self._move(record)
+        held = self._holding.part
+        await self._observers.publish(decision, None if held is None else held.spec.name)
+        await self._run.keeper.decided(decision, held, departed=self._at.departed)
+        if self._run.rules.over(record) or self._at.departed:
+            watch.follow(())
+            return
+        if inside:
+            self._run.learn(roster)
+            watch.follow(self._at.forking.watched(roster), roster.lives)
+            for onlooker in self._onlookers:
+                onlooker.look()
+        if me in roster and not inside:
+            return  # an earlier life of this peer is in it, for which it votes at most
+        digest = record.hash()
+        self._lead.open_step(record.step + 1, roster, digest, record.cursors, may_end=not record.provisional)
+        self._holding.open_step(record, digest[:AFTER_CHARS])
+        if inside and not self._was_member:
+            self._ready(record)
+
+    def start_over(self) -> None:
+        """Take the next record that names this peer for the first again: the run went on without it."""
+        self._was_member, self._since = False, self._run.around.clock.monotonic()
+
+    def _ready(self, record: CloseRecord) -> None:
+        """This record is the first that names us."""
+        around, situation, self._was_member = self._run.around, self._run.situation, True
+        if not self._run.exit.asked:
+            situation.ready()
+        seconds, again = around.clock.monotonic() - self._since, self._has_been_ready
+        part, reason, self._has_been_ready = situation.part, situation.reason, True
+        around.events.emit(PeerReady(part=part, step=record.step, reason=reason, seconds=seconds, again=again))

@@ -1,0 +1,165 @@
+"""The context of a run for one of its peers: given to everything that lives as long as its membership."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+from dataclasses import dataclass, field
+
+from swarm.consensus.ballot import VoteFile
+from swarm.consensus.history import History
+from swarm.consensus.incarnation import Incarnation
+from swarm.consensus.roster import Roster, lost_parts
+from swarm.errors import Ending, PeerError
+from swarm.ids import PeerId
+from swarm.membership.roles import PeerContext
+from swarm.membership.rules import rules_of
+from swarm.membership.settings import MemberSettings
+from swarm.membership.state_keeper import StateKeeper
+from swarm.membership.status import PeerStatus
+from swarm.network.protocols import Directory
+from swarm.security.signing import verify
+from swarm.step.calls import StepCalls
+from swarm.step.member.branch import Forking
+from swarm.step.member.position import Position
+from swarm.step.observe_messages import RunStanding
+from swarm.step.rules import StepRules
+from swarm.waiting import AdaptiveDeadline
+
+STEP_FLOOR_S, STEP_CEILING_S = 20.0, 120.0
+MAX_WAITING_CHARS = 400
+
+
+@dataclass(slots=True)
+class ExitRequest:
+    """The orders to leave that this peer got.
+
+    Attributes:
+        told: Set once somebody told it to.
+        told_at: When, on the peer's steady clock.
+        ending: How the run has ended for this peer when it has left.
+        reasons: Who told it, in words.
+        admitted: Set once this peer has asked to be let in: from then on a record may name it, and it leaves by
+            another.
+    """
+
+    told: asyncio.Event = field(default_factory=asyncio.Event)
+    told_at: float = 0.0
+    ending: Ending = Ending.DONE
+    reasons: set[str] = field(default_factory=set)
+    admitted: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def asked(self) -> bool:
+        """Return whether this peer is to leave."""
+        return self.told.is_set()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContext:
+    """One run as its peer knows it.
+
+    Attributes:
+        around: What the peer works with.
+        settings: What its owner chose.
+        directory: Where the peers of the run find each other.
+        keeper: What keeps the run on this machine's disk.
+        contact: The peer through which it found the run; itself for the founder.
+        founder: The peer whose genesis counts.
+        rules: What the manifest says about every step.
+        history: The close records that are decided here.
+        position: Where this peer stands among the members.
+        situation: Where it stands for people, who read it on the control socket.
+        calls: What it asks of members.
+        deadline: How long a step takes, and so how long its questions may.
+        exit: What it was told about leaving.
+    """
+
+    around: PeerContext
+    settings: MemberSettings
+    directory: Directory
+    keeper: StateKeeper
+    contact: PeerId
+    founder: PeerId
+    rules: StepRules
+    history: History
+    position: Position
+    situation: PeerStatus
+    calls: StepCalls
+    deadline: AdaptiveDeadline
+    exit: ExitRequest
+
+    @property
+    def founds(self) -> bool:
+        """Return whether this peer is the founder."""
+        return self.contact == self.around.endpoint.peer
+
+    def learn(self, roster: Roster) -> None:
+        """Remember where the others are; what is said of another life of ours is not where we are."""
+        for member in roster.members:
+            if member.peer != self.around.endpoint.peer:
+                self.around.endpoint.learn(PeerId(member.peer), member.addresses)
+
+    def standing(self, closed: int | None) -> RunStanding:
+        """Return where the run stands, for peers that ask; ``closed`` is the newest published step, None before the
+        genesis."""
+        return RunStanding(
+            founder=self.founder,
+            closed=closed,
+            waiting_for="" if closed is not None else self.situation.waiting_for[:MAX_WAITING_CHARS],
+            lost=lost_parts(self.position.roster, self.around.watch.gone),
+            leaving=self.exit.asked,
+        )
+
+    def name_of(self, peer: str) -> str:
+        """Return the name that a peer gave itself; before the roster is known "the contact", else the peer's id."""
+        roster = self.position.roster
+        if peer in roster:
+            return roster[peer].name
+        return "the contact" if peer == self.contact and not len(roster) else peer
+
+    def describe(self, error: BaseException) -> str:
+        """Return a peer's failure in words, with the peer's name."""
+        if isinstance(error, PeerError) and error.peer:
+            name = self.name_of(error.peer)
+            who = error.peer if name == error.peer else f"{name} ({error.peer})"
+            return f"{who} failed: {error.code}, {error.reason}"
+        return str(error)
+
+
+def open_run(
+    settings: MemberSettings,
+    around: PeerContext,
+    directory: Directory,
+    *,
+    contact: PeerId,
+    founder: PeerId,
+    keeper: StateKeeper,
+) -> RunContext:
+    """Return what the run is for this peer, from what its disk remembers of it.
+
+    Args and errors are those of :func:`swarm.membership.composition.compose`.
+    """
+    me, situation = around.endpoint.peer, PeerStatus(around.events)
+    rules = dataclasses.replace(rules_of(around.manifest), how_to_join=around.how_to_join)
+    refuses = functools.partial(situation.disk_refuses, "the run's history")
+    history = History(settings.history, around.manifest.run_id, trouble=refuses)
+    refuses = functools.partial(situation.disk_refuses, "its votes")
+    life = Incarnation(me, around.watch.incarnation, VoteFile(settings.votes), refuses)
+    forking = Forking(me, history, life, verify, lambda: around.watch.gone)
+    return RunContext(
+        around=around,
+        settings=settings,
+        directory=directory,
+        keeper=keeper,
+        contact=contact,
+        founder=founder,
+        rules=rules,
+        history=history,
+        position=Position(history, life, rules, founder, forking),
+        situation=situation,
+        calls=StepCalls(around.endpoint),
+        deadline=AdaptiveDeadline(STEP_FLOOR_S, STEP_CEILING_S),
+        exit=ExitRequest(),
+    )
