@@ -89,8 +89,10 @@ def compose(
 
     # How it comes and goes.
     announcer, first = Announcer(run), FirstContact(endpoint, clock, contact, founder)
-    beginning = keeper.beginning() or InitialWeights(around, settings.ends_seed)
-    found = Founder(around, directory, run.calls, announcer.record, donor, beginning) if run.founds else None
+    found = None
+    if run.founds:
+        beginning = keeper.beginning() or InitialWeights(around, settings.ends_seed)
+        found = Founder(around, directory, run.calls, announcer.record, donor, beginning)
     entering = Entering(run, first, found, holding, following, Joining(run, member, following.prepare))
     leaving, parting = Leaving(run, observers.observers, announcer), ExitBarrier()
     watching = Watching(run, member, first)
