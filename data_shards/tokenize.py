@@ -59,6 +59,8 @@ class Tokenizer:
         remedy = "Use the tokenizer.json that the run was made with."
         try:
             self._backend = BackendTokenizer.from_str(document.decode())
+            self._backend.no_padding()  # a file may ask for any length: rows are cut here, by the run's
+            self._backend.no_truncation()
         except Exception as error:
             raise ConfigError("tokenizer", self.digest[:16], "a tokenizer.json", remedy) from error
         end = self._backend.token_to_id(END_OF_TEXT)

@@ -358,8 +358,8 @@ class Node:
         self._membership = membership
         self._commands.adopt(around.manifest, endpoint, membership, around.watch)
         self._orders.adopt(functools.partial(self._leave, endpoint, membership))
-        # The genesis comes from its founder before there is a roster.
-        endpoint.allow_relay(lambda peer: peer in membership.roster or peer in (contact, founder))
+        first = {contact, founder}  # the genesis comes from its founder before there is a roster
+        endpoint.allow_relay(lambda peer: peer in (membership.roster if len(membership.roster) else first))
         return membership
 
     def _emit_found(self, manifest: Manifest, source: PeerId) -> None:

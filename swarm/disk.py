@@ -10,6 +10,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator, Sequence
@@ -17,13 +18,16 @@ from pathlib import Path
 
 Piece = bytes | memoryview
 
+_STREAM = re.compile(r"/dev/(stdout|stderr)|(?:/dev|/proc/self)/fd/([0-9]+)")
+_NUMBERS: dict[str | None, str] = {"stdout": "1", "stderr": "2"}
+"""Names of what a process has open: also where that is a file, others write into it."""
 _NOT_HERE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 """What a file system says that cannot reserve space."""
 _MOST_AT_ONCE = 1 << 30
 """The kernel writes less than 2 GiB in one call."""
 
 
-def write_whole(path: Path, pieces: Sequence[Piece]) -> None:
+def write_whole(path: Path, pieces: Sequence[Piece], *, mode: int | None = None) -> None:
     """Have ``path`` hold these bytes, and be on the disk, when this returns; makes the directories it lies in.
 
     Whenever the process dies, or the power fails, ``path`` holds what it held before or all of this. Raises OSError
@@ -33,7 +37,7 @@ def write_whole(path: Path, pieces: Sequence[Piece]) -> None:
     make_directory(path.parent)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        _write(temporary, pieces)
+        _write(temporary, pieces, 0o644 if mode is None else mode)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -54,21 +58,24 @@ def write_named(path: Path, pieces: Sequence[Piece], *, mode: int | None = None)
     """Write a file that a person has named, as :func:`write_whole`, but write *into* what is there and is no regular
     file: a pipe, a terminal, a device, or what ``/dev/stdout`` stands for. A link is followed, not replaced.
 
-    ``mode`` are the permissions of a regular file. Raises OSError. A pipe that nobody reads blocks.
+    ``mode`` are the permissions of a regular file. Raises OSError, also for a link of another user's. A pipe that
+    nobody reads blocks.
     """
     try:
         regular = stat.S_ISREG(os.stat(path).st_mode)
     except FileNotFoundError:
         regular = True
-    if not regular or os.path.abspath(path).startswith(("/dev/", "/proc/")):
-        descriptor = os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_APPEND)
+    stream = _STREAM.fullmatch(os.path.abspath(path))
+    if stream is not None or not regular:
+        # A stream of ours has a place in its file, which another opening of it would not share.
+        own = None if stream is None else _NUMBERS.get(stream[1], stream[2])
+        descriptor = os.dup(int(own)) if own is not None else os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_APPEND)
         with open(descriptor, "wb") as file:
             file.writelines(pieces)
         return
-    target = Path(os.path.realpath(path))
-    write_whole(target, pieces)
-    if mode is not None:
-        os.chmod(target, mode)
+    if os.path.islink(path) and os.lstat(path).st_uid not in (os.geteuid(), 0):
+        raise PermissionError(errno.EPERM, "a link of another user's", str(path))
+    write_whole(Path(os.path.realpath(path)), pieces, mode=mode)
 
 
 def make_directory(path: Path) -> None:
@@ -142,8 +149,8 @@ def _locked(path: Path, wait: bool) -> int | None:
         os.close(descriptor)
 
 
-def _write(path: Path, pieces: Sequence[Piece]) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+def _write(path: Path, pieces: Sequence[Piece], mode: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         reserve(descriptor, sum(len(piece) for piece in pieces))
         for piece in pieces:

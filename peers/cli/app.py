@@ -105,6 +105,11 @@ def _of_this_machine(error: OSError) -> CommandError | None:
                             next_="name one: TMPDIR=DIR, then the same command")  # fmt: skip
     if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
         return None
+    try:
+        os.write(sys.stdout.fileno(), b"\n")
+        return None  # it takes a line: it is another disk that is full
+    except OSError:
+        pass
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())  # or what waits to be written would fail once more at the exit
     os.close(nowhere)

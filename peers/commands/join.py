@@ -83,10 +83,12 @@ def join(options: PeerOptions, *, words: bool, json_lines: bool) -> int:
 
 
 def _from_standard_input() -> str:
-    """The invite on the first line of standard input: so that no list of processes shows it. Raises ConfigError."""
-    line = sys.stdin.readline(MAX_INVITE_CHARS).strip()
+    """The invite on standard input, of a terminal its first line: so that no list of processes shows it. Raises
+    ConfigError."""
+    read = sys.stdin.readline if sys.stdin.isatty() else sys.stdin.read
+    line = read(MAX_INVITE_CHARS).strip()
     if not line:
-        raise ConfigError("INVITE", "-", "an invite on the first line of standard input",
+        raise ConfigError("INVITE", "-", "an invite on standard input",
                           f"For example: {command_name()} join - < FILE", why="there is none")  # fmt: skip
     return line
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 import socket
 import tempfile
 from collections.abc import Sequence
@@ -69,9 +70,10 @@ def check_output(option: str, path: Path) -> None:
             return
         raise ConfigError(option, str(path), "a file that this user may write", another_path(path))
     above = Path(os.path.realpath(path)).parent
-    while not above.exists() and above != above.parent:
-        above = above.parent
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+    if not above.is_dir():
+        why, remedy = f"there is no directory {above}", f"Make it: mkdir -p {shlex.quote(str(above))}"
+        raise ConfigError(option, str(path), "a file in a directory that is there", remedy, why=why)
+    if not os.access(above, os.W_OK | os.X_OK):
         why = f"nothing can be made in {above}"
         raise ConfigError(option, str(path), "a file that this user may write", another_path(path), why=why)
 

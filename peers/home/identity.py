@@ -48,7 +48,9 @@ def _identity_of(place: PlaceInfo) -> PlaceIdentity:
 def show_identities(home: Path) -> list[PlaceIdentity]:
     """The identity of every place that has one; makes nothing. Raises CommandError when none has, ConfigError for a key
     file that is no good."""
-    found = [_identity_of(place) for place in list_places(home) if (place.path / KEY_FILE).is_file()]
+    found = [
+        _identity_of(place) for place in list_places(home) if not place.owner and (place.path / KEY_FILE).is_file()
+    ]
     if not found:
         raise _none_yet(home, "1")
     return found
@@ -68,7 +70,7 @@ def only_identity(home: Path) -> PlaceIdentity:
 def create_identity(home: Path, place: str) -> PlaceIdentity:
     """The identity of a place, made when there is none. Raises ConfigError when a running peer has the place and no
     key, when the name cannot be one, or when the disk refuses."""
-    known = {one.name for one in list_places(home) if (one.path / KEY_FILE).is_file()}
+    known = {one.name for one in list_places(home) if not one.owner and (one.path / KEY_FILE).is_file()}
     if place not in known:
         with take_place(home, place, clock=SystemClock()) as taken:
             load_or_create(taken.identity)

@@ -272,10 +272,8 @@ def _check_home(home: Path) -> None:
         found = home.stat()
     except FileNotFoundError:
         return
-    own, shared = found.st_uid == os.geteuid(), found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    if own and shared:
-        os.chmod(home, stat.S_IMODE(found.st_mode) & ~(stat.S_IWGRP | stat.S_IWOTH))
-    elif not own and (os.geteuid() or shared):
+    own = found.st_uid in (os.geteuid(), 0)  # who is root can take it anyway
+    if not own and os.geteuid():
         why = f"it belongs to {_user(found.st_uid)}, who could take this peer's key"
         raise ConfigError("home", str(home), "a directory of this user", "Choose another with --home or SWARM_HOME.",
                           why=why)  # fmt: skip

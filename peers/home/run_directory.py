@@ -120,9 +120,15 @@ def find_run_directory(given: Path | None, home: Path | str | None = None, *, ke
 
 
 def known_runs(home: Path | str | None = None) -> list[RunDirectory]:
-    """Every run under ``./out`` and in this machine's home, the newest first. Reads no file."""
-    files = [file for root in (OUT, _joined(home)) for file in root.glob("*/run.toml")]
-    files.sort(key=lambda file: (file.parent.stat().st_mtime_ns, file.parent.name), reverse=True)
+    """Every run under ``./out`` and in this machine's home, the newest first. Reads no file. Raises ConfigError where
+    the home cannot be read."""
+    try:
+        files = [file for root in (OUT, _joined(home)) for file in root.glob("*/run.toml")]
+        files.sort(key=lambda file: (file.parent.stat().st_mtime_ns, file.parent.name), reverse=True)
+    except OSError as error:
+        where = Path(error.filename or ".")
+        raise ConfigError("home", str(where), "a directory this user can read", another_path(where),
+                          why=str(error.strerror)) from None  # fmt: skip
     return [RunDirectory(file.parent) for file in files]
 
 

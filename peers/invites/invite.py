@@ -86,6 +86,7 @@ def parse_invite(text: str) -> Invite:
     text = "".join(text[: 2 * MAX_CHARACTERS].split()).strip(_AROUND)
     if len(text) > MAX_CHARACTERS:
         raise _bad(text, f"at most {MAX_CHARACTERS} characters", "it is longer")
+    text = text[found.start() :] if (found := _ANY_PREFIX.search(text)) else text  # behind "swarm join", say
     version = _ANY_PREFIX.match(text)
     if version is None:
         raise _bad(text, _ALLOWED)

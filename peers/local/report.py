@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -139,6 +140,7 @@ def render_report(report: dict[str, Any], indent: int | None = None) -> str:
 def write_report(report: dict[str, Any], path: Path) -> None:
     """Write it whole or not at all, replacing an older one. Raises StateError when the disk refuses."""
     try:
+        sys.stdout.flush()  # the report may go there
         write_named(path, [f"{render_report(report, indent=2)}\n".encode()])
     except OSError as error:
         raise StateError(

@@ -121,6 +121,8 @@ class ServerStream:
 
     def on_chunk(self, call: int, size: int) -> None:
         """Part of a payload arrived; the last part starts the handler."""
+        if call in self._unwanted and not self.strangers.known(self.peer):
+            self._charge(0)
         open_call = self._calls.get(call)
         if open_call is not None:
             open_call.filled += size

@@ -19,7 +19,7 @@ FRAMES_S, FRAMES_AT_ONCE = 125.0, 250.0
 """Of one stream. A download asks for 64 chunks a second at most (``swarm.state.donation``)."""
 
 ALL_FRAMES_S, ALL_AT_ONCE = 250.0, 500.0
-"""Of all strangers together: some 5 % of one core."""
+"""Of all strangers together: some 5 % of one core, unless they have many streams, each of which pauses by itself."""
 
 EXPECTED_FRAMES_S = 20.0
 """More of all together for each peer that is expected to join: they poll, and they download."""
@@ -33,8 +33,8 @@ STREAM_FRAMES = 4.0
 LONGEST_PAUSE_S = 5.0
 """A stream never pauses for longer because of others: what they owe is theirs."""
 
-MAX_AHEAD = 256
-"""Frames that a stream may deliver while it pauses: what one read of its socket may hold."""
+MAX_AHEAD = 64
+"""Frames that a stream may deliver while it pauses: what a joiner may have asked in one go."""
 
 
 class StrangerBudget:
@@ -53,7 +53,7 @@ class StrangerBudget:
         self._all.change(ALL_FRAMES_S + peers * EXPECTED_FRAMES_S, self._clock.monotonic())
 
     def stream(self) -> StreamBudget:
-        """Return the budget of one new stream, whose opening counts."""
+        """Return the budget of one new stream, whose opening counts with its first frame."""
         budget = StreamBudget(self._clock, self._all)
         budget.pause_s(0, frames=STREAM_FRAMES)
         return budget
@@ -70,5 +70,6 @@ class StreamBudget:
         """Count a frame; return for how many seconds nothing more of this stream may be read, 0 for none."""
         now, cost = self._clock.monotonic(), frames + content_bytes / BYTES_A_FRAME
         self._own.take(cost, now)
-        self._all.take(cost, now)
+        if self._all.pause_s(0, now) < LONGEST_PAUSE_S:  # or those that come later would pay for a flood that is over
+            self._all.take(cost, now)
         return max(self._own.pause_s(0, now), min(self._all.pause_s(0, now), LONGEST_PAUSE_S))

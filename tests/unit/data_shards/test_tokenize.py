@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from tokenizers import Tokenizer as BackendTokenizer
 
 from data_shards.tokenize import END_OF_TEXT, Tokenizer, tokenizer_digest, train_tokenizer
 from swarm.errors import ConfigError, StateError
@@ -67,3 +68,12 @@ def test_encode_failing_on_private_text_withholds_it(tokenizer_json: bytes) -> N
         Tokenizer(tokenizer_json).encode(lone_surrogate)
     assert SECRET not in str(caught.value)
     assert caught.value.__suppress_context__
+
+
+def test_tokenizer_neither_pads_nor_cuts_whatever_its_file_asks_for(tokenizer_json: bytes) -> None:
+    backend = BackendTokenizer.from_str(tokenizer_json.decode())
+    backend.enable_padding(length=5000)
+    backend.enable_truncation(2)
+    text = "one text that is longer than two tokens"
+    tokens = Tokenizer(backend.to_str().encode()).encode(text)
+    assert tokens == Tokenizer(tokenizer_json).encode(text)

@@ -92,6 +92,9 @@ def test_pattern_of_a_known_family_does_not_backtrack(regex: str) -> None:
         (r"(a+)\1", "refers to what it has matched"),
         (r"\s*\s*\s*\s*x", "in a row"),
         (r"(", "cannot be understood"),
+        (r"(?#[)(([b-z]a?)+ ?)+[\x01\x02](?#])", "has a group of a kind that is not known"),
+        ("(?x)#[\n(z+)+q\n#]\n", "has a group of a kind that is not known"),
+        (r"(?:[b-z]{1,200} ?){1,200}[\x01\x02]", "repeats what repeats without bound"),
     ],
 )
 def test_pattern_that_may_take_for_ever_is_found(regex: str, why: str) -> None:

@@ -63,15 +63,18 @@ def test_named_file_of_a_process_is_written_into(tmp_path: Path) -> None:
 
 
 def test_named_file_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
-    check_output("--report", tmp_path / "new" / "deep" / "report.json")
-    assert not (tmp_path / "new").exists()
+    check_output("--report", tmp_path / "report.json")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ConfigError, match="mkdir -p") as refused:
+        check_output("--report", tmp_path / "new" / "report.json")
+    assert refused.value.why == f"there is no directory {tmp_path / 'new'}"
     with pytest.raises(ConfigError, match="--report") as refused:
         check_output("--report", tmp_path)
     assert refused.value.why == "this is a directory"
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError) as refused:
         check_output("--invite-file", tmp_path / "file" / "invite")
-    assert "nothing can be made in" in refused.value.why
+    assert "there is no directory" in refused.value.why
 
 
 def test_report_that_cannot_be_written_says_so_and_leaves_nothing(tmp_path: Path) -> None:

@@ -102,10 +102,12 @@ def test_place_that_is_a_link_gets_no_key(home: Path) -> None:
     assert not list(elsewhere.iterdir())
 
 
-def test_home_that_others_could_write_to_is_closed_to_them(home: Path) -> None:
-    home.chmod(0o777)
+def test_home_of_root_is_used_as_volumes_of_containers_are(home: Path) -> None:
+    os.chown(home, 0, MINE)
+    home.chmod(0o2775)
     as_user(MINE, lambda: take_place(home, clock=SystemClock()).close())
-    assert home.stat().st_mode & 0o022 == 0
+    assert (home / "1").stat().st_mode & 0o777 == 0o700
+    assert home.stat().st_mode & 0o7777 == 0o2775, "what was there is not changed"
 
 
 async def test_control_socket_hears_its_own_user_alone(home: Path) -> None:
