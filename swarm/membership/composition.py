@@ -37,6 +37,7 @@ from swarm.step.context import CloseContext, MemberContext
 from swarm.step.exit_barrier import ExitBarrier
 from swarm.step.leader.service import LeadService
 from swarm.step.loop import StepLoop
+from swarm.step.member.leader_watch import LeaderWatch
 from swarm.step.member.open_step import Attempt
 from swarm.step.member.remote_leader import RemoteLeader
 from swarm.step.member.rescue import RescueService
@@ -96,7 +97,8 @@ def compose(
     entering = Entering(run, first, found, holding, following, Joining(run, member, following.prepare))
     leaving, parting = Leaving(run, observers.observers, announcer), ExitBarrier()
     watching = Watching(run, member, first)
-    steps = StepLoop(member, _closing(run, lead), parting, holding.feed(), entering.again)
+    watch_leader = LeaderWatch(endpoint.peer, run.position, lead, watch, clock, run.deadline.seconds)
+    steps = StepLoop(member, _closing(run, lead), parting, holding.feed(), entering.again, watch_leader)
 
     watch.report_to(watching)
     services: tuple[Service, ...] = (

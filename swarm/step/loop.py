@@ -26,11 +26,14 @@ from swarm.step.context import CloseContext
 from swarm.step.exit_barrier import FAREWELL_S, ExitBarrier
 from swarm.step.leader.close import Leading
 from swarm.step.leader.provisional import Reunion, Solitude, SpeculativeClose
+from swarm.step.member.leader_watch import LeaderWatch
 from swarm.step.member.service import MemberService
 from swarm.waiting import ExponentialBackoff, first_done
 
 logger = logging.getLogger(__name__)
 
+LOOK_S = 2.0
+"""How often the next in the succession looks at what the leader does."""
 PATIENT_TERMS = 8
 """So often leaders take over from each other before one of them leaps."""
 
@@ -41,7 +44,8 @@ Feed = Callable[[int], Coroutine[Any, Any, None]]
 class StepLoop:
     """Runs the steps of one peer until the last one is closed, or a record lets it leave as it asked.
 
-    ``rejoin`` is awaited when the run went on without this peer; it returns when a record names it again.
+    ``rejoin`` is awaited when the run went on without this peer; it returns when a record names it again. ``watch``
+    tells when the leader, though it is there, does not close its step.
     """
 
     def __init__(
@@ -51,8 +55,9 @@ class StepLoop:
         parting: ExitBarrier,
         feed: Feed | None,
         rejoin: Callable[[], Awaitable[None]],
+        watch: LeaderWatch | None = None,
     ) -> None:
-        self._member, self._feed = member, feed
+        self._member, self._feed, self._watch = member, feed, watch
         self._at = at = member.position
         self._parting, self._rejoin = parting, rejoin
         self._led = (-1, -1)
@@ -122,7 +127,9 @@ class StepLoop:
         me, roster = self._closing.calls.me, at.roster
         superseded = 0
         while at.open_step == step and not at.cut_off:
-            term = due_term(roster, step, me, at.term, liveness.gone)
+            overdue = "" if self._watch is None else self._watch.overdue()
+            gone = {**liveness.gone, at.leader: overdue} if overdue else liveness.gone
+            term = due_term(roster, step, me, at.term, gone)
             if term is None:
                 await self._wait_turn(step, at.term)
                 continue
@@ -130,7 +137,7 @@ class StepLoop:
                 await self._closing.clock.sleep(patience.pause_s())
                 term = own_term(roster, step, me, max(self._led[1], at.term) + _leap(superseded))
             self._led = (step, term)
-            leading = (SpeculativeClose if self._solitude.over() else Leading)(self._closing, step, term)
+            leading = (SpeculativeClose if self._solitude.over() else Leading)(self._closing, step, term, overdue)
             self._leading = leading
             try:
                 await first_done(leading.decide(), self._solitude.turned())
@@ -168,8 +175,11 @@ class StepLoop:
             return
 
     async def _wait_turn(self, step: int, term: int) -> None:
-        """Until somebody is gone or back, or another term begins."""
-        await first_done(self._closing.liveness.changed(), self._at.wait_term(step, term))
+        """Until somebody is gone or back, or another term begins; for LOOK_S where we are to judge the leader."""
+        waits = [self._closing.liveness.changed(), self._at.wait_term(step, term)]
+        if self._watch is not None and self._watch.judges:
+            waits.append(self._closing.clock.sleep(LOOK_S))
+        await first_done(*waits)
 
     async def _dismiss(self, leading: Leading, record: CloseRecord) -> None:
         """As the leader of a step: let those go who leave with it: all, with the last one, once told."""

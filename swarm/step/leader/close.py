@@ -60,12 +60,14 @@ class _Retry(Exception):
 
 @dataclass(slots=True)
 class Leading:
-    """One term of one step. ``decided`` is its record, once a majority accepted it; the members ``told`` know it."""
+    """One term of one step. ``decided`` is its record, once a majority accepted it; the members ``told`` know it.
+    ``overdue`` is why the leader before does not lead any more, though it is there."""
 
     provisional: ClassVar[bool] = False
     closing: CloseContext
     step: int
     term: int
+    overdue: str = ""
     _roster: Roster = field(init=False)
     _fitness: ExclusionPolicy = field(default_factory=ExclusionPolicy)
     _blame: VoidRounds = field(default_factory=VoidRounds)
@@ -122,7 +124,8 @@ class Leading:
 
     async def _promises(self) -> Vote | None:
         """Have everybody follow this term. Returns the record that must be proposed, if there is one."""
-        reason = "; ".join(f"{peer}: {why}" for peer, why in sorted(self.closing.liveness.gone.items()))
+        gone = [f"{peer}: {why}" for peer, why in sorted(self.closing.liveness.gone.items())]
+        reason = "; ".join([*([f"its leader is overdue: {self.overdue}"] if self.overdue else []), *gone])
         self.closing.events.emit(TermBegan(step=self.step, term=self.term, leader=self.closing.calls.me, reason=reason))
         body = Prepare(step=self.step, term=self.term)
         electors = self._electors()

@@ -46,12 +46,22 @@ class LedTerm:
     awaited: set[PeerId] = field(default_factory=set)
 
 
+@dataclass(slots=True)
+class Witness:
+    """What a leader's successor was told in the open step: microbatches ``completed``, how often it was ``told`` of
+    one, and the trainers that are ``starved``, to which the leader gives nothing."""
+
+    completed: dict[MicrobatchId, Contribution] = field(default_factory=dict)
+    told: int = 0
+    starved: set[PeerId] = field(default_factory=set)
+
+
 class LeadService:
     """The ``lead/1`` service of every peer; it has a ledger only while this peer leads.
 
     ``term_of`` is the highest term of the open step that this peer knows. ``hosted`` says that the ends are part of the
     stages: then what a lost trainer completed is held by others and counts. ``requests`` are those to join and to leave
-    with the open step.
+    with the open step; ``witness`` is what it was told as the leader's successor.
     """
 
     def __init__(
@@ -69,7 +79,7 @@ class LeadService:
         self.requests = ChangeRequests(rules, verify, OpenStepFacts(0, Roster(()), NO_RECORD))
         self._cursors: dict[str, tuple[int, int]] = {}
         self._led: LedTerm | None = None
-        self._witnessed: dict[MicrobatchId, Contribution] = {}
+        self.witness = Witness()
         self._changed, self._given_back = asyncio.Event(), asyncio.Event()
 
     def methods(self) -> list[AnyMethod]:
@@ -96,7 +106,7 @@ class LeadService:
         record before it, ``cursors`` are that record's; ``may_end``: see :class:`ChangeRequests`."""
         now = OpenStepFacts(step, roster, previous)
         self.requests = ChangeRequests(self._rules, self._verify, now, may_end=may_end)
-        self._cursors, self._witnessed = dict(cursors or {}), {}
+        self._cursors, self.witness = dict(cursors or {}), Witness()
         leads = owner(roster, step, 0) == self._me
         self._led = LedTerm(0, self._new_ledger(roster.trainers)) if leads else None
         self._changed.set()
@@ -121,7 +131,7 @@ class LeadService:
         self._led = LedTerm(term, self._new_ledger(there), set(there))
         for trainer in self._roster.trainers if self._hosted else ():
             if trainer in gone:
-                self._led.ledger.inherit(trainer, self._witnessed.values(), self._cursors.get(trainer, (0, 0)))
+                self._led.ledger.inherit(trainer, self.witness.completed.values(), self._cursors.get(trainer, (0, 0)))
         self.requests.begin_term()
         self._changed.set()
 
@@ -195,6 +205,9 @@ class LeadService:
     # --- for trainers --------------------------------------------------------------------------------------------
 
     async def _on_lease(self, caller: PeerId, body: Lease) -> Leased:
+        await self._wait_for_trainer(caller, body.step)
+        if self._led is None and owner(self._roster, self._step, body.term + 1) == self._me:
+            self.witness.starved.add(caller)  # it asks us because its leader gives it nothing
         led = await self._leading(caller, body.step, body.term)
         self._check_resumed(led, caller)
         if led.awaited:
@@ -211,7 +224,8 @@ class LeadService:
             led.ledger.complete(body.step, caller, body.contribution)
             self._changed.set()
         elif owner(self._roster, self._step, body.term + 1) == self._me:
-            self._witnessed[body.contribution.microbatch] = body.contribution
+            self.witness.completed[body.contribution.microbatch] = body.contribution
+            self.witness.told += 1
         else:
             raise self._not_leading()
         return Empty()

@@ -87,7 +87,8 @@ class Mean:
 @dataclass(slots=True)
 class OpenStep:
     """What this member has done for the open step so far. ``busy`` is held while a question is checked; ``in_round``
-    says that the attempt under way holds what it was told to, and averages."""
+    says that the attempt under way holds what it was told to, and averages; ``questions`` are those of its leaders that
+    moved the closing on, the last of them in term ``asked_in``."""
 
     ballot: Ballot
     candidate: Vote | None = None
@@ -97,7 +98,13 @@ class OpenStep:
     applied: Apply | None = None
     digest: str | None = None
     closing: asyncio.Task[None] | None = None
+    questions: int = 0
+    asked_in: int = -1
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def asked(self, term: int) -> None:
+        """Count a question of this term's leader that moves the closing on."""
+        self.questions, self.asked_in = self.questions + 1, term
 
     async def accept(self, vote: Vote, me: PeerId) -> None:
         """Accept a record in its term; one that is to be closed without a majority is no vote (see

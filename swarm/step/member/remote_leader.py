@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
@@ -21,6 +22,9 @@ from swarm.waiting import ExponentialBackoff, first_done
 
 logger = logging.getLogger(__name__)
 AnswerT = TypeVar("AnswerT")
+
+STARVED_S = 20.0
+"""A trainer that gets nothing to do for so long tells it to the next in the succession."""
 
 NOT_COUNTED = (Refused, Violation)
 """With these a leader says that it does not count a microbatch, and not that it cannot say."""
@@ -84,14 +88,33 @@ class RemoteLeader:
             self._leased = answer.total
             return answer.total - held
 
-        return await self._until_told(step, ask)
+        complaining = asyncio.create_task(self._complain(step))
+        try:
+            return await self._until_told(step, ask)
+        finally:
+            complaining.cancel()
 
     async def wait_quota(self, step: int) -> None:
         """Return when asking for quota again makes sense: somebody's was given back, or another leads."""
         self._open(step)
-        await first_done(self._again.wait(), self._at.wait_term(step, self._term))
+        await first_done(self._again.wait(), self._at.wait_term(step, self._term), self._complain(step))
         if self._at.open_step != step:
             raise WrongStep(f"step {step} is closed")
+
+    async def _complain(self, step: int) -> None:
+        """Tell the leader's successor, every STARVED_S until cancelled, that there is nothing to do here: it finds out
+        whether the batch goes on elsewhere (:class:`~swarm.step.member.leader_watch.LeaderWatch`)."""
+        while True:
+            await self._clock.sleep(STARVED_S)
+            term, successor = self._at.term, owner(self._at.roster, step, self._at.term + 1)
+            under_way = (
+                0 if self.begun is None else len(self.begun.started(step)) - len(self._reports) - len(self._aside)
+            )
+            if under_way > 0 or successor == self._at.leader:
+                continue
+            body = Lease(step=step, term=term, total=self._leased + 1)
+            with contextlib.suppress(PeerError):  # it leads nothing, and says so
+                await self._calls.ask(successor, LEASE, body, timeout_s=self._timeout_s())
 
     async def complete(self, step: int, contribution: Contribution, receipts: tuple[bytes, ...]) -> None:
         """Report a finished journey to the leader and the next in its succession; returns when the leader knows, and

@@ -139,6 +139,7 @@ class MemberService:
                 self._accepts.check_reconcile(self._at.roster, body)
                 if not body.provisional:
                     state.ballot.begun_free(body.term)
+                state.asked(body.term)
                 await state.begin(body, name, lambda: self._attempt(state, body, name))
         return (await state.wait_mean()).answer
 
@@ -156,6 +157,7 @@ class MemberService:
             before = state.applied
             if before is None or (before.lr, before.clip) != (body.lr, body.clip):
                 state.applied = None
+                state.asked(body.term)
                 state.digest = await self._context.attempt.prepare(self._part, mean, body)
             state.applied = body
         return Prepared(digest=state.digest or "")
@@ -179,6 +181,8 @@ class MemberService:
             else:
                 at.forking.check(body, at.roster)
                 self._accepts.check_proposal(at.roster, self._part_name(), state, body)
+            if vote is None or (vote.term, vote.record.hash()) != (body.term, record.hash()):
+                state.asked(body.term)
             await state.accept(Vote(term=body.term, record=record, changes=changes), context.me)
         return Accepted(signature=context.sign(acceptance_bytes(record, body.term)))
 
