@@ -119,10 +119,20 @@ def summary(founded: Founded) -> list[tuple[str, str]]:
         ("averaging", manifest.averaging.described),
         ("tokenizer", f"{manifest.tokenizer.digest[:16]}, from {founded.tokenizer_from}"),
         ("starts", f"when {count(start.stage_hosts, 'stage host')} and {count(start.trainers, 'trainer')} are here"),
+        *_votes(manifest),
         ("ends", f"after {count(run.steps, 'step')}"),
         *_private(manifest),
         *_goes_on(founded),
     ]  # fmt: skip
+
+
+def _votes(manifest: Manifest) -> list[tuple[str, str]]:
+    """Of a run that may start with fewer than three voters: what the death of one costs."""
+    from swarm.step.blocked import few_voters
+
+    start = manifest.run.start_when
+    said = few_voters(start.stage_hosts + (start.trainers if manifest.split.ends == "private" else 0))
+    return [("votes", f"at the start {said}")] if said else []
 
 
 def _private(manifest: Manifest) -> list[tuple[str, str]]:

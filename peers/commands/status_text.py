@@ -165,6 +165,7 @@ def _facts(standing: StatusReport) -> list[tuple[str, str]]:
         ("part", f"{standing.part or NO_PART}{f', because {standing.reason}' if standing.reason else ''}"),
         ("copies", ", ".join(standing.copies)),
         ("fewer", f"copies in the run: {standing.fewer_copies}" if standing.fewer_copies else ""),
+        ("votes", standing.few_voters),
         ("run", f"{_run(standing.run_name, standing.run)}, {count(standing.members, 'member')}{_lost(standing)}"),
         ("step", _step(standing)),
         ("averages", standing.averages),

@@ -20,6 +20,7 @@ from swarm.ids import PeerId
 from swarm.membership.membership import Membership
 from swarm.network.discovery.records import PeerRecord
 from swarm.network.endpoint import LibP2PEndpoint
+from swarm.step.blocked import few_voters
 
 LOOKUP_S = 1.0
 """How long the directory may take: the command that asks gives up after two seconds."""
@@ -64,6 +65,7 @@ class NodeCommands:
             reason="" if situation is None else situation.reason,
             copies=() if membership is None else membership.copies,
             fewer_copies=self._fewer_copies(),
+            few_voters="" if membership is None else few_voters(len(membership.roster.entitled)),
             step=0 if situation is None else situation.step,
             steps=0 if manifest is None else manifest.run.steps,
             loss=None if situation is None else situation.loss,

@@ -18,12 +18,12 @@ class StatusReport:
     """One peer, now. ``waiting_for`` is empty unless it waits; ``reason`` says why it holds its part.
 
     ``copies`` are the other parts of which it keeps a copy; ``fewer_copies`` says in words of which parts the run has
-    fewer than ``run.copies``, empty where it has them all. ``reachability`` is in words, and so is ``disk``: what this
-    machine's disk does not take, empty when it takes all. ``loss`` and ``tokens_per_s`` are of the last closed step,
-    None before the first, the latter also for a step that this peer did not see open; ``averaging`` is of that step,
-    each part's, ``averages`` says in words what the run averages when. Where replicas train apart this one has
-    ``mixed`` so often since it was started, ``mixed_alone`` of these with nobody. ``started`` is seconds since the
-    epoch.
+    fewer than ``run.copies``, empty where it has them all, and ``few_voters`` what the death of one costs a run that
+    has fewer than three. ``reachability`` is in words, and so is ``disk``: what this machine's disk does not take,
+    empty when it takes all. ``loss`` and ``tokens_per_s`` are of the last closed step, None before the first, the
+    latter also for a step that this peer did not see open; ``averaging`` is of that step, each part's, ``averages``
+    says in words what the run averages when. Where replicas train apart this one has ``mixed`` so often since it was
+    started, ``mixed_alone`` of these with nobody. ``started`` is seconds since the epoch.
     """
 
     schema: int = SCHEMA
@@ -39,6 +39,7 @@ class StatusReport:
     reason: str
     copies: tuple[str, ...] = ()
     fewer_copies: str = ""
+    few_voters: str = ""
     step: int
     steps: int
     loss: float | None

@@ -145,6 +145,8 @@ class ChangeRules:
             raise Violation(f"the request of {peer} to join is forged")
         if member.part not in self._parts_of(member.role):
             raise Refused(f"a {member.role} of this run does not hold {member.part or 'nothing'}")
+        if member.worked:
+            raise Violation(f"{peer} asks to join with work that nobody knows of")
         if self._served and (problem := lacks_server(now.staying, member, self._how)):
             raise Refused(problem)
 

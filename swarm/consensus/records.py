@@ -206,15 +206,23 @@ def acceptance_bytes(record: CloseRecord, term: int = 0) -> bytes:
     return f"accept|{record.run}|{record.lineage}|{record.step}|{term}|{record.hash()}".encode()
 
 
+def rows_bytes(run: str, step: int, previous: str, rows: Sequence[Contribution]) -> bytes:
+    """Return the bytes that a trainer signs for its ``rows`` of a step, in their order, after the record whose hash is
+    ``previous``: what it reported. By which replica each counts is the leader's to say."""
+    said = "|".join(f"{'/'.join(map(str, one.microbatch))}:{one.tokens}:{one.loss_sum.hex()}" for one in rows)
+    return f"rows|{run}|{step}|{previous}|{hashlib.sha256(said.encode()).hexdigest()}".encode()
+
+
 MAX_VOTERS = 11
 
 
 def voters(roster: Roster, previous: str) -> tuple[PeerId, ...]:
-    """Return the voters of a step: its members, MAX_VOTERS of them when they are more, by a hash of the record
-    before it, whose hash is ``previous``."""
-    if len(roster) <= MAX_VOTERS:
-        return roster.peers
-    drawn = sorted(roster.peers, key=lambda peer: hashlib.sha256(f"{previous}|{peer}".encode()).digest())
+    """Return the voters of a step: the members that may vote, MAX_VOTERS of them when they are more, by a hash of the
+    record before it, whose hash is ``previous``."""
+    entitled = roster.entitled
+    if len(entitled) <= MAX_VOTERS:
+        return entitled
+    drawn = sorted(entitled, key=lambda peer: hashlib.sha256(f"{previous}|{peer}".encode()).digest())
     return tuple(sorted(drawn[:MAX_VOTERS]))
 
 
@@ -227,11 +235,11 @@ def check_acceptances(
 ) -> None:
     """Check that the record is decided: more than half of the voters among those who take part in its step accepted it
     in the same term; a founding record is accepted by everybody, and one that begins a provisional lineage by more than
-    half of those that were there. Raises Refused."""
+    half of those that were there and may vote. Raises Refused."""
     if not record.forks:
         check_confirmed(record, electorate, acceptances, verify, term)
         return
-    there = [peer for peer in electorate.peers if peer not in record.absent]
+    there = [peer for peer in electorate.entitled if peer not in record.absent]
     _check_signed(record, there, acceptances, verify, term)
 
 

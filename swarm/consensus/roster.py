@@ -22,7 +22,8 @@ Role = Literal["bootstrap", "stage", "trainer"]
 class Member(Message):
     """One peer of the roster. ``part`` is what it holds: its stage, the private ends, or nothing. ``incarnation`` is
     the life of it that takes part, another one for every process: see :mod:`swarm.consensus.incarnation`. ``region`` is
-    where it says that it is; ``outgoing``: it calls others, and where averaging has the choice nobody calls it."""
+    where it says that it is; ``outgoing``: it calls others, and where averaging has the choice nobody calls it.
+    ``worked`` is written for who holds no part: about when work of it was committed last, 0 for long ago or never."""
 
     peer: PeerIdField
     role: Role
@@ -32,12 +33,19 @@ class Member(Message):
     incarnation: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     region: RegionField = ""
     outgoing: bool = False
+    worked: Annotated[int, Field(ge=0, lt=2**53)] = 0
 
     @model_serializer(mode="wrap")
     def _as_ever(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave unset fields out, so that records made before a field existed keep their hash."""
         plain: dict[str, Any] = dump(self)
-        return {key: value for key, value in plain.items() if value or key not in ("region", "outgoing")}
+        return {key: value for key, value in plain.items() if value or key not in ("region", "outgoing", "worked")}
+
+    @property
+    def entitled(self) -> bool:
+        """True if it may vote: it holds a part, or has worked lately. Who does neither costs nothing to start, and
+        could be started often enough to be a majority."""
+        return self.part is not None or self.worked > 0
 
 
 class Roster:
@@ -60,6 +68,11 @@ class Roster:
     def peers(self) -> tuple[PeerId, ...]:
         """All members, in the roster's order."""
         return tuple(PeerId(member.peer) for member in self.members)
+
+    @property
+    def entitled(self) -> tuple[PeerId, ...]:
+        """The members that may vote, in the roster's order."""
+        return tuple(PeerId(member.peer) for member in self.members if member.entitled)
 
     @property
     def lives(self) -> Mapping[PeerId, int]:
@@ -238,6 +251,28 @@ def part_lost(roster: Roster, part: PartName, gone: Mapping[PeerId, str]) -> Run
         Ending.UNREACHABLE,
         remedy=Advice.RESUME,
     )
+
+
+# --- who has worked --------------------------------------------------------------------------------------------------
+
+
+WORK_STEPS = 16
+"""For so many steps committed work gives a vote to who holds no part."""
+
+
+def with_work(roster: Roster, step: int, workers: Collection[str]) -> Roster:
+    """Return the roster that the record of ``step`` names, in which work of ``workers`` was committed. What is noted of
+    a member changes at most every WORK_STEPS / 2 steps."""
+
+    def worked(member: Member) -> int:
+        age = step - member.worked
+        if member.part is not None:
+            return 0
+        if member.peer in workers and (not member.worked or age >= WORK_STEPS // 2):
+            return step
+        return member.worked if age < WORK_STEPS else 0
+
+    return Roster(m if (at := worked(m)) == m.worked else m.model_copy(update={"worked": at}) for m in roster.members)
 
 
 # --- serving ---------------------------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ def compose(
     following = Following(run, holding, lead, copying, observers, (quorum, missing))
     allreduce, mixing = AllReduce(endpoint, clock), LocalSGD(run, holding)
     average = Rounds(around, allreduce, run.deadline.seconds, observers.averaged, run.history)
-    member = _member(run, holding, following, average)
+    member = _member(run, holding, following, average, leader)
 
     # How it comes and goes.
     announcer, first = Announcer(run), FirstContact(endpoint, clock, contact, founder)
@@ -134,9 +134,12 @@ def _lead(run: RunContext) -> LeadService:
     )
 
 
-def _member(run: RunContext, holding: RoleManager, following: Following, average: Rounds) -> MemberService:
+def _member(
+    run: RunContext, holding: RoleManager, following: Following, average: Rounds, leader: RemoteLeader
+) -> MemberService:
     """Return what the leader of a step asks of this peer."""
     around, me = run.around, run.around.endpoint.peer
+
     attempt = Attempt(
         me=me,
         device=around.device,
@@ -144,6 +147,7 @@ def _member(run: RunContext, holding: RoleManager, following: Following, average
         average=average,
         cursor=holding.cursor,
         left_out=following.events.left_out,
+        vouch=lambda step, rows: leader.vouch(step, rows, around.identity.sign),
     )
     return MemberService(
         MemberContext(
@@ -153,7 +157,9 @@ def _member(run: RunContext, holding: RoleManager, following: Following, average
             attempt=attempt,
             sign=around.identity.sign,
             verify=verify,
+            clock=around.clock,
             gone=lambda: around.watch.gone,
+            check=around.watch.check,
         )
     )
 
@@ -173,6 +179,7 @@ def _closing(run: RunContext, lead: LeadService) -> CloseContext:
         waiting=run.situation.wait_for,
         copies=run.around.manifest.run.copies,
         patience_s=run.settings.patience_s,
+        refused=lambda record: record in run.position.open.conduct.refused,
     )
 
 

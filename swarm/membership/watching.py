@@ -82,6 +82,7 @@ class Watching:
     def lost(self, peer: PeerId, reason: str) -> None:
         """See :class:`~swarm.health.watch.WatchListener`."""
         self._events.emit(PeerLost(peer=peer, name=self._name_of(peer), reason=reason))
+        self._at.open.conduct.missed.add(peer)
         if self._at.open_step == 0 and not self._ended.done():
             self._ended.set_result(self._contact.gone(reason))
 

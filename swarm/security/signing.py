@@ -10,7 +10,7 @@ from __future__ import annotations
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from swarm.ids import MicrobatchId, PeerId
+from swarm.ids import JourneyKey, PeerId
 
 SIGNATURE_BYTES = 64
 PRIVATE_KEY_BYTES = 68
@@ -120,6 +120,11 @@ def _base58_decode(text: str) -> bytes | None:
 # Replicas sign for the work they did, so that a trainer cannot invent it.
 
 
-def receipt_bytes(run: str, step: int, microbatch: MicrobatchId, stage: int) -> bytes:
-    """What a replica signs when it adds a microbatch's gradient to its open step."""
-    return f"receipt|{run}|{step}|{'|'.join(map(str, microbatch))}|{stage}".encode()
+def receipt_bytes(run: str, key: JourneyKey, stage: int, tokens: int = 0) -> bytes:
+    """Return what a replica signs when it adds a microbatch's gradient to its open step, in whichever attempt.
+
+    It counts after the record ``key.after`` only, and with the ``tokens`` of the replica that computes the loss (0 of
+    others).
+    """
+    fields = ("receipt", run, key.step, key.after, *key.microbatch, stage, tokens)
+    return "|".join(map(str, fields)).encode()

@@ -21,6 +21,15 @@ def awaited_majority(there: int, voters: int, needed: int, alone_at: float | Non
     return f"{few}; without it, from {moment(alone_at)} on those that are there go on provisionally"
 
 
+def few_voters(voters: int) -> str:
+    """What the death of one voter costs a run that has fewer than three; "" for one with more, or with none yet."""
+    if voters == 1:
+        return "one voter only: while it is away nothing is decided; three can lose one of them"
+    if voters == 2:
+        return "two voters only: while one is away nothing is decided for good; three can lose one of them"
+    return ""
+
+
 def awaited_round(part: PartName, reason: str) -> str:
     """What a leader waits for whose rounds break again and again, and nobody knows on whom."""
     return f"a round of {part} that does not break, as {reason or 'nobody says why'}: nobody agrees on whom it broke"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,11 +32,16 @@ class PartHolder(Protocol):
         """Awaited after the swap and before anyone who waits for the next step goes on."""
 
 
+async def _nobody_knows(peers: Collection[PeerId], reason: str) -> None:
+    return None
+
+
 @dataclass(slots=True, kw_only=True)
 class MemberContext:
     """What :class:`swarm.step.member.service.MemberService` works with.
 
-    ``attempt`` is how it gets its mean gradient; ``gone`` are those whom the health watch believes to be lost.
+    ``attempt`` is how it gets its mean gradient; ``gone`` are those whom the health watch believes to be lost, and
+    ``check`` has it find out at once about some (:meth:`~swarm.step.calls.Liveness.check`).
     """
 
     me: PeerId
@@ -45,7 +50,9 @@ class MemberContext:
     attempt: Attempt
     sign: Callable[[bytes], bytes]
     verify: Callable[[PeerId, bytes, bytes], bool]
+    clock: Clock
     gone: Callable[[], Mapping[PeerId, str]] = dict
+    check: Callable[[Collection[PeerId], str], Awaitable[None]] = _nobody_knows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +61,8 @@ class CloseContext:
     is told what the leader waits for, "" for nothing. ``copies`` of every part are kept by peers that hold another;
     ``patience_s`` is how long somebody is waited for who could take over a part that nobody holds any more (None: for
     ever). ``confirmed`` proves that our lineage counts, once it does; ``alone_at`` says when (seconds since the epoch)
-    those that are there go on without a majority, None: never."""
+    those that are there go on without a majority, None: never; ``refused`` whether we vetoed the record with this hash
+    in the open step."""
 
     rules: StepRules
     calls: StepCalls
@@ -70,3 +78,4 @@ class CloseContext:
     alone_at: Callable[[], float | None] = lambda: None
     copies: int = 0
     patience_s: float | None = None
+    refused: Callable[[str], bool] = lambda _: False

@@ -139,9 +139,11 @@ class Averaged(Message):
     """The group's result as this member has it. ``digest`` is empty for a peer that holds no part.
 
     With a ``failure`` there is no result: ``culprit`` is whom it broke on, as far as that is known (the member itself
-    when it could not make its sum equal to what counts), ``missing`` the microbatches that it then lacked.
-    ``aborted_by`` is who told it that the round is void, where it did not find out itself. ``differs``: the culprit
-    holds another result than most. ``heard`` is what it measured of the links to the others of its part.
+    when it could not make its sum equal to what counts), ``missing`` the microbatches that it then lacked. ``rows`` is
+    a trainer's signature under its rows of the step (:func:`~swarm.consensus.records.rows_bytes`), empty where they are
+    not what it reported. ``aborted_by`` is who told it that the round is void, where it did not find out itself.
+    ``differs``: the culprit holds another result than most. ``heard`` is what it measured of the links to the others of
+    its part.
     """
 
     digest: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{16,64})?$")]
@@ -153,6 +155,7 @@ class Averaged(Message):
     differs: bool = False
     missing: Annotated[tuple[MicrobatchField, ...], LISTED] = ()
     heard: Annotated[dict[PeerIdField, MeasuredLink], Field(max_length=1024)] = {}
+    rows: Annotated[bytes, Field(max_length=64)] = b""
 
 
 class Apply(Message):
@@ -171,12 +174,13 @@ class Prepared(Message):
 
 
 class Propose(Message):
-    """The close record, and the signed requests that explain its roster. For step 0 it is the genesis: install your
-    part before you accept."""
+    """The close record, the signed requests that explain its roster, and the signatures of the trainers that are there
+    under their ``rows``. For step 0 it is the genesis: install your part before you accept."""
 
     record: CloseRecord
     changes: Changes = NO_CHANGES
     term: Count = 0
+    rows: Annotated[dict[PeerIdField, SignatureField], Field(max_length=20_000)] = {}
 
 
 class Accepted(Message):

@@ -84,6 +84,18 @@ _OF_COPIES = (
 
 EXPECTED: tuple[Expected, ...] = (
     Expected(
+        "events",
+        "*hosted*",
+        "(record)",
+        "the roster says when who holds no part has worked last, for only then it votes",
+    ),
+    Expected(
+        "events",
+        "kill-*-hosted",
+        "*",
+        "voters ask after a member themselves that a record calls lost, and the dead trainer is none of them",
+    ),
+    Expected(
         "counts",
         "tests",
         "test_scenario_is_kept",

@@ -229,8 +229,8 @@ class Handover:
     async def report_backward(self, state: MicrobatchState, took: tuple[float, float] | None) -> None:
         """A contribution was added: with the receipt, and where the loss is computed the loss."""
         key, stage = state.key, self._settings.stage
-        receipt = self._context.sign(receipt_bytes(self._settings.run, key.step, key.microbatch, stage))
         loss_sum, tokens = state.loss
+        receipt = self._context.sign(receipt_bytes(self._settings.run, key, stage, tokens))
         await self._report(state, "backward", took, receipt=receipt, loss_sum=loss_sum, tokens=tokens)
 
     async def _report(

@@ -204,7 +204,8 @@ class Journey:
         cannot be, and from one that was never asked."""
         self._check_sender(caller, report.attempt, report.hop)
         if report.direction == "backward":
-            expected = receipt_bytes(self._context.run, self._step, self._batch.id, report.hop)
+            counts = self._context.ends is None and report.hop == self._way.last
+            expected = receipt_bytes(self._context.run, self.key, report.hop, report.tokens if counts else 0)
             if not self._context.verify(caller, expected, report.receipt):
                 raise Refused("the receipt's signature does not verify")
             self._check_loss(report)

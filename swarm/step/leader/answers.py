@@ -7,17 +7,18 @@ or when it alone blames others again and again.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from swarm.consensus.acceptor import Promised, check_promise
-from swarm.consensus.records import acceptance_bytes, check_acceptances
-from swarm.consensus.roster import Roster
+from swarm.consensus.acceptor import Promised, Vote, check_promise, majority
+from swarm.consensus.records import Contribution, acceptance_bytes, check_acceptances, rows_bytes
+from swarm.consensus.roster import Roster, owner
 from swarm.errors import OutOfSync, Refused, Violation, WrongStep
 from swarm.ids import PartName, PeerId
 from swarm.schema import Message
 from swarm.step.context import CloseContext
 from swarm.step.member.acceptance import AcceptanceRules
+from swarm.step.member.conduct import by_trainer
 from swarm.step.messages import Accepted, Averaged, Promise, Propose
 
 MAX_VOID = 3
@@ -132,7 +133,8 @@ class AnswerRules:
     """Those of the leader of one term of a step."""
 
     def __init__(self, closing: CloseContext, step: int, term: int, roster: Roster) -> None:
-        self._history, self._verify = closing.history, closing.verify
+        self._history, self._verify, self._refused = closing.history, closing.verify, closing.refused
+        self._me, self._run = closing.calls.me, closing.rules.run
         self._step, self._term, self._roster = step, term, roster
         self._accepts = AcceptanceRules(closing.calls.me, closing.rules, closing.history, closing.verify)
 
@@ -144,6 +146,28 @@ class AnswerRules:
             signed = acceptance_bytes(asked.record, asked.term)
             if not self._verify(peer, signed, answer.signature):
                 raise Violation("its signature under the record is forged", peer=peer)
+
+    def may_ignore(self, vote: Vote, given: Mapping[PeerId, Promise], electors: Collection[PeerId]) -> bool:
+        """Return whether a record that somebody accepted need not be proposed again: it cannot have been decided, for
+        too few of the voters can have accepted it, and we vetoed it, or it calls us lost, or only its own leader
+        accepted it."""
+        digest, said = vote.record.hash(), {peer: given[peer].vote for peer in electors if peer in given}
+        accepted = {peer for peer, voted in said.items() if voted is not None and voted.record.hash() == digest}
+        if len(accepted) + len(electors) - len(said) >= majority(len(electors)):
+            return False
+        alone = accepted <= {owner(self._roster, self._step, vote.term)}
+        return alone or self._refused(digest) or self._me in vote.record.absent
+
+    def unsigned(self, committed: Sequence[Contribution], averaged: Mapping[PeerId, Averaged]) -> list[PeerId]:
+        """Return the trainers that answered without their signature under their rows of the step."""
+        return [
+            trainer
+            for trainer, rows in by_trainer(committed).items()
+            if trainer in averaged
+            and not self._verify(
+                trainer, rows_bytes(self._run, self._step, self._history.head_hash, rows), averaged[trainer].rows
+            )
+        ]
 
     def _check_promise(self, peer: PeerId, answer: Promise) -> None:
         """A record that a member says it accepted has to be proposed again: it must be one that others can accept."""

@@ -18,7 +18,7 @@ from swarm.consensus.branches import best
 from swarm.consensus.changes import Changes
 from swarm.consensus.ledger import reassigned
 from swarm.consensus.records import CloseRecord, Contribution, voters
-from swarm.consensus.roster import Roster
+from swarm.consensus.roster import Roster, with_work
 from swarm.errors import OutOfSync, PeerError, Refused, Superseded, Violation, WrongStep
 from swarm.events import AttemptFailed, Committed, DigestMismatch, TermBegan, WorkExcluded
 from swarm.ids import PartName, PeerId
@@ -127,11 +127,12 @@ class Leading:
         gone = [f"{peer}: {why}" for peer, why in sorted(self.closing.liveness.gone.items())]
         reason = "; ".join([*([f"its leader is overdue: {self.overdue}"] if self.overdue else []), *gone])
         self.closing.events.emit(TermBegan(step=self.step, term=self.term, leader=self.closing.calls.me, reason=reason))
-        body = Prepare(step=self.step, term=self.term)
-        electors = self._electors()
+        body, electors = Prepare(step=self.step, term=self.term), self._electors()
         given = await self._from_many(self._roster.peers, electors, PREPARE, body)
-        accepted = must_propose([Promised(given[peer].vote, given[peer].free) for peer in electors if peer in given])
-        return accepted or best(answer.candidate for answer in given.values() if answer.candidate is not None)
+        vote = must_propose([Promised(given[peer].vote, given[peer].free) for peer in electors if peer in given])
+        if vote is not None and not self._believes.may_ignore(vote, given, electors):
+            return vote
+        return best(answer.candidate for answer in given.values() if answer.candidate is not None)
 
     def _electors(self) -> tuple[PeerId, ...]:
         """Who decides the step."""
@@ -211,6 +212,9 @@ class Leading:
         )
         averaged = await self._all(live, RECONCILE, reconcile)
         await self._judge(averaged)
+        if silent := self._believes.unsigned(counted, averaged):  # none would accept their rows from us
+            self._fitness.holds_up(dict.fromkeys(silent, "it does not sign what it reported"))
+            raise _Retry(f"{silent[0]} does not sign what it reported")
         rules, alive = self.closing.rules, Roster(self._roster[peer] for peer in live)
         try:
             norm = global_norm(alive, averaged)
@@ -299,6 +303,7 @@ class Leading:
     def _proposal(self, outcome: StepOutcome, changes: Changes, following: Roster) -> Propose:
         history = self.closing.history
         (tokens, loss_sum), averaged = totals(outcome.committed), outcome.averaged
+        following = with_work(following, self.step, {one.microbatch.trainer for one in outcome.committed})
         record = CloseRecord(
             run=self.closing.rules.run,
             step=self.step,
@@ -319,7 +324,8 @@ class Leading:
             **self._lineage(),
             previous=history.head_hash,
         )
-        return Propose(record=record, changes=changes, term=self.term)
+        rows: dict[str, bytes] = {peer: answer.rows for peer, answer in averaged.items() if answer.rows}
+        return Propose(record=record, changes=changes, term=self.term, rows=rows)
 
     def _lineage(self) -> dict[str, Any]:
         """Of the lineage of the record before, or out of it with the proof that it was confirmed."""

@@ -14,9 +14,9 @@ from swarm.consensus.ledger import Ledger
 from swarm.consensus.records import NO_RECORD, Contribution, Quarantined
 from swarm.consensus.roster import Roster, owner
 from swarm.errors import Busy, Refused, Superseded, Violation, WrongStep
-from swarm.ids import MicrobatchId, PeerId
+from swarm.ids import JourneyKey, MicrobatchId, PeerId
 from swarm.network.protocols import AnyMethod
-from swarm.schema import Empty
+from swarm.schema import AFTER_CHARS, Empty
 from swarm.security.signing import receipt_bytes
 from swarm.step.leader.requests import ChangeRequests
 from swarm.step.messages import (
@@ -277,8 +277,10 @@ class LeadService:
         self._rules.check_contribution(self._roster, contribution)
         if len(body.receipts) != self._rules.stages:
             raise Violation("receipts that do not name every stage", peer=caller)
+        key = JourneyKey(body.step, contribution.microbatch, 0, self.requests.now.previous[:AFTER_CHARS])
         for stage, (replica, receipt) in enumerate(zip(contribution.route, body.receipts, strict=True)):
-            signed = receipt_bytes(self._rules.run, body.step, contribution.microbatch, stage)
+            counts = self._hosted and stage == self._rules.stages - 1
+            signed = receipt_bytes(self._rules.run, key, stage, contribution.tokens if counts else 0)
             if not self._verify(PeerId(replica), signed, receipt):
                 raise Violation(f"the receipt of stage {stage} is forged", peer=caller)
 

@@ -8,7 +8,7 @@ from swarm.consensus.acceptor import Vote, has_majority
 from swarm.consensus.changes import ChangeRules, OpenStepFacts
 from swarm.consensus.history import History
 from swarm.consensus.records import CloseRecord, Decision, check_acceptances, check_confirmed, voters
-from swarm.consensus.roster import Roster, lost_parts, needed, part_lost
+from swarm.consensus.roster import Roster, lost_parts, needed, part_lost, with_work
 from swarm.errors import Busy, OutOfSync, Refused, RunEnded, Violation
 from swarm.ids import PartName, PeerId
 from swarm.step.decisions import ATTEMPTS_PER_TERM, given_up, totals
@@ -191,5 +191,6 @@ class AcceptanceRules:
         if body.record.ended != body.changes.end(roster) or (body.record.ended and body.record.provisional):
             raise Refused("the run ends when all members ask for it, not provisionally, and else goes on")
         now = OpenStepFacts(step, roster, self._history.head_hash)
-        if body.record.roster != self._changes.apply(now, body.changes).members:
+        workers = {one.microbatch.trainer for one in body.record.committed}
+        if body.record.roster != with_work(self._changes.apply(now, body.changes), step, workers).members:
             raise Refused("the record's roster is not what the requests with it make of the one before")

@@ -75,16 +75,19 @@ class LeaderWatch:
         """Return why the open step's leader counts as gone though it answers, "" while it does not. Look again and
         again: a leader is late by what was seen of it before."""
         at, now = self._at, self._clock.monotonic()
-        progress = LeaderProgress(at.open_step, at.term, at.open.questions, self._lead.witness.told)
+        conduct = at.open.conduct
+        progress = LeaderProgress(at.open_step, at.term, conduct.questions, self._lead.witness.told)
         still_s = self._stall.look(now, progress)
         self._measure(at.open_step, now)
         if not self.judges:
             self._stall.excuse(now)
             return ""
+        if conduct.vetoed_in == at.term:
+            return conduct.why
         allowed_s = max(FLOOR_S, self._question_s() + MARGIN_S, min(self._took, default=0.0))
         if still_s < allowed_s * 2 ** min(at.term, MAX_DOUBLINGS):
             return ""
-        if at.open.asked_in == at.term:
+        if conduct.asked_in == at.term:
             return f"it asked nothing for {still_s:.0f} s in the middle of closing the step"
         if len(self._lead.witness.completed) >= at.rules.target:
             return f"its batch was complete {still_s:.0f} s ago, and it does not close the step"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Mapping, Set
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -13,11 +13,12 @@ from swarm.averaging.allreduce.plan import RoundResult
 from swarm.consensus.acceptor import Vote
 from swarm.consensus.ballot import Ballot
 from swarm.consensus.ledger import assigned, weights
-from swarm.consensus.records import CloseRecord
+from swarm.consensus.records import CloseRecord, Contribution
 from swarm.consensus.roster import Member, Roster
 from swarm.device import Device
 from swarm.errors import PeerError, Refused, RoundFailed, Superseded
 from swarm.ids import MicrobatchId, PartName, PeerId, stage_of
+from swarm.step.member.conduct import LeaderConduct, by_trainer
 from swarm.step.messages import Apply, Averaged, Reconcile
 
 MAX_HEARD = 1024
@@ -87,8 +88,7 @@ class Mean:
 @dataclass(slots=True)
 class OpenStep:
     """What this member has done for the open step so far. ``busy`` is held while a question is checked; ``in_round``
-    says that the attempt under way holds what it was told to, and averages; ``questions`` are those of its leaders that
-    moved the closing on, the last of them in term ``asked_in``."""
+    says that the attempt under way holds what it was told to, and averages."""
 
     ballot: Ballot
     candidate: Vote | None = None
@@ -98,13 +98,8 @@ class OpenStep:
     applied: Apply | None = None
     digest: str | None = None
     closing: asyncio.Task[None] | None = None
-    questions: int = 0
-    asked_in: int = -1
+    conduct: LeaderConduct = field(default_factory=LeaderConduct)
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    def asked(self, term: int) -> None:
-        """Count a question of this term's leader that moves the closing on."""
-        self.questions, self.asked_in = self.questions + 1, term
 
     async def accept(self, vote: Vote, me: PeerId) -> None:
         """Accept a record in its term; one that is to be closed without a majority is no vote (see
@@ -191,7 +186,8 @@ class OpenStep:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """One member's way from its sum to its part's mean. ``cursor`` says where our shard continues after a step with
-    these microbatches; ``left_out`` is told, for a step, of whom its leader makes it without, and why."""
+    these microbatches; ``left_out`` is told, for a step, of whom its leader makes it without, and why. ``vouch`` signs
+    our rows where they are what we reported, and gives b"" where not."""
 
     me: PeerId
     device: Device
@@ -199,6 +195,7 @@ class Attempt:
     average: Average
     cursor: Callable[[int, Collection[MicrobatchId]], tuple[int, int] | None]
     left_out: Callable[[int, Mapping[str, str]], None] = lambda step, why: None
+    vouch: Callable[[int, Sequence[Contribution]], bytes] = lambda step, rows: b""
 
     async def run(
         self,
@@ -211,8 +208,10 @@ class Attempt:
         there; ``enter`` is called in between. A failure is an answer, with its culprit."""
         self.left_out(body.step, body.left_out)
         cursor = self.cursor(body.step, {one.microbatch for one in body.committed})
+        own = by_trainer(body.committed).get(self.me)
+        rows = self.vouch(body.step, own) if own else b""
         if held is None:
-            return Mean(None, Averaged(digest="", sq_norm=0.0, cursor=cursor))
+            return Mean(None, Averaged(digest="", sq_norm=0.0, cursor=cursor, rows=rows))
         name, part = held
         expected = assigned(body.committed, self.me, stage_of(name))
         live = frozenset(body.live)
@@ -242,7 +241,7 @@ class Attempt:
         heard: dict[str, tuple[int, int]] = {
             peer: (each.latency_us, each.bytes_per_s) for peer, each in list(result.heard.items())[:MAX_HEARD]
         }
-        answer = Averaged(digest=result.digest, sq_norm=result.squared_norm, cursor=cursor, heard=heard)
+        answer = Averaged(digest=result.digest, sq_norm=result.squared_norm, cursor=cursor, heard=heard, rows=rows)
         return Mean(result.tensor, answer)
 
     async def prepare(self, part: HeldPart | None, mean: Mean, body: Apply) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
 from swarm.clock import Clock
-from swarm.consensus.records import Contribution, Quarantined
+from swarm.consensus.records import Contribution, Quarantined, rows_bytes
 from swarm.consensus.roster import owner
 from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, Superseded, Unreachable, Violation, WrongStep
 from swarm.ids import MicrobatchId, PeerId
@@ -115,6 +115,14 @@ class RemoteLeader:
             body = Lease(step=step, term=term, total=self._leased + 1)
             with contextlib.suppress(PeerError):  # it leads nothing, and says so
                 await self._calls.ask(successor, LEASE, body, timeout_s=self._timeout_s())
+
+    def vouch(self, step: int, rows: Sequence[Contribution], sign: Callable[[bytes], bytes]) -> bytes:
+        """Return our signature under our rows of the open step; b"" where they are not what we reported. Through which
+        replicas a microbatch went is the leader's to say."""
+        known = {m: (one.tokens, one.loss_sum) for m, (one, _) in self._reports.items()} if step == self._step else {}
+        if any(known.get(one.microbatch) != (one.tokens, one.loss_sum) for one in rows):
+            return b""
+        return sign(rows_bytes(self._at.rules.run, step, self._at.history.head_hash, rows))
 
     async def complete(self, step: int, contribution: Contribution, receipts: tuple[bytes, ...]) -> None:
         """Report a finished journey to the leader and the next in its succession; returns when the leader knows, and

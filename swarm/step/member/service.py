@@ -23,6 +23,7 @@ from swarm.schema import Empty
 from swarm.step import messages
 from swarm.step.context import MemberContext
 from swarm.step.member.acceptance import AcceptanceRules
+from swarm.step.member.conduct import LeaderConduct, Vetoes
 from swarm.step.member.open_step import HeldPart, Mean, OpenStep
 from swarm.step.member.position import Position
 from swarm.step.messages import Accepted, Apply, Decide, Over, Prepare, Prepared, Promise, Propose, Reconcile
@@ -139,7 +140,8 @@ class MemberService:
                 self._accepts.check_reconcile(self._at.roster, body)
                 if not body.provisional:
                     state.ballot.begun_free(body.term)
-                state.asked(body.term)
+                state.conduct.asked(body.term)
+                state.conduct.attempt(body.term, body.live)
                 await state.begin(body, name, lambda: self._attempt(state, body, name))
         return (await state.wait_mean()).answer
 
@@ -157,7 +159,7 @@ class MemberService:
             before = state.applied
             if before is None or (before.lr, before.clip) != (body.lr, body.clip):
                 state.applied = None
-                state.asked(body.term)
+                state.conduct.asked(body.term)
                 state.digest = await self._context.attempt.prepare(self._part, mean, body)
             state.applied = body
         return Prepared(digest=state.digest or "")
@@ -169,6 +171,7 @@ class MemberService:
         founding, state = self._accepts.may_found(caller, record, at.founder), at.open
         if not founding:
             state = await self.from_leader(caller, record.step, body.term)
+            await self._find_out(state, body)
         async with self._still(state):
             vote, changes = state.ballot.vote, body.changes
             if vote is not None and vote.record.hash() == record.hash():
@@ -181,10 +184,26 @@ class MemberService:
             else:
                 at.forking.check(body, at.roster)
                 self._accepts.check_proposal(at.roster, self._part_name(), state, body)
+                await self._check_conduct(state, body)
             if vote is None or (vote.term, vote.record.hash()) != (body.term, record.hash()):
-                state.asked(body.term)
+                state.conduct.asked(body.term)
             await state.accept(Vote(term=body.term, record=record, changes=changes), context.me)
         return Accepted(signature=context.sign(acceptance_bytes(record, body.term)))
+
+    async def _find_out(self, state: OpenStep, body: Propose) -> None:
+        """Ask those at once whom the leader calls lost, and who are not lost here yet: it may have found out first."""
+        absent = set(body.record.absent) - {self._context.me}
+        if suspects := state.conduct.unexplained(body.term, absent, self._context.gone()):
+            await self._context.check(suspects, "its leader calls it lost")
+
+    async def _check_conduct(self, state: OpenStep, body: Propose) -> None:
+        """Raise Busy for what we veto (see :mod:`swarm.step.member.conduct`), and let our loop know: it may lead."""
+        context, at = self._context, self._at
+        vetoes = Vetoes(context.me, at.rules, context.verify)
+        if why := vetoes.find(at.roster, body, state.conduct, context.gone(), context.clock.monotonic()):
+            state.conduct.veto(body.term, body.record, why)
+            await at.news.tell()
+            raise Busy(why)
 
     async def _on_over(self, caller: PeerId, body: Over) -> Empty:
         async with self._still(await self.from_leader(caller, body.step, body.term)):
@@ -266,7 +285,8 @@ class MemberService:
             # One file holds the vote: no older one comes after it.
             await ballot.retire(f"step {at.open_step} is closed")
             ballot = life.ballot(record)
-        at.open, at.open_step, at.roster = OpenStep(ballot), record.step + 1, record.members
+        conduct = LeaderConduct(self._context.clock.monotonic())
+        at.open, at.open_step, at.roster = OpenStep(ballot, conduct=conduct), record.step + 1, record.members
         at.named = life.is_named(record)
 
     # --- who may ask ---------------------------------------------------------------------------------------------

@@ -24,12 +24,13 @@ from swarm.consensus.changes import (
     admission_bytes,
     departure_bytes,
 )
-from swarm.consensus.records import CloseRecord, Contribution, acceptance_bytes
+from swarm.consensus.records import CloseRecord, Contribution, acceptance_bytes, rows_bytes
 from swarm.consensus.roster import Member, Roster
 from swarm.errors import Superseded
 from swarm.ids import ENDS, MicrobatchId, PartName, PeerId, stage_part
 from swarm.membership.founding_record import genesis
 from swarm.step.decisions import totals
+from swarm.step.member.conduct import by_trainer
 from tests.harness.rigs.common import RUN as RUN
 from tests.harness.rigs.common import sign as sign
 from tests.harness.rigs.common import verify as verify
@@ -89,6 +90,15 @@ def acceptances(accepted: CloseRecord, term: int = 0, signers: Collection[PeerId
     """Return what proves that these accepted a record."""
     signed = acceptance_bytes(accepted, term)
     return {peer: sign(peer, signed) for peer in signers}
+
+
+def signed_rows(proposed: CloseRecord, trainers: Collection[PeerId] | None = None) -> dict[str, bytes]:
+    """Return what these trainers sign of a record's microbatches; by default all whose they are."""
+    rows = by_trainer(proposed.committed)
+    return {
+        trainer: sign(trainer, rows_bytes(RUN, proposed.step, proposed.previous, rows[trainer]))
+        for trainer in (rows if trainers is None else trainers)
+    }
 
 
 # --- who joins and who leaves ----------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from peers.home.places import PlaceInfo, list_places, look_at_place, take_place
 from swarm.averaging.config import AveragingConfig, LocalConfig
 from swarm.clock import SystemClock
 from swarm.membership.status_types import PartTurnout
+from swarm.step.blocked import few_voters
 from tests.harness.rigs.peers import PROBE, FakeClock, printed
 from tests.harness.standing_peer import INVITE, PEER, RUN, running, standing
 
@@ -293,6 +294,14 @@ def test_status_says_of_which_parts_there_are_fewer_copies_than_the_run_asks_for
     assert "    fewer copies in the run: ends has 1 of 2" in status_lines([seen])
     assert "copies in the run: ends has 1 of 2" in "\n".join(detail_lines(seen))
     assert "fewer" not in "\n".join(status_lines([Seen(place=place, standing=standing("otter"))]))
+
+
+def test_status_says_what_the_death_of_one_voter_costs_where_there_are_fewer_than_three() -> None:
+    place = PlaceInfo(name="1", path=Path("h/1"), live=True, state=None)
+    short = dataclasses.replace(standing("otter"), few_voters=few_voters(2))
+    assert "two voters only: while one is away nothing" in "\n".join(detail_lines(Seen(place=place, standing=short)))
+    assert "one voter only" in few_voters(1)
+    assert [few_voters(n) for n in (0, 3, 11)] == ["", "", ""]
 
 
 def test_members_say_where_they_are_and_who_only_calls() -> None:

@@ -10,7 +10,7 @@ import pytest
 from swarm.clock import SystemClock
 from swarm.errors import BugError, Busy, Ending, PeerError, Refused, RunEnded, Violation, WrongStep
 from swarm.events import HopMoved, JourneyCompleted, JourneyStarted
-from swarm.ids import PeerId
+from swarm.ids import JourneyKey, PeerId
 from swarm.pipeline.messages import TARGETS, TRAINER_RECALL, Blocked, HopReport, InputGradient, Output, TrainerRecall
 from swarm.pipeline.stage.admission import Participants
 from swarm.pipeline.trainer.journey import FinishedJourney
@@ -49,7 +49,7 @@ async def test_trainer_feeds_its_lease_and_every_stage_counts_each_microbatch_on
     assert set(crew.side.part.held) == everything
     for journey in leader.finished:
         for stage, (replica, receipt) in enumerate(zip(journey.route, journey.receipts, strict=True)):
-            assert receipt == sign(replica, receipt_bytes(RUN, 1, journey.key.microbatch, stage))
+            assert receipt == sign(replica, receipt_bytes(RUN, journey.key, stage))
     assert len(crew.side.events.of(JourneyStarted)) == len(crew.side.events.of(JourneyCompleted)) == 9
     assert crew.side.trainer.cursor == (0, 9)
 
@@ -211,7 +211,8 @@ class Walk:
         fields: dict[str, Any] = {"step": 1, "microbatch": microbatch(0), "attempt": 0}
         if verb == "hop":
             hop = 0 if by == A0 else 1
-            receipt = sign(by, receipt_bytes(RUN, 1, microbatch(0), hop))
+            tokens = changes.get("tokens", 0) if self._options.get("hosted") else 0
+            receipt = sign(by, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0), hop, tokens))
             fields |= {"hop": hop, "direction": "backward", "queued_s": 0.0, "compute_s": 0.1, "receipt": receipt}
         if verb == "blocked":
             fields |= {"hop": 1, "direction": "forward", "peer": B0, "code": "violation", "reason": "a value is NaN"}
@@ -244,9 +245,13 @@ FORGERIES: list[tuple[str, PeerId, str, dict[str, Any], type[PeerError]]] = [
     ("report without a receipt", A0, "hop", {"receipt": b""}, Refused),
     ("report with a forged receipt", A0, "hop", {"receipt": bytes(64)}, Refused),
     ("report with a receipt of another stage", A0, "hop",
-     {"receipt": sign(A0, receipt_bytes(RUN, 1, microbatch(0), 1))}, Refused),
+     {"receipt": sign(A0, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0), 1))}, Refused),
     ("report with a receipt of another step", A0, "hop",
-     {"receipt": sign(A0, receipt_bytes(RUN, 2, microbatch(0), 0))}, Refused),
+     {"receipt": sign(A0, receipt_bytes(RUN, JourneyKey(2, microbatch(0), 0), 0))}, Refused),
+    ("report with a receipt of another lineage", A0, "hop",
+     {"receipt": sign(A0, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0, "ab"), 0))}, Refused),
+    ("report with a receipt for tokens that only the loss counts", A0, "hop",
+     {"receipt": sign(A0, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0), 0, 3)), "tokens": 3}, Refused),
     ("blocked by a stranger", B1, "blocked", {}, Refused),
     ("blocked by an attempt to come", A0, "blocked", {"attempt": 1}, Refused),
     ("blocked two hops away", A0, "blocked", {"hop": 3}, Refused),

@@ -9,7 +9,7 @@ import pytest
 
 from swarm.errors import Busy, PeerError, Refused, WrongStep
 from swarm.events import Accumulated
-from swarm.ids import PeerId
+from swarm.ids import JourneyKey, PeerId
 from swarm.pipeline import recall
 from swarm.pipeline.messages import RECALL, TRAINER_RECALL, Adopt, Drop, Recall, TrainerRecall
 from swarm.security.signing import receipt_bytes
@@ -135,7 +135,7 @@ async def test_adopting_again_what_is_added_tells_again_and_adds_nothing(scene: 
     assert scene.up.payloads("backward") == [5.0, 5.0]
     back = [report for report in scene.trainer.of("hop") if report.direction == "backward"]
     assert [report.again for report in back] == [False, True]
-    assert all(verify(ME, receipt_bytes(RUN, 1, microbatch(0), 1), report.receipt) for report in back)
+    assert all(verify(ME, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0), 1), report.receipt) for report in back)
     assert len(scene.replica.events.of(Accumulated)) == 1
 
 

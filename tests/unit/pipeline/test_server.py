@@ -12,6 +12,7 @@ import pytest
 
 from swarm.errors import BugError, Busy, PeerError, Refused, Violation, WrongStep
 from swarm.events import Accumulated
+from swarm.ids import JourneyKey
 from swarm.pipeline.messages import BACKWARD, FORWARD, Backward, Drop, Forward
 from swarm.pipeline.stage.microbatch_state import STAY_CEILING_S, STAY_FLOOR_S, Phase
 from swarm.security.signing import receipt_bytes
@@ -50,7 +51,7 @@ async def test_server_computes_passes_on_and_signs(scene: ReplicaScene) -> None:
     assert scene.part.held == {microbatch(0): 32.0}
     out, back = scene.trainer.of("hop")
     assert (out.direction, out.receipt) == ("forward", b"")
-    assert verify(ME, receipt_bytes(RUN, 1, microbatch(0), 1), back.receipt)
+    assert verify(ME, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0), 1), back.receipt)
     assert [event.part for event in scene.replica.events.of(Accumulated)] == ["stage-1"]
 
 

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from swarm.consensus.records import Contribution
+from swarm.consensus.records import NO_RECORD, Contribution
 from swarm.consensus.roster import Roster
 from swarm.errors import Refused, Superseded, Violation, WrongStep
-from swarm.ids import ENDS, MicrobatchId, PeerId, stage_part
+from swarm.ids import ENDS, JourneyKey, MicrobatchId, PeerId, stage_part
 from swarm.optim.schedules import OptimizerConfig
+from swarm.schema import AFTER_CHARS
 from swarm.security.signing import PrivateIdentity, receipt_bytes, verify
 from swarm.step.leader.service import LeadService
 from swarm.step.messages import Complete, Lease
@@ -51,7 +52,7 @@ def desk(me: PeerId) -> LeadService:
 def complete(*, signers: list[PrivateIdentity] | None = None, term: int = 0, **fields: Any) -> Complete:
     values = {"microbatch": MICROBATCH, "tokens": 30, "loss_sum": 2.0, "route": (HOSTS[0].peer, HOSTS[1].peer)} | fields
     receipts = tuple(
-        signer.sign(receipt_bytes(RUN, 1, values["microbatch"], stage))
+        signer.sign(receipt_bytes(RUN, JourneyKey(1, values["microbatch"], 0, NO_RECORD[:AFTER_CHARS]), stage))
         for stage, signer in enumerate(signers or HOSTS[:2])
     )
     return Complete(step=1, term=term, contribution=Contribution(**values), receipts=receipts)

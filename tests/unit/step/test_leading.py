@@ -63,7 +63,7 @@ async def test_step_of_more_members_than_voters_is_told_to_all_and_decided_by_th
     many = Roster(
         [
             *ROSTER.members,
-            *(listed(f"Z{n}", "bootstrap", None, name="z") for n in range(11)),
+            *(listed(f"Z{n}", "bootstrap", None, name="z", worked=1) for n in range(11)),
         ]
     )
     here = await stage(roster=many)
@@ -135,7 +135,7 @@ async def test_part_whose_replicas_differ_one_to_one_is_averaged_anew_until_they
 async def test_tie_that_repeats_is_tried_now_and_then_and_ends_when_who_is_there_changes(
     back: bool, what: str, words: str
 ) -> None:
-    voter = listed("Z", "bootstrap", None)
+    voter = listed("Z", "bootstrap", None, worked=1)
     here, third = await stage(roster=Roster([*THREE.members, voter])), PeerId("C")
     here.liveness.lose(third, "cut off")
     liar = next(peer for peer in (A, B) if peer != here.leader)

@@ -80,7 +80,7 @@ class Home:
 
     def __init__(self, me: PeerId = A, **settings: Any) -> None:
         self.me, self.stage = me, Stage(leader=me)
-        self.bench = MemberBench(me, **({"decided": self._decided} | settings))
+        self.bench = MemberBench(me, **({"decided": self._decided, "liveness": self.stage.liveness} | settings))
         self.rejoined: list[str] = []
         self.newest: CloseRecord | None = None
         self.parting = ExitBarrier()

@@ -77,7 +77,7 @@ class Peer:
         self.me, self.events = me, EventList()
         self.bench = MemberBench(me, decided=self._decided)
         self.endpoint = troupe.network.endpoint(me)
-        self.watch = HealthWatch(self.endpoint, LoopClock())
+        self.watch = self.bench.liveness = HealthWatch(self.endpoint, LoopClock())
         member = self.bench.member
         position = self.bench.position
         self.desk = LeadService(RULES, me, position.wait_open, lambda *signed: True, term_of=lambda: position.term)

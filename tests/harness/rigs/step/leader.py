@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from swarm.consensus.history import History
-from swarm.consensus.records import CloseRecord, Contribution, acceptance_bytes
+from swarm.consensus.records import CloseRecord, Contribution, acceptance_bytes, rows_bytes
 from swarm.consensus.roster import Roster
 from swarm.errors import WrongStep
 from swarm.ids import MicrobatchId, PeerId
@@ -18,6 +18,7 @@ from swarm.step.calls import StepCalls
 from swarm.step.context import CloseContext
 from swarm.step.leader.close import Leading
 from swarm.step.leader.service import LeadService
+from swarm.step.member.conduct import by_trainer
 from swarm.step.messages import (
     AGAIN,
     APPLY,
@@ -73,7 +74,7 @@ class Puppet:
         self.gradient = {"stage-0": "a" * 64, "ends": "b" * 64}.get(part, "")
         self.weights = {"stage-0": "c" * 64, "ends": "d" * 64}.get(part, "")
         self.cursor = CURSOR if roster[peer].role == "trainer" else None
-        self.sq_norm = 3.0
+        self.sq_norm, self.previous = 3.0, GENESIS.model_copy(update={"roster": roster.members}).hash()
 
     @property
     def asked(self) -> list[Rpc[Any, Any]]:
@@ -105,7 +106,9 @@ class Puppet:
         return [rpc.handled(self._handler(rpc, usual)) for rpc, usual in kinds]
 
     def _averaged(self, body: Reconcile) -> Averaged:
-        return Averaged(digest=self.gradient, sq_norm=self.sq_norm, cursor=self.cursor)
+        own = by_trainer(body.committed).get(self.peer)
+        rows = sign(self.peer, rows_bytes(RUN, body.step, self.previous, own)) if own else b""
+        return Averaged(digest=self.gradient, sq_norm=self.sq_norm, cursor=self.cursor, rows=rows)
 
     def _handler(self, rpc: Rpc[Any, Any], usual: Callable[[Any], Any]) -> Any:
         async def handle(caller: PeerId, body: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Set
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +14,13 @@ import torch
 from swarm.averaging.allreduce.plan import RoundResult
 from swarm.consensus.history import History
 from swarm.consensus.incarnation import Incarnation
-from swarm.consensus.records import CloseRecord, Contribution, Decision
+from swarm.consensus.records import CloseRecord, Contribution, Decision, rows_bytes
 from swarm.consensus.roster import owner
 from swarm.errors import BugError
 from swarm.ids import MicrobatchId, PartName, PeerId
 from swarm.optim.schedules import OptimizerConfig
 from swarm.schema import Message
+from swarm.step.calls import Liveness
 from swarm.step.context import MemberContext
 from swarm.step.member.branch import Forking
 from swarm.step.member.open_step import Attempt, Round
@@ -27,6 +28,7 @@ from swarm.step.member.position import Position
 from swarm.step.member.service import MemberService
 from swarm.step.messages import Apply, Decide, Prepare, Propose, Reconcile
 from swarm.step.rules import StepRules
+from tests.harness.rigs.clocks import LoopClock
 from tests.harness.rigs.common import RUN, InlineDevice, asked, sign, verify
 from tests.harness.rigs.consensus import (
     COMMITTED,
@@ -39,6 +41,7 @@ from tests.harness.rigs.consensus import (
     acceptances,
     microbatch,
     record,
+    signed_rows,
     weights_digest,
 )
 
@@ -173,6 +176,8 @@ class MemberBench:
     install: Callable[[CloseRecord, PeerId], Awaitable[None]] = _nothing
     decided: Callable[[Decision], Awaitable[None]] = _nothing
     life: Incarnation | None = None
+    liveness: Liveness | None = None
+    """Who is there, where not ``gone`` says it."""
 
     def __post_init__(self) -> None:
         self.part = CountedPart(str(ROSTER[self.me].part), frozenset(HELD[self.me]))
@@ -201,10 +206,13 @@ class MemberBench:
                 settle=self._settle,
                 average=self.average,
                 cursor=lambda step, committed: CURSOR if self.me == T else None,
+                vouch=self._vouch,
             ),
+            clock=LoopClock(),
             sign=lambda data: sign(self.me, data),
             verify=verify,
-            gone=lambda: self.gone,
+            gone=self._gone,
+            check=self._check,
         )
         self.member = MemberService(context)
 
@@ -217,8 +225,20 @@ class MemberBench:
             raise self.lacks
         self.part.microbatches = frozenset(assigned)
 
+    def _gone(self) -> Mapping[PeerId, str]:
+        return self.gone if self.liveness is None else self.liveness.gone
+
+    async def _check(self, peers: Collection[PeerId], reason: str) -> None:
+        if self.liveness is not None:
+            await self.liveness.check(peers, reason)
+
+    def _vouch(self, step: int, rows: Sequence[Contribution]) -> bytes:
+        return sign(self.me, rows_bytes(RUN, step, self.history.head_hash, rows))
+
     async def ask(self, body: Message, *, caller: PeerId | None = None) -> Any:
-        """Return what the member answers; by default the right leader asks."""
+        """Return what the member answers; by default the right leader asks, and the trainers have signed their rows."""
+        if isinstance(body, Propose) and not body.rows:
+            body = body.model_copy(update={"rows": signed_rows(body.record)})
         step = body.record.step if isinstance(body, Propose) else body.step  # type: ignore[attr-defined]
         leader = T if step == 0 else owner(ROSTER, step, getattr(body, "term", 0))
         return await asked(self.member, body, caller or leader)

@@ -1,0 +1,127 @@
+"""Watch what the leaders of the open step do, and veto what none may decide though its numbers are right.
+
+A leader cannot be believed about who is lost, what trainers reported, or how the batch was shared out. Every member
+knows some of it itself: whom it hears, which rows are its own, what a trainer's quota was. Who vetoes answers Busy, so
+that an honest leader whose view differs goes on asking, and the next in the succession leads at once
+(:mod:`swarm.step.member.leader_watch`). A record that comes back in a later term is not judged again: a majority may
+have accepted it before. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from swarm.consensus.records import CloseRecord, Contribution, rows_bytes
+from swarm.consensus.roster import Roster, unserved
+from swarm.ids import PeerId
+from swarm.step.messages import Propose
+from swarm.step.rules import StepRules
+
+STALLED_S = 60.0
+"""After so long in a step a leader may leave out trainers of whose work nothing came, though they answer pings."""
+
+Verify = Callable[[PeerId, bytes, bytes], bool]
+
+
+@dataclass(slots=True)
+class LeaderConduct:
+    """What one member has seen of the open step's leaders.
+
+    ``questions`` are those that moved the closing on, the last of them in term ``asked_in``. ``missed`` are the members
+    that were gone at any time since the step ``began`` (monotonic seconds). ``vetoed_in`` is the last term in which we
+    vetoed, and ``why``; ``refused`` are the hashes of those records.
+    """
+
+    began: float = -math.inf
+    questions: int = 0
+    asked_in: int = -1
+    missed: set[PeerId] = field(default_factory=set)
+    vetoed_in: int = -1
+    why: str = ""
+    refused: set[str] = field(default_factory=set)
+    _tried: dict[PeerId, int] = field(default_factory=dict)
+
+    def asked(self, term: int) -> None:
+        """Count a question of this term's leader that moves the closing on."""
+        self.questions, self.asked_in = self.questions + 1, term
+
+    def attempt(self, term: int, live: Collection[str]) -> None:
+        """Note with whom this term's leader makes an attempt: whom it then leaves out it has tried."""
+        self._tried |= {PeerId(peer): term for peer in live}
+
+    def unexplained(self, term: int, absent: Collection[str], gone: Collection[str]) -> list[PeerId]:
+        """Return those of ``absent`` that are there, were there all the time, and were asked nothing in this term."""
+        known = {*gone, *self.missed}
+        return [PeerId(p) for p in sorted(absent) if p not in known and self._tried.get(PeerId(p), -1) < term]
+
+    def veto(self, term: int, record: CloseRecord, why: str) -> None:
+        """Remember what we do not accept of this term's leader."""
+        self.vetoed_in, self.why = term, why
+        self.refused.add(record.hash())
+
+
+@dataclass(frozen=True, slots=True)
+class Vetoes:
+    """One member's judgement of fresh proposals."""
+
+    me: PeerId
+    rules: StepRules
+    verify: Verify
+
+    def find(
+        self, roster: Roster, body: Propose, conduct: LeaderConduct, gone: Mapping[PeerId, str], now: float
+    ) -> str:
+        """Return why this proposal is vetoed, "" when it is not; ``gone`` are those whom this member does not hear."""
+        record = body.record
+        if record.term < body.term or record.void or record.founding:
+            return ""
+        there = [peer for peer in roster.trainers if peer not in record.absent and peer not in conduct.missed]
+        return (
+            self._absence(roster, record, conduct, gone, now)
+            or self._rows(record, body.rows)
+            or (self._quota(record, there) if body.term == 0 else "")
+        )
+
+    def _absence(
+        self, roster: Roster, record: CloseRecord, conduct: LeaderConduct, gone: Mapping[PeerId, str], now: float
+    ) -> str:
+        """Whom its leader calls lost, and who is there; we do not judge about ourselves: how we were heard others know.
+        Excused are replicas that nobody of their part can call, and
+        trainers of whose work nothing came for long."""
+        heard = conduct.unexplained(record.term, set(record.absent) - {self.me}, gone)
+        if self.rules.served:
+            heard = [peer for peer in heard if peer not in unserved(roster, set(record.absent) - {peer})]
+        if now - conduct.began >= STALLED_S:
+            worked = {one.microbatch.trainer for one in record.committed}
+            heard = [peer for peer in heard if roster[peer].role != "trainer" or peer in worked]
+        return f"{heard[0]} is there, as far as is known here, and was asked nothing in this term" if heard else ""
+
+    def _rows(self, record: CloseRecord, vouched: Mapping[str, bytes]) -> str:
+        """The trainer whose rows are not as it signed them. One that is absent cannot sign."""
+        for trainer, rows in by_trainer(record.committed).items():
+            if trainer in record.absent:
+                continue
+            signed = rows_bytes(record.run, record.step, record.previous, rows)
+            if not self.verify(trainer, signed, vouched.get(trainer, b"")):
+                return f"the rows of {trainer} are not what it reported"
+        return ""
+
+    def _quota(self, record: CloseRecord, there: Sequence[PeerId]) -> str:
+        """The trainer that fed more of the step than is its share among those that were there throughout. Asked of the
+        first term only: what was computed when a leader was lost counts whoever did it."""
+        most, fed = self.rules.quota(record.step, there), Counter(one.microbatch.trainer for one in record.committed)
+        for trainer in there:
+            if fed[trainer] > most[trainer]:
+                return f"{trainer} fed {fed[trainer]} microbatches of the step where {most[trainer]} are its quota"
+        return ""
+
+
+def by_trainer(committed: Sequence[Contribution]) -> dict[PeerId, list[Contribution]]:
+    """Return each trainer's rows of a step, in their order."""
+    rows: dict[PeerId, list[Contribution]] = {}
+    for one in committed:
+        rows.setdefault(PeerId(one.microbatch.trainer), []).append(one)
+    return rows

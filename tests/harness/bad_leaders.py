@@ -1,0 +1,177 @@
+"""Leaders and guests that do what no honest peer does, in one step of a simulated run; each notes when it struck.
+
+with striking(evicts("host-1"), step=3) as struck:
+    run_world(swarm.run())
+assert struck
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from swarm.consensus.changes import Admission, admission_bytes
+from swarm.consensus.roster import Member, owner
+from swarm.errors import Busy, PeerError
+from swarm.ids import PeerId
+from swarm.network.protocols import AnyMethod
+from swarm.security.signing import PrivateIdentity
+from swarm.step.leader.answers import AnswerRules
+from swarm.step.leader.batch import BatchCollection
+from swarm.step.leader.close import Leading
+from swarm.step.leader.service import LeadService
+from swarm.step.messages import JOIN
+from swarm.step.observe_messages import STANDING, RunStanding, StandingRequest
+from swarm.step.rules import StepRules
+from tests.harness.simulated import SimSwarm
+
+Attack = Callable[[pytest.MonkeyPatch, int, list[str]], None]
+
+
+@contextlib.contextmanager
+def striking(attack: Attack, *, step: int) -> Iterator[list[str]]:
+    """Have whoever leads the first term of ``step`` attack; yields what was done."""
+    struck: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        attack(patch, step, struck)
+        yield struck
+
+
+def never_closes(patch: pytest.MonkeyPatch, step: int, struck: list[str]) -> None:
+    """It begins to lead, and does nothing."""
+    decide = Leading.decide
+
+    async def stands_still(leading: Leading) -> Any:
+        if (leading.step, leading.term) == (step, 0):
+            struck.append("decide")
+            await asyncio.Event().wait()
+        return await decide(leading)
+
+    patch.setattr(Leading, "decide", stands_still)
+
+
+def stops_in_the_middle(patch: pytest.MonkeyPatch, step: int, struck: list[str]) -> None:
+    """It has all average, and then does nothing."""
+    judge = Leading._judge
+
+    async def stands_still(leading: Leading, averaged: Any) -> None:
+        if (leading.step, leading.term) == (step, 0):
+            struck.append("judge")
+            await asyncio.Event().wait()
+        await judge(leading, averaged)
+
+    patch.setattr(Leading, "_judge", stands_still)
+
+
+def leases_nothing(patch: pytest.MonkeyPatch, step: int, struck: list[str]) -> None:
+    """It puts every trainer off."""
+    lease = LeadService._on_lease
+
+    async def gives_nothing(service: LeadService, caller: Any, body: Any) -> Any:
+        if (body.step, body.term) == (step, 0) and owner(service._roster, step, 0) == service._me:
+            struck.append("lease")
+            raise Busy("later")
+        return await lease(service, caller, body)
+
+    patch.setattr(LeadService, "_on_lease", gives_nothing)
+
+
+def evicts(victim: Callable[[], PeerId]) -> Attack:
+    """It says that ``victim`` is lost, who is not."""
+
+    def attack(patch: pytest.MonkeyPatch, step: int, struck: list[str]) -> None:
+        honest: Any = BatchCollection.out
+
+        def out(filling: BatchCollection) -> Mapping[PeerId, str]:
+            found: dict[PeerId, str] = honest.fget(filling)
+            if (filling._step, filling._term) == (step, 0):
+                struck.append("out")
+                return {**found, victim(): "it does not answer"}
+            return found
+
+        patch.setattr(BatchCollection, "out", property(out))
+
+    return attack
+
+
+def forges_rows(patch: pytest.MonkeyPatch, step: int, struck: list[str]) -> None:
+    """It has all agree on rows of which it changed the loss, and asks no trainer."""
+    attempt = Leading._attempt
+
+    async def forges(leading: Leading, committed: Any) -> Any:
+        if (leading.step, leading.term) == (step, 0):
+            struck.append("rows")
+            committed = tuple(one.model_copy(update={"loss_sum": 0.0}) for one in committed)
+        return await attempt(leading, committed)
+
+    unsigned = AnswerRules.unsigned
+
+    def does_not_ask(rules: AnswerRules, committed: Any, averaged: Any) -> list[PeerId]:
+        return [] if (rules._step, rules._term) == (step, 0) else unsigned(rules, committed, averaged)
+
+    patch.setattr(Leading, "_attempt", forges)
+    patch.setattr(AnswerRules, "unsigned", does_not_ask)
+
+
+def bends_quota(patch: pytest.MonkeyPatch, step: int, struck: list[str]) -> None:
+    """It leases all of the batch to one trainer."""
+    ledger = LeadService._new_ledger
+
+    def bent(service: LeadService, trainers: Sequence[PeerId]) -> Any:
+        if service._step != step or service._led is not None and service._led.number > 0:
+            return ledger(service, trainers)
+        struck.append("quota")
+        with pytest.MonkeyPatch.context() as quota:
+            quota.setattr(StepRules, "quota", lambda rules, step, trainers: _all_to_one(rules.target, trainers))
+            return ledger(service, trainers)
+
+    patch.setattr(LeadService, "_new_ledger", bent)
+
+
+def _all_to_one(target: int, trainers: Sequence[PeerId]) -> dict[PeerId, int]:
+    return {peer: target if peer == trainers[0] else 0 for peer in trainers}
+
+
+class _Idler:
+    """A peer that answers that it is there, and nothing else."""
+
+    def __init__(self, me: PeerId) -> None:
+        self._me = me
+
+    def methods(self) -> list[AnyMethod]:
+        """See :class:`~swarm.network.protocols.Service`."""
+        return [STANDING.handled(self._standing)]
+
+    async def _standing(self, caller: PeerId, body: StandingRequest) -> RunStanding:
+        return RunStanding(founder=self._me, closed=None, waiting_for="")
+
+
+async def sybils_join(swarm: SimSwarm, count: int) -> list[PeerId]:
+    """Have ``count`` peers that do nothing let in as members, and vanish. Returns who was let in."""
+    founder = swarm.peers["bootstrap"].membership
+    assert founder is not None
+    identities = [PrivateIdentity(hashlib.sha256(f"sybil-{n}".encode()).digest()) for n in range(count)]
+    endpoints = [swarm.network.endpoint(one.peer) for one in identities]
+    for endpoint in endpoints:
+        await endpoint.enter(swarm.manifest.run_id)
+        endpoint.mount(_Idler(endpoint.peer))
+    at, inside = founder._run.position, set[PeerId]()
+    while len(inside) < count:
+        step, previous = at.open_step, at.history.head_hash
+        leader = owner(at.roster, step, at.term)
+        for one, endpoint in zip(identities, endpoints, strict=True):
+            member = Member(peer=one.peer, role="bootstrap", name="", part=None, addresses=())
+            signed = one.sign(admission_bytes(swarm.manifest.run_id, step, previous, member))
+            with contextlib.suppress(PeerError):
+                body = Admission(step=step, member=member, signature=signed)
+                await endpoint.call(leader, JOIN, body, timeout_s=5.0)
+        await at.wait_open(step + 1)
+        inside |= {one.peer for one in identities if one.peer in at.roster}
+    for endpoint in endpoints:
+        swarm.network.leave(endpoint)
+    return sorted(inside)

@@ -1,0 +1,99 @@
+"""What a leader may not decide though its numbers are right is vetoed, and the next in the succession leads at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from swarm.consensus.records import CloseRecord, voters
+from swarm.consensus.roster import Roster, owner
+from swarm.events import PeerLost, StepClosed, TermBegan
+from swarm.ids import PeerId
+from swarm.sim.loop import run_world
+from tests.harness.bad_leaders import Attack, bends_quota, evicts, forges_rows, striking, sybils_join
+from tests.harness.expect import eventually
+from tests.harness.simulated import SimSwarm
+from tests.swarms.story import DONE
+
+STEP, STEPS = 3, 6
+AT_ONCE_S = 15.0
+
+
+def records(swarm: SimSwarm) -> list[CloseRecord]:
+    """What the founder knows was decided."""
+    return [CloseRecord.model_validate_json(json.dumps(one)) for one in swarm.history()]
+
+
+def struck(swarm: SimSwarm, attack: Attack, *, within_s: float = AT_ONCE_S) -> TermBegan:
+    """Play the attack to the end of the run; returns how the next leader began."""
+    with striking(attack, step=STEP) as done:
+        run_world(swarm.run(timeout_s=600.0))
+    assert done
+    assert {peer.outcome for peer in swarm.peers.values()} == {DONE}
+    (began,) = [event for event in swarm.events(TermBegan) if event.step == STEP]
+    assert began.reason.startswith("its leader is overdue: ")
+    assert max(event.seconds for event in swarm.events(StepClosed) if event.step == STEP) < within_s
+    assert not [event for event in swarm.events(TermBegan) if event.step != STEP]
+    return began
+
+
+@pytest.mark.parametrize("victim_is", ["stage", "trainer", "successor"])
+def test_member_that_is_heard_is_not_evicted(victim_is: str, tmp_path: Path) -> None:
+    swarm = SimSwarm(tmp_path, hosts=4, trainers=3, run={"steps": STEPS})
+
+    def victim() -> PeerId:
+        assert (at := swarm.peers["bootstrap"].membership) is not None
+        leader, successor = owner(at.roster, STEP, 0), owner(at.roster, STEP, 1)
+        if victim_is == "successor":
+            return successor
+        others = [m for m in at.roster.members if m.peer not in (leader, successor)]
+        return next(PeerId(m.peer) for m in others if m.role == victim_is)
+
+    began = struck(swarm, evicts(victim), within_s=60.0 if victim_is == "successor" else AT_ONCE_S)
+    why = "in the middle of closing" if victim_is == "successor" else "is there, as far as is known here"
+    assert why in began.reason
+    assert not any(record.absent for record in records(swarm))
+    assert not swarm.events(PeerLost)
+
+
+@pytest.mark.parametrize("ends", ["private", "hosted"])
+def test_rows_that_a_leader_changed_are_not_decided(ends: str, tmp_path: Path) -> None:
+    swarm = SimSwarm(tmp_path, hosts=4, trainers=2, run={"steps": STEPS}, split={"ends": ends})
+    began = struck(swarm, forges_rows)
+    assert "are not what it reported" in began.reason
+    assert all(one.loss_sum > 0 for record in records(swarm) for one in record.committed)
+
+
+def test_trainer_feeds_no_more_than_its_quota(tmp_path: Path) -> None:
+    swarm = SimSwarm(tmp_path, hosts=4, trainers=2, run={"steps": STEPS, "reproducible": True})
+    began = struck(swarm, bends_quota)
+    assert "are its quota" in began.reason
+    for record in records(swarm)[1:]:
+        fed = Counter(one.microbatch.trainer for one in record.committed)
+        assert max(fed.values()) - min(fed.values()) <= 1
+
+
+def test_members_that_never_worked_have_no_vote_and_stop_nobody_when_they_vanish(tmp_path: Path) -> None:
+    swarm = SimSwarm(tmp_path, hosts=4, trainers=2, run={"steps": 12}, stage_s={"forward": 0.3, "backward": 0.3})
+    inside: list[PeerId] = []
+
+    async def live() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(swarm.run(timeout_s=600.0))
+            await eventually(lambda: bool(swarm.events(StepClosed)))
+            inside.extend(await sybils_join(swarm, 8))
+
+    run_world(live())
+    assert len(inside) == 8
+    assert {peer.outcome for peer in swarm.peers.values()} == {DONE}
+    chain = records(swarm)
+    joined = [record for record in chain if set(inside) & set(Roster(record.roster).peers)]
+    assert joined
+    for record in chain:
+        assert not set(voters(record.members, record.hash())) & set(inside)
+    assert set(inside) == {event.peer for event in swarm.events(PeerLost)} & set(inside)
+    assert max(event.seconds for event in swarm.events(StepClosed) if event.step > 1) < 60.0
