@@ -158,7 +158,7 @@ def _member(
             sign=around.identity.sign,
             verify=verify,
             clock=around.clock,
-            gone=lambda: around.watch.gone,
+            gone=run.lost,
             check=around.watch.check,
         )
     )
@@ -193,5 +193,5 @@ def _rescue(run: RunContext, member: MemberService, copies: Copies) -> RescueSer
         sign=run.around.identity.sign,
         holds=lambda part, step: copies.held(part, step) is not None,
         takes=copies.takes,
-        gone=lambda: run.around.watch.gone.keys(),
+        gone=run.lost,
     )

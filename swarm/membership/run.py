@@ -95,6 +95,10 @@ class RunContext:
         """Return whether this peer is the founder."""
         return self.contact == self.around.endpoint.peer
 
+    def lost(self) -> dict[PeerId, str]:
+        """Return who counts as lost in the open step, and why: who is gone, and replicas that are proven to be tied."""
+        return {**self.around.watch.gone, **self.position.open.conduct.tied}
+
     def learn(self, roster: Roster) -> None:
         """Remember where the others are; what is said of another life of ours is not where we are."""
         for member in roster.members:

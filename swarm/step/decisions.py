@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_high
+from typing import Literal
 
 from swarm.consensus.records import CloseRecord, Contribution, MeasuredLink
 from swarm.consensus.roster import Roster
@@ -35,6 +36,7 @@ class Disagreement(OutOfSync):
         answers = ", ".join(f"{peer}: {digest[:12] or 'none'}" for peer, digest in sorted(digests.items()))
         super().__init__(f"replicas of {part} disagree about {what}: {answers}")
         self.part, self.digests = part, dict(digests)
+        self.what: Literal["gradient", "weights"] = "gradient" if "gradient" in what else "weights"
 
     @property
     def dissenters(self) -> tuple[PeerId, ...]:

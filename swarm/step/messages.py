@@ -136,7 +136,8 @@ class Reconcile(Message):
 
 
 class Averaged(Message):
-    """The group's result as this member has it. ``digest`` is empty for a peer that holds no part.
+    """The group's result as this member has it. ``digest`` is empty for a peer that holds no part, else it is
+    ``signed`` (:mod:`swarm.step.ties`).
 
     With a ``failure`` there is no result: ``culprit`` is whom it broke on, as far as that is known (the member itself
     when it could not make its sum equal to what counts), ``missing`` the microbatches that it then lacked. ``rows`` is
@@ -156,6 +157,7 @@ class Averaged(Message):
     missing: Annotated[tuple[MicrobatchField, ...], LISTED] = ()
     heard: Annotated[dict[PeerIdField, MeasuredLink], Field(max_length=1024)] = {}
     rows: Annotated[bytes, Field(max_length=64)] = b""
+    signed: Annotated[bytes, Field(max_length=64)] = b""
 
 
 class Apply(Message):
@@ -168,9 +170,10 @@ class Apply(Message):
 
 
 class Prepared(Message):
-    """Digest of the shadow: parameters and optimizer state. Empty for a peer that holds no part."""
+    """Digest of the shadow: parameters and optimizer state. Empty for a peer that holds no part, else ``signed``."""
 
     digest: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{16,64})?$")]
+    signed: Annotated[bytes, Field(max_length=64)] = b""
 
 
 class Propose(Message):

@@ -91,6 +91,12 @@ EXPECTED: tuple[Expected, ...] = (
     ),
     Expected(
         "events",
+        "kill-stage",
+        "*",
+        "the voters are asked whether the part is lost, and the founder, who holds nothing, is none of them any more",
+    ),
+    Expected(
+        "events",
         "kill-*-hosted",
         "*",
         "voters ask after a member themselves that a record calls lost, and the dead trainer is none of them",

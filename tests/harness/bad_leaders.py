@@ -25,7 +25,8 @@ from swarm.step.leader.answers import AnswerRules
 from swarm.step.leader.batch import BatchCollection
 from swarm.step.leader.close import Leading
 from swarm.step.leader.service import LeadService
-from swarm.step.messages import JOIN
+from swarm.step.member.open_step import Attempt
+from swarm.step.messages import JOIN, Apply
 from swarm.step.observe_messages import STANDING, RunStanding, StandingRequest
 from swarm.step.rules import StepRules
 from tests.harness.simulated import SimSwarm
@@ -175,3 +176,21 @@ async def sybils_join(swarm: SimSwarm, count: int) -> list[PeerId]:
     for endpoint in endpoints:
         swarm.network.leave(endpoint)
     return sorted(inside)
+
+
+@contextlib.contextmanager
+def lies_about_weights(name: str, swarm: SimSwarm, *, step: int, times: int = 1 << 30) -> Iterator[list[str]]:
+    """Have a replica report another digest than its weights have, so many times from ``step`` on."""
+    struck: list[str] = []
+    prepare = Attempt.prepare
+
+    async def lie(attempt: Attempt, part: Any, mean: Any, body: Apply) -> str:
+        digest = await prepare(attempt, part, mean, body)
+        if body.step < step or len(struck) >= times or attempt.me != swarm.peers[name].endpoint.peer:
+            return digest
+        struck.append(digest)
+        return hashlib.sha256(f"{digest}|{len(struck)}".encode()).hexdigest()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Attempt, "prepare", lie)
+        yield struck

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from swarm.consensus.acceptor import has_majority, majority
@@ -55,8 +55,22 @@ class BatchCollection:
     @property
     def out(self) -> dict[PeerId, str]:
         """Who does not close this step, and why."""
-        out = {**self._closing.liveness.gone, **self._fitness.unfit}
+        out = {**self.lost, **self._fitness.unfit}
         return out | unserved(self._roster, out) if self._closing.rules.served else out
+
+    @property
+    def lost(self) -> dict[PeerId, str]:
+        """Who counts as lost, and why: those that are gone, and all replicas of a part that are tied."""
+        return {**self._closing.liveness.gone, **self._fitness.tied}
+
+    def tie(self, peers: Iterable[PeerId], why: str) -> None:
+        """These are there, and count as lost from now on."""
+        self._fitness.tied |= dict.fromkeys(peers, why)
+
+    def untie(self, part: PartName) -> bool:
+        """Ask the replicas of a part again that were tied, for nobody can take it over; whether there were any."""
+        tied = [peer for peer in self._roster.replicas(part) if self._fitness.tied.pop(peer, None) is not None]
+        return bool(tied)
 
     @property
     def left_out(self) -> dict[str, str]:

@@ -5,6 +5,7 @@ the next record's roster is without it. Nobody swaps before a majority has accep
 the same bits.
 """
 
+# Over 400 lines: a leader's way through a step is one story, with what it does when each of its questions fails.
 from __future__ import annotations
 
 import asyncio
@@ -42,6 +43,7 @@ from swarm.step.messages import (
     Averaged,
     Decide,
     Prepare,
+    Prepared,
     Propose,
     Reconcile,
 )
@@ -216,6 +218,7 @@ class Leading:
             self._fitness.holds_up(dict.fromkeys(silent, "it does not sign what it reported"))
             raise _Retry(f"{silent[0]} does not sign what it reported")
         rules, alive = self.closing.rules, Roster(self._roster[peer] for peer in live)
+        prepared: dict[PeerId, Prepared] = {}
         try:
             norm = global_norm(alive, averaged)
             clip = clip_factor(norm, rules.clip_norm)
@@ -223,18 +226,22 @@ class Leading:
             prepared = await self._all(live, APPLY, apply)
             digests = agreed("the updated weights", alive, {peer: answer.digest for peer, answer in prepared.items()})
         except Disagreement as found:
-            self._leave_out(found)
+            answers: Mapping[PeerId, Averaged | Prepared] = prepared or averaged
+            signed = {peer: answers[peer].signed for peer in found.digests}
+            await self._leave_out(found, reconcile.attempts[found.part], signed)
             raise _Retry(str(found)) from found
         return StepOutcome(counted, averaged, norm, apply, digests, live)
 
-    def _leave_out(self, found: Disagreement) -> None:
+    async def _leave_out(self, found: Disagreement, attempt: int, signed: Mapping[PeerId, bytes]) -> None:
         """Who differs from what most replicas of a part have is unfit: the step closes without it, so it is cut off and
-        gets the state anew. When no answer is that of most, nobody knows which is right: all compute theirs anew."""
+        gets the state anew. When no answer is that of most, nobody knows which is right: all compute theirs anew, and
+        after a second time a copy of the part takes over (:meth:`Rescuing.break_tie`)."""
         self.closing.events.emit(DigestMismatch(step=self.step, part=found.part, digests=found.digests))
-        if not found.dissenters:
+        dissenters = found.dissenters or await self._rescuing.break_tie(found, attempt, signed)
+        if not dissenters:
             self.closing.waiting(awaited_agreement(self._roster, found.part, found.digests))
             raise _Retry(str(found), self._attempts.tied(found.part)) from found
-        self._fitness.differ(found.dissenters, str(found))
+        self._fitness.differ(dissenters, str(found))
 
     async def _judge(self, averaged: Mapping[PeerId, Averaged]) -> None:
         """Raises _Retry when a member has no result: then its part's round is void for all who were in it."""

@@ -27,6 +27,8 @@ class ExclusionPolicy:
         self._no: set[PeerId] = set()
         self._differing: set[PeerId] = set()
         self._again: set[PeerId] = set()
+        self.tied: dict[PeerId, str] = {}
+        """Replicas of a part that all differ: they count as lost, so that a copy takes over."""
 
     @property
     def unfit(self) -> Mapping[PeerId, str]:

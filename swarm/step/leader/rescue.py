@@ -12,16 +12,18 @@ from swarm.consensus.changes import Admission, Changes, Reassign
 from swarm.consensus.copies import copy_holders
 from swarm.consensus.records import CloseRecord, voters
 from swarm.consensus.roster import TRAINERS, Roster, lost_parts, part_lost
-from swarm.errors import Ending, PeerError, Refused, RunEnded, Superseded, Violation
-from swarm.ids import PartName, PeerId
+from swarm.errors import Busy, Ending, PeerError, Refused, RunEnded, Superseded, Violation
+from swarm.ids import PartName, PeerId, stage_of
 from swarm.step.blocked import awaited_holders
 from swarm.step.calls import StepCalls, fell_silent
 from swarm.step.context import CloseContext
-from swarm.step.decisions import given_up
+from swarm.step.decisions import Disagreement, given_up
 from swarm.step.leader.batch import BatchCollection
 from swarm.step.member.rescue import CONSENT, Consent, ConsentRequest, choose
 from swarm.step.messages import Propose
 from swarm.step.observe_messages import STANDING, StandingRequest
+from swarm.step.ties import TIED, ResultSigning, TieEvidence
+from swarm.step.turnout import REASON_CHARS
 from swarm.waiting import first_done
 
 AGAIN_S = 1.0
@@ -41,16 +43,32 @@ class Rescuing:
     def __init__(self, closing: CloseContext, step: int, term: int, filling: BatchCollection) -> None:
         self._closing, self._step, self._term, self._filling = closing, step, term, filling
         self._roster: Roster = closing.history.head.members
+        self._ties = TieEvidence(ResultSigning(closing.rules.run, step, closing.history.head_hash), closing.verify)
 
     @property
     def lost(self) -> tuple[str, ...]:
         """What nobody holds as far as is known now."""
-        return lost_parts(self._roster, self._closing.liveness.gone)
+        return lost_parts(self._roster, self._filling.lost)
 
     def check_lost(self) -> None:
         """Raises Superseded when somebody is back, and nobody need give the step up: in another term."""
         if not self.lost:
             raise Superseded("a replica came back before the step was given up")
+
+    async def break_tie(self, found: Disagreement, attempt: int, signed: Mapping[PeerId, bytes]) -> list[PeerId]:
+        """Have a part count as lost whose replicas are tied for the second time, where others keep a copy of it, having
+        told the members, who judge for themselves. Returns replicas that did not sign, beside others that did: they
+        are to be left out."""
+        unsigned = self._ties.unsigned(found, attempt, signed)
+        if unsigned:
+            return unsigned if len(unsigned) < len(found.digests) else []
+        tied, lost = self._ties.second(self._term, found, attempt, signed), self._filling.lost
+        holders = copy_holders(self._roster, found.part, self._closing.copies)
+        if tied is not None and stage_of(found.part) is not None and any(peer not in lost for peer in holders):
+            there = [peer for peer in self._roster.peers if peer not in lost]
+            await self._filling.calls.gather(there, TIED, tied, timeout_s=self._closing.timeout_s())
+            self._filling.tie(found.digests, str(found)[:REASON_CHARS])
+        return []
 
     async def run(self) -> Propose | None:
         """The record that gives the step up, once every part is held again; None when it is, because somebody came
@@ -84,17 +102,20 @@ class Rescuing:
             if part == TRAINERS:
                 continue
             holders = copy_holders(self._roster, PartName(part), self._closing.copies)
-            there = [peer for peer in holders if peer not in self._closing.liveness.gone]
+            there = [peer for peer in holders if peer not in self._filling.lost]
             answers = await asyncio.gather(*(self._ask(peer, part) for peer in there))
             offers[part] = [answer for answer in answers if isinstance(answer, Consent)]
             nobody = not offers[part] and all(isinstance(answer, (Refused, Violation)) for answer in answers)
+            able = any(one.reassign is not None for one in offers[part])
+            if not able and not any(isinstance(one, Busy) for one in answers) and self._filling.untie(PartName(part)):
+                continue  # nobody can take it over, but its replicas are there, and are asked again
             lied = any(isinstance(answer, Violation) for answer in answers)  # or has another history, to be given up
             if nobody and (waited_s >= SILENT_PART_S or not (lied or self._may_come_back(part))):
                 await self._end(part, "; ".join(map(str, answers)) or "nobody held a copy of it")
         return offers
 
     def _may_come_back(self, part: str) -> bool:
-        gone = self._closing.liveness.gone
+        gone = self._filling.lost
         return any(fell_silent(gone.get(peer, "")) for peer in self._roster.replicas(PartName(part)))
 
     async def _ask(self, peer: PeerId, part: str) -> Consent | PeerError:
@@ -110,14 +131,14 @@ class Rescuing:
 
     async def _end(self, part: str, why: str) -> None:
         await self._filling.tell_over(PartName(part))
-        error = part_lost(self._roster, PartName(part), self._closing.liveness.gone)
+        error = part_lost(self._roster, PartName(part), self._filling.lost)
         if error is not None:
             raise RunEnded(f"{error} ({why})", error.ending, remedy=error.remedy)
 
     async def _proposal(self, offers: Mapping[str, Sequence[Consent]]) -> Propose | None:
-        joins = await self._present(self._closing.desk.requests.joining(self._closing.liveness.gone))
+        joins = await self._present(self._closing.desk.requests.joining(self._filling.lost))
         # Beside members others may be believed gone; and who is may have come back meanwhile.
-        gone = {peer: why for peer, why in self._closing.liveness.gone.items() if peer in self._roster}
+        gone = {peer: why for peer, why in self._filling.lost.items() if peer in self._roster}
         if not lost_parts(self._roster, gone):
             return None
         offered = {part: _of_those_there(said, gone) for part, said in offers.items()}
@@ -146,7 +167,7 @@ class Rescuing:
                 await self._end(part, f"nobody took it over for {waited_s:.0f} s")
             raise RunEnded(f"nobody is left of {names}, and nobody joined for {waited_s:.0f} s", Ending.UNREACHABLE)
         kept = [part for part, said in offers.items() if said]
-        how, gone = closing.rules.how_to_join, closing.liveness.gone
+        how, gone = closing.rules.how_to_join, self._filling.lost
         closing.waiting(awaited_holders(self._roster, gone, closing.copies, kept, how))
         await first_done(closing.clock.sleep(AGAIN_S), closing.liveness.changed())
 

@@ -32,7 +32,8 @@ class LeaderConduct:
 
     ``questions`` are those that moved the closing on, the last of them in term ``asked_in``. ``missed`` are the members
     that were gone at any time since the step ``began`` (monotonic seconds). ``vetoed_in`` is the last term in which we
-    vetoed, and ``why``; ``refused`` are the hashes of those records.
+    vetoed, and ``why``; ``refused`` are the hashes of those records. ``tied`` are replicas that are there and count as
+    lost, for as many of their part hold one result as another (:mod:`swarm.step.ties`).
     """
 
     began: float = -math.inf
@@ -42,6 +43,7 @@ class LeaderConduct:
     vetoed_in: int = -1
     why: str = ""
     refused: set[str] = field(default_factory=set)
+    tied: dict[PeerId, str] = field(default_factory=dict)
     _tried: dict[PeerId, int] = field(default_factory=dict)
 
     def asked(self, term: int) -> None:

@@ -27,6 +27,7 @@ from swarm.step.member.conduct import LeaderConduct, Vetoes
 from swarm.step.member.open_step import HeldPart, Mean, OpenStep
 from swarm.step.member.position import Position
 from swarm.step.messages import Accepted, Apply, Decide, Over, Prepare, Prepared, Promise, Propose, Reconcile
+from swarm.step.ties import TIED, ResultSigning, Tied, What
 
 
 class MemberService:
@@ -122,6 +123,7 @@ class MemberService:
             messages.PROPOSE.handled(self._on_propose),
             messages.DECIDE.handled(self._on_decide),
             messages.OVER.handled(self._on_over),
+            TIED.handled(self._on_tied),
         ]
 
     async def _on_prepare(self, caller: PeerId, body: Prepare) -> Promise:
@@ -143,7 +145,20 @@ class MemberService:
                 state.conduct.asked(body.term)
                 state.conduct.attempt(body.term, body.live)
                 await state.begin(body, name, lambda: self._attempt(state, body, name))
-        return (await state.wait_mean()).answer
+        answer = (await state.wait_mean()).answer
+        return answer.model_copy(update={"signed": self._signed(state, name, "gradient", answer.digest)})
+
+    def _signed(self, state: OpenStep, name: PartName | None, what: What, digest: str) -> bytes:
+        """Return our signature under our result of the attempt under way; b"" where there is none."""
+        if not digest or name is None or state.reconciled is None:
+            return b""
+        attempt = state.reconciled.attempts.get(name, 0)
+        return self._context.sign(self._signing.data(name, attempt, what, digest))
+
+    @property
+    def _signing(self) -> ResultSigning:
+        at = self._at
+        return ResultSigning(at.rules.run, at.open_step, at.history.head_hash)
 
     async def _attempt(self, state: OpenStep, body: Reconcile, name: PartName | None) -> Mean:
         held = None if self._part is None or name is None else (name, self._part)
@@ -162,7 +177,8 @@ class MemberService:
                 state.conduct.asked(body.term)
                 state.digest = await self._context.attempt.prepare(self._part, mean, body)
             state.applied = body
-        return Prepared(digest=state.digest or "")
+        digest = state.digest or ""
+        return Prepared(digest=digest, signed=self._signed(state, self._part_name(), "weights", digest))
 
     async def _on_propose(self, caller: PeerId, body: Propose) -> Accepted:
         record, context, at = body.record, self._context, self._at
@@ -204,6 +220,14 @@ class MemberService:
             state.conduct.veto(body.term, body.record, why)
             await at.news.tell()
             raise Busy(why)
+
+    async def _on_tied(self, caller: PeerId, body: Tied) -> Empty:
+        """Count the replicas of a part that are tied as lost, once it is proven."""
+        async with self._still(await self.from_leader(caller, body.step, body.term)) as state:
+            gone = self._context.gone()
+            self._signing.check(body, self._at.roster, gone, self._context.verify)
+            state.conduct.tied |= {PeerId(one.peer): f"{body.part} is tied" for one in body.second}
+        return Empty()
 
     async def _on_over(self, caller: PeerId, body: Over) -> Empty:
         async with self._still(await self.from_leader(caller, body.step, body.term)):
@@ -306,12 +330,12 @@ class MemberService:
         return state
 
     @asynccontextmanager
-    async def _still(self, state: OpenStep) -> AsyncIterator[None]:
+    async def _still(self, state: OpenStep) -> AsyncIterator[OpenStep]:
         """Hold the step while a question is checked. Raises WrongStep when it is closed by now, or is being closed."""
         async with state.busy:
             if state is not self._at.open or state.closing is not None:
                 raise WrongStep("the step was closed meanwhile")
-            yield
+            yield state
 
     @asynccontextmanager
     async def _settled(self) -> AsyncIterator[OpenStep]:

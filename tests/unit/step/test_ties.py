@@ -1,0 +1,77 @@
+"""A tie is proven by what the replicas signed, and by nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from swarm.consensus.roster import Roster
+from swarm.errors import Violation
+from swarm.ids import PartName, PeerId
+from swarm.step.decisions import Disagreement
+from swarm.step.ties import ResultSigning, Statement, Tied, TieEvidence
+from tests.harness.rigs.consensus import RUN, A, B, T, listed, sign, verify
+
+C = PeerId("C")
+PART = PartName("stage-0")
+ROSTER = Roster([listed(A), listed(B), listed(T, "trainer", "ends")])
+SIGNING = ResultSigning(RUN, 3, "ab" * 32)
+ONE, OTHER = "1" * 64, "2" * 64
+
+
+def said(peer: PeerId, digest: str, attempt: int, *, signer: PeerId | None = None, what: Any = "weights") -> Statement:
+    signature = sign(signer or peer, SIGNING.data(PART, attempt, what, digest))
+    return Statement(peer=peer, attempt=attempt, what=what, digest=digest, signature=signature)
+
+
+def tie(attempt: int, **digests: str) -> tuple[Statement, ...]:
+    return tuple(said(PeerId(peer), digest, attempt) for peer, digest in digests.items())
+
+
+def tied(**changes: Any) -> Tied:
+    fields: dict[str, Any] = {"first": tie(1, A=ONE, B=OTHER), "second": tie(2, A=ONE, B=OTHER)}
+    return Tied(step=3, term=0, part=PART, **(fields | changes))
+
+
+def test_two_ties_that_both_replicas_signed_are_a_proof() -> None:
+    SIGNING.check(tied(), ROSTER, (), verify)
+    three = Roster([*ROSTER.members, listed(C)])
+    SIGNING.check(tied(), three, (C,), verify)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"second": tie(1, A=ONE, B=OTHER)}, "not of the same"),
+        ({"first": (said(A, ONE, 1), said(B, OTHER, 2))}, "one attempt each"),
+        ({"first": (said(A, ONE, 1), said(B, OTHER, 1, what="gradient"))}, "one attempt each"),
+        ({"first": tie(1, A=ONE, B=ONE)}, "not tied"),
+        ({"first": (said(A, ONE, 1), said(B, OTHER, 1, signer=A))}, "forged"),
+        ({"first": (said(A, ONE, 1), said(T, OTHER, 1))}, "between all its replicas"),
+    ],
+)
+def test_what_proves_no_tie_is_a_violation(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(Violation, match=words):
+        SIGNING.check(tied(**changes), ROSTER, (), verify)
+
+
+def test_replica_that_was_not_asked_makes_it_no_tie_unless_it_is_gone() -> None:
+    three = Roster([*ROSTER.members, listed(C)])
+    with pytest.raises(Violation, match="between all its replicas"):
+        SIGNING.check(tied(), three, (), verify)
+
+
+def test_evidence_is_whole_with_the_second_tie_of_a_part_and_names_who_did_not_sign() -> None:
+    evidence = TieEvidence(SIGNING, verify)
+    found = Disagreement("the updated weights", PART, {A: ONE, B: OTHER})
+
+    def signatures(attempt: int) -> dict[PeerId, bytes]:
+        return {one.peer: one.signature for one in tie(attempt, A=ONE, B=OTHER)}  # type: ignore[misc]
+
+    assert evidence.unsigned(found, 1, {A: signatures(1)[A]}) == [B]
+    assert evidence.unsigned(found, 1, signatures(1)) == []
+    assert evidence.second(0, found, 1, signatures(1)) is None
+    assert evidence.second(0, found, 1, signatures(1)) is None
+    proof = evidence.second(0, found, 2, signatures(2))
+    assert proof == tied()
