@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from swarm.events import DigestMismatch, PartsCapped, StepClosed
+from swarm.events import DigestMismatch, JourneySetAside, PartsCapped, StepClosed
+from swarm.ids import MicrobatchId
 from swarm.optim.part import TrainedPart
+from swarm.pipeline.compute import Contributed, Material, StageCompute
+from swarm.pipeline.stage.microbatch_state import MicrobatchState
+from swarm.pipeline.stage.worker import Handover
+from swarm.sim.links import Links
 from swarm.sim.loop import PEER, run_world
 from tests.harness.simulated import SimSwarm
 
@@ -55,3 +62,58 @@ def test_replica_whose_sum_is_huge_stops_nobody_else(
     assert losses(swarm)[-1] < 0.9 * losses(swarm)[0], "with one factor for all nobody learns anything"
     for record in swarm.history()[1:]:
         assert record["clip"] > 1e-3
+
+
+# --- lies about the time that a hop takes ----------------------------------------------------------------------------
+
+
+def test_replica_that_claims_to_take_no_time_gets_its_share_and_a_half_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, lies = Handover._report, 0
+
+    async def report(
+        handover: Handover, state: MicrobatchState, direction: Any, took: tuple[float, float] | None, **more: Any
+    ) -> None:
+        nonlocal lies
+        if PEER.get() == "host-0" and took is not None:
+            took, lies = (sum(took), 1e-9), lies + 1
+        await honest(handover, state, direction, took, **more)
+
+    monkeypatch.setattr(Handover, "_report", report)
+    batch = {"microbatch_size": 1, "microbatches_per_step": 48}
+    shape = {**LEARNS, "hosts": 3, "run": {"steps": 3}, "split": {"stages": 1}, "batch": batch}
+    swarm = SimSwarm(tmp_path, links=Links.parse({"default": {"latency_ms": 20}}), **shape)
+    run_world(swarm.run())
+    assert lies > 24
+    routes = [one["route"][0] for record in swarm.history()[1:] for one in record["committed"]]
+    share = Counter(routes)[swarm.peers["host-0"].endpoint.peer] / len(routes)
+    assert 0.2 < share <= 1.5 / 3, "it had 97 % where its word was enough"
+
+
+# --- wrong gradients of its input ------------------------------------------------------------------------------------
+
+
+def test_replica_that_hands_on_500_fold_gradients_spoils_no_sum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, lies = StageCompute._backward, set[MicrobatchId]()
+
+    def backward(compute: StageCompute, material: Material, graph: Any) -> tuple[Contributed, Any]:
+        result, gradients = honest(compute, material, graph)
+        if PEER.get() != "host-0" or material.step < 8 or result.gradient is None:
+            return result, gradients
+        lies.add(material.microbatch)
+        wrong = torch.frombuffer(bytearray(result.gradient), dtype=torch.float32) * 500
+        return replace(result, gradient=memoryview(wrong.numpy()).cast("B")), gradients
+
+    monkeypatch.setattr(StageCompute, "_backward", backward)
+    swarm = SimSwarm(tmp_path, **LEARNS)
+    run_world(swarm.run())
+    assert len(lies) >= 6, "the gates have seen enough by then"
+    told = {event.microbatch: event.reason for event in swarm.events(JourneySetAside)}
+    assert told.keys() == lies
+    assert all("64 times the median" in reason for reason in told.values())
+    committed = {MicrobatchId(*one["microbatch"]) for record in swarm.history() for one in record["committed"]}
+    assert not committed & lies
+    assert losses(swarm)[-1] < 0.75 * losses(swarm)[0]
