@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,21 @@ from typing import Any
 import pytest
 import torch
 
+from swarm.consensus.records import CloseRecord
+from swarm.consensus.roster import Candidate
 from swarm.events import DigestMismatch, JourneySetAside, PartsCapped, StepClosed
-from swarm.ids import MicrobatchId
+from swarm.ids import MicrobatchId, PeerId
+from swarm.membership.following import Following
+from swarm.membership.founder import Founder
 from swarm.optim.part import TrainedPart
 from swarm.pipeline.compute import Contributed, Material, StageCompute
 from swarm.pipeline.stage.microbatch_state import MicrobatchState
 from swarm.pipeline.stage.worker import Handover
 from swarm.sim.links import Links
-from swarm.sim.loop import PEER, run_world
+from swarm.sim.loop import PEER, LoopClock, run_world
 from tests.harness.simulated import SimSwarm
+from tests.harness.swarm import LocalPeer
+from tests.swarms.story import DONE
 
 LEARNS: dict[str, Any] = {
     "hosts": 4,
@@ -117,3 +123,73 @@ def test_replica_that_hands_on_500_fold_gradients_spoils_no_sum(
     committed = {MicrobatchId(*one["microbatch"]) for record in swarm.history() for one in record["committed"]}
     assert not committed & lies
     assert losses(swarm)[-1] < 0.75 * losses(swarm)[0]
+
+
+# --- founding --------------------------------------------------------------------------------------------------------
+
+
+class Crowd(SimSwarm):
+    """Hosts of which only the first answer when the run is founded; the honest ones come some seconds later."""
+
+    async def open(self) -> None:
+        await super().open()
+        for number in range(2):
+            await self._add(f"honest-{number}", "stage", 300 + number, self.founder)
+
+    def _start(self, peer: LocalPeer, *, may_fail: bool = False) -> None:
+        if peer.settings.name.startswith("honest"):
+            self._group.create_task(self._later(peer))
+        else:
+            super()._start(peer, may_fail=may_fail)
+
+    async def _later(self, peer: LocalPeer) -> None:
+        await self.clocks["bootstrap"].sleep(10.0)
+        super()._start(peer)
+
+
+@pytest.mark.parametrize("late_s", [1e6, 130.0])
+def test_founder_replaces_sybils_that_never_accept_and_the_late_join(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late_s: float
+) -> None:
+    honest, asked = Following.install, Counter[str]()
+
+    async def install(following: Following, record: CloseRecord, donor: PeerId) -> None:
+        if (name := PEER.get()).startswith("host"):
+            asked[name] += 1
+            await LoopClock().sleep(late_s)
+        await honest(following, record, donor)
+
+    monkeypatch.setattr(Following, "install", install)
+    shape = {**LEARNS, "hosts": 2, "trainers": 1, "split": {"stages": 1}}
+    swarm = Crowd(tmp_path, links=Links.parse({"default": {"latency_ms": 20}}), **shape)
+    run_world(swarm.run())
+    assert set(asked) == {"host-0", "host-1"}, "the sybils were to be in the founding record"
+    named = {member["name"] for member in swarm.history()[0]["roster"]}
+    assert named == {"bootstrap", "trainer-0", "honest-0", "honest-1"}
+    assert len(losses(swarm)) == 10
+
+
+def test_peer_that_accepted_a_founding_record_and_was_replaced_joins_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, instead, accepted = Following.install, Founder._instead, list[str]()
+
+    async def install(following: Following, record: CloseRecord, donor: PeerId) -> None:
+        if PEER.get() == "host-1":
+            await LoopClock().sleep(1e6)
+        await honest(following, record, donor)
+        accepted.append(PEER.get())
+
+    async def without_both(founder: Founder, late: Collection[PeerId]) -> Sequence[Candidate] | None:
+        return await instead(founder, [*late, swarm.peers["host-0"].endpoint.peer])
+
+    monkeypatch.setattr(Following, "install", install)
+    monkeypatch.setattr(Founder, "_instead", without_both)
+    shape = {**LEARNS, "hosts": 2, "trainers": 1, "split": {"stages": 1}, "run": {"steps": 30}}
+    swarm = Crowd(tmp_path, links=Links.parse({"default": {"latency_ms": 20}}), **shape)
+    run_world(swarm.run())
+    assert accepted.index("host-0") < accepted.index("honest-0")
+    rosters = [{member["name"] for member in record["roster"]} for record in swarm.history()]
+    assert "host-0" not in rosters[0]
+    assert "host-0" in rosters[-2]
+    assert swarm.peers["host-0"].outcome == DONE
