@@ -162,15 +162,17 @@ class Founder:
             if problem := without_server(roster, self._around.how_to_join):
                 raise RunEnded(f"the run cannot start: {problem}", Ending.UNREACHABLE)
 
-    async def _instead(self, late: Collection[PeerId]) -> Sequence[Candidate] | None:
+    async def _instead(self, late: Collection[PeerId], since: float) -> Sequence[Candidate] | None:
         """See :data:`~swarm.membership.founding_record.Instead`. Who is late goes to the end of those who wait, but one
         that still downloads, and as fast as it must, has time."""
-        late = [peer for peer in late if not self._donor.keeps_up(peer)]
+        late = [peer for peer in late if not self._donor.keeps_up(peer, since)]
+        if not late:
+            return None
         for peer in late:
             self._room.silent(peer, self._around.clock.monotonic())
         start, found = self._around.manifest.run.start_when, await self._candidates()
         others = [candidate for candidate in found if candidate.peer not in late]
-        if not late or not enough(others, start.stage_hosts, start.trainers)[0]:
+        if not enough(others, start.stage_hosts, start.trainers)[0]:
             return None
         try:
             self._check_served(others)

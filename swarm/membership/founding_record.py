@@ -37,11 +37,12 @@ def _silent(waiting_for: str) -> None:
     return
 
 
-Instead = Callable[[Collection[PeerId]], Awaitable[Sequence[Candidate] | None]]
-"""Those who found the run without these, who have not accepted within their time; None as long as they are too few."""
+Instead = Callable[[Collection[PeerId], float], Awaitable[Sequence[Candidate] | None]]
+"""Those who found the run without these, who were asked first at that time and have not accepted within theirs; None as
+long as they are too few."""
 
 
-async def _nobody(late: Collection[PeerId]) -> None:
+async def _nobody(late: Collection[PeerId], since: float) -> None:
     return
 
 
@@ -186,7 +187,7 @@ async def _accepted_by_all(
         if patience.seconds is not None and patience.clock.monotonic() - began > patience.seconds:
             raise RunEnded(f"the run cannot start: after {patience.seconds:.0f} s {reason}", Ending.UNREACHABLE)
         if patience.clock.monotonic() - proposed >= patience.replace_s:
-            others = await patience.instead(failed)
+            others = await patience.instead(failed, proposed)
             if others is not None:
                 logger.warning("the run is founded without %s", ", ".join(sorted(failed)))
                 return others

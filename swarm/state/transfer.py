@@ -175,12 +175,13 @@ class StateDonor:
         lease = self._leases.get((caller, part))
         return lease is not None and lease.expires > self._clock.monotonic() + self._lease_s - within_s
 
-    def keeps_up(self, caller: PeerId) -> bool:
-        """Whether it downloads a state, no more slowly than it may while others wait."""
+    def keeps_up(self, caller: PeerId, since: float) -> bool:
+        """Whether it has downloaded a state since then, no more slowly than it may while others wait, and is not done.
+        A lease that began later buys no time."""
         self._expire()
-        now = self._clock.monotonic()
+        seconds = self._clock.monotonic() - since - self._lease_s
         leases = (lease for (peer, _), lease in self._leases.items() if peer == caller)
-        return any(lease.bytes_left > 0 and lease.behind_s(now, self._lease_s) <= 0 for lease in leases)
+        return any(lease.bytes_left > 0 and seconds <= lease.given / SLOWEST_BYTES_S for lease in leases)
 
     def release(self, caller: PeerId, part: PartName) -> None:
         """The caller has what it came for: keep nothing for it any more."""

@@ -180,8 +180,8 @@ def test_peer_that_accepted_a_founding_record_and_was_replaced_joins_the_run(
         await honest(following, record, donor)
         accepted.append(PEER.get())
 
-    async def without_both(founder: Founder, late: Collection[PeerId]) -> Sequence[Candidate] | None:
-        return await instead(founder, [*late, swarm.peers["host-0"].endpoint.peer])
+    async def without_both(founder: Founder, late: Collection[PeerId], since: float) -> Sequence[Candidate] | None:
+        return await instead(founder, [*late, swarm.peers["host-0"].endpoint.peer], since)
 
     monkeypatch.setattr(Following, "install", install)
     monkeypatch.setattr(Founder, "_instead", without_both)

@@ -189,7 +189,8 @@ async def test_founding_replaces_who_does_not_accept_within_its_time_when_anothe
     newcomers["A"].on_propose = refuse
     without = [candidate("F", "bootstrap"), candidate("B", "stage", 0), candidate("T", "trainer")]
 
-    async def instead(late: Collection[PeerId]) -> Sequence[Candidate] | None:
+    async def instead(late: Collection[PeerId], since: float) -> Sequence[Candidate] | None:
+        assert since == 0.0
         asked.append(set(late))
         return without if len(asked) > others_after else None
 

@@ -244,6 +244,21 @@ async def test_donor_takes_no_lease_from_who_downloads_nor_from_who_is_slow_whil
     assert not donor.serves(ME, big.part)
 
 
+async def test_donor_says_who_downloads_as_fast_as_it_must_and_who_only_holds_leases() -> None:
+    donor, clock = donor_of(big := big_state(1 << 22), lease_s=10.0)
+    for caller in (ME, OTHER):
+        await ask(donor, DESCRIBE, DescribeRequest(**called(big)), caller)
+    for chunk in range(20):
+        await ask(donor, CHUNK, ChunkRequest(**called(big), chunk=chunk))
+    assert donor.keeps_up(OTHER, 0.0)
+    clock.now = 9.0
+    assert donor.keeps_up(ME, 0.0)
+    clock.now = 12.0
+    await ask(donor, DESCRIBE, DescribeRequest(**called(big)), OTHER)
+    assert not donor.keeps_up(OTHER, 0.0), "a lease anew bought time"
+    assert not donor.keeps_up(PeerId("nobody"), 12.0)
+
+
 async def test_donor_withdrawn_part_is_kept_for_unfinished_downloads_only() -> None:
     state = snapshot()
     donor, _ = donor_of(state)
