@@ -26,6 +26,7 @@ from swarm.events import (
     LineageGivenUp,
     PartAssigned,
     Participation,
+    PartsCapped,
     PeerBack,
     PeerLost,
     PeerReady,
@@ -154,6 +155,8 @@ def _describe_repair(event: Event) -> tuple[str, str] | None:
         case WorkExcluded():
             lost = f"{len(event.microbatches)} of the microbatches of step {event.step}"
             return "excluded", harmless(f"{lost}, the others do as many instead: {event.reason}")
+        case PartsCapped():
+            return "capped", f"{' and '.join(event.caps)} in step {event.step}: far out, and scaled down by itself"
         case StepGivenUp():
             held = ", ".join(f"{peer} holds {part} now" for peer, part in event.holders.items())
             lost = " and ".join(event.lost)

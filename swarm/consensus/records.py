@@ -38,6 +38,10 @@ MeasuredLink = tuple[Annotated[int, Field(ge=0, le=MAX_LATENCY_US)], Annotated[i
 """A member's link: microseconds one way to the others of its part, and bytes a second; 0 for what is not known."""
 
 
+Cap = Annotated[float, Field(gt=0, lt=1)]
+"""What the mean of a part that was far out is scaled by."""
+
+
 class Contribution(Message):
     """One committed microbatch: its target tokens, its loss, and the replica of each stage that holds its gradient."""
 
@@ -83,7 +87,8 @@ class CloseRecord(Message):
     ``roster`` takes part in the *next* step. ``digests`` are of parameters and optimizer state after this step.
     ``cursors`` say where every shard continues. ``term`` is the one in which it was proposed first. ``absent`` are the
     members that were lost in the step. ``links`` is what was measured of those of members that train a part, which
-    nobody can check: nothing but the choice of the next step's schedules depends on it. Size: see :func:`record_bytes`.
+    nobody can check: nothing but the choice of the next step's schedules depends on it. ``caps`` are factors for the
+    means of parts whose norm was far out (``swarm.optim.clipping``), beside ``clip``. Size: see :func:`record_bytes`.
 
     ``lineage`` is 0 for what a majority decided. Without one it is the step of the first record that those who were
     there closed by themselves (``swarm.consensus.branches``), until one that carries its ``confirmation``.
@@ -107,6 +112,7 @@ class CloseRecord(Message):
     void: bool = False
     ended: bool = False
     links: Annotated[dict[PeerIdField, MeasuredLink], Field(max_length=20_000)] = {}
+    caps: Annotated[dict[PartField, Cap], Field(max_length=1025)] = {}
     confirmation: Confirmation | None = None
     previous: DigestField
 
@@ -114,7 +120,7 @@ class CloseRecord(Message):
     def _as_ever(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave unset fields out, so that records made before a field existed keep their hash."""
         plain: dict[str, Any] = dump(self)
-        return {key: value for key, value in plain.items() if value or key not in ("links", "ended")}
+        return {key: value for key, value in plain.items() if value or key not in ("links", "ended", "caps")}
 
     @property
     def members(self) -> Roster:

@@ -50,6 +50,7 @@ from swarm.events.run import LineageBegan as LineageBegan
 from swarm.events.run import LineageConfirmed as LineageConfirmed
 from swarm.events.run import LineageGivenUp as LineageGivenUp
 from swarm.events.run import LinkUsage as LinkUsage
+from swarm.events.run import PartsCapped as PartsCapped
 from swarm.events.run import QuorumBack as QuorumBack
 from swarm.events.run import QuorumLost as QuorumLost
 from swarm.events.run import RunStarted as RunStarted

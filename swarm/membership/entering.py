@@ -48,11 +48,21 @@ class Entering:
             if standing.closed is not None and not self._holding.ready.is_set():
                 await self._joining.run(self._run.contact)
                 return
+            if standing.closed is not None and self._replaced(standing.closed):
+                self._following.start_over()
+                await self._joining.again(self._holding.part, None, self._run.contact)
+                return
             if standing.closed is None and not self._at.is_member:
                 self._run.situation.wait_for(standing.waiting_for or "the run to start")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(WAITING_S):
                     await self._at.wait_member()
+
+    def _replaced(self, closed: int) -> bool:
+        """Whether the run began, and went on, without us who had taken our part in another founding record."""
+        state = self._at.open
+        accepted = None if self._at.head is not None or state.closing is not None else state.ballot.vote
+        return accepted is not None and closed > accepted.record.step
 
     async def _found(self, founder: Founder) -> None:
         with founder.expecting():

@@ -19,6 +19,7 @@ from swarm.membership.run import RunContext
 from swarm.membership.step_events import StepEvents
 from swarm.optim.part import TrainedPart
 from swarm.schema import AFTER_CHARS
+from swarm.state.snapshot import digest
 from swarm.step.leader.service import LeadService
 
 
@@ -84,9 +85,19 @@ class Following:
         reason = "the run starts with it" if own is not None else f"a {role} holds none"
         self._run.situation.assigned(None if own is None else PartName(own), reason)
         if own is not None:
+            part = await self._kept(PartName(own), record)
+        if own is not None and part is None:
             part = await build_empty(around, PartName(own))
             await download_part(around, record, part, donor)
         await self.prepare(part, record)
+
+    async def _kept(self, name: PartName, record: CloseRecord) -> TrainedPart | None:
+        """What was downloaded for another founding record, in which we held the same part."""
+        part = self._holding.part
+        if part is None or part.spec.name != name:
+            return None
+        found = await self._run.around.device.run(lambda: digest(part.snapshot()))
+        return part if found == record.digests[name] else None
 
     async def prepare(self, part: TrainedPart | None, record: CloseRecord) -> None:
         """Serve our part, which is here for the first time, with the state that the record names."""

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import random
 import secrets
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence, Set
 from typing import Protocol, runtime_checkable
 
 from swarm.consensus.roster import Candidate, Role, assign_stages, without_server
@@ -17,7 +17,7 @@ from swarm.errors import Ending, PeerError, RunEnded
 from swarm.health.heartbeat import PING, Ping
 from swarm.health.watch import PING_TIMEOUT_S
 from swarm.ids import ENDS, PeerId
-from swarm.membership.founding_record import FoundingTimeout, Origin, found, gather_candidates
+from swarm.membership.founding_record import FoundingTimeout, Origin, enough, found, gather_candidates
 from swarm.membership.roles import PeerContext
 from swarm.membership.state_keeper import Beginning
 from swarm.models.registry import family_of
@@ -29,7 +29,8 @@ from swarm.step.calls import StepCalls
 
 GIVE_UP_S = 2.0
 FOUNDING_TIMEOUT_S = 120.0
-"""A member answers the founding record when it has downloaded its part."""
+"""A member answers the founding record when it has downloaded its part. Who has not by then, and does not download, is
+replaced by the next who waits."""
 
 
 SAID = ("role", "name", "stage", "addresses", "region", "outgoing")
@@ -134,7 +135,13 @@ class Founder:
                 waiting=waiting,
             )
             self._check_served(candidates)
-            patience = FoundingTimeout(clock=self._around.clock, seconds=patience_s, waiting=waiting)
+            patience = FoundingTimeout(
+                clock=self._around.clock,
+                seconds=patience_s,
+                waiting=waiting,
+                replace_s=FOUNDING_TIMEOUT_S,
+                instead=self._instead,
+            )
             calls, run_id = self._calls, self._around.manifest.run_id
             await found(calls, run_id, candidates, origin, patience, timeout_s=FOUNDING_TIMEOUT_S)
         except RunEnded as ended:
@@ -154,6 +161,24 @@ class Founder:
             roster, _ = assign_stages(candidates, manifest.split.stages, private_ends=private)
             if problem := without_server(roster, self._around.how_to_join):
                 raise RunEnded(f"the run cannot start: {problem}", Ending.UNREACHABLE)
+
+    async def _instead(self, late: Collection[PeerId], since: float) -> Sequence[Candidate] | None:
+        """See :data:`~swarm.membership.founding_record.Instead`. Who is late goes to the end of those who wait, but one
+        that still downloads, and as fast as it must, has time."""
+        late = [peer for peer in late if not self._donor.keeps_up(peer, since)]
+        if not late:
+            return None
+        for peer in late:
+            self._room.silent(peer, self._around.clock.monotonic())
+        start, found = self._around.manifest.run.start_when, await self._candidates()
+        others = [candidate for candidate in found if candidate.peer not in late]
+        if not enough(others, start.stage_hosts, start.trainers)[0]:
+            return None
+        try:
+            self._check_served(others)
+        except RunEnded:
+            return None
+        return others
 
     async def _give_up(self, reason: str) -> None:
         """Tell those who wait that the run will not start. A courtesy: takes at most GIVE_UP_S."""

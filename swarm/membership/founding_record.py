@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import math
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from swarm.clock import Clock
@@ -36,13 +37,25 @@ def _silent(waiting_for: str) -> None:
     return
 
 
+Instead = Callable[[Collection[PeerId], float], Awaitable[Sequence[Candidate] | None]]
+"""Those who found the run without these, who were asked first at that time and have not accepted within theirs; None as
+long as they are too few."""
+
+
+async def _nobody(late: Collection[PeerId], since: float) -> None:
+    return
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundingTimeout:
-    """How long the founder waits for the last member to accept its record (None: for ever), and who is told."""
+    """How long the founder waits for the last member to accept its record (None: for ever), and who is told; after
+    ``replace_s`` others are looked for in place of those who have not accepted."""
 
     clock: Clock
     seconds: float | None = None
     waiting: Callable[[str], None] = _silent
+    replace_s: float = math.inf
+    instead: Instead = _nobody
 
 
 def enough(candidates: Sequence[Candidate], stage_hosts: int, trainers: int) -> tuple[bool, str]:
@@ -135,22 +148,28 @@ async def found(
 ) -> tuple[CloseRecord, dict[PeerId, str]]:
     """Assign stages and have the founding record accepted by everybody, each having downloaded and verified its part.
 
-    A member that fails meanwhile is asked again, and the others wait: who has accepted takes no other founding record,
-    so the run starts when that peer, which may have been started again, accepts this one. Returns the record and why
-    each stage host got its stage. Raises RunEnded, naming who did not accept, when patience ends, our own PeerError.
+    A member that fails meanwhile is asked again, and the others wait. Who has not accepted within its time is replaced
+    as soon as somebody else is there: the others are asked to accept another record, in a later term. Only one can be
+    decided, since all signatures come to us and only we announce. Returns the record and why each stage host got its
+    stage. Raises RunEnded, naming who did not accept, when patience ends, our own PeerError.
     """
     stages = sum(part.startswith("stage-") for part in origin.digests)
-    roster, reasons = assign_stages(candidates, stages, private_ends="ends" in origin.digests)
-    record = founding_record(run, roster, origin)
-    decision = await _accepted_by_all(calls, record, patience, timeout_s)
-    await announce(calls, decision, roster, timeout_s)
-    return record, reasons
+    began, term = patience.clock.monotonic(), 0
+    while True:
+        roster, reasons = assign_stages(candidates, stages, private_ends="ends" in origin.digests)
+        proposal = Propose(record=founding_record(run, roster, origin), term=term)
+        outcome = await _accepted_by_all(calls, proposal, patience, began, timeout_s)
+        if isinstance(outcome, Decide):
+            await announce(calls, outcome, roster, timeout_s)
+            return proposal.record, reasons
+        candidates, term = outcome, term + 1
 
 
 async def _accepted_by_all(
-    calls: StepCalls, record: CloseRecord, patience: FoundingTimeout, timeout_s: float
-) -> Decide:
-    began, propose = patience.clock.monotonic(), Propose(record=record)
+    calls: StepCalls, propose: Propose, patience: FoundingTimeout, began: float, timeout_s: float
+) -> Decide | Sequence[Candidate]:
+    """The decision, or with whom to try instead."""
+    proposed, record = patience.clock.monotonic(), propose.record
     signatures: dict[str, bytes] = {}
     while True:
         missing = [peer for peer in record.members.peers if peer not in signatures]
@@ -159,7 +178,7 @@ async def _accepted_by_all(
         signatures |= {peer: each.signature for peer, each in answers.items() if isinstance(each, Accepted)}
         failed = {peer: each for peer, each in answers.items() if isinstance(each, PeerError)}
         if not failed:
-            return Decide(step=record.step, record=record.hash(), acceptances=signatures)
+            return Decide(step=record.step, record=record.hash(), term=propose.term, acceptances=signatures)
         if calls.me in failed:
             raise failed[calls.me]
         reason = "; ".join(f"{record.members[p].name} ({p}): {error.reason}" for p, error in failed.items())
@@ -167,6 +186,11 @@ async def _accepted_by_all(
         patience.waiting(f"all to accept the first record, which is not accepted by {reason}")
         if patience.seconds is not None and patience.clock.monotonic() - began > patience.seconds:
             raise RunEnded(f"the run cannot start: after {patience.seconds:.0f} s {reason}", Ending.UNREACHABLE)
+        if patience.clock.monotonic() - proposed >= patience.replace_s:
+            others = await patience.instead(failed, proposed)
+            if others is not None:
+                logger.warning("the run is founded without %s", ", ".join(sorted(failed)))
+                return others
         await patience.clock.sleep(RETRY_S)
 
 

@@ -27,6 +27,7 @@ from swarm.ids import PartName, PeerId, RunId
 from swarm.membership.observer_sources import UpdateSources, UpdateTimeout
 from swarm.membership.observer_start import ObserverStart, begin
 from swarm.network.protocols import Endpoint
+from swarm.optim.clipping import factor
 from swarm.optim.part import PartState
 from swarm.step.observe_messages import AHEAD, NEXT, STANDING, AheadRequest, Decided, NextRequest, StandingRequest
 from swarm.waiting import doubled
@@ -284,7 +285,8 @@ def take_update(part: PartState, record: CloseRecord, mean: torch.Tensor | None,
         return
     if not bool(torch.isfinite(mean).all()):
         raise Violation("an update that is not finite", peer=guide)
-    found = part.prepare(mean, lr=record.lr, clip=record.clip, step=record.step)
+    clip = factor(record.clip, record.caps.get(part.spec.name, 1.0))
+    found = part.prepare(mean, lr=record.lr, clip=clip, step=record.step)
     if found != record.digests.get(part.spec.name):
         part.discard()
         raise StateError(

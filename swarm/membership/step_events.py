@@ -8,7 +8,7 @@ from typing import Any
 
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import TRAINERS, Member, Roster, lost_parts, owner
-from swarm.events import LinkUsage, Participation, RosterChanged, RunStarted, StepClosed, StepGivenUp
+from swarm.events import LinkUsage, Participation, PartsCapped, RosterChanged, RunStarted, StepClosed, StepGivenUp
 from swarm.ids import PeerId
 from swarm.membership.run import RunContext
 from swarm.membership.status_types import PartTurnout
@@ -98,6 +98,8 @@ class StepEvents:
         mine = {str(before[self._around.endpoint.peer].part): digest} if digest else {}
         if record.void:
             self._given_up(record, before, record.members)
+        if record.caps:
+            events.emit(PartsCapped(step=record.step, caps=dict(record.caps)))
         events.emit(
             StepClosed(
                 step=record.step,

@@ -20,9 +20,10 @@ from swarm.models.layout import install_weights
 from swarm.models.passes import Gradients
 from swarm.models.spec import ModelConfig, PartSpec
 from swarm.optim.adamw import AdamWState, StepNumbers, adamw_step
+from swarm.optim.clipping import clip_factor
 from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig, learning_rate
-from swarm.optim.update import Outer, OuterNesterov, clip_factor
+from swarm.optim.update import Outer, OuterNesterov
 
 _CPU = torch.device("cpu")
 

@@ -116,14 +116,3 @@ class Outer:
         delta = mean if numbers.clip == 1.0 else mean * single(numbers.clip)
         after = self.nesterov.step(OuterState(state.params, state.exp_avg), delta)
         return AdamWState(after.anchor, after.momentum, state.exp_avg_sq)
-
-
-# --- clipping -----------------------------------------------------------------------------------------------------
-
-CLIP_EPSILON = 1e-6
-"""Keeps the division defined for a zero norm; the same as ``torch.nn.utils.clip_grad_norm_`` uses."""
-
-
-def clip_factor(norm: float, clip_norm: float) -> float:
-    """One factor for the whole model (Pascanu et al., arXiv 1211.5063): at most 1."""
-    return min(1.0, clip_norm / (norm + CLIP_EPSILON))

@@ -4,12 +4,16 @@ Interleaved weighted round-robin: every replica has a key, the cumulative time t
 busy; the smallest key is chosen and grows by that replica's average. So a replica twice as fast is chosen twice as
 often, and one that slows down is chosen less from the next hop on. Pure but for the seeded tie-break.
 
+How long a replica computes it says itself: only it can tell its work from what it waited, and from the links. One that
+claims far less than the others is believed as far as this trainer's own clock says so, too.
+
 A replica that failed is left out for a while, twice as long each time, and then tried with one microbatch: success
 ends its parole. ``now`` is monotonic seconds.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -23,14 +27,24 @@ FIRST_GUESS_S = 1e-3
 """Expected seconds of a replica that was never measured, when no other replica of its stage was either: small enough
 that every replica is tried once before the first measurement decides anything."""
 
+BOAST = 1.5
+"""Who claims to compute so many times faster than most others of its stage has to be seen to: until then it gets as
+many times the work of one of them at most. (A claim of 1 ns got 98 % of a stage's work.)"""
+
 FIRST_LEAVE_S = 1.0
 LONGEST_LEAVE_S = 60.0
 
 
 @dataclass(slots=True)
 class _Replica:
+    """``average_s`` is of all that it said, ``claims`` by direction; ``own_s`` is what went by here, a piece of work,
+    while it had some of ours; ``heard`` is when it said so last."""
+
     key: float = 0.0
     average_s: float | None = None
+    claims: dict[str, float] = field(default_factory=dict)
+    own_s: float | None = None
+    heard: float = -math.inf
     leave_s: float = 0.0
     leaves: ExponentialBackoff = field(default_factory=lambda: ExponentialBackoff(FIRST_LEAVE_S, LONGEST_LEAVE_S))
     left_out_until: float = 0.0
@@ -118,15 +132,35 @@ class Wiring:
         Not what it waited: a queue is what trainers sent there, and is gone before a choice made by it takes effect.
         With it, equal replicas got shares of a step that differed by a quarter."""
         replica = self._stages[stage].get(peer)
+        if replica is not None:
+            self._take(stage, replica, seconds)
+
+    def claimed(
+        self, stage: int, peer: PeerId, seconds: float, work: str, turn: tuple[float, float] | None = None
+    ) -> float:
+        """It says that this piece of ``work``, a direction, took it so long; ``turn`` is from when to when it was its
+        turn here, None where that is not known. Returns what is believed of it: mostly what it says."""
+        replica = self._stages[stage].get(peer)
         if replica is None:
-            return
+            return seconds
+        self._take(stage, replica, seconds)
+        replica.claims[work] = self._moved(replica.claims.get(work), seconds)
+        if turn is not None:  # what it has at once it does one after the other
+            began, now = turn
+            replica.own_s = self._moved(replica.own_s, now - max(began, replica.heard))
+            replica.heard = now
+        return max(seconds, self._least(stage, replica))
+
+    def _take(self, stage: int, replica: _Replica, seconds: float) -> None:
         if replica.on_parole:  # what it was left out of is not owed to it
             replica.leave_s = replica.left_out_until = replica.soonest = 0.0
             replica.tried = False
             replica.leaves.restart()
             replica.key = max(replica.key, self._lowest(stage))
-        old = replica.average_s
-        replica.average_s = seconds if old is None else self._gamma * seconds + (1 - self._gamma) * old
+        replica.average_s = self._moved(replica.average_s, seconds)
+
+    def _moved(self, old: float | None, new: float) -> float:
+        return new if old is None else self._gamma * new + (1 - self._gamma) * old
 
     def fail(self, stage: int, peer: PeerId, *, now: float) -> float:
         """A hop failed there, or was not done in time: leave the replica out. Returns for how many seconds; 0 for one
@@ -160,4 +194,19 @@ class Wiring:
         return min(keys, default=0.0)
 
     def _expected(self, stage: int, replica: _Replica) -> float:
-        return replica.average_s if replica.average_s is not None else self.typical_seconds(stage)
+        if replica.average_s is None:
+            return self.typical_seconds(stage)
+        return max(replica.average_s, self._least(stage, replica))
+
+    def _least(self, stage: int, replica: _Replica) -> float:
+        """The least that is believed of a replica that boasts; 0 for one that does not. Our own clock counts latency
+        and others' work, too, but for all replicas alike: how they compare is what it tells."""
+        others = [one for one in self._stages[stage].values() if one is not replica and one.claims]
+        told = {work: [one.claims[work] for one in others if work in one.claims] for work in replica.claims}
+        if not any(said and median(said) > BOAST * replica.claims[work] for work, said in told.items()):
+            return 0.0
+        typical = median(one.average_s or 0.0 for one in others)
+        seen = [one.own_s for one in others if one.own_s is not None]
+        if replica.own_s is None or not seen or not (usual := median(seen)):
+            return typical / BOAST
+        return typical * min(1 / BOAST, replica.own_s / usual)

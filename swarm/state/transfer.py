@@ -8,6 +8,8 @@ chunk's hash is, and the digest that a close record names vouches for these (``s
 from __future__ import annotations
 
 import asyncio
+import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +19,7 @@ from swarm.errors import Busy, Refused, Violation, WrongStep
 from swarm.ids import PartName, PeerId
 from swarm.network.protocols import Answer, AnyMethod, Incoming, Rpc
 from swarm.schema import Count, DigestField, Empty, Message, PartField
-from swarm.state.donation import Donation, OpenAnswers
+from swarm.state.donation import LEAST_BYTES_S, Donation, OpenAnswers
 from swarm.state.sharing import MAX_WINDOW
 from swarm.state.snapshot import Chunk, Cut, Snapshot, hashes_of
 
@@ -60,18 +62,62 @@ class _Held:
         return (self.snapshot.part, self.snapshot.step, self.digest) == (part, step, digest)
 
 
+SLOWEST_BYTES_S = LEAST_BYTES_S / 8
+"""Who fetches more slowly, after a first ``lease_s``, makes room when somebody else needs it."""
+
+
 @dataclass(slots=True, eq=False)
 class _Lease:
+    """``began`` and ``given`` are the caller's of all states of the part, one after the other: to begin another
+    download buys no time."""
+
     held: _Held
     expires: float
     bytes_left: int
+    began: float
+    given: int = 0
+
+    def behind_s(self, now: float, lease_s: float) -> float:
+        """By how many seconds it is behind what is asked of a download while others wait."""
+        return now - self.began - lease_s - self.given / SLOWEST_BYTES_S
+
+
+class _Lapses:
+    """Who let a lease lapse, without having fetched all: it gets none for two leases' time while others were refused
+    one, so that it is not the first again whenever one ends. Of REMEMBERED callers at most."""
+
+    REMEMBERED = 64
+
+    def __init__(self, lease_s: float) -> None:
+        self._lease_s = lease_s
+        self._lapsed: dict[PeerId, float] = {}
+        self._refused = -math.inf
+
+    def lapsed(self, caller: PeerId, now: float) -> None:
+        """Its lease ended now."""
+        self._lapsed.pop(caller, None)
+        self._lapsed[caller] = now
+        if len(self._lapsed) > self.REMEMBERED:
+            del self._lapsed[next(iter(self._lapsed))]
+
+    def refused(self, now: float) -> None:
+        """Somebody got no lease."""
+        self._refused = now
+
+    def check(self, caller: PeerId, now: float) -> None:
+        """Raises Busy for one that has to let others go first."""
+        lapsed = self._lapsed.get(caller, -math.inf)
+        if now - lapsed < 2 * self._lease_s and now - self._refused <= self._lease_s:
+            raise Busy("others wait for a lease, and this caller let one lapse")
 
 
 class StateDonor:
     """A service that hands out snapshots. Mount it, and :meth:`offer` every state worth having.
 
     A caller that described a snapshot has a lease on it: it stays pinned while newer ones are offered, until the
-    caller falls silent. So at most ``max_downloads`` old states are in memory; a further caller is Busy. How fast all
+    caller has fetched nothing of it for ``lease_s``. So at most ``max_downloads`` old states are in memory; a further
+    caller is Busy, unless one has all, one has several leases, or one is slower than SLOWEST_BYTES_S: that one's lease
+    ends then. So nobody keeps others out who does not download. How fast all
     of them together are served is for ``donation`` to say: tell it of every step by :meth:`step_closed`. They take
     turns by chunk, and who has twice the chunks of a part on their way that a download asks for is Busy.
     """
@@ -89,6 +135,7 @@ class StateDonor:
         self._donation, self._run = donation or Donation(), run
         self._offers: dict[PartName, _Held] = {}
         self._leases: dict[tuple[PeerId, PartName], _Lease] = {}
+        self._lapses = _Lapses(lease_s)
         self._turn = asyncio.Lock()
         self._chunks = OpenAnswers(2 * MAX_WINDOW, kind=lambda asked: asked.part)
 
@@ -127,6 +174,14 @@ class StateDonor:
         """Return whether it has asked for a state that is kept for it, or for more of one, so short a time ago."""
         lease = self._leases.get((caller, part))
         return lease is not None and lease.expires > self._clock.monotonic() + self._lease_s - within_s
+
+    def keeps_up(self, caller: PeerId, since: float) -> bool:
+        """Whether it has downloaded a state since then, no more slowly than it may while others wait, and is not done.
+        A lease that began later buys no time."""
+        self._expire()
+        seconds = self._clock.monotonic() - since - self._lease_s
+        leases = (lease for (peer, _), lease in self._leases.items() if peer == caller)
+        return any(lease.bytes_left > 0 and seconds <= lease.given / SLOWEST_BYTES_S for lease in leases)
 
     def release(self, caller: PeerId, part: PartName) -> None:
         """The caller has what it came for: keep nothing for it any more."""
@@ -170,8 +225,6 @@ class StateDonor:
         lease = self._leases.get(key)
         if lease is None or not lease.held.is_called(asked.part, asked.step, asked.digest):
             lease = self._lease(key, self._offered(asked))
-        else:
-            self._renew(lease)
         return Answer(Empty(), await self._hashes(lease.held))
 
     async def _hashes(self, held: _Held) -> bytes:
@@ -192,18 +245,31 @@ class StateDonor:
         return held
 
     def _lease(self, key: tuple[PeerId, PartName], held: _Held) -> _Lease:
-        others = {other: lease for other, lease in self._leases.items() if other != key}
-        if len(others) >= self._max_downloads:
-            finished = next((other for other, lease in others.items() if lease.bytes_left <= 0), None)
-            if finished is None:
-                raise Busy(f"{len(others)} downloads are under way")
-            del self._leases[finished]
-        lease = self._leases[key] = _Lease(held, expires=0.0, bytes_left=0)
-        self._renew(lease)
+        now, before = self._clock.monotonic(), self._leases.get(key)
+        if before is None:
+            self._lapses.check(key[0], now)
+            if len(self._leases) >= self._max_downloads:
+                self._end(self._dispensable(key[0]))
+        lease = _Lease(held, now + self._lease_s, held.cut.total_bytes, now)
+        if before is not None:
+            lease.began, lease.given = before.began, before.given
+        self._leases[key] = lease
         return lease
 
-    def _renew(self, lease: _Lease) -> None:
-        lease.expires, lease.bytes_left = self._clock.monotonic() + self._lease_s, lease.held.cut.total_bytes
+    def _dispensable(self, caller: PeerId) -> tuple[PeerId, PartName]:
+        """Whose lease ends when this caller needs one. Raises Busy."""
+        now, leases = self._clock.monotonic(), self._leases
+        finished = next((key for key, lease in leases.items() if lease.bytes_left <= 0), None)
+        if finished is not None:
+            return finished
+        held = Counter(peer for peer, _ in leases)
+        behind = {key: lease.behind_s(now, self._lease_s) for key, lease in leases.items()}
+        several = [key for key in leases if held[key[0]] > 1 and caller not in held]
+        late = [key for key in leases if behind[key] > 0]
+        if not (several or late):
+            self._lapses.refused(now)
+            raise Busy(f"{len(leases)} downloads are under way")
+        return max(several or late, key=lambda key: behind[key])
 
     async def _chunk(self, caller: PeerId, asked: ChunkRequest, incoming: Incoming) -> Answer[Empty]:
         self._expire()
@@ -215,6 +281,7 @@ class StateDonor:
         await self._allowed(chunk.length)
         lease.expires = self._clock.monotonic() + self._lease_s
         lease.bytes_left -= chunk.length
+        lease.given += chunk.length
         vector = lease.held.snapshot.buffers()[chunk.vector]
         return Answer(Empty(), vector[chunk.start : chunk.start + chunk.length])
 
@@ -228,7 +295,12 @@ class StateDonor:
 
     def _expire(self) -> None:
         now = self._clock.monotonic()
-        self._leases = {key: lease for key, lease in self._leases.items() if lease.expires > now}
+        for key in [key for key, lease in self._leases.items() if lease.expires <= now]:
+            self._end(key)
+
+    def _end(self, key: tuple[PeerId, PartName]) -> None:
+        if self._leases.pop(key).bytes_left > 0:
+            self._lapses.lapsed(key[0], self._clock.monotonic())
 
 
 def chunk_asked(cut: Cut, asked: ChunkRequest) -> Chunk:

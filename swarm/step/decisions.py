@@ -1,4 +1,4 @@
-"""Decide what closes a step: answers in, scalars and the record out; numbers of attempts; links measured. Pure."""
+"""Decide what closes a step: answers in, norms and the record out; numbers of attempts; links measured. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median_high
+from statistics import median_high, median_low
 from typing import Literal
 
 from swarm.consensus.records import CloseRecord, Contribution, MeasuredLink
 from swarm.consensus.roster import Roster
 from swarm.errors import OutOfSync, Superseded
 from swarm.ids import PartName, PeerId, stage_of
+from swarm.optim.clipping import Clipping
 from swarm.schema import MAX_BYTES_PER_S
 from swarm.step.messages import Apply, Averaged
 
@@ -23,7 +24,7 @@ class StepOutcome:
 
     committed: tuple[Contribution, ...]
     averaged: Mapping[PeerId, Averaged]
-    norm: float
+    clipped: Clipping
     apply: Apply
     digests: Mapping[PartName, str]
     live: tuple[PeerId, ...]
@@ -59,18 +60,13 @@ def agreed(what: str, roster: Roster, digests: Mapping[PeerId, str]) -> dict[Par
     return result
 
 
-def global_norm(roster: Roster, averaged: Mapping[PeerId, Averaged]) -> float:
-    """L2 norm of the whole model's mean gradient. Raises Disagreement.
+def part_norms(roster: Roster, averaged: Mapping[PeerId, Averaged]) -> dict[str, float]:
+    """Squared L2 norm of each part's mean gradient. Raises Disagreement.
 
-    Squares of the parts are added in the order of their names, so that every leader gets the same bits. Of what a
-    part's replicas say, who hold the same, the lower middle counts: most of them would have to lie.
+    Of what a part's replicas say, who hold the same, the lower middle counts: most of them would have to lie.
     """
     agreed("the averaged gradient", roster, {peer: answer.digest for peer, answer in averaged.items()})
-    total = 0.0
-    for part in roster.parts:
-        said = sorted(averaged[peer].sq_norm for peer in roster.replicas(part))
-        total += said[(len(said) - 1) // 2]
-    return math.sqrt(total)
+    return {str(part): median_low(averaged[p].sq_norm for p in roster.replicas(part)) for part in roster.parts}
 
 
 def totals(committed: Sequence[Contribution]) -> tuple[int, float]:

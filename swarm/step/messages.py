@@ -30,6 +30,8 @@ from swarm.step.turnout import MAX_TOLD, REASON_CHARS
 MAX_SQ_NORM = 1e100
 """More than any mean gradient has: its numbers fit into float32, so that their squares are below 1.2e77 each."""
 
+SquaredNorm = Annotated[float, Field(ge=0, le=MAX_SQ_NORM, allow_inf_nan=False)]
+
 
 class Lease(Message):
     """A trainer wants ``total`` microbatches of a step in all."""
@@ -148,7 +150,7 @@ class Averaged(Message):
     """
 
     digest: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{16,64})?$")]
-    sq_norm: Annotated[float, Field(ge=0, le=MAX_SQ_NORM, allow_inf_nan=False)]
+    sq_norm: SquaredNorm
     cursor: tuple[Count, Count] | None
     failure: Annotated[str, StringConstraints(max_length=400)] = ""
     culprit: PeerIdField | None = None
@@ -161,12 +163,14 @@ class Averaged(Message):
 
 
 class Apply(Message):
-    """The scalars of the step: compute the update into a shadow copy."""
+    """The scalars of the step: compute the update into a shadow copy. ``sq_norms`` are the squared norms of all parts'
+    means, of which everybody finds the same caps (``swarm.optim.clipping``)."""
 
     step: Count
     term: Count
     lr: Finite
     clip: Finite
+    sq_norms: Annotated[dict[PartField, SquaredNorm], Field(max_length=1025)]
 
 
 class Prepared(Message):

@@ -11,6 +11,7 @@ from swarm.consensus.records import CloseRecord, Contribution
 from swarm.consensus.roster import HowToJoin, Roster, join_words
 from swarm.errors import Refused, Violation
 from swarm.ids import PartName, PeerId, RunId, stage_part
+from swarm.optim.clipping import Clipping, clip_parts
 from swarm.optim.schedules import OptimizerConfig, learning_rate
 
 MAX_LOSS = 1e9
@@ -59,6 +60,10 @@ class StepRules:
     def lr(self, step: int) -> float:
         """The learning rate at the end of a step: everybody computes it, nobody needs to be believed."""
         return learning_rate(self.optimizer, step * self.inner_steps, self.steps * self.inner_steps)
+
+    def clipped(self, sq_norms: Mapping[str, float]) -> Clipping:
+        """What is done to means of these squared norms: everybody computes it, too."""
+        return clip_parts({PartName(part): square for part, square in sq_norms.items()}, self.clip_norm)
 
     def check_contribution(self, roster: Roster, contribution: Contribution) -> None:
         """Raises Violation, or Refused for peers that are not in the roster, where no honest peer would say this."""

@@ -21,8 +21,8 @@ from swarm.ids import PeerId
 from swarm.models.gpt_config import GptConfig
 from swarm.models.registry import family_of
 from swarm.optim.adamw import AdamWState, StepNumbers, adamw_step
+from swarm.optim.clipping import clip_factor
 from swarm.optim.schedules import OptimizerConfig, learning_rate
-from swarm.optim.update import clip_factor
 
 ROWS_AT_ONCE = 16
 

@@ -184,8 +184,8 @@ def lies_about_weights(name: str, swarm: SimSwarm, *, step: int, times: int = 1 
     struck: list[str] = []
     prepare = Attempt.prepare
 
-    async def lie(attempt: Attempt, part: Any, mean: Any, body: Apply) -> str:
-        digest = await prepare(attempt, part, mean, body)
+    async def lie(attempt: Attempt, part: Any, mean: Any, body: Apply, clip: float) -> str:
+        digest = await prepare(attempt, part, mean, body, clip)
         if body.step < step or len(struck) >= times or attempt.me != swarm.peers[name].endpoint.peer:
             return digest
         struck.append(digest)

@@ -229,9 +229,11 @@ class Journey:
     def _measure(self, caller: PeerId, report: HopReport) -> None:
         if report.again:
             return
-        longest = self._context.clock.monotonic() - self._started  # a replica may claim anything
+        now = self._context.clock.monotonic()
+        longest, began = now - self._started, self._way.asked_at(report.hop, caller)  # a replica may claim anything
         queued_s, compute_s = min(report.queued_s, longest), min(report.compute_s, longest)
-        self._context.wiring.observe(report.hop, caller, compute_s)
+        turn = None if began is None else (began, now)
+        compute_s = self._context.wiring.claimed(report.hop, caller, compute_s, report.direction, turn)
         self._queued_s += queued_s
         self._compute_s[report.hop] = self._compute_s.get(report.hop, 0.0) + compute_s
 

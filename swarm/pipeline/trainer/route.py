@@ -104,6 +104,11 @@ class RouteState:
         hop.due = now + seconds
         hop.asked.setdefault(hop.replica, (now, work))
 
+    def asked_at(self, at: int, peer: PeerId) -> float | None:
+        """When the replica's turn began, of which it has told nothing yet; None where that is unknown."""
+        asked = self.hops[at].asked.get(peer)
+        return None if asked is None else asked[0]
+
     def heard_of(self, at: int, peer: PeerId, now: float) -> tuple[Work, float] | None:
         """A replica reported: what it did and how long it took since its turn began; None where that is unknown."""
         asked = self.hops[at].asked.pop(peer, None)

@@ -24,11 +24,10 @@ from swarm.errors import OutOfSync, PeerError, Refused, Superseded, Violation, W
 from swarm.events import AttemptFailed, Committed, DigestMismatch, TermBegan, WorkExcluded
 from swarm.ids import PartName, PeerId
 from swarm.network.protocols import ReplyT, RequestT, Rpc
-from swarm.optim.update import clip_factor
 from swarm.step.blocked import awaited_agreement, awaited_majority, awaited_round
 from swarm.step.calls import LiveCalls
 from swarm.step.context import CloseContext
-from swarm.step.decisions import Attempts, Disagreement, StepOutcome, agreed, cursors, global_norm, measured, totals
+from swarm.step.decisions import Attempts, Disagreement, StepOutcome, agreed, cursors, measured, part_norms, totals
 from swarm.step.leader.answers import AnswerRules, VoidRounds
 from swarm.step.leader.batch import RETURNED_S, BatchCollection, PartsLost
 from swarm.step.leader.exclusion import ExclusionPolicy
@@ -220,9 +219,9 @@ class Leading:
         rules, alive = self.closing.rules, Roster(self._roster[peer] for peer in live)
         prepared: dict[PeerId, Prepared] = {}
         try:
-            norm = global_norm(alive, averaged)
-            clip = clip_factor(norm, rules.clip_norm)
-            apply = Apply(step=self.step, term=self.term, lr=rules.lr(self.step), clip=clip)
+            sq_norms = part_norms(alive, averaged)
+            clipped = rules.clipped(sq_norms)
+            apply = Apply(step=self.step, term=self.term, lr=rules.lr(self.step), clip=clipped.clip, sq_norms=sq_norms)
             prepared = await self._all(live, APPLY, apply)
             digests = agreed("the updated weights", alive, {peer: answer.digest for peer, answer in prepared.items()})
         except Disagreement as found:
@@ -230,7 +229,7 @@ class Leading:
             signed = {peer: answers[peer].signed for peer in found.digests}
             await self._leave_out(found, reconcile.attempts[found.part], signed)
             raise _Retry(str(found)) from found
-        return StepOutcome(counted, averaged, norm, apply, digests, live)
+        return StepOutcome(counted, averaged, clipped, apply, digests, live)
 
     async def _leave_out(self, found: Disagreement, attempt: int, signed: Mapping[PeerId, bytes]) -> None:
         """Who differs from what most replicas of a part have is unfit: the step closes without it, so it is cut off and
@@ -319,9 +318,10 @@ class Leading:
             aside=self.closing.desk.aside(),
             tokens=tokens,
             loss_sum=loss_sum,
-            grad_norm=outcome.norm,
+            grad_norm=outcome.clipped.norm,
             clip=outcome.apply.clip,
             lr=outcome.apply.lr,
+            caps={str(part): cap for part, cap in outcome.clipped.caps.items()},
             digests={str(part): value for part, value in outcome.digests.items()},
             cursors=cursors(history.head, outcome.committed, averaged, following, self.closing.rules.max_members),
             roster=following.members,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 
 from swarm.consensus.acceptor import Vote, has_majority
@@ -12,8 +13,8 @@ from swarm.consensus.roster import Roster, lost_parts, needed, part_lost, with_w
 from swarm.errors import Busy, OutOfSync, Refused, RunEnded, Violation
 from swarm.ids import PartName, PeerId
 from swarm.step.decisions import ATTEMPTS_PER_TERM, given_up, totals
-from swarm.step.member.open_step import OpenStep
-from swarm.step.messages import Propose, Reconcile
+from swarm.step.member.open_step import Mean, OpenStep
+from swarm.step.messages import Apply, Propose, Reconcile
 from swarm.step.rules import StepRules
 
 
@@ -41,6 +42,14 @@ class AcceptanceRules:
             trainer = roster[PeerId(contribution.microbatch.trainer)]
             if trainer.part is not None and trainer.peer not in body.live:
                 raise Refused(f"{contribution.microbatch} counts, and its trainer is not there with its ends")
+
+    def check_norms(self, roster: Roster, name: PartName | None, mean: Mean, body: Apply) -> None:
+        """Raises Violation where the norms that the parts' caps follow from lack a part, or give ours another norm than
+        it has. (Squares may have been added up in another order.)"""
+        if set(body.sq_norms) != set(roster.parts):
+            raise Violation("the norms are not those of the run's parts")
+        if name is not None and not math.isclose(body.sq_norms[name], mean.answer.sq_norm, rel_tol=1e-9):
+            raise Violation(f"a squared norm of {body.sq_norms[name]} for {name}: it is {mean.answer.sq_norm} here")
 
     def over(self, roster: Roster, part: PartName, gone: Mapping[PeerId, str]) -> RunEnded:
         """Why the run is over, as a leader says, for want of a replica of ``part``. Raises Refused when it is not seen
@@ -143,6 +152,8 @@ class AcceptanceRules:
             raise Refused("the record assigns a microbatch to a replica that it says was lost")
         if not set(record.links) <= set(record.members.peers):
             raise Refused("the record tells of links of peers that are not in its roster")
+        if not set(record.caps) <= set(roster.parts):
+            raise Refused("the record caps parts that there are not")
         if set(record.digests) != set(map(str, roster.parts)):
             raise Refused("the record's digests are not those of the run's parts")
 
@@ -176,6 +187,8 @@ class AcceptanceRules:
             raise Refused("the record's microbatches are not those that were averaged")
         if (record.lr, record.clip) != (state.applied.lr, state.applied.clip):
             raise Refused("the record's scalars are not those that were applied")
+        if record.caps != self._rules.clipped(state.applied.sq_norms).caps:
+            raise Refused("the record's caps are not those that the parts' norms give")
         if name is not None and record.digests.get(name) != state.digest:
             raise Refused(f"the record's digest of {name} is not ours")
         said = state.mean.answer.cursor

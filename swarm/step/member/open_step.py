@@ -244,12 +244,12 @@ class Attempt:
         answer = Averaged(digest=result.digest, sq_norm=result.squared_norm, cursor=cursor, heard=heard, rows=rows)
         return Mean(result.tensor, answer)
 
-    async def prepare(self, part: HeldPart | None, mean: Mean, body: Apply) -> str:
-        """Compute the update into the shadow; its digest, empty without a part."""
+    async def prepare(self, part: HeldPart | None, mean: Mean, body: Apply, clip: float) -> str:
+        """Compute the update into the shadow, ``clip`` being our part's factor; its digest, empty without a part."""
         gradient = mean.gradient
         if part is None or gradient is None:
             return ""
-        return await self.device.run(lambda: part.prepare(gradient, lr=body.lr, clip=body.clip, step=body.step))
+        return await self.device.run(lambda: part.prepare(gradient, lr=body.lr, clip=clip, step=body.step))
 
     async def _settled(
         self,

@@ -19,6 +19,7 @@ from swarm.consensus.roster import owner
 from swarm.errors import Busy, Ending, Refused, RunEnded, WrongStep
 from swarm.ids import PartName, PeerId
 from swarm.network.protocols import AnyMethod
+from swarm.optim.clipping import factor
 from swarm.schema import Empty
 from swarm.step import messages
 from swarm.step.context import MemberContext
@@ -171,11 +172,14 @@ class MemberService:
             mean = state.mean
             if mean is None:
                 raise Refused("nothing was averaged for this step yet")
-            before = state.applied
-            if before is None or (before.lr, before.clip) != (body.lr, body.clip):
+            name = self._part_name()
+            self._accepts.check_norms(self._at.roster, name, mean, body)
+            before, caps = state.applied, self._at.rules.clipped(body.sq_norms).caps
+            if before is None or body != before.model_copy(update={"term": body.term}):
                 state.applied = None
                 state.conduct.asked(body.term)
-                state.digest = await self._context.attempt.prepare(self._part, mean, body)
+                clip = factor(body.clip, 1.0 if name is None else caps.get(name, 1.0))
+                state.digest = await self._context.attempt.prepare(self._part, mean, body, clip)
             state.applied = body
         digest = state.digest or ""
         return Prepared(digest=digest, signed=self._signed(state, self._part_name(), "weights", digest))

@@ -100,13 +100,18 @@ class Run:
         return self.decisions[-1].record
 
     def close(
-        self, roster: Roster | None = None, before: CloseRecord | None = None, *, ended: bool = False
+        self,
+        roster: Roster | None = None,
+        before: CloseRecord | None = None,
+        *,
+        ended: bool = False,
+        cap: float = 1.0,
     ) -> Decision:
-        """Return the decision of the next step; the ``roster`` takes part from then on."""
+        """Return the decision of the next step, with a mean that is capped; the ``roster`` takes part from then on."""
         before = before or self.head
         step = before.step + 1
         mean = torch.randn(self.part.layout.elements, generator=torch.Generator().manual_seed(step)) / 10
-        found = self.part.prepare(mean, lr=0.01, clip=0.5, step=step)
+        found = self.part.prepare(mean, lr=0.01, clip=0.5 * cap, step=step)
         self.part.swap()
         record = CloseRecord(
             run=RUN,
@@ -118,6 +123,7 @@ class Run:
             grad_norm=1.0,
             clip=0.5,
             lr=0.01,
+            caps={} if cap == 1.0 else {STAGE: cap},
             digests=self._digests(found),
             cursors={},
             roster=(roster or before.members).members,
@@ -200,9 +206,9 @@ class ObserverBench:
                 self.parts[peer] = self.run.part.snapshot()
             await self.desks[peer].publish(decision, STAGE if peer in self.parts else None)
 
-    async def close(self, roster: Roster | None = None) -> Decision:
+    async def close(self, roster: Roster | None = None, **more: Any) -> Decision:
         """Close one more step of the run."""
-        decision = self.run.close(roster)
+        decision = self.run.close(roster, **more)
         await self.publish(decision)
         return decision
 

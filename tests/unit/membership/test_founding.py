@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from tests.harness.rigs.membership import RUN, FakeClock, sign
 
 DIGESTS = {PartName("stage-0"): "0" * 64, PartName("stage-1"): "1" * 64, ENDS: "2" * 64}
 ORIGIN = Origin(digests=DIGESTS)
+ORIGIN_OF_ONE = Origin(digests={PartName("stage-0"): "0" * 64, ENDS: "2" * 64})
 
 
 def candidate(peer: str, role: Any, stage: int | None = None) -> Candidate:
@@ -130,7 +131,7 @@ class Newcomer:
 
     async def _propose(self, caller: PeerId, body: Propose) -> Accepted:
         self.on_propose(body.record)
-        return Accepted(signature=sign(self.peer, acceptance_bytes(body.record)))
+        return Accepted(signature=sign(self.peer, acceptance_bytes(body.record, body.term)))
 
     async def _decide(self, caller: PeerId, body: Decide) -> Empty:
         self.on_decide(body)
@@ -175,6 +176,34 @@ async def test_founding_waits_for_who_fails_and_asks_it_again(peer: str) -> None
     assert proposed == [record.hash()] * 3
     assert told == [f"all to accept the first record, which is not accepted by {peer} ({peer}): the disk is full"] * 2
     assert all(len(newcomer.decided) == 1 for newcomer in newcomers.values())
+
+
+@pytest.mark.parametrize("others_after", [0, 3])
+async def test_founding_replaces_who_does_not_accept_within_its_time_when_another_waits(others_after: int) -> None:
+    calls, newcomers = await meet()
+    clock, asked = FakeClock(), list[set[str]]()
+
+    def refuse(record: CloseRecord) -> None:
+        raise Refused("not yet")
+
+    newcomers["A"].on_propose = refuse
+    without = [candidate("F", "bootstrap"), candidate("B", "stage", 0), candidate("T", "trainer")]
+
+    async def instead(late: Collection[PeerId], since: float) -> Sequence[Candidate] | None:
+        assert since == 0.0
+        asked.append(set(late))
+        return without if len(asked) > others_after else None
+
+    waits = Waits(clock=clock, replace_s=120.0, instead=instead)
+    record, _ = await found(calls, RUN, CANDIDATES, ORIGIN_OF_ONE, waits, timeout_s=5)
+    assert asked == [{"A"}] * (others_after + 1)
+    assert clock.now >= 120.0
+    assert record.members.peers == ("B", "F", "T")
+    for name in "BFT":
+        (decision,) = newcomers[name].decided
+        assert (decision.record, decision.term, set(decision.acceptances)) == (record.hash(), 1, {"B", "F", "T"})
+        assert decision.acceptances[name] == sign(PeerId(name), acceptance_bytes(record, 1))
+    assert not newcomers["A"].decided
 
 
 async def test_founding_patience_ends_naming_who_did_not_accept() -> None:

@@ -57,6 +57,13 @@ async def test_observer_holds_bit_for_bit_what_the_members_hold_after_every_step
     assert bench.told == [2, 3, 4, 5, 6, 7]
 
 
+async def test_observer_of_a_step_in_which_its_part_was_capped_holds_what_the_members_hold() -> None:
+    bench, observer, part = await following()
+    assert (await bench.close(cap=0.25)).record.caps == {STAGE: 0.25}
+    assert (await observer.follow()).step == 3
+    assert digest(part.snapshot()) == digest(bench.run.part.snapshot())
+
+
 async def test_observer_that_is_asleep_for_a_few_steps_catches_up() -> None:
     bench, observer, part = await following(0)
     for _ in range(KEPT_UPDATES):

@@ -1,6 +1,8 @@
 """The pipeline's pure deciders: queue, wiring, flight, gate, deadline, health."""
 
 import math
+import random
+import statistics
 from collections import Counter
 
 import pytest
@@ -72,6 +74,46 @@ def test_wiring_follows_a_replica_that_slows_down() -> None:
     assert chosen[B] > 6 * chosen[A]
 
 
+def told(wiring: Wiring, took: dict[PeerId, float], claims: dict[PeerId, float], count: int) -> Counter[PeerId]:
+    """Work that takes each replica so long, one piece after the other, and what each claims of it."""
+    chosen: Counter[PeerId] = Counter()
+    ends = dict.fromkeys(took, 0.0)
+    for _ in range(count):
+        peer, _ = wiring.choose(0)
+        began, ends[peer] = ends[peer], ends[peer] + took[peer]
+        wiring.claimed(0, peer, claims[peer], "forward", (began, ends[peer]))
+        chosen[peer] += 1
+    return chosen
+
+
+@pytest.mark.parametrize("claim", [0.0, 1e-9, 0.3, 0.7])
+@pytest.mark.parametrize("others", [1, 2, 7])
+def test_wiring_gives_who_boasts_no_more_than_its_share_and_a_half(others: int, claim: float) -> None:
+    liar, *honest = (PeerId(f"p{number}") for number in range(others + 1))
+    took = dict.fromkeys([liar, *honest], 1.0)
+    wiring = Wiring([[liar, *honest]], seed=1)
+    for peer in took:  # else it would be asked by chance before anybody could be compared with
+        wiring.claimed(0, peer, 1.0, "forward", (0.0, 1.0))
+    chosen = told(wiring, took, {**took, liar: claim}, 800)
+    assert chosen[liar] / 800 <= 1.5 / (others + 1)
+
+
+def test_wiring_believes_who_boasts_as_far_as_the_trainer_sees_it() -> None:
+    took = {A: 0.1, B: 1.0, C: 1.0}
+    chosen = told(Wiring([[A, B, C]], seed=1), took, took, 1200)
+    assert chosen[A] == pytest.approx(10 * chosen[B], rel=0.1)
+
+
+@pytest.mark.parametrize("turn", [None, (0.0, 1.0)])
+def test_wiring_believes_a_lie_about_one_direction_no_more_than_about_both(turn: tuple[float, float] | None) -> None:
+    wiring = Wiring([[A, B]], seed=1)
+    for _ in range(9):
+        wiring.claimed(0, B, 1.0, "forward", (0.0, 1.0))
+        wiring.claimed(0, B, 2.0, "backward", (0.0, 2.0))
+        assert wiring.claimed(0, A, 1.0, "forward", turn) >= 1.0
+    assert wiring.claimed(0, A, 0.0, "backward", turn) >= 0.6
+
+
 def test_wiring_does_not_flood_a_newcomer() -> None:
     wiring = Wiring([[A, B]], seed=1)
     choices(wiring, {A: 1.0, B: 1.0}, 100)
@@ -135,6 +177,14 @@ def test_gate_refuses_only_after_it_has_seen_enough() -> None:
     assert reason is not None
     assert "b" in reason
     assert gate.check(B, 9.0) is None
+
+
+def test_gate_refuses_the_500_fold_of_what_is_usual_and_no_honest_norm() -> None:
+    gate, rng = NormGate(), random.Random(1)
+    honest = [math.exp(rng.gauss(0.0, 0.8)) for _ in range(512)]
+    assert [gate.check(A, norm) for norm in honest] == [None] * 512
+    assert gate.check(B, 500 * statistics.median(honest)) is not None
+    assert max(honest) > 8 * statistics.median(honest)
 
 
 def misses(health: Health, times: list[float]) -> list[str | None]:

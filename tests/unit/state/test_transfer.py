@@ -16,7 +16,19 @@ from swarm.state.donation import BURST_BYTES, Donation
 from swarm.state.sharing import MAX_WINDOW
 from swarm.state.snapshot import CHUNK_BYTES, Snapshot, digest, hashes_of, root_of
 from swarm.state.transfer import CHUNK, DESCRIBE, ChunkRequest, DescribeRequest, StateDonor
-from tests.harness.rigs.state import LAYOUT, NOTHING_BESIDE, RUN, Donors, FakeClock, in_time, inline, snapshot, turns
+from tests.harness.rigs.state import (
+    LAYOUT,
+    NOTHING_BESIDE,
+    RUN,
+    Donors,
+    FakeClock,
+    big_state,
+    changed,
+    in_time,
+    inline,
+    snapshot,
+    turns,
+)
 
 ME, OTHER = PeerId("me"), PeerId("other")
 SIZE = 12 * LAYOUT.elements
@@ -176,6 +188,75 @@ async def test_donor_with_enough_downloads_is_busy_until_one_ends() -> None:
     donor.withdraw(state.part)
     with pytest.raises(Refused):
         await describe(donor, 0, callers[0])
+
+
+@pytest.mark.parametrize("fetching", [False, True])
+async def test_donor_whose_leases_are_hogged_has_one_for_who_downloads(fetching: bool) -> None:
+    """Five identities describe a state again and again, and fetch nothing, or now and then a chunk; one joiner after
+    the other wants it."""
+    donor, clock = donor_of(snapshot(), max_downloads=5, lease_s=10.0)
+    hogs, refused, got = [PeerId(f"hog{number}") for number in range(5)], 0, 0
+    for second in range(60):
+        for hog in hogs:
+            try:
+                await describe(donor, 0, hog)
+                if fetching and second % 25 == 9:
+                    await fetch(donor, 0, 0, hog)
+            except Busy:
+                refused += 1
+        joiner = PeerId(f"joiner{got // 3}")
+        try:
+            await describe(donor, 0, joiner)
+            await fetch(donor, 0, got % 3, joiner)
+            got += 1
+        except Busy:
+            refused += 1
+        clock.now += 1.0
+    assert refused >= 5, "nobody was kept out: there was no attack"
+    assert got >= 3 * 4
+
+
+async def test_donor_short_of_leases_takes_one_from_who_has_several() -> None:
+    one, two = snapshot(), changed(part=stage_part(1))
+    donor, _ = donor_of(one, two, max_downloads=2)
+    for state in (one, two):
+        await ask(donor, DESCRIBE, DescribeRequest(**called(state)), OTHER)
+    await describe(donor, 0)
+    left = [donor.serves(OTHER, state.part) for state in (one, two)]
+    assert (sorted(left), donor.serves(ME, one.part)) == ([False, True], True)
+    with pytest.raises(Busy):  # who has one has no claim to another's
+        await ask(donor, DESCRIBE, DescribeRequest(**called(two if left[0] else one)), OTHER)
+
+
+async def test_donor_takes_no_lease_from_who_downloads_nor_from_who_is_slow_while_nobody_waits() -> None:
+    donor, clock = donor_of(snapshot(), max_downloads=1, lease_s=20.0)
+    donor.offer(big := big_state(1 << 22), digest(big))
+    for body in (DescribeRequest(**called(big)), *(ChunkRequest(**called(big), chunk=n) for n in range(45))):
+        await ask(donor, DESCRIBE if not isinstance(body, ChunkRequest) else CHUNK, body)
+        clock.now += 4.0  # a chunk each four seconds is as slow as may be
+    with pytest.raises(Busy):
+        await ask(donor, DESCRIBE, DescribeRequest(**called(big)), OTHER)
+    clock.now += 15.0
+    assert donor.serves(ME, big.part)
+    await ask(donor, CHUNK, ChunkRequest(**called(big), chunk=45))
+    clock.now += 15.0
+    await ask(donor, DESCRIBE, DescribeRequest(**called(big)), OTHER)
+    assert not donor.serves(ME, big.part)
+
+
+async def test_donor_says_who_downloads_as_fast_as_it_must_and_who_only_holds_leases() -> None:
+    donor, clock = donor_of(big := big_state(1 << 22), lease_s=10.0)
+    for caller in (ME, OTHER):
+        await ask(donor, DESCRIBE, DescribeRequest(**called(big)), caller)
+    for chunk in range(20):
+        await ask(donor, CHUNK, ChunkRequest(**called(big), chunk=chunk))
+    assert donor.keeps_up(OTHER, 0.0)
+    clock.now = 9.0
+    assert donor.keeps_up(ME, 0.0)
+    clock.now = 12.0
+    await ask(donor, DESCRIBE, DescribeRequest(**called(big)), OTHER)
+    assert not donor.keeps_up(OTHER, 0.0), "a lease anew bought time"
+    assert not donor.keeps_up(PeerId("nobody"), 12.0)
 
 
 async def test_donor_withdrawn_part_is_kept_for_unfinished_downloads_only() -> None:

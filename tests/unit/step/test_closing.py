@@ -10,8 +10,8 @@ from swarm.consensus.roster import Roster
 from swarm.errors import OutOfSync
 from swarm.ids import MicrobatchId, PartName, PeerId
 from swarm.membership.founding_record import genesis
-from swarm.optim.update import clip_factor
-from swarm.step.decisions import Disagreement, agreed, cursors, global_norm
+from swarm.optim.clipping import clip_factor, clip_parts
+from swarm.step.decisions import Disagreement, agreed, cursors, part_norms
 from swarm.step.messages import MAX_SQ_NORM, Averaged
 from tests.harness.rigs.step import RUN, listed
 
@@ -41,6 +41,10 @@ def answers(b_digest: str = "a" * 16, b_norm: float = 9.0) -> dict[PeerId, Avera
         PeerId("t"): averaged("c" * 16, 16.0, (0, 5)),
         PeerId("z"): averaged("", 0.0),
     }
+
+
+def global_norm(roster: Roster, said: dict[PeerId, Averaged]) -> float:
+    return clip_parts(part_norms(roster, said), 1.0).norm
 
 
 def test_global_norm_counts_every_part_once() -> None:

@@ -38,6 +38,16 @@ from tests.harness.rigs.step import (
 
 
 @virtual
+async def test_step_with_a_part_that_is_far_out_has_its_cap_in_the_record_and_all_are_told_the_norms() -> None:
+    here = await stage()
+    here.puppets[T].sq_norm = 1e60
+    closed = await here.leading().run()
+    assert closed.caps == {"ends": 3**0.5 / 1e30}
+    assert (closed.grad_norm, closed.clip) == (pytest.approx(6**0.5), pytest.approx(6**-0.5))
+    assert all(p.told(APPLY)[0].sq_norms == {"ends": 1e60, "stage-0": 3.0} for p in here.puppets.values())
+
+
+@virtual
 async def test_step_that_all_agree_on_is_decided_by_all_the_leader_last() -> None:
     here = await stage()
     order: list[PeerId] = []

@@ -17,7 +17,7 @@ from swarm.consensus.records import CloseRecord, Decision
 from swarm.errors import Busy, DeadlineMissed, Ending, PeerError, Refused, RunEnded, Superseded, Unreachable
 from swarm.ids import PeerId
 from swarm.network.protocols import Rpc
-from swarm.optim.update import clip_factor
+from swarm.optim.clipping import clip_factor
 from swarm.step.calls import StepCalls
 from swarm.step.exit_barrier import ExitBarrier, ExitRelease
 from swarm.step.loop import StepLoop

@@ -94,6 +94,9 @@ async def test_member_asked_out_of_order_or_otherwise_refuses_and_goes_on(stage:
         ("reconcile", apply(lr=0.25), "whose rate is 0.5"),
         ("reconcile", apply(clip=1.5), "clip factor 1.5"),
         ("reconcile", apply(clip=0.0), "clip factor 0.0"),
+        ("reconcile", apply(stage_0=4.1), "squared norm of 4.1"),
+        ("reconcile", apply(stage_1=4.0), "not those of the run's parts"),
+        ("reconcile", apply().model_copy(update={"sq_norms": {"stage-0": 4.0}}), "not those of the run's parts"),
         ("", reconcile(committed=COMMITTED[:1]), "1 microbatches"),
         ("", reconcile(committed=COMMITTED[::-1]), "2 microbatches"),
         ("", reconcile(committed=(COMMITTED[0], COMMITTED[0])), "1 of them different"),
@@ -134,6 +137,22 @@ async def test_member_asked_for_other_scalars_prepares_those_and_accepts_no_othe
     await bench.ask(Propose(record=clipped))
     await bench.ask(decide(clipped))
     assert bench.part.swapped == [answer.digest]
+
+
+async def test_member_whose_part_is_far_out_caps_it_and_accepts_only_a_record_that_says_so() -> None:
+    bench = MemberBench()
+    bench.average.squared_norm = 1e60
+    await bench.ask(reconcile())
+    await bench.ask(apply(stage_0=1e60))
+    cap = 2.0 / 1e30  # the norm of the ends, which is the lower of two
+    digests = {"ends": weights_digest("ends", 1, 0.5, 1.0), "stage-0": weights_digest("stage-0", 1, 0.5, cap)}
+    for caps in ({}, {"stage-0": 0.5}, {"stage-0": cap, "ends": 0.5}):
+        with pytest.raises(Refused, match="caps"):
+            await bench.ask(Propose(record=record(digests=digests, caps=caps)))
+    capped = record(digests=digests, caps={"stage-0": cap})
+    await bench.ask(Propose(record=capped))
+    await bench.ask(decide(capped))
+    assert bench.part.swapped == [digests["stage-0"]]
 
 
 async def test_member_asked_about_a_closed_step_refuses_but_for_the_decision() -> None:

@@ -100,6 +100,7 @@ class FakeAverage:
         self.cancelled = 0
         self.gate: asyncio.Event | None = None
         self.error: Exception | None = None
+        self.squared_norm = 4.0
 
     async def __call__(self, wanted: Round, sums: torch.Tensor) -> RoundResult:
         """See :class:`~swarm.step.member.open_step.Average`."""
@@ -118,7 +119,12 @@ class FakeAverage:
             raise self.error
         digest = hashlib.sha256(f"{wanted.part}|{wanted.step}".encode()).hexdigest()
         return RoundResult(
-            tensor=sums, squared_norm=4.0, digest=digest, contributors=tuple(wanted.weights), bytes_sent=0, seconds=0.0
+            tensor=sums,
+            squared_norm=self.squared_norm,
+            digest=digest,
+            contributors=tuple(wanted.weights),
+            bytes_sent=0,
+            seconds=0.0,
         )
 
 
@@ -266,9 +272,10 @@ def reconcile(
     return Reconcile(step=step, term=term, committed=committed, live=tuple(live), attempts=numbers)
 
 
-def apply(step: int = 1, lr: float = 0.5, clip: float = 1.0, *, term: int = 0) -> Apply:
-    """Return the second question."""
-    return Apply(step=step, term=term, lr=lr, clip=clip)
+def apply(step: int = 1, lr: float = 0.5, clip: float = 1.0, *, term: int = 0, **sq_norms: float) -> Apply:
+    """Return the second question; the parts' squared norms are those of :class:`FakeAverage` but for ``sq_norms``."""
+    norms = dict.fromkeys(map(str, ROSTER.parts), 4.0) | {part.replace("_", "-"): n for part, n in sq_norms.items()}
+    return Apply(step=step, term=term, lr=lr, clip=clip, sq_norms=norms)
 
 
 def decide(

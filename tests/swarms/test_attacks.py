@@ -1,0 +1,195 @@
+"""Members gone bad, in whole swarms: that the attack was made, and what it cannot do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from swarm.consensus.records import CloseRecord
+from swarm.consensus.roster import Candidate
+from swarm.events import DigestMismatch, JourneySetAside, PartsCapped, StepClosed
+from swarm.ids import MicrobatchId, PeerId
+from swarm.membership.following import Following
+from swarm.membership.founder import Founder
+from swarm.optim.part import TrainedPart
+from swarm.pipeline.compute import Contributed, Material, StageCompute
+from swarm.pipeline.stage.microbatch_state import MicrobatchState
+from swarm.pipeline.stage.worker import Handover
+from swarm.sim.links import Links
+from swarm.sim.loop import PEER, LoopClock, run_world
+from tests.harness.simulated import SimSwarm
+from tests.harness.swarm import LocalPeer
+from tests.swarms.story import DONE
+
+LEARNS: dict[str, Any] = {
+    "hosts": 4,
+    "trainers": 2,
+    "run": {"steps": 10},
+    "model": {"layers": 2, "dim": 16, "context": 8},
+    "optimizer": {"lr": 2e-2, "warmup_steps": 0},
+    "stage_s": {"forward": 0.05, "backward": 0.1},
+}
+
+
+def losses(swarm: SimSwarm) -> list[float]:
+    """By step."""
+    return [event.loss for event in swarm.peers["bootstrap"].events.of(StepClosed)]
+
+
+# --- a spoilt sum ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spoil", [lambda sums: sums * 1e30, lambda sums: torch.full_like(sums, 1e30)])
+def test_replica_whose_sum_is_huge_stops_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    honest, spoilt = TrainedPart.contribution, dict[int, list[str]]()
+
+    def contribution(part: TrainedPart, *said: Any) -> torch.Tensor | None:
+        sums = honest(part, *said)
+        if sums is None or PEER.get() != "host-0":
+            return sums
+        spoilt[part.step + 1] = [part.spec.name]
+        return spoil(sums)
+
+    monkeypatch.setattr(TrainedPart, "contribution", contribution)
+    swarm = SimSwarm(tmp_path, **LEARNS)
+    run_world(swarm.run())
+    assert list(spoilt) == list(range(1, 11))
+    told = swarm.peers["bootstrap"].events.of(PartsCapped)
+    assert {event.step: list(event.caps) for event in told} == spoilt
+    assert not swarm.events(DigestMismatch)
+    assert losses(swarm)[-1] < 0.9 * losses(swarm)[0], "with one factor for all nobody learns anything"
+    for record in swarm.history()[1:]:
+        assert record["clip"] > 1e-3
+
+
+# --- lies about the time that a hop takes ----------------------------------------------------------------------------
+
+
+def test_replica_that_claims_to_take_no_time_gets_its_share_and_a_half_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, lies = Handover._report, 0
+
+    async def report(
+        handover: Handover, state: MicrobatchState, direction: Any, took: tuple[float, float] | None, **more: Any
+    ) -> None:
+        nonlocal lies
+        if PEER.get() == "host-0" and took is not None:
+            took, lies = (sum(took), 1e-9), lies + 1
+        await honest(handover, state, direction, took, **more)
+
+    monkeypatch.setattr(Handover, "_report", report)
+    batch = {"microbatch_size": 1, "microbatches_per_step": 48}
+    shape = {**LEARNS, "hosts": 3, "run": {"steps": 3}, "split": {"stages": 1}, "batch": batch}
+    swarm = SimSwarm(tmp_path, links=Links.parse({"default": {"latency_ms": 20}}), **shape)
+    run_world(swarm.run())
+    assert lies > 24
+    routes = [one["route"][0] for record in swarm.history()[1:] for one in record["committed"]]
+    share = Counter(routes)[swarm.peers["host-0"].endpoint.peer] / len(routes)
+    assert 0.2 < share <= 1.5 / 3, "it had 97 % where its word was enough"
+
+
+# --- wrong gradients of its input ------------------------------------------------------------------------------------
+
+
+def test_replica_that_hands_on_500_fold_gradients_spoils_no_sum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, lies = StageCompute._backward, set[MicrobatchId]()
+
+    def backward(compute: StageCompute, material: Material, graph: Any) -> tuple[Contributed, Any]:
+        result, gradients = honest(compute, material, graph)
+        if PEER.get() != "host-0" or material.step < 8 or result.gradient is None:
+            return result, gradients
+        lies.add(material.microbatch)
+        wrong = torch.frombuffer(bytearray(result.gradient), dtype=torch.float32) * 500
+        return replace(result, gradient=memoryview(wrong.numpy()).cast("B")), gradients
+
+    monkeypatch.setattr(StageCompute, "_backward", backward)
+    swarm = SimSwarm(tmp_path, **LEARNS)
+    run_world(swarm.run())
+    assert len(lies) >= 6, "the gates have seen enough by then"
+    told = {event.microbatch: event.reason for event in swarm.events(JourneySetAside)}
+    assert told.keys() == lies
+    assert all("64 times the median" in reason for reason in told.values())
+    committed = {MicrobatchId(*one["microbatch"]) for record in swarm.history() for one in record["committed"]}
+    assert not committed & lies
+    assert losses(swarm)[-1] < 0.75 * losses(swarm)[0]
+
+
+# --- founding --------------------------------------------------------------------------------------------------------
+
+
+class Crowd(SimSwarm):
+    """Hosts of which only the first answer when the run is founded; the honest ones come some seconds later."""
+
+    async def open(self) -> None:
+        await super().open()
+        for number in range(2):
+            await self._add(f"honest-{number}", "stage", 300 + number, self.founder)
+
+    def _start(self, peer: LocalPeer, *, may_fail: bool = False) -> None:
+        if peer.settings.name.startswith("honest"):
+            self._group.create_task(self._later(peer))
+        else:
+            super()._start(peer, may_fail=may_fail)
+
+    async def _later(self, peer: LocalPeer) -> None:
+        await self.clocks["bootstrap"].sleep(10.0)
+        super()._start(peer)
+
+
+@pytest.mark.parametrize("late_s", [1e6, 130.0])
+def test_founder_replaces_sybils_that_never_accept_and_the_late_join(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late_s: float
+) -> None:
+    honest, asked = Following.install, Counter[str]()
+
+    async def install(following: Following, record: CloseRecord, donor: PeerId) -> None:
+        if (name := PEER.get()).startswith("host"):
+            asked[name] += 1
+            await LoopClock().sleep(late_s)
+        await honest(following, record, donor)
+
+    monkeypatch.setattr(Following, "install", install)
+    shape = {**LEARNS, "hosts": 2, "trainers": 1, "split": {"stages": 1}}
+    swarm = Crowd(tmp_path, links=Links.parse({"default": {"latency_ms": 20}}), **shape)
+    run_world(swarm.run())
+    assert set(asked) == {"host-0", "host-1"}, "the sybils were to be in the founding record"
+    named = {member["name"] for member in swarm.history()[0]["roster"]}
+    assert named == {"bootstrap", "trainer-0", "honest-0", "honest-1"}
+    assert len(losses(swarm)) == 10
+
+
+def test_peer_that_accepted_a_founding_record_and_was_replaced_joins_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, instead, accepted = Following.install, Founder._instead, list[str]()
+
+    async def install(following: Following, record: CloseRecord, donor: PeerId) -> None:
+        if PEER.get() == "host-1":
+            await LoopClock().sleep(1e6)
+        await honest(following, record, donor)
+        accepted.append(PEER.get())
+
+    async def without_both(founder: Founder, late: Collection[PeerId], since: float) -> Sequence[Candidate] | None:
+        return await instead(founder, [*late, swarm.peers["host-0"].endpoint.peer], since)
+
+    monkeypatch.setattr(Following, "install", install)
+    monkeypatch.setattr(Founder, "_instead", without_both)
+    shape = {**LEARNS, "hosts": 2, "trainers": 1, "split": {"stages": 1}, "run": {"steps": 30}}
+    swarm = Crowd(tmp_path, links=Links.parse({"default": {"latency_ms": 20}}), **shape)
+    run_world(swarm.run())
+    assert accepted.index("host-0") < accepted.index("honest-0")
+    rosters = [{member["name"] for member in record["roster"]} for record in swarm.history()]
+    assert "host-0" not in rosters[0]
+    assert "host-0" in rosters[-2]
+    assert swarm.peers["host-0"].outcome == DONE
