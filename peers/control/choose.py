@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -108,10 +109,11 @@ def _sampled(home: Path, state: PlaceState | None) -> Path | None:
     from peers.home.run_directory import known_runs, said_run_id  # half a second, which only who finds nobody waits
     from swarm.state.checkpoints.files import held, steps
 
-    for directory in known_runs(home):
-        if said_run_id(directory) == state.run:
-            whole = any(held(directory.checkpoints, step).complete for step in reversed(steps(directory.checkpoints)))
-            return directory.root if whole else None
+    with contextlib.suppress(OSError):  # what cannot be looked at is not offered
+        for directory in known_runs(home):
+            kept = directory.checkpoints
+            if said_run_id(directory) == state.run and any(held(kept, step).complete for step in reversed(steps(kept))):
+                return directory.root
     return None
 
 
