@@ -135,4 +135,8 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except subprocess.CalledProcessError as failed:
+        print("lock: error: uv could not resolve it; its own message is above. Nothing was changed.", file=sys.stderr)
+        sys.exit(failed.returncode)
