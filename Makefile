@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 VENV := .venv
-# PyTorch's own index of CPU builds, asked once on machines without an NVIDIA GPU (see .ci/setup). Empty: never asked.
+# PyTorch's own index of CPU builds, asked on machines without an NVIDIA GPU (see .ci/setup), and by make lock. Empty: never asked.
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 export TORCH_CPU_INDEX
 # Arguments passed on: make quickstart ARGS="--steps 5", make test ARGS="tests/unit -k ledger"
@@ -15,13 +15,16 @@ BASE ?= HEAD
 # Test processes. Tests marked `process` share one of them, so they never run at the same time.
 WORKERS ?= 2
 
-.PHONY: help setup quickstart check test test-long smoke nemesis golden lint format bench image swarm-up swarm-down clean
+.PHONY: help setup lock quickstart check test test-long smoke nemesis golden lint format bench image swarm-up swarm-down clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## make .venv with everything in it; does nothing when it is up to date
 	@.ci/setup
+
+lock: setup ## renew locks/ after a change of dependencies; ARGS="--upgrade-package numpy" raises a pin, --upgrade all
+	@$(VENV)/bin/python -m tests.harness.locks $(ARGS)
 
 quickstart: setup ## train a small model with a local swarm; ARGS="--steps 5 --peers 2"
 	@$(VENV)/bin/swarm quickstart $(ARGS)

@@ -32,7 +32,9 @@ def build_shard(out_dir: Path, documents: Iterable[str], tokenizer_json: bytes) 
     refuses.
     """
     if out_dir.exists():
-        raise ConfigError("out_dir", str(out_dir), "a path that does not exist yet", "Remove it or choose another.")
+        raise ConfigError(
+            "out_dir", str(out_dir), "a path that does not exist yet", "Choose another; what is there stays."
+        )
     tokenizer = Tokenizer(tokenizer_json)
     try:
         out_dir.parent.mkdir(parents=True, exist_ok=True)

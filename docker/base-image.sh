@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# Makes the image that docker/Dockerfile starts from, where the official python:3.11-slim cannot be had: Debian with
-# Python and its venv module, made by debootstrap. With --nemesis: the image that faults of the network come from, on
-# Debian's official image where that is here or can be had, else by debootstrap.
+# Makes the image that docker/Dockerfile starts from, where the one that it pins cannot be had: Debian with Python and its
+# venv module, made by debootstrap from the snapshot below, so that it is the same wherever it is made. With --nemesis: the
+# image that faults of the network come from, on an official image where one is here or can be had, else by debootstrap.
 #
 # Does nothing when the image is there and was made by this very file. debootstrap needs root, and is installed where
 # apt-get can. Nothing is left outside Docker but the packages in the cache. Reads from the environment:
-#   DEBIAN_MIRROR  where packages come from (default: that of debootstrap, or of the official image)
+#   DEBIAN_MIRROR  where packages come from (default: the snapshot where its archive answers, else that of debootstrap, or
+#                  of the official image: what these have today)
 #   DEBIAN_SUITE   the release (default: bookworm, which has Python 3.11)
 #   CACHE          where downloaded packages are kept (default: docker/.cache/debs)
+#   SNAPSHOTS      the archive of snapshots (default: Debian's)
 #   ENGINE         the client (default: docker)
 # Prints the image's name as its last line. Exits 0 when it is there, 1 with the cause and a remedy when not.
 set -euo pipefail
@@ -27,6 +29,9 @@ fail() {
 }
 
 pull_s=60
+# Raise it with the digest in the Dockerfile; nothing else of this file depends on it.
+snapshot=${SNAPSHOTS:-http://snapshot.debian.org/archive/debian}/20260901T000000Z
+pinned=$(sed -n 's/^ARG BASE_IMAGE=//p' "$here/Dockerfile" 2>/dev/null || true)
 
 case "${1:-}" in
   "")
@@ -46,16 +51,16 @@ is_there() {
   [[ $("$engine" image inspect --format '{{ index .Config.Labels "swarm.made-by" }}' "$image" 2>/dev/null) == "$made_by" ]]
 }
 
-# An image with apt: one that is here, else Debian's own where a registry is reached.
+# An image with apt: one that is here, else the pinned one where a registry is reached.
 find_official() {
-  local debian=debian:$suite-slim each
-  for each in "$debian" python:3.11-slim; do
-    if "$engine" image inspect "$each" >/dev/null 2>&1; then
+  local each
+  for each in "$pinned" "debian:$suite-slim" python:3.11-slim; do
+    if [[ -n $each ]] && "$engine" image inspect "$each" >/dev/null 2>&1; then
       printf '%s\n' "$each"
       return
     fi
   done
-  timeout "$pull_s" "$engine" pull --quiet "$debian" >/dev/null 2>&1 && printf '%s\n' "$debian"
+  [[ -n $pinned ]] && timeout "$pull_s" "$engine" pull --quiet "$pinned" >/dev/null 2>&1 && printf '%s\n' "$pinned"
 }
 
 # The nemesis needs no more of a base than apt: who has such an image, or a registry, needs no root.
@@ -103,6 +108,20 @@ slim() {
   find "$1" -xdev -name __pycache__ -type d -prune -exec rm -rf {} +
 }
 
+# Where packages come from; empty: debootstrap's own mirror.
+find_mirror() {
+  if [[ -n $mirror ]]; then
+    printf '%s\n' "$mirror"
+  elif timeout 10 wget --quiet --spider --tries=1 --timeout=8 "$snapshot/dists/$suite/Release" 2>/dev/null; then
+    printf '%s\n' "$snapshot"
+  else
+    say "the archive of snapshots does not answer: taking the packages of today, so this image is like no other's bit for bit"
+  fi
+}
+
+# What tells two such images apart: a hash of the names and versions of their packages.
+fingerprint() { dpkg-query --admindir "$1/var/lib/dpkg" --show | sort | sha256sum | cut -c 1-16; }
+
 main() {
   local debootstrap tree
   if is_there || { [[ $image == *nemesis* ]] && build_nemesis; }; then
@@ -117,6 +136,7 @@ main() {
   tree=$(mktemp -d /var/tmp/swarm-base-XXXXXX)
   # shellcheck disable=SC2064  # the directory of now
   trap "rm -rf '$tree' '$tree.log'" EXIT
+  mirror=$(find_mirror)
   say "making $image from $suite${mirror:+ at $mirror} (a minute or two)"
   "$debootstrap" --variant=minbase --force-check-gpg --cache-dir="$cache" --include="$packages" "$suite" "$tree" ${mirror:+"$mirror"} \
     >"$tree.log" 2>&1 || { tail -n 20 "$tree.log" >&2; fail "debootstrap did not succeed" \
@@ -127,8 +147,8 @@ main() {
   # One place for every architecture.
   [[ $image != *nemesis* ]] || cp "$tree"/usr/lib/*/faketime/libfaketimeMT.so.1 "$tree/usr/lib/libfaketime.so"
   tar -C "$tree" --one-file-system --numeric-owner -c . \
-    | "$engine" import --change "LABEL swarm.made-by=$made_by" --change 'ENV LANG=C.UTF-8' \
-      --change 'CMD ["/bin/sh"]' - "$image" >/dev/null
+    | "$engine" import --change "LABEL swarm.made-by=$made_by swarm.debian=${mirror:-today} swarm.packages=$(fingerprint "$tree")" \
+      --change 'ENV LANG=C.UTF-8' --change 'CMD ["/bin/sh"]' - "$image" >/dev/null
   printf '%s\n' "$image"
 }
 

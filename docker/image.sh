@@ -2,7 +2,8 @@
 # Builds the image of a peer from this checkout, and says how large it is. `make image` calls it.
 #
 # Reads from the environment:
-#   BASE_IMAGE     what it starts from (default: python:3.11-slim where that is here or can be had; else docker/base-image.sh)
+#   BASE_IMAGE     what it starts from (default: the one that the Dockerfile pins, where it is here or can be had; else
+#                  docker/base-image.sh)
 #   VARIANT        cpu (default) or cuda
 #   TAG            its only tag (default: two of them, VERSION-VARIANT and local)
 #   ENGINE         the client (default: docker)
@@ -16,7 +17,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 cd "$root"
 engine=${ENGINE:-docker}
 variant=${VARIANT:-cpu}
-official=python:3.11-slim
+official=$(sed -n 's/^ARG BASE_IMAGE=//p' docker/Dockerfile)
 pull_s=60
 test_id=${SWARM_TEST_ID:-} test_id=${test_id%%/*}
 
@@ -31,7 +32,7 @@ fail() {
 find_base() {
   if [[ -n ${BASE_IMAGE:-} ]]; then
     printf '%s\n' "$BASE_IMAGE"
-  elif "$engine" image inspect "$official" >/dev/null 2>&1 || timeout "$pull_s" "$engine" pull --quiet "$official" >/dev/null 2>&1; then
+  elif [[ -n $official ]] && { "$engine" image inspect "$official" >/dev/null 2>&1 || timeout "$pull_s" "$engine" pull --quiet "$official" >/dev/null 2>&1; }; then
     printf '%s\n' "$official"
   else
     say "$official is not here and cannot be had: the base is one made from Debian's packages"

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Gathers what the image installs into docker/wheels/VARIANT, so that building it needs no network: the dependencies at
-# the versions of constraints.txt, for the Python of BASE_IMAGE, and in docker/wheels/build what builds the project itself.
+# Gathers what the image installs into docker/wheels/VARIANT, so that building it needs no network: the dependencies, from
+# files whose hashes are in locks/ and no others, for the Python of BASE_IMAGE, and in docker/wheels/build what builds the
+# project itself.
 #
 #   docker/wheels.sh cpu BASE_IMAGE      or cuda
 #
-# Does nothing when they are there and neither constraints.txt, the dependencies, the variant nor that Python changed. Two
-# at once take turns.
+# Does nothing when they are there and neither the locks, the variant nor that Python changed. Two at once take turns.
 # Reads from the environment:
 #   PIP_*            as pip does (in the image: where to look and whom to trust); wheels in ../shared/wheels are offered as well
 #   TORCH_CPU_INDEX  index of CPU builds of torch, for the variant cpu (default: PyTorch's own)
@@ -28,17 +28,12 @@ fail() {
   exit 1
 }
 
-# The dependencies without their versions: constraints.txt has these.
-requirements() {
-  sed -n '/^dependencies = \[/,/^\]/s/^ *"\([a-z0-9-]*\).*/\1/p' "$root/pyproject.toml"
-}
-
 # What wheels are made for: version, processor, C library and its version.
 python_of() {
   "$@" -c 'import sys, platform as p; print("%d.%d" % sys.version_info[:2], p.machine(), *p.libc_ver())' 2>/dev/null
 }
 
-fingerprint() { { cat "$root/constraints.txt" "${BASH_SOURCE[0]}" && requirements && printf '%s\n' "$variant" "$1"; } | sha256sum | cut -c 1-16; }
+fingerprint() { { cat "$root/locks"/*.txt "${BASH_SOURCE[0]}" && printf '%s\n' "$variant" "$1"; } | sha256sum | cut -c 1-16; }
 
 # Whether what is gathered by the one Python is for the other as well: a C library runs what was made for an older one.
 serves() {
@@ -62,32 +57,32 @@ find_python() {
 links() { [[ ! -d $offered ]] || (cd "$offered" && pwd -P); }
 
 # Runs as a script of its own, on this machine or in a container: which Python, where to gather, where torch is looked
-# for first, a directory of wheels that is offered. What it makes belongs to whom that place belongs.
+# for first, a directory of wheels that is offered, the variant. What it makes belongs to whom that place belongs.
 gather() {
   cat <<'SCRIPT'
 set -eu
-python=$1 work=$2 index=$3 offered=$4
+python=$1 work=$2 index=$3 offered=$4 variant=$5
 # Whoever asked for it must be able to remove it, whatever became of it.
 trap 'rm -rf "$work/venv"; chown -R --reference="$work" "$work"' EXIT
 trap 'exit 130' INT TERM
-pip() { "$work/venv/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
-wheel() {
-  to=$1
+# Whatever pip takes has a hash in the locks, also what is offered.
+pip() {
+  verb=$1
   shift
-  # An older pip builds without what setup.py needs, unless it is told.
-  pip wheel --use-pep517 --wheel-dir "$work/$to" --constraint "$work/constraints.txt" ${offered:+--find-links "$offered"} "$@"
+  "$work/venv/bin/python" -m pip --disable-pip-version-check --quiet "$verb" --require-hashes --no-deps \
+    ${offered:+--find-links "$offered"} "$@"
 }
+wheel() { pip wheel --use-pep517 --no-build-isolation --wheel-dir "$work/$@"; }
 "$python" -m venv "$work/venv"
-mkdir "$work/wheels"
-if [ -n "$index" ]; then
-  wheel wheels --no-deps --index-url "$index" "$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' "$work/constraints.txt")"
-fi
-wheel wheels --find-links "$work/wheels" --requirement "$work/requirements.txt"
-wheel build --find-links "$work/wheels" hatchling
+# Builds what has no wheel.
+pip install --requirement "$work/locks/build.txt"
+wheel build --requirement "$work/locks/build.txt"
+wheel wheels ${index:+--index-url "$index"} --requirement "$work/locks/torch-$variant.txt"
+wheel wheels --requirement "$work/locks/run.txt"
 SCRIPT
 }
 
-gather_here() { sh -s "$1" "$2" "$3" "$(links)" < <(gather) >&2; }
+gather_here() { sh -s "$1" "$2" "$3" "$(links)" "$variant" < <(gather) >&2; }
 
 # With the machine's network, and what PIP_FIND_LINKS and PIP_CERT name where it is here.
 gather_in_image() {
@@ -98,17 +93,17 @@ gather_in_image() {
   done
   "$engine" run --rm -i --init --env TINI_KILL_PROCESS_GROUP=1 --network host --volume "$work:/work" \
     ${links:+--volume "$links:/offered:ro"} "${mounts[@]}" "${settings[@]/#/--env=PIP_}" \
-    "$base" sh -s python3 /work "$2" "${links:+/offered}" < <(gather) >&2
+    "$base" sh -s python3 /work "$2" "${links:+/offered}" "$variant" < <(gather) >&2
 }
 
-# The default index's torch for Linux is the CUDA build: several GB. Whether the other one answers is known in seconds.
+# The default index has the CUDA build of torch alone: several GB. Whether the other one answers is known in seconds.
 torch_index() {
   if [[ $variant != cpu || -z $index ]] || compgen -G "$offered/torch-*cpu*.whl" >/dev/null; then return; fi
   if timeout 10 python3 -c 'import sys, urllib.request; urllib.request.urlopen(sys.argv[1] + "/", timeout=8)' "$index" \
     >/dev/null 2>&1; then
     printf '%s\n' "$index"
   else
-    say "$index does not answer: taking torch from where PIP_FIND_LINKS and the default index have it"
+    say "$index does not answer: the CPU build of torch must be where PIP_FIND_LINKS or the default index have it"
   fi
 }
 
@@ -126,21 +121,18 @@ main() {
   work=$(mktemp -d "$root/docker/wheels/.new-XXXXXX")
   # shellcheck disable=SC2064  # the directory of now
   trap "rm -rf '$work'" EXIT
-  cp "$root/constraints.txt" "$work"
-  requirements >"$work/requirements.txt"
+  cp -r "$root/locks" "$work"
   python=$(find_python "$version")
   from=$(torch_index)
   if [[ -n $python ]]; then gather_here "$python" "$work" "$from"; else gather_in_image "$work" "$from"; fi || {
     (($? != 130)) || exit 130 # Ctrl-C
     fail "pip could not gather the wheels; its own message is above" \
-      "Check the network, or PIP_INDEX_URL, PIP_FIND_LINKS and TORCH_CPU_INDEX if this machine uses a mirror."
+      "Check the network, or PIP_INDEX_URL, PIP_FIND_LINKS and TORCH_CPU_INDEX if this machine uses a mirror." \
+      "No matching torch: put its CPU wheel into ../shared/wheels, or say TORCH_CPU_INDEX=…; or: make image VARIANT=cuda" \
+      "If hashes do not match: a file that was offered is not what locks/ names."
   }
-  if [[ $variant == cpu ]] && compgen -G "$work/wheels/nvidia_*.whl" >/dev/null; then
-    fail "that is the CUDA build of torch: several GB that the cpu image has no use for" \
-      "Put a CPU wheel of torch into ../shared/wheels, or say TORCH_CPU_INDEX=…; or: make image VARIANT=cuda"
-  fi
   mv "$work/wheels"/*.whl "$work" && rmdir "$work/wheels"
-  rm -rf "$root/docker/wheels/build"
+  rm -rf "$root/docker/wheels/build" "$work/locks"
   mv "$work/build" "$root/docker/wheels/build"
   fingerprint "$version" >"$work/.made"
   rm -rf "$target"

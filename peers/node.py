@@ -25,7 +25,7 @@ from peers.console.narration import EventNarration
 from peers.console.words import command_to_join, one_line, reason_of, report_error, with_commands
 from peers.control.answers import NodeCommands
 from peers.control.server import ControlServer
-from peers.data.source import open_source, shard_for
+from peers.data.source import data_opened, open_source, shard_for
 from peers.exit_codes import EXIT_CODES, EXIT_DRAINED, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, exit_code_of
 from peers.manifest_file import manifest_sent
 from peers.options.reading import blamed
@@ -166,6 +166,7 @@ class Node:
         self._contact: PeerId | None = None
         self._reach: Reach | None = None
         self._retiring: asyncio.Future[None] | None = None
+        self._first = {identity.peer}
 
     async def run(self, open_device: Callable[[PeerSettings], Device]) -> tuple[str, int]:
         """Live on this device; returns why it is over and the exit code. Raises, in an ExceptionGroup, RunEnded or
@@ -214,6 +215,7 @@ class Node:
 
     async def _until_over(self, endpoint: LibP2PEndpoint, device: Device) -> tuple[str, int]:
         """Run all concurrent tasks; the first to fail ends the rest."""
+        endpoint.allow_relay(self._is_known)  # before anybody is let in: from its first frame on a stranger is one
         watch = HealthWatch(endpoint, self._clock, incarnation=secrets.randbits(62))
         async with asyncio.TaskGroup() as group:
             guards = [
@@ -315,6 +317,7 @@ class Node:
             return manifest, await asyncio.to_thread(settings.tokenizer.read_bytes)
         expected = RunId(settings.run) if settings.run is not None else None
         contacts = by_peer(parse_address(text, key="bootstrap") for text in settings.bootstrap)
+        self._first |= contacts.keys()
         self._contact, manifest, tokenizer = await find_run(endpoint, contacts, expected, manifest_sent)
         self._emit_found(manifest, self._contact)
         return manifest, tokenizer
@@ -337,9 +340,11 @@ class Node:
             path = await asyncio.to_thread(
                 shard_for, settings.options.data, tokenizer, manifest, into, seed, given_up=given_up.is_set
             )
-            return await asyncio.to_thread(open_source, manifest, path, self._identity.peer)
+            source = await asyncio.to_thread(open_source, manifest, path, self._identity.peer)
         finally:
             given_up.set()  # cancelling does not stop a thread, and the process would wait for it
+        self._events.emit(data_opened(manifest, source.microbatches_per_epoch))
+        return source
 
     async def _become_member(self, around: PeerContext, endpoint: LibP2PEndpoint) -> Membership:
         contact = founder = self._identity.peer
@@ -358,9 +363,13 @@ class Node:
         self._membership = membership
         self._commands.adopt(around.manifest, endpoint, membership, around.watch)
         self._orders.adopt(functools.partial(self._leave, endpoint, membership))
-        first = {contact, founder}  # the genesis comes from its founder before there is a roster
-        endpoint.allow_relay(lambda peer: peer in (membership.roster if len(membership.roster) else first))
+        self._first |= {contact, founder}  # the genesis comes from its founder before there is a roster
         return membership
+
+    def _is_known(self, peer: PeerId) -> bool:
+        """Return whether a peer is a member of the run; before there is a roster, whom we have to do with first."""
+        roster = () if self._membership is None else self._membership.roster
+        return peer in (roster if len(roster) else self._first)
 
     def _emit_found(self, manifest: Manifest, source: PeerId) -> None:
         self._events.emit(

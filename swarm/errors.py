@@ -61,10 +61,7 @@ class Advice(StrEnum):
     PORT = "can they reach a port of this machine, opened in the firewall?"
     RELAY = "Open a port, or let a peer relay for this one."
     OTHER_HOME = "Look at that history; then give this peer a new home."
-    DAMAGED_STEP = (
-        "Remove that step's directory to fall back to the step before (a run that is resumed passes over it by "
-        "itself), or get the file from another peer."
-    )
+    DAMAGED_STEP = "Use the step before, or get what is damaged from another peer."
 
 
 class SwarmError(Exception):

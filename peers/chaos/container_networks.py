@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from peers.chaos.engine import Engine, EngineError
 from peers.chaos.faults import CannotInflict
-from peers.chaos.nemesis import Nemesis
+from peers.chaos.nemesis import BOUNDED, Nemesis
 from peers.chaos.world import PeerSpec
 from swarm.sim.links import Cause, LinkShape, PerCause
 
@@ -266,8 +266,9 @@ class ContainerNetworks:
         inside, seen = str(self._subnets[lan][_FIRST - 1]), self._address(WAN)
         router = f"swarm-{self._engine.play}-router-{name}"
         self._engine.call(
-            "create", "--name", router, *self._engine.labels, "--init", "--network", self.name(WAN), "--ip", seen,
-            "--sysctl", "net.ipv4.ip_forward=1", "--stop-signal", "KILL", self._nemesis.image, "sleep", "infinity",
+            "create", "--name", router, *self._engine.labels, *BOUNDED, "--init", "--network", self.name(WAN),
+            "--ip", seen, "--sysctl", "net.ipv4.ip_forward=1", "--stop-signal", "KILL", self._nemesis.image,
+            "sleep", "infinity",
         )  # fmt: skip
         self._engine.call("network", "connect", "--ip", inside, self.name(lan), router)
         self._engine.call("start", router)

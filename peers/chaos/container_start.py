@@ -12,7 +12,7 @@ from typing import Protocol
 from peers.chaos import means
 from peers.chaos.container_networks import ContainerNetworks
 from peers.chaos.engine import Engine, EngineError, bind
-from peers.chaos.nemesis import FAKETIME, Nemesis
+from peers.chaos.nemesis import BOUNDED, FAKETIME, Nemesis
 from peers.chaos.world import PeerSpec, filled
 from peers.home.places import KEY_FILE
 
@@ -28,6 +28,13 @@ PERIOD_US = 20_000
 """A peer has its share of a processor in every such span: short ones are more like a slower processor."""
 LEAST_QUOTA_US = 1000
 """Kernels take no less."""
+CONFINED = (
+    "--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--read-only", "--tmpfs", "/tmp:size=256m,mode=1777",
+    "--pids-limit", "1024",
+)  # fmt: skip
+"""As in compose.yaml: a peer writes to what it was given and to /tmp."""
+MEMORY_MIB = 2048
+"""What a peer may take of the memory, as there, if the scenario says nothing else."""
 CLOCKS = "/clocks"
 _CLOCK_LIBRARY = "libfaketime.so"
 
@@ -113,7 +120,7 @@ def _begin(world: StartingWorld, peer: Contained, image: str, called: tuple[str,
     uid, gid = user()
     world.engine.call(
         "create", "--name", name, "--hostname", peer.name, *world.engine.labels, "--init", "--no-healthcheck",
-        "--cap-drop", "ALL", "--security-opt", "no-new-privileges", *UNLABELLED,
+        *CONFINED, *UNLABELLED,
         "--user", f"{uid}:{gid}", "--env", "HOME=/tmp", *_limits(peer), *_mounts(world, peer),
         *world.networks.options(peer.spec), "--entrypoint", "sh", image, "-c", line, "sh", *command,
     )  # fmt: skip
@@ -191,9 +198,8 @@ def _limits(peer: Contained) -> list[str]:
     spec, found = peer.spec, []
     if spec.cpus is not None:
         found += ["--cpu-period", str(PERIOD_US), "--cpu-quota", str(quota_us(spec.cpus))]
-    if spec.memory_mib is not None:
-        found += ["--memory", f"{spec.memory_mib}m", "--memory-swap", f"{spec.memory_mib}m"]
-    return found
+    memory = f"{spec.memory_mib or MEMORY_MIB}m"
+    return [*found, "--memory", memory, "--memory-swap", memory]
 
 
 def _mounts(world: StartingWorld, peer: Contained) -> list[str]:
@@ -220,7 +226,7 @@ def _make_disk(world: StartingWorld, peer: Contained) -> None:
     world.engine.call("volume", "create", *world.engine.labels, "--opt", "type=tmpfs", "--opt", "device=tmpfs", "--opt",
                       options, volume)  # fmt: skip
     world.engine.call(
-        "run", "--detach", "--init", "--name", holder(world, peer), *world.engine.labels, "--network", "none",
+        "run", "--detach", "--init", "--name", holder(world, peer), *world.engine.labels, *BOUNDED, "--network", "none",
         "--volume", f"{volume}:{HOME}", *bind(world.root / "homes", HOMES), *UNLABELLED, "--stop-signal", "KILL",
         world.nemesis.image, "sleep", "infinity",
     )  # fmt: skip

@@ -6,23 +6,26 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 
 from peers.chaos.invariants.check import Report
 from peers.chaos.invariants.evidence import Evidence
 from peers.chaos.invariants.findings import MARKS
-from peers.chaos.lives import PeerLifetime, Struck
+from peers.chaos.lives import PeerLifetime, Span, Struck
 
 Number = float | int | None
 
 FIGURES: Mapping[str, str] = {
     "faults": "strikes that happened, returns not counted",
-    "faults_per_hour": "strikes in the time from the first one to the last closed step, or the end by time, as a rate",
-    "throughput_retained": "committed tokens a second since the first strike ÷ (those a second before it × capacity)",
+    "faults_per_hour": "strikes in the struck time, from a stretch's first one to its last step, or the end, as a rate",
+    "throughput_retained": "committed tokens a second in the struck time ÷ (those a second in the quiet × capacity)",
+    "throughput_retained_error": "standard error of the same by stretch, each beside the quiet around it; 2 or more",
     "throughput_retained_raw": "the same without capacity",
-    "capacity": "time-mean, since the first strike, of the smallest number of ready replicas that a stage has ÷ before",
-    "baseline_tokens_per_s": "committed tokens a second before the first strike, the first step not counted",
-    "tokens_per_s": "committed tokens a second since the last step before the first strike, to the end by time",
-    "baseline_steps": "steps measured before the first strike: all but the run's first",
+    "stretches": "stretches of struck time, each with quiet before it",
+    "capacity": "time-mean, in the struck time, of the smallest number of ready replicas that a stage has ÷ in quiet",
+    "baseline_tokens_per_s": "committed tokens a second in the quiet, the first step not counted",
+    "tokens_per_s": "committed tokens a second in the struck time, from the last quiet step on, to the end by time",
+    "baseline_steps": "steps measured in the quiet: all but the run's first",
     "participation": "replicas in a step's averaging ÷ those live when it closed, since the first strike",
     "digest_mismatches": "comparisons of replicas' digests that failed (I5)",
     "lost": "microbatches issued whose end nobody knows (I2)",
@@ -64,7 +67,8 @@ class StepClosing:
 class Played:
     """All there is to look at. ``stages`` of the model; ``deaths`` of peers that no strike explains, ``forced`` ends of
     those that were told to leave and had not when their time was up. What was closed after ``ended``, when everybody
-    was told to leave, is not measured; a play that ended ``by_clock`` waited for more steps until then."""
+    was told to leave, is not measured; a play that ended ``by_clock`` waited for more steps until then. Strikes that
+    lie ``quiet_s`` apart or more have quiet between them."""
 
     evidence: Evidence
     report: Report
@@ -75,6 +79,7 @@ class Played:
     forced: int = 0
     ended: float = math.inf
     by_clock: bool = False
+    quiet_s: float = math.inf
 
 
 def closings(evidence: Evidence) -> tuple[StepClosing, ...]:
@@ -123,33 +128,60 @@ def by_kind(strikes: Iterable[Struck]) -> dict[str, int]:
     return dict(Counter(strike.kind for strike in strikes if counts(strike)))
 
 
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Time between two closings, of which the first is not in it: what was committed, and the time-mean of the smallest
+    number of ready replicas that a stage has. ``since`` is its first strike, if it has one."""
+
+    from_s: float
+    to_s: float
+    tokens: int
+    steps: int
+    share: float
+    since: float | None
+
+    @property
+    def seconds(self) -> float:
+        return self.to_s - self.from_s
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second for each replica."""
+        return self.tokens / (self.seconds * self.share) if self.share and self.seconds else 0.0
+
+
 def _throughput(played: Played, closed: Sequence[StepClosing], struck: Sequence[Struck]) -> dict[str, Number]:
-    """Retained: committed tokens a second from the last step closed before the first strike to the last step of the
-    play (to its end, where that was a matter of time), ÷ those from the run's first step to that moment; and ÷ the
-    share of capacity that was left meanwhile."""
+    """Retained: committed tokens a second in the struck stretches, each from the last step closed before its first
+    strike until all are ready again, to the last step of the play (to its end, where that was a matter of time), ÷
+    those in the quiet, from the run's first step on; and ÷ the share of capacity that was left meanwhile."""
     none: dict[str, Number] = dict.fromkeys(_RATES)
     if not struck or not closed:
         return none
     first = min(strike.wall for strike in struck)
     calm = [one for one in closed if one.wall <= first]
-    rough = [one for one in closed if one.wall > first]
-    if not rough and not played.by_clock:
+    if closed[-1].wall <= first and not played.by_clock:
         return none
-    ended = played.ended if played.by_clock else rough[-1].wall
+    ended = played.ended if played.by_clock else closed[-1].wall
     rate = 3600.0 * len(struck) / max(1e-9, ended - first)
     told = none | {"faults_per_hour": round(rate, 1), "baseline_steps": max(0, len(calm) - 1)}
     if len(calm) < 3:
         return told
-    began = calm[-1].wall
-    baseline = sum(one.tokens for one in calm[1:]) / (began - calm[0].wall)
-    after = sum(one.tokens for one in rough) / (ended - began)
-    share = _capacity(played, calm[0].wall, began, ended)
+    stretches = _stretches(played, closed, sorted(strike.wall for strike in struck), ended)
+    quiet, rough = ([one for one in stretches if (one.since is None) is calmly] for calmly in (True, False))
+    before, after = _together(quiet), _together(rough)
+    share = after.share / before.share if before.share else 0.0
+    raw = (after.tokens / after.seconds) / (before.tokens / before.seconds)
+    struck_s = sum(one.to_s - one.since for one in rough if one.since is not None)
     return told | {
-        "baseline_tokens_per_s": round(baseline, 1),
-        "tokens_per_s": round(after, 1),
+        "faults_per_hour": round(3600.0 * len(struck) / max(1e-9, struck_s), 1),
+        "baseline_steps": before.steps,
+        "baseline_tokens_per_s": round(before.tokens / before.seconds, 1),
+        "tokens_per_s": round(after.tokens / after.seconds, 1),
         "capacity": round(share, 4),
-        "throughput_retained_raw": round(after / baseline, 4),
-        "throughput_retained": round(after / baseline / share, 4) if share else None,
+        "stretches": len(rough),
+        "throughput_retained_raw": round(raw, 4),
+        "throughput_retained": round(raw / share, 4) if share else None,
+        "throughput_retained_error": _error(stretches),
     }
 
 
@@ -159,9 +191,63 @@ _RATES = (
     "baseline_tokens_per_s",
     "tokens_per_s",
     "capacity",
+    "stretches",
     "throughput_retained_raw",
     "throughput_retained",
+    "throughput_retained_error",
 )
+
+
+def _stretches(played: Played, closed: Sequence[StepClosing], strikes: Sequence[float], ended: float) -> list[_Stretch]:
+    """Quiet and struck stretches by turns, without a gap; the first is quiet. ``strikes`` are moments, in order."""
+    ready = sorted(span.from_s for span in _ready_spans(played))
+    borders, firsts = [closed[0].wall, _last(closed, strikes[0])], [strikes[0]]
+    for one, other in zip(strikes, strikes[1:], strict=False):
+        if other - one < played.quiet_s:
+            continue
+        settled = max([one, *(moment for moment in ready if one < moment < other)])
+        begins = next((closing.wall for closing in closed if closing.wall >= settled), math.inf)
+        ends = _last(closed, other)
+        if sum(begins < closing.wall <= ends for closing in closed) >= 2:  # else it was struck all the time
+            borders += [begins, ends]
+            firsts.append(other)
+    since = [None, *(first for pair in zip(firsts, [None] * len(firsts), strict=True) for first in pair)]
+    pairs = zip(borders, [*borders[1:], ended], since, strict=False)
+    return [_stretch(played, closed, from_s, to_s, strike) for from_s, to_s, strike in pairs]
+
+
+def _last(closed: Sequence[StepClosing], wall: float) -> float:
+    return max(closing.wall for closing in closed if closing.wall <= wall)
+
+
+def _stretch(
+    played: Played, closed: Sequence[StepClosing], from_s: float, to_s: float, since: float | None
+) -> _Stretch:
+    there = [closing for closing in closed if from_s < closing.wall <= to_s]
+    spans = [
+        ReplicaPresence(int(span.part.removeprefix("stage-")), span.from_s, span.to_s) for span in _ready_spans(played)
+    ]
+    share = capacity(spans, played.stages, 1.0, from_s, to_s) / max(1e-9, to_s - from_s)
+    return _Stretch(from_s, to_s, sum(closing.tokens for closing in there), len(there), share, since)
+
+
+def _together(stretches: Sequence[_Stretch]) -> _Stretch:
+    """All of them as one, as long as they are together."""
+    seconds = sum(one.seconds for one in stretches)
+    share = sum(one.share * one.seconds for one in stretches) / seconds
+    return _Stretch(
+        0.0, seconds, sum(one.tokens for one in stretches), sum(one.steps for one in stretches), share, None
+    )
+
+
+def _error(stretches: Sequence[_Stretch]) -> float | None:
+    """The standard error of what the struck stretches retain, each beside the quiet ones around it."""
+    kept = [
+        one.rate / base
+        for index, one in enumerate(stretches)
+        if one.since is not None and (base := fmean(two.rate for two in stretches[index - 1 : index + 2 : 2]))
+    ]
+    return round(stdev(kept) / math.sqrt(len(kept)), 4) if len(kept) > 1 else None
 
 
 def capacity(presences: Iterable[ReplicaPresence], stages: int, rate: float, from_s: float, to_s: float) -> float:
@@ -181,17 +267,14 @@ def capacity(presences: Iterable[ReplicaPresence], stages: int, rate: float, fro
     return total
 
 
-def _capacity(played: Played, calm_s: float, began_s: float, ended_s: float) -> float:
-    """Time-mean of the smallest number of ready replicas that a stage has, ÷ the same while nothing was struck."""
-    spans = [
-        ReplicaPresence(int(span.part.removeprefix("stage-")), span.from_s, span.to_s)
+def _ready_spans(played: Played) -> list[Span]:
+    """When a replica of a stage was ready, all of them."""
+    return [
+        span
         for life in played.lives
         for span in life.spans
         if span.state in ("ready", "leaving") and span.part.startswith("stage-")
     ]
-    before = capacity(spans, played.stages, 1.0, calm_s, began_s) / (began_s - calm_s)
-    since = capacity(spans, played.stages, 1.0, began_s, ended_s) / (ended_s - began_s)
-    return since / before if before else 0.0
 
 
 def _participation(evidence: Evidence, struck: Sequence[Struck], closed: Sequence[StepClosing]) -> float | None:

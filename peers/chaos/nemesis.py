@@ -33,6 +33,8 @@ _UNFIT: Mapping[str, str] = {
     "rootless": "runs without root, and nobody in it may enter the networks of others",
     "userns": "maps users (userns-remap), and peers could not write what this user reads",
 }
+BOUNDED = ("--read-only", "--tmpfs", "/run:size=1m", "--memory", "256m", "--memory-swap", "256m", "--pids-limit", "256")
+"""What a helper's container may take of the machine; iptables keeps its lock in /run."""
 _MAY = ("NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE", "KILL")
 
 
@@ -55,7 +57,7 @@ class Nemesis:
         may = [word for capability in _MAY for word in ("--cap-add", capability)]
         try:
             self._engine.call(
-                "run", "--detach", "--init", "--name", self.name, *self._engine.labels, *may, "--pid", "host",
+                "run", "--detach", "--init", "--name", self.name, *self._engine.labels, *BOUNDED, *may, "--pid", "host",
                 "--security-opt", "apparmor=unconfined", "--network", "none", "--stop-signal", "KILL",
                 *bind(place, PLACE, "readonly"), self.image, "sleep", "infinity",
             )  # fmt: skip

@@ -223,7 +223,8 @@ class FaultSchedule(Section):
     """``[schedule]``: strikes drawn by the seed, one in each of equal spans of ``3600 / per_hour`` seconds. ``kinds``
     have weights; who is struck is drawn ``among`` those alive and ready, but for the last ready replica of a stage, the
     last trainer, and who is struck already. Killed or stopped peers are back after ``back_s`` (from, to) seconds,
-    without their disk in ``new_disk`` of the cases; paused ones go on after ``pause_s``."""
+    without their disk in ``new_disk`` of the cases; paused ones go on after ``pause_s``. With ``stretch_s`` nothing
+    strikes for ``quiet_s`` after each stretch of that length: what was struck is compared with the quiet around it."""
 
     per_hour: Annotated[float, Field(gt=0, le=3600)]
     kinds: Annotated[
@@ -234,6 +235,14 @@ class FaultSchedule(Section):
     pause_s: tuple[Some, Some] = (2.0, 8.0)
     new_disk: Annotated[float, Field(ge=0, le=1)] = 0.5
     grace_s: Seconds = 30.0
+    stretch_s: Some | None = None
+    quiet_s: Seconds = 0.0
+
+    @model_validator(mode="after")
+    def _both(self) -> Self:
+        if (self.stretch_s is None) != (self.quiet_s == 0.0):
+            raise ValueError("stretch_s and quiet_s, or neither")
+        return self
 
 
 class TraceSection(Section):

@@ -56,8 +56,10 @@ def draws(schedule: FaultSchedule, seed: int, seconds: float) -> tuple[Draw, ...
         kind = rng.choices(kinds, weights)[0]
         low, high = schedule.pause_s if kind == "pause" else schedule.back_s
         lasts = low + (high - low) * rng.random()
+        if schedule.stretch_s is not None:
+            at_s += at_s // schedule.stretch_s * schedule.quiet_s
         found.append(Draw(at_s, str(kind), rng.random(), lasts, 1, rng.random() < schedule.new_disk))
-    return tuple(found)
+    return tuple(draw for draw in found if draw.at_s < seconds)
 
 
 @dataclass(frozen=True, slots=True)

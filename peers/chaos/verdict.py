@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -32,9 +33,11 @@ _SHOWN: Mapping[str, str] = {
     "seconds": " s",
     "faults": "",
     "faults_per_hour": "",
-    "throughput_retained": " × before, capacity counted",
-    "throughput_retained_raw": " × before",
-    "capacity": " × before",
+    "throughput_retained": " × in the quiet, capacity counted",
+    "throughput_retained_error": " standard error of it",
+    "stretches": " struck, with quiet between them",
+    "throughput_retained_raw": " × in the quiet",
+    "capacity": " × in the quiet",
     "participation": " of the live replicas",
     "digest_mismatches": "",
     "lost": " microbatches",
@@ -83,9 +86,10 @@ def judge(
     if report is not None:
         deaths = sum(not end.struck for end in outcome.ends)
         forced = sum(end.forced for end in outcome.ends)
+        quiet_s = scenario.schedule.quiet_s if scenario.schedule is not None else 0.0
         told = figures(Played(evidence=there, report=report, strikes=strikes, lives=life,
                               stages=scenario.swarm.stages, deaths=deaths, forced=forced, ended=outcome.ended,
-                              by_clock=outcome.by_clock))  # fmt: skip
+                              by_clock=outcome.by_clock, quiet_s=quiet_s or math.inf))  # fmt: skip
     problems = list(outcome.problems)
     if report is not None:
         problems += _broken(scenario, report, told)

@@ -148,7 +148,8 @@ def _last_step_elsewhere(
     earlier = shlex.quote(str(step_directory(directory.checkpoints, whole)))
     return CommandError(
         f"the run is over: its last step, {last}, is closed; {told}",
-        check="each machine keeps the parts of its own peers, in runs/ below its home: the missing ones are there",
+        check="each machine keeps the parts of its own peers, in runs/ below its home: what is missing or damaged here "
+              "may be whole there",
         next_=f"{gathering(directory.root)}; or repeat the steps since {whole}: "
               f"{command_name()} new --resume {earlier}",
     )  # fmt: skip

@@ -45,7 +45,7 @@ def drain(
     from peers.console.words import CommandError, command_name
     from peers.control.choose import choose_all_live, choose_live
     from peers.control.client import ask
-    from peers.home.places import home_directory
+    from peers.home.places import home_directory, look_at_place
 
     if everyone and peer is not None:
         raise CommandError(
@@ -67,7 +67,9 @@ def drain(
             codes.append(_reported(trouble))
         except Interrupted:
             look = f"{command_name()} status{'' if everyone else f' --peer {place.name}'}"
-            print(f"{place.title}: goes on leaving; how far it is: {look}", flush=True)
+            for one in told[told.index(place) :]:
+                if look_at_place(one.path).live:
+                    print(f"{one.title}: goes on leaving; how far it is: {look}", flush=True)
             raise
     raise typer.Exit(max(codes))
 
@@ -219,14 +221,15 @@ def status(
 
     Shows what each running peer does and waits for, and how the others ended: those of the last day, or all of them
     with --all or --json.
-    Exits with 3 when no peer runs; with --peer, when that peer does not run or does not answer; with --healthy, when
-    any running peer does not answer.
+    Exits with 3 when no peer runs, also when all have left in order; with --peer, when that peer does not run or does
+    not answer; with --healthy, when any running peer does not answer.
 
     Example: swarm status --json
     """
     from peers.commands.look import check_health, look_at_all, of_late
     from peers.commands.status_text import detail_lines, hidden_line, status_lines
-    from peers.control.choose import choose_any, nobody_here
+    from peers.console.words import print_error
+    from peers.control.choose import choose_any, left_in_order, nobody_here
     from peers.home.places import home_directory, list_places
 
     root = home_directory(home)
@@ -246,4 +249,8 @@ def status(
     if peer is not None:
         raise typer.Exit(0 if seen[0].standing is not None else 3)
     if not any(one.place.live for one in seen):
-        raise nobody_here(root)
+        nobody = nobody_here(root)
+        if not left_in_order(root):
+            raise nobody
+        print_error(nobody.cause, check=nobody.check, next_=nobody.next, label="note")
+        raise typer.Exit(nobody.exit_code)

@@ -88,7 +88,8 @@ def _past(file: Path, options: PeerOptions) -> Past | None:
     past = find_past(home_directory(options.home), invite)
     if past is None or not (past.contacts or past.manifest):
         raise ConfigError("--invite-file", str(file), "no file yet, or the invite to a run that this home has founded",
-                          f"To found another: rm {file}. To join that one: {command_name()} join --invite-file {file}",
+                          "To found another: name another file. To join that one: "
+                          f"{command_name()} join --invite-file {file}",
                           why=f"it invites to {invite.name}, {invite.run[:12]}, a run that this home does not know",
                           )  # fmt: skip
     return past

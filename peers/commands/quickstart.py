@@ -18,19 +18,23 @@ from pathlib import Path
 
 import psutil
 
+from data_shards.shard import row_count
 from peers.commands.preflight import check_device, check_output
 from peers.console.interrupt import Interrupted, allow, check, defer, interruptible, received
 from peers.console.words import (
+    MANY_TIMES,
     amount,
     command_name,
     count,
     next_commands,
     one_line,
     print_error,
+    read_over,
     reason_of,
     short_address,
 )
-from peers.data.prepare import RunShape, check_shape, prepare_run
+from peers.data.prepare import PreparedRun, RunShape, check_shape, prepare_run
+from peers.data.source import data_opened
 from peers.data.text import built_in_corpus, read_corpus
 from peers.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_USAGE, exit_code_of
 from peers.home.run_directory import RunDirectory, create_run_directory
@@ -59,6 +63,16 @@ class QuickstartOptions:
     report: Path | None = None
     device: str = "cpu"
     json: bool = False
+
+
+def _little(prepared: PreparedRun) -> str:
+    """Say so, where a trainer's text is read over and over in this run; "" where not."""
+    manifest = prepared.manifest
+    rows = min(row_count(shard.tokens, manifest.model.context) for shard in prepared.shards)
+    data = data_opened(manifest, rows // manifest.batch.microbatch_size)
+    if data.times < MANY_TIMES:
+        return ""
+    return f"a trainer's {read_over(data.tokens, data.microbatches, data.times, '--text')}"
 
 
 def quickstart(options: QuickstartOptions, clock: Clock, *, make_group: Callable[[Path], PeerGroup] = PeerGroup) -> int:
@@ -166,6 +180,8 @@ class _Quickstart:
             f"{corpus.name}: {amount(tokens)} tokens in {count(len(prepared.shards), 'private shard')}, "
             f"{amount(prepared.held_out.tokens)} held out",
         )
+        if little := _little(prepared):
+            self._progress.say(little, indent=2)
         return prepared.manifest
 
     def _show(self) -> None:

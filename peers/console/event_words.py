@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peers.console.words import command_name, count, numbered, printable
+from peers.console.words import command_name, count, numbered, printable, read_over
 from peers.control.status import ALONE
 from peers.exit_codes import EXIT_DRAINED, EXIT_OK
 from swarm.clock import moment
@@ -15,6 +15,7 @@ from swarm.events import (
     CutOff,
     DaemonLost,
     DaemonRestarted,
+    DataOpened,
     DigestMismatch,
     DiskRefused,
     DiskTook,
@@ -61,6 +62,8 @@ def describe(event: Event) -> tuple[str, str] | None:
         case RunFound():
             made_of = f"{count(event.stages, 'stage')}, {count(event.steps, 'step')}, wire version {event.wire}"
             return "run", f"{event.name}, {event.run[:12]}: {made_of}; from {event.source}"
+        case DataOpened():
+            return "data", read_over(event.tokens, event.microbatches, event.times)
         case RunStarted():
             return "started", swarm_of(event)
         case PeerReady():

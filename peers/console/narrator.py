@@ -38,7 +38,7 @@ from swarm.events import (
     Waiting,
 )
 from swarm.ids import PartName
-from swarm.state.checkpoints.files import held
+from swarm.state.checkpoints.files import held, steps
 
 # --- words about waiting (pure) --------------------------------------------------------------------------------------
 # The same ones, as with each step, are not said again and again.
@@ -173,12 +173,14 @@ class EventPrinter:
         checkpoints, step = Path(kept[0].path).parents[1], kept[0].step
         run = checkpoints.parent
         self._voice.say(labelled("kept", f"{listed([one.part for one in kept])} of step {step} in {run}"))
-        whole = False
+        whole = earlier = False
         with contextlib.suppress(OSError):  # what cannot be looked at any more is said to be elsewhere
             whole = held(checkpoints, step).complete
+            earlier = not whole and any(held(checkpoints, one).complete for one in steps(checkpoints))
         if not whole:
             self._voice.say(labelled("", f"its other parts are elsewhere, or being written: {gathering(run)}"))
-        self._voice.say(labelled("", f'{command_name()} sample {shlex.quote(str(run))} --prompt "The"'))
+        when = "" if whole else "until then, from an earlier step: " if earlier else "once all of them are here: "
+        self._voice.say(labelled("", f'{when}{command_name()} sample {shlex.quote(str(run))} --prompt "The"'))
 
     # --- events that need memory ---------------------------------------------------------------------------------
 

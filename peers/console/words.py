@@ -95,8 +95,7 @@ _COMMANDS: Mapping[Advice, str] = {
     Advice.PORT: "can they reach a port of this machine? (swarm join --port N, opened in the firewall)",
     Advice.RELAY: "Open a port, or let a peer relay for this one (--relay auto, here and there).",
     Advice.OTHER_HOME: "Look at it with swarm history --file {home}/history.jsonl; then give this peer a new home.",
-    Advice.DAMAGED_STEP: "Remove that step's directory to fall back to the step before (`swarm new --resume` passes "
-    "over it by itself), or get the file from another peer with `swarm ckpt pull`.",
+    Advice.DAMAGED_STEP: "Use the step before, or get what is damaged from another peer with swarm ckpt pull.",
 }
 """The words and commands for each advice of the library."""
 
@@ -218,6 +217,21 @@ def age_of_checkpoint(step: int, closed: int | None) -> str | None:
 def count(number: int, noun: str) -> str:
     """``1 trainer``, ``2 trainers``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+MANY_TIMES = 20.0
+"""Reading a text more often teaches a model that text, and little of the language."""
+
+
+def read_over(tokens: int, microbatches: int, times: float, option: str = "--data") -> str:
+    """Say how much a trainer's text is beside what the run reads of it, and what follows where it is little."""
+    text = f"{tokens:,} tokens make {microbatches:,} microbatch{'es' if microbatches != 1 else ''}"
+    if times < 1:
+        return f"{text}, more than the run reads"
+    text += f", which the run reads about {times:,.0f} times"
+    if times < MANY_TIMES:
+        return text
+    return f"{text}: so little text is learned by heart, and not what is common to texts; give more with {option}"
 
 
 def listed(names: Sequence[str]) -> str:

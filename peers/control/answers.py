@@ -16,7 +16,7 @@ from swarm.config import Manifest
 from swarm.consensus.copies import copies_of, fewer_copies
 from swarm.errors import Ending, PeerError, RunEnded
 from swarm.health.watch import HealthWatch
-from swarm.ids import PeerId
+from swarm.ids import ENDS, PeerId
 from swarm.membership.membership import Membership
 from swarm.network.discovery.records import PeerRecord
 from swarm.network.endpoint import LibP2PEndpoint
@@ -83,12 +83,16 @@ class NodeCommands:
         )
 
     def _fewer_copies(self) -> str:
-        """Of which parts the roster has too few peers that may keep a copy, in words."""
+        """Of which parts the roster has too few peers that may keep a copy, in words. Of private ends the founder
+        alone may: one is all there can be."""
         if self._manifest is None or self._membership is None:
             return ""
-        copies = self._manifest.run.copies
-        fewer = fewer_copies(self._membership.roster, copies)
-        return ", ".join(f"{part} has {number} of {copies}" for part, number in fewer.items())
+        asked = self._manifest.run.copies
+        fewer = [
+            (part, number, min(asked, 1) if part == ENDS else asked)
+            for part, number in fewer_copies(self._membership.roster, asked).items()
+        ]
+        return ", ".join(f"{part} has {number} of {most}" for part, number, most in fewer if number < most)
 
     async def _peers(self, request: Mapping[str, Any]) -> list[MemberReport]:
         """The roster, and whoever the directory knows beside it."""

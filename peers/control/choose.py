@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from peers.commands.look import Seen, look_at_all
 from peers.console.words import CommandError, command_name
-from peers.exit_codes import EXIT_OK, EXIT_UNREACHABLE, EXIT_USAGE
+from peers.exit_codes import EXIT_DRAINED, EXIT_OK, EXIT_UNREACHABLE, EXIT_USAGE
+from peers.home.place_state import PlaceState
 from peers.home.places import PlaceInfo, list_places
 from swarm.membership.status_types import ENDED
 
@@ -83,22 +86,51 @@ def matching(places: Sequence[PlaceInfo], wanted: str) -> list[PlaceInfo]:
 
 def nobody_here(home: Path) -> CommandError:
     """Return the error for a machine without a running peer."""
-    swarm = command_name()
-    founding, joining = f"{swarm} new --preset tiny to start a run", f"{swarm} join INVITE to join one"
-    if _cut_short(list_places(home)):
-        joining = f"{joining}, {swarm} new --resume to go on with one whose peers are all gone"
+    swarm, places = command_name(), list_places(home)
+    offers = [f"{swarm} new --preset tiny to start a run", f"{swarm} join INVITE to join one"]
+    if (directory := _sampled(home, _newest(places))) is not None:
+        offers.insert(0, f"{swarm} sample {shlex.quote(str(directory))} for text from what was learned")
+    if _cut_short(places):
+        offers.append(f"{swarm} new --resume to go on with one whose peers are all gone")
     return CommandError("no peer runs here", check=f"places are looked for in {home} (--home, SWARM_HOME)",
-                     next_=f"{founding}, {joining}", exit_code=EXIT_UNREACHABLE)  # fmt: skip
+                     next_=", ".join(offers), exit_code=EXIT_UNREACHABLE)  # fmt: skip
+
+
+def left_in_order(home: Path) -> bool:
+    """Return whether the peer that was started here last ended as it should: that none runs is no trouble then."""
+    newest = _newest(list_places(home))
+    return newest is not None and newest.end is not None and newest.end.exit_code in (EXIT_OK, EXIT_DRAINED)
+
+
+def _sampled(home: Path, state: PlaceState | None) -> Path | None:
+    """The directory of a place's run, where a whole checkpoint of it lies here."""
+    if state is None:
+        return None
+    from peers.home.run_directory import known_runs, said_run_id  # half a second, which only who finds nobody waits
+    from swarm.state.checkpoints.files import held, steps
+
+    with contextlib.suppress(OSError):  # what cannot be looked at is not offered
+        for directory in known_runs(home):
+            kept = directory.checkpoints
+            if said_run_id(directory) == state.run and any(held(kept, step).complete for step in reversed(steps(kept))):
+                return directory.root
+    return None
+
+
+def _newest(places: Sequence[PlaceInfo]) -> PlaceState | None:
+    """The state of the peer that was started here last and was in a run."""
+    states = [place.state for place in places if place.state is not None and place.state.run]
+    return max(states, key=lambda state: state.started, default=None)
 
 
 def _cut_short(places: Sequence[PlaceInfo]) -> bool:
     """Return whether the last peer that was started here lost its run, or its life, or all of its run left together, as
     it or another peer here that was in that run saw."""
-    states = [place.state for place in places if place.state is not None and place.state.run]
-    newest = max(states, key=lambda state: state.started, default=None)
+    newest = _newest(places)
     if newest is None or newest.end is None or newest.end.exit_code not in (EXIT_OK, EXIT_USAGE):
         return newest is not None
-    ends = [state.end for state in states if state.end is not None and state.run == newest.run]
+    states = [place.state for place in places if place.state is not None and place.state.run == newest.run]
+    ends = [state.end for state in states if state.end is not None]
     return any(end.at >= newest.started and ENDED in end.reason for end in ends)
 
 

@@ -56,6 +56,7 @@ def ask(control: Path, command: str, *, who: str, timeout_s: float = PATIENCE_S,
     except (TimeoutError, BlockingIOError):  # the second: so many wait already that the kernel takes no more
         raise CommandError(f"{who} does not answer", check=f"no answer in {timeout_s:g} s: is it stopped, or is the "
                         "machine busy? Its last words are in events.jsonl of its session",
+                        next_="the same again, when it goes on: what was asked now is dropped then",
                         exit_code=EXIT_UNREACHABLE) from None  # fmt: skip
     except OSError as error:
         raise CommandError(f"{who} cannot be asked: {error.strerror or error}", check=str(control),

@@ -1,7 +1,8 @@
 """The control socket of a running peer: what ``swarm status``, ``peers``, ``drain`` and ``invite`` ask.
 
 A Unix socket that only its user can open. One line of JSON in, one out, and the connection is closed; the form is in
-``peers.control.client``. Nobody who connects can hold up the peer: sizes, durations and connections are bounded.
+``peers.control.client``. Nobody who connects can hold up the peer: sizes, durations and connections are bounded. What
+was asked by somebody who is gone is dropped.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import dataclasses
 import json
 import logging
 import os
+import select
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -101,7 +103,9 @@ class ControlServer:
                 answer = _no(f"a request has {MAX_REQUEST_BYTES} bytes at most")
             else:
                 answer = b""
-        if line.endswith(b"\n"):
+        # A peer that was stopped, or busy, finds what was asked meanwhile when it goes on. Who asked has been told that
+        # it does not answer: nothing is to be done in his name a minute later.
+        if line.endswith(b"\n") and not _gone(writer.get_extra_info("socket")):
             answer = await self._answer(line)
         if answer:
             async with asyncio.timeout(FETCH_S):
@@ -121,6 +125,13 @@ class ControlServer:
             known = ", ".join(sorted(self._commands))
             return _no(f"this peer knows no command {request['command']!r}; it knows {known}", exit_code=EXIT_USAGE)
         return await _carry_out(command, request)
+
+
+def _gone(link: socket.socket) -> bool:
+    """Return whether the other end is closed, and not merely done with writing."""
+    poller = select.poll()
+    poller.register(link.fileno(), 0)
+    return any(event & select.POLLHUP for _, event in poller.poll(0))
 
 
 async def _carry_out(command: Command, request: Mapping[str, Any]) -> bytes:

@@ -22,6 +22,7 @@ from peers.console.words import another_path, command_name, count
 from peers.data.foreign_tokenizer import check_foreign_tokenizer
 from peers.data.text import built_in_corpus, documents_of, text_files
 from swarm.errors import ConfigError, Incompatible, StateError
+from swarm.events import DataOpened
 
 if TYPE_CHECKING:
     from data_shards.source import ShardSource
@@ -102,7 +103,7 @@ def shard_for(
 
 
 def check_tokenizer(manifest: Manifest, tokenizer_json: bytes) -> None:
-    """Return whether a tokenizer is the manifest's and its model has a row for every token id.
+    """Check that a tokenizer is the manifest's, and that its model has a row for every token id.
 
     Raises Incompatible for another one, ConfigError when it has more ids than the model.
     """
@@ -121,6 +122,17 @@ def check_tokenizer(manifest: Manifest, tokenizer_json: bytes) -> None:
             f"at least {tokenizer.vocab_size}, the tokenizer's number of token ids",
             "Make model.vocab_size larger, or use a smaller tokenizer.",
         )
+
+
+def data_opened(manifest: Manifest, microbatches: int) -> DataOpened:
+    """Say how much a trainer's text of so many microbatches is in a run that keeps the trainers it starts with, if they
+    feed alike. Pure."""
+    fed = manifest.run.steps * manifest.step_microbatches / max(1, manifest.run.start_when.trainers)
+    return DataOpened(
+        tokens=microbatches * manifest.batch.microbatch_size * manifest.model.context,
+        microbatches=microbatches,
+        times=fed / microbatches,
+    )
 
 
 def open_shard(path: Path, key: str = DATA) -> Shard:
@@ -201,7 +213,9 @@ def build_from(texts: Sequence[Path], tokenizer: Path, out: Path) -> ShardManife
     """A new shard at ``out``. Raises ConfigError for text or a tokenizer that cannot be used and for an ``out`` that
     exists, StateError when the disk refuses; nothing is left then."""
     if out.exists():
-        raise ConfigError("--out", str(out), "a directory that does not exist yet", "Remove it or name another.")
+        raise ConfigError(
+            "--out", str(out), "a directory that does not exist yet", "Name another; what is there stays."
+        )
     try:
         document = tokenizer.read_bytes()
     except OSError as error:

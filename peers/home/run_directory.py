@@ -86,7 +86,7 @@ def create_run_directory(out: Path | None, clock: Clock) -> RunDirectory:
         root.mkdir(mode=0o700)
     except FileExistsError:
         raise ConfigError(
-            "--out", str(root), "a directory that does not exist yet", "Remove it or name another: --out NEW"
+            "--out", str(root), "a directory that does not exist yet", "Name another, what is there stays: --out NEW"
         ) from None
     except OSError as error:
         raise ConfigError(

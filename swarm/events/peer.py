@@ -123,6 +123,15 @@ class PeerReady(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DataOpened(Event):
+    """A trainer's text: the tokens that it reads of it, in so many microbatches, ``times`` over in the whole run."""
+
+    tokens: int
+    microbatches: int
+    times: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLost(Event):
     """A member of the roster does not answer any more."""
 

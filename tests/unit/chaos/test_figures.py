@@ -128,6 +128,51 @@ def test_throughput_is_what_was_committed_beside_what_was_before_and_could_be() 
     assert told["faults_per_hour"] == pytest.approx(3600 / 7.5)
 
 
+def _interleaved(quiet_s: float, tokens: dict[int, int]) -> dict[str, Any]:
+    """Two stretches: a strike at 10.5 and another at 40.5, each back three seconds later; a step every two seconds."""
+    strikes = tuple(
+        replace(strike, wall=strike.wall + later, label=f"{strike.label}{later}")
+        for later in (0, 30)
+        for strike in (KILL, BACK)
+    )
+    facts = [*(_fact(peer, 1.0, "PeerStarted", seconds=1.0) for peer in "AB"), *(_ready(peer, 2.0) for peer in "AB")]
+    for back in (14.0, 44.0):
+        facts += [_fact("B", back, "PeerStarted", seconds=1.0), _ready("B", back + 2)]
+    closed = [_closed("A", step, 2.0 + 2 * step) for step in range(1, 31)]
+    facts += [replace(one, fields={**one.fields, "tokens": tokens.get(one.step, 100)}) for one in closed]
+    evidence = Evidence(tuple(sorted(facts, key=lambda fact: fact.wall)), ())
+    life = lives(evidence, PLAYERS, strikes, {}, 62.0)
+    return figures(
+        Played(
+            evidence=evidence,
+            report=check(evidence),
+            strikes=strikes,
+            lives=life,
+            stages=1,
+            ended=62.0,
+            by_clock=True,
+            quiet_s=quiet_s,
+        )
+    )
+
+
+def test_throughput_is_compared_with_the_quiet_around_each_stretch() -> None:
+    # Steps 5 to 7 (12 to 16 s) and 20 to 30 (42 to 62 s) are struck; 2 to 4 and 8 to 19 are quiet.
+    told = _interleaved(20.0, {})
+    assert (told["stretches"], told["baseline_steps"]) == (2, 15)
+    assert told["throughput_retained_raw"] == 1.0
+    assert told["faults_per_hour"] == pytest.approx(3600 * 2 / (5.5 + 21.5), abs=0.1)
+    spread = told["throughput_retained_error"]
+    # A machine that became half as fast in the middle of the play changes both sides, and the figure little.
+    slower = _interleaved(20.0, dict.fromkeys(range(14, 31), 50))
+    assert slower["throughput_retained_error"] is not None
+    assert slower["baseline_tokens_per_s"] < told["baseline_tokens_per_s"]
+    assert slower["throughput_retained_error"] != spread
+    together = _interleaved(1e9, {})
+    assert (together["stretches"], together["baseline_steps"]) == (1, 3)
+    assert together["throughput_retained_error"] is None
+
+
 def test_participation_counts_from_the_first_strike_on() -> None:
     assert _figures()["participation"] == pytest.approx(2 / 3, abs=1e-4)
 

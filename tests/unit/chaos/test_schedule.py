@@ -22,6 +22,19 @@ def test_draws_come_at_the_rate_that_is_said_and_repeat_themselves() -> None:
     assert {draw.kind for draw in draws(SCHEDULE, 1, 3600)} == {"kill", "stop", "pause"}
 
 
+def test_draws_leave_quiet_between_stretches() -> None:
+    stretched = SCHEDULE.model_copy(update={"stretch_s": 120.0, "quiet_s": 75.0})
+    plain, drawn = draws(SCHEDULE, 1, 600), draws(stretched, 1, 600)
+    assert [draw.kind for draw in drawn] == [draw.kind for draw in plain[: len(drawn)]]
+    assert len(drawn) < len(plain)
+    gaps = [two.at_s - one.at_s for one, two in zip(drawn, drawn[1:], strict=False)]
+    assert sum(gap >= 75 for gap in gaps) == int(plain[len(drawn) - 1].at_s // 120)
+    assert drawn[-1].at_s < 600
+    for wrong in ({"stretch_s": 60}, {"quiet_s": 60}):
+        with pytest.raises(ValueError, match="stretch_s and quiet_s, or neither"):
+            FaultSchedule.model_validate({"per_hour": 100, "kinds": {"kill": 1}, **wrong})
+
+
 def test_what_lasts_lies_within_its_bounds() -> None:
     for draw in draws(SCHEDULE, 3, 3600):
         low, high = SCHEDULE.pause_s if draw.kind == "pause" else SCHEDULE.back_s

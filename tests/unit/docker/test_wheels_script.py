@@ -26,8 +26,10 @@ HERE = "3.11 x86_64 glibc 2.36"
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     place = Place(tmp_path, "docker/wheels.sh", ".ci/setup")
-    (place.root / "constraints.txt").write_text("torch==2.0\n")
-    (place.root / "pyproject.toml").write_text('dependencies = [\n  "torch>=2",\n]\n')
+    (place.root / "locks").mkdir()
+    for name in ("build", "run", "dev", "torch-cpu", "torch-cuda"):
+        (place.root / "locks" / f"{name}.txt").write_text("torch===2.0\n")
+    (place.root / "pyproject.toml").touch()
     (offered := place.root.parent / "shared" / "wheels").mkdir(parents=True)
     (offered / "torch-2.0+cpu-any.whl").touch()
     place.program("python3", PYTHON.format(about=HERE))
@@ -49,7 +51,8 @@ def test_wheels_are_gathered_at_a_place_with_spaces(place: Place) -> None:
     offered = place.root.parent / "shared" / "wheels"
     offered.rename(spaced := offered.parent / "my wheels")
     offered.symlink_to(spaced)
-    assert str(spaced) in gathered(place, HERE)
+    said = gathered(place, HERE)
+    assert said.count(str(spaced)) == said.count("--require-hashes") == 4
     wheels = place.root / "docker" / "wheels"
     assert {str(path.relative_to(wheels)) for path in wheels.rglob("*.whl")} == {"cpu/one.whl", "build/one.whl"}
     assert not gathered(place, HERE), "they are there already"
@@ -78,4 +81,5 @@ def test_setup_offers_wheels_from_a_place_with_spaces(place: Place, tmp_path: Pa
     links.symlink_to(spaced)
     done = place.run(".ci/setup", CALLS=str(calls))
     assert done.returncode == 0, done.stderr
-    assert calls.read_text().splitlines().count(str(spaced)) == 2
+    said = calls.read_text().splitlines()
+    assert said.count(str(spaced)) == said.count("--require-hashes") == 3

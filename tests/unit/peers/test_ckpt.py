@@ -425,6 +425,24 @@ def test_resume_does_not_go_back_behind_the_step_that_ended_the_run(run: KeptRun
     assert find_resumable(directory.root, None).step == 11
 
 
+def test_resume_of_a_run_whose_last_step_is_damaged_does_not_contradict_itself(
+    run: KeptRun, tmp_path: Path, capsys: Any
+) -> None:
+    run.keep(tmp_path / "ended", 10)
+    run.decide(11, ended=True)
+    directory = run.keep(tmp_path / "ended", 11)
+    torn = part_path(directory.checkpoints, 11, STAGE_0)
+    torn.write_bytes(torn.read_bytes()[:-1])
+    assert swarm(["new", "--resume", str(directory.root)]) == 1
+    error = capsys.readouterr().err
+    assert f"its last step, 11, is closed; step 11 is damaged: {torn}: torn" in error
+    assert f"ckpt pull {directory.root} --from A --from B" in error
+    assert f"swarm new --resume {step_directory(directory.checkpoints, 10)}" in error
+    for destroys_or_denies in ("passes over", "emove"):
+        assert destroys_or_denies not in error
+    assert find_resumable(step_directory(directory.checkpoints, 10), None).step == 10
+
+
 def test_resume_goes_on_where_the_run_went_on_after_it_was_ended(run: KeptRun, tmp_path: Path) -> None:
     run.keep(tmp_path / "ended", 10)
     run.decide(11, ended=True)

@@ -26,9 +26,10 @@ from peers.control.status import MemberReport, StatusReport
 from peers.home.places import PlaceInfo, list_places, look_at_place, take_place
 from swarm.averaging.config import AveragingConfig, LocalConfig
 from swarm.clock import SystemClock
+from swarm.ids import PartName, stage_part
 from swarm.membership.status_types import PartTurnout
 from swarm.step.blocked import few_voters
-from tests.harness.rigs.peers import PROBE, FakeClock, printed
+from tests.harness.rigs.peers import PROBE, FakeClock, kept_run, printed
 from tests.harness.standing_peer import INVITE, PEER, RUN, running, standing
 
 HEAVY = ("torch", "hivemind", "pydantic", "multiaddr", "cryptography", "asyncio", "rich", "uvloop", "numpy")
@@ -426,6 +427,23 @@ def test_drain_that_is_interrupted_says_that_the_peer_goes_on_leaving(
     assert "brave-otter: goes on leaving; how far it is: " in capsys.readouterr().out
 
 
+def test_drain_of_all_that_is_interrupted_says_so_of_each_that_still_leaves(
+    otter: subprocess.Popen[str],
+    mole: subprocess.Popen[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def pressed(*arguments: Any) -> int:
+        raise Interrupted(signal.SIGINT)
+
+    monkeypatch.setattr(farewell, "follow", pressed)
+    monkeypatch.setattr("peers.control.client.ask", lambda *_, **__: "leaves when step 13 closes")
+    with pytest.raises(Interrupted):
+        run(["drain", "--all"])
+    assert capsys.readouterr().out.count("goes on leaving; how far it is: ") == 2
+    assert (otter.poll(), mole.poll()) == (None, None)
+
+
 def test_status_hides_what_ended_long_ago_unless_asked(
     otter: subprocess.Popen[str], home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -465,6 +483,22 @@ def test_status_where_the_last_peer_lost_its_run_names_the_way_to_go_on(
             place.ended("over", end)
     assert run(["status"]) == 3
     assert ("new --resume" in capsys.readouterr().err) is said
+
+
+@pytest.mark.parametrize(("parts", "offered"), [(None, True), ([stage_part(0)], False)])
+def test_status_after_an_orderly_end_is_a_note_that_offers_a_sample_where_one_can_be_had(
+    home: Path, capsys: pytest.CaptureFixture[str], parts: list[PartName] | None, *, offered: bool
+) -> None:
+    kept = kept_run()
+    directory = kept.keep(home / "runs" / kept.manifest.run_id, 4, *([] if parts is None else [parts]))
+    with take_place(home, "1", clock=At(1_700_000_000.0)) as place:
+        place.open_session(name="a", peer=PEER.format(3), role="stage", run=kept.manifest.run_id)
+        place.ended("the run was ended with step 4, as all its peers were asked", 0)
+    assert run(["status"]) == 3
+    shown = capsys.readouterr().err
+    assert shown.startswith("note: no peer runs here")
+    assert "new --resume" in shown
+    assert (f"sample {directory.root}" in shown) is offered
 
 
 @pytest.mark.parametrize("went_on", [False, True])

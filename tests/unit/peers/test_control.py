@@ -281,3 +281,56 @@ def test_standing_from_another_version_complains(answer: object) -> None:
     with pytest.raises(CommandError) as caught:
         standing_from(StatusReport, answer, WHO)
     assert exit_code_of(caught.value) == EXIT_INCOMPATIBLE
+
+
+class Told(Commands):
+    """What was carried out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[object] = []
+
+    async def echo(self, request: Mapping[str, Any]) -> object:
+        self.told.append(request["who"])
+        return request["who"]
+
+
+async def _left_behind(path: Path, line: bytes, *, half: bool) -> bytes:
+    """Send a request while the peer's loop stands still; then hang up, or only end the writing and read the answer."""
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with short_path(path) as short:
+        link.connect(short)
+    link.sendall(line)
+    if not half:
+        link.close()
+        return b""
+    link.shutdown(socket.SHUT_WR)
+    link.setblocking(False)
+    answer = await asyncio.get_running_loop().sock_recv(link, 1 << 16)
+    link.close()
+    return answer
+
+
+async def test_request_whose_asker_is_gone_is_dropped_when_the_peer_goes_on(home: Path) -> None:
+    commands = Told()
+    server = ControlServer(home / "control.sock", commands.table())
+    await server.start()
+    try:
+        # Nothing is awaited between the call and the hanging up: the server sees both at once, as after a SIGCONT.
+        assert await _left_behind(server.path, b'{"command": "echo", "who": "gone"}\n', half=False) == b""
+        answer = await _left_behind(server.path, b'{"command": "echo", "who": "listens"}\n', half=True)
+        assert json.loads(answer)["result"] == "listens"
+        await eventually(lambda: not server._talks, deadline_s=5, what="both have been served")
+        assert commands.told == ["listens"]
+    finally:
+        await server.close()
+
+
+def test_peer_that_is_silent_is_said_to_drop_what_was_asked(home: Path) -> None:
+    path = home / "control.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, short_path(path) as short:
+        listener.bind(short)
+        listener.listen()
+        with pytest.raises(CommandError, match="does not answer") as caught:
+            ask(path, "drain", who=WHO, timeout_s=0.05)
+    assert "the same again, when it goes on" in caught.value.next

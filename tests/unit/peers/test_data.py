@@ -9,7 +9,7 @@ from data_shards.build import build_shard
 from data_shards.shard import Shard
 from data_shards.tokenize import Tokenizer, tokenizer_digest, train_tokenizer
 from peers.cli.app import run
-from peers.data.source import check_data, check_tokenizer, shard_for
+from peers.data.source import check_data, check_tokenizer, data_opened, shard_for
 from peers.data.text import text_files
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_OK, EXIT_USAGE, exit_code_of
 from swarm.config import Manifest, parse_manifest
@@ -148,6 +148,15 @@ def test_shard_for_nothing_is_the_built_in_text_in_each_peers_order(
     assert first.digest == again.digest
     assert first.digest != other.digest
     assert first.tokens == other.tokens
+
+
+def test_data_opened_says_how_often_the_run_reads_it(tokenizer: bytes) -> None:
+    manifest = _manifest(tokenizer)
+    told = data_opened(manifest, 5)
+    rows = manifest.batch.microbatch_size
+    assert (told.microbatches, told.tokens) == (5, 5 * rows * manifest.model.context)
+    fed = manifest.run.steps * manifest.step_microbatches / max(1, manifest.run.start_when.trainers)
+    assert told.times * 5 == pytest.approx(fed)
 
 
 def test_shard_for_too_little_text_leaves_nothing(tmp_path: Path, tokenizer: bytes) -> None:

@@ -22,6 +22,7 @@ from swarm.events import (
     CheckpointWritten,
     CopyDropped,
     CopyHeld,
+    DataOpened,
     DonorDropped,
     Draining,
     Event,
@@ -97,6 +98,19 @@ def _step(step: int) -> StepClosed:
         (FOUND, f"run           tiny, abababababab: 2 stages, 9 steps, wire version 2; from {SHORT}"),
         (STARTED, f"listening     {ADDRESS}"),
         (Reachability(how="direct", detail="by 2 peers", addresses=()), "reachability  direct: by 2 peers"),
+        (
+            DataOpened(tokens=512_000, microbatches=500, times=0.4),
+            "data          512,000 tokens make 500 microbatches, more than the run reads",
+        ),
+        (
+            DataOpened(tokens=512_000, microbatches=500, times=7.6),
+            "data          512,000 tokens make 500 microbatches, which the run reads about 8 times",
+        ),
+        (
+            DataOpened(tokens=1_024, microbatches=1, times=6000.0),
+            "data          1,024 tokens make 1 microbatch, which the run reads about 6,000 times: so little text is "
+            "learned by heart, and not what is common to texts; give more with --data",
+        ),
         (Waiting(what="1 of 2 trainers are here"), "waiting       1 of 2 trainers are here"),
         (
             PartAssigned(part=PartName("stage-3"), reason="it has the fewest replicas"),
@@ -343,7 +357,21 @@ def test_narrator_end_says_that_one_part_was_kept_and_not_the_whole_step() -> No
     assert heard.lines[0] == "kept          ends of step 4 in /h/runs/a"
     assert heard.lines[1].strip().startswith("its other parts are elsewhere, or being written: ")
     assert "ckpt pull /h/runs/a --from A --from B" in heard.lines[1]
+    assert heard.lines[2].strip().startswith("once all of them are here: ")
     assert heard.lines[2].endswith('sample /h/runs/a --prompt "The"')
+
+
+def test_narrator_end_offers_a_sample_of_an_earlier_step_that_is_whole(tmp_path: Path) -> None:
+    run = kept_run()
+    run.keep(tmp_path / "a", 4)
+    directory = run.keep(tmp_path / "a", 8, [stage_part(0)])
+    heard = Heard()
+    narrator = EventPrinter(heard, heard, FakeClock())
+    path = str(part_path(directory.checkpoints, 8, stage_part(0)))
+    narrator.emit(CheckpointWritten(part=stage_part(0), step=8, path=path, seconds=0.1))
+    narrator.emit(PeerStopped(reason="stopped", exit_code=143))
+    assert "ckpt pull" in heard.lines[1]
+    assert heard.lines[2].strip().startswith("until then, from an earlier step: ")
 
 
 def test_narrator_end_names_all_parts_that_were_kept_of_the_newest_step() -> None:

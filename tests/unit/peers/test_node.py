@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -14,9 +15,12 @@ from peers.node import MAX_DESCRIPTORS, Node, allow_descriptors
 from peers.orders import Orders
 from peers.settings import PeerSettings
 from swarm.clock import SystemClock
+from swarm.device import Device
 from swarm.errors import RunEnded, Unreachable
 from swarm.events import NullSink
+from swarm.ids import PeerId
 from swarm.membership.contact import CONTACT_TRIES, NO_CONTACT
+from swarm.membership.membership import Membership
 from swarm.network.endpoint import LibP2PEndpoint
 from swarm.network.libp2p.identity import load_or_create
 
@@ -91,3 +95,41 @@ def test_peer_may_open_as_many_files_as_its_user_within_reason(
     monkeypatch.setattr(resource, "setrlimit", lambda what, limit: limits.append(limit))
     allow_descriptors()
     assert limits[-1] == (after, hard)
+
+
+class _Opened(_Endpoint):
+    """One that was just opened; keeps what it was told of who is known."""
+
+    peer = PeerId("me")
+    may: Callable[[PeerId], bool] | None = None
+
+    def allow_relay(self, may: Callable[[PeerId], bool]) -> None:
+        """See LibP2PEndpoint."""
+        self.may = may
+
+
+class _Membership:
+    """What a node asks a membership: its roster."""
+
+    def __init__(self, *members: str) -> None:
+        self.roster = members
+
+
+async def test_strangers_are_bounded_before_the_run_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, endpoint = _node(tmp_path), _Opened("")
+    known: list[tuple[bool, bool]] = []
+
+    async def take_part(self: Node, *around: object) -> tuple[str, int]:
+        assert endpoint.may is not None, "it is told before anything else"
+        for membership in (None, _Membership(), _Membership("member")):
+            self._membership = cast(Membership, membership)
+            known.append((endpoint.may(self._identity.peer), endpoint.may(PeerId("anybody"))))
+        assert endpoint.may(PeerId("member"))
+        return "done", 0
+
+    monkeypatch.setattr(Node, "_take_part", take_part)
+    assert await node._until_over(cast(LibP2PEndpoint, endpoint), cast(Device, None)) == ("done", 0)
+    # Itself until there is a roster, which says it then; nobody else at any time.
+    assert known == [(True, False), (True, False), (False, False)]

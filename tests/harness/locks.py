@@ -1,0 +1,142 @@
+"""Write the lock files of ``locks/`` anew: ``python -m tests.harness.locks [ARGUMENT OF UV …]``, or ``make lock``.
+
+uv resolves what ``pyproject.toml`` asks for, for every Python that it allows, and lists the hash of every file of each
+release. Pins that are there stay; ``--upgrade`` and ``--upgrade-package NAME`` raise them. One resolution is cut into
+the files that are installed from: the build of torch is chosen at set-up, so torch and what only its CUDA build brings
+along are in files of their own. The hashes of the CPU builds come from their index where it answers, and stay as they
+are while torch does.
+
+Pins are written with ``===``: a wheel of the same version with a local suffix, in a folder that pip is to look in, does
+not meet them, where it would meet ``==`` and be preferred.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from pathlib import Path
+from urllib.parse import unquote
+
+from tests.harness.sources import ROOT
+
+LOCKS = ROOT / "locks"
+CUDA = re.compile(r"(torch|triton|cuda-.*|nvidia-.*)")
+"""Packages that the CUDA build of torch consists of, itself among them."""
+BUILD = ["hatchling", "editables", "setuptools"]
+"""What builds the project, and the packages that have no wheel."""
+INDEX = "https://download.pytorch.org/whl/cpu"
+"""Where the CPU builds of torch are, as in the Makefile."""
+_ENTRY = re.compile(r"^([a-z0-9][a-z0-9-]*)===?([^ ]+)((?:.*\n)(?: .*\n)*)", re.MULTILINE)
+_ASKED = ["--quiet", "--universal", "--python-version", "3.11", "--generate-hashes", "--no-annotate", "--no-header"]
+
+
+def entries(text: str) -> dict[str, str]:
+    """Return each package's lines in a lock, the pin as we write it, by its name.
+
+    uv writes the environments of ``pyproject.toml`` to each pin; where a pin says no more than torch's, that goes.
+    """
+    everywhere = re.search(r"^torch==\S+( ;.*) \\$", text, re.MULTILINE)
+    text = text.replace(everywhere[1], "") if everywhere else text
+    return {name: f"{name}==={version}{rest}" for name, version, rest in _ENTRY.findall(text)}
+
+
+def split(everything: str, run: str, build: str) -> dict[str, str]:
+    """Cut a resolution into files.
+
+    Args:
+        everything: The resolution of all extras and of what builds.
+        run: That of the project without extras, with the same pins.
+        build: That of what builds, with the same pins.
+
+    Returns:
+        The files' texts by their names; ``torch-cpu.txt`` is not among them.
+    """
+    pins = {name: lines for name, lines in entries(everything).items() if not CUDA.fullmatch(name)}
+    cuda = {name: lines for name, lines in entries(everything).items() if CUDA.fullmatch(name)}
+    return {
+        "build.txt": "".join(lines for name, lines in pins.items() if name in entries(build)),
+        "run.txt": "".join(lines for name, lines in pins.items() if name in entries(run)),
+        "dev.txt": "".join(pins.values()),
+        "torch-cuda.txt": "".join(cuda.values()),
+    }
+
+
+def cpu_build(version: str, page: str, old: str) -> str:
+    """Return the lock of torch's CPU builds for Linux.
+
+    Args:
+        version: The version of torch, without a local suffix.
+        page: The index's page of torch, empty where it does not answer.
+        old: The lock so far.
+
+    Raises:
+        ValueError: Neither the page nor the lock has this version.
+    """
+    name = rf"torch-{re.escape(version)}\+cpu-cp3\d+-cp3\d+t?-manylinux_\w+\.whl"
+    found = sorted(set(re.findall(rf"/({name})#sha256=([0-9a-f]{{64}})", unquote(html.unescape(page)))))
+    if found:
+        hashes = "".join(f" \\\n    --hash=sha256:{digest}" for _, digest in found)
+        return f"torch==={version}+cpu{hashes}\n"
+    if not old.startswith(f"torch==={version}+cpu "):
+        raise ValueError(f"the hashes of torch {version}+cpu are unknown: the index of CPU builds has to answer")
+    return old
+
+
+def _compile(asked: list[str], pins: Path, *more: str) -> str:
+    """Return what uv resolves, with the pins of a lock."""
+    with tempfile.TemporaryDirectory() as scratch:
+        source, target = Path(scratch) / "asked.in", Path(scratch) / "lock.txt"
+        source.write_text("\n".join(asked) + "\n")
+        if pins.exists():
+            target.write_text(pins.read_text().replace("===", "=="))
+        uv = Path(sys.executable).with_name("uv")
+        command = [uv, "pip", "compile", *_ASKED, "--output-file", target, *more, source]
+        subprocess.run(command, cwd=ROOT, check=True, env=os.environ | {"TMPDIR": scratch})  # uv leaves locks there
+        return target.read_text()
+
+
+def _page(index: str) -> str:
+    """Return the index's page of torch; nothing where it does not answer."""
+    try:
+        with urllib.request.urlopen(f"{index}/torch/", timeout=8) as answer:
+            return str(answer.read().decode())
+    except OSError:
+        return ""
+
+
+def main(arguments: list[str]) -> int:
+    """Write the files."""
+    project = ["pyproject.toml"]
+    with tempfile.TemporaryDirectory() as scratch:
+        pins = Path(scratch) / "pins.txt"
+        pins.write_text(
+            "".join(path.read_text() for path in (LOCKS / "dev.txt", LOCKS / "torch-cuda.txt") if path.exists())
+        )
+        everything = _compile(BUILD, pins, "--extra", "dev", *arguments, *project)
+        pins.write_text(everything)
+        texts = split(everything, _compile([], pins, *project), _compile(BUILD, pins))
+    (version,) = re.findall(r"^torch===(\S+)", texts["torch-cuda.txt"], re.MULTILINE)
+    cpu = LOCKS / "torch-cpu.txt"
+    try:
+        page = _page(os.environ.get("TORCH_CPU_INDEX") or INDEX)
+        texts["torch-cpu.txt"] = cpu_build(version, page, cpu.read_text() if cpu.exists() else "")
+    except ValueError as error:
+        print(f"lock: error: {error}. Check TORCH_CPU_INDEX, then: make lock. Nothing was changed.", file=sys.stderr)
+        return 1
+    for name, text in texts.items():
+        (LOCKS / name).write_text(text)
+        print(f"locks/{name}: {len(entries(text))} packages, {text.count('--hash=')} files")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except subprocess.CalledProcessError as failed:
+        print("lock: error: uv could not resolve it; its own message is above. Nothing was changed.", file=sys.stderr)
+        sys.exit(failed.returncode)

@@ -1,0 +1,135 @@
+""".ci/setup, with the real pip and an index-less world of small wheels: what the locks do not name is not installed."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import inspect
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.harness.rigs.docker import Place
+
+pytestmark = pytest.mark.timeout(200)
+
+# A build backend of the tree's own makes the editable project of what a wheel is made of here.
+BACKEND = """from __future__ import annotations
+import base64, hashlib, zipfile
+from pathlib import Path
+{wheel}
+def build_editable(directory, settings=None, metadata=None):
+    return wheel(Path(directory), "swarm-trainer", "0.1").name
+build_wheel = build_editable
+def get_requires_for_build_editable(settings=None):
+    return []
+"""
+PROJECT = """[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+[project]
+name = "swarm-trainer"
+version = "0.1"
+"""
+
+
+def wheel(folder: Path, name: str, version: str, says: str = "") -> Path:
+    """Make a wheel that holds one module, which says who it is."""
+    module = name.replace("-", "_")
+    info = f"{module}-{version}.dist-info"
+    files = {
+        f"{module}.py": f"WHO = {says or version!r}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = ""
+    for path, text in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+        record += f"{path},sha256={digest},{len(text)}\n"
+    made = folder / f"{module}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(made, "w") as archive:
+        for path, text in (files | {f"{info}/RECORD": record + f"{info}/RECORD,,\n"}).items():
+            archive.writestr(path, text)
+    return made
+
+
+def pin(made: Path) -> str:
+    """Return the line of a lock for a wheel."""
+    name, version = made.name.split("-")[:2]
+    return f"{name}==={version} \\\n    --hash=sha256:{hashlib.sha256(made.read_bytes()).hexdigest()}\n"
+
+
+class World:
+    """A checkout with locks, and the folder where its wheels are."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.place = Place(tmp_path, ".ci/setup")
+        self.folder = tmp_path / "shared" / "wheels"
+        self.folder.mkdir(parents=True)
+        (root := self.place.root).joinpath("locks").mkdir()
+        (root / "pyproject.toml").write_text(PROJECT)
+        (root / "backend.py").write_text(BACKEND.format(wheel=inspect.getsource(wheel)))
+        self.locked = wheel(self.folder, "one", "1.0")
+        builder, torch = wheel(self.folder, "builder", "1.0"), wheel(self.folder, "torch", "2.0")
+        self.cpu = wheel(self.folder, "torch", "2.0+cpu")
+        locks = {"build": builder, "dev": self.locked, "torch-cpu": self.cpu, "torch-cuda": torch}
+        for name, made in locks.items():
+            (root / "locks" / f"{name}.txt").write_text(pin(made))
+
+    def setup(self) -> subprocess.CompletedProcess[str]:
+        return self.place.run(
+            ".ci/setup",
+            PYTHON=sys.executable,
+            PIP_NO_INDEX="1",
+            PIP_NO_CACHE_DIR="1",
+            PIP_DISABLE_PIP_VERSION_CHECK="1",
+        )
+
+    def installed(self, module: str) -> str:
+        command = [self.place.root / ".venv/bin/python", "-c", f"import {module}; print({module}.WHO)"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_setup_passes_over_wheels_of_the_pinned_version_with_a_suffix(world: World) -> None:
+    for name in ("one", "torch"):
+        wheel(world.folder, name, "1.0+zzz" if name == "one" else "2.0+zzz", says="somebody else's")
+    done = world.setup()
+    assert done.returncode == 0, done.stderr
+    assert (world.installed("one"), world.installed("torch")) == ("1.0", "2.0+cpu")
+    assert world.installed("swarm_trainer") == "0.1"
+    again = world.setup()
+    assert (again.returncode, again.stdout) == (0, ""), "it is up to date"
+
+
+def test_setup_without_a_cpu_build_takes_the_other_one(world: World) -> None:
+    world.cpu.unlink()
+    done = world.setup()
+    assert done.returncode == 0, done.stderr
+    assert world.installed("torch") == "2.0"
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "words"),
+    [
+        ("one", "1.0", "is not what locks/ names"),
+        ("torch", "2.0+cpu", "is not that of locks/torch-cpu.txt"),
+    ],
+)
+def test_setup_refuses_a_wheel_with_the_right_name_and_other_content(
+    world: World, name: str, version: str, words: str
+) -> None:
+    wheel(world.folder, name, version, says="somebody else's")
+    done = world.setup()
+    assert done.returncode == 1
+    assert "DO NOT MATCH THE HASHES" in done.stderr
+    assert words in done.stderr
+    assert not (world.place.root / ".venv" / ".ready").exists()
