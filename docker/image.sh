@@ -17,7 +17,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 cd "$root"
 engine=${ENGINE:-docker}
 variant=${VARIANT:-cpu}
-official=$(sed -n 's/^ARG BASE_IMAGE=//p' docker/Dockerfile)
+official=$(sed -n 's/^ARG BASE_IMAGE=//p' docker/Dockerfile 2>/dev/null || true)
 pull_s=60
 test_id=${SWARM_TEST_ID:-} test_id=${test_id%%/*}
 
