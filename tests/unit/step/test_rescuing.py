@@ -44,6 +44,20 @@ def reassign(peer: PeerId, *, of: PeerId | None = None, part: str = LOST, by: Pe
     return Reassign(step=1, peer=of or peer, part=part, signature=signature)
 
 
+class _Filling(SimpleNamespace):
+    """What the leader asks with, and who counts as lost."""
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(calls=scene)
+
+    @property
+    def lost(self) -> dict[PeerId, str]:
+        return dict(self.calls.liveness.gone)
+
+    def untie(self, part: PartName) -> bool:
+        return False
+
+
 class Scene:
     """A leader that has lost A; ``says`` is what each holder of a copy answers."""
 
@@ -56,9 +70,9 @@ class Scene:
         closing = SimpleNamespace(
             rules=rules, history=SimpleNamespace(head=HEAD, head_hash=HEAD.hash()), desk=self.desk, calls=None,
             liveness=self.liveness, clock=LoopClock(), timeout_s=lambda: 5.0, waiting=lambda _: None, copies=2,
-            patience_s=30.0,
+            patience_s=30.0, verify=verify,
         )  # fmt: skip
-        filling = SimpleNamespace(calls=self)
+        filling = _Filling(self)
         self.rescuing = Rescuing(closing, 1, 0, filling)  # type: ignore[arg-type]
         self.liveness.lose(A)
 
