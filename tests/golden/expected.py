@@ -95,6 +95,15 @@ EXPECTED: tuple[Expected, ...] = (
         "*",
         "the voters are asked whether the part is lost, and the founder, who holds nothing, is none of them any more",
     ),
+    *(
+        Expected(
+            what,
+            "cut-few",
+            name,
+            "the founder, who holds nothing, is no voter any more: three of six are left, and are not enough",
+        )
+        for what, name in (("events", "*"), ("counts", "QuorumLost"), ("counts", "QuorumBack"))
+    ),
     Expected(
         "events",
         "kill-*-hosted",
