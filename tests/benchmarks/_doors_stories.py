@@ -28,12 +28,11 @@ from tests.harness.bad_leaders import (
 from tests.harness.expect import eventually
 from tests.harness.simulated import SimSwarm
 
-STEP, STEPS, SYBILS = 3, 6, 8
+STEP, STEPS, SYBILS = 3, 5, 8
 LAST = 3
 """Steps over which losses are averaged, the last of the run."""
 LEARNS: dict[str, Any] = {
     "trainers": 2,
-    "run": {"steps": 10},
     "model": {"layers": 2, "dim": 16, "context": 8},
     "optimizer": {"lr": 2e-2, "warmup_steps": 0},
     "stage_s": {"forward": 0.05, "backward": 0.1},
@@ -86,13 +85,14 @@ def forged_rows(root: Path, ends: str) -> int:
     return sum(one.loss_sum <= 0 for record in _records(swarm) for one in record.committed)
 
 
-def poisoned_sum(root: Path, hosts: int) -> tuple[list[float], list[float]]:
+def poisoned_sum(root: Path, hosts: int, steps: int) -> tuple[list[float], list[float]]:
     """Losses by step without and with a replica whose sums are all 1e30, of ``hosts`` of two stages."""
     root.joinpath("clean").mkdir()
     root.joinpath("spoilt").mkdir()
-    clean = SimSwarm(root / "clean", hosts=hosts, **LEARNS)
+    shape = {**LEARNS, "hosts": hosts, "run": {"steps": steps}}
+    clean = SimSwarm(root / "clean", **shape)
     run_world(clean.run())
-    swarm = SimSwarm(root / "spoilt", hosts=hosts, **LEARNS)
+    swarm = SimSwarm(root / "spoilt", **shape)
     with spoils_sums("host-0", lambda sums: torch.full_like(sums, 1e30)) as spoilt:
         run_world(swarm.run())
     _fired(list(spoilt))

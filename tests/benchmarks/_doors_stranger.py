@@ -29,7 +29,7 @@ from swarm.schema import Empty, Message
 from tests.harness.fuzzed_bodies import all_rpcs, frames
 
 BYTES_A_SECOND = 1e6
-SEED, EACH, LEAST_BYTES = 5, 8, 8 << 10
+SEED, EACH, LEAST_BYTES = 5, 16, 8 << 10
 AT_ONCE = 48
 """Calls that wait for an answer: below what a stranger is cut off for."""
 ANSWER_S = 5.0

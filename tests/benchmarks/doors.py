@@ -43,17 +43,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How much is played: frames of each method and size, floods and their seconds, and of each list of attacks."""
+    """How much is played: frames of each method and size, floods and their seconds, of each list of
+    attacks; hosts and steps of the runs with a spoilt sum."""
 
     frames: int
     rounds: int
     flood_s: float
     attacks: int = 3
     hosts: int = 6
+    steps: int = 10
 
 
 SCALES = {
-    Size.SMOKE: Scale(frames=2, rounds=1, flood_s=1.5, attacks=1, hosts=4),
+    Size.SMOKE: Scale(frames=1, rounds=1, flood_s=1.5, attacks=1, hosts=4, steps=3),
     Size.DEFAULT: Scale(frames=12, rounds=7, flood_s=6.0),
     Size.FULL: Scale(frames=150, rounds=5, flood_s=60.0),
 }
@@ -132,7 +134,7 @@ def _of_stories(scale: Scale, rows: list[list[Cell]]) -> dict[str, Any]:
 def _of_sums(scale: Scale, rows: list[list[Cell]]) -> dict[str, Any]:
     from tests.benchmarks._doors_stories import loss_ratio, poisoned_sum
 
-    clean, spoilt = _in_scratch(lambda root: poisoned_sum(root, scale.hosts))
+    clean, spoilt = _in_scratch(lambda root: poisoned_sum(root, scale.hosts, scale.steps))
     for name, losses in (("clean", clean), ("with it", spoilt)):
         rows.append(["sum of 1e30", f"{name}, first step", "loss", round(losses[0], 4)])
         rows.append(["sum of 1e30", f"{name}, last step", "loss", round(losses[-1], 4)])
@@ -158,5 +160,5 @@ def _notes(scale: Scale, tried: Frames) -> tuple[str, ...]:
         "steps a second, host ÷ sink; the swarm is one process, whose loop and processors all of its peers share",
         "leaders, replicas and guests: virtual time, which a busy machine does not change",
         f"sum: one of {scale.hosts // 2} replicas of a stage hands in 1e30 for every element in every step; mean loss "
-        "of the last 3 of 10 steps, beside the same run without it",
+        f"of the last 3 of {scale.steps} steps, beside the same run without it",
     )
