@@ -99,6 +99,8 @@ async def measure(root: Path, *, rounds: int, seconds: float, each: int) -> tupl
             training.result()
         await begun
         floods = await _flood(swarm, rounds, seconds)
+        if training.done():
+            training.result()  # a peer that ended: whatever ended it
         return floods, await try_frames(swarm, each)
     finally:
         training.cancel()
