@@ -14,13 +14,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from swarm.consensus.changes import Admission, admission_bytes
 from swarm.consensus.roster import Member, owner
 from swarm.errors import Busy, PeerError
 from swarm.ids import PeerId
 from swarm.network.protocols import AnyMethod
+from swarm.optim.part import TrainedPart
 from swarm.security.signing import PrivateIdentity
+from swarm.sim.loop import PEER
 from swarm.step.leader.answers import AnswerRules
 from swarm.step.leader.batch import BatchCollection
 from swarm.step.leader.close import Leading
@@ -98,6 +101,20 @@ def evicts(victim: Callable[[], PeerId]) -> Attack:
         patch.setattr(BatchCollection, "out", property(out))
 
     return attack
+
+
+def victim_of(swarm: SimSwarm, step: int, who: str) -> Callable[[], PeerId]:
+    """Return whom to evict in ``step``: its "successor", or a member of a role who neither leads nor succeeds."""
+
+    def victim() -> PeerId:
+        assert (at := swarm.peers["bootstrap"].membership) is not None
+        leader, successor = owner(at.roster, step, 0), owner(at.roster, step, 1)
+        if who == "successor":
+            return successor
+        others = [member for member in at.roster.members if member.peer not in (leader, successor)]
+        return next(PeerId(member.peer) for member in others if member.role == who)
+
+    return victim
 
 
 def forges_rows(patch: pytest.MonkeyPatch, step: int, struck: list[str]) -> None:
@@ -194,3 +211,20 @@ def lies_about_weights(name: str, swarm: SimSwarm, *, step: int, times: int = 1 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Attempt, "prepare", lie)
         yield struck
+
+
+@contextlib.contextmanager
+def spoils_sums(name: str, spoil: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[dict[int, list[str]]]:
+    """Have a replica hand in spoilt sums in every step; yields of which parts, by step."""
+    honest, spoilt = TrainedPart.contribution, dict[int, list[str]]()
+
+    def contribution(part: TrainedPart, *said: Any) -> torch.Tensor | None:
+        sums = honest(part, *said)
+        if sums is None or PEER.get() != name:
+            return sums
+        spoilt[part.step + 1] = [part.spec.name]
+        return spoil(sums)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainedPart, "contribution", contribution)
+        yield spoilt

@@ -17,12 +17,12 @@ from swarm.events import DigestMismatch, JourneySetAside, PartsCapped, StepClose
 from swarm.ids import MicrobatchId, PeerId
 from swarm.membership.following import Following
 from swarm.membership.founder import Founder
-from swarm.optim.part import TrainedPart
 from swarm.pipeline.compute import Contributed, Material, StageCompute
 from swarm.pipeline.stage.microbatch_state import MicrobatchState
 from swarm.pipeline.stage.worker import Handover
 from swarm.sim.links import Links
 from swarm.sim.loop import PEER, LoopClock, run_world
+from tests.harness.bad_leaders import spoils_sums
 from tests.harness.simulated import SimSwarm
 from tests.harness.swarm import LocalPeer
 from tests.swarms.story import DONE
@@ -47,20 +47,11 @@ def losses(swarm: SimSwarm) -> list[float]:
 
 @pytest.mark.parametrize("spoil", [lambda sums: sums * 1e30, lambda sums: torch.full_like(sums, 1e30)])
 def test_replica_whose_sum_is_huge_stops_nobody_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[torch.Tensor], torch.Tensor]
+    tmp_path: Path, spoil: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
-    honest, spoilt = TrainedPart.contribution, dict[int, list[str]]()
-
-    def contribution(part: TrainedPart, *said: Any) -> torch.Tensor | None:
-        sums = honest(part, *said)
-        if sums is None or PEER.get() != "host-0":
-            return sums
-        spoilt[part.step + 1] = [part.spec.name]
-        return spoil(sums)
-
-    monkeypatch.setattr(TrainedPart, "contribution", contribution)
     swarm = SimSwarm(tmp_path, **LEARNS)
-    run_world(swarm.run())
+    with spoils_sums("host-0", spoil) as spoilt:
+        run_world(swarm.run())
     assert list(spoilt) == list(range(1, 11))
     told = swarm.peers["bootstrap"].events.of(PartsCapped)
     assert {event.step: list(event.caps) for event in told} == spoilt

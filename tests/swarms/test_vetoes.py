@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from swarm.consensus.records import CloseRecord, voters
-from swarm.consensus.roster import Roster, owner
+from swarm.consensus.roster import Roster
 from swarm.events import PeerLost, StepClosed, TermBegan
 from swarm.ids import PeerId
 from swarm.sim.loop import run_world
-from tests.harness.bad_leaders import Attack, bends_quota, evicts, forges_rows, striking, sybils_join
+from tests.harness.bad_leaders import Attack, bends_quota, evicts, forges_rows, striking, sybils_join, victim_of
 from tests.harness.expect import eventually
 from tests.harness.simulated import SimSwarm
 from tests.swarms.story import DONE
@@ -44,16 +44,9 @@ def struck(swarm: SimSwarm, attack: Attack, *, within_s: float = AT_ONCE_S) -> T
 @pytest.mark.parametrize("victim_is", ["stage", "trainer", "successor"])
 def test_member_that_is_heard_is_not_evicted(victim_is: str, tmp_path: Path) -> None:
     swarm = SimSwarm(tmp_path, hosts=4, trainers=3, run={"steps": STEPS})
-
-    def victim() -> PeerId:
-        assert (at := swarm.peers["bootstrap"].membership) is not None
-        leader, successor = owner(at.roster, STEP, 0), owner(at.roster, STEP, 1)
-        if victim_is == "successor":
-            return successor
-        others = [m for m in at.roster.members if m.peer not in (leader, successor)]
-        return next(PeerId(m.peer) for m in others if m.role == victim_is)
-
-    began = struck(swarm, evicts(victim), within_s=60.0 if victim_is == "successor" else AT_ONCE_S)
+    began = struck(
+        swarm, evicts(victim_of(swarm, STEP, victim_is)), within_s=60.0 if victim_is == "successor" else AT_ONCE_S
+    )
     why = "in the middle of closing" if victim_is == "successor" else "is there, as far as is known here"
     assert why in began.reason
     assert not any(record.absent for record in records(swarm))
