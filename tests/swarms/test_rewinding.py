@@ -11,7 +11,7 @@ from peers.chaos.faults import Partition, SlowDevice
 from peers.chaos.plan import On, Strike
 from swarm.errors import BugError
 from swarm.events import CutOff, LineageGivenUp, StepClosed
-from tests.swarms.test_lineages import OTHERS, WHOLE, story, who
+from tests.swarms.test_lineages import MOST, WHOLE, story, who
 
 
 def test_who_was_ahead_and_rewinds_skips_nothing_and_is_cut_off_once(
@@ -22,9 +22,10 @@ def test_who_was_ahead_and_rewinds_skips_nothing_and_is_cut_off_once(
     at = On(StepClosed, peer="host-0", nth=2)
     swarm = story(  # asserts the invariants
         tmp_path,
-        Strike("cut", at, Partition(WHOLE, ("bootstrap", *OTHERS), seconds=60.0)),
+        Strike("cut", at, Partition(WHOLE, ("bootstrap", *MOST), seconds=60.0)),
         *(Strike(f"slow {name}", at, SlowDevice(name, 4.0)) for name in ("host-2", "host-3")),
         steps=24,
+        trainers=3,
     )
     assert who(swarm, LineageGivenUp) == set(WHOLE)
     assert all(len(swarm.peers[name].events.of(CutOff)) == 1 for name in WHOLE)

@@ -212,13 +212,18 @@ class MemberService:
 
     async def _find_out(self, state: OpenStep, body: Propose) -> None:
         """Ask those at once whom the leader calls lost, and who are not lost here yet: it may have found out first."""
+        if not self._at.named:
+            return
         absent = set(body.record.absent) - {self._context.me}
         if suspects := state.conduct.unexplained(body.term, absent, self._context.gone()):
             await self._context.check(suspects, "its leader calls it lost")
 
     async def _check_conduct(self, state: OpenStep, body: Propose) -> None:
-        """Raise Busy for what we veto (see :mod:`swarm.step.member.conduct`), and let our loop know: it may lead."""
+        """Raise Busy for what we veto (see :mod:`swarm.step.member.conduct`), and let our loop know: it may lead. Who
+        has only the vote of an earlier life knows nothing of the step, and vetoes nothing."""
         context, at = self._context, self._at
+        if not at.named:
+            return
         vetoes = Vetoes(context.me, at.rules, context.verify)
         if why := vetoes.find(at.roster, body, state.conduct, context.gone(), context.clock.monotonic()):
             state.conduct.veto(body.term, body.record, why)
