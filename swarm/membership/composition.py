@@ -158,7 +158,7 @@ def _member(
             sign=around.identity.sign,
             verify=verify,
             clock=around.clock,
-            gone=run.lost,
+            gone=lambda: around.watch.gone,
             check=around.watch.check,
         )
     )

@@ -127,9 +127,8 @@ class StepLoop:
         me, roster = self._closing.calls.me, at.roster
         superseded = 0
         while at.open_step == step and not at.cut_off:
-            overdue = "" if self._watch is None else self._watch.overdue()
-            gone = {**liveness.gone, at.leader: overdue} if overdue else liveness.gone
-            term = due_term(roster, step, me, at.term, gone)
+            overdue = {} if self._watch is None else self._watch.overdue()
+            term = due_term(roster, step, me, at.term, {**liveness.gone, **overdue})
             if term is None:
                 await self._wait_turn(step, at.term)
                 continue
@@ -137,7 +136,9 @@ class StepLoop:
                 await self._closing.clock.sleep(patience.pause_s())
                 term = own_term(roster, step, me, max(self._led[1], at.term) + _leap(superseded))
             self._led = (step, term)
-            leading = (SpeculativeClose if self._solitude.over() else Leading)(self._closing, step, term, overdue)
+            leading = (SpeculativeClose if self._solitude.over() else Leading)(
+                self._closing, step, term, min(overdue.values(), default="")
+            )
             self._leading = leading
             try:
                 await first_done(leading.decide(), self._solitude.turned())

@@ -1,12 +1,15 @@
 """Prove that as many replicas of a part hold one result as another, so that a copy of the part may take over. Pure.
 
 On a tie nobody knows which result is right. Replicas sign what they answer, so a tie of which the leader tells can be
-checked by all: no honest pair signs two results of one attempt. After the first tie all compute anew from the last
-record; after a second one the part counts as lost, and who keeps a copy of it takes it over (:mod:`.member.rescue`).
+checked by all: no honest pair signs two results of one attempt, made from the same. After the first tie all compute
+anew from the last record; after a second one the part counts as lost, and who keeps a copy of it takes it over
+(:mod:`.member.rescue`).
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -15,21 +18,24 @@ from pydantic import Field, StringConstraints
 
 from swarm.consensus.roster import Roster
 from swarm.errors import Violation
-from swarm.ids import PartName, PeerId, RunId
+from swarm.ids import PartName, PeerId, RunId, stage_of
 from swarm.network.protocols import Rpc
-from swarm.schema import Count, Empty, Message, PartField, PeerIdField, SignatureField
+from swarm.schema import Count, DigestField, Empty, Message, PartField, PeerIdField, SignatureField
 from swarm.step.decisions import Disagreement
+from swarm.step.messages import Apply, Reconcile
 
 What = Literal["gradient", "weights"]
 Verify = Callable[[PeerId, bytes, bytes], bool]
 
 
 class Statement(Message):
-    """What one replica signed as its result of one attempt at its part."""
+    """What one replica signed as its result of one attempt at its part. ``asked`` is the hash of what it computed it
+    from, as far as the leader said it (:func:`asked_for`)."""
 
     peer: PeerIdField
     attempt: Count
     what: What
+    asked: DigestField
     digest: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16,64}$")]
     signature: SignatureField
 
@@ -58,25 +64,52 @@ class ResultSigning:
     step: int
     previous: str
 
-    def data(self, part: str, attempt: int, what: What, digest: str) -> bytes:
+    def data(self, part: str, attempt: int, what: What, asked: str, digest: str) -> bytes:
         """Return the bytes that a replica signs."""
-        return f"result|{self.run}|{self.step}|{self.previous}|{part}|{attempt}|{what}|{digest}".encode()
+        return f"result|{self.run}|{self.step}|{self.previous}|{part}|{attempt}|{what}|{asked}|{digest}".encode()
 
     def check(self, body: Tied, roster: Roster, gone: Collection[str], verify: Verify) -> None:
         """Raises Violation unless the part's replicas that are not ``gone`` were tied in two attempts."""
         part, replicas = PartName(body.part), roster.replicas(PartName(body.part))
-        attempts = [{(one.attempt, one.what) for one in said} for said in (body.first, body.second)]
-        if any(len(each) != 1 for each in attempts) or attempts[0] == attempts[1]:
+        if stage_of(part) is None:
+            raise Violation(f"nobody takes {part} over from a copy")
+        attempts = [{(one.attempt, one.what, one.asked) for one in said} for said in (body.first, body.second)]
+        if any(len(each) != 1 for each in attempts) or body.first[0].attempt == body.second[0].attempt:
             raise Violation(f"two ties of {part} are of one attempt each, and not of the same")
         for said in (body.first, body.second):
             digests = {PeerId(one.peer): one.digest for one in said}
-            if not set(digests) <= set(replicas) or not set(replicas) <= {*digests, *gone}:
+            if len(digests) != len(said) or not set(digests) <= set(replicas) <= {*digests, *gone}:
                 raise Violation(f"a tie of {part} is between all its replicas that are there")
             if len(set(digests.values())) < 2 or Disagreement("", part, digests).dissenters:
                 raise Violation(f"the replicas of {part} were not tied")
             for one in said:
-                if not verify(PeerId(one.peer), self.data(part, one.attempt, one.what, one.digest), one.signature):
+                signed = self.data(part, one.attempt, one.what, one.asked, one.digest)
+                if not verify(PeerId(one.peer), signed, one.signature):
                     raise Violation(f"the result of {one.peer} is forged")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a leader asked in one attempt. Whom it asked for different things may answer different things."""
+
+    reconcile: Reconcile
+    apply: Apply | None = None
+
+    @property
+    def attempts(self) -> Mapping[str, int]:
+        """The number of each part's attempt."""
+        return self.reconcile.attempts
+
+    def inputs(self, part: str, what: What) -> str:
+        """Return the hash of all on which the result of a part depends."""
+        said, apply = self.reconcile, self.apply if what == "weights" else None
+        asked = [
+            part,
+            [one.model_dump(mode="json") for one in said.committed],
+            said.live,
+            None if apply is None else [apply.lr, apply.clip, sorted(apply.sq_norms.items())],
+        ]
+        return hashlib.sha256(json.dumps(asked, separators=(",", ":")).encode()).hexdigest()
 
 
 @dataclass(slots=True)
@@ -87,18 +120,22 @@ class TieEvidence:
     verify: Verify
     _seen: dict[PartName, tuple[Statement, ...]] = field(default_factory=dict)
 
-    def unsigned(self, found: Disagreement, attempt: int, signed: Mapping[PeerId, bytes]) -> list[PeerId]:
+    def unsigned(self, found: Disagreement, asked: Asked, signed: Mapping[PeerId, bytes]) -> list[PeerId]:
         """Return those of a tie that did not sign what they answered: of them nothing can be proven."""
+        attempt, inputs = asked.attempts[found.part], asked.inputs(found.part, found.what)
         return [
             peer
             for peer, digest in found.digests.items()
-            if not self.verify(peer, self.signing.data(found.part, attempt, found.what, digest), signed.get(peer, b""))
+            if not self.verify(
+                peer, self.signing.data(found.part, attempt, found.what, inputs, digest), signed.get(peer, b"")
+            )
         ]
 
-    def second(self, term: int, found: Disagreement, attempt: int, signed: Mapping[PeerId, bytes]) -> Tied | None:
+    def second(self, term: int, found: Disagreement, asked: Asked, signed: Mapping[PeerId, bytes]) -> Tied | None:
         """Keep a tie in which all have signed; returns what proves the second one of the part, None after the first."""
+        attempt, inputs = asked.attempts[found.part], asked.inputs(found.part, found.what)
         said = tuple(
-            Statement(peer=peer, attempt=attempt, what=found.what, digest=digest, signature=signed[peer])
+            Statement(peer=peer, attempt=attempt, what=found.what, asked=inputs, digest=digest, signature=signed[peer])
             for peer, digest in sorted(found.digests.items())
         )
         before = self._seen.get(found.part)

@@ -28,6 +28,7 @@ from swarm.step.leader.answers import AnswerRules
 from swarm.step.leader.batch import BatchCollection
 from swarm.step.leader.close import Leading
 from swarm.step.leader.service import LeadService
+from swarm.step.member.leader_watch import LeaderWatch
 from swarm.step.member.open_step import Attempt
 from swarm.step.messages import JOIN, Apply
 from swarm.step.observe_messages import STANDING, RunStanding, StandingRequest
@@ -57,6 +58,18 @@ def never_closes(patch: pytest.MonkeyPatch, step: int, struck: list[str]) -> Non
         return await decide(leading)
 
     patch.setattr(Leading, "decide", stands_still)
+
+
+def neither_closes(patch: pytest.MonkeyPatch, step: int, struck: list[str]) -> None:
+    """It does nothing, and the next in the succession does not judge it."""
+    never_closes(patch, step, struck)
+    overdue = LeaderWatch.overdue
+
+    def looks_away(watch: LeaderWatch) -> dict[PeerId, str]:
+        at = watch._at
+        return {} if at.open_step == step and owner(at.roster, step, 1) == watch._me else overdue(watch)
+
+    patch.setattr(LeaderWatch, "overdue", looks_away)
 
 
 def stops_in_the_middle(patch: pytest.MonkeyPatch, step: int, struck: list[str]) -> None:

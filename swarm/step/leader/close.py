@@ -46,6 +46,7 @@ from swarm.step.messages import (
     Propose,
     Reconcile,
 )
+from swarm.step.ties import Asked
 from swarm.waiting import ExponentialBackoff, first_done
 
 logger = logging.getLogger(__name__)
@@ -227,16 +228,16 @@ class Leading:
         except Disagreement as found:
             answers: Mapping[PeerId, Averaged | Prepared] = prepared or averaged
             signed = {peer: answers[peer].signed for peer in found.digests}
-            await self._leave_out(found, reconcile.attempts[found.part], signed)
+            await self._leave_out(found, Asked(reconcile, apply if prepared else None), signed)
             raise _Retry(str(found)) from found
         return StepOutcome(counted, averaged, clipped, apply, digests, live)
 
-    async def _leave_out(self, found: Disagreement, attempt: int, signed: Mapping[PeerId, bytes]) -> None:
+    async def _leave_out(self, found: Disagreement, asked: Asked, signed: Mapping[PeerId, bytes]) -> None:
         """Who differs from what most replicas of a part have is unfit: the step closes without it, so it is cut off and
         gets the state anew. When no answer is that of most, nobody knows which is right: all compute theirs anew, and
         after a second time a copy of the part takes over (:meth:`Rescuing.break_tie`)."""
         self.closing.events.emit(DigestMismatch(step=self.step, part=found.part, digests=found.digests))
-        dissenters = found.dissenters or await self._rescuing.break_tie(found, attempt, signed)
+        dissenters = found.dissenters or await self._rescuing.break_tie(found, asked, signed)
         if not dissenters:
             self.closing.waiting(awaited_agreement(self._roster, found.part, found.digests))
             raise _Retry(str(found), self._attempts.tied(found.part)) from found

@@ -42,7 +42,7 @@ class SpeculativeClose(Leading):
     def __post_init__(self) -> None:
         super().__post_init__()
         gone = self.closing.liveness.gone
-        self._there = tuple(peer for peer in self._roster.peers if peer not in gone)
+        self._there = tuple(peer for peer in self._roster.entitled if peer not in gone)
 
     def _electors(self) -> tuple[PeerId, ...]:
         return self._there

@@ -22,7 +22,7 @@ from swarm.step.leader.batch import BatchCollection
 from swarm.step.member.rescue import CONSENT, Consent, ConsentRequest, choose
 from swarm.step.messages import Propose
 from swarm.step.observe_messages import STANDING, StandingRequest
-from swarm.step.ties import TIED, ResultSigning, TieEvidence
+from swarm.step.ties import TIED, Asked, ResultSigning, TieEvidence
 from swarm.step.turnout import REASON_CHARS
 from swarm.waiting import first_done
 
@@ -55,14 +55,14 @@ class Rescuing:
         if not self.lost:
             raise Superseded("a replica came back before the step was given up")
 
-    async def break_tie(self, found: Disagreement, attempt: int, signed: Mapping[PeerId, bytes]) -> list[PeerId]:
+    async def break_tie(self, found: Disagreement, asked: Asked, signed: Mapping[PeerId, bytes]) -> list[PeerId]:
         """Have a part count as lost whose replicas are tied for the second time, where others keep a copy of it, having
         told the members, who judge for themselves. Returns replicas that did not sign, beside others that did: they
         are to be left out."""
-        unsigned = self._ties.unsigned(found, attempt, signed)
+        unsigned = self._ties.unsigned(found, asked, signed)
         if unsigned:
             return unsigned if len(unsigned) < len(found.digests) else []
-        tied, lost = self._ties.second(self._term, found, attempt, signed), self._filling.lost
+        tied, lost = self._ties.second(self._term, found, asked, signed), self._filling.lost
         holders = copy_holders(self._roster, found.part, self._closing.copies)
         if tied is not None and stage_of(found.part) is not None and any(peer not in lost for peer in holders):
             there = [peer for peer in self._roster.peers if peer not in lost]

@@ -48,11 +48,10 @@ class LedTerm:
 
 @dataclass(slots=True)
 class Witness:
-    """What a leader's successor was told in the open step: microbatches ``completed``, how often it was ``told`` of
-    one, and the trainers that are ``starved``, to which the leader gives nothing."""
+    """What a leader's successors were told in the open step: microbatches ``completed``, and the trainers that are
+    ``starved``, to which the leader gives nothing."""
 
     completed: dict[MicrobatchId, Contribution] = field(default_factory=dict)
-    told: int = 0
     starved: set[PeerId] = field(default_factory=set)
 
 
@@ -206,7 +205,7 @@ class LeadService:
 
     async def _on_lease(self, caller: PeerId, body: Lease) -> Leased:
         await self._wait_for_trainer(caller, body.step)
-        if self._led is None and owner(self._roster, self._step, body.term + 1) == self._me:
+        if self._led is None and owner(self._roster, self._step, body.term) != self._me:
             self.witness.starved.add(caller)  # it asks us because its leader gives it nothing
         led = await self._leading(caller, body.step, body.term)
         self._check_resumed(led, caller)
@@ -225,7 +224,7 @@ class LeadService:
             self._changed.set()
         elif owner(self._roster, self._step, body.term + 1) == self._me:
             self.witness.completed[body.contribution.microbatch] = body.contribution
-            self.witness.told += 1
+            self.witness.starved.discard(caller)
         else:
             raise self._not_leading()
         return Empty()

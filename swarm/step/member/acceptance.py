@@ -110,6 +110,8 @@ class AcceptanceRules:
         those who hold a result that may be decided are a minority.
         """
         record = body.record
+        if record.term < body.term <= state.ballot.free:
+            raise Violation("its leader closes the step anew in this term, and proposes a record of an earlier one")
         self._check_following(roster, body)
         if self._me not in record.absent and (record.term >= body.term or self._mine(name, state, record)):
             self._check_result(name, state, record)

@@ -78,8 +78,10 @@ class Vetoes:
     ) -> str:
         """Return why this proposal is vetoed, "" when it is not; ``gone`` are those whom this member does not hear."""
         record = body.record
-        if record.term < body.term or record.void or record.founding:
+        if record.term < body.term or record.founding:
             return ""
+        if record.void:
+            return self._absence(roster, record, conduct, {**gone, **conduct.tied}, now)
         there = [peer for peer in roster.trainers if peer not in record.absent and peer not in conduct.missed]
         return (
             self._absence(roster, record, conduct, gone, now)

@@ -1,12 +1,13 @@
 """Tell a leader that is there and does not close its step, so that its successor leads in its place.
 
 A leader that is gone is found by the health watch. One that answers pings and stands still would hold the run up for
-ever: only what it does can tell. The next in the step's succession knows enough to judge it: as a witness it hears of
-every completed microbatch, as a member of every question with which a step is closed, and trainers that get no quota
-tell it so. Where one of them has work under way it is for the leader to judge that trainer. Pure but for reading the
-clock.
+ever: only what it does can tell. The next in the step's succession judges it: as a witness it hears of every completed
+microbatch, as a member of every question with which a step is closed, and trainers that get no quota tell it so. Where
+one of them has work under way it is for the leader to judge that trainer. When the next one stands still as well, the
+one after it judges both, after twice the time, and so on. Pure but for reading the clock.
 
-It judges nobody while a majority or a part of the model is missing: then no leader could close the step.
+It judges nobody while a majority or a part of the model is missing, for then no leader could close the step, nor on a
+provisional lineage.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import NamedTuple
 from swarm.clock import Clock
 from swarm.consensus.acceptor import has_majority
 from swarm.consensus.records import voters
-from swarm.consensus.roster import due_term, lost_parts
+from swarm.consensus.roster import lost_parts
 from swarm.ids import PeerId
 from swarm.step.calls import Liveness
 from swarm.step.leader.service import LeadService
@@ -29,10 +30,10 @@ FLOOR_S = 30.0
 """A leader may take so long for anything that it does; longer where its questions may take longer."""
 MARGIN_S = 10.0
 MAX_DOUBLINGS = 4
-"""Each term of a step gives its leader twice the time of the one before: a machine that is slow for all is no fault."""
-RECENT_STEPS = 4
-"""A leader may stand still for as long as the shortest of so many steps before took from its beginning to its end: no
-microbatch and no round takes longer, and who stalls one step makes us no more patient in the next."""
+"""Each leader of a step gets twice the time of the one before: a machine that is slow for all is no fault."""
+RECENT_STEPS, MAX_STEP_S = 4, 600.0
+"""A leader may stand still for as long as the shortest of so many steps before took, of those that one leader closed:
+no microbatch and no round takes longer, and who stalls one step makes nobody more patient in the next."""
 
 
 class LeaderProgress(NamedTuple):
@@ -45,7 +46,7 @@ class LeaderProgress(NamedTuple):
 
 
 class LeaderWatch:
-    """One member's judgement of the leader whose successor it is.
+    """One member's judgement of the leader that it may succeed.
 
     Args:
         me: This peer.
@@ -69,46 +70,66 @@ class LeaderWatch:
         self._clock, self._question_s = clock, question_s
         self._stall: StallDetector[LeaderProgress | None] = StallDetector(clock.monotonic(), None)
         self._began: tuple[int, float] | None = None
+        self._terms: set[int] = set()
         self._took: deque[float] = deque(maxlen=RECENT_STEPS)
 
-    def overdue(self) -> str:
-        """Return why the open step's leader counts as gone though it answers, "" while it does not. Look again and
-        again: a leader is late by what was seen of it before."""
+    def overdue(self) -> dict[PeerId, str]:
+        """Return who counts as gone though it answers, and why: the open step's leader and those between it and us;
+        nobody while it is not late. Look again and again: a leader is late by what was seen of it before."""
         at, now = self._at, self._clock.monotonic()
-        conduct = at.open.conduct
-        progress = LeaderProgress(at.open_step, at.term, conduct.questions, self._lead.witness.told)
+        conduct, witness = at.open.conduct, self._lead.witness
+        progress = LeaderProgress(at.open_step, at.term, conduct.questions, len(witness.completed))
         still_s = self._stall.look(now, progress)
-        self._measure(at.open_step, now)
-        if not self.judges:
+        self._measure(now)
+        before = self._before()
+        if not before:
             self._stall.excuse(now)
-            return ""
+            return {}
         if conduct.vetoed_in == at.term:
-            return conduct.why
+            return dict.fromkeys(before, conduct.why) if len(before) == 1 else {}
+        if lost_parts(at.roster, self._health.gone):
+            self._stall.excuse(now)
+            return {}
         allowed_s = max(FLOOR_S, self._question_s() + MARGIN_S, min(self._took, default=0.0))
-        if still_s < allowed_s * 2 ** min(at.term, MAX_DOUBLINGS):
-            return ""
-        if conduct.asked_in == at.term:
+        if still_s < allowed_s * len(before) * 2 ** min(len(self._terms) - 1, MAX_DOUBLINGS):
+            return {}
+        return dict.fromkeys(before, why) if (why := self._late(still_s)) else {}
+
+    def _late(self, still_s: float) -> str:
+        """Why the leader should have done something by now; "" where it may have had nothing to do."""
+        at, witness = self._at, self._lead.witness
+        if at.open.conduct.asked_in == at.term:
             return f"it asked nothing for {still_s:.0f} s in the middle of closing the step"
-        if len(self._lead.witness.completed) >= at.rules.target:
+        if len(witness.completed) >= at.rules.target:
             return f"its batch was complete {still_s:.0f} s ago, and it does not close the step"
-        if self._lead.witness.starved >= set(at.roster.trainers) - self._health.gone.keys():
+        if witness.starved and witness.starved >= set(at.roster.trainers) - self._health.gone.keys():
             return f"it gave trainers nothing to do for {still_s:.0f} s"
         return ""
 
-    def _measure(self, step: int, now: float) -> None:
-        """Note how long the step before took: we look at least once at the beginning of each."""
-        if self._began is not None and self._began[0] == step - 1:
-            self._took.append(now - self._began[1])
+    def _measure(self, now: float) -> None:
+        """Note how long the step before took, unless it had several leaders: we look at least once at the beginning of
+        each."""
+        step, term = self._at.open_step, self._at.term
+        if self._began is not None and self._began[0] == step - 1 and len(self._terms) == 1:
+            self._took.append(min(MAX_STEP_S, now - self._began[1]))
         if self._began is None or self._began[0] != step:
-            self._began = (step, now)
+            self._began, self._terms = (step, now), set()
+        self._terms.add(term)
 
     @property
     def judges(self) -> bool:
-        """Return whether it is for us to judge: we lead if the leader does not, and somebody could close the step."""
+        """Return whether it is for us to judge by now or in a while: a majority is there, with which we could lead."""
+        return bool(self._before())
+
+    def _before(self) -> list[PeerId]:
+        """Return the leader and who else is there between it and us in the succession; nobody where it is not for us
+        to judge."""
         at, gone = self._at, self._health.gone
         if at.head is None or not at.is_member or at.over or at.leader == self._me or at.forking.fork is not None:
-            return False
-        without = {*gone, at.leader}
-        if due_term(at.roster, at.open_step, self._me, at.term, without) is None:
-            return False
-        return has_majority(voters(at.roster, at.head.hash()), gone) and not lost_parts(at.roster, gone)
+            return []
+        if not has_majority(voters(at.roster, at.head.hash()), gone):
+            return []
+        order = at.roster.succession(at.open_step)
+        first = order.index(at.leader)
+        turns = [*order[first:], *order[:first]]
+        return [peer for peer in turns[: turns.index(self._me)] if peer not in gone]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
@@ -102,15 +103,14 @@ class RemoteLeader:
             raise WrongStep(f"step {step} is closed")
 
     async def _complain(self, step: int) -> None:
-        """Tell the leader's successor, every STARVED_S until cancelled, that there is nothing to do here: it finds out
-        whether the batch goes on elsewhere (:class:`~swarm.step.member.leader_watch.LeaderWatch`)."""
-        while True:
+        """Tell those who may succeed the leader, one after the other every STARVED_S until cancelled, that there is
+        nothing to do here: they find out whether the batch goes on elsewhere
+        (:class:`~swarm.step.member.leader_watch.LeaderWatch`)."""
+        for turn in itertools.count(1):
             await self._clock.sleep(STARVED_S)
-            term, successor = self._at.term, owner(self._at.roster, step, self._at.term + 1)
-            under_way = (
-                0 if self.begun is None else len(self.begun.started(step)) - len(self._reports) - len(self._aside)
-            )
-            if under_way > 0 or successor == self._at.leader:
+            term, successor = self._at.term, owner(self._at.roster, step, self._at.term + turn)
+            begun = 0 if self.begun is None else len(self.begun.started(step))
+            if begun > len(self._reports) + len(self._aside) or successor == self._at.leader:
                 continue
             body = Lease(step=step, term=term, total=self._leased + 1)
             with contextlib.suppress(PeerError):  # it leads nothing, and says so

@@ -28,7 +28,7 @@ from swarm.step.member.conduct import LeaderConduct, Vetoes
 from swarm.step.member.open_step import HeldPart, Mean, OpenStep
 from swarm.step.member.position import Position
 from swarm.step.messages import Accepted, Apply, Decide, Over, Prepare, Prepared, Promise, Propose, Reconcile
-from swarm.step.ties import TIED, ResultSigning, Tied, What
+from swarm.step.ties import TIED, Asked, ResultSigning, Tied, What
 
 
 class MemberService:
@@ -147,14 +147,14 @@ class MemberService:
                 state.conduct.attempt(body.term, body.live)
                 await state.begin(body, name, lambda: self._attempt(state, body, name))
         answer = (await state.wait_mean()).answer
-        return answer.model_copy(update={"signed": self._signed(state, name, "gradient", answer.digest)})
+        return answer.model_copy(update={"signed": self._signed(name, "gradient", Asked(body), answer.digest)})
 
-    def _signed(self, state: OpenStep, name: PartName | None, what: What, digest: str) -> bytes:
-        """Return our signature under our result of the attempt under way; b"" where there is none."""
-        if not digest or name is None or state.reconciled is None:
+    def _signed(self, name: PartName | None, what: What, asked: Asked, digest: str) -> bytes:
+        """Return our signature under our result of an attempt; b"" where there is none."""
+        if not digest or name is None:
             return b""
-        attempt = state.reconciled.attempts.get(name, 0)
-        return self._context.sign(self._signing.data(name, attempt, what, digest))
+        attempt, inputs = asked.attempts.get(name, 0), asked.inputs(name, what)
+        return self._context.sign(self._signing.data(name, attempt, what, inputs, digest))
 
     @property
     def _signing(self) -> ResultSigning:
@@ -182,7 +182,9 @@ class MemberService:
                 state.digest = await self._context.attempt.prepare(self._part, mean, body, clip)
             state.applied = body
         digest = state.digest or ""
-        return Prepared(digest=digest, signed=self._signed(state, self._part_name(), "weights", digest))
+        if (reconciled := state.reconciled) is None:
+            return Prepared(digest=digest)
+        return Prepared(digest=digest, signed=self._signed(name, "weights", Asked(reconciled, body), digest))
 
     async def _on_propose(self, caller: PeerId, body: Propose) -> Accepted:
         record, context, at = body.record, self._context, self._at
@@ -200,7 +202,8 @@ class MemberService:
                 self._accepts.check_founding(record)
                 await context.holder.install(record, caller)
             elif record.void:
-                self._accepts.check_given_up(at.roster, body, context.gone())
+                self._accepts.check_given_up(at.roster, body, [*context.gone(), *state.conduct.tied])
+                await self._check_conduct(state, body)
             else:
                 at.forking.check(body, at.roster)
                 self._accepts.check_proposal(at.roster, self._part_name(), state, body)
@@ -318,7 +321,7 @@ class MemberService:
             # One file holds the vote: no older one comes after it.
             await ballot.retire(f"step {at.open_step} is closed")
             ballot = life.ballot(record)
-        conduct = LeaderConduct(self._context.clock.monotonic())
+        conduct = LeaderConduct(self._context.clock.monotonic(), missed=set(self._context.gone()))
         at.open, at.open_step, at.roster = OpenStep(ballot, conduct=conduct), record.step + 1, record.members
         at.named = life.is_named(record)
 

@@ -315,6 +315,15 @@ async def test_member_that_is_left_out_votes_all_the_same_and_is_cut_off(stage: 
     assert len(bench.part.swapped) == (1 if stage else 0)
 
 
+async def test_member_refuses_a_record_of_an_earlier_term_from_a_leader_that_closes_the_step_anew() -> None:
+    bench = MemberBench(A)
+    for body in (prepare(term=1), reconcile(term=1), apply(term=1)):
+        await bench.ask(body)
+    with pytest.raises(Violation, match="closes the step anew"):
+        await bench.ask(Propose(record=record(), term=1))
+    await bench.ask(Propose(record=record(term=1), term=1))
+
+
 async def test_member_accepts_nobody_lost_whom_the_record_does_not_name() -> None:
     bench = await brought_to("apply")
     for changes, fields in ((ABSENT, {}), (Changes(), {"absent": (A,)}), (ABSENT, {"absent": (A,)})):

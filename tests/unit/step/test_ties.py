@@ -10,7 +10,8 @@ from swarm.consensus.roster import Roster
 from swarm.errors import Violation
 from swarm.ids import PartName, PeerId
 from swarm.step.decisions import Disagreement
-from swarm.step.ties import ResultSigning, Statement, Tied, TieEvidence
+from swarm.step.messages import Apply, Reconcile
+from swarm.step.ties import Asked, ResultSigning, Statement, Tied, TieEvidence
 from tests.harness.rigs.consensus import RUN, A, B, T, listed, sign, verify
 
 C = PeerId("C")
@@ -20,9 +21,17 @@ SIGNING = ResultSigning(RUN, 3, "ab" * 32)
 ONE, OTHER = "1" * 64, "2" * 64
 
 
-def said(peer: PeerId, digest: str, attempt: int, *, signer: PeerId | None = None, what: Any = "weights") -> Statement:
-    signature = sign(signer or peer, SIGNING.data(PART, attempt, what, digest))
-    return Statement(peer=peer, attempt=attempt, what=what, digest=digest, signature=signature)
+def asked(attempt: int, clip: float = 1.0) -> Asked:
+    reconcile = Reconcile(step=3, term=0, committed=(), live=(A, B, T), attempts={PART: attempt})
+    return Asked(reconcile, Apply(step=3, term=0, lr=0.1, clip=clip, sq_norms={}))
+
+
+def said(
+    peer: PeerId, digest: str, attempt: int, *, signer: PeerId | None = None, what: Any = "weights", clip: float = 1.0
+) -> Statement:
+    inputs = asked(attempt, clip).inputs(PART, what)
+    signature = sign(signer or peer, SIGNING.data(PART, attempt, what, inputs, digest))
+    return Statement(peer=peer, attempt=attempt, what=what, asked=inputs, digest=digest, signature=signature)
 
 
 def tie(attempt: int, **digests: str) -> tuple[Statement, ...]:
@@ -30,8 +39,8 @@ def tie(attempt: int, **digests: str) -> tuple[Statement, ...]:
 
 
 def tied(**changes: Any) -> Tied:
-    fields: dict[str, Any] = {"first": tie(1, A=ONE, B=OTHER), "second": tie(2, A=ONE, B=OTHER)}
-    return Tied(step=3, term=0, part=PART, **(fields | changes))
+    fields: dict[str, Any] = {"part": PART, "first": tie(1, A=ONE, B=OTHER), "second": tie(2, A=ONE, B=OTHER)}
+    return Tied(step=3, term=0, **(fields | changes))
 
 
 def test_two_ties_that_both_replicas_signed_are_a_proof() -> None:
@@ -46,7 +55,10 @@ def test_two_ties_that_both_replicas_signed_are_a_proof() -> None:
         ({"second": tie(1, A=ONE, B=OTHER)}, "not of the same"),
         ({"first": (said(A, ONE, 1), said(B, OTHER, 2))}, "one attempt each"),
         ({"first": (said(A, ONE, 1), said(B, OTHER, 1, what="gradient"))}, "one attempt each"),
+        ({"first": (said(A, ONE, 1, clip=0.9), said(B, OTHER, 1, clip=0.8))}, "one attempt each"),
+        ({"first": (said(A, ONE, 1), said(B, OTHER, 1), said(B, OTHER, 1))}, "between all its replicas"),
         ({"first": tie(1, A=ONE, B=ONE)}, "not tied"),
+        ({"part": "ends"}, "nobody takes ends over"),
         ({"first": (said(A, ONE, 1), said(B, OTHER, 1, signer=A))}, "forged"),
         ({"first": (said(A, ONE, 1), said(T, OTHER, 1))}, "between all its replicas"),
     ],
@@ -69,9 +81,9 @@ def test_evidence_is_whole_with_the_second_tie_of_a_part_and_names_who_did_not_s
     def signatures(attempt: int) -> dict[PeerId, bytes]:
         return {one.peer: one.signature for one in tie(attempt, A=ONE, B=OTHER)}  # type: ignore[misc]
 
-    assert evidence.unsigned(found, 1, {A: signatures(1)[A]}) == [B]
-    assert evidence.unsigned(found, 1, signatures(1)) == []
-    assert evidence.second(0, found, 1, signatures(1)) is None
-    assert evidence.second(0, found, 1, signatures(1)) is None
-    proof = evidence.second(0, found, 2, signatures(2))
+    assert evidence.unsigned(found, asked(1), {A: signatures(1)[A]}) == [B]
+    assert evidence.unsigned(found, asked(1), signatures(1)) == []
+    assert evidence.second(0, found, asked(1), signatures(1)) is None
+    assert evidence.second(0, found, asked(1), signatures(1)) is None
+    proof = evidence.second(0, found, asked(2), signatures(2))
     assert proof == tied()
