@@ -159,6 +159,8 @@ def _member(
             verify=verify,
             clock=around.clock,
             gone=lambda: around.watch.gone,
+            doubted=lambda: around.watch.doubted,
+            suspect=around.watch.suspect,
             check=around.watch.check,
         )
     )

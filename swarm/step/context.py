@@ -40,8 +40,9 @@ async def _nobody_knows(peers: Collection[PeerId], reason: str) -> None:
 class MemberContext:
     """What :class:`swarm.step.member.service.MemberService` works with.
 
-    ``attempt`` is how it gets its mean gradient; ``gone`` are those whom the health watch believes to be lost, and
-    ``check`` has it find out at once about some (:meth:`~swarm.step.calls.Liveness.check`).
+    ``attempt`` is how it gets its mean gradient; ``gone`` are those whom the health watch believes to be lost,
+    ``doubted`` those that did not answer when they were asked last. ``suspect`` and ``check`` have it find out at once
+    about some, the latter to the end (:meth:`~swarm.step.calls.Liveness.check`).
     """
 
     me: PeerId
@@ -52,6 +53,8 @@ class MemberContext:
     verify: Callable[[PeerId, bytes, bytes], bool]
     clock: Clock
     gone: Callable[[], Mapping[PeerId, str]] = dict
+    doubted: Callable[[], Collection[PeerId]] = tuple
+    suspect: Callable[[PeerId, str], None] = lambda peer, reason: None
     check: Callable[[Collection[PeerId], str], Awaitable[None]] = _nobody_knows
 
 

@@ -105,12 +105,6 @@ EXPECTED: tuple[Expected, ...] = (
         for what, name in (("events", "*"), ("counts", "QuorumLost"), ("counts", "QuorumBack"))
     ),
     Expected(
-        "events",
-        "kill-*-hosted",
-        "*",
-        "voters ask after a member themselves that a record calls lost, and the dead trainer is none of them",
-    ),
-    Expected(
         "counts",
         "tests",
         "test_scenario_is_kept",

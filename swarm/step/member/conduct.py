@@ -73,15 +73,13 @@ class Vetoes:
     rules: StepRules
     verify: Verify
 
-    def find(
-        self, roster: Roster, body: Propose, conduct: LeaderConduct, gone: Mapping[PeerId, str], now: float
-    ) -> str:
+    def find(self, roster: Roster, body: Propose, conduct: LeaderConduct, gone: Collection[str], now: float) -> str:
         """Return why this proposal is vetoed, "" when it is not; ``gone`` are those whom this member does not hear."""
         record = body.record
         if record.term < body.term or record.founding:
             return ""
         if record.void:
-            return self._absence(roster, record, conduct, {**gone, **conduct.tied}, now)
+            return self._absence(roster, record, conduct, {*gone, *conduct.tied}, now)
         there = [peer for peer in roster.trainers if peer not in record.absent and peer not in conduct.missed]
         return (
             self._absence(roster, record, conduct, gone, now)
@@ -90,7 +88,7 @@ class Vetoes:
         )
 
     def _absence(
-        self, roster: Roster, record: CloseRecord, conduct: LeaderConduct, gone: Mapping[PeerId, str], now: float
+        self, roster: Roster, record: CloseRecord, conduct: LeaderConduct, gone: Collection[str], now: float
     ) -> str:
         """Whom its leader calls lost, and who is there; we do not judge about ourselves: how we were heard others know.
         Excused are replicas that nobody of their part can call, and

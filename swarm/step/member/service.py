@@ -145,6 +145,7 @@ class MemberService:
                     state.ballot.begun_free(body.term)
                 state.conduct.asked(body.term)
                 state.conduct.attempt(body.term, body.live)
+                self._suspect(state, body)
                 await state.begin(body, name, lambda: self._attempt(state, body, name))
         answer = (await state.wait_mean()).answer
         return answer.model_copy(update={"signed": self._signed(name, "gradient", Asked(body), answer.digest)})
@@ -213,12 +214,22 @@ class MemberService:
             await state.accept(Vote(term=body.term, record=record, changes=changes), context.me)
         return Accepted(signature=context.sign(acceptance_bytes(record, body.term)))
 
+    def _suspect(self, state: OpenStep, body: Reconcile) -> None:
+        """Ask those at once without whom this attempt is made: by the time the record is proposed we know."""
+        left_out = set(self._at.roster.peers) - {*body.live, self._context.me}
+        for peer in state.conduct.unexplained(body.term, left_out, self._unheard()):
+            self._context.suspect(peer, "its leader goes on without it")
+
+    def _unheard(self) -> set[PeerId]:
+        """Return who is lost here, or may be: it did not answer when it was asked last."""
+        return {*self._context.gone(), *self._context.doubted()}
+
     async def _find_out(self, state: OpenStep, body: Propose) -> None:
         """Ask those at once whom the leader calls lost, and who are not lost here yet: it may have found out first."""
         if not self._at.named:
             return
         absent = set(body.record.absent) - {self._context.me}
-        if suspects := state.conduct.unexplained(body.term, absent, self._context.gone()):
+        if suspects := state.conduct.unexplained(body.term, absent, self._unheard()):
             await self._context.check(suspects, "its leader calls it lost")
 
     async def _check_conduct(self, state: OpenStep, body: Propose) -> None:
@@ -228,7 +239,7 @@ class MemberService:
         if not at.named:
             return
         vetoes = Vetoes(context.me, at.rules, context.verify)
-        if why := vetoes.find(at.roster, body, state.conduct, context.gone(), context.clock.monotonic()):
+        if why := vetoes.find(at.roster, body, state.conduct, self._unheard(), context.clock.monotonic()):
             state.conduct.veto(body.term, body.record, why)
             await at.news.tell()
             raise Busy(why)
