@@ -139,7 +139,6 @@ def _member(
 ) -> MemberService:
     """Return what the leader of a step asks of this peer."""
     around, me = run.around, run.around.endpoint.peer
-
     attempt = Attempt(
         me=me,
         device=around.device,

@@ -138,8 +138,9 @@ class Wiring:
     def claimed(
         self, stage: int, peer: PeerId, seconds: float, work: str, turn: tuple[float, float] | None = None
     ) -> float:
-        """It says that this piece of ``work``, a direction, took it so long; ``turn`` is from when to when it was its
-        turn here, None where that is not known. Returns what is believed of it: mostly what it says."""
+        """Take a replica's claim that this piece of ``work``, a direction, took it so many seconds; ``turn`` is from
+        when to when it was its turn here, None where that is not known. Returns what is believed of it, in seconds:
+        mostly what it says."""
         replica = self._stages[stage].get(peer)
         if replica is None:
             return seconds
@@ -199,7 +200,7 @@ class Wiring:
         return max(replica.average_s, self._least(stage, replica))
 
     def _least(self, stage: int, replica: _Replica) -> float:
-        """The least that is believed of a replica that boasts; 0 for one that does not. Our own clock counts latency
+        """Return the seconds believed at least of one that boasts; 0 for others. Our own clock counts latency
         and others' work, too, but for all replicas alike: how they compare is what it tells."""
         others = [one for one in self._stages[stage].values() if one is not replica and one.claims]
         told = {work: [one.claims[work] for one in others if work in one.claims] for work in replica.claims}

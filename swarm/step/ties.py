@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from swarm.consensus.changes import Verify
 from swarm.consensus.roster import Roster
 from swarm.errors import Violation
 from swarm.ids import PartName, PeerId, RunId, stage_of
@@ -25,7 +26,6 @@ from swarm.step.decisions import Disagreement
 from swarm.step.messages import Apply, Reconcile
 
 What = Literal["gradient", "weights"]
-Verify = Callable[[PeerId, bytes, bytes], bool]
 
 
 class Statement(Message):

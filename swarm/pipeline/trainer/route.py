@@ -105,7 +105,7 @@ class RouteState:
         hop.asked.setdefault(hop.replica, (now, work))
 
     def asked_at(self, at: int, peer: PeerId) -> float | None:
-        """When the replica's turn began, of which it has told nothing yet; None where that is unknown."""
+        """Return when the replica's turn began, of which it has told nothing yet; None where that is unknown."""
         asked = self.hops[at].asked.get(peer)
         return None if asked is None else asked[0]
 

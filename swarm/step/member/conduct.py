@@ -11,19 +11,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from swarm.consensus.changes import Verify
 from swarm.consensus.records import CloseRecord, Contribution, rows_bytes
 from swarm.consensus.roster import Roster, unserved
 from swarm.ids import PeerId
+from swarm.step.leader.exclusion import STALLED_S
 from swarm.step.messages import Propose
 from swarm.step.rules import StepRules
-
-STALLED_S = 60.0
-"""After so long in a step a leader may leave out trainers of whose work nothing came, though they answer pings."""
-
-Verify = Callable[[PeerId, bytes, bytes], bool]
 
 
 @dataclass(slots=True)
@@ -90,9 +87,9 @@ class Vetoes:
     def _absence(
         self, roster: Roster, record: CloseRecord, conduct: LeaderConduct, gone: Collection[str], now: float
     ) -> str:
-        """Whom its leader calls lost, and who is there; we do not judge about ourselves: how we were heard others know.
-        Excused are replicas that nobody of their part can call, and
-        trainers of whose work nothing came for long."""
+        """Name one whom its leader calls lost, and who is there. We do not judge about ourselves: how we were heard
+        others know. Excused are replicas that nobody of their part can call, and trainers of whose work nothing is in
+        the record of a step that is STALLED_S old."""
         heard = conduct.unexplained(record.term, set(record.absent) - {self.me}, gone)
         if self.rules.served:
             heard = [peer for peer in heard if peer not in unserved(roster, set(record.absent) - {peer})]
@@ -102,7 +99,7 @@ class Vetoes:
         return f"{heard[0]} is there, as far as is known here, and was asked nothing in this term" if heard else ""
 
     def _rows(self, record: CloseRecord, vouched: Mapping[str, bytes]) -> str:
-        """The trainer whose rows are not as it signed them. One that is absent cannot sign."""
+        """Name the trainer whose rows are not as it signed them. One that is absent cannot sign."""
         for trainer, rows in by_trainer(record.committed).items():
             if trainer in record.absent:
                 continue
@@ -112,8 +109,8 @@ class Vetoes:
         return ""
 
     def _quota(self, record: CloseRecord, there: Sequence[PeerId]) -> str:
-        """The trainer that fed more of the step than is its share among those that were there throughout. Asked of the
-        first term only: what was computed when a leader was lost counts whoever did it."""
+        """Name the trainer that fed more of the step than is its share among those that were there throughout. Asked of
+        the first term only: what was computed when a leader was lost counts whoever did it."""
         most, fed = self.rules.quota(record.step, there), Counter(one.microbatch.trainer for one in record.committed)
         for trainer in there:
             if fed[trainer] > most[trainer]:

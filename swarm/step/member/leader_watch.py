@@ -96,7 +96,7 @@ class LeaderWatch:
         return dict.fromkeys(before, why) if (why := self._late(still_s)) else {}
 
     def _late(self, still_s: float) -> str:
-        """Why the leader should have done something by now; "" where it may have had nothing to do."""
+        """Say why the leader should have done something by now; "" where it may have had nothing to do."""
         at, witness = self._at, self._lead.witness
         if at.open.conduct.asked_in == at.term:
             return f"it asked nothing for {still_s:.0f} s in the middle of closing the step"

@@ -11,7 +11,8 @@ import pytest
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Roster
 from swarm.ids import PeerId
-from swarm.step.member.conduct import STALLED_S, LeaderConduct, Vetoes
+from swarm.step.leader.exclusion import STALLED_S
+from swarm.step.member.conduct import LeaderConduct, Vetoes
 from swarm.step.messages import Propose
 from tests.harness.rigs.consensus import COMMITTED, A, B, T, listed, record, signed_rows, verify
 from tests.harness.rigs.step.member import RULES
