@@ -31,7 +31,8 @@ def tellers(sources: Iterable[Source], roots: Iterable[str]) -> Iterator[str]:
             if any(item.target == known or item.target.startswith(known + ".") for known in KNOWN_AT_HOME):
                 yield f"{source.path}: imports {item.target}"
         for node in ast.walk(source.tree):
-            text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+            if not isinstance(node, ast.Constant) or not isinstance(text := node.value, str):
+                continue
             if _ENDING.search(text) or beginning.match(text):
                 yield f"{source.path}:{node.lineno}: {text!r}"
 

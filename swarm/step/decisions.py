@@ -30,22 +30,56 @@ class StepOutcome:
     live: tuple[PeerId, ...]
 
 
+NORM_TOLERANCE = 1e-9
+"""Relative. Replicas that hold the same mean may have added up its squares in another order."""
+
+
+def alike(one: str, other: str) -> bool:
+    """Whether two replicas' results are the same: the digest, and the squared norm that may follow it
+    (:attr:`~swarm.step.messages.Averaged.result`)."""
+    (digest, _, norm), (digest2, _, norm2) = one.partition("/"), other.partition("/")
+    if digest != digest2 or bool(norm) != bool(norm2):
+        return False
+    return not norm or math.isclose(float.fromhex(norm), float.fromhex(norm2), rel_tol=NORM_TOLERANCE)
+
+
 class Disagreement(OutOfSync):
-    """Replicas of one part answered with different digests."""
+    """Replicas of one part answered with different ``digests``, or with one and different norms."""
 
     def __init__(self, what: str, part: PartName, digests: Mapping[PeerId, str]) -> None:
-        answers = ", ".join(f"{peer}: {digest[:12] or 'none'}" for peer, digest in sorted(digests.items()))
+        answers = ", ".join(f"{peer}: {_short(digest)}" for peer, digest in sorted(digests.items()))
         super().__init__(f"replicas of {part} disagree about {what}: {answers}")
         self.part, self.digests = part, dict(digests)
         self.what: Literal["gradient", "weights"] = "gradient" if "gradient" in what else "weights"
 
     @property
+    def shown(self) -> Mapping[PeerId, str]:
+        """What people are shown: the digests alone where these differ."""
+        alone = {peer: digest.partition("/")[0] for peer, digest in self.digests.items()}
+        return alone if len(set(alone.values())) > 1 else self.digests
+
+    @property
     def dissenters(self) -> tuple[PeerId, ...]:
         """Those that differ from what more replicas answered than anything else; nobody on a tie. Pure."""
-        counts = Counter(digest for digest in self.digests.values() if digest).most_common(2)
-        if not counts or (len(counts) > 1 and counts[0][1] == counts[1][1]):
+        groups = _groups(self.digests)
+        if not groups or (len(groups) > 1 and len(groups[0]) == len(groups[1])):
             return ()
-        return tuple(sorted(peer for peer, digest in self.digests.items() if digest != counts[0][0]))
+        return tuple(sorted(set(self.digests) - set(groups[0])))
+
+
+def _groups(digests: Mapping[PeerId, str]) -> list[list[PeerId]]:
+    """Those that answered alike, the most first; who has no result is in none."""
+    groups: list[list[PeerId]] = []
+    for peer, digest in sorted(digests.items()):
+        if digest:
+            same = next((group for group in groups if alike(digests[group[0]], digest)), None)
+            groups.append([peer]) if same is None else same.append(peer)
+    return sorted(groups, key=len, reverse=True)
+
+
+def _short(result: str) -> str:
+    digest, _, norm = result.partition("/")
+    return (digest[:12] or "none") + (f" with squared norm {float.fromhex(norm):g}" if norm else "")
 
 
 def agreed(what: str, roster: Roster, digests: Mapping[PeerId, str]) -> dict[PartName, str]:
@@ -53,19 +87,17 @@ def agreed(what: str, roster: Roster, digests: Mapping[PeerId, str]) -> dict[Par
     result: dict[PartName, str] = {}
     for part in roster.parts:
         answers = {peer: digests[peer] for peer in roster.replicas(part)}
-        distinct = set(answers.values())
-        if len(distinct) != 1 or "" in distinct:
+        first = min(answers.values())
+        if not first or not all(alike(first, answer) for answer in answers.values()):
             raise Disagreement(what, part, answers)
-        result[part] = distinct.pop()
+        result[part] = first
     return result
 
 
 def part_norms(roster: Roster, averaged: Mapping[PeerId, Averaged]) -> dict[str, float]:
-    """Squared L2 norm of each part's mean gradient. Raises Disagreement.
-
-    Of what a part's replicas say, who hold the same, the lower middle counts: most of them would have to lie.
-    """
-    agreed("the averaged gradient", roster, {peer: answer.digest for peer, answer in averaged.items()})
+    """Squared L2 norm of each part's mean gradient: of what its replicas say, who hold the same, the lower middle.
+    Raises Disagreement, about the norms too: who lies about one is treated like who lies about the mean."""
+    agreed("the averaged gradient", roster, {peer: answer.result for peer, answer in averaged.items()})
     return {str(part): median_low(averaged[p].sq_norm for p in roster.replicas(part)) for part in roster.parts}
 
 

@@ -139,7 +139,7 @@ class Reconcile(Message):
 
 class Averaged(Message):
     """The group's result as this member has it. ``digest`` is empty for a peer that holds no part, else it is
-    ``signed`` (:mod:`swarm.step.ties`).
+    ``signed`` with the norm (:mod:`swarm.step.ties`).
 
     With a ``failure`` there is no result: ``culprit`` is whom it broke on, as far as that is known (the member itself
     when it could not make its sum equal to what counts), ``missing`` the microbatches that it then lacked. ``rows`` is
@@ -160,6 +160,12 @@ class Averaged(Message):
     heard: Annotated[dict[PeerIdField, MeasuredLink], Field(max_length=1024)] = {}
     rows: Annotated[bytes, Field(max_length=64)] = b""
     signed: Annotated[bytes, Field(max_length=64)] = b""
+
+    @property
+    def result(self) -> str:
+        """What its replica signs, and others of its part must have too: ``digest/norm``, the norm's bits in hex. Empty
+        without a digest."""
+        return f"{self.digest}/{self.sq_norm.hex()}" if self.digest else ""
 
 
 class Apply(Message):

@@ -22,7 +22,7 @@ from swarm.errors import Violation
 from swarm.ids import PartName, PeerId, RunId, stage_of
 from swarm.network.protocols import Rpc
 from swarm.schema import Count, DigestField, Empty, Message, PartField, PeerIdField, SignatureField
-from swarm.step.decisions import Disagreement
+from swarm.step.decisions import Disagreement, alike
 from swarm.step.messages import Apply, Reconcile
 
 What = Literal["gradient", "weights"]
@@ -30,13 +30,13 @@ What = Literal["gradient", "weights"]
 
 class Statement(Message):
     """What one replica signed as its result of one attempt at its part. ``asked`` is the hash of what it computed it
-    from, as far as the leader said it (:func:`asked_for`)."""
+    from, as far as the leader said it (:meth:`Asked.inputs`). ``digest`` is followed by the norm for a gradient."""
 
     peer: PeerIdField
     attempt: Count
     what: What
     asked: DigestField
-    digest: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16,64}$")]
+    digest: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16,64}(/0x[01]\.[0-9a-f]{1,13}p[+-][0-9]{1,4})?$")]
     signature: SignatureField
 
 
@@ -80,7 +80,7 @@ class ResultSigning:
             digests = {PeerId(one.peer): one.digest for one in said}
             if len(digests) != len(said) or not set(digests) <= set(replicas) <= {*digests, *gone}:
                 raise Violation(f"a tie of {part} is between all its replicas that are there")
-            if len(set(digests.values())) < 2 or Disagreement("", part, digests).dissenters:
+            if Disagreement("", part, digests).dissenters or all(alike(said[0].digest, one.digest) for one in said):
                 raise Violation(f"the replicas of {part} were not tied")
             for one in said:
                 signed = self.data(part, one.attempt, one.what, one.asked, one.digest)

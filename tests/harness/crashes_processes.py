@@ -108,12 +108,6 @@ class _Group(PeerGroup):
                 self.start(self._settings[one.name])
         return [one for one in exits if one.code != KILLED]
 
-    @property
-    def scratch(self) -> Path:
-        """What its processes have as temporary directory."""
-        assert self._scratch is not None
-        return self._scratch
-
 
 class _View(RunView):
     def __init__(self) -> None:
@@ -178,7 +172,8 @@ class _Fates:
             yield
 
     def _burden(self) -> Burden:
-        bootstrap = psutil.Process(self._group.pids[BOOTSTRAP])
+        bootstrap, scratch = psutil.Process(self._group.pids[BOOTSTRAP]), self._group._client.scratch
+        assert scratch is not None
         memory = bootstrap.memory_full_info()
         return Burden(
             memory_bytes=memory.rss,
@@ -186,7 +181,7 @@ class _Fates:
             descriptors=bootstrap.num_fds(),
             threads=bootstrap.num_threads(),
             processes=len(children_of(os.getpid())),
-            files=sum(1 for _ in self._group.scratch.rglob("*")),
+            files=sum(1 for _ in scratch.rglob("*")),
         )
 
 

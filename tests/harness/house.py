@@ -135,7 +135,9 @@ def heavy_objects(sources: Iterable[Source]) -> dict[str, int]:
     found: dict[str, int] = {}
     for source in sources:
         for node in ast.walk(source.tree):
-            for method in node.body if isinstance(node, ast.ClassDef) else ():
+            if not isinstance(node, ast.ClassDef):
+                continue
+            for method in node.body:
                 if isinstance(method, ast.FunctionDef) and method.name == "__init__":
                     count = len(_attributes_set(method))
                     if count > MAX_ATTRIBUTES:

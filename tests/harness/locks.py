@@ -117,7 +117,7 @@ def main(arguments: list[str]) -> int:
         pins.write_text(
             "".join(path.read_text() for path in (LOCKS / "dev.txt", LOCKS / "torch-cuda.txt") if path.exists())
         )
-        everything = _compile(BUILD, pins, "--extra", "dev", *arguments, *project)
+        everything = _compile(BUILD, pins, "--all-extras", *arguments, *project)
         pins.write_text(everything)
         texts = split(everything, _compile([], pins, *project), _compile(BUILD, pins))
     (version,) = re.findall(r"^torch===(\S+)", texts["torch-cuda.txt"], re.MULTILINE)

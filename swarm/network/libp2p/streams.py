@@ -194,7 +194,10 @@ class StreamServer:
 
     def accept(self, peer: PeerId, protocol: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve a stream; where there are too many another gives way. A peer has few of each kind: the oldest goes, it
-        is what a dial after a break left."""
+        is what a dial after a break left. One of a stranger that flooded us is closed at once."""
+        if self._strangers.barred(peer):
+            writer.close()
+            return
         same = [
             task
             for task, served in self._serving.items()

@@ -150,6 +150,7 @@ class ServerStream:
         coming meanwhile: no honest peer asks for so much at once."""
         self._ahead = self._ahead + 1 if self._link.paused else 0
         if self._ahead > MAX_AHEAD:
+            self.strangers.bar(self.peer)
             raise Violation("more calls at once than a peer that is no member may make")
         if self._budget is None:
             self._budget = self.strangers.stream()

@@ -1,7 +1,8 @@
 """Bounds on what peers that are no members of the run may cost: identities are free, so all of them share one budget.
 
 Nobody is turned away for calling too often: reading from the stream pauses until the budget has room, as TCP does, so a
-peer that joins slows down with the rest. A peer that sends more than :data:`MAX_AHEAD` frames into a pause is cut off.
+peer that joins slows down with the rest. A peer that sends more than :data:`MAX_AHEAD` frames into a pause is cut off,
+and may open no stream for :data:`BARRED_S`: an identity costs nothing, but each needs a connection of its own.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ MAX_AHEAD = 64
 """Frames that a stream may deliver while it pauses: what a joiner may have asked in one go."""
 
 
+BARRED_S, MAX_BARRED = 30.0, 1024
+
+
 class StrangerBudget:
     """What all strangers together may send. ``known`` tells who is no stranger; nobody is one until it is set.
 
@@ -45,12 +49,24 @@ class StrangerBudget:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._barred: dict[PeerId, float] = {}
         self._all = TokenBucket(ALL_FRAMES_S, ALL_AT_ONCE)
         self.known: Callable[[PeerId], bool] = lambda peer: True
 
     def expect(self, peers: int) -> None:
         """Leave room for so many peers that are to join."""
         self._all.change(ALL_FRAMES_S + peers * EXPECTED_FRAMES_S, self._clock.monotonic())
+
+    def bar(self, peer: PeerId) -> None:
+        """Serve no stream that this peer opens for a while. Of too many the one barred first is forgotten."""
+        self._barred.pop(peer, None)
+        self._barred[peer] = self._clock.monotonic() + BARRED_S
+        if len(self._barred) > MAX_BARRED:
+            del self._barred[next(iter(self._barred))]
+
+    def barred(self, peer: PeerId) -> bool:
+        """Whether streams of this peer are not served now."""
+        return self._barred.get(peer, 0.0) > self._clock.monotonic() and not self.known(peer)
 
     def stream(self) -> StreamBudget:
         """Return the budget of one new stream, whose opening counts with its first frame."""

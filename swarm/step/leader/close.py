@@ -236,7 +236,7 @@ class Leading:
         """Who differs from what most replicas of a part have is unfit: the step closes without it, so it is cut off and
         gets the state anew. When no answer is that of most, nobody knows which is right: all compute theirs anew, and
         after a second time a copy of the part takes over (:meth:`Rescuing.break_tie`)."""
-        self.closing.events.emit(DigestMismatch(step=self.step, part=found.part, digests=found.digests))
+        self.closing.events.emit(DigestMismatch(step=self.step, part=found.part, digests=dict(found.shown)))
         dissenters = found.dissenters or await self._rescuing.break_tie(found, asked, signed)
         if not dissenters:
             self.closing.waiting(awaited_agreement(self._roster, found.part, found.digests))

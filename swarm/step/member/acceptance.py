@@ -12,7 +12,7 @@ from swarm.consensus.records import CloseRecord, Decision, check_acceptances, ch
 from swarm.consensus.roster import Roster, lost_parts, needed, part_lost, with_work
 from swarm.errors import Busy, OutOfSync, Refused, RunEnded, Violation
 from swarm.ids import PartName, PeerId
-from swarm.step.decisions import ATTEMPTS_PER_TERM, given_up, totals
+from swarm.step.decisions import ATTEMPTS_PER_TERM, NORM_TOLERANCE, given_up, totals
 from swarm.step.member.open_step import Mean, OpenStep
 from swarm.step.messages import Apply, Propose, Reconcile
 from swarm.step.rules import StepRules
@@ -44,11 +44,13 @@ class AcceptanceRules:
                 raise Refused(f"{contribution.microbatch} counts, and its trainer is not there with its ends")
 
     def check_norms(self, roster: Roster, name: PartName | None, mean: Mean, body: Apply) -> None:
-        """Raises Violation where the norms that the parts' caps follow from lack a part, or give ours another norm than
-        it has. (Squares may have been added up in another order.)"""
+        """Raises Violation where the norms that the caps and the clip factor follow from lack a part, or give ours
+        another norm than it has, and where the clip factor is not what follows from them."""
         if set(body.sq_norms) != set(roster.parts):
             raise Violation("the norms are not those of the run's parts")
-        if name is not None and not math.isclose(body.sq_norms[name], mean.answer.sq_norm, rel_tol=1e-9):
+        if body.clip != (clip := self._rules.clipped(body.sq_norms).clip):
+            raise Violation(f"a clip factor of {body.clip} where the parts' norms give {clip}")
+        if name is not None and not math.isclose(body.sq_norms[name], mean.answer.sq_norm, rel_tol=NORM_TOLERANCE):
             raise Violation(f"a squared norm of {body.sq_norms[name]} for {name}: it is {mean.answer.sq_norm} here")
 
     def over(self, roster: Roster, part: PartName, gone: Mapping[PeerId, str]) -> RunEnded:

@@ -135,8 +135,8 @@ def test_request_comes_back() -> None:
     packed = pack_request("a/1/b", 2, 3, Holder())
     assert len(packed[0]) <= MAX_HEAD_BYTES
     envelope = unpack_request(b"".join(packed))
-    assert envelope == ("a/1/b", 2.0, 3, packed[1])
     assert decode(Holder, unpack(envelope.body)) == Holder()
+    assert envelope == ("a/1/b", 2.0, 3, packed[1])
 
 
 def test_request_whose_body_is_malformed_is_opened_all_the_same() -> None:

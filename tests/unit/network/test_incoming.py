@@ -126,3 +126,14 @@ async def test_streams_that_come_all_at_once_leave_as_many_as_there_may_be(door:
         reader, writer = await asyncio.open_connection(sock=theirs)
         door.incoming.accept(PeerId(f"stranger{number}"), "control", reader, writer)
     await eventually(lambda: door.incoming.open == MOST, what="as many streams as there may be")
+
+
+async def test_stream_of_a_stranger_that_was_barred_is_closed_at_once_and_a_members_is_served(door: Door) -> None:
+    flooder = PeerId("flooder")
+    door.incoming.bound_strangers(lambda peer: peer == MEMBER)
+    for peer in (flooder, MEMBER):
+        door.incoming._strangers.bar(peer)
+    assert await ended(await door.knock(flooder))
+    assert door.incoming.open == 0
+    await door.call(await door.knock(MEMBER))
+    assert door.incoming.open == 1

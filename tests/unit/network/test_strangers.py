@@ -22,11 +22,13 @@ from swarm.network.rpc.link import ByteMeter, Link
 from swarm.network.rpc.server import ServerStream
 from swarm.network.rpc.strangers import (
     ALL_AT_ONCE,
+    BARRED_S,
     BYTES_A_FRAME,
     FRAMES_AT_ONCE,
     FRAMES_S,
     LONGEST_PAUSE_S,
     MAX_AHEAD,
+    MAX_BARRED,
     MAX_STRANGER_BODY_BYTES,
     STREAM_FRAMES,
     StrangerBudget,
@@ -169,9 +171,23 @@ async def test_stranger_s_stream_pauses_when_its_budget_is_spent_and_goes_on(mon
 async def test_stranger_who_floods_while_it_is_to_pause_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.network.rpc.server.MAX_AHEAD", 20)
     many = int(FRAMES_AT_ONCE) + 200
-    async with door(STRANGER) as (_, caller):
+    async with door(STRANGER) as (opened, caller):
         caller.send(b"".join(say(call) for call in range(1, many)))
         assert b"more calls at once" in await told(caller)
+        assert (opened.budget.barred(STRANGER), opened.budget.barred(MEMBER)) == (True, False)
+        opened.clock.now += BARRED_S
+        assert not opened.budget.barred(STRANGER)
+
+
+def test_those_that_are_barred_are_few_and_a_member_is_never_one() -> None:
+    budget = StrangerBudget(FrozenClock())
+    budget.known = lambda peer: peer == MEMBER
+    for number in range(MAX_BARRED + 1):
+        budget.bar(PeerId(f"peer-{number}"))
+    assert not budget.barred(PeerId("peer-0")), "the first one is forgotten"
+    assert budget.barred(PeerId(f"peer-{MAX_BARRED}"))
+    budget.bar(MEMBER)
+    assert not budget.barred(MEMBER), "it was a stranger when it flooded, and has joined"
 
 
 def test_all_strangers_share_one_budget_and_new_streams_count() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -17,7 +19,7 @@ from tests.harness.rigs.optim import MODEL, data, microbatch
 SCALARS = {"lr": 0.01, "clip": 0.9}
 
 
-def parts(model: GptConfig = MODEL, ends: str = "private", accumulator: str = "float32") -> list[TrainedPart]:
+def parts(model: GptConfig = MODEL, ends: str = "private", accumulator: str = "float32") -> Any:
     weights, found = family_of(model).initial_weights(0), []
     for spec in family_of(model).parts(SplitConfig(stages=2, ends=ends)):
         part = TrainedPart(spec, model, AdamW(OptimizerConfig()), accumulator=accumulator)
@@ -56,7 +58,7 @@ def test_part_steps_equal_the_whole_model_bit_for_bit() -> None:
     for step in range(3):
         counted = 0
         for position in (2 * step, 2 * step + 1):
-            loss_sum, tokens = journey(*cut, position)
+            loss_sum, tokens = journey(*cut, position=position)
             expected, _, graph = whole.forward_loss(*data(position), seed=position)
             assert loss_sum == expected
             whole.accumulate(microbatch(position), whole.backward(graph, None)[1])
@@ -73,7 +75,7 @@ def test_part_learns_one_microbatch_by_heart() -> None:
     cut = parts()
     losses = []
     for _ in range(25):
-        loss_sum, tokens = journey(*cut, 0)
+        loss_sum, tokens = journey(*cut, position=0)
         losses.append(loss_sum / tokens)
         for part in cut:
             close(part, tokens)
@@ -92,7 +94,7 @@ def test_part_hosted_first_stage_gives_no_input_gradient() -> None:
 
 def test_part_prepare_shows_nothing_before_swap() -> None:
     cut = parts()
-    journey(*cut, 0)
+    journey(*cut, position=0)
     stage = cut[0]
     before, x = stage.snapshot(), torch.ones((1, 4, 32))
     output = stage.forward(x, seed=None, graph=False)[0]
@@ -120,7 +122,7 @@ def test_part_graph_from_before_a_swap_gives_the_old_weights_gradient() -> None:
     x = torch.linspace(-1, 1, 128).view(1, 4, 32)
     expected = cut[0].backward(cut[0].forward(x, seed=None)[1], x)[0]
     _, graph = cut[0].forward(x, seed=None)
-    journey(*cut, 0)
+    journey(*cut, position=0)
     close(cut[0], 32)
     assert torch.equal(cut[0].backward(graph, x)[0], expected)
 
@@ -128,9 +130,9 @@ def test_part_graph_from_before_a_swap_gives_the_old_weights_gradient() -> None:
 def test_part_reverse_leaves_the_others_exactly_in_float64() -> None:
     with_more, without = parts(accumulator="float64"), parts(accumulator="float64")
     for position in range(3):
-        journey(*with_more, position)
+        journey(*with_more, position=position)
     for position in (2, 0):
-        journey(*without, position)
+        journey(*without, position=position)
     stage, ends = with_more[1], with_more[2]
     hidden, _ = with_more[0].forward(ends.embed(data(1)[0], seed=1)[0], seed=1, graph=False)
     output, graph = stage.forward(hidden, seed=1)
@@ -178,7 +180,7 @@ def test_part_in_bfloat16_keeps_float32_masters_and_refreshes_its_copies() -> No
     before = cut[0].forward(x, seed=None, graph=False)[0]
     assert before.dtype == torch.bfloat16
     for _ in range(3):
-        loss_sum, tokens = journey(*cut, 0)
+        loss_sum, tokens = journey(*cut, position=0)
         for part in cut:
             close(part, tokens)
     assert all(view.dtype == torch.float32 for view in cut[0].snapshot().weights.values())

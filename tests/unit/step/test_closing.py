@@ -56,7 +56,19 @@ def test_global_norm_counts_every_part_once() -> None:
 def test_global_norm_is_not_what_one_of_three_replicas_claims(liar: str, claim: float) -> None:
     three = Roster([*ROSTER.members, listed("d")])
     said = {**answers(), PeerId("d"): averaged("a" * 16, 9.0)}
-    assert global_norm(three, {**said, PeerId(liar): averaged("a" * 16, claim)}) == 5.0
+    assert global_norm(three, said) == 5.0
+    with pytest.raises(Disagreement) as caught:
+        global_norm(three, {**said, PeerId(liar): averaged("a" * 16, claim)})
+    assert caught.value.dissenters == (liar,)
+
+
+def test_of_two_replicas_that_claim_two_norms_neither_is_believed_and_the_order_of_summation_is_no_claim() -> None:
+    said = answers()
+    near, far = (averaged("a" * 16, 9.0 * factor) for factor in (1 + 1e-12, 0.99))
+    assert global_norm(ROSTER, {**said, PeerId("b"): near}) == 5.0
+    with pytest.raises(Disagreement, match=r"squared norm 9.*squared norm 8\.91") as caught:
+        global_norm(ROSTER, {**said, PeerId("b"): far})
+    assert caught.value.dissenters == ()
 
 
 def test_global_norm_is_a_number_whatever_members_may_claim() -> None:

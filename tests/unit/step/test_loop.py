@@ -130,12 +130,12 @@ class _Both(StepCalls):
 
 def fit(home: Home) -> None:
     """Puppets answer as members with the same parts would."""
-    clip = clip_factor(8**0.5, RULES.clip_norm)
+    clip = clip_factor((2 * home.bench.average.squared_norm) ** 0.5, RULES.clip_norm)
     for puppet in home.stage.puppets.values():
         part = str(ROSTER[puppet.peer].part)
         puppet.gradient = hashlib.sha256(f"{part}|1".encode()).hexdigest()
         puppet.weights = weights_digest(part, 1, 0.5, clip)
-        puppet.sq_norm = 4.0
+        puppet.sq_norm = home.bench.average.squared_norm
 
 
 async def stop(running: asyncio.Task[None]) -> None:

@@ -93,10 +93,11 @@ async def test_member_asked_out_of_order_or_otherwise_refuses_and_goes_on(stage:
     [
         ("reconcile", apply(lr=0.25), "whose rate is 0.5"),
         ("reconcile", apply(clip=1.5), "clip factor 1.5"),
+        ("reconcile", apply(clip=1e-30), "clip factor of 1e-30 where the parts' norms give 1.0"),
         ("reconcile", apply(clip=0.0), "clip factor 0.0"),
-        ("reconcile", apply(stage_0=4.1), "squared norm of 4.1"),
+        ("reconcile", apply(stage_0=0.26), "squared norm of 0.26"),
         ("reconcile", apply(stage_1=4.0), "not those of the run's parts"),
-        ("reconcile", apply().model_copy(update={"sq_norms": {"stage-0": 4.0}}), "not those of the run's parts"),
+        ("reconcile", apply().model_copy(update={"sq_norms": {"stage-0": 0.25}}), "not those of the run's parts"),
         ("", reconcile(committed=COMMITTED[:1]), "1 microbatches"),
         ("", reconcile(committed=COMMITTED[::-1]), "2 microbatches"),
         ("", reconcile(committed=(COMMITTED[0], COMMITTED[0])), "1 of them different"),
@@ -129,11 +130,13 @@ async def test_member_takes_the_decision_with_its_proof_from_anybody() -> None:
 
 async def test_member_asked_for_other_scalars_prepares_those_and_accepts_no_others() -> None:
     bench = await brought_to("apply")
-    answer = await bench.ask(apply(clip=0.5))
-    assert (answer.digest, bench.part.prepared) == (weights_digest("stage-0", 1, 0.5, 0.5), 2)
+    other = apply(ends=4.0)
+    answer = await bench.ask(other)
+    assert (answer.digest, bench.part.prepared) == (weights_digest("stage-0", 1, 0.5, other.clip), 2)
     with pytest.raises(Refused, match="scalars"):
         await bench.ask(Propose(record=record()))
-    clipped = record(clip=0.5, digests={name: weights_digest(name, 1, 0.5, 0.5) for name in ("ends", "stage-0")})
+    digests = {name: weights_digest(name, 1, 0.5, other.clip) for name in ("ends", "stage-0")}
+    clipped = record(clip=other.clip, digests=digests)
     await bench.ask(Propose(record=clipped))
     await bench.ask(decide(clipped))
     assert bench.part.swapped == [answer.digest]
@@ -143,13 +146,14 @@ async def test_member_whose_part_is_far_out_caps_it_and_accepts_only_a_record_th
     bench = MemberBench()
     bench.average.squared_norm = 1e60
     await bench.ask(reconcile())
-    await bench.ask(apply(stage_0=1e60))
-    cap = 2.0 / 1e30  # the norm of the ends, which is the lower of two
-    digests = {"ends": weights_digest("ends", 1, 0.5, 1.0), "stage-0": weights_digest("stage-0", 1, 0.5, cap)}
+    far = apply(stage_0=1e60, ends=4.0)
+    await bench.ask(far)
+    clip, cap = far.clip, 2.0 / 1e30  # the norm of the ends, which is the lower of two
+    digests = {"ends": weights_digest("ends", 1, 0.5, clip), "stage-0": weights_digest("stage-0", 1, 0.5, clip * cap)}
     for caps in ({}, {"stage-0": 0.5}, {"stage-0": cap, "ends": 0.5}):
         with pytest.raises(Refused, match="caps"):
-            await bench.ask(Propose(record=record(digests=digests, caps=caps)))
-    capped = record(digests=digests, caps={"stage-0": cap})
+            await bench.ask(Propose(record=record(clip=clip, digests=digests, caps=caps)))
+    capped = record(clip=clip, digests=digests, caps={"stage-0": cap})
     await bench.ask(Propose(record=capped))
     await bench.ask(decide(capped))
     assert bench.part.swapped == [digests["stage-0"]]
@@ -320,7 +324,7 @@ async def test_member_whose_leader_hangs_up_while_averaging_answers_the_repetiti
     with pytest.raises(Refused, match="nothing was averaged"):
         await bench.ask(apply())
     bench.average.gate.set()
-    assert (await again).sq_norm == 4.0
+    assert (await again).sq_norm == 0.25
     assert (len(bench.average.begun), bench.average.cancelled) == (1, 0)
 
 

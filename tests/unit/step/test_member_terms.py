@@ -295,7 +295,7 @@ async def test_member_without_the_result_does_not_vote_on_a_record_of_this_term(
 
 async def test_member_with_another_result_votes_on_an_old_record_and_is_cut_off() -> None:
     bench = await brought_to("reconcile")
-    await bench.ask(apply(clip=0.5))
+    await bench.ask(apply(ends=4.0))
     await bench.ask(Propose(record=record(), term=1))
     await bench.ask(decide(record(), term=1))
     assert bench.position.cut_off

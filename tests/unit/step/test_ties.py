@@ -47,6 +47,8 @@ def test_two_ties_that_both_replicas_signed_are_a_proof() -> None:
     SIGNING.check(tied(), ROSTER, (), verify)
     three = Roster([*ROSTER.members, listed(C)])
     SIGNING.check(tied(), three, (C,), verify)
+    norms = {"A": ONE + "/" + (4.0).hex(), "B": ONE + "/" + (0.0).hex()}  # one mean, of which one lies
+    SIGNING.check(tied(first=tie(1, **norms), second=tie(2, **norms)), ROSTER, (), verify)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +60,7 @@ def test_two_ties_that_both_replicas_signed_are_a_proof() -> None:
         ({"first": (said(A, ONE, 1, clip=0.9), said(B, OTHER, 1, clip=0.8))}, "one attempt each"),
         ({"first": (said(A, ONE, 1), said(B, OTHER, 1), said(B, OTHER, 1))}, "between all its replicas"),
         ({"first": tie(1, A=ONE, B=ONE)}, "not tied"),
+        ({"first": tie(1, A=f"{ONE}/0x1.0p+0", B=f"{ONE}/0x1.0000000000001p+0")}, "not tied"),
         ({"part": "ends"}, "nobody takes ends over"),
         ({"first": (said(A, ONE, 1), said(B, OTHER, 1, signer=A))}, "forged"),
         ({"first": (said(A, ONE, 1), said(T, OTHER, 1))}, "between all its replicas"),

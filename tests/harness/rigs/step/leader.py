@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from swarm.consensus.history import History
@@ -182,7 +183,7 @@ class Stage:
     def leading(self, term: int = 0) -> Leading:
         return Leading(self.closing, 1, term)
 
-    def asked(self, method: str) -> set[PeerId]:
+    def asked(self, method: str) -> AbstractSet[PeerId]:
         return {peer for peer, puppet in self.puppets.items() if method in puppet.asked}
 
     def die(self, peer: PeerId) -> Callable[[Any], Any]:

@@ -100,7 +100,7 @@ class FakeAverage:
         self.cancelled = 0
         self.gate: asyncio.Event | None = None
         self.error: Exception | None = None
-        self.squared_norm = 4.0
+        self.squared_norm = 0.25
 
     async def __call__(self, wanted: Round, sums: torch.Tensor) -> RoundResult:
         """See :class:`~swarm.step.member.open_step.Average`."""
@@ -272,9 +272,11 @@ def reconcile(
     return Reconcile(step=step, term=term, committed=committed, live=tuple(live), attempts=numbers)
 
 
-def apply(step: int = 1, lr: float = 0.5, clip: float = 1.0, *, term: int = 0, **sq_norms: float) -> Apply:
-    """Return the second question; the parts' squared norms are those of :class:`FakeAverage` but for ``sq_norms``."""
-    norms = dict.fromkeys(map(str, ROSTER.parts), 4.0) | {part.replace("_", "-"): n for part, n in sq_norms.items()}
+def apply(step: int = 1, lr: float = 0.5, clip: float | None = None, *, term: int = 0, **sq_norms: float) -> Apply:
+    """Return the second question; the parts' squared norms are those of :class:`FakeAverage` but for ``sq_norms``, and
+    ``clip`` is what follows from them, 1.0 if they are all as there."""
+    norms = dict.fromkeys(map(str, ROSTER.parts), 0.25) | {part.replace("_", "-"): n for part, n in sq_norms.items()}
+    clip = RULES.clipped(norms).clip if clip is None else clip
     return Apply(step=step, term=term, lr=lr, clip=clip, sq_norms=norms)
 
 
