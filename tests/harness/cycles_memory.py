@@ -21,7 +21,7 @@ from tests.harness.crashes import SHAPE, part_of
 from tests.harness.faults_memory import MemoryWorld
 from tests.harness.simulated import SimSwarm
 
-NAMES = ("host-0", "host-1", "host-2", "host-3", "trainer-0", "trainer-1")
+NAMES = ("host-0", "host-1", "host-2", "host-3", "trainer-0", "trainer-1", "trainer-2")
 KEPT = re.compile(r"history-\d+\.jsonl")
 """What a peer keeps, on purpose, of the history that it knew before the run went on without it."""
 PATIENCE_S = 300.0
@@ -57,7 +57,7 @@ def cycle(root: Path, *, rounds: int, seed: int = 1) -> Cycled:
 
 class _Cycles:
     def __init__(self, root: Path, seed: int) -> None:
-        shape = {**SHAPE, "run": {"steps": 1_000_000}}
+        shape = {**SHAPE, "trainers": 3, "run": {"steps": 1_000_000}}  # seven voters: the founder has no vote
         self._swarm = SimSwarm(root, links=Links.parse({"default": {"latency_ms": 20}}), **shape)
         self._world, self._rng = MemoryWorld(self._swarm), random.Random(seed)
 
