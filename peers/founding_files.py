@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from data_shards.tokenize import tokenizer_digest, train_tokenizer
 from peers.checkpoints.resume import Resumable, find_resumable
 from peers.console.words import another_path, command_name
 from peers.data.source import check_tokenizer
 from peers.data.text import built_in_corpus, read_corpus, sample_texts
+from peers.foreign_model import ForeignModel, check_parts, find_model
 from peers.manifest_file import write_manifest
 from peers.options.fields import settings_of
 from peers.options.model import Foundation
@@ -19,9 +23,12 @@ from peers.presets import load_preset, preset_names
 from swarm.config import Manifest, new_nonce, parse_manifest
 from swarm.disk import read_named, write_whole
 from swarm.errors import ConfigError, Incompatible, StateError
+from swarm.models.hf.hf_config import HfConfig
 
 TOKENIZER_FILE = "tokenizer.json"
 MANIFEST_FILE = "run.toml"
+FOR_FOREIGN = "finetune"
+"""The preset for a model that is named alone."""
 _PENDING = {"tokenizer": {"digest": "0" * 64}}
 """Stands for the tokenizer to come."""
 
@@ -29,12 +36,13 @@ _PENDING = {"tokenizer": {"digest": "0" * 64}}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Founded:
     """A run that can be served: its manifest, its tokenizer's JSON, and where that came from, in words. ``resumed`` is
-    what an old run goes on from."""
+    what an old run goes on from, ``model_files`` the directory whose weights a new one begins with."""
 
     manifest: Manifest
     tokenizer: bytes
     tokenizer_from: str
     resumed: Resumable | None = None
+    model_files: Path | None = None
 
     def write(self, into: Path) -> tuple[Path, Path]:
         """Write ``run.toml`` and ``tokenizer.json`` into a directory that has neither, and return their paths.
@@ -51,15 +59,22 @@ class Founded:
 
 
 def load_foundation(foundation: Foundation) -> dict[str, Any]:
-    """The manifest as TOML gives it, with the changes made; checked as far as it can be without a tokenizer.
+    """The manifest as TOML gives it, with the model that is named and the changes made; checked as far as it can be
+    without a tokenizer. Of a named model it tries whether it gives the same bits cut as whole: some seconds.
 
     Raises ConfigError for what is missing, unknown, malformed, or does not fit the model.
     """
-    if (foundation.preset is None) == (foundation.file is None):
+    foreign = _foreign(foundation)
+    if (foundation.preset is None) == (foundation.file is None) and (foreign is None or foundation.preset is not None):
         remedy = f"For instance: swarm new --preset {preset_names()[0]}. There are {', '.join(preset_names())}."
         given = None if foundation.file is None else str(foundation.file)
         raise ConfigError("RUN.toml", given, "either a RUN.toml or --preset", remedy)
-    document = load_preset(foundation.preset) if foundation.preset else _read_toml(foundation.file or Path())
+    if foundation.file is not None:
+        document = _read_toml(foundation.file)
+    else:
+        document = load_preset(foundation.preset or FOR_FOREIGN)
+    if foreign is not None:
+        document["model"] = _table(foreign, foundation)
     for dotted, value in foundation.changes.items():
         _change(document, dotted, value)
     try:
@@ -75,6 +90,7 @@ def make_run(foundation: Foundation, document: dict[str, Any]) -> Founded:
     Cost: nothing with a tokenizer, else some 2 s for the built-in text. Raises Incompatible for a tokenizer that is
     not the one the file names, ConfigError as :func:`load_foundation`.
     """
+    foreign = _foreign(foundation)
     named = document.get("tokenizer", {}).get("digest")
     tokenizer, source = _tokenizer(foundation, document, named)
     digest = tokenizer_digest(tokenizer)
@@ -86,7 +102,10 @@ def make_run(foundation: Foundation, document: dict[str, Any]) -> Founded:
     named_run = {"run": run | {"nonce": run.get("nonce") or new_nonce()}}
     manifest = parse_manifest(document | named_run | {"tokenizer": {"digest": digest}}, _origin(foundation))
     check_tokenizer(manifest, tokenizer)
-    return Founded(manifest=manifest, tokenizer=tokenizer, tokenizer_from=source)
+    if foreign is not None and isinstance(manifest.model, HfConfig):
+        check_parts(manifest.model, manifest.split)
+    files = None if foreign is None or foundation.from_scratch else foreign.directory.absolute()
+    return Founded(manifest=manifest, tokenizer=tokenizer, tokenizer_from=source, model_files=files)
 
 
 def resume_run(foundation: Foundation, home: Path | str | None) -> Founded:
@@ -110,6 +129,12 @@ def _tokenizer(foundation: Foundation, document: dict[str, Any], named: str | No
     beside = None if foundation.file is None else foundation.file.with_name(TOKENIZER_FILE)
     if foundation.tokenizer is not None:
         return _read(foundation.tokenizer), str(foundation.tokenizer)
+    foreign = _foreign(foundation)
+    if foreign is not None and foreign.tokenizer is not None:
+        return _read(foreign.tokenizer), str(foreign.tokenizer)
+    if foreign is not None and named is None and not foundation.text:
+        remedy = "Give its tokenizer.json (--tokenizer FILE), or text to make a new one from (--text FILE)."
+        raise ConfigError("--model", foundation.model, "a directory with a tokenizer.json", remedy)
     if named is not None:
         # What quickstart and swarm new leave lies together.
         if beside is None or not beside.is_file():
@@ -119,6 +144,33 @@ def _tokenizer(foundation: Foundation, document: dict[str, Any], named: str | No
     corpus = read_corpus(foundation.text) if foundation.text else built_in_corpus()
     vocab_size = parse_manifest(_PENDING | document, _origin(foundation)).model.vocab_size
     return train_tokenizer(sample_texts([corpus.documents]), vocab_size), corpus.name
+
+
+def _foreign(foundation: Foundation) -> ForeignModel | None:
+    """The model that is named, found once. Raises ConfigError for options that need one."""
+    if foundation.model is not None:
+        return _found(foundation.model)
+    if foundation.from_scratch:
+        raise ConfigError("--from-scratch", True, "only together with --model", "Name the model too, or leave it out.")
+    return None
+
+
+_found = functools.cache(find_model)
+
+
+def _table(foreign: ForeignModel, foundation: Foundation) -> dict[str, Any]:
+    """The ``[model]`` of a run with it, once it was tried."""
+    from swarm.models.hf.selftest import self_test
+
+    given: dict[str, Any] = {} if foundation.compute is None else {"compute": foundation.compute}
+    try:
+        model = foreign.model(scratch=foundation.from_scratch, context=foundation.context, **given)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        key, said = str(first["loc"][0]), first["msg"].lower()
+        raise ConfigError(f"--{key}", getattr(foundation, key, None), said, "Correct it, or leave it out.") from None
+    self_test(model).check(model.architecture)
+    return model.model_dump(mode="json")
 
 
 def _read(path: Path) -> bytes:

@@ -50,6 +50,7 @@ from swarm.membership.contact import (
 )
 from swarm.membership.membership import Membership
 from swarm.membership.roles import PeerContext
+from swarm.models.registry import family_of
 from swarm.monitoring.recorder import LoopLagProbe, Recorder
 from swarm.network.addresses import by_peer, parse_address
 from swarm.network.discovery.manifest import ManifestService
@@ -258,6 +259,7 @@ class Node:
         """Learn what the run is, become a member, and stay one until its last step is closed or it has left."""
         manifest, tokenizer = await self._find_run(endpoint)
         _check_stage(self._settings.options.stage, manifest)
+        await asyncio.to_thread(family_of(manifest.model).warm_up)
         if self._settings.run_directory is not None:
             directory = run_directory_of(self._settings.run_directory, manifest)
             await asyncio.to_thread(keep_run, directory, manifest, tokenizer)

@@ -36,6 +36,7 @@ class PeerSettings(BaseModel):
         manifest: For the bootstrap, which serves it; ``tokenizer`` too.
         ends_seed: Seed of the private ends' initial weights, for a bootstrap; None: a secret one. Whoever knows it can
             read what trainers send: give it only where all peers of the run are on this machine.
+        model_files: Directory of the model's files, for a bootstrap whose run begins with the weights in them.
         patience_s: How long a bootstrap waits for the peers that the run needs; None: for ever.
         run_directory: Where this machine keeps the run: manifest, tokenizer, and the checkpoints that its peers write
             and those they end with; ``{run}`` in it stands for the run's name and id.
@@ -59,6 +60,7 @@ class PeerSettings(BaseModel):
     manifest: Path | None = None
     tokenizer: Path | None = None
     ends_seed: Annotated[int | None, Field(ge=0, repr=False)] = None
+    model_files: Path | None = None
     patience_s: Annotated[float, Field(gt=0)] | None = PATIENCE_S
     run_directory: Path | None = None
     checkpoints_kept: Annotated[int, Field(ge=1)] | None = None
@@ -97,6 +99,7 @@ def member_settings(settings: PeerSettings) -> MemberSettings:
         dial_out_only=settings.options.dial_out_only,
         max_in_flight=settings.options.max_in_flight,
         ends_seed=settings.ends_seed,
+        model_files=settings.model_files,
         patience_s=settings.patience_s,
         history=settings.home / "history.jsonl",
         votes=settings.identity.with_name("vote"),

@@ -6,9 +6,12 @@ import shlex
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from peers.foreign_model import ChosenModel
 
 
 class EndsChoice(StrEnum):
@@ -33,6 +36,20 @@ def quickstart(
         typer.Option(
             metavar="FILE", help="Train on UTF-8 text; repeat for more files.  [default: Python's own documentation]"
         ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR|ID",
+            help="Train this model of transformers (extra hf): its directory, or OWNER/NAME on the hub.  "
+            "[default: our own]",
+        ),
+    ] = None,
+    from_scratch: Annotated[
+        bool, typer.Option("--from-scratch", help="With --model: begin with random weights, not the files'.")
+    ] = False,
+    tokens_in_a_row: Annotated[
+        int | None, typer.Option("--context", help="With --model: tokens in a row.  [default: 512, or what it has]")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write everything to this new directory.  [default: out/<date-time>]")
@@ -79,11 +96,26 @@ def quickstart(
         ends=ends.value,
         reproducible=reproducible,
         local_steps=local_steps,
+        chosen=_chosen(model, from_scratch, tokens_in_a_row),
     )
     options = QuickstartOptions(
         shape=shape, text=tuple(text or ()), out=out, report=report, device=device, json=as_json
     )
     raise typer.Exit(run_quickstart(options, SystemClock()))
+
+
+def _chosen(model: str | None, scratch: bool, context: int | None) -> ChosenModel | None:
+    """The model that is named, None for our own. Raises ConfigError."""
+    from swarm.errors import ConfigError
+
+    if model is not None:
+        from peers.foreign_model import choose_model
+
+        return choose_model(model, scratch=scratch, context=context)
+    if scratch or context is not None:
+        name, value = ("--from-scratch", "") if scratch else ("--context", str(context))
+        raise ConfigError(name, value, "only together with --model", "Name the model too, or leave it out.")
+    return None
 
 
 def _refuse_arguments(arguments: Sequence[str], text: Sequence[Path]) -> None:

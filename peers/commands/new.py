@@ -66,6 +66,7 @@ def new(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines
             name=who.name,
             manifest=manifest_file,
             tokenizer=tokenizer_file,
+            model_files=founded.model_files,
             **_resumed(founded),
             patience_s=None,
             control=place.control.absolute(),
@@ -169,7 +170,9 @@ def _founded(foundation: Foundation, options: PeerOptions, say: Callable[[str, s
 
     if foundation.resume:
         return resume_run(foundation, options.home)
+    if foundation.model is not None:
+        say("model", f"{foundation.model}: is tried, cut and whole; some seconds")
     document = load_foundation(foundation)
-    if foundation.tokenizer is None and "tokenizer" not in document:
+    if foundation.tokenizer is None and foundation.model is None and "tokenizer" not in document:
         say("tokenizer", "is made from text: some seconds")
     return make_run(foundation, document)

@@ -13,6 +13,7 @@ from data_shards.tokenize import tokenizer_digest, train_tokenizer
 from peers.console.interrupt import check
 from peers.console.words import count
 from peers.data.text import Corpus, sample_texts
+from peers.foreign_model import ChosenModel, check_parts
 from peers.home.run_directory import RunDirectory
 from peers.manifest_file import write_manifest
 from swarm.averaging.config import AveragingConfig, LocalConfig
@@ -20,7 +21,9 @@ from swarm.config import Manifest, RunConfig, StartWhen, TokenizerConfig, check_
 from swarm.disk import write_whole
 from swarm.errors import ConfigError, StateError
 from swarm.models.gpt_config import GptConfig
+from swarm.models.registry import AnyModel, family_of
 from swarm.models.spec import SplitConfig
+from swarm.optim.schedules import OptimizerConfig
 
 HELD_OUT_FRACTION = 0.05
 _MORE_TEXT = "Give more text, or ask for fewer --trainers."
@@ -29,7 +32,8 @@ _MORE_TEXT = "Give more text, or ask for fewer --trainers."
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunShape:
     """The user's choices for a local run. ``local_steps`` is the number of optimizer steps that each replica takes on
-    its own before all synchronise and a step of the run closes; 1: they average each batch's gradients."""
+    its own before all synchronise and a step of the run closes; 1: they average each batch's gradients. ``chosen`` is
+    the model, None: our own."""
 
     steps: int
     peers: int
@@ -39,6 +43,12 @@ class RunShape:
     ends: Literal["private", "hosted"]
     reproducible: bool
     local_steps: int = 1
+    chosen: ChosenModel | None = None
+
+    @property
+    def model(self) -> AnyModel:
+        """The run's ``[model]``."""
+        return GptConfig() if self.chosen is None else self.chosen.config
 
     @property
     def closes(self) -> int:
@@ -65,13 +75,18 @@ def make_manifest(shape: RunShape, tokenizer: str, nonce: str = "") -> Manifest:
             reproducible=shape.reproducible,
             start_when=StartWhen(stage_hosts=shape.peers, trainers=shape.trainers),
         ),
+        model=shape.model,
         split=SplitConfig(stages=shape.stages, ends=shape.ends),
+        optimizer=OptimizerConfig() if shape.chosen is None or shape.chosen.config.scratch else FINE_TUNING,
         tokenizer=TokenizerConfig(digest=tokenizer),
         averaging=_averaging(shape),
     )
     check_manifest(manifest)
     return manifest
 
+
+FINE_TUNING = OptimizerConfig(lr=2e-5, weight_decay=0.0)
+"""For weights that are trained already: small steps, and no pull to zero."""
 
 FEW_ROUNDS = LocalConfig(outer_lr=1.0, outer_momentum=0.0)
 """Plain averaging: in the few rounds of such a run DiLoCo's momentum makes up to seven steps of one (measured: 0.5 nats
@@ -111,7 +126,7 @@ def check_shape(shape: RunShape) -> None:
             "Leave one of them out.",
             why="the weights of replicas that train apart depend on which of them computed what",
         )
-    layers = GptConfig().layers
+    layers = family_of(shape.model).layers
     if shape.stages > layers:
         raise ConfigError("--stages", shape.stages, f"at most {layers}, the model's layers", "Ask for fewer stages.")
 
@@ -122,8 +137,13 @@ def prepare_run(shape: RunShape, corpus: Corpus, directory: RunDirectory) -> Pre
     Imports no torch. Raises ConfigError when there is too little text, StateError when the disk refuses.
     """
     split = _split(corpus, shape)
-    tokenizer_json = train_tokenizer(sample_texts(split.shards), GptConfig().vocab_size)
+    if shape.chosen is None:
+        tokenizer_json = train_tokenizer(sample_texts(split.shards), GptConfig().vocab_size)
+    else:
+        tokenizer_json = shape.chosen.tokenizer
     manifest = make_manifest(shape, tokenizer_digest(tokenizer_json), new_nonce())
+    if shape.chosen is not None:
+        check_parts(shape.chosen.config, manifest.split)
     check()
     shards = []
     for trainer, documents in enumerate(split.shards):

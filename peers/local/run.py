@@ -95,6 +95,7 @@ class LocalRun:
             manifest=self.directory.manifest.absolute(),
             tokenizer=self.directory.tokenizer.absolute(),
             ends_seed=self.manifest.run.seed,
+            model_files=None if self.shape.chosen is None else self.shape.chosen.files,
             options=LOCAL,
         )
 

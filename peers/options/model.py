@@ -207,6 +207,28 @@ class Foundation:
     preset: Annotated[
         str | None, Option(metavar="NAME", of=_NEW, help="Use a preset instead of a file: tiny, small or medium.")
     ] = None
+    model: Annotated[
+        str | None,
+        Option(
+            metavar="DIR|ID[@REV]",
+            of=_NEW,
+            help="Train this model of transformers: its directory, or OWNER/NAME on the hub. Needs the extra hf.",
+            default="our own transformer",
+        ),
+    ] = None
+    from_scratch: Annotated[
+        bool, Option(of=_NEW, help="With --model: begin with random weights, not with those of the files.")
+    ] = False
+    context: Annotated[
+        int | None,
+        Option(
+            metavar="N", of=_NEW, manifest="model.context", help="Tokens in a row, at most those that the model has."
+        ),
+    ] = None
+    compute: Annotated[
+        str | None,
+        Option(metavar="DTYPE", of=_NEW, manifest="model.compute", help="Compute in float32 or bfloat16."),
+    ] = None
     name: Annotated[
         str | None, Option(metavar="NAME", of=_NEW, manifest="run.name", help="Name of the run, for people.")
     ] = None

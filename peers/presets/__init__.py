@@ -12,8 +12,8 @@ from swarm.errors import ConfigError
 
 
 def preset_names() -> list[str]:
-    """The names there are, smallest model first."""
-    sized = [(load_preset(name)["model"]["dim"], name) for name in _found()]
+    """The names of those that have a model of our own, smallest first; the others are for one that is named."""
+    sized = [(model["dim"], name) for name in _found() if (model := load_preset(name).get("model"))]
     return [name for _, name in sorted(sized)]
 
 

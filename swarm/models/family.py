@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -146,7 +147,8 @@ class ModelFamily(ABC):
     def build(self, spec: PartSpec) -> PartModule:
         """Return the module of one part, its state on the meta device, other buffers on the CPU: costs no memory.
 
-        Give it weights with :func:`~swarm.models.layout.install_weights` before use.
+        Give it weights with :func:`~swarm.models.layout.install_weights` before use. Raises ConfigError where no module
+        can be made of the config on this machine.
         """
 
     @abstractmethod
@@ -156,12 +158,23 @@ class ModelFamily(ABC):
     # --- state ---------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def initial_weights(self, seed: int, spec: PartSpec | None = None) -> dict[str, Tensor]:
+    def initial_weights(self, seed: int, spec: PartSpec | None = None, files: Path | None = None) -> dict[str, Tensor]:
         """Return the float32 CPU state by name that a run begins with: of one part, or of the whole model.
 
-        The same for every cut of the model. Raises StateError where it comes from files and these are not as they
-        should be.
+        The same for every cut of the model.
+
+        Args:
+            seed: Of random weights.
+            spec: The part; None for the whole model.
+            files: The directory of the model's files, where the family reads any.
+
+        Raises:
+            StateError: It comes from files, and these are not there or not as they should be.
         """
+
+    def warm_up(self) -> None:  # noqa: B027 - most have nothing to do
+        """Do now what the first :meth:`build` would take seconds for. Blocking, and safe in a thread of its own. Raises
+        ConfigError as :meth:`build`."""
 
     def decayed(self, module: PartModule) -> frozenset[str]:
         """Return the names of the parameters that weight decay pulls at: matrices, but no table of embeddings, whose

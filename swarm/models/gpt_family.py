@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -52,7 +53,7 @@ class GptFamily(ModelFamily):
         """See :class:`~swarm.models.family.ModelFamily`."""
         return TensorSpec((rows, sequence, self._model.dim), self._model.compute)
 
-    def initial_weights(self, seed: int, spec: PartSpec | None = None) -> dict[str, Tensor]:
+    def initial_weights(self, seed: int, spec: PartSpec | None = None, files: Path | None = None) -> dict[str, Tensor]:
         """See :class:`~swarm.models.family.ModelFamily`. Norms are 1; matrices normal with deviation 0.02, those that
         write to the residual stream divided by √(2·layers) (GPT-2, Radford et al. 2019, §2.3)."""
         shapes = {name: tuple(p.shape) for name, p in self.build(spec or self.whole).named_parameters()}

@@ -16,6 +16,8 @@ from pydantic_core import InitErrorDetails
 from swarm.models.family import ModelFamily
 from swarm.models.gpt_config import GptConfig
 from swarm.models.gpt_family import GptFamily
+from swarm.models.hf.hf_config import HfConfig
+from swarm.models.hf.hf_family import HfFamily
 from swarm.models.spec import ModelConfig
 from swarm.schema import Section
 
@@ -31,6 +33,7 @@ class RegisteredFamily:
 FAMILIES: Mapping[str, RegisteredFamily] = MappingProxyType(
     {
         "gpt": RegisteredFamily(GptConfig, GptFamily),
+        "hf": RegisteredFamily(HfConfig, HfFamily),
     }
 )
 
@@ -62,5 +65,5 @@ def _read(table: object) -> object:
     return config_type(table).model_validate(table) if isinstance(table, dict) else table
 
 
-AnyModel = Annotated[GptConfig, BeforeValidator(_read)]
+AnyModel = Annotated[GptConfig | HfConfig, BeforeValidator(_read)]
 """The union of all families' configs, which ``family`` tells apart; our own where it is left out."""

@@ -113,7 +113,7 @@ class ForeignFamily(ModelFamily):
     def boundary(self, rows: int, sequence: int) -> TensorSpec:
         return TensorSpec((rows, sequence, self._model.theirs["width"]), "float32")
 
-    def initial_weights(self, seed: int, spec: PartSpec | None = None) -> dict[str, Tensor]:
+    def initial_weights(self, seed: int, spec: PartSpec | None = None, files: Path | None = None) -> dict[str, Tensor]:
         try:
             with safe_open(self._model.source, framework="pt") as file:
                 return {name: file.get_tensor(name) for name in state_of(self.build(spec or self.whole))}

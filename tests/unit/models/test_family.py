@@ -162,7 +162,7 @@ def test_family_that_there_is_not_is_a_mistake_that_names_those_that_there_are(n
     with pytest.raises(ConfigError) as caught:
         parse_manifest(document(family=name), "run.toml")
     assert caught.value.key == "model.family"
-    assert caught.value.allowed == "'gpt'"
+    assert caught.value.allowed == "'gpt' or 'hf'"
 
 
 def test_keys_that_a_family_does_not_have_are_told_with_its_own() -> None:

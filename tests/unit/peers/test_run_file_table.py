@@ -22,8 +22,9 @@ _OF_ITSELF = {"run.nonce": "random"}
 def _keys(section: type[Section], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted key, default) of every setting; the default of one that has none is None."""
     for name, field in section.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            yield from _keys(field.annotation, f"{prefix}{name}.")
+        kind = type(field.default) if isinstance(field.default, Section) else field.annotation  # of several: our own
+        if isinstance(kind, type) and issubclass(kind, Section):
+            yield from _keys(kind, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", None if field.default is PydanticUndefined else field.default
 

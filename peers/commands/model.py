@@ -1,0 +1,104 @@
+"""``swarm model check``: what a model of transformers is made of, how it may be cut, what a peer needs for a part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from peers.foreign_model import ForeignModel, find_model
+from swarm.errors import ConfigError, StateError
+from swarm.models.spec import SplitConfig
+
+SCHEMA = 1
+BYTES_A_PARAMETER = 28
+"""Of who trains a part: weights and two moments, the same of the next step, and the sum of a step, in float32."""
+
+
+def examine(given: str, *, stages: int, context: int | None) -> dict[str, Any]:
+    """Return the facts of a model, for ``--json``. Builds it without weights, tries a small one of its kind.
+
+    Raises ConfigError where it cannot be trained here; the error says why.
+    """
+    found = find_model(given, "DIR")
+    model = found.model(context=context)
+    from swarm.models.hf.hf_family import HfFamily, anatomy_of
+    from swarm.models.hf.selftest import self_test
+
+    family, anatomy = HfFamily(model), anatomy_of(model)
+    tried = self_test(model)
+    parts = []
+    for spec in family.parts(SplitConfig(stages=min(stages, model.layers), ends="private")):
+        cost = family.cost(spec, model.context)
+        parts.append({
+            "part": spec.name,
+            "layers": [spec.first_layer, spec.last_layer],
+            "parameters": cost.parameters,
+            "training_bytes": BYTES_A_PARAMETER * cost.parameters,
+            "download_bytes": 12 * cost.parameters,
+            "gflops_a_row": round(3 * cost.forward_flops * model.context / 1e9, 3),
+        })  # fmt: skip
+    return {
+        "schema": SCHEMA,
+        "model": family.described,
+        "architecture": model.architecture,
+        "attention": model.attention,
+        "layers": {"path": anatomy.path, "count": anatomy.count, "given": list(anatomy.given)},
+        "before": list(anatomy.before),
+        "after": list(anatomy.after),
+        "stages": [1, model.layers],
+        "ends": _ends(family),
+        "packing": tried.packs,
+        "self_test": {"difference": tried.plain, "leak": tried.leaks, "future": tried.future},
+        "tokenizer": None if found.tokenizer is None else found.tokenizer.name,
+        "files": _files(found),
+        "parts": parts,
+        "trainable": tried.equal and tried.causal,
+        "boundary_bytes_a_row": family.boundary(1, model.context).elements * (4 if model.compute == "float32" else 2),
+    }
+
+
+def lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Return the facts as (label, text), for people."""
+    low, high = facts["stages"]
+    layers, files, tried = facts["layers"], facts["files"], facts["self_test"]
+    yield "model", facts["model"]
+    yield "layers", f"{layers['count']} in {layers['path']}, each given {', '.join(layers['given']) or 'nothing else'}"
+    yield "ends", f"before them {', '.join(facts['before'])}; after them {', '.join(facts['after'])}"
+    yield "cut", f"into {low} to {high} stages, ends {' or '.join(facts['ends'])}"
+    same = "the bits of the whole" if facts["trainable"] else f"NOT the bits of the whole: {tried['difference']:g}"
+    yield "self-test", f"cut, logits and gradients are {same}; no token sees a later one ({tried['future']:g})"
+    kept = "kept apart" if facts["packing"] else 'NOT kept apart: only packing = "stream"'
+    yield "packing", f"documents in a row are {kept} ({tried['leak']:.2g})"
+    yield "tokenizer", facts["tokenizer"] or "none: give one with --tokenizer"
+    yield "weights", f"{files['count']} files, {files['bytes'] / 1e9:.3g} GB" if files["count"] else str(files["error"])
+    for part in facts["parts"]:
+        first, last = part["layers"]
+        of = f"layers {first} to {last - 1}" if last > first else "embedding and head"
+        yield (
+            part["part"],
+            (
+                f"{of}: {part['parameters']:,} parameters; training takes {part['training_bytes'] / 1e9:.3g} GB and "
+                f"activations, joining downloads {part['download_bytes'] / 1e9:.3g} GB"
+            ),
+        )
+    yield "between", f"{facts['boundary_bytes_a_row'] / 1e6:.3g} MB a row cross each boundary, each way"
+
+
+def _ends(family: Any) -> list[str]:
+    hosted = family.parts(SplitConfig(stages=min(2, family.layers), ends="hosted"))
+    try:
+        for spec in hosted:
+            family.build(spec)
+    except ConfigError:
+        return ["private"]
+    return ["private", "hosted"]
+
+
+def _files(found: ForeignModel) -> dict[str, Any]:
+    from swarm.models.hf.files import weight_files
+
+    try:
+        files = weight_files(found.directory)
+    except StateError as error:
+        return {"count": 0, "bytes": 0, "error": str(error)}
+    return {"count": len(files), "bytes": sum(path.stat().st_size for path in files), "error": ""}

@@ -1,0 +1,178 @@
+"""Find a model of ``transformers`` that a person names, and say what a run's ``[model]`` says of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from peers.console.words import another_path
+from swarm.errors import ConfigError
+from swarm.models.hf.hf_config import ARCHITECTURES, MAX_CONFIG_BYTES, POSITION_KEYS, canonical, numbers_of, read_config
+from swarm.models.spec import DType, SplitConfig
+
+if TYPE_CHECKING:
+    from swarm.models.hf.hf_config import HfConfig
+
+CONTEXT = 512
+"""Tokens in a row where nothing is said: more costs memory that grows with it."""
+HUB_ID = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96})(@(?P<revision>[\w./-]{1,100}))?")
+_CACHED = re.compile(r"models--(?P<owner>[\w.-]+?)--(?P<name>[\w.-]+)/snapshots/(?P<revision>[0-9a-f]{40})$")
+_WANTED = ["*.safetensors", "*.json", "*.jinja"]
+OPTION = "--model"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignModel:
+    """A model that is on this machine: its directory, where it came from, and its checked config as canonical JSON."""
+
+    directory: Path
+    source: str
+    revision: str
+    config: str
+
+    @property
+    def tokenizer(self) -> Path | None:
+        """Its tokenizer.json, if there is one."""
+        path = self.directory / "tokenizer.json"
+        return path if path.is_file() else None
+
+    def model(self, *, scratch: bool = False, context: int | None = None, compute: DType = "float32") -> HfConfig:
+        """Return the ``[model]`` of a run with it.
+
+        Builds it without weights, to learn its numbers and with which attention it runs: a second or two.
+
+        Args:
+            scratch: Begin with random weights.
+            context: Tokens in a row; None for a usual number that the model has positions for.
+            compute: The dtype that it is computed in.
+
+        Raises:
+            ConfigError: It cannot be built, or its layers cannot be parted.
+        """
+        from swarm.models.hf.hf_family import HfFamily, require_transformers
+
+        require_transformers()
+        from swarm.models.hf.hf_config import HfConfig
+        from swarm.models.hf.skeleton import their_config
+
+        text = their_config(self.config).get_text_config()
+        most = max(numbers_of(json.loads(self.config), POSITION_KEYS), default=CONTEXT)
+        for attention in ("sdpa", "eager"):
+            made = HfConfig(
+                family="hf", source=self.source, revision=self.revision, architecture=text.model_type,
+                layers=text.num_hidden_layers, width=text.hidden_size, vocab_size=text.vocab_size,
+                context=context or min(CONTEXT, most), scratch=scratch, attention=attention,
+                compute=compute, config=self.config,
+            )  # fmt: skip
+            made.check()
+            try:
+                HfFamily(made).warm_up()
+            except ConfigError as error:
+                if attention == "eager" or "scaled_dot_product_attention" not in error.why:
+                    raise
+                continue
+            break
+        return made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenModel:
+    """A model for a run: its ``[model]``, the directory whose weights it begins with, and its tokenizer's JSON."""
+
+    config: HfConfig
+    files: Path | None
+    tokenizer: bytes
+
+
+def choose_model(given: str, *, scratch: bool, context: int | None) -> ChosenModel:
+    """Return the model that a person names, once it was tried that it gives the same bits cut as whole: some seconds.
+
+    Raises ConfigError as :func:`find_model` and :meth:`ForeignModel.model`, and where it has no tokenizer.json.
+    """
+    found = find_model(given)
+    if found.tokenizer is None:
+        remedy = "Name a directory that has one, beside config.json."
+        raise ConfigError(OPTION, given, "a directory with a tokenizer.json", remedy)
+    config = found.model(scratch=scratch, context=context)
+    from swarm.models.hf.selftest import self_test
+
+    self_test(config).check(config.architecture)
+    files = None if scratch else found.directory.absolute()
+    return ChosenModel(config=config, files=files, tokenizer=found.tokenizer.read_bytes())
+
+
+def check_parts(model: HfConfig, split: SplitConfig) -> None:
+    """Build each part without weights. Raises ConfigError for a cut that the model does not bear."""
+    from swarm.models.hf.hf_family import HfFamily
+
+    family = HfFamily(model)
+    for spec in family.parts(split):
+        family.build(spec)
+
+
+def find_model(given: str, key: str = OPTION) -> ForeignModel:
+    """Return the model that a person names: a directory, or ``OWNER/NAME[@REVISION]`` on a hub, which is downloaded.
+
+    Raises ConfigError naming ``key`` where it is not there, has no usable config.json, or the hub does not answer.
+    """
+    path = Path(given).expanduser()
+    if path.is_dir():
+        cached = _CACHED.search(path.resolve().as_posix())
+        source = (
+            f"{cached['owner']}/{cached['name']}" if cached else re.sub(r"[^A-Za-z0-9._-]", "-", path.resolve().name)
+        )
+        return _read(path, source, cached["revision"] if cached else "", key)
+    named = HUB_ID.fullmatch(given)
+    if named is None or path.exists():
+        raise ConfigError(key, given, "a directory with a model's files, or OWNER/NAME[@REVISION]", another_path(path))
+    directory, revision = _download(named["id"], named["revision"], key)
+    return _read(directory, named["id"], revision, key)
+
+
+def _read(directory: Path, source: str, revision: str, key: str) -> ForeignModel:
+    path = directory / "config.json"
+    try:
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise ConfigError(
+                key, str(path), f"a config.json of at most {MAX_CONFIG_BYTES} bytes", "Use another model."
+            )
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = f"config.json: {getattr(error, 'strerror', None) or 'it is no UTF-8 text'}".lower()
+        raise ConfigError(key, str(directory), "a directory with a model's config.json and safetensors",
+                          "Name the directory that holds them.", why=why) from None  # fmt: skip
+    return ForeignModel(directory=directory, source=source, revision=revision, config=_text_config(text))
+
+
+def _text_config(text: str) -> str:
+    """The config of the model that writes, of one that also sees or hears; canonical. Raises ConfigError."""
+    try:
+        config: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        config = None
+    if isinstance(config, dict) and config.get("model_type") not in ARCHITECTURES:
+        inner = config.get("text_config")
+        if isinstance(inner, dict) and inner.get("model_type") in ARCHITECTURES:
+            return canonical(read_config(json.dumps(inner)))
+    return canonical(read_config(text))
+
+
+def _download(name: str, revision: str | None, key: str) -> tuple[Path, str]:
+    """The directory where a hub's model lies now, and its revision in full."""
+    from swarm.models.hf.hf_family import require_transformers
+
+    require_transformers()
+    from huggingface_hub import HfApi, snapshot_download
+
+    try:
+        resolved = HfApi().model_info(name, revision=revision).sha or ""
+        if not re.fullmatch(r"[0-9a-f]{40}", resolved):
+            raise ValueError(f"its revision is {resolved!r}")
+        return Path(snapshot_download(name, revision=resolved, allow_patterns=_WANTED)), resolved
+    except Exception as error:  # noqa: BLE001 - whatever network, hub and disk raise
+        cause = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        remedy = f"Check the name and the network, or download it elsewhere and name its directory: {key} DIR"
+        raise ConfigError(key, name, "a model that the hub has and gives", remedy, why=cause) from None

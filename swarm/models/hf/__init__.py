@@ -1,0 +1,1 @@
+"""Causal language models of Hugging Face's ``transformers`` as a family."""

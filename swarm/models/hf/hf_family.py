@@ -1,0 +1,204 @@
+"""Causal language models of ``transformers`` as a family: how parts are built, where their weights come from, the cost.
+
+See :mod:`.part` for how a model is cut. What needs transformers imports it inside: a joiner that only reads an invite
+does without.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from swarm.errors import ConfigError, StateError
+from swarm.models.family import ModelFamily, PartCost, PartModule
+from swarm.models.hf.hf_config import HfConfig
+from swarm.models.layout import state_of
+from swarm.models.spec import PartSpec, TensorSpec
+
+if TYPE_CHECKING:
+    from swarm.models.hf.anatomy import Anatomy
+    from swarm.models.hf.part import HfPart
+
+EXTRA = "pip install 'swarm-trainer[hf]'"
+
+
+class HfFamily(ModelFamily):
+    """See :class:`~swarm.models.family.ModelFamily`."""
+
+    def __init__(self, model: HfConfig) -> None:
+        super().__init__(model)
+        self._model = model
+
+    @property
+    def layers(self) -> int:
+        """See :class:`~swarm.models.family.ModelFamily`."""
+        return self._model.layers
+
+    @property
+    def described(self) -> str:
+        """See :class:`~swarm.models.family.ModelFamily`."""
+        model = self._model
+        begins = "random weights" if model.scratch else f"the weights of {model.source or 'its files'}"
+        at = f"@{model.revision[:12]}" if model.revision and not model.scratch else ""
+        layers = f"{model.layers} layer{'' if model.layers == 1 else 's'} of width {model.width}"
+        return f"{model.architecture}, {layers}, context {model.context}, in {model.compute}, from {begins}{at}"
+
+    def check(self) -> None:
+        """See :class:`~swarm.models.family.ModelFamily`. Without transformers."""
+        self._model.check()
+
+    def build(self, spec: PartSpec) -> PartModule:
+        """See :class:`~swarm.models.family.ModelFamily`. Raises ConfigError also where transformers is not installed,
+        cannot build the config, or finds another model in it than ``[model]`` says."""
+        return self._part(spec, self._model)
+
+    def boundary(self, rows: int, sequence: int) -> TensorSpec:
+        """See :class:`~swarm.models.family.ModelFamily`."""
+        return TensorSpec((rows, sequence, self._model.width), self._model.compute)
+
+    def initial_weights(self, seed: int, spec: PartSpec | None = None, files: Path | None = None) -> dict[str, Tensor]:
+        """See :class:`~swarm.models.family.ModelFamily`: from the model's files, or as its own code draws them."""
+        part = self._part(spec or self.whole, self._model.model_copy(update={"compute": "float32"}))
+        if self._model.scratch:
+            return _drawn(part, seed)
+        if files is None:
+            remedy = "Name the directory where they are."
+            raise StateError(f"the weights of {self._model.source or 'the model'} are not on this machine. {remedy}")
+        from swarm.models.hf.files import load_part
+
+        return load_part(part, files)
+
+    def warm_up(self) -> None:
+        """See :class:`~swarm.models.family.ModelFamily`."""
+        require_transformers()
+        from swarm.models.hf.skeleton import skeleton
+
+        anatomy_of(self._model)
+        skeleton(self._model)
+
+    def cost(self, spec: PartSpec, sequence: int) -> PartCost:
+        """See :class:`~swarm.models.family.ModelFamily`.
+
+        The forward is its matrices, those of experts by the share that a token uses, and causal attention over half of
+        ``sequence``. The shapes are those of a build without weights: a second or two for the first part of a model.
+        """
+        part = self._part(spec, self._model)
+        share = _expert_share(json.loads(self._model.config))
+        used = 0.0
+        for name, parameter in part.named_parameters():
+            if parameter.ndim >= 2 and name not in _tables(part):
+                used += parameter.numel() * (share if parameter.ndim == 3 or ".experts." in name else 1.0)
+        if spec.head and not any(n.startswith("model.lm_head") for n, _ in part.named_parameters()):
+            used += self._model.width * self._model.vocab_size  # tied to the table
+        attention = (spec.last_layer - spec.first_layer) * 2 * self._model.width * sequence
+        elements = sum(tensor.numel() for tensor in state_of(part).values())
+        return PartCost(parameters=elements, forward_flops=int(2 * used) + attention)
+
+    # --- export --------------------------------------------------------------------------------------------------
+
+    def export_config(self) -> dict[str, Any]:
+        """Return the config.json that the run was founded with."""
+        config: dict[str, Any] = json.loads(self._model.config)
+        return config
+
+    def export_weights(self, spec: PartSpec, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return a part's state as transformers' files have it."""
+        from swarm.models.hf.files import stored_names
+
+        return stored_names(self._part(spec, self._model.model_copy(update={"compute": "float32"})), weights)
+
+    def _part(self, spec: PartSpec, model: HfConfig) -> HfPart:
+        require_transformers()
+        from swarm.models.hf.part import HfPart
+        from swarm.models.hf.skeleton import skeleton
+
+        anatomy = anatomy_of(model)
+        return HfPart(model, spec, skeleton(model), anatomy)
+
+
+def anatomy_of(model: HfConfig) -> Anatomy:
+    """Return where the model can be cut; found once in a process. Raises ConfigError as :meth:`HfFamily.build`."""
+    return _anatomy(model.model_copy(update={"compute": "float32"}).model_dump_json())
+
+
+@lru_cache(maxsize=8)
+def _anatomy(dumped: str) -> Anatomy:
+    from swarm.models.hf.anatomy import find_anatomy
+    from swarm.models.hf.skeleton import skeleton
+
+    model = HfConfig.model_validate_json(dumped)
+    model.check()
+    whole: Any = skeleton(model)
+    anatomy, text = find_anatomy(whole), whole.config.get_text_config()
+    found = {"layers": anatomy.count, "width": text.hidden_size, "vocab_size": text.vocab_size}
+    for key, value in found.items():
+        if getattr(model, key) != value:
+            why = f"the config gives {value}"
+            raise ConfigError(f"model.{key}", getattr(model, key), str(value), "Found the run again.", why=why)
+    return anatomy
+
+
+def require_transformers() -> None:
+    """Raise ConfigError that says how to install it where transformers cannot be imported."""
+    try:
+        import transformers  # noqa: F401
+    except ImportError as error:
+        why = f"this model needs transformers, which cannot be imported: {error}"
+        raise ConfigError(
+            "model.family", "hf", "an installation with the extra hf", f"Install it: {EXTRA}", why=why
+        ) from None
+
+
+# --- random weights --------------------------------------------------------------------------------------------------
+
+
+def _drawn(part: HfPart, seed: int) -> dict[str, Tensor]:
+    """Initial weights as the model's own code draws them, each module's by a seed of its own: every cut gets the same.
+
+    They may differ between machines in their last bits. Peers download them.
+    """
+    names = {id(module): name for name, module in part.model.named_modules()}
+    with torch.random.fork_rng(devices=[]):
+        for module in list(part.model.modules()):
+            own = {**module._parameters, **{k: b for k, b in module._buffers.items() if b is not None}}
+            if not any(tensor is not None and tensor.device.type == "meta" for tensor in own.values()):
+                continue
+            _materialise(module)
+            torch.manual_seed(_seed(seed, names[id(module)]))
+            with torch.no_grad():
+                part.model._init_weights(module)
+    part.tie()
+    return {name: tensor.detach().contiguous() for name, tensor in state_of(part).items()}
+
+
+def _materialise(module: nn.Module) -> None:
+    for name, parameter in module._parameters.items():
+        if parameter is not None and parameter.device.type == "meta":
+            module._parameters[name] = nn.Parameter(torch.zeros(parameter.shape, dtype=parameter.dtype))
+
+
+def _seed(seed: int, name: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7], "little")
+
+
+# --- cost ------------------------------------------------------------------------------------------------------------
+
+
+def _tables(part: nn.Module) -> set[str]:
+    tables = {id(module.weight) for module in part.modules() if isinstance(module, nn.Embedding)}
+    return {name for name, parameter in part.named_parameters() if id(parameter) in tables}
+
+
+def _expert_share(config: dict[str, Any]) -> float:
+    """The share of the experts that a token uses."""
+    first: Callable[..., int] = lambda *keys: next((int(config[k]) for k in keys if isinstance(config.get(k), int)), 0)  # noqa: E731
+    experts = first("num_experts", "num_local_experts", "n_routed_experts")
+    used = first("num_experts_per_tok", "num_experts_per_token", "moe_top_k")
+    return min(1.0, used / experts) if experts and used else 1.0

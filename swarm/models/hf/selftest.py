@@ -1,0 +1,212 @@
+"""Try, before a run is founded, whether a model gives the same bits cut as whole: logits and gradients.
+
+The model that is tried has the config's widths and kinds of layers, but few layers and a small vocabulary, and random
+weights. Beside the bits it is tried that no token sees a later one, and that packed documents do not see each other.
+
+Cost: a few seconds, and memory for some four layers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from swarm.errors import ConfigError
+from swarm.models.hf.hf_config import LAYER_KEYS, HfConfig, canonical
+from swarm.models.hf.hf_family import HfFamily, anatomy_of
+from swarm.models.hf.part import HfPart
+from swarm.models.hf.skeleton import skeleton, within_documents
+from swarm.models.layout import install_weights
+from swarm.models.spec import SplitConfig
+
+LAYERS, VOCABULARY, ROWS, TOKENS = 4, 512, 2, 12
+LEAK = 1e-4
+"""By how much a logit may differ where a sum is taken in another order."""
+_SHIFT = 0.05
+"""Added noise: some families begin with weights of zero, which would hide a difference."""
+_PACKED = ((5, 7), (8, 4))
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTest:
+    """The largest differences of logits and gradients, plain and packed; how far a document's logits are changed by the
+    one before it, and a token's by a later one."""
+
+    plain: float
+    packed: float
+    leaks: float
+    future: float
+
+    @property
+    def equal(self) -> bool:
+        """Whether the cut model gives the very bits of the whole."""
+        return self.plain == 0.0
+
+    @property
+    def packs(self) -> bool:
+        """Whether documents may be packed into a row."""
+        return self.packed == 0.0 and self.leaks <= LEAK
+
+    @property
+    def causal(self) -> bool:
+        """Whether no token sees a later one."""
+        return self.future <= LEAK
+
+    def check(self, architecture: str) -> None:
+        """Raise ConfigError where the model must not be trained cut."""
+        why = "" if self.causal else f"a token's logits change by {self.future:g} with a later token"
+        why = why if self.equal else f"cut, its logits or gradients differ by {self.plain:g}"
+        if why:
+            raise ConfigError(
+                "model", architecture, "a model that gives the same bits cut as whole", "Use another.", why=why
+            )
+
+
+def self_test(model: HfConfig, *, seed: int = 0) -> SelfTest:
+    """Try a small model of the config. Raises ConfigError where none can be built of it, or it cannot be cut."""
+    small = reduced(model)
+    torch.manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
+    whole, weights = _whole(small, generator)
+    parts = _parts(small, weights)
+    tokens = torch.randint(3, small.vocab_size, (ROWS, TOKENS), generator=generator)
+    targets = torch.randint(3, small.vocab_size, (ROWS, TOKENS), generator=generator)
+    positions = torch.tensor([[at for length in row for at in range(length)] for row in _PACKED])
+    plain = _difference(whole, parts, tokens, targets, None)
+    packed = _difference(whole, parts, tokens, targets, positions)
+    return SelfTest(plain, packed, _leaks(whole, tokens, positions), _future(whole, tokens))
+
+
+def reduced(model: HfConfig) -> HfConfig:
+    """Return the config with few layers and a small vocabulary, all else as it is."""
+    layers, vocab = min(LAYERS, model.layers), min(VOCABULARY, model.vocab_size)
+    config = _cut(json.loads(model.config), model.layers, layers)
+    config["vocab_size"] = vocab
+    for key in [key for key in config if key.endswith("token_id")]:
+        small = isinstance(config[key], int) and config[key] < vocab
+        config[key] = config[key] if small else 0
+    known = {key: config[key] for key in LAYER_KEYS if key in config}
+    if not known:
+        config["num_hidden_layers"] = layers
+    return model.model_copy(
+        update={
+            "config": canonical(config),
+            "layers": layers,
+            "vocab_size": vocab,
+            "scratch": True,
+            "compute": "float32",
+        }
+    )
+
+
+def _cut(config: Mapping[str, Any], layers: int, kept: int) -> dict[str, Any]:
+    """What is said once a layer is said for the first ones only."""
+    cut: dict[str, Any] = {}
+    for key, value in config.items():
+        if key in LAYER_KEYS:
+            cut[key] = kept
+        elif key == "attention_types" and isinstance(value, list):  # [[kinds, how often], …]
+            cut[key] = [[kinds, max(1, kept // len(kinds))] for kinds, _ in value[:1]]
+        elif isinstance(value, list) and len(value) == layers:
+            cut[key] = value[:kept]
+        else:
+            cut[key] = value
+    return cut
+
+
+def _whole(model: HfConfig, generator: torch.Generator) -> tuple[Any, dict[str, Tensor]]:
+    """The whole model as transformers runs it, with random weights; these by name."""
+    family = HfFamily(model)
+    weights = family.initial_weights(0)
+    weights = {name: w + _SHIFT * torch.randn(w.shape, generator=generator) for name, w in weights.items()}
+    holder = nn.Module()
+    holder.model = skeleton(model)  # so that the names are those of a part
+    install_weights(holder, weights, requires_grad=True)
+    return holder, weights
+
+
+def _parts(model: HfConfig, weights: Mapping[str, Tensor]) -> list[HfPart]:
+    """Two stages, or one where there is one layer, and the ends."""
+    family, found = HfFamily(model), []
+    for spec in family.parts(SplitConfig(stages=min(2, model.layers), ends="private")):
+        part = HfPart(model, spec, skeleton(model), anatomy_of(model))
+        install_weights(part, weights, requires_grad=True)
+        found.append(part)
+    return found
+
+
+def _difference(whole: Any, parts: list[HfPart], tokens: Tensor, targets: Tensor, positions: Tensor | None) -> float:
+    """The largest difference of a logit or a gradient, infinite where a gradient is missing."""
+    expected = _logits(whole, tokens, positions)
+    named = dict(whole.named_parameters())
+    wanted = dict(zip(named, _gradients(_loss(expected, targets), list(named.values())), strict=True))
+    *stages, ends = parts
+    crossings = [ends.embed(tokens, positions=positions)]
+    inputs = []
+    for stage in stages:
+        inputs.append(crossings[-1].detach().requires_grad_())
+        crossings.append(stage(inputs[-1], positions=positions))
+    last = crossings[-1].detach().requires_grad_()
+    logits = ends.logits(last, positions=positions)
+    got: dict[str, Tensor] = {}
+    back = _backward(ends, _loss(logits, targets), None, last, got)
+    for stage, output, given in zip(reversed(stages), reversed(crossings[1:]), reversed(inputs), strict=True):
+        back = _backward(stage, output, back, given, got)
+    _backward(ends, crossings[0], back, None, got)
+    if set(got) != set(wanted):
+        return float("inf")
+    differences = [(logits - expected).abs().max(), *((wanted[name] - got[name]).abs().max() for name in wanted)]
+    return max(float(one.detach()) for one in differences)
+
+
+def _backward(
+    part: HfPart, output: Tensor, grad: Tensor | None, given: Tensor | None, got: dict[str, Tensor]
+) -> Tensor | None:
+    named = dict(part.named_parameters())
+    inputs = [] if given is None else [given]
+    found = _gradients(output, [*inputs, *named.values()], grad)
+    for name, gradient in zip(named, found[len(inputs) :], strict=True):
+        got[name] = got[name] + gradient if name in got else gradient
+    return found[0] if inputs else None
+
+
+def _gradients(output: Tensor, inputs: list[Any], grad: Tensor | None = None) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(output, inputs, grad, allow_unused=True, materialize_grads=True)
+
+
+def _loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1), reduction="sum")
+
+
+def _logits(whole: Any, tokens: Tensor, positions: Tensor | None) -> Tensor:
+    with within_documents(positions):
+        found: Tensor = whole.model(input_ids=tokens, position_ids=positions, use_cache=False).logits
+    return found.float()
+
+
+@torch.no_grad()
+def _leaks(whole: Any, tokens: Tensor, positions: Tensor) -> float:
+    """How far the logits of packed documents are from those of each document alone."""
+    packed, worst = _logits(whole, tokens, positions), 0.0
+    for row, lengths in enumerate(_PACKED):
+        at = 0
+        for length in lengths:
+            alone = _logits(whole, tokens[row : row + 1, at : at + length], None)
+            worst = max(worst, float((packed[row : row + 1, at : at + length] - alone).abs().max()))
+            at += length
+    return worst
+
+
+@torch.no_grad()
+def _future(whole: Any, tokens: Tensor) -> float:
+    """How far the logits of the first half change with the tokens of the second."""
+    half = TOKENS // 2
+    other = tokens.clone()
+    other[:, half:] = (tokens[:, half:] + 1).clamp(max=int(tokens.max()))
+    return float((_logits(whole, tokens, None)[:, :half] - _logits(whole, other, None)[:, :half]).abs().max())

@@ -1,0 +1,153 @@
+"""Build a model of ``transformers`` without its weights, and keep attention inside packed documents.
+
+Imports transformers, so whoever imports this file does so inside a function. Code that a config could have it download
+is switched off before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import threading
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any
+
+import huggingface_hub.constants
+import torch
+from torch import Tensor, nn
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers.initialization import no_init_weights
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, and_masks, packed_sequence_mask_function
+from transformers.utils import logging as their_logging
+
+from swarm.errors import ConfigError
+from swarm.models.hf.hf_config import HfConfig
+
+MAX_BUFFER_BYTES = 1 << 30
+"""Of all tables of a model that are no weights."""
+
+
+def their_config(text: str) -> Any:
+    """Return the config object of a checked config. Raises ConfigError where transformers refuses it."""
+    values = json.loads(text)
+    kind = values.pop("model_type")
+    try:
+        return CONFIG_MAPPING[kind].from_dict(values)
+    except Exception as error:  # noqa: BLE001 - whatever its own checks raise
+        raise _unusable(text, error) from None
+
+
+def skeleton(model: HfConfig) -> Any:
+    """Return the whole model, its parameters on the meta device and its buffers real, ready to be cut: a copy.
+
+    The first of a config costs a second or two and memory for its buffers, the next ones some milliseconds.
+
+    Raises:
+        ConfigError: transformers cannot build it, or its buffers are too large.
+    """
+    return copy.deepcopy(_built(model.config, model.attention, model.compute))
+
+
+@lru_cache(maxsize=2)
+def _built(config: str, attention: str, compute: str) -> Any:
+    theirs = their_config(config)
+    try:
+        with _parameters_on_meta(), torch.device("cpu"):
+            make: Any = AutoModelForCausalLM.from_config
+            module: Any = make(theirs, dtype=getattr(torch, compute), attn_implementation=attention)
+    except ConfigError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever its own checks raise
+        raise _unusable(config, error) from None
+    module.tie_weights()
+    module.config.use_cache = False  # with a cache packed documents would not be seen as such
+    module.eval()  # no dropout: torch's would not repeat on another device
+    return module
+
+
+def _unusable(config: str, error: Exception) -> ConfigError:
+    cause = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return ConfigError(
+        "model.config",
+        config[:60],
+        "a config that transformers can build",
+        "Check its config.json.",
+        why=cause,
+    )
+
+
+@contextlib.contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Modules that are made here have parameters without data, but real buffers: tables of angles cannot be made later.
+
+    Patches torch's registration while it lasts: for one thread, the one that builds.
+    """
+    builder, register, buffer = threading.get_ident(), nn.Module.register_parameter, nn.Module.register_buffer
+    room = MAX_BUFFER_BYTES
+
+    def to_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        register(module, name, param)
+        if threading.get_ident() == builder and param is not None and param.device.type != "meta":
+            module._parameters[name] = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
+
+    def bounded(module: nn.Module, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        nonlocal room
+        room -= 0 if tensor is None else tensor.nbytes
+        if room < 0:
+            raise ConfigError(
+                "model.config", name, f"tables of at most {MAX_BUFFER_BYTES} bytes", "Lower its positions."
+            )
+        buffer(module, name, tensor, persistent)
+
+    nn.Module.register_parameter = to_meta  # type: ignore[method-assign, assignment]
+    nn.Module.register_buffer = bounded  # type: ignore[method-assign, assignment]
+    try:
+        with no_init_weights():
+            yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+        nn.Module.register_buffer = buffer  # type: ignore[method-assign]
+
+
+huggingface_hub.constants.HF_HUB_OFFLINE = True  # a config from a peer has nothing fetched, code least of all
+their_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+their_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+
+
+# --- packed documents ------------------------------------------------------------------------------------------------
+# Positions that restart keep attention inside a document in most families; some do not pass them on to their masks. So
+# each mask is cut at the documents here.
+
+_packed = threading.local()
+
+
+@contextlib.contextmanager
+def within_documents(positions: Tensor | None) -> Iterator[None]:
+    """Keep attention of this thread inside the documents of rows whose ``positions`` (B, T) restart at each."""
+    _packed.documents = None if positions is None else document_numbers(positions)
+    try:
+        yield
+    finally:
+        _packed.documents = None
+
+
+def document_numbers(positions: Tensor) -> Tensor:
+    """Return for each token the number of its document in its row: int64 (B, T)."""
+    return (torch.diff(positions, prepend=positions[:, :1] - 1) != 1).cumsum(-1)
+
+
+def _cut_at_documents(make_mask: Callable[..., Any]) -> Callable[..., Any]:
+    def make(*, mask_function: Any, allow_is_causal_skip: bool = True, **rest: Any) -> Any:
+        documents = getattr(_packed, "documents", None)
+        if documents is not None:
+            mask_function = and_masks(mask_function, packed_sequence_mask_function(documents))
+            allow_is_causal_skip = False
+        return make_mask(mask_function=mask_function, allow_is_causal_skip=allow_is_causal_skip, **rest)
+
+    return make
+
+
+for _kind in ("sdpa", "eager"):
+    ALL_MASK_ATTENTION_FUNCTIONS[_kind] = _cut_at_documents(ALL_MASK_ATTENTION_FUNCTIONS[_kind])

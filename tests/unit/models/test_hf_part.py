@@ -1,0 +1,151 @@
+"""Parts of models of transformers: the bits of the whole, what is refused, what goes to files and comes back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from swarm.errors import BugError, ConfigError, StateError
+from swarm.models.family import PartModule
+from swarm.models.hf.hf_config import LEAK_WHEN_PACKED
+from swarm.models.hf.hf_family import HfFamily
+from swarm.models.layout import install_weights
+from swarm.models.registry import family_of
+from swarm.models.spec import SplitConfig
+from tests.harness.rigs.foreign import LEAKING, SMALL, foreign_config, foreign_model
+
+TWO = SplitConfig(stages=2, ends="private")
+TOKENS = torch.arange(24).view(2, 12) * 3 % 96
+
+
+def whole_of(name: str, **changes: Any) -> Any:
+    """The model as transformers makes it, with random weights."""
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config = foreign_config(name, **changes)
+    return AutoModelForCausalLM.from_config(CONFIG_MAPPING[config["model_type"]].from_dict(config)).eval()
+
+
+def installed(family: HfFamily, weights: dict[str, torch.Tensor], split: SplitConfig = TWO) -> list[PartModule]:
+    parts = []
+    for spec in family.parts(split):
+        part = family.build(spec)
+        install_weights(part, weights)
+        parts.append(part)
+    return parts
+
+
+@pytest.mark.parametrize("name", [*SMALL, "lfm2"])
+def test_model_gives_the_bits_of_the_whole_when_it_is_cut(name: str) -> None:
+    from swarm.models.hf.selftest import self_test
+
+    found = self_test(foreign_model(name))
+    assert (found.equal, found.causal, found.packs) == (True, True, name not in LEAK_WHEN_PACKED)
+    found.check(name)
+
+
+def test_those_whose_documents_leak_are_known_by_name() -> None:
+    assert {name.partition(":")[0] for name in LEAKING} == LEAK_WHEN_PACKED
+
+
+def test_weights_of_files_are_read_for_one_part_and_written_in_the_names_of_files(tmp_path: Path) -> None:
+    for name in ("llama", "llama:tied", "qwen3_moe", "deepseek_v3"):
+        theirs, there = whole_of(name), tmp_path / name.replace(":", "-")
+        theirs.save_pretrained(there, max_shard_size="20KB")
+        family = HfFamily(foreign_model(name).model_copy(update={"scratch": False}))
+        weights: dict[str, torch.Tensor] = {}
+        stored: dict[str, torch.Tensor] = {}
+        for spec in family.parts(TWO):
+            part = family.initial_weights(0, spec, there)
+            assert not set(part) & set(weights), "no tensor belongs to two parts"
+            weights |= part
+            stored |= family.export_weights(spec, part)
+        first, second, ends = installed(family, weights)
+        hidden = second(first(ends.embed(TOKENS)))
+        with torch.no_grad():
+            assert torch.equal(ends.logits(hidden), theirs(input_ids=TOKENS, use_cache=False).logits), name
+        original = {k: v for file in there.glob("*.safetensors") for k, v in load_file(file).items()}
+        assert stored.keys() == original.keys()
+        assert all(torch.equal(stored[key], original[key]) for key in original)
+
+
+def test_files_that_cannot_be_used_are_refused_with_the_cause(tmp_path: Path) -> None:
+    family = HfFamily(foreign_model("llama").model_copy(update={"scratch": False}))
+    spec = family.parts(TWO)[0]
+    with pytest.raises(StateError, match="not on this machine"):
+        family.initial_weights(0, spec)
+    with pytest.raises(StateError, match="neither model.safetensors nor"):
+        family.initial_weights(0, spec, tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes((1 << 40).to_bytes(8, "little") + b"{}")
+    with pytest.raises(StateError, match="its header has"):
+        family.initial_weights(0, spec, tmp_path)
+    file.write_bytes(b"abc")
+    with pytest.raises(StateError, match="no safetensors file"):
+        family.initial_weights(0, spec, tmp_path)
+    save_file({"model.norm.weight": torch.ones(32)}, file)
+    with pytest.raises(StateError, match=r"lacks 18 of the part's 18 tensors: model\.layers\.0"):
+        family.initial_weights(0, spec, tmp_path)
+    index = tmp_path / "model.safetensors.index.json"
+    for map_, words in (({"a": "../b"}, "not beside it"), ({"a": "gone"}, "lacks gone"), ([], "no index")):
+        index.write_text(json.dumps({"weight_map": map_}))
+        with pytest.raises(StateError, match=words):
+            family.initial_weights(0, spec, tmp_path)
+
+
+def test_random_weights_are_the_same_for_every_cut_and_others_with_another_seed() -> None:
+    family = family_of(foreign_model("qwen3_moe"))
+    whole = family.initial_weights(7)
+    parts = {k: v for spec in family.parts(TWO) for k, v in family.initial_weights(7, spec).items()}
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    other = family.initial_weights(8)
+    assert not torch.equal(whole["model.lm_head.weight"], other["model.lm_head.weight"])
+    assert whole["model.lm_head.weight"].std() == pytest.approx(0.02, rel=0.1)
+    assert torch.equal(whole["model.model.norm.weight"], torch.ones(32))
+
+
+def test_hosted_ends_of_a_tied_model_are_refused_where_two_stages_would_part_them() -> None:
+    family = HfFamily(foreign_model("llama:tied"))
+    with pytest.raises(ConfigError, match="its head is its embedding"):
+        family.build(family.parts(SplitConfig(stages=2, ends="hosted"))[0])
+    family.build(family.whole)
+
+
+def test_part_computes_with_hosted_ends_and_does_only_what_is_its_own() -> None:
+    family = HfFamily(foreign_model("llama"))
+    weights = family.initial_weights(0)
+    first, last = installed(family, weights, SplitConfig(stages=2, ends="hosted"))
+    stage0, stage1, ends = installed(family, weights)
+    with torch.no_grad():
+        assert torch.equal(last.logits(last(first(TOKENS))), ends.logits(stage1(stage0(ends.embed(TOKENS)))))
+    for refused in (lambda: ends(TOKENS), lambda: stage0.embed(TOKENS), lambda: first.logits(first(TOKENS))):
+        with pytest.raises(BugError):
+            refused()
+    assert not ends.parameters_of("forward")
+    assert set(stage0.parameters_of("embed")) | set(stage0.parameters_of("head")) == set()
+    assert set(ends.parameters_of("embed")) == {"model.model.embed_tokens.weight"}
+
+
+def test_config_that_says_other_numbers_than_the_run_is_refused_when_a_part_is_built() -> None:
+    wrong = foreign_model("llama").model_copy(update={"layers": 3})
+    with pytest.raises(ConfigError, match=r"model\.layers = 3.*the config gives 4"):
+        family_of(wrong).build(family_of(wrong).parts(TWO)[0])
+
+
+def test_matrices_decay_and_the_embedding_does_not_and_costs_follow_from_the_shapes() -> None:
+    family = HfFamily(foreign_model("qwen3_moe"))
+    first, _, ends = (family.build(spec) for spec in family.parts(TWO))
+    assert family.decayed(ends) == {"model.lm_head.weight"}
+    assert "model.model.layers.0.mlp.experts.gate_up_proj" in family.decayed(first)
+    spec = family.parts(TWO)[0]
+    cost = family.cost(spec, 16)
+    assert cost.parameters == sum(p.numel() for p in first.parameters())
+    assert cost.forward_flops < 2 * cost.parameters, "a token uses half of the experts"
+    assert family.boundary(2, 16).shape == (2, 16, 32)
