@@ -14,7 +14,7 @@ from peers.cli.chaos import chaos
 from peers.cli.ckpt import ckpt
 from peers.cli.data import data
 from peers.cli.history import history
-from peers.cli.model import model
+from peers.cli.foreign import model
 from peers.cli.options import LightCommand, LightGroup
 from peers.cli.quickstart import quickstart
 from peers.cli.running import drain, identity, invite, peers, status
