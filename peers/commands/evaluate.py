@@ -54,7 +54,7 @@ def load_checkpoint(directory: RunDirectory, step: int | None = None) -> Checkpo
 
     Every part's digest is verified, and that the checkpoint belongs to this run. Raises ConfigError when there is none
     such, CommandError when parts of it are not on this machine, StateError when it is damaged. Costs the model's size
-    in memory, three times over for a moment.
+    in memory.
     """
     # Small models on a machine that has other work: threads that wait for each other cost 3 times what they give.
     torch.set_num_threads(1)
