@@ -14,7 +14,7 @@ from peers.cli.chaos import chaos
 from peers.cli.ckpt import ckpt
 from peers.cli.data import data
 from peers.cli.history import history
-from peers.cli.model import export, sample
+from peers.cli.model import evaluate, export, sample
 from peers.cli.options import LightCommand, LightGroup
 from peers.cli.quickstart import quickstart
 from peers.cli.running import drain, identity, invite, peers, status
@@ -60,8 +60,9 @@ app.command(cls=LightCommand, epilog=_EPILOG)(drain)
 app.command(cls=LightCommand, epilog=_EPILOG)(invite)
 app.command("id", cls=LightCommand, epilog=_EPILOG)(identity)
 app.command(epilog=_EPILOG)(history)
-for _command in (export, sample):
-    app.command(epilog=_EPILOG)(_command)
+app.command(epilog=_EPILOG)(export)
+app.command("eval", epilog=_EPILOG)(evaluate)
+app.command(epilog=_EPILOG)(sample)
 app.command(epilog=_EPILOG)(chaos)
 app.add_typer(data, name="data", epilog=_EPILOG)
 app.add_typer(ckpt, name="ckpt", epilog=_EPILOG)

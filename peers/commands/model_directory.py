@@ -1,4 +1,4 @@
-"""The directory of an exported model: made whole or not at all, and what lies in it beside the weights.
+"""The directory of an exported model: made whole or not at all, what lies in it beside the weights, and found again.
 
 Imports no torch: what is wrong with the directory that a person names is said at once.
 """
@@ -6,15 +6,17 @@ Imports no torch: what is wrong with the directory that a person names is said a
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from peers.console.words import another_path
+from peers.console.words import CommandError, another_path, command_name
 from swarm.disk import Piece, make_directory, sync_directory, write_whole
 from swarm.errors import ConfigError, StateError
 
@@ -37,6 +39,28 @@ def check_target(into: Path) -> None:
     if names:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         raise _refused(into, f"it holds {names[0]}{more}")
+
+
+def check_model(path: Path) -> None:
+    """Raise ConfigError for what is no model's directory, CommandError where there is no transformers to load it."""
+    if not os.path.isfile(path / CONFIG):
+        there = os.path.isdir(path)
+        run = os.path.isfile(path / "run.toml")
+        quoted = shlex.quote(str(path))
+        new = f"NEW --run {quoted}" if run else "NEW" if os.path.lexists(path) else quoted
+        raise ConfigError(
+            "--model",
+            str(path),
+            "a directory that swarm export made, or another that transformers loads",
+            f"Make one of a run's checkpoint: {command_name()} export {new}",
+            why=f"it holds no {CONFIG}{'; it is a run' if run else ''}" if there else "there is no such directory",
+        )
+    if importlib.util.find_spec("transformers") is None:
+        raise CommandError(
+            "transformers is not installed, which loads exported models",
+            check="a run's own checkpoints need no transformers: leave --model out",
+            next_="pip install 'swarm-trainer[hf]'",
+        )
 
 
 @contextlib.contextmanager
