@@ -200,9 +200,11 @@ def text_loss(loaded: LoadedModel, text: str, *, context: int, stride: int) -> T
 
     Windows of ``context`` tokens slide by ``stride``: a token is foretold from at least ``context`` - ``stride`` tokens
     before it (from all there are near the beginning), the first from the token that stands before every text. Raises
-    StateError for a loss that is not a number.
+    StateError for a loss that is not a number, and a text without tokens.
     """
     tokens = _encoded(loaded.tokenizer, text)
+    if len(tokens) < 2:
+        raise StateError("the tokenizer makes no token of this text: there is nothing to foretell")
     model, total, counted = loaded.model, 0.0, 0
     for windows in _batches(sliding(len(tokens) - 1, context, stride), context, model.vocab_size):
         check()

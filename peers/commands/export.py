@@ -66,7 +66,8 @@ def export(chosen: ChosenStep, into: Path, dtype: DType, told: Callable[[str], N
     ids = {"bos_token_id": token, "eos_token_id": token}
     with making(into) as hidden:
         parameters, stored = _write_weights(chosen, family, hidden, dtype, told)
-        write_json(hidden / CONFIG, ids | config | {"torch_dtype": dtype})
+        named = "dtype" if "dtype" in config else "torch_dtype"  # as versions before 4.56 call it, and all read
+        write_json(hidden / CONFIG, ids | config | {named: dtype})
         write_json(hidden / "generation_config.json", ids | {"pad_token_id": token})
         write_whole(hidden / "tokenizer.json", [document])
         write_json(hidden / "tokenizer_config.json", tokenizer_config(END_OF_TEXT, family.context))

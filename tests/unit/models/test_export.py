@@ -65,6 +65,16 @@ def test_llama_of_our_parts_has_our_logits(ends: str, attention: str) -> None:
     assert torch.equal(found.argmax(-1), expected.argmax(-1))
 
 
+@torch.no_grad()
+def test_llama_of_parts_computed_in_bfloat16_differs_by_rounding_only() -> None:
+    tokens = torch.randint(0, ODD.vocab_size, (ROWS, LENGTH), generator=torch.Generator().manual_seed(1))
+    rounded = ODD.model_copy(update={"compute": "bfloat16"})
+    gpt, exact = ours(rounded), ours(ODD)
+    found = theirs(ODD, SplitConfig(stages=2), "sdpa").bfloat16()(tokens).logits.float()
+    scale = exact.logits(exact(tokens)).std()
+    assert (found - gpt.logits(gpt(tokens))).std() < 0.02 * scale
+
+
 @pytest.mark.parametrize("key", ["kv_heads", "rope_theta", "norm_eps"])
 @torch.no_grad()
 def test_llama_with_one_key_of_another_value_has_other_logits(key: str) -> None:

@@ -16,6 +16,7 @@ from peers.cli.app import run as swarm
 from peers.commands import evaluate
 from peers.commands.evaluate import Checkpointed, load_checkpoint, sliding, text_loss
 from peers.commands.exported import ExportedModel, load_exported
+from swarm.errors import StateError
 from tests.harness.rigs.peers import kept_run, printed
 
 TEXT = "Some words, and naïve more words.\n\n\nThat make 😀 a text\nfor a tokenizer <|endoftext|>. " * 4
@@ -74,6 +75,12 @@ def test_text_loss_is_the_same_in_pieces_and_small_batches(
     pieces = text_loss(checkpoint, TEXT, context=CONTEXT, stride=8)
     assert (pieces.tokens, pieces.bytes) == (whole.tokens, whole.bytes)
     assert pieces.nats == pytest.approx(whole.nats, rel=1e-6)
+
+
+def test_text_loss_of_a_text_without_tokens_says_so(both: tuple[Path, Checkpointed, ExportedModel]) -> None:
+    _, checkpoint, _ = both
+    with pytest.raises(StateError, match="no token of this text"):
+        text_loss(checkpoint, "", context=CONTEXT, stride=8)
 
 
 # --- exported models --------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import sys
 import weakref
 from collections.abc import Iterator
@@ -14,9 +15,11 @@ from typing import Any
 import pytest
 import torch
 
+from peers.checkpoints.choice import choose_step
 from peers.cli.app import run as swarm
 from peers.commands import export as exporting
 from peers.commands.evaluate import Checkpointed, load_checkpoint
+from peers.console.interrupt import Interrupted
 from peers.home.run_directory import RunDirectory
 from swarm.ids import ENDS, stage_part
 from swarm.models.family import ModelFamily
@@ -229,6 +232,16 @@ def test_export_to_a_full_disk_leaves_nothing(
         assert swarm(["export", str(clean), "--run", str(run.root)]) == 1
     assert disk.fired
     assert f"{clean}: No space left on device. Nothing was exported." in capsys.readouterr().err
+
+
+def test_export_interrupted_leaves_nothing(run: RunDirectory, clean: Path) -> None:
+    def interrupt(line: str) -> None:
+        assert line.startswith("stage-0: 9 tensors, ")
+        assert list(clean.parent.glob(".model.*.tmp/*.safetensors"))
+        raise Interrupted(signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        exporting.export(choose_step(run), clean, "float32", told=interrupt)
 
 
 @pytest.mark.parametrize("part", [ENDS, stage_part(1)])
