@@ -13,12 +13,12 @@ import typer
 from peers.cli.chaos import chaos
 from peers.cli.ckpt import ckpt
 from peers.cli.data import data
-from peers.cli.history import history
 from peers.cli.foreign import model
+from peers.cli.history import history
+from peers.cli.model import evaluate, export, sample
 from peers.cli.options import LightCommand, LightGroup
 from peers.cli.quickstart import quickstart
 from peers.cli.running import drain, identity, invite, peers, status
-from peers.cli.sample import sample
 from peers.cli.start import join, new
 from peers.console.interrupt import received
 from peers.console.words import CommandError, command_name, listed, report_error
@@ -61,6 +61,8 @@ app.command(cls=LightCommand, epilog=_EPILOG)(drain)
 app.command(cls=LightCommand, epilog=_EPILOG)(invite)
 app.command("id", cls=LightCommand, epilog=_EPILOG)(identity)
 app.command(epilog=_EPILOG)(history)
+app.command(epilog=_EPILOG)(export)
+app.command("eval", epilog=_EPILOG)(evaluate)
 app.command(epilog=_EPILOG)(sample)
 app.command(epilog=_EPILOG)(chaos)
 app.add_typer(data, name="data", epilog=_EPILOG)

@@ -1,31 +1,91 @@
-"""The whole model from a checkpoint: its loss on held-out text, and text it makes up."""
+"""A trained model, loaded to be asked: its loss on held-out text and on any text, and text it makes up.
+
+The model of a checkpoint is loaded here; one that was exported, by :mod:`peers.commands.exported`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from data_shards.shard import Shard
 from data_shards.tokenize import Tokenizer
+from peers.checkpoints.choice import choose_step, run_tokenizer
 from peers.console.interrupt import check
-from peers.console.words import CommandError, command_name, gathering, listed
-from peers.data.foreign_tokenizer import check_foreign_tokenizer
-from peers.exit_codes import EXIT_USAGE
 from peers.home.run_directory import RunDirectory
-from swarm.config import Manifest, load_manifest
+from swarm.config import Manifest
+from swarm.device import resolve_device
 from swarm.errors import ConfigError, StateError
 from swarm.models.family import PartModule
 from swarm.models.layout import install_weights
 from swarm.models.registry import family_of
-from swarm.state.checkpoints.parts import flaw, latest, load_weights, read_manifest, step_directory, steps
+from swarm.state.checkpoints.parts import load_weights
 
 ROWS_AT_ONCE = 16
 MAX_ROWS = 512
+LARGEST_SCORES = 1 << 26
+"""Elements of the scores that are in memory at once: 256 MiB, or one row's where that is more."""
+LONGEST_WINDOW = 2048
+"""Unless a longer one is asked for: attention over more costs much and gains little."""
+PIECE_CHARACTERS = 1 << 18
+
+
+class LanguageModel(Protocol):
+    """What can be asked of a model: see :class:`~swarm.models.family.PartModule`, which is one."""
+
+    vocab_size: int
+    context: int
+
+    def evaluate(self, tokens: Tensor, targets: Tensor) -> tuple[float, int]:
+        """Return (sum of cross entropy in nats, number of targets ≥ 0) of int64 (B, T)."""
+
+    def generate(self, tokens: Tensor, count: int, *, seed: int, temperature: float) -> Tensor:
+        """Continue int64 (T,) by ``count`` tokens at most; return the continuation alone."""
+
+
+class TextTokenizer(Protocol):
+    """What it takes to ask it in text: see :class:`~data_shards.tokenize.Tokenizer`. ``end_of_text`` stands before
+    every text."""
+
+    end_of_text: int
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of one text, without those that stand before or after it."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of token ids."""
+
+
+class LoadedModel(Protocol):
+    """A model in memory, on its device, and its tokenizer."""
+
+    @property
+    def model(self) -> LanguageModel:
+        """The model."""
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """Its tokenizer."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its inputs belong."""
+
+
+# --- the model of a checkpoint ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,29 +107,33 @@ class Checkpointed:
     tokenizer: Tokenizer
     manifest: Manifest
     passed_over: str | None = None
+    device: torch.device = torch.device("cpu")
 
 
-def load_checkpoint(directory: RunDirectory, step: int | None = None) -> Checkpointed:
+def load_checkpoint(
+    directory: RunDirectory, step: int | None = None, *, device: str = "cpu", threads: int = 1
+) -> Checkpointed:
     """The model of a run after ``step``, or of its newest complete checkpoint.
 
     Every part's digest is verified, and that the checkpoint belongs to this run. Raises ConfigError when there is none
     such, CommandError when parts of it are not on this machine, StateError when it is damaged. Costs the model's size
-    in memory, three times over for a moment.
+    in memory.
+
+    Args:
+        directory: The run's.
+        step: The checkpoint's; None for the newest complete one.
+        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        threads: Of the processor. For a small model on a machine that has other work one is best: threads that wait
+            for each other cost 3 times what they give.
     """
-    # Small models on a machine that has other work: threads that wait for each other cost 3 times what they give.
-    torch.set_num_threads(1)
-    manifest = load_manifest(directory.manifest)
-    root = directory.checkpoints
-    chosen = _choose(directory, manifest, step)
-    written_by = read_manifest(root, chosen).run
-    if written_by != manifest.run_id:
-        raise StateError(f"{root}: step {chosen} belongs to run {written_by[:12]}, not {manifest.run_id[:12]}")
-    family = family_of(manifest.model)
+    torch.set_num_threads(threads)
+    place = resolve_device(device)
+    chosen = choose_step(directory, step)
+    family = family_of(chosen.manifest.model)
     model = family.build(family.whole)
-    install_weights(model, load_weights(root, chosen))
-    newest = steps(root)[-1]
-    passed_over = _flaw(directory, manifest, newest) if step is None and newest != chosen else None
-    return Checkpointed(chosen, model.eval(), _tokenizer(directory, manifest), manifest, passed_over)
+    install_weights(model, load_weights(directory.checkpoints, chosen.step))
+    _, tokenizer = run_tokenizer(chosen)
+    return Checkpointed(chosen.step, model.to(place).eval(), tokenizer, chosen.manifest, chosen.passed_over, place)
 
 
 def held_out_loss(checkpoint: Checkpointed, shard_path: Path) -> float:
@@ -91,73 +155,126 @@ def held_out_loss(checkpoint: Checkpointed, shard_path: Path) -> float:
     return total / count
 
 
-def sample_text(checkpoint: Checkpointed, sampling: Sampling) -> str:
+def sample_text(loaded: LoadedModel, sampling: Sampling) -> str:
     """A continuation of the prompt, without the prompt. The same seed gives the same text on the same machine."""
-    tokenizer = checkpoint.tokenizer
-    prompt = [tokenizer.end_of_text, *tokenizer.encode(sampling.prompt)]
-    made = checkpoint.model.generate(
-        torch.tensor(prompt), sampling.tokens, seed=sampling.seed, temperature=sampling.temperature
-    )
+    tokenizer = loaded.tokenizer
+    prompt = torch.tensor([tokenizer.end_of_text, *tokenizer.encode(sampling.prompt)], device=loaded.device)
+    made = loaded.model.generate(prompt, sampling.tokens, seed=sampling.seed, temperature=sampling.temperature)
     ids = [token for token in made.tolist() if token < tokenizer.vocab_size]
     return tokenizer.decode(ids)
 
 
-def _tokenizer(directory: RunDirectory, manifest: Manifest) -> Tokenizer:
-    try:
-        document = directory.tokenizer.read_bytes()  # a contact sent it
-        check_foreign_tokenizer(document)
-        tokenizer = Tokenizer(document)
-    except OSError as error:
-        raise StateError(f"{directory.tokenizer}: {error.strerror}. Copy it from another peer of the run.") from error
-    if tokenizer.digest != manifest.tokenizer.digest:
-        raise StateError(f"{directory.tokenizer}: not the tokenizer of this run. Copy it from another peer of the run.")
-    return tokenizer
+# --- the loss on any text --------------------------------------------------------------------------------------------
 
 
-def missing_parts(directory: RunDirectory, manifest: Manifest, step: int) -> list[str]:
-    """The parts of a step that are not on this machine, as where their peers ran on others; in the model's order."""
-    where = step_directory(directory.checkpoints, step)
-    names = [spec.name for spec in family_of(manifest.model).parts(manifest.split)]
-    return [name for name in names if not (where / f"{name}.safetensors").is_file()]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextLoss:
+    """How well a model foretells a text: the sum of the cross entropy of its ``tokens`` in nats, and its ``bytes`` in
+    UTF-8. With the latter models of different tokenizers compare."""
+
+    nats: float
+    tokens: int
+    bytes: int
+
+    def __add__(self, other: TextLoss) -> TextLoss:
+        return TextLoss(nats=self.nats + other.nats, tokens=self.tokens + other.tokens, bytes=self.bytes + other.bytes)
+
+    @property
+    def loss(self) -> float:
+        """Nats a token."""
+        return self.nats / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        """Between how many tokens it hesitates: e to the loss."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+    @property
+    def bits_per_byte(self) -> float:
+        """What it would take to store the text with the model's help: plain text has 8, a good archiver some 2."""
+        return self.nats / math.log(2) / self.bytes
 
 
-def _choose(directory: RunDirectory, manifest: Manifest, step: int | None) -> int:
-    """The step asked for, or the newest complete one. Raises ConfigError when there is none such, CommandError when it
-    lacks parts, StateError when all are damaged."""
-    root = directory.checkpoints
-    have = steps(root)
-    if not have:
-        raise CommandError(
-            f"the run in {directory.root} has no checkpoint: the run ended before the first was written",
-            check=str(root),
-            next_=f"train again: {command_name()} quickstart",
-            exit_code=EXIT_USAGE,
-        )
-    if step is not None and step not in have:
-        allowed = f"one of {', '.join(map(str, have))}"
-        raise ConfigError("--step", step, allowed, "Leave it out to take the newest complete one.")
-    chosen = latest(root) if step is None else step
-    wanted = have[-1] if chosen is None else chosen
-    if lacking := missing_parts(directory, manifest, wanted):
-        raise _incomplete(directory, wanted, lacking, none=chosen is None)
-    if chosen is None:
-        raise StateError(f"no checkpoint is complete; the newest: {flaw(root, wanted)}")
-    return chosen
+def text_loss(loaded: LoadedModel, text: str, *, context: int, stride: int) -> TextLoss:
+    """Return the loss on a text, each of its tokens counted once.
+
+    Windows of ``context`` tokens slide by ``stride``: a token is foretold from at least ``context`` - ``stride`` tokens
+    before it (from all there are near the beginning), the first from the token that stands before every text. Raises
+    StateError for a loss that is not a number, and a text without tokens.
+    """
+    tokens = _encoded(loaded.tokenizer, text)
+    if len(tokens) < 2:
+        raise StateError("the tokenizer makes no token of this text: there is nothing to foretell")
+    model, total, counted = loaded.model, 0.0, 0
+    for windows in _batches(sliding(len(tokens) - 1, context, stride), context, model.vocab_size):
+        check()
+        rows = torch.from_numpy(np.stack([tokens[window.start : window.stop + 1] for window in windows]))
+        targets = rows[:, 1:].clone()
+        for row, window in zip(targets, windows, strict=True):
+            row[: window.counted - window.start] = -1
+        nats, count = model.evaluate(rows[:, :-1].to(loaded.device), targets.to(loaded.device))
+        total += nats
+        counted += count
+    if not math.isfinite(total):
+        raise StateError("the loss on this text is not a number: training diverged, or the weights are damaged")
+    return TextLoss(nats=total, tokens=counted, bytes=len(text.encode()))
 
 
-def _flaw(directory: RunDirectory, manifest: Manifest, step: int) -> str | None:
-    if lacking := missing_parts(directory, manifest, step):
-        return f"step {step}, which lacks {listed(lacking)} here"
-    return flaw(directory.checkpoints, step)
+def window_of(model: LanguageModel, context: int | None, stride: int | None) -> tuple[int, int]:
+    """Return the length of windows and the distance between them, as asked for or by default. Raises ConfigError for
+    windows that the model cannot see at once, or that leave tokens out."""
+    length = min(model.context, LONGEST_WINDOW) if context is None else context
+    if length > model.context:
+        raise ConfigError("--context", length, f"at most the model's context, {model.context}", "Make it smaller.")
+    by = max(1, length // 2) if stride is None else stride
+    if by > length:
+        raise ConfigError("--stride", by, f"at most a window, {length}", "Make it smaller, or leave it out.")
+    return length, by
 
 
-def _incomplete(directory: RunDirectory, step: int, lacking: Sequence[str], *, none: bool) -> CommandError:
-    where = step_directory(directory.checkpoints, step)
-    cause = f"step {step} lacks {listed(lacking)}"
-    files = " ".join(f"{name}.safetensors" for name in lacking)
-    copy = f"copy {files} of that step from there (the same path below that machine's home) into {where}"
-    return CommandError(
-        f"no step is complete here: the newest, {cause}" if none else f"{cause} here",
-        check=f"{where}: each machine keeps the parts that its peers held; look on the others too",
-        next_=gathering(directory.root) if none else copy,
-    )
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Targets ``start`` up to, not including, ``stop``; those from ``counted`` on are new."""
+
+    start: int
+    counted: int
+    stop: int
+
+
+def sliding(targets: int, context: int, stride: int) -> Iterator[Window]:
+    """Yield windows that count each target once; all but that of a short text are ``context`` long. Pure."""
+    done = min(targets, context)
+    yield Window(0, 0, done)
+    while done < targets:
+        stop = min(done + stride, targets)
+        yield Window(stop - context, done, stop)
+        done = stop
+
+
+def _batches(windows: Iterator[Window], context: int, vocab_size: int) -> Iterator[list[Window]]:
+    """Put windows together as far as their scores fit."""
+    most = max(1, min(ROWS_AT_ONCE, LARGEST_SCORES // (context * vocab_size)))
+    batch: list[Window] = []
+    for window in windows:
+        batch.append(window)
+        if len(batch) == most:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _encoded(tokenizer: TextTokenizer, text: str) -> npt.NDArray[np.int64]:
+    """Return the token that stands before every text, and those of the text; piece by piece, cut where a line begins
+    with a letter or sign, since tokens are cut there anyway."""
+    found = [np.array([tokenizer.end_of_text], dtype=np.int64)]
+    begins = 0
+    while begins < len(text):
+        cut = _LINE_BEGINS.search(text, begins + PIECE_CHARACTERS)
+        ends = len(text) if cut is None else cut.end()
+        found.append(np.array(tokenizer.encode(text[begins:ends]), dtype=np.int64))
+        begins = ends
+    return np.concatenate(found)
+
+
+_LINE_BEGINS = re.compile(r"(?<=\S)\n(?=\S)")

@@ -80,7 +80,7 @@ def read_corpus(files: Sequence[Path]) -> Corpus:
 
 def read_documents(path: Path, key: str = "--text") -> Iterator[str]:
     """One file's documents, see :func:`read_corpus`; ``key`` is what its errors name."""
-    return _paragraphs(_read_text(path, key))
+    return _paragraphs(read_text(path, key))
 
 
 def _topics() -> Iterator[str]:
@@ -131,7 +131,8 @@ def _documented(tree: ast.Module) -> Iterator[_Documented]:
                 waiting.extend(reversed(inner))
 
 
-def _read_text(path: Path, key: str) -> str:
+def read_text(path: Path, key: str) -> str:
+    """One file's text; ``key`` is what its errors name. Raises ConfigError as :func:`read_corpus`."""
     try:
         if path.is_file() and path.stat().st_size > LARGEST_FILE_BYTES:
             raise ConfigError(key, str(path), "a file of at most 1 GiB", f"Give a part of it: head -c 1G {path} > PART")

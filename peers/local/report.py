@@ -151,12 +151,24 @@ def write_report(report: dict[str, Any], path: Path) -> None:
 def closed_steps(path: Path) -> int | None:
     """Return the number of steps that the run of a report closed; None when there is no report (yet), or none that says
     so."""
+    steps = _read(path).get("steps")
+    return steps if type(steps) is int else None
+
+
+def held_out_after(path: Path, step: int) -> float | None:
+    """Return the loss on held-out text that a report gives for the weights of a step; None where it gives none."""
+    report = _read(path)
+    loss = report.get("eval_last")
+    return loss if report.get("eval_last_step") == step and isinstance(loss, float) else None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return a report; an empty one where there is none."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None
-    steps = report.get("steps") if isinstance(report, dict) else None
-    return steps if type(steps) is int else None
+        return {}
+    return report if isinstance(report, dict) else {}
 
 
 def _finite(value: Any) -> Any:

@@ -9,15 +9,16 @@ Shapes: B microbatch, T sequence, D width of what crosses a boundary, V vocabula
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from swarm.errors import BugError
+from swarm.errors import BugError, ConfigError
 from swarm.models.layout import FlatLayout
 from swarm.models.spec import ModelConfig, PartSpec, SplitConfig, TensorSpec, split_layers
 
@@ -112,11 +113,12 @@ class PartCost:
 class ModelFamily(ABC):
     """One model of a family: what follows from its ``[model]``. Stateless, and cheap to make.
 
-    A family whose layers are cut evenly and whose tables are ``nn.Embedding`` implements the abstract methods only.
+    A family whose layers are cut evenly and whose tables are ``nn.Embedding`` implements the abstract methods only, and
+    the two of export where other programs know its models.
     """
 
     def __init__(self, model: ModelConfig) -> None:
-        self.vocab_size, self.context = model.vocab_size, model.context
+        self.name, self.vocab_size, self.context = model.family, model.vocab_size, model.context
 
     @property
     @abstractmethod
@@ -191,6 +193,29 @@ class ModelFamily(ABC):
     @abstractmethod
     def cost(self, spec: PartSpec, sequence: int) -> PartCost:
         """Return what a part costs for rows of ``sequence`` tokens. Pure arithmetic, no module is built."""
+
+    # --- export --------------------------------------------------------------------------------------------------
+
+    def export_config(self) -> dict[str, Any]:
+        """Return the ``config.json`` with which transformers builds this model, without what its tokenizer says.
+
+        Raises ConfigError where transformers has no such model.
+        """
+        raise self._not_exported()
+
+    def export_weights(self, spec: PartSpec, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors of one part, given its state by name, as transformers' files have them: views where they
+        are the same. All parts' together are the whole model. Raises as :meth:`export_config`."""
+        raise self._not_exported()
+
+    def _not_exported(self) -> ConfigError:
+        return ConfigError(
+            "model.family",
+            self.name,
+            "a family that transformers has a model for",
+            "Its checkpoints stay usable here: sample from them, or resume the run.",
+            why="models of this family have no form outside of swarm",
+        )
 
 
 def _choose(scores: Tensor, generator: torch.Generator, temperature: float, top_k: int | None) -> Tensor:

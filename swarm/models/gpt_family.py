@@ -1,4 +1,4 @@
-"""Our own transformer as a family: how its parts are built, its first weights, what it costs.
+"""Our own transformer as a family: how its parts are built, its first weights, what it costs, its form elsewhere.
 
 Each initial tensor is a function of (seed, name) alone, so every cut of the model has the same weights.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -75,6 +77,34 @@ class GptFamily(ModelFamily):
             forward_flops=2 * matrices + layers * 2 * model.dim * sequence,
         )
 
+    def export_config(self) -> dict[str, Any]:
+        """See :class:`~swarm.models.family.ModelFamily`: it is a Llama, with rotary halves, grouped keys and values,
+        SwiGLU, no biases and an untied head. Keys that version 4 of transformers knows too."""
+        model = self._model
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "vocab_size": model.vocab_size,
+            "hidden_size": model.dim,
+            "intermediate_size": model.feed_forward_dim,
+            "num_hidden_layers": model.layers,
+            "num_attention_heads": model.heads,
+            "num_key_value_heads": model.key_value_heads,
+            "head_dim": model.head_dim,
+            "hidden_act": "silu",
+            "max_position_embeddings": model.context,
+            "rope_theta": model.rope_theta,
+            "rms_norm_eps": model.norm_eps,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "tie_word_embeddings": False,
+            "initializer_range": _STD,
+        }
+
+    def export_weights(self, spec: PartSpec, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See :class:`~swarm.models.family.ModelFamily`: the same tensors under a Llama's names."""
+        return {_llama_name(name): tensor for name, tensor in weights.items()}
+
 
 # --- initial weights -------------------------------------------------------------------------------------------------
 # Drawn by numpy's ziggurat (table look-ups and multiplications), not by torch, whose normal sampler uses a different
@@ -93,3 +123,29 @@ def _draw(model: GptConfig, seed: int, name: str, shape: tuple[int, ...]) -> Ten
     values = np.random.Generator(np.random.PCG64(key)).standard_normal(shape, dtype=np.float32)
     values *= np.float32(std)
     return torch.from_numpy(values)
+
+
+# --- a Llama's names -------------------------------------------------------------------------------------------------
+
+
+_LLAMA_ENDS = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
+_LLAMA_LAYER = {
+    "attention_norm": "input_layernorm",
+    "attention.query": "self_attn.q_proj",
+    "attention.key": "self_attn.k_proj",
+    "attention.value": "self_attn.v_proj",
+    "attention.output": "self_attn.o_proj",
+    "feed_forward_norm": "post_attention_layernorm",
+    "feed_forward.gate": "mlp.gate_proj",
+    "feed_forward.up": "mlp.up_proj",
+    "feed_forward.down": "mlp.down_proj",
+}
+
+
+def _llama_name(name: str) -> str:
+    """Return what a Llama calls the parameter of this name."""
+    module, _, leaf = name.rpartition(".")
+    if module in _LLAMA_ENDS:
+        return f"{_LLAMA_ENDS[module]}.{leaf}"
+    _, number, inner = module.split(".", 2)
+    return f"model.layers.{number}.{_LLAMA_LAYER[inner]}.{leaf}"

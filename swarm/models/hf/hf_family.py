@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,12 +104,12 @@ class HfFamily(ModelFamily):
     # --- export --------------------------------------------------------------------------------------------------
 
     def export_config(self) -> dict[str, Any]:
-        """Return the config.json that the run was founded with."""
+        """See :class:`~swarm.models.family.ModelFamily`: what the run was founded with."""
         config: dict[str, Any] = json.loads(self._model.config)
         return config
 
-    def export_weights(self, spec: PartSpec, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return a part's state as transformers' files have it."""
+    def export_weights(self, spec: PartSpec, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See :class:`~swarm.models.family.ModelFamily`."""
         from swarm.models.hf.files import stored_names
 
         return stored_names(self._part(spec, self._model.model_copy(update={"compute": "float32"})), weights)

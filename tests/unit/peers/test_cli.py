@@ -34,6 +34,8 @@ def _swarm(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProc
         ((), 2, "quickstart"),
         (("quickstart", "--help"), 0, "3    a peer failed or cannot be reached"),
         (("sample", "--help"), 0, "--temperature"),
+        (("export", "--help"), 0, "swarm export my-model --run out/first"),
+        (("eval", "--help"), 0, "--stride"),
         (("new", "--help"), 0, "--preset"),
         (("join", "--help"), 0, "--data"),
         (("data", "build", "--help"), 0, "--tokenizer"),
@@ -76,6 +78,12 @@ def test_cli_help_cuts_no_description_off(arguments: str, sentence: str) -> None
         (("sample", "/dev/null"), "is a file"),
         (("sample", "/"), "no run.toml"),
         (("sample",), "quickstart"),
+        (("export", "/dev/null"), "it is a file"),
+        (("eval", "/nonexistent"), "no such file"),
+        (("eval", "/dev/null", "--device", "banana"), "--device"),
+        (("sample", "--model", "/"), "holds no config.json"),
+        (("sample", "x", "--model", "y"), "nothing beside --model"),
+        (("export", "new", "--run", "/"), "no run.toml"),
     ],
 )
 def test_cli_wrong_setting_is_explained_before_anything_heavy(

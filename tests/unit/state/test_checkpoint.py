@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from swarm.state.checkpoints.parts import (
     held,
     latest,
     load_part,
+    load_part_weights,
     load_weights,
     part_path,
     read_manifest,
@@ -95,6 +97,25 @@ def test_checkpoint_with_a_flipped_bit_is_refused_when_loaded(tmp_path: Path) ->
     path.write_bytes(data)
     with pytest.raises(StateError, match=r"stage-0\.safetensors: the content does not match"):
         load_part(tmp_path, 1, stage_part(0))
+
+
+def test_weights_alone_are_verified_and_the_moments_not_read(tmp_path: Path) -> None:
+    write_step(tmp_path, 1)
+    record, path = read_manifest(tmp_path, 1), step_directory(tmp_path, 1) / "stage-0.safetensors"
+    weights = load_part_weights(tmp_path, record, stage_part(0))
+    assert all(torch.equal(weights[name], tensor) for name, tensor in snapshot(step=1).weights.items())
+    whole = path.read_bytes()
+    begins = 8 + int.from_bytes(whole[:8], "little")
+    for place, damaged in ((-3, False), (begins, True)):
+        data = bytearray(whole)
+        data[place] ^= 4
+        path.write_bytes(data)
+        with pytest.raises(StateError, match="the content does not match") if damaged else nullcontext():
+            load_part_weights(tmp_path, record, stage_part(0))
+    path.write_bytes(whole)
+    other = record.model_copy(update={"parts": {"stage-0": "0" * 64}})
+    with pytest.raises(StateError, match=r"stage-0\.safetensors: digest"):
+        load_part_weights(tmp_path, other, stage_part(0))
 
 
 def test_checkpoint_of_another_step_part_or_digest_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,220 @@
+"""``swarm export``, ``swarm eval`` and ``swarm sample``: what a trained model is for."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from peers.cli.options import AsJson, Home
+
+if TYPE_CHECKING:
+    from peers.commands.evaluate import LoadedModel, TextLoss
+    from peers.home.run_directory import RunDirectory
+
+SCHEMA = 1
+
+
+class StoredAs(StrEnum):
+    """What exported weights are stored in."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+Run = Annotated[
+    Path | None,
+    typer.Option(
+        "--run",
+        metavar="RUN",
+        help="A run's directory, or the beginning of its id.  [default: the newest under ./out and in the home]",
+    ),
+]
+Step = Annotated[
+    int | None, typer.Option(metavar="N", min=0, help="Checkpoint to use.  [default: the newest complete one]")
+]
+
+Model = Annotated[
+    Path | None,
+    typer.Option(
+        "--model", metavar="DIR", help="An exported model instead of a run's checkpoint (needs the extra hf)."
+    ),
+]
+
+
+def export(
+    into: Annotated[Path, typer.Argument(metavar="DIR", help="A new directory for the model, or an empty one.")],
+    run: Run = None,
+    step: Step = None,
+    dtype: Annotated[
+        StoredAs, typer.Option(help="Store the weights in this; bfloat16 is half as large, and rounded.")
+    ] = StoredAs.float32,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a trained model as a directory that transformers loads, with its tokenizer and a model card.
+
+    Works from the checkpoints on this machine, whether the run goes on or not. Needs no transformers itself.
+
+    Example: swarm export my-model --run out/first
+    """
+    from peers.commands.model_directory import check_target
+    from peers.home.run_directory import find_run_directory
+
+    check_target(into)
+    found = find_run_directory(run, home, key="--run")
+    # After both directories are known to be right: a wrong path should not cost the seconds that torch takes.
+    from peers.checkpoints.choice import choose_step
+    from peers.commands.export import export, load_command
+
+    chosen = choose_step(found, step)
+    _tell_which(found, chosen.step, chosen.passed_over, asked=step is not None, named=run is not None)
+    made = export(chosen, into, dtype.value, told=(lambda line: None) if as_json else typer.echo)
+    if as_json:
+        document = {"schema": SCHEMA, "path": str(into.absolute()), "run": chosen.manifest.run_id, "step": chosen.step,
+                    "parameters": made.parameters, "bytes": made.bytes, "dtype": dtype.value,
+                    "files": made.files}  # fmt: skip
+        typer.echo(json.dumps(document))
+        return
+    typer.echo(f"step {chosen.step} of {chosen.manifest.run.name}, {made.parameters:,} parameters, is in {into}")
+    typer.echo(f"next: {load_command(into)}")
+
+
+def evaluate(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="UTF-8 text files, or directories with such.")],
+    run: Run = None,
+    model: Model = None,
+    step: Step = None,
+    context: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=2, help="Tokens in a window.  [default: the model's context, at most 2048]"),
+    ] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Tokens from window to window.  [default: half a window]"),
+    ] = None,
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="Compute on this device: cpu, cuda or cuda:N.")] = "cpu",
+    threads: Annotated[int, typer.Option(metavar="N", min=1, max=1024, help="Compute with this many CPU threads.")] = 1,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how well a trained model foretells text: loss, perplexity, and bits a byte.
+
+    Windows slide over each file, so that every token is counted once and foretold from at least half a window. Bits a
+    byte compare models whose tokenizers differ.
+
+    Example: swarm eval --run out/first notes.txt
+    """
+    from peers.commands.preflight import check_device
+    from peers.data.text import read_text, text_files
+
+    check_device(device)
+    paths = [one for given in files for one in (text_files(given, "FILE") if given.is_dir() else [given])]
+    texts = {path: read_text(path, "FILE") for path in paths if path in files or path.stat().st_size}
+    loaded, source = _load(run, model, step, home, named=False, device=device, threads=threads)
+    from peers.commands.evaluate import TextLoss, text_loss, window_of
+
+    length, by = window_of(loaded.model, context, stride)
+    found = {path: text_loss(loaded, text, context=length, stride=by) for path, text in texts.items()}
+    total = sum(found.values(), TextLoss(nats=0.0, tokens=0, bytes=0))
+    if as_json:
+        each = [{"file": str(path)} | _figures(loss) for path, loss in found.items()]
+        document = {"schema": SCHEMA, **source, "context": length, "stride": by, **_figures(total), "files": each}
+        typer.echo(json.dumps(document))
+        return
+    if len(found) > 1:
+        for path, loss in found.items():
+            typer.echo(f"{loss.bits_per_byte:8.4f} bits a byte  {loss.perplexity:12,.2f} perplexity  {path}")
+    typer.echo(f"loss         {total.loss:.4f} nats a token")
+    typer.echo(f"perplexity   {total.perplexity:,.2f}")
+    typer.echo(f"bits a byte  {total.bits_per_byte:.4f}")
+    typer.echo(f"text         {total.tokens:,} tokens, {total.bytes:,} bytes; windows of {length} by {by}")
+
+
+def sample(
+    directory: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="DIR",
+            help="Directory of a run.  [default: the newest under ./out and in the home]",
+        ),
+    ] = None,
+    model: Model = None,
+    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "The",
+    tokens: Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="Tokens to generate.")] = 100,
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, max=2**31 - 1, help="The same seed gives the same text.")
+    ] = 0,
+    temperature: Annotated[
+        float,
+        typer.Option(metavar="X", min=0.0, max=10.0, help="Sampling temperature; 0 always takes the likeliest token."),
+    ] = 0.8,
+    step: Step = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+) -> None:
+    """Have a trained model continue a prompt.
+
+    Takes the directory of a swarm quickstart, or of a run that this machine's peers joined, or with --model an exported
+    model, and prints the prompt and the text that the model generates.
+    """
+    from peers.console.words import printable
+
+    loaded, source = _load(directory, model, step, None, named=True)
+    from peers.commands.evaluate import Sampling, sample_text
+
+    made = sample_text(loaded, Sampling(prompt=prompt, tokens=tokens, seed=seed, temperature=temperature))
+    if as_json:
+        typer.echo(json.dumps({**source, "prompt": prompt, "text": made, "seed": seed}))
+    else:
+        typer.echo(printable(prompt + made))
+
+
+def _load(
+    run: Path | None, model: Path | None, step: int | None, home: str | None, *, named: bool, **how: Any
+) -> tuple[LoadedModel, dict[str, Any]]:
+    """Load what is asked for; return it, and what it is for scripts. ``named`` is whether the run is an argument, and
+    no option; ``how`` are device and threads."""
+    from peers.commands.model_directory import check_model
+    from peers.home.run_directory import find_run_directory
+    from swarm.errors import ConfigError
+
+    key = "DIR" if named else "--run"
+    if model is not None:
+        for name, value in ((key, run), ("--step", step)):
+            if value is not None:
+                raise ConfigError(name, str(value), "nothing beside --model", f"Leave out {name}, or --model.")
+        check_model(model)
+        from peers.commands.exported import load_exported
+
+        return load_exported(model, **how), {"model": str(model)}
+    found = find_run_directory(run, home, key=key)
+    # After the directory is known to be one: a wrong path should not cost the seconds that torch takes.
+    from peers.commands.evaluate import load_checkpoint
+
+    checkpoint = load_checkpoint(found, step, **how)
+    _tell_which(found, checkpoint.step, checkpoint.passed_over, asked=step is not None, named=run is not None)
+    return checkpoint, {"directory": str(found.root), "step": checkpoint.step}
+
+
+def _figures(loss: TextLoss) -> dict[str, Any]:
+    perplexity = loss.perplexity if loss.perplexity < float("inf") else None
+    return {"loss": loss.loss, "perplexity": perplexity, "bits_per_byte": loss.bits_per_byte,
+            "tokens": loss.tokens, "bytes": loss.bytes}  # fmt: skip
+
+
+def _tell_which(found: RunDirectory, step: int, passed_over: str | None, *, asked: bool, named: bool) -> None:
+    """Say on stderr which checkpoint is used, as far as nobody ``asked`` for the step or ``named`` the run."""
+    from peers.console.words import age_of_checkpoint, print_error, with_commands
+    from peers.local.report import closed_steps
+
+    if passed_over is not None:
+        print_error(f"taking step {step}, because of {with_commands(passed_over)}", label="warning")
+    # Whoever names a step knows its age.
+    age = None if asked else age_of_checkpoint(step, closed_steps(found.report))
+    if age is not None:
+        print_error(age, label="note")
+    if not named:
+        print_error(f"step {step} of {found.root}", label="from")

@@ -1,0 +1,196 @@
+"""``swarm export``: a checkpoint as a directory that transformers loads, and the model card in it.
+
+One part is in memory at a time, without its optimizer state. Needs no transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from data_shards.tokenize import END_OF_TEXT
+from peers.checkpoints.choice import ChosenStep, run_tokenizer
+from peers.checkpoints.proof import proof_in
+from peers.commands.model_directory import CONFIG, making, tokenizer_config, write_json, write_tensors
+from peers.console.interrupt import check
+from peers.console.words import amount, count
+from peers.local.report import held_out_after
+from swarm.consensus.records import CloseRecord
+from swarm.disk import write_whole
+from swarm.models.family import ModelFamily
+from swarm.models.registry import family_of
+from swarm.models.spec import DType, PartSpec
+from swarm.state.checkpoints.files import RECORD, step_directory
+from swarm.state.checkpoints.parts import load_part_weights
+
+_STORED: Mapping[DType, tuple[str, torch.dtype]] = {
+    "float32": ("F32", torch.float32),
+    "bfloat16": ("BF16", torch.bfloat16),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """An exported model: its files' names, and the elements and bytes of its tensors."""
+
+    files: tuple[str, ...]
+    parameters: int
+    bytes: int
+
+
+def export(chosen: ChosenStep, into: Path, dtype: DType, told: Callable[[str], None]) -> Exported:
+    """Write the model of a checkpoint into a new or empty directory, whole or not at all.
+
+    Args:
+        chosen: The checkpoint.
+        into: The directory.
+        dtype: What the weights are stored in; trained they are float32.
+        told: Called with a line for each part.
+
+    Raises:
+        ConfigError: The family has no form outside of swarm, or the directory is in use.
+        StateError: A part of the checkpoint is damaged, named with what is wrong; or the disk refuses.
+    """
+    family = family_of(chosen.manifest.model)
+    config = family.export_config()
+    document, tokenizer = run_tokenizer(chosen)
+    token = tokenizer.end_of_text
+    ids = {"bos_token_id": token, "eos_token_id": token}
+    with making(into) as hidden:
+        parameters, stored = _write_weights(chosen, family, hidden, dtype, told)
+        named = "dtype" if "dtype" in config else "torch_dtype"  # as versions before 4.56 call it, and all read
+        write_json(hidden / CONFIG, ids | config | {named: dtype})
+        write_json(hidden / "generation_config.json", ids | {"pad_token_id": token})
+        write_whole(hidden / "tokenizer.json", [document])
+        write_json(hidden / "tokenizer_config.json", tokenizer_config(END_OF_TEXT, family.context))
+        write_json(hidden / "special_tokens_map.json", {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT})
+        write_whole(hidden / "README.md", [model_card(chosen, config, parameters, dtype).encode()])
+        files = tuple(sorted(path.name for path in hidden.iterdir()))
+    return Exported(files=files, parameters=parameters, bytes=stored)
+
+
+def _write_weights(
+    chosen: ChosenStep, family: ModelFamily, into: Path, dtype: DType, told: Callable[[str], None]
+) -> tuple[int, int]:
+    """Write a file for each part, and where there are several the index of all; return (elements, bytes) of them."""
+    specs = family.parts(chosen.manifest.split)
+    names = [f"model-{number:05d}-of-{len(specs):05d}.safetensors" for number in range(1, len(specs) + 1)]
+    names = names if len(specs) > 1 else ["model.safetensors"]
+    where: dict[str, str] = {}
+    elements = stored = 0
+
+    def write(spec: PartSpec, name: str) -> None:
+        """Apart from the loop, so that nothing of a part is held when the next is read."""
+        nonlocal elements, stored
+        weights = load_part_weights(chosen.directory.checkpoints, chosen.record, spec.name)
+        word, kind = _STORED[dtype]
+        tensors = {
+            key: tensor.detach().to(kind).contiguous()
+            for key, tensor in family.export_weights(spec, weights).items()
+            if key not in where  # a weight that is tied between parts is in one file
+        }
+        size = write_tensors(into / name, {key: (word, one.shape, _bytes(one)) for key, one in tensors.items()})
+        where.update(dict.fromkeys(tensors, name))
+        elements += sum(one.numel() for one in tensors.values())
+        stored += size
+        told(f"{spec.name}: {count(len(tensors), 'tensor')}, {amount(size)}B in {name}")
+
+    for spec, name in zip(specs, names, strict=True):
+        check()
+        write(spec, name)
+    if len(specs) > 1:
+        index = {"metadata": {"total_parameters": elements, "total_size": stored}, "weight_map": where}
+        write_json(into / "model.safetensors.index.json", index)
+    return elements, stored
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+# --- the model card --------------------------------------------------------------------------------------------------
+
+
+def model_card(chosen: ChosenStep, config: Mapping[str, Any], parameters: int, dtype: DType) -> str:
+    """Return the ``README.md`` of an exported model: what is known of its run, and how to load it."""
+    facts = _facts(chosen, config, parameters, dtype)
+    rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
+    run, family = chosen.manifest.run, family_of(chosen.manifest.model)
+    return f"""---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [swarm, decentralized-training]
+---
+
+# {run.name}, step {chosen.step}
+
+A language model that peers trained together with swarm, without a centre. The text stayed with the trainers, so nothing
+here describes it.
+
+| fact | value |
+|---|---|
+{rows}
+
+## Load it
+
+In this directory:
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained(".")
+tokenizer = AutoTokenizer.from_pretrained(".")
+prompt = tokenizer(tokenizer.bos_token + "The", return_tensors="pt", return_token_type_ids=False)
+print(tokenizer.decode(model.generate(**prompt, max_new_tokens=80)[0]))
+```
+
+In training every document follows `{END_OF_TEXT}`, so prompts should, too. Texts of more than {family.context} tokens
+are beyond the model. The optimizer's state is not here: the run goes on from its own checkpoints.
+"""
+
+
+def _facts(chosen: ChosenStep, config: Mapping[str, Any], parameters: int, dtype: DType) -> dict[str, str]:
+    manifest, step = chosen.manifest, chosen.step
+    family = family_of(manifest.model)
+    saved = (step_directory(chosen.directory.checkpoints, step) / RECORD).stat().st_mtime
+    tokens = step * manifest.step_microbatches * manifest.batch.microbatch_size * family.context
+    facts = {
+        "run": f"`{manifest.run.name}`, id `{manifest.run_id}`",
+        "checkpoint": f"after step {step} of {manifest.run.steps}, saved {datetime.fromtimestamp(saved, UTC):%Y-%m-%d}",
+        "trained on": f"about {tokens:,} tokens",
+        "model": family.described,
+        "architecture": f"{', '.join(config.get('architectures', ()))}, {parameters:,} parameters in {dtype}",
+        "vocabulary": f"{family.vocab_size:,} tokens",
+        "optimizer": f"AdamW, learning rate up to {manifest.optimizer.lr:g}",
+    }
+    record = _record(chosen)
+    if record is not None and record.tokens:
+        facts["training loss"] = f"{record.loss_sum / record.tokens:.4f} nats a token, mean of step {step}"
+    held_out = held_out_after(chosen.directory.report, step)
+    if held_out is not None:
+        facts["held-out loss"] = f"{held_out:.4f} nats a token"
+    if record is not None:
+        trainers = len(record.members.trainers)
+        hosts = sum(member.role == "stage" and member.part is not None for member in record.roster)
+        facts["peers at that step"] = f"{count(hosts, 'stage host')} and {count(trainers, 'trainer')}"
+    return facts
+
+
+def _record(chosen: ChosenStep) -> CloseRecord | None:
+    """The close record of the step; None where none was kept. Raises StateError for one of another step or run."""
+    return proof_in(chosen.record, chosen.manifest.run_id).record if chosen.record.detail else None
+
+
+def load_command(into: Path) -> str:
+    """Return a line that loads the model and prints what it says, ready to paste."""
+    where = json.dumps(str(into))
+    program = f'from transformers import pipeline; print(pipeline("text-generation", {where})("The"))'
+    return f"python -c {shlex.quote(program)}"

@@ -1,0 +1,146 @@
+"""An exported model, or any other that transformers loads from a directory, loaded to be asked as ours are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from peers.console.words import another_path, count, one_line
+from swarm.device import resolve_device
+from swarm.errors import ConfigError, StateError
+
+_IGNORED = -100
+_ANEW = "Export or fetch it anew."
+_UNKNOWN_CONTEXT = 1024
+"""Of a model that does not say its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedModel:
+    """A model of transformers, and its tokenizer: a :class:`~peers.commands.evaluate.LoadedModel`."""
+
+    model: TransformersModel
+    tokenizer: TransformersTokenizer
+    device: torch.device
+
+
+class TransformersModel:
+    """A causal language model of transformers as a :class:`~peers.commands.evaluate.LanguageModel`."""
+
+    def __init__(self, model: Any) -> None:
+        config = model.config.get_text_config()
+        self._model = model
+        self.vocab_size: int = config.vocab_size
+        self.context: int = getattr(config, "max_position_embeddings", None) or _UNKNOWN_CONTEXT
+
+    @torch.inference_mode()
+    def evaluate(self, tokens: Tensor, targets: Tensor) -> tuple[float, int]:
+        """See :class:`~peers.commands.evaluate.LanguageModel`."""
+        scores = self._model(input_ids=tokens, use_cache=False).logits.float().flatten(0, 1)
+        labels = targets.masked_fill(targets < 0, _IGNORED).flatten()
+        total = F.cross_entropy(scores, labels, ignore_index=_IGNORED, reduction="sum")
+        return total.item(), int((targets >= 0).sum())
+
+    @torch.inference_mode()
+    def generate(self, tokens: Tensor, count: int, *, seed: int, temperature: float) -> Tensor:
+        """See :class:`~peers.commands.evaluate.LanguageModel`; ends where a text ends. When the context is full,
+        it goes on from its second half."""
+        torch.manual_seed(seed)
+        how: dict[str, Any] = {"do_sample": False}
+        if temperature > 0:  # from all tokens, as our own models do
+            how = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+        made = tokens[:0]
+        seen = tokens[-self.context :]
+        while made.numel() < count:
+            if seen.numel() >= self.context:
+                seen = seen[-max(1, self.context // 2) :]
+            room = min(count - made.numel(), self.context - seen.numel())
+            row = seen[None]
+            longer = self._model.generate(row, attention_mask=torch.ones_like(row), max_new_tokens=room, **how)[0]
+            made = torch.cat((made, longer[seen.numel() :]))
+            if longer.numel() < seen.numel() + room:  # the end of a text
+                break
+            seen = longer
+        return made
+
+
+class TransformersTokenizer:
+    """A tokenizer of transformers as a :class:`~peers.commands.evaluate.TextTokenizer`.
+
+    Raises ConfigError for one that has no token to begin with.
+    """
+
+    def __init__(self, tokenizer: Any, path: Path) -> None:
+        before = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+        if before is None:
+            raise _refused(path, "its tokenizer has neither a token that begins a text nor one that ends it")
+        self._tokenizer = tokenizer
+        self.end_of_text: int = before
+
+    @property
+    def vocab_size(self) -> int:
+        """See :class:`~peers.commands.evaluate.TextTokenizer`."""
+        return len(self._tokenizer)
+
+    def encode(self, text: str) -> list[int]:
+        """See :class:`~peers.commands.evaluate.TextTokenizer`: a special token's name in it is plain text."""
+        ids: list[int] = self._tokenizer(
+            text, add_special_tokens=False, split_special_tokens=True, verbose=False, truncation=False
+        )["input_ids"]
+        return ids
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """See :class:`~peers.commands.evaluate.TextTokenizer`."""
+        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+        return text
+
+
+def load_exported(path: Path, *, device: str = "cpu", threads: int = 1) -> ExportedModel:
+    """Load a model from a directory, with safetensors only and none of its own code; no hub is asked.
+
+    Args:
+        path: The directory, which :func:`~peers.commands.model_directory.check_model` has passed.
+        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        threads: Of the processor.
+
+    Raises:
+        ConfigError: transformers cannot load it, with its own words.
+        StateError: A file of it is damaged.
+    """
+    torch.set_num_threads(threads)
+    place = resolve_device(device)
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.set_verbosity(logging.ERROR)
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            dtype="auto",
+            output_loading_info=True,
+        )
+    except SafetensorError as error:
+        raise StateError(f"{path}: its weights are damaged: {error}. {_ANEW}") from error
+    except (OSError, ValueError, LookupError, RuntimeError, ImportError, TypeError) as error:
+        raise _refused(path, one_line(str(error))) from error
+    model, info = loaded
+    if missing := sorted(info["missing_keys"]):  # transformers would make them up
+        raise StateError(f"{path}: its files lack {missing[0]}, {count(len(missing), 'tensor')} in all. {_ANEW}")
+    return ExportedModel(TransformersModel(model.to(place).eval()), TransformersTokenizer(tokenizer, path), place)
+
+
+def _refused(path: Path, why: str) -> ConfigError:
+    allowed = "a directory with a causal language model that transformers loads"
+    return ConfigError("--model", str(path), allowed, another_path(path), why=why)
