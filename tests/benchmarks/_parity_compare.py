@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from time import monotonic
 
 import torch
@@ -72,10 +73,11 @@ def compare_plain(run: TrainedRun) -> Comparison:
     )
 
 
-def compare_exact(run: TrainedRun) -> Comparison:
-    """A reproducible run against the loop that does its arithmetic."""
+def compare_exact(run: TrainedRun, files: Path | None = None) -> Comparison:
+    """A reproducible run, which began with the weights of ``files`` or random ones, against the loop that does its
+    arithmetic."""
     began = monotonic()
-    replayed = replay(run, ExactLoop(run.manifest))
+    replayed = replay(run, ExactLoop(run.manifest, files))
     seconds = monotonic() - began
     losses = digests = 0
     for record, step in zip(run.records[1:], replayed.steps, strict=True):
@@ -84,7 +86,7 @@ def compare_exact(run: TrainedRun) -> Comparison:
         digests += sum(record.digests[part] != ours for part, ours in step.digests.items())
         if record.digests.keys() != step.digests.keys():
             raise Incoherent(f"digests of {sorted(record.digests)} where {sorted(step.digests)} are the parts")
-    return replace(_comparison(run, replayed, seconds), losses_differing=losses, digests_differing=digests)
+    return replace(_comparison(run, replayed, seconds, files), losses_differing=losses, digests_differing=digests)
 
 
 def distance(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Distance:
@@ -104,10 +106,10 @@ def distance(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Dis
     return Distance(rel=rel, abs=worst, tensor=tensor)
 
 
-def _comparison(run: TrainedRun, replayed: Replay, seconds: float) -> Comparison:
+def _comparison(run: TrainedRun, replayed: Replay, seconds: float, files: Path | None = None) -> Comparison:
     manifest, records = run.manifest, run.records[1:]
     trained = load_weights(run.directory.checkpoints, manifest.run.steps)
-    start = family_of(manifest.model).initial_weights(manifest.run.seed)
+    start = family_of(manifest.model).initial_weights(manifest.run.seed, files=files)
     relative = [abs(step.loss / record.loss - 1.0) for step, record in zip(replayed.steps, records, strict=True)]
     if not all(map(math.isfinite, relative)):
         raise Incoherent("a loss is not finite")

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -177,12 +178,12 @@ class ExactLoop:
     Everything else, the split, the wire, the ledger, the averaging, the norm and the schedule, is what is tested.
     """
 
-    def __init__(self, manifest: Manifest) -> None:
+    def __init__(self, manifest: Manifest, files: Path | None = None) -> None:
         self._manifest, self._config, self._steps = manifest, manifest.optimizer, manifest.run.steps
         family = family_of(manifest.model)
         self._model = family.build(family.whole)
         self._layout = family.layout(self._model)
-        params = self._layout.flatten(family.initial_weights(manifest.run.seed))
+        params = self._layout.flatten(family.initial_weights(manifest.run.seed, files=files))
         self._state = AdamWState(params, torch.zeros_like(params), torch.zeros_like(params))
         self._sum = Accumulator(self._layout, "float64", torch.device("cpu"))
         install_weights(self._model, self._layout.views(params), requires_grad=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -28,7 +28,7 @@ from swarm.clock import SystemClock
 from swarm.config import Manifest, RunConfig, StartWhen, TokenizerConfig, check_manifest
 from swarm.consensus.history import History, HistoryReader
 from swarm.consensus.records import CloseRecord
-from swarm.models.gpt_config import GptConfig
+from swarm.models.registry import AnyModel
 from swarm.models.spec import SplitConfig
 from swarm.monitoring.reader import EventTail
 from swarm.optim.schedules import OptimizerConfig
@@ -57,7 +57,7 @@ class Layout:
 class Scale:
     """How large everything is. ``characters`` of text are dealt to the trainers; None is all there is."""
 
-    model: GptConfig
+    model: AnyModel
     batch: BatchConfig
     optimizer: OptimizerConfig
     steps: int
@@ -176,14 +176,16 @@ def local_run(group: PeerGroup, directory: RunDirectory, manifest: Manifest, sha
     )
 
 
-def read_records(directory: RunDirectory, manifest: Manifest) -> tuple[CloseRecord, ...]:
+def read_records(directory: RunDirectory, manifest: Manifest, dead: Collection[str] = ()) -> tuple[CloseRecord, ...]:
     """The close records of a finished run, genesis first.
 
-    Raises Incoherent unless every peer decided the very same chain, every step is full, and no microbatch counts twice.
+    Raises Incoherent unless every peer that is not ``dead`` decided the very same chain, every step is full, and no
+    microbatch counts twice.
     """
-    chains = {path.parent.name: read_history(path) for path in directory.root.glob("peers/*/history.jsonl")}
+    files = {path.parent.name: path for path in directory.root.glob("peers/*/history.jsonl")}
+    chains = {name: read_history(path) for name, path in files.items() if name not in dead}
     records = chains[BOOTSTRAP]
-    expected = {member.name for member in records[0].roster}
+    expected = {member.name for member in records[0].roster} - set(dead)
     if set(chains) != expected:
         raise Incoherent(f"histories of {sorted(chains)} where {sorted(expected)} took part")
     heads = {name: chain[-1].hash() for name, chain in chains.items()}

@@ -106,11 +106,21 @@ LEAKING: dict[str, dict[str, Any]] = {
 """May be cut, and not packed."""
 
 REFUSED: dict[str, dict[str, Any]] = {
-    "gemma3n_text": {},
-    "gemma4_text": {},
-    "rwkv": {},
-    "zamba2": {},
-}
+    "gemma3n_text": _HEAD | _SLIDING | {
+        "vocab_size_per_layer_input": 96, "hidden_size_per_layer_input": 8, "altup_num_inputs": 2, "laurel_rank": 4,
+        "num_kv_shared_layers": 2, "activation_sparsity_pattern": None,
+    },
+    "gemma4_text": _HEAD | _SLIDING | {
+        "global_head_dim": 8, "vocab_size_per_layer_input": 96, "hidden_size_per_layer_input": 8,
+        "num_kv_shared_layers": 2,
+    },
+    "rwkv": {"attention_hidden_size": 32},
+    "zamba2": {
+        "num_mem_blocks": 1, "mamba_d_state": 4, "mamba_ngroups": 1, "n_mamba_heads": 8, "mamba_headdim": 8,
+        "layers_block_type": ["mamba", "hybrid"] * 2,
+    },
+}  # fmt: skip
+"""May not be cut."""
 
 
 def foreign_model(name: str, *, compute: DType = "float32", **changes: Any) -> HfConfig:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from swarm.errors import BugError, ConfigError, StateError
 from swarm.models.family import PartModule
-from swarm.models.hf.hf_config import LEAK_WHEN_PACKED
+from swarm.models.hf.hf_config import LEAK_WHEN_PACKED, HfConfig, canonical
 from swarm.models.hf.hf_family import HfFamily
 from swarm.models.layout import install_weights
 from swarm.models.registry import family_of
@@ -52,6 +52,19 @@ def test_model_gives_the_bits_of_the_whole_when_it_is_cut(name: str) -> None:
 
 def test_those_whose_documents_leak_are_known_by_name() -> None:
     assert {name.partition(":")[0] for name in LEAKING} == LEAK_WHEN_PACKED
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("gemma3n_text", "beside the hidden state, and it depends"), ("zamba2", "share weights")]
+)
+def test_model_whose_layers_cannot_be_parted_is_found_out_without_a_list_of_names(name: str, words: str) -> None:
+    from swarm.models.hf.anatomy import NotSeparable, find_anatomy
+    from swarm.models.hf.skeleton import skeleton
+
+    config = canonical(foreign_config(name))
+    fields = {"architecture": name, "layers": 4, "width": 32, "vocab_size": 96, "context": 16}
+    with pytest.raises(NotSeparable, match=words):
+        find_anatomy(skeleton(HfConfig(family="hf", config=config, **fields)))
 
 
 def test_weights_of_files_are_read_for_one_part_and_written_in_the_names_of_files(tmp_path: Path) -> None:

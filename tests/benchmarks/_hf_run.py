@@ -1,0 +1,168 @@
+"""Fine-tune a small model of transformers in a swarm of processes whose replicas are killed, and replay it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from data_shards.build import build_shard, split_documents
+from data_shards.tokenize import tokenizer_digest, train_tokenizer
+from peers.data.text import built_in_corpus
+from peers.foreign_model import ChosenModel, choose_model
+from peers.home.run_directory import RunDirectory
+from peers.manifest_file import write_manifest
+from swarm.optim.schedules import OptimizerConfig
+from swarm.pipeline.batch import BatchConfig
+from tests.benchmarks._parity_run import (
+    TRAINERS,
+    Data,
+    Layout,
+    Scale,
+    TrainedRun,
+    WiredGroup,
+    local_run,
+    make_manifest,
+    read_records,
+    shape_of,
+)
+
+VOCABULARY, CONTEXT, CHARACTERS = 300, 16, 20_000
+LAYOUT = Layout(name="2 stages × 2, private ends", stages=2, replicas=2, ends="private")
+VICTIMS = {1: "stage-0-2", 2: "stage-1-2"}
+"""Who is killed when the bootstrap has closed the step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FineTuned:
+    """What became of one: who was killed, how far its weights, losses and digests are from one process's, its first and
+    last loss, and by how much the export's logits differ."""
+
+    killed: tuple[str, ...]
+    weights: float
+    losses: int
+    digests: int
+    first_loss: float
+    last_loss: float
+    moved: float
+    export_difference: float | None
+
+    @property
+    def equal(self) -> bool:
+        """Whether all bits are those of one process, after real training, with all deaths."""
+        same = (self.weights, self.losses, self.digests) == (0.0, 0, 0)
+        return same and self.moved > 0.0 and set(self.killed) == set(VICTIMS.values())
+
+    def figures(self) -> dict[str, Any]:
+        """For the table."""
+        return {
+            "killed": ", ".join(self.killed),
+            "max_abs_diff": self.weights,
+            "losses and digests differing": self.losses + self.digests,
+            "loss": f"{self.first_loss:.3f} to {self.last_loss:.3f}",
+            "export's logits differ by": self.export_difference,
+        }
+
+
+def fine_tune(root: Path, name: str, *, steps: int) -> FineTuned:
+    """Write a model of random weights as files, train it in a swarm, replay it, export it."""
+    root.mkdir()
+    chosen = _pretrained(root / "model", name)
+    scale = Scale(
+        model=chosen.config,
+        batch=BatchConfig(microbatch_size=2, microbatches_per_step=8),
+        optimizer=OptimizerConfig(lr=3e-3, warmup_steps=2, clip_norm=0.5),
+        steps=steps,
+        characters=CHARACTERS,
+    )
+    group = WiredGroup(root / "launch.log")
+    try:
+        group.open()
+        trained, killed = _train(group, root, scale, chosen)
+    finally:
+        group.stop()
+    from tests.benchmarks._parity_compare import compare_exact
+
+    measured = compare_exact(trained, files=chosen.files)
+    return FineTuned(
+        killed=killed,
+        weights=measured.distance.abs,
+        losses=measured.losses_differing or 0,
+        digests=measured.digests_differing or 0,
+        first_loss=measured.first_loss,
+        last_loss=measured.last_loss,
+        moved=measured.moved,
+        export_difference=_exported(trained, chosen, root / "export"),
+    )
+
+
+def _pretrained(directory: Path, name: str) -> ChosenModel:
+    """A model's directory as it comes from a hub, with random weights and a tokenizer of the built-in text."""
+    import torch
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    from tests.harness.rigs.foreign import foreign_config
+
+    config = foreign_config(name, vocab_size=VOCABULARY)
+    torch.manual_seed(0)
+    make: Any = AutoModelForCausalLM.from_config
+    make(CONFIG_MAPPING[config["model_type"]].from_dict(config)).save_pretrained(directory)
+    (directory / "tokenizer.json").write_bytes(train_tokenizer(_documents(), VOCABULARY))
+    return choose_model(str(directory), scratch=False, context=CONTEXT)
+
+
+def _documents() -> list[str]:
+    text = "\n".join(built_in_corpus().documents)[:CHARACTERS]
+    return [text[at : at + 1000] for at in range(0, len(text), 1000)]
+
+
+def _train(group: WiredGroup, root: Path, scale: Scale, chosen: ChosenModel) -> tuple[TrainedRun, tuple[str, ...]]:
+    directory = RunDirectory(root / "run")
+    data = Data(root=root / "data", tokenizer=tokenizer_digest(chosen.tokenizer))
+    shards = RunDirectory(data.root)
+    data.root.mkdir()
+    shards.tokenizer.write_bytes(chosen.tokenizer)
+    for trainer, texts in enumerate(split_documents(_documents(), TRAINERS, 0.0, seed=0).shards):
+        build_shard(shards.shard(trainer), texts, chosen.tokenizer)
+    manifest = make_manifest(LAYOUT, scale, data, reproducible=True)
+    data.copy_to(directory)
+    write_manifest(manifest, directory.manifest)
+    running = local_run(group, directory, manifest, replace(shape_of(LAYOUT, manifest), chosen=chosen))
+    killed: list[str] = []
+
+    def kill() -> None:
+        for step, victim in VICTIMS.items():
+            if running.view.steps.last >= step and victim not in killed:
+                os.kill(group.pids[victim], signal.SIGKILL)
+                killed.append(victim)
+
+    running.on_change = kill
+    running.train()
+    records = read_records(directory, manifest, dead=killed)
+    trained = TrainedRun(manifest=manifest, directory=directory, layout=LAYOUT, records=records, seconds=0.0)
+    return trained, tuple(killed)
+
+
+def _exported(trained: TrainedRun, chosen: ChosenModel, into: Path) -> float:
+    """The largest difference of a logit between transformers on the export and the whole model on the checkpoint."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from peers.checkpoints.choice import choose_step
+    from peers.commands.export import export
+    from swarm.models.layout import install_weights
+    from swarm.models.registry import family_of
+    from swarm.state.checkpoints.parts import load_weights
+
+    step = choose_step(trained.directory)
+    export(step, into, "float32", lambda line: None)
+    load: Any = AutoModelForCausalLM.from_pretrained
+    theirs = load(into, attn_implementation=chosen.config.attention)
+    family = family_of(chosen.config)
+    ours = family.build(family.whole)
+    install_weights(ours, load_weights(trained.directory.checkpoints, step.step))
+    tokens = torch.arange(2 * CONTEXT).view(2, CONTEXT) % VOCABULARY
+    with torch.no_grad():
+        return float((theirs(input_ids=tokens, use_cache=False).logits - ours.logits(ours(tokens))).abs().max())
