@@ -46,7 +46,7 @@ def verify(
     """
     from peers.data.source import describe, open_shard
 
-    facts = describe(directory, open_shard(directory, "DIR").manifest)
+    facts = describe(directory, open_shard(directory, "DIR", anew=True).manifest)
     typer.echo(json.dumps(facts) if as_json else f"whole: {_line(facts)}")
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from data_shards.shard import row_count
+from data_shards.packing import row_count
 from peers.commands.preflight import check_device, check_output
 from peers.console.interrupt import Interrupted, allow, check, defer, interruptible, received
 from peers.console.words import (

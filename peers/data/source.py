@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data_shards.build import build_shard
-from data_shards.shard import MANIFEST_FILE, REBUILD, Shard, ShardManifest, read_manifest, row_count
+from data_shards.manifest import MANIFEST_FILE, REBUILD, ShardManifest, read_manifest
+from data_shards.packing import row_count
+from data_shards.shard import Shard
 from data_shards.tokenize import Tokenizer, tokenizer_digest
 from peers.console.words import another_path, command_name, count
 from peers.data.foreign_tokenizer import check_foreign_tokenizer
@@ -135,11 +137,11 @@ def data_opened(manifest: Manifest, microbatches: int) -> DataOpened:
     )
 
 
-def open_shard(path: Path, key: str = DATA) -> Shard:
-    """The verified shard, read once. Raises ConfigError where it is missing or broken: what to give is the user's
-    choice."""
+def open_shard(path: Path, key: str = DATA, *, anew: bool = False) -> Shard:
+    """The verified shard, see :meth:`Shard.open`. Raises ConfigError where it is missing or broken:
+    what to give is the user's choice."""
     try:
-        return Shard.open(path)
+        return Shard.open(path, anew=anew)
     except StateError as error:
         cause = str(error).removesuffix(REBUILD).rstrip(". ")
         remedy = f"Build it again: {command_name()} data build TEXT --tokenizer FILE --out {shlex.quote(str(path))}"
@@ -232,7 +234,7 @@ def describe(path: Path, manifest: ShardManifest) -> dict[str, object]:
         "path": str(path),
         "tokens": manifest.tokens,
         "documents": manifest.documents,
-        "bytes": manifest.file.bytes,
+        "bytes": sum(file.bytes for file in manifest.files.values()),
         "tokenizer": manifest.tokenizer,
         "digest": manifest.digest,
     }
