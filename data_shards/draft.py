@@ -14,6 +14,7 @@ import numpy.typing as npt
 from data_shards.manifest import (
     COUNTED_FILE,
     MANIFEST_FILE,
+    START_BYTES,
     STARTS_FILE,
     TOKENS_FILE,
     ShardManifest,
@@ -47,7 +48,7 @@ class ShardDraft(Private):
     """The files of a shard in a directory of its own, readable by their owner only.
 
     Args:
-        directory: Where they are; what a draft of the same shard has left in it is overwritten.
+        directory: Where they are.
         tokenizer: Digest of the tokenizer.
         vocab_size: Its number of token ids.
         template: Digest of the chat template, None where there is none.
@@ -57,16 +58,35 @@ class ShardDraft(Private):
         self._directory = directory
         self._tokenizer, self._vocab_size, self._template = tokenizer, vocab_size, template
         self.dtype = token_type(vocab_size)
-        self._stored = np.dtype(self.dtype).newbyteorder("<")
+        self.stored = np.dtype(self.dtype).newbyteorder("<")
         self.tokens = self.documents = 0
         self._token_file = _opened(directory / TOKENS_FILE)
         self._start_file = _opened(directory / STARTS_FILE)
         self._counted_file = _opened(directory / COUNTED_FILE)
         self._all_count = True
 
+    def restart(self, *, tokens: int, documents: int) -> None:
+        """Go on behind the first of what another draft has left in the same directory, or from nothing; the rest of
+        it is gone. Who calls has made sure that they are there."""
+        self.tokens, self.documents = tokens, documents
+        sizes = (tokens * self.stored.itemsize, documents * START_BYTES, -(-tokens // 8))
+        for file, size in zip((self._token_file, self._start_file, self._counted_file), sizes, strict=True):
+            file.truncate(min(size, os.fstat(file.fileno()).st_size))
+            file.seek(0, os.SEEK_END)
+        if os.fstat(self._counted_file.fileno()).st_size < sizes[2]:
+            self._counted_file.truncate(0)
+        self._all_count = not tokens or not os.fstat(self._counted_file.fileno()).st_size
+        if not self._all_count:
+            self._append_bits(np.empty(0, np.bool_), tokens)
+
+    def flush(self) -> None:
+        """Have what was added in the files, where it outlives this process."""
+        for file in (self._token_file, self._start_file, self._counted_file):
+            file.flush()
+
     def add(self, documents: Documents) -> None:
         """Append documents."""
-        self._token_file.write(documents.tokens.astype(self._stored, copy=False).tobytes())
+        self._token_file.write(documents.tokens.astype(self.stored, copy=False).tobytes())
         starts = np.cumsum([self.tokens, *documents.lengths], dtype=np.uint64)[:-1]
         self._start_file.write(starts.astype("<u8", copy=False).tobytes())
         if documents.counted is not None and not documents.counted.all():
@@ -101,7 +121,7 @@ class ShardDraft(Private):
             tokenizer=self._tokenizer,
             vocab_size=self._vocab_size,
         )
-        with open(self._directory / MANIFEST_FILE, "w", encoding="utf-8", opener=_for_owner) as text:
+        with open(self._directory / MANIFEST_FILE, "w", encoding="utf-8", opener=for_owner) as text:
             text.write(manifest.render())
             text.flush()
             os.fsync(text.fileno())
@@ -145,8 +165,9 @@ def sync(directory: Path) -> None:
 
 
 def _opened(path: Path) -> BinaryIO:
-    return open(path, "w+b", opener=_for_owner)
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
 
 
-def _for_owner(path: str, flags: int) -> int:
+def for_owner(path: str, flags: int) -> int:
+    """Open for ``open``, readable by the owner only."""
     return os.open(path, flags, 0o600)

@@ -10,7 +10,7 @@ import hashlib
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,8 +21,13 @@ from data_shards.packing import row_count
 from data_shards.shard import Shard
 from data_shards.tokenize import Tokenizer, tokenizer_digest
 from peers.console.words import another_path, command_name, count
+from peers.data.blocks import blocks_of
+from peers.data.building import BuildProgress, build_from_files, discard_build
+from peers.data.encoder import Encoding
+from peers.data.files import source_files
 from peers.data.foreign_tokenizer import check_foreign_tokenizer
-from peers.data.text import built_in_corpus, documents_of, text_files
+from peers.data.records import Conversation, chat_without_template, documents_in
+from peers.data.text import built_in_corpus, nothing_in
 from swarm.errors import ConfigError, Incompatible, StateError
 from swarm.events import DataOpened
 
@@ -47,19 +52,31 @@ class DataFound:
 def check_data(path: Path) -> DataFound:
     """Check the data as far as possible without the run's tokenizer, and return its description.
 
-    A built shard is verified whole; every text file must be readable UTF-8. Cost: the data is read once, some two
-    seconds per gigabyte. Raises ConfigError naming the path, the cause and what to do.
+    A built shard is verified; every text file must be readable UTF-8, and some record must hold a text. Cost: the data
+    is read once, some seconds per gigabyte. Raises ConfigError naming the path, the cause and what to do.
     """
     if is_shard(path):
         shard = open_shard(path).manifest
         return DataFound(words=f"a shard of {shard.tokens:,} tokens", digest=shard.digest)
-    characters, found = 0, hashlib.sha256()
-    for document in documents_of(path, DATA):
-        characters += len(document)
-        text = document.encode("utf-8", "surrogatepass")
-        found.update(b"%d " % len(text) + text)
-    files = count(len(text_files(path, DATA)), "text file")
-    return DataFound(words=f"{files}, {characters:,} characters", digest=found.hexdigest())
+    files, found, size = source_files(path, DATA), hashlib.sha256(), 0
+    characters, flaw = 0, ""
+    for block in (block for file in files for block in blocks_of(file, DATA)):
+        found.update(block.digest.encode())
+        size += len(block.body)
+        for document in documents_in(block, DATA) if block.kind == "text" or not characters else ():
+            if isinstance(document, Conversation):
+                raise chat_without_template(DATA, f"{block.file}:{document.line}")
+            if isinstance(document, str):
+                characters += len(document)
+            else:
+                flaw = flaw or f"{block.file}:{document[0]}: {document[1]}"
+    if not characters:
+        raise nothing_in(path, DATA, flaw)
+    if all(file.kind == "text" for file in files):
+        words = f"{count(len(files), 'text file')}, {characters:,} characters"
+    else:
+        words = f"{count(len(files), 'file')}, {size:,} bytes of records and text"
+    return DataFound(words=words, digest=found.hexdigest())
 
 
 def is_shard(path: Path) -> bool:
@@ -94,8 +111,10 @@ def shard_for(
         _check_enough(shard, manifest, str(data))
         return data
     name = "Python's own documentation" if data is None else str(data)
-    documents = _shuffled_built_in(seed) if data is None else documents_of(data, DATA)
-    made = build_shard(into, _unless(given_up, documents), tokenizer_json)
+    if data is None:
+        made = build_shard(into, _unless(given_up, _shuffled_built_in(seed)), tokenizer_json)
+    else:
+        made = _build_given(data, tokenizer_json, into, given_up)
     try:
         _check_enough(made, manifest, name)
     except ConfigError:
@@ -170,6 +189,18 @@ def _shuffled_built_in(seed: str) -> list[str]:
     return sorted(built_in_corpus().documents, key=rank)
 
 
+def _build_given(data: Path, tokenizer_json: bytes, into: Path, given_up: Callable[[], bool]) -> ShardManifest:
+    def told(progress: BuildProgress) -> None:
+        if given_up():
+            raise StateError("making the shard was given up")
+
+    try:
+        return build_from_files([data], into, Encoding(tokenizer=tokenizer_json, key=DATA), told=told).shard
+    except BaseException:
+        discard_build(into)
+        raise
+
+
 def _unless(given_up: Callable[[], bool], documents: Iterable[str]) -> Iterator[str]:
     for document in documents:
         if given_up():
@@ -211,21 +242,15 @@ DEEPEST = 6
 """Levels of directories that a listing goes down."""
 
 
-def build_from(texts: Sequence[Path], tokenizer: Path, out: Path) -> ShardManifest:
-    """A new shard at ``out``. Raises ConfigError for text or a tokenizer that cannot be used and for an ``out`` that
-    exists, StateError when the disk refuses; nothing is left then."""
-    if out.exists():
-        raise ConfigError(
-            "--out", str(out), "a directory that does not exist yet", "Name another; what is there stays."
-        )
+def read_tokenizer(path: Path) -> bytes:
+    """The JSON of a tokenizer that the user named. Raises ConfigError where it cannot be read."""
     try:
-        document = tokenizer.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         cause = (error.strerror or "unreadable").lower()
         raise ConfigError(
-            "--tokenizer", str(tokenizer), "a readable tokenizer.json", another_path(tokenizer), why=cause
+            "--tokenizer", str(path), "a readable tokenizer.json", another_path(path), why=cause
         ) from None
-    return build_shard(out, _all(texts), document)
 
 
 def describe(path: Path, manifest: ShardManifest) -> dict[str, object]:
@@ -257,8 +282,3 @@ def shards_below(root: Path) -> list[dict[str, object]]:
         elif len(path.relative_to(root).parts) >= DEEPEST:
             inner.clear()
     return sorted(found, key=lambda facts: str(facts["path"]))
-
-
-def _all(texts: Sequence[Path]) -> Iterator[str]:
-    for text in texts:
-        yield from documents_of(text, "TEXT")

@@ -9,8 +9,8 @@ from data_shards.build import build_shard
 from data_shards.shard import Shard
 from data_shards.tokenize import Tokenizer, tokenizer_digest, train_tokenizer
 from peers.cli.app import run
+from peers.data.files import source_files
 from peers.data.source import check_data, check_tokenizer, data_opened, shard_for
-from peers.data.text import text_files
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_OK, EXIT_USAGE, exit_code_of
 from swarm.config import Manifest, parse_manifest
 from swarm.errors import ConfigError, Incompatible
@@ -95,15 +95,15 @@ def test_check_data_altered_shard_is_refused(tmp_path: Path, tokenizer: bytes) -
     assert "swarm data build TEXT" in caught.value.remedy or "data build TEXT" in caught.value.remedy
 
 
-def test_text_files_links_lead_nowhere_outside(tmp_path: Path, texts: Path) -> None:
-    (tmp_path / "outside.txt").write_text("not given")
+def test_source_files_follow_links_to_files_and_not_to_directories(tmp_path: Path, texts: Path) -> None:
+    (tmp_path / "outside.txt").write_text("linked")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "c.txt").write_text("not given")
     (texts / "link.txt").symlink_to(tmp_path / "outside.txt")
     (texts / "again.txt").symlink_to(texts / "a.txt")
     (texts / "directory").symlink_to(tmp_path / "elsewhere")
-    names = [file.relative_to(texts).as_posix() for file in text_files(texts, "--data")]
-    assert names == ["a.txt", "again.txt", "empty.rst", "inner/b.MD"]
+    names = [file.path.relative_to(texts).as_posix() for file in source_files(texts, "--data")]
+    assert names == ["a.txt", "again.txt", "empty.rst", "inner/b.MD", "link.txt"]
 
 
 # --- with the run's tokenizer ----------------------------------------------------------------------------------------
