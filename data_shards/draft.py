@@ -51,24 +51,24 @@ class ShardDraft(Private):
         directory: Where they are.
         tokenizer: Digest of the tokenizer.
         vocab_size: Its number of token ids.
-        template: Digest of the chat template, None where there is none.
+        template: Digest of the chat template that documents with a mask were written with.
     """
 
     def __init__(self, directory: Path, *, tokenizer: str, vocab_size: int, template: str | None = None) -> None:
         self._directory = directory
-        self._tokenizer, self._vocab_size, self._template = tokenizer, vocab_size, template
+        self._made_with = (tokenizer, vocab_size, template)
         self.dtype = token_type(vocab_size)
         self.stored = np.dtype(self.dtype).newbyteorder("<")
         self.tokens = self.documents = 0
         self._token_file = _opened(directory / TOKENS_FILE)
         self._start_file = _opened(directory / STARTS_FILE)
         self._counted_file = _opened(directory / COUNTED_FILE)
-        self._all_count = True
+        self._all_count, self._chats = True, False
 
-    def restart(self, *, tokens: int, documents: int) -> None:
+    def restart(self, *, tokens: int, documents: int, chats: bool) -> None:
         """Go on behind the first of what another draft has left in the same directory, or from nothing; the rest of
-        it is gone. Who calls has made sure that they are there."""
-        self.tokens, self.documents = tokens, documents
+        it is gone. Who calls has made sure that they are there, and knows whether there are conversations."""
+        self.tokens, self.documents, self._chats = tokens, documents, chats
         sizes = (tokens * self.stored.itemsize, documents * START_BYTES, -(-tokens // 8))
         for file, size in zip((self._token_file, self._start_file, self._counted_file), sizes, strict=True):
             file.truncate(min(size, os.fstat(file.fileno()).st_size))
@@ -89,6 +89,7 @@ class ShardDraft(Private):
         self._token_file.write(documents.tokens.astype(self.stored, copy=False).tobytes())
         starts = np.cumsum([self.tokens, *documents.lengths], dtype=np.uint64)[:-1]
         self._start_file.write(starts.astype("<u8", copy=False).tobytes())
+        self._chats = self._chats or documents.counted is not None
         if documents.counted is not None and not documents.counted.all():
             if self._all_count:
                 self._fill_counted()
@@ -109,17 +110,18 @@ class ShardDraft(Private):
         self.close()
         if self._all_count:
             (self._directory / COUNTED_FILE).unlink()
+        tokenizer, vocab_size, template = self._made_with
         tokens = file_digest(self._directory / TOKENS_FILE)
         manifest = ShardManifest(
             file=TokenFile(bytes=tokens.bytes, sha256=tokens.sha256),
             starts=file_digest(self._directory / STARTS_FILE),
             counted=None if self._all_count else file_digest(self._directory / COUNTED_FILE),
-            template=self._template,
+            template=template if self._chats else None,
             dtype=self.dtype,
             tokens=self.tokens,
             documents=self.documents,
-            tokenizer=self._tokenizer,
-            vocab_size=self._vocab_size,
+            tokenizer=tokenizer,
+            vocab_size=vocab_size,
         )
         with open(self._directory / MANIFEST_FILE, "w", encoding="utf-8", opener=for_owner) as text:
             text.write(manifest.render())

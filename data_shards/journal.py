@@ -50,14 +50,16 @@ class Journal:
         self.done = _intact(directory, _read(self._path, self._head), token_bytes)
         self._file: BinaryIO | None = None
 
-    def keep(self, pieces: int) -> tuple[int, int]:
-        """Go on behind so many of the pieces that are done. Return the tokens and documents in them."""
+    def keep(self, pieces: int) -> tuple[int, int, bool]:
+        """Go on behind so many of the pieces that are done. Return the tokens and documents in them, and whether one
+        has a mask."""
         del self.done[pieces:]
         lines = [self._head, *(piece.model_dump_json() + "\n" for piece in self.done)]
         self._file = open(self._path, "wb", opener=for_owner)  # noqa: SIM115 - until close
         self._file.write("".join(lines).encode())
         self._file.flush()
-        return sum(piece.tokens for piece in self.done), sum(piece.documents for piece in self.done)
+        tokens, documents = sum(piece.tokens for piece in self.done), sum(piece.documents for piece in self.done)
+        return tokens, documents, any(piece.masked for piece in self.done)
 
     def add(self, source: str, documents: Documents, stored: np.dtype[Any], told: dict[str, Any]) -> None:
         """Note a piece that has been written to the draft."""

@@ -14,6 +14,8 @@ from data_shards.privacy import withhold
 from swarm.errors import ConfigError
 
 END_OF_TEXT = "<|endoftext|>"
+END_TOKENS = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "<｜end▁of▁sentence｜>", "<|im_end|>", "<|eot_id|>")
+"""What families of models call it. Of a tokenizer that nobody names one for, the first that it has ends documents."""
 BYTE_SYMBOLS = 256
 
 _ENCODE_AT_ONCE, _CHARACTERS_AT_ONCE = 64, 1 << 18
@@ -52,9 +54,17 @@ def tokenizer_digest(document: bytes) -> str:
 
 
 class Tokenizer:
-    """A tokenizer loaded from its JSON. Raises ConfigError when that JSON is not one, or has no end-of-text token."""
+    """A tokenizer loaded from its JSON.
 
-    def __init__(self, document: bytes) -> None:
+    Args:
+        document: The contents of its ``tokenizer.json``.
+        end_token: What ends a document; None: the first of :data:`END_TOKENS` that it has.
+
+    Raises:
+        ConfigError: That JSON is none, or has no end token.
+    """
+
+    def __init__(self, document: bytes, end_token: str | None = None) -> None:
         self.digest = tokenizer_digest(document)
         remedy = "Use the tokenizer.json that the run was made with."
         try:
@@ -63,10 +73,16 @@ class Tokenizer:
             self._backend.no_truncation()
         except Exception as error:
             raise ConfigError("tokenizer", self.digest[:16], "a tokenizer.json", remedy) from error
-        end = self._backend.token_to_id(END_OF_TEXT)
+        ends = (self._backend.token_to_id(name) for name in ((end_token,) if end_token else END_TOKENS))
+        end = next((token for token in ends if token is not None), None)
         if end is None:
-            raise ConfigError("tokenizer", self.digest[:16], f"one with the token {END_OF_TEXT}", remedy)
+            allowed = f"one with the token {end_token}" if end_token else f"one with a token of {', '.join(END_TOKENS)}"
+            remedy = "Give it with the tokenizer_config.json beside it, whose eos_token says what ends a text."
+            raise ConfigError("tokenizer", self.digest[:16], allowed, remedy, why="it has no such token")
         self.end_of_text: int = end
+        added = self._backend.get_added_tokens_decoder()
+        self.special_tokens = {token.content: number for number, token in added.items() if token.special}
+        self.special_ids = frozenset(self.special_tokens.values())
         # A document that happens to contain the marker must not end there: it is encoded as ordinary bytes.
         self._backend.encode_special_tokens = True
 
@@ -79,6 +95,20 @@ class Tokenizer:
         """Token ids of one text, without an end-of-text token."""
         with withhold("encoding a text"):
             return self._backend.encode(text, add_special_tokens=False).ids
+
+    def encode_ordinary(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Token ids of a text in which nothing is a special token, and where each is in it."""
+        with withhold("encoding a text"):
+            encoding = self._backend.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
+
+    def encode_with_special(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The same of a text whose special tokens are meant: for what a chat template has written."""
+        self._backend.encode_special_tokens = False
+        try:
+            return self.encode_ordinary(text)
+        finally:
+            self._backend.encode_special_tokens = True
 
     def encode_documents(self, documents: Iterable[str]) -> Iterator[npt.NDArray[np.uint32]]:
         """One array per document, its end-of-text token last. Cost: about 0.3 s per megabyte on one core."""

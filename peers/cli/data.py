@@ -26,14 +26,18 @@ def build(
         list[Path],
         typer.Argument(
             metavar="TEXT",
-            help="UTF-8 files, or directories: text, JSONL, CSV, Parquet, Arrow; also .gz, .zst; patterns.",
+            help="UTF-8 files, or directories: text, JSONL, CSV, Parquet, Arrow; .gz, .zst; patterns.",
         ),
     ],
-    tokenizer: Annotated[Path, typer.Option(metavar="FILE", help="The run's tokenizer.json.")],
+    tokenizer: Annotated[Path, typer.Option(metavar="FILE", help="The run's tokenizer.json, or a model's directory.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="New directory for the shard.")],
     field: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Key or column with the text; a.b is b in a.  [default: messages, text]"),
+    ] = None,
+    template: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Chat template in Jinja.  [default: the one beside the tokenizer]"),
     ] = None,
     processes: Annotated[
         int | None, typer.Option(metavar="N", min=1, max=1024, help="Processes that tokenize.  [default: one a core]")
@@ -43,17 +47,17 @@ def build(
     """Build a shard from text. Nothing leaves this machine.
 
     The run's tokenizer is beside its run.toml; swarm new prints that directory. swarm join --data TEXT takes the text
-    itself and needs no shard. After an interrupt or a kill the same command goes on where it was. Records that cannot
-    be used are left out and counted.
+    itself and needs no shard. Of conversations (messages) the assistant's answers are learnt. After an
+    interrupt or a kill the same command goes on where it was. Records that cannot be used are left out and counted.
 
     Example: swarm data build texts/ notes.jsonl.gz --tokenizer tokenizer.json --out shards/mine
     """
     from peers.console.interrupt import Interrupted
     from peers.data.building import build_from_files
-    from peers.data.encoder import Encoding
-    from peers.data.source import describe, read_tokenizer
+    from peers.data.source import describe
+    from peers.data.tokenizer_files import read_encoding
 
-    encoding = Encoding(tokenizer=read_tokenizer(tokenizer), key="TEXT", field=field)
+    encoding = read_encoding(tokenizer, key="TEXT", field=field, template=template)
     try:
         with _progress() as told:
             report = build_from_files(text, out, encoding, processes=processes, told=told)

@@ -18,7 +18,6 @@ from typing import Any
 from data_shards.draft import ShardDraft, sync
 from data_shards.journal import JOURNAL_FILE, Journal
 from data_shards.manifest import ShardManifest
-from data_shards.tokenize import Tokenizer
 from peers.data.blocks import TextBlock, blocks_of
 from peers.data.encoder import FLAWS_SHOWN, Encoded, Encoding, encoded_in_order
 from peers.data.files import SourceFile, source_files
@@ -86,15 +85,18 @@ def build_from_files(
         raise ConfigError(
             "--out", str(out), "a directory that does not exist yet", "Name another; what is there stays."
         )
-    tokenizer = Tokenizer(encoding.tokenizer)
+    tokenizer = encoding.make_tokenizer()
     files = [file for path in paths for file in source_files(path, encoding.key)]
     directory = _directory(out)
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _held(directory), contextlib.ExitStack() as closing:
-            draft = ShardDraft(directory, tokenizer=tokenizer.digest, vocab_size=tokenizer.vocab_size)
+            template = None if encoding.template is None else encoding.template.digest
+            draft = ShardDraft(
+                directory, tokenizer=tokenizer.digest, vocab_size=tokenizer.vocab_size, template=template
+            )
             closing.callback(draft.close)
-            made_with = json.dumps([tokenizer.digest, encoding.field])
+            made_with = json.dumps([tokenizer.digest, encoding.shown()])
             journal = Journal(directory, hashlib.sha256(made_with.encode()).hexdigest(), draft.stored.itemsize)
             closing.callback(journal.close)
             build = _Build(draft, journal, files, encoding)
@@ -143,8 +145,8 @@ class _Build:
             kept += 1
             told(BuildProgress(self._total, self._before[next_block.file] + next_block.read, 0, kept=True))
             next_block = next(blocks, None)
-        tokens, documents = self._journal.keep(kept)
-        self._draft.restart(tokens=tokens, documents=documents)
+        tokens, documents, chats = self._journal.keep(kept)
+        self._draft.restart(tokens=tokens, documents=documents, chats=chats)
         self.report.kept_tokens = tokens
         rest = itertools.chain(() if next_block is None else (next_block,), blocks)
         for block, encoded in encoded_in_order(rest, self._encoding, processes=processes):

@@ -28,6 +28,8 @@ class Conversation(Private):
 
     line: int
     messages: list[Any]
+    text_bytes: int
+    """Of its record."""
 
     def private_size(self) -> str:
         """See :class:`Private`."""
@@ -143,7 +145,7 @@ def _record(line: int, record: bytes, field: str | None) -> str | Conversation |
         keys = ", ".join(str(key)[:40] for key in list(value)[:8])
         return line, f"it has no {name}; it has {keys or 'nothing'}"
     if isinstance(found, list):
-        return Conversation(line, found)
+        return Conversation(line, found, len(record))
     if not isinstance(found, str):
         return line, f"its {name} is no text but {_called(found)}"
     if not found.strip():

@@ -242,17 +242,6 @@ DEEPEST = 6
 """Levels of directories that a listing goes down."""
 
 
-def read_tokenizer(path: Path) -> bytes:
-    """The JSON of a tokenizer that the user named. Raises ConfigError where it cannot be read."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        cause = (error.strerror or "unreadable").lower()
-        raise ConfigError(
-            "--tokenizer", str(path), "a readable tokenizer.json", another_path(path), why=cause
-        ) from None
-
-
 def describe(path: Path, manifest: ShardManifest) -> dict[str, object]:
     """A shard as plain data: what ``--json`` prints."""
     return {
