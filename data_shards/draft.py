@@ -100,8 +100,12 @@ class ShardDraft(Private):
         self.tokens += len(documents.tokens)
         self.documents += len(documents.lengths)
 
-    def finish(self) -> ShardManifest:
-        """Write the manifest, and have all files on the disk. Raises ConfigError when there is no document."""
+    def finish(self, text_bytes: int | None = None) -> ShardManifest:
+        """Write the manifest, and have all files on the disk. Raises ConfigError when there is no document.
+
+        Args:
+            text_bytes: How much text the documents were, where it is known.
+        """
         if not self.documents:
             raise ConfigError("documents", 0, "at least one document", "Give more text, or ask for fewer shards.")
         for file in (self._token_file, self._start_file, self._counted_file):
@@ -120,6 +124,7 @@ class ShardDraft(Private):
             dtype=self.dtype,
             tokens=self.tokens,
             documents=self.documents,
+            text_bytes=text_bytes,
             tokenizer=tokenizer,
             vocab_size=vocab_size,
         )

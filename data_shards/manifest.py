@@ -31,6 +31,7 @@ REBUILD = "Build it again from its documents: swarm data build."
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 TokenType = Literal["uint16", "uint32"]
 
+_NAMED_APART = {"format", "starts", "counted", "template"}
 _LARGEST_MANIFEST_BYTES = 64 << 10
 _READ_BYTES = 1 << 20
 
@@ -52,7 +53,7 @@ class ShardManifest(Section):
     """The contents of ``shard.json``. ``tokens`` includes one end-of-text token after every document.
 
     ``counted`` is None where every token is a target that counts. ``template`` is the digest of the chat template that
-    conversations were rendered with, None where there are none.
+    conversations were rendered with, None where there are none. ``text_bytes`` is how much text it was, for people.
     """
 
     format: Literal[2] = 2
@@ -63,6 +64,7 @@ class ShardManifest(Section):
     dtype: TokenType
     tokens: Count
     documents: Count
+    text_bytes: Count | None = None
     tokenizer: Sha256
     vocab_size: Annotated[int, Field(ge=1, le=1 << 32)]
 
@@ -74,9 +76,9 @@ class ShardManifest(Section):
         The starts of plain text follow from its tokens. It is named as in format 1, so that what was read of it in
         a run of then is the same now.
         """
-        named = self.model_dump(mode="json", exclude={"format", "starts", "counted", "template"}) | {"format": 1}
+        named = self.model_dump(mode="json", exclude=_NAMED_APART | {"text_bytes"}) | {"format": 1}
         if self.counted is not None or self.template is not None:
-            named |= self.model_dump(mode="json", include={"format", "starts", "counted", "template"})
+            named |= self.model_dump(mode="json", include=_NAMED_APART)
         canonical = json.dumps(named, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 

@@ -8,6 +8,8 @@ token is padding.
 
 Tokens that are no targets to learn from (what a user says, in a conversation) are targets of -1. Rows without any
 target are left out.
+
+The other packing, by documents, is in :mod:`data_shards.documents`.
 """
 
 from __future__ import annotations
@@ -28,10 +30,12 @@ _AT_ONCE_TOKENS = 1 << 22
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Rows(Private):
-    """Some rows of a shard, int64: ``inputs``, and ``targets``, the token after each or -1, both (rows, context)."""
+    """Some rows of a shard, int64 (rows, context): ``inputs``; ``targets``, the token after each or -1; and where rows
+    are packed by documents, ``positions``, the place of each in its document: 0 begins one."""
 
     inputs: npt.NDArray[np.int64]
     targets: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64] | None = None
 
     def private_size(self) -> str:
         """See :class:`Private`."""
@@ -61,6 +65,16 @@ class StreamRows(Private):
                 first = row * self._context + 1
                 targets[place][~counted_between(self._shard.counted, first, first + self._context)] = NOT_A_TARGET
         return Rows(np.ascontiguousarray(tokens[:, :-1]), targets)
+
+    @property
+    def targets(self) -> int:
+        """Tokens that are targets and count, in all rows. Reads the bits of ``counted.bin``."""
+        counted, every = self._shard.counted, row_count(self._shard.manifest.tokens, self._context)
+        if counted is None:
+            return every * self._context
+        step = max(1, _AT_ONCE_TOKENS // self._context) * self._context
+        ends = range(1, every * self._context + 1, step)
+        return sum(int(counted_between(counted, at, min(at + step, every * self._context + 1)).sum()) for at in ends)
 
     def require(self, rows: int) -> None:
         """Raise ConfigError when there are fewer than ``rows`` rows."""

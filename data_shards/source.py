@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from data_shards.packing import StreamRows
+from data_shards.documents import Packing, rows_of
 from data_shards.privacy import Private
 from data_shards.shard import Shard
 from swarm.errors import ConfigError
@@ -99,12 +99,13 @@ def _feistel(value: int, half_bits: int, key: bytes) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ShardBatch(Private):
-    """One microbatch: ``inputs`` and ``targets`` are int64, (B, T), the targets one token ahead, -1 where
-    none counts."""
+    """One microbatch: ``inputs`` and ``targets`` are int64, (B, T), the targets one token ahead, -1 where none counts;
+    ``positions`` within documents where rows are packed by them, None of a stream."""
 
     id: MicrobatchId
     inputs: torch.Tensor
     targets: torch.Tensor
+    positions: torch.Tensor | None = None
 
     def private_size(self) -> str:
         """See :class:`Private`."""
@@ -120,7 +121,14 @@ class ShardSource(Private):
     """
 
     def __init__(
-        self, path: Path, *, trainer: PeerId, microbatch_size: int, context: int, tokenizer: str | None = None
+        self,
+        path: Path,
+        *,
+        trainer: PeerId,
+        microbatch_size: int,
+        context: int,
+        tokenizer: str | None = None,
+        packing: Packing = "stream",
     ) -> None:
         opened = Shard.open(path)
         if tokenizer is not None and opened.manifest.tokenizer != tokenizer:
@@ -130,7 +138,7 @@ class ShardSource(Private):
                 f"a shard made with the run's tokenizer {tokenizer[:16]}",
                 f"This one was made with {opened.manifest.tokenizer[:16]}: build it again with that one.",
             )
-        self._rows = StreamRows(opened, context)
+        self._rows = rows_of(opened, context, packing)
         self._rows.require(microbatch_size)
         digest = opened.manifest.digest
         self.shard = digest[:16]
@@ -163,6 +171,7 @@ class ShardSource(Private):
             id=MicrobatchId(self._trainer, self.shard, epoch, position),
             inputs=torch.from_numpy(rows.inputs),
             targets=torch.from_numpy(rows.targets),
+            positions=None if rows.positions is None else torch.from_numpy(rows.positions),
         )
 
     def private_size(self) -> str:

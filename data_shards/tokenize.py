@@ -148,6 +148,11 @@ class Tokenizer:
             begin = end
         return np.concatenate([*parts, np.array([self.end_of_text], dtype=np.uint32)])
 
+    def decode_all(self, tokens: Sequence[int]) -> str:
+        """The text of token ids with that of special tokens: for people to look at."""
+        with withhold("decoding tokens"):
+            return self._backend.decode(list(tokens), skip_special_tokens=False)
+
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of token ids; end-of-text is left out and bytes that are no UTF-8 become U+FFFD."""
         with withhold("decoding tokens"):

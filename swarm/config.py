@@ -154,6 +154,14 @@ def check_manifest(manifest: Manifest) -> None:
             f"few enough that a step's record fits into {MAX_BODY_BYTES >> 20} MiB; these need {size >> 20} MiB",
             "Use larger microbatches and fewer of them" + (", or fewer local steps." if local else "."),
         )
+    if manifest.batch.packing == "documents":
+        raise ConfigError(
+            "batch.packing",
+            "documents",
+            '"stream"',
+            'Set batch.packing = "stream", or leave it out.',
+            why="no model family keeps documents of a row apart yet",
+        )
     check_averaging(manifest.averaging, reproducible=manifest.run.reproducible)
     if start.stage_hosts < split.stages:
         raise ConfigError(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from peers.cli.options import AsJson, WholeGroup
+from peers.console.words import printable
 
 if TYPE_CHECKING:
     from peers.data.building import BuildProgress, BuildReport
@@ -42,6 +43,9 @@ def build(
     processes: Annotated[
         int | None, typer.Option(metavar="N", min=1, max=1024, help="Processes that tokenize.  [default: one a core]")
     ] = None,
+    context: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Length of rows that the packing is shown for.")
+    ] = 1024,
     as_json: AsJson = False,
 ) -> None:
     """Build a shard from text. Nothing leaves this machine.
@@ -67,6 +71,8 @@ def build(
     facts = describe(out, report.shard)
     typer.echo(json.dumps(facts) if as_json else _line(facts))
     _tell_flaws(report)
+    if not as_json:
+        _tell_packing(out, context)
 
 
 @data.command()
@@ -105,6 +111,81 @@ def list_shards(
         typer.echo(_line(facts))
     if not found:
         typer.echo(f"no shard in {directory or 'this directory'} or below it", err=True)
+
+
+@data.command()
+def stats(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A shard.")],
+    context: Annotated[int, typer.Option(metavar="N", min=1, help="Length of rows: the run's model.context.")] = 1024,
+    as_json: AsJson = False,
+) -> None:
+    """Show a shard's documents, lengths, and how it packs into rows.
+
+    Example: swarm data stats shards/mine --context 2048
+    """
+    from dataclasses import asdict
+
+    from data_shards.stats import packing_of, stats_of
+    from peers.data.source import SCHEMA, open_shard
+
+    shard = open_shard(directory, "DIR")
+    found = stats_of(shard)
+    if as_json:
+        packed = [asdict(packing_of(shard, context, packing)) for packing in ("stream", "documents")]
+        typer.echo(json.dumps({"schema": SCHEMA, "path": str(directory), **asdict(found), "packing": packed}))
+        return
+    low, *percentiles, high, mean = found.lengths
+    typer.echo(f"{found.tokens:,} tokens of {found.documents:,} documents")
+    typer.echo("a document: {:,} to {:,} tokens, mean {:,.0f}; 5 %, 50 %, 95 %: {:,}, {:,}, {:,}".format(
+        low, high, mean, *percentiles
+    ))  # fmt: skip
+    if found.tokens_per_byte is not None:
+        typer.echo(f"{found.tokens_per_byte:.3f} tokens a byte of text")
+    typer.echo(f"{100 * found.counted:.1f} % of tokens are learnt")
+    _tell_packing(directory, context)
+
+
+@data.command()
+def sample(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A shard.")],
+    tokenizer: Annotated[Path, typer.Option(metavar="FILE", help="The tokenizer.json that it was built with.")],
+    documents: Annotated[int, typer.Option(metavar="N", min=1, help="Documents to show.")] = 3,
+    tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens of each.")] = 200,
+    seed: Annotated[int, typer.Option(metavar="N", help="Another seed shows others.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Show some documents of a shard as text: it is private. What is learnt stands in «…» where not all is.
+
+    Example: swarm data sample shards/mine --tokenizer tokenizer.json
+    """
+    from data_shards.stats import sample_documents
+    from peers.data.source import SCHEMA, check_made_with, open_shard
+    from peers.data.tokenizer_files import read_encoding
+
+    shard = open_shard(directory, "DIR")
+    decoder = read_encoding(tokenizer, key="DIR").make_tokenizer()
+    check_made_with(shard.manifest, decoder.digest, directory)
+    shown = list(sample_documents(shard, decoder, documents, seed=seed, tokens=tokens))
+    typer.echo("this is the shard's private text: show it to nobody who must not read it", err=True)
+    if as_json:
+        found = [{"document": one.number, "parts": one.parts, "more_tokens": one.more} for one in shown]
+        typer.echo(json.dumps({"schema": SCHEMA, "documents": found}))
+        return
+    for one in shown:
+        typer.echo(f"--- document {one.number}")
+        marked = (f"«{text}»" if learnt and shard.counted is not None else text for text, learnt in one.parts)
+        typer.echo(printable("".join(marked)) + (f" … ({one.more:,} tokens more)" if one.more else ""))
+
+
+def _tell_packing(directory: Path, context: int) -> None:
+    from data_shards.stats import packing_of
+    from peers.data.source import open_shard
+
+    shard = open_shard(directory, "DIR")
+    for packing in ("stream", "documents"):
+        found = packing_of(shard, context, packing)
+        words = f"{found.rows:,} rows of {context:,}, {100 * found.filled:.1f} % full"
+        typer.echo(f"packed as {packing}: {words}; {100 * found.targets:.1f} % of what can be learnt is in them")
 
 
 def _line(facts: dict[str, Any]) -> str:

@@ -104,7 +104,7 @@ def build_from_files(
             report = build.report
             if not draft.documents:
                 raise nothing_in(paths[0], encoding.key, report.flaws[0] if report.flaws else "")
-            report.manifest = draft.finish()
+            report.manifest = draft.finish(report.text_bytes)
             (directory / JOURNAL_FILE).unlink()
             os.rename(directory, out)
         sync(out.parent)

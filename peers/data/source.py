@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data_shards.build import build_shard
+from data_shards.documents import rows_of
 from data_shards.manifest import MANIFEST_FILE, REBUILD, ShardManifest, read_manifest
-from data_shards.packing import row_count
 from data_shards.shard import Shard
 from data_shards.tokenize import Tokenizer, tokenizer_digest
 from peers.console.words import another_path, command_name, count
@@ -106,17 +106,17 @@ def shard_for(
     check_foreign_tokenizer(tokenizer_json)
     check_tokenizer(manifest, tokenizer_json)
     if data is not None and is_shard(data):
-        shard = open_shard(data).manifest
-        _check_same_tokenizer(data, shard, tokenizer_json, into.with_name("tokenizer.json"))
+        shard = open_shard(data)
+        _check_same_tokenizer(data, shard.manifest, tokenizer_json, into.with_name("tokenizer.json"))
         _check_enough(shard, manifest, str(data))
         return data
     name = "Python's own documentation" if data is None else str(data)
     if data is None:
-        made = build_shard(into, _unless(given_up, _shuffled_built_in(seed)), tokenizer_json)
+        build_shard(into, _unless(given_up, _shuffled_built_in(seed)), tokenizer_json)
     else:
-        made = _build_given(data, tokenizer_json, into, given_up)
+        _build_given(data, tokenizer_json, into, given_up)
     try:
-        _check_enough(made, manifest, name)
+        _check_enough(Shard.open(into), manifest, name)
     except ConfigError:
         shutil.rmtree(into, ignore_errors=True)
         raise
@@ -177,6 +177,7 @@ def open_source(manifest: Manifest, path: Path, trainer: PeerId) -> ShardSource:
         microbatch_size=manifest.batch.microbatch_size,
         context=manifest.model.context,
         tokenizer=manifest.tokenizer.digest,
+        packing=manifest.batch.packing,
     )
 
 
@@ -189,13 +190,13 @@ def _shuffled_built_in(seed: str) -> list[str]:
     return sorted(built_in_corpus().documents, key=rank)
 
 
-def _build_given(data: Path, tokenizer_json: bytes, into: Path, given_up: Callable[[], bool]) -> ShardManifest:
+def _build_given(data: Path, tokenizer_json: bytes, into: Path, given_up: Callable[[], bool]) -> None:
     def told(progress: BuildProgress) -> None:
         if given_up():
             raise StateError("making the shard was given up")
 
     try:
-        return build_from_files([data], into, Encoding(tokenizer=tokenizer_json, key=DATA), told=told).shard
+        build_from_files([data], into, Encoding(tokenizer=tokenizer_json, key=DATA), told=told)
     except BaseException:
         discard_build(into)
         raise
@@ -222,14 +223,15 @@ def _check_same_tokenizer(data: Path, shard: ShardManifest, tokenizer_json: byte
     )
 
 
-def _check_enough(shard: ShardManifest, manifest: Manifest, name: str) -> None:
+def _check_enough(shard: Shard, manifest: Manifest, name: str) -> None:
     context, rows = manifest.model.context, manifest.batch.microbatch_size
-    if row_count(shard.tokens, context) < rows:
+    found = rows_of(shard, context, manifest.batch.packing).count
+    if found < rows:
         needed = f"text of at least {rows * context + 1} tokens, one microbatch of {rows} rows of {context}"
         raise ConfigError(
             DATA,
             name,
-            f"{needed}; this has {shard.tokens}",
+            f"{needed}; this has {shard.manifest.tokens}, {count(found, 'row')} with targets",
             "Give more text: a directory, or several files joined into one.",
         )
 
@@ -240,6 +242,17 @@ def _check_enough(shard: ShardManifest, manifest: Manifest, name: str) -> None:
 SCHEMA = 1
 DEEPEST = 6
 """Levels of directories that a listing goes down."""
+
+
+def check_made_with(shard: ShardManifest, tokenizer: str, path: Path) -> None:
+    """Raise Incompatible when a shard was made with another tokenizer than the one of this digest."""
+    if shard.tokenizer != tokenizer:
+        raise Incompatible(
+            "--tokenizer",
+            tokenizer[:16],
+            f"the tokenizer that {path} was made with, {shard.tokenizer[:16]}",
+            "Give the tokenizer.json that it was built with.",
+        )
 
 
 def describe(path: Path, manifest: ShardManifest) -> dict[str, object]:

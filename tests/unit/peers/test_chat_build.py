@@ -17,7 +17,7 @@ from peers.cli.app import run
 from peers.data.building import BuildReport, build_from_files
 from peers.data.source import check_data
 from peers.data.tokenizer_files import read_encoding
-from peers.exit_codes import EXIT_OK, EXIT_USAGE
+from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_OK, EXIT_USAGE
 from swarm.errors import ConfigError
 from tests.harness.rigs.chat import CHAT, CHATML, END, THINKS, chat_tokenizer, write_model
 
@@ -149,3 +149,30 @@ def test_command_builds_from_conversations(tmp_path: Path, chats: Path, capsys: 
     (tmp_path / "mine.jinja").write_text(CHATML)
     assert run([*arguments, "--template", str(tmp_path / "mine.jinja")]) == EXIT_OK
     assert "3 documents" in capsys.readouterr().out
+
+
+def test_commands_show_numbers_and_documents(tmp_path: Path, chats: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer, shard = write_model(tmp_path / "model"), str(tmp_path / "shard")
+    assert (
+        run(["data", "build", str(chats), "--tokenizer", str(tokenizer), "--out", shard, "--context", "8"]) == EXIT_OK
+    )
+    assert "packed as documents: " in capsys.readouterr().out
+    assert run(["data", "stats", shard, "--context", "8"]) == EXIT_OK
+    said = capsys.readouterr().out
+    assert "of 3 documents" in said
+    assert "tokens a byte" in said
+    assert "% of tokens are learnt" in said
+    assert run(["data", "stats", shard, "--context", "8", "--json"]) == EXIT_OK
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["documents"] == 3
+    assert [one["packing"] for one in facts["packing"]] == ["stream", "documents"]
+    assert run(["data", "sample", shard, "--tokenizer", str(tokenizer)]) == EXIT_OK
+    shown = capsys.readouterr()
+    assert f"assistant\n«fine, thanks.{END}»" in shown.out
+    assert "private" in shown.err
+    assert run(["data", "sample", shard, "--tokenizer", str(tokenizer), "--tokens", "2", "--json"]) == EXIT_OK
+    documents = json.loads(capsys.readouterr().out)["documents"]
+    assert sorted(one["document"] for one in documents) == [0, 1, 2]
+    assert all(one["more_tokens"] >= 0 for one in documents)
+    (tmp_path / "other.json").write_text(tokenizer.read_text() + " ")
+    assert run(["data", "sample", shard, "--tokenizer", str(tmp_path / "other.json")]) == EXIT_INCOMPATIBLE
