@@ -185,7 +185,7 @@ def _tell_packing(directory: Path, context: int) -> None:
     for packing in ("stream", "documents"):
         found = packing_of(shard, context, packing)
         words = f"{found.rows:,} rows of {context:,}, {100 * found.filled:.1f} % full"
-        typer.echo(f"packed as {packing}: {words}; {100 * found.targets:.1f} % of what can be learnt is in them")
+        typer.echo(f"packed as {packing}: {words}; {100 * found.targets:.1f} % of the tokens that count are targets")
 
 
 def _line(facts: dict[str, Any]) -> str:

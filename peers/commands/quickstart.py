@@ -178,7 +178,7 @@ class _Quickstart:
         self._done(
             "text",
             f"{corpus.name}: {amount(tokens)} tokens in {count(len(prepared.shards), 'private shard')}, "
-            f"{amount(prepared.held_out.tokens)} held out",
+            f"{amount(prepared.held_out.tokens)} held out{corpus.left_out}",
         )
         if little := _little(prepared):
             self._progress.say(little, indent=2)

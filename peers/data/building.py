@@ -149,10 +149,11 @@ class _Build:
         self._draft.restart(tokens=tokens, documents=documents, chats=chats)
         self.report.kept_tokens = tokens
         rest = itertools.chain(() if next_block is None else (next_block,), blocks)
-        for block, encoded in encoded_in_order(rest, self._encoding, processes=processes):
-            self._add(block, encoded)
-            read = self._before[block.file] + block.read
-            told(BuildProgress(self._total, read, self._draft.tokens, kept=False))
+        with contextlib.closing(encoded_in_order(rest, self._encoding, processes=processes)) as found:
+            for block, encoded in found:
+                self._add(block, encoded)
+                read = self._before[block.file] + block.read
+                told(BuildProgress(self._total, read, self._draft.tokens, kept=False))
 
     def _blocks(self) -> Iterator[TextBlock]:
         before = 0

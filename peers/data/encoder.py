@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, BinaryIO, cast
@@ -166,7 +166,7 @@ def _too_much(limit: str, place: str) -> ConfigError:
 
 def encoded_in_order(
     blocks: Iterable[TextBlock], encoding: Encoding, *, processes: int | None = None
-) -> Iterator[tuple[TextBlock, Encoded]]:
+) -> Generator[tuple[TextBlock, Encoded]]:
     """Encode blocks, several at once, and yield them in their order.
 
     Args:
@@ -180,9 +180,11 @@ def encoded_in_order(
     """
     rest = iter(blocks)
     few: list[TextBlock] = []
+    size = 0
     for block in rest if encoding.template is None else ():
         few.append(block)
-        if sum(len(one.body) for one in few) > _FEW_BYTES:
+        size += len(block.body)
+        if size > _FEW_BYTES:
             break
     else:
         if encoding.template is None:

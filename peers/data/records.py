@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from data_shards.privacy import Private
-from peers.console.words import another_path, command_name
+from peers.console.words import another_path, command_name, count
 from peers.data.blocks import CHAT_FIELDS, TEXT_FIELD, Flaw, TextBlock
 from swarm.errors import ConfigError
 
@@ -34,6 +34,25 @@ class Conversation(Private):
     def private_size(self) -> str:
         """See :class:`Private`."""
         return f"{len(self.messages)} messages"
+
+
+class FlawCount:
+    """How many records cannot be used, and the first of them, as ``FILE:LINE: why``."""
+
+    def __init__(self) -> None:
+        self.number, self.first = 0, ""
+
+    def add(self, block: TextBlock, flaw: Flaw) -> None:
+        """Count one."""
+        self.number += 1
+        self.first = self.first or f"{block.file}:{flaw[0]}: {flaw[1]}"
+
+    @property
+    def words(self) -> str:
+        """For behind what is said of the rest; "" where there is none."""
+        if not self.number:
+            return ""
+        return f"; {count(self.number, 'record')} {'is' if self.number == 1 else 'are'} left out: {self.first}"
 
 
 def documents_in(block: TextBlock, key: str, field: str | None = None) -> Iterator[str | Conversation | Flaw]:

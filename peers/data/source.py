@@ -26,7 +26,7 @@ from peers.data.building import BuildProgress, build_from_files, discard_build
 from peers.data.encoder import Encoding
 from peers.data.files import source_files
 from peers.data.foreign_tokenizer import check_foreign_tokenizer
-from peers.data.records import Conversation, chat_without_template, documents_in
+from peers.data.records import Conversation, FlawCount, chat_without_template, documents_in
 from peers.data.text import built_in_corpus, nothing_in
 from swarm.errors import ConfigError, Incompatible, StateError
 from swarm.events import DataOpened
@@ -52,31 +52,30 @@ class DataFound:
 def check_data(path: Path) -> DataFound:
     """Check the data as far as possible without the run's tokenizer, and return its description.
 
-    A built shard is verified; every text file must be readable UTF-8, and some record must hold a text. Cost: the data
-    is read once, some seconds per gigabyte. Raises ConfigError naming the path, the cause and what to do.
+    A built shard is verified; every text file must be readable UTF-8, and some record must hold a text; those that do
+    not are counted. Cost: the data is read once, some ten seconds per gigabyte. Raises ConfigError naming the path, the
+    cause and what to do.
     """
     if is_shard(path):
         shard = open_shard(path).manifest
         return DataFound(words=f"a shard of {shard.tokens:,} tokens", digest=shard.digest)
-    files, found, size = source_files(path, DATA), hashlib.sha256(), 0
-    characters, flaw = 0, ""
+    files, found = source_files(path, DATA), hashlib.sha256()
+    characters, flaws = 0, FlawCount()
     for block in (block for file in files for block in blocks_of(file, DATA)):
         found.update(block.digest.encode())
-        size += len(block.body)
-        for document in documents_in(block, DATA) if block.kind == "text" or not characters else ():
+        for document in documents_in(block, DATA):
             if isinstance(document, Conversation):
                 raise chat_without_template(DATA, f"{block.file}:{document.line}")
             if isinstance(document, str):
                 characters += len(document)
             else:
-                flaw = flaw or f"{block.file}:{document[0]}: {document[1]}"
+                flaws.add(block, document)
     if not characters:
-        raise nothing_in(path, DATA, flaw)
-    if all(file.kind == "text" for file in files):
-        words = f"{count(len(files), 'text file')}, {characters:,} characters"
-    else:
-        words = f"{count(len(files), 'file')}, {size:,} bytes of records and text"
-    return DataFound(words=words, digest=found.hexdigest())
+        raise nothing_in(path, DATA, flaws.first)
+    kind = "text file" if all(file.kind == "text" for file in files) else "file"
+    return DataFound(
+        words=f"{count(len(files), kind)}, {characters:,} characters{flaws.words}", digest=found.hexdigest()
+    )
 
 
 def is_shard(path: Path) -> bool:

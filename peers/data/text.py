@@ -6,6 +6,7 @@ import ast
 import inspect
 import os
 import re
+import shlex
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from data_shards.privacy import Private
 from peers.console.words import another_path
 from peers.data.blocks import blocks_of
 from peers.data.files import source_files
-from peers.data.records import Conversation, chat_without_template, documents_in
+from peers.data.records import Conversation, FlawCount, chat_without_template, documents_in
 from swarm.errors import ConfigError
 
 BUILT_IN_CHARACTERS = 1_800_000
@@ -36,6 +37,8 @@ class Corpus(Private):
 
     name: str
     documents: tuple[str, ...]
+    left_out: str = ""
+    """What could not be used, in words for behind the rest."""
 
     @property
     def characters(self) -> int:
@@ -76,9 +79,9 @@ def read_corpus(paths: Sequence[Path], key: str = "--text") -> Corpus:
     """
     documents: list[str] = []
     size = 0
+    flaws = FlawCount()
     for path in paths:
         before = len(documents)
-        flaws: list[str] = []
         for block in (block for file in source_files(path, key) for block in blocks_of(file, key)):
             size += len(block.body)
             if size > LARGEST_CORPUS_BYTES:
@@ -90,16 +93,18 @@ def read_corpus(paths: Sequence[Path], key: str = "--text") -> Corpus:
                 elif isinstance(document, Conversation):
                     raise chat_without_template(key, f"{block.file}:{document.line}")
                 else:
-                    flaws.append(f"{block.file}:{document[0]}: {document[1]}")
+                    flaws.add(block, document)
         if len(documents) == before:
-            raise nothing_in(path, key, flaws[0] if flaws else "")
-    return Corpus(", ".join(path.name for path in paths), tuple(documents))
+            raise nothing_in(path, key, flaws.first)
+    return Corpus(", ".join(path.name for path in paths), tuple(documents), flaws.words)
 
 
 def nothing_in(path: Path, key: str, flaw: str = "") -> ConfigError:
     """The error for a path without any document. ``flaw`` is what is wrong with the first record, if there is one."""
     why = flaw or ("every one of them is empty" if path.is_dir() else "it is empty")
     remedy = "Name the key or column of the text with --field, or correct the file." if flaw else another_path(path)
+    if flaw and path.suffix.lower() == ".json":
+        remedy = f"If it is one list, write its elements as lines: jq -c '.[]' {shlex.quote(str(path))} > NEW.jsonl"
     return ConfigError(key, str(path), "a file with text in it", remedy, why=why)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from peers.data.files import source_files
 from peers.data.source import check_data, check_tokenizer, data_opened, shard_for
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_OK, EXIT_USAGE, exit_code_of
 from swarm.config import Manifest, parse_manifest
-from swarm.errors import ConfigError, Incompatible
+from swarm.errors import ConfigError, Incompatible, StateError
 
 TEXT = "\n\n".join(f"Paragraph {n} of a text about nothing in particular, long enough to count." for n in range(60))
 VOCABULARY = 300
@@ -135,6 +136,18 @@ def test_shard_for_text_is_tokenised_whole(tmp_path: Path, texts: Path, tokenize
     assert path == tmp_path / "new"
     assert read.count("Paragraph") == 60
     assert read.count("PARAGRAPH") == 60
+
+
+def test_shard_for_records_is_made_of_their_texts_and_can_be_given_up(tmp_path: Path, tokenizer: bytes) -> None:
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(json.dumps({"text": TEXT}).encode() + b"\nbroken\n"))
+    pattern = tmp_path / "*.gz"
+    left_out = f"; 1 record is left out: {tmp_path / 'a.jsonl.gz'}:2: it is no JSON: Expecting value"
+    assert check_data(pattern).words == f"1 file, {len(TEXT):,} characters{left_out}"
+    path = shard_for(pattern, tokenizer, _manifest(tokenizer), tmp_path / "new", "me")
+    assert Shard.open(path).manifest.documents == 1
+    with pytest.raises(StateError, match="given up"):
+        shard_for(pattern, tokenizer, _manifest(tokenizer), tmp_path / "other", "me", given_up=lambda: True)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a.jsonl.gz", "new"]
 
 
 def test_shard_for_nothing_is_the_built_in_text_in_each_peers_order(

@@ -44,7 +44,10 @@ def test_read_corpus_unusable_file_names_it_and_the_remedy(tmp_path: Path, conte
 def test_read_corpus_takes_a_directory_and_the_texts_of_records(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("plain")
     (tmp_path / "b.jsonl").write_text('{"text": "of a record"}\n{"text": 5}\n')
-    assert read_corpus([tmp_path]).documents == ("plain", "of a record")
+    corpus = read_corpus([tmp_path])
+    assert corpus.documents == ("plain", "of a record")
+    why = "its text is no text but a number"
+    assert corpus.left_out == f"; 1 record is left out: {tmp_path / 'b.jsonl'}:2: {why}"
     (tmp_path / "b.jsonl").write_text('{"messages": [{"role": "user", "content": "hello"}]}')
     with pytest.raises(ConfigError, match=r"b\.jsonl:1.*chat template"):
         read_corpus([tmp_path])
