@@ -14,10 +14,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
+from data_shards.draft import SHARD_FILES, Documents, ShardDraft, sync
+from data_shards.manifest import ShardManifest
 from data_shards.privacy import Private
-from data_shards.shard import MANIFEST_FILE, TOKENS_FILE, ShardManifest, TokenFile, file_digest, token_type
 from data_shards.tokenize import Tokenizer
 from swarm.errors import ConfigError, StateError
 
@@ -44,7 +43,7 @@ def build_shard(out_dir: Path, documents: Iterable[str], tokenizer_json: bytes) 
             with _held(draft):
                 manifest = _write(draft, documents, tokenizer)
                 os.rename(draft, out_dir)
-            _sync(out_dir.parent)
+            sync(out_dir.parent)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
@@ -70,48 +69,16 @@ def _sweep(out_dir: Path) -> None:
     """Remove the drafts of this shard that killed processes left: private tokens, as large as the shard."""
     for path in out_dir.parent.glob(f".{glob.escape(out_dir.name)}-????????"):
         with contextlib.suppress(OSError), _held(path):
-            if {one.name for one in path.iterdir()} <= {TOKENS_FILE, MANIFEST_FILE}:
+            if {one.name for one in path.iterdir()} <= SHARD_FILES:
                 shutil.rmtree(path)
 
 
-def _write(draft: Path, documents: Iterable[str], tokenizer: Tokenizer) -> ShardManifest:
-    dtype = token_type(tokenizer.vocab_size)
-    tokens = count = 0
-    path = draft / TOKENS_FILE
-    with path.open("xb") as file:
+def _write(directory: Path, documents: Iterable[str], tokenizer: Tokenizer) -> ShardManifest:
+    draft = ShardDraft(directory, tokenizer=tokenizer.digest, vocab_size=tokenizer.vocab_size)
+    with contextlib.closing(draft):
         for array in tokenizer.encode_documents(documents):
-            file.write(array.astype(np.dtype(dtype).newbyteorder("<")).tobytes())
-            tokens += len(array)
-            count += 1
-        file.flush()
-        os.fsync(file.fileno())
-    if not count:
-        raise ConfigError("documents", 0, "at least one document", "Give more text, or ask for fewer shards.")
-    size, digest = file_digest(path)
-    manifest = ShardManifest(
-        file=TokenFile(bytes=size, sha256=digest),
-        dtype=dtype,
-        tokens=tokens,
-        documents=count,
-        tokenizer=tokenizer.digest,
-        vocab_size=tokenizer.vocab_size,
-    )
-    with (draft / MANIFEST_FILE).open("x", encoding="utf-8") as text:
-        text.write(manifest.render())
-        text.flush()
-        os.fsync(text.fileno())
-    path.chmod(0o600)
-    (draft / MANIFEST_FILE).chmod(0o600)
-    _sync(draft)
-    return manifest
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            draft.add(Documents(array, (len(array),)))
+        return draft.finish()
 
 
 # --- dealing documents out -------------------------------------------------------------------------------------------

@@ -1,100 +1,162 @@
-"""A verified shard, opened for reading: its manifest, and its tokens cut into rows.
+"""A verified shard, opened for reading.
 
-A shard is one file of tokens, how it was made, and the digest that names it (:class:`ShardManifest`). :class:`Shard`
-opens one.
-
-Rows of ``context`` + 1 tokens start every ``context`` tokens: the last token of one row is the first of the next, so
-that every token but the very first is a target exactly once per epoch. What this costs: rows cross document borders, so
-a model sees the tail of one document as context of the next (the end-of-text token tells it), a row's first tokens are
-predicted with little context, and fewer than ``context`` tokens at the end of the shard are never read. No token is
-padding.
+The first opening reads every byte of a shard and compares it with the digests of its manifest. It then leaves
+``verified.json`` beside them: what the file system says of each file (inode, size, times of change). While that is the
+same, opening the shard again reads nothing, so that a peer restarts in no time. What this does not find is a disk that
+alters bytes by itself; ``swarm data verify`` reads everything at any time, and ids outside the vocabulary are never
+given out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import json
 import os
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import ValidationError
 
+from data_shards.manifest import (
+    COUNTED_FILE,
+    MANIFEST_FILE,
+    STARTS_FILE,
+    TOKENS_FILE,
+    ShardManifest,
+    broken,
+    read_manifest,
+)
 from data_shards.privacy import Private
-from swarm.errors import ConfigError, StateError
-from swarm.schema import Count, Section
+from swarm.schema import LISTED, Section
+
+VERIFIED_FILE = "verified.json"
+
+_SETTLED_NS = 2_000_000_000
+"""A file that changed less than this ago may change again without other times: the coarsest file systems count so."""
+_READ_BYTES = 1 << 20
+
+_Stamp = tuple[int, int, int, int]
+_Stamps = dict[str, _Stamp]
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Shard(Private):
-    """A shard whose token file is what its manifest says, memory-mapped read-only."""
+    """A shard whose files are what its manifest says, memory-mapped read-only."""
 
     path: Path
     manifest: ShardManifest
     tokens: npt.NDArray[np.unsignedinteger]
-    opened: tuple[int, ...]
-    """What the file system said of the token file when it was verified."""
+    starts: npt.NDArray[np.unsignedinteger]
+    """Where each document starts."""
+    counted: npt.NDArray[np.uint8] | None
+    """Bits, see :mod:`data_shards.manifest`. None: every token counts."""
+    opened: _Stamps
+    """What the file system said of each file when it was opened."""
 
     @classmethod
-    def open(cls, path: Path) -> Shard:
-        """Verify and map a shard. Reads the whole file once (about a second per gigabyte).
+    def open(cls, path: Path, *, anew: bool = False) -> Shard:
+        """Verify and map a shard.
 
-        Raises StateError naming path, cause and remedy when anything is missing, torn or altered.
+        Reads every byte the first time, about a second per gigabyte; none while no file has changed since, unless it is
+        to be verified ``anew``. Raises StateError naming path, cause and remedy when anything is missing, torn or
+        altered.
         """
         manifest = read_manifest(path)
-        file = path / manifest.file.name
-        try:
-            found = file.stat()
-            size = found.st_size
-            if size != manifest.file.bytes:
-                raise broken(file, f"{size} bytes where its manifest says {manifest.file.bytes}: torn or cut short")
-            if not size:
-                raise broken(file, "empty")
-            if file_digest(file)[1] != manifest.file.sha256:
-                raise broken(file, "its contents differ from what the manifest's sha256 says")
-            tokens = np.memmap(file, dtype=np.dtype(manifest.dtype).newbyteorder("<"), mode="r")
-        except FileNotFoundError:
-            raise broken(file, "no such file") from None
-        except OSError as error:
-            raise broken(file, error.strerror or "unreadable") from None
-        _check_ids(file, tokens, manifest)
-        return cls(path, manifest, tokens, _stamp(found))
+        stamps = _stamps(path, manifest)
+        if anew or not _is_remembered(path, stamps):
+            with _remembering(path, stamps):
+                for name in manifest.files:
+                    _verify(path / name, manifest)
+        dtype = np.dtype(manifest.dtype).newbyteorder("<")
+        counted = _mapped(path / COUNTED_FILE, np.dtype(np.uint8)) if manifest.counted is not None else None
+        return cls(
+            path=path,
+            manifest=manifest,
+            tokens=_mapped(path / TOKENS_FILE, dtype),
+            starts=_mapped(path / STARTS_FILE, np.dtype("<u8")),
+            counted=counted,
+            opened=stamps,
+        )
 
-    def row_count(self, context: int) -> int:
-        """Rows of ``context`` + 1 tokens in the shard."""
-        return row_count(self.manifest.tokens, context)
+    def check_unchanged(self) -> None:
+        """Raise StateError when a file has changed since the shard was opened."""
+        for name, stamp in self.opened.items():
+            file = self.path / name
+            try:
+                same = name == MANIFEST_FILE or _stamp(file) == stamp
+            except OSError as error:
+                raise broken(file, (error.strerror or "unreadable").lower()) from None
+            if not same:
+                raise broken(file, "it has changed since it was opened")
 
-    def rows(self, numbers: list[int], context: int) -> npt.NDArray[np.int64]:
-        """Rows by number: int64, (len(numbers), context + 1). Raises StateError when the file has changed since it was
-        opened."""
-        file = self.path / self.manifest.file.name
-        try:
-            same = _stamp(file.stat()) == self.opened
-        except OSError as error:
-            raise broken(file, (error.strerror or "unreadable").lower()) from None
-        if not same:
-            raise broken(file, "it has changed since it was opened")
-        rows = read_rows(self.tokens, numbers, context)
-        _check_ids(file, rows, self.manifest)
-        return rows
-
-    def require(self, *, rows: int, context: int) -> None:
-        """Raise ConfigError when the shard holds fewer than ``rows`` rows."""
-        have = self.row_count(context)
-        if have < rows:
-            raise ConfigError(
-                "shard",
-                str(self.path),
-                f"a shard of at least {rows * context + 1} tokens ({rows} rows of {context})",
-                f"This one has {self.manifest.tokens}: give it more text, or make context or microbatch_size smaller.",
-            )
+    def check_ids(self, tokens: npt.NDArray[np.integer]) -> None:
+        """Raise StateError when one of these is outside the vocabulary."""
+        _check_ids(self.path / TOKENS_FILE, tokens, self.manifest)
 
     def private_size(self) -> str:
         """See :class:`Private`."""
         return f"{self.manifest.tokens} tokens of {self.manifest.documents} documents"
+
+
+def _mapped(file: Path, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    try:
+        return np.memmap(file, dtype=dtype, mode="r")
+    except OSError as error:
+        raise broken(file, error.strerror or "unreadable") from None
+
+
+# --- verifying: every byte, once -------------------------------------------------------------------------------------
+
+
+def _verify(file: Path, manifest: ShardManifest) -> None:
+    check = {TOKENS_FILE: _token_checker, STARTS_FILE: _start_checker, COUNTED_FILE: _no_checker}[file.name]
+    each = check(file, manifest)
+    digest = hashlib.sha256()
+    try:
+        with file.open("rb") as opened:
+            while piece := opened.read(_READ_BYTES):
+                digest.update(piece)
+                each(piece)
+    except OSError as error:
+        raise broken(file, error.strerror or "unreadable") from None
+    if digest.hexdigest() != manifest.files[file.name].sha256:
+        raise broken(file, "its contents differ from what the manifest's sha256 says")
+
+
+def _token_checker(file: Path, manifest: ShardManifest) -> Callable[[bytes], None]:
+    dtype = np.dtype(manifest.dtype).newbyteorder("<")
+    largest = 0
+
+    def check(piece: bytes) -> None:
+        nonlocal largest
+        largest = max(largest, int(np.frombuffer(piece, dtype=dtype).max()))
+        if largest >= manifest.vocab_size:
+            _check_ids(file, np.array([largest]), manifest)
+
+    return check
+
+
+def _start_checker(file: Path, manifest: ShardManifest) -> Callable[[bytes], None]:
+    before = -1
+
+    def check(piece: bytes) -> None:
+        nonlocal before
+        starts = np.frombuffer(piece, dtype="<u8").astype(np.int64)
+        first = before < 0
+        if (first and starts[0] != 0) or (np.diff(starts, prepend=before) <= 0).any() or starts[-1] >= manifest.tokens:
+            raise broken(file, "its document starts do not ascend from 0 within the tokens")
+        before = int(starts[-1])
+
+    return check
+
+
+def _no_checker(file: Path, manifest: ShardManifest) -> Callable[[bytes], None]:
+    return lambda piece: None
 
 
 def _check_ids(file: Path, tokens: npt.NDArray[np.integer], manifest: ShardManifest) -> None:
@@ -102,118 +164,64 @@ def _check_ids(file: Path, tokens: npt.NDArray[np.integer], manifest: ShardManif
         raise broken(file, f"it holds token ids outside its vocabulary of {manifest.vocab_size}")
 
 
-def _stamp(found: os.stat_result) -> tuple[int, ...]:
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+# --- remembering that it was verified --------------------------------------------------------------------------------
 
 
-# --- manifest: what a shard is ---------------------------------------------------------------------------------------
+class VerifiedFiles(Section):
+    """The contents of ``verified.json``: what the file system said of each file that was found to be in order."""
+
+    stamps: Annotated[_Stamps, LISTED]
 
 
-MANIFEST_FILE = "shard.json"
-TOKENS_FILE = "tokens.bin"
-
-Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-TokenType = Literal["uint16", "uint32"]
-
-REBUILD = "Build it again from its documents: swarm data build."
-
-_LARGEST_MANIFEST_BYTES = 64 << 10
-_READ_BYTES = 1 << 20
-
-
-class TokenFile(Section):
-    """The token file: little-endian unsigned integers, one per token, nothing else."""
-
-    name: Literal["tokens.bin"] = "tokens.bin"
-    bytes: Count
-    sha256: Sha256
+def _stamps(path: Path, manifest: ShardManifest) -> _Stamps:
+    found: _Stamps = {}
+    for name in (MANIFEST_FILE, *manifest.files):
+        try:
+            found[name] = _stamp(path / name)
+        except FileNotFoundError:
+            raise broken(path / name, "no such file") from None
+        except OSError as error:
+            raise broken(path / name, error.strerror or "unreadable") from None
+    for name, file in manifest.files.items():
+        size = found[name][1]
+        if size != file.bytes:
+            raise broken(path / name, f"{size} bytes where its manifest says {file.bytes}: torn or cut short")
+        if not size:
+            raise broken(path / name, "empty")
+    return found
 
 
-class ShardManifest(Section):
-    """The contents of ``shard.json``. ``tokens`` includes one end-of-text token after every document."""
-
-    format: Literal[1] = 1
-    file: TokenFile
-    dtype: TokenType
-    tokens: Count
-    documents: Count
-    tokenizer: Sha256
-    vocab_size: Annotated[int, Field(ge=1, le=1 << 32)]
-
-    @property
-    def digest(self) -> str:
-        """Hex sha256 of the canonical JSON: it covers the token file and the tokenizer, so it names the data."""
-        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of one stored token."""
-        return 2 if self.dtype == "uint16" else 4
-
-    def render(self) -> str:
-        """The text of ``shard.json``."""
-        return json.dumps(self.model_dump(mode="json"), indent=2) + "\n"
+def _stamp(file: Path) -> _Stamp:
+    found = file.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def token_type(vocab_size: int) -> TokenType:
-    """The smallest stored type that holds every token id of a vocabulary."""
-    return "uint16" if vocab_size <= 1 << 16 else "uint32"
-
-
-def read_manifest(directory: Path) -> ShardManifest:
-    """Read and check ``shard.json``. Raises StateError naming the path, the cause and what to do."""
-    path = directory / MANIFEST_FILE
+def _is_remembered(path: Path, stamps: _Stamps) -> bool:
     try:
-        if path.stat().st_size > _LARGEST_MANIFEST_BYTES:
-            raise broken(path, "far too large for a shard manifest")
-        manifest = ShardManifest.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        raise broken(path, "no such file: this directory is not a shard, or was not finished") from None
-    except OSError as error:
-        raise broken(path, error.strerror or "unreadable") from None
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        key = ".".join(str(part) for part in first["loc"]) or "the document"
-        raise broken(path, f"{key}: {first['msg'].lower()}") from None
-    if manifest.file.bytes != manifest.tokens * manifest.token_bytes:
-        raise broken(path, f"{manifest.tokens} tokens of {manifest.dtype} cannot take {manifest.file.bytes} bytes")
-    return manifest
+        remembered = VerifiedFiles.model_validate_json((path / VERIFIED_FILE).read_bytes())
+    except (OSError, ValidationError):
+        return False
+    return remembered.stamps == stamps
 
 
-def file_digest(path: Path) -> tuple[int, str]:
-    """(bytes, hex sha256) of a file, read once in 1 MiB pieces: about a second per gigabyte."""
-    digest, size = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        while piece := file.read(_READ_BYTES):
-            digest.update(piece)
-            size += len(piece)
-    return size, digest.hexdigest()
-
-
-def broken(path: Path, cause: str) -> StateError:
-    """The error for a shard that cannot be used: path, cause, what to do next."""
-    return StateError(f"shard {path}: {cause}. {REBUILD}")
-
-
-# --- packing: a stream of tokens cut into rows of ``context`` + 1 ----------------------------------------------------
-
-
-def row_count(tokens: int, context: int) -> int:
-    """Rows of ``context`` inputs and as many targets that ``tokens`` tokens hold."""
-    return max(0, (tokens - 1) // context)
-
-
-def unread_tokens(tokens: int, context: int) -> int:
-    """Tokens at the end that are in no row."""
-    rows = row_count(tokens, context)
-    return tokens - (rows * context + 1) if rows else tokens
-
-
-def read_rows(tokens: npt.NDArray[np.unsignedinteger], rows: list[int], context: int) -> npt.NDArray[np.int64]:
-    """The rows as an int64 array of shape (len(rows), context + 1). ``tokens`` may be a memory map: only these rows
-    are read."""
-    out = np.empty((len(rows), context + 1), dtype=np.int64)
-    for place, row in enumerate(rows):
-        out[place] = tokens[row * context : row * context + context + 1]
-    return out
+@contextlib.contextmanager
+def _remembering(path: Path, stamps: _Stamps) -> Iterator[None]:
+    """Remember these stamps once what is done inside has succeeded. Where the directory is read-only, or a file changed
+    just before, nothing is remembered: the shard is verified again the next time."""
+    draft = None
+    with contextlib.suppress(OSError):
+        descriptor, draft = tempfile.mkstemp(prefix=f".{VERIFIED_FILE}-", dir=path)
+        os.close(descriptor)
+    try:
+        yield
+        if draft is None:
+            return
+        with contextlib.suppress(OSError):
+            begun = os.stat(draft).st_mtime_ns  # this file system's own clock
+            if all(max(stamp[2:]) + _SETTLED_NS <= begun for stamp in stamps.values()):
+                Path(draft).write_text(VerifiedFiles(stamps=stamps).model_dump_json(), encoding="utf-8")
+                os.replace(draft, path / VERIFIED_FILE)
+    finally:
+        if draft is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(draft)

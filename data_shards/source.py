@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from data_shards.documents import Packing, rows_of
 from data_shards.privacy import Private
 from data_shards.shard import Shard
 from swarm.errors import ConfigError
@@ -98,11 +99,13 @@ def _feistel(value: int, half_bits: int, key: bytes) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ShardBatch(Private):
-    """One microbatch: ``inputs`` and ``targets`` are int64, (B, T), the targets one token ahead."""
+    """One microbatch: ``inputs`` and ``targets`` are int64, (B, T), the targets one token ahead, -1 where none counts;
+    ``positions`` within documents where rows are packed by them, None of a stream."""
 
     id: MicrobatchId
     inputs: torch.Tensor
     targets: torch.Tensor
+    positions: torch.Tensor | None = None
 
     def private_size(self) -> str:
         """See :class:`Private`."""
@@ -118,7 +121,14 @@ class ShardSource(Private):
     """
 
     def __init__(
-        self, path: Path, *, trainer: PeerId, microbatch_size: int, context: int, tokenizer: str | None = None
+        self,
+        path: Path,
+        *,
+        trainer: PeerId,
+        microbatch_size: int,
+        context: int,
+        tokenizer: str | None = None,
+        packing: Packing = "stream",
     ) -> None:
         opened = Shard.open(path)
         if tokenizer is not None and opened.manifest.tokenizer != tokenizer:
@@ -128,13 +138,12 @@ class ShardSource(Private):
                 f"a shard made with the run's tokenizer {tokenizer[:16]}",
                 f"This one was made with {opened.manifest.tokenizer[:16]}: build it again with that one.",
             )
-        opened.require(rows=microbatch_size, context=context)
+        self._rows = rows_of(opened, context, packing)
+        self._rows.require(microbatch_size)
         digest = opened.manifest.digest
         self.shard = digest[:16]
-        self._opened = opened
-        self._context = context
         self._trainer = trainer
-        self._order = ReadingOrder(digest, opened.row_count(context), microbatch_size)
+        self._order = ReadingOrder(digest, self._rows.count, microbatch_size)
         self._cursor = (0, 0)
 
     @property
@@ -156,15 +165,15 @@ class ShardSource(Private):
         """The microbatch at the cursor, which then moves on. Raises StateError when the shard has changed since it was
         opened. Cost: some 100 µs, and the pages of its rows."""
         epoch, position = self._cursor
-        rows = self._opened.rows(self._order.rows_of(epoch, position), self._context)
+        rows = self._rows.read(self._order.rows_of(epoch, position))
         self._cursor = self._order.after(epoch, position)
-        tokens = torch.from_numpy(rows)
         return ShardBatch(
             id=MicrobatchId(self._trainer, self.shard, epoch, position),
-            inputs=tokens[:, :-1].contiguous(),
-            targets=tokens[:, 1:].contiguous(),
+            inputs=torch.from_numpy(rows.inputs),
+            targets=torch.from_numpy(rows.targets),
+            positions=None if rows.positions is None else torch.from_numpy(rows.positions),
         )
 
     def private_size(self) -> str:
         """See :class:`Private`."""
-        return f"shard {self.shard}, {self._opened.private_size()}, at {self._cursor}"
+        return f"shard {self.shard}, {self._rows.private_size()}, at {self._cursor}"

@@ -145,6 +145,9 @@ def check_manifest(manifest: Manifest) -> None:
     family = family_of(model)
     family.check()
     family.parts(split)
+    if manifest.batch.packing == "documents" and not family.packs:
+        why = f"{family.described.split(',')[0]} carries what it has read from one document of a row into the next"
+        raise ConfigError("batch.packing", "documents", '"stream" for this model', "Leave it out.", why=why)
     size = record_bytes(manifest.step_microbatches, split.stages, start.stage_hosts + start.trainers + 1)
     if size > MAX_BODY_BYTES:
         local = manifest.averaging.mode == "local"

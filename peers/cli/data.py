@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from peers.cli.options import AsJson, WholeGroup
+from peers.console.words import printable
+
+if TYPE_CHECKING:
+    from peers.data.building import BuildProgress, BuildReport
 
 data = typer.Typer(
     cls=WholeGroup, help="Build, check and list shards: private text as tokens for training.", no_args_is_help=True
@@ -17,22 +23,56 @@ data = typer.Typer(
 
 @data.command()
 def build(
-    text: Annotated[list[Path], typer.Argument(metavar="TEXT", help="UTF-8 files, or directories of text files.")],
-    tokenizer: Annotated[Path, typer.Option(metavar="FILE", help="The run's tokenizer.json.")],
+    text: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="TEXT",
+            help="UTF-8 files, or directories: text, JSONL, CSV, Parquet, Arrow; .gz, .zst; patterns.",
+        ),
+    ],
+    tokenizer: Annotated[Path, typer.Option(metavar="FILE", help="The run's tokenizer.json, or a model's directory.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="New directory for the shard.")],
+    field: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Key or column with the text; a.b is b in a.  [default: messages, text]"),
+    ] = None,
+    template: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Chat template in Jinja.  [default: the one beside the tokenizer]"),
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option(metavar="N", min=1, max=1024, help="Processes that tokenize.  [default: one a core]")
+    ] = None,
+    context: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Length of rows that the packing is shown for.")
+    ] = 1024,
     as_json: AsJson = False,
 ) -> None:
     """Build a shard from text. Nothing leaves this machine.
 
     The run's tokenizer is beside its run.toml; swarm new prints that directory. swarm join --data TEXT takes the text
-    itself and needs no shard.
+    itself and needs no shard. Of conversations (messages) the assistant's answers are learnt. After an
+    interrupt or a kill the same command goes on where it was. Records that cannot be used are left out and counted.
 
-    Example: swarm data build texts/ --tokenizer tokenizer.json --out shards/mine
+    Example: swarm data build texts/ notes.jsonl.gz --tokenizer tokenizer.json --out shards/mine
     """
-    from peers.data.source import build_from, describe
+    from peers.console.interrupt import Interrupted
+    from peers.data.building import build_from_files
+    from peers.data.source import describe
+    from peers.data.tokenizer_files import read_encoding
 
-    facts = describe(out, build_from(text, tokenizer, out))
+    encoding = read_encoding(tokenizer, key="TEXT", field=field, template=template)
+    try:
+        with _progress() as told:
+            report = build_from_files(text, out, encoding, processes=processes, told=told)
+    except Interrupted:
+        typer.echo("what is done is kept: type the same command again to go on", err=True)
+        raise
+    facts = describe(out, report.shard)
     typer.echo(json.dumps(facts) if as_json else _line(facts))
+    _tell_flaws(report)
+    if not as_json:
+        _tell_packing(out, context)
 
 
 @data.command()
@@ -46,7 +86,7 @@ def verify(
     """
     from peers.data.source import describe, open_shard
 
-    facts = describe(directory, open_shard(directory, "DIR").manifest)
+    facts = describe(directory, open_shard(directory, "DIR", anew=True).manifest)
     typer.echo(json.dumps(facts) if as_json else f"whole: {_line(facts)}")
 
 
@@ -73,8 +113,116 @@ def list_shards(
         typer.echo(f"no shard in {directory or 'this directory'} or below it", err=True)
 
 
-def _line(facts: dict[str, object]) -> str:
+@data.command()
+def stats(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A shard.")],
+    context: Annotated[int, typer.Option(metavar="N", min=1, help="Length of rows: the run's model.context.")] = 1024,
+    as_json: AsJson = False,
+) -> None:
+    """Show a shard's documents, lengths, and how it packs into rows.
+
+    Example: swarm data stats shards/mine --context 2048
+    """
+    from dataclasses import asdict
+
+    from data_shards.stats import packing_of, stats_of
+    from peers.data.source import SCHEMA, open_shard
+
+    shard = open_shard(directory, "DIR")
+    found = stats_of(shard)
+    if as_json:
+        packed = [asdict(packing_of(shard, context, packing)) for packing in ("stream", "documents")]
+        typer.echo(json.dumps({"schema": SCHEMA, "path": str(directory), **asdict(found), "packing": packed}))
+        return
+    low, *percentiles, high, mean = found.lengths
+    typer.echo(f"{found.tokens:,} tokens of {found.documents:,} documents")
+    typer.echo("a document: {:,} to {:,} tokens, mean {:,.0f}; 5 %, 50 %, 95 %: {:,}, {:,}, {:,}".format(
+        low, high, mean, *percentiles
+    ))  # fmt: skip
+    if found.tokens_per_byte is not None:
+        typer.echo(f"{found.tokens_per_byte:.3f} tokens a byte of text")
+    typer.echo(f"{100 * found.counted:.1f} % of tokens are learnt")
+    _tell_packing(directory, context)
+
+
+@data.command()
+def sample(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A shard.")],
+    tokenizer: Annotated[Path, typer.Option(metavar="FILE", help="The tokenizer.json that it was built with.")],
+    documents: Annotated[int, typer.Option(metavar="N", min=1, help="Documents to show.")] = 3,
+    tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens of each.")] = 200,
+    seed: Annotated[int, typer.Option(metavar="N", help="Another seed shows others.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Show some documents of a shard as text: it is private. What is learnt stands in «…» where not all is.
+
+    Example: swarm data sample shards/mine --tokenizer tokenizer.json
+    """
+    from data_shards.stats import sample_documents
+    from peers.data.source import SCHEMA, check_made_with, open_shard
+    from peers.data.tokenizer_files import read_encoding
+
+    shard = open_shard(directory, "DIR")
+    decoder = read_encoding(tokenizer, key="DIR").make_tokenizer()
+    check_made_with(shard.manifest, decoder.digest, directory)
+    shown = list(sample_documents(shard, decoder, documents, seed=seed, tokens=tokens))
+    typer.echo("this is the shard's private text: show it to nobody who must not read it", err=True)
+    if as_json:
+        found = [{"document": one.number, "parts": one.parts, "more_tokens": one.more} for one in shown]
+        typer.echo(json.dumps({"schema": SCHEMA, "documents": found}))
+        return
+    for one in shown:
+        typer.echo(f"--- document {one.number}")
+        marked = (f"«{text}»" if learnt and shard.counted is not None else text for text, learnt in one.parts)
+        typer.echo(printable("".join(marked)) + (f" … ({one.more:,} tokens more)" if one.more else ""))
+
+
+def _tell_packing(directory: Path, context: int) -> None:
+    from data_shards.stats import packing_of
+    from peers.data.source import open_shard
+
+    shard = open_shard(directory, "DIR")
+    for packing in ("stream", "documents"):
+        found = packing_of(shard, context, packing)
+        words = f"{found.rows:,} rows of {context:,}, {100 * found.filled:.1f} % full"
+        typer.echo(f"packed as {packing}: {words}; {100 * found.targets:.1f} % of the tokens that count are targets")
+
+
+def _line(facts: dict[str, Any]) -> str:
     if "error" in facts:
         return f"{facts['path']}: broken: {facts['error']}"
     size = f"{facts['tokens']:,} tokens of {facts['documents']:,} documents"
     return f"{facts['path']}: {size}, tokenizer {str(facts['tokenizer'])[:16]}, digest {str(facts['digest'])[:16]}"
+
+
+def _tell_flaws(report: BuildReport) -> None:
+    if report.kept_tokens:
+        typer.echo(f"{report.kept_tokens:,} tokens of it were kept from a build before this one", err=True)
+    if report.flawed:
+        typer.echo(f"{report.flawed:,} {'record was' if report.flawed == 1 else 'records were'} left out:", err=True)
+        for flaw in report.flaws:
+            typer.echo(f"  {flaw}", err=True)
+        if report.flawed > len(report.flaws):
+            typer.echo(f"  … and {report.flawed - len(report.flaws):,} more", err=True)
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[BuildProgress], None]]:
+    """A bar on a terminal; nothing where stderr is none."""
+    import sys
+
+    if not sys.stderr.isatty():
+        yield lambda progress: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("tokenizing")
+
+        def told(progress: BuildProgress) -> None:
+            words = "found again" if progress.kept else f"{progress.tokens:,} tokens"
+            bar.update(task, total=progress.total, completed=progress.read, description=words)
+
+        yield told

@@ -109,11 +109,10 @@ def evaluate(
     Example: swarm eval --run out/first notes.txt
     """
     from peers.commands.preflight import check_device
-    from peers.data.text import read_text, text_files
+    from peers.data.text import whole_texts
 
     check_device(device)
-    paths = [one for given in files for one in (text_files(given, "FILE") if given.is_dir() else [given])]
-    texts = {path: read_text(path, "FILE") for path in paths if path in files or path.stat().st_size}
+    texts = {path: text for given in files for path, text in whole_texts(given, "FILE")}
     loaded, source = _load(run, model, step, home, named=False, device=device, threads=threads)
     from peers.commands.evaluate import TextLoss, text_loss, window_of
 

@@ -34,7 +34,8 @@ def quickstart(
     text: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="FILE", help="Train on UTF-8 text; repeat for more files.  [default: Python's own documentation]"
+            metavar="PATH",
+            help="Train on this file or directory; repeat for more.  [default: Python's own documentation]",
         ),
     ] = None,
     model: Annotated[

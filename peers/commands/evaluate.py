@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from data_shards.packing import StreamRows
 from data_shards.shard import Shard
 from data_shards.tokenize import Tokenizer
 from peers.checkpoints.choice import choose_step, run_tokenizer
@@ -139,15 +140,15 @@ def load_checkpoint(
 def held_out_loss(checkpoint: Checkpointed, shard_path: Path) -> float:
     """Mean cross entropy in nats per target token over the held-out shard (its first 512 rows at most)."""
     context = checkpoint.manifest.model.context
-    shard = Shard.open(shard_path)
-    shard.require(rows=1, context=context)
+    held_out = StreamRows(Shard.open(shard_path), context)
+    held_out.require(1)
     total, count = 0.0, 0
-    rows = min(shard.row_count(context), MAX_ROWS)
+    rows = min(held_out.count, MAX_ROWS)
     for first in range(0, rows, ROWS_AT_ONCE):
         check()
         numbers = list(range(first, min(first + ROWS_AT_ONCE, rows)))
-        tokens = torch.from_numpy(shard.rows(numbers, context).astype(np.int64))
-        loss_sum, targets = checkpoint.model.evaluate(tokens[:, :-1], tokens[:, 1:])
+        read = held_out.read(numbers)
+        loss_sum, targets = checkpoint.model.evaluate(torch.from_numpy(read.inputs), torch.from_numpy(read.targets))
         total += loss_sum
         count += targets
     if not math.isfinite(total):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from data_shards.shard import row_count
+from data_shards.packing import row_count
 from peers.commands.preflight import check_device, check_output
 from peers.console.interrupt import Interrupted, allow, check, defer, interruptible, received
 from peers.console.words import (
@@ -178,7 +178,7 @@ class _Quickstart:
         self._done(
             "text",
             f"{corpus.name}: {amount(tokens)} tokens in {count(len(prepared.shards), 'private shard')}, "
-            f"{amount(prepared.held_out.tokens)} held out",
+            f"{amount(prepared.held_out.tokens)} held out{corpus.left_out}",
         )
         if little := _little(prepared):
             self._progress.say(little, indent=2)

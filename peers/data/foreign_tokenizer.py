@@ -105,10 +105,7 @@ def main() -> None:
 
     spent = math.ceil(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]))
     resource.setrlimit(resource.RLIMIT_CPU, (spent + CPU_S, spent + CPU_S))
-    with open("/proc/self/statm", encoding="ascii") as file:
-        used = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES,) * 2)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    bound_memory()
     try:
         tokenizer = Tokenizer.from_str(document.decode())
     except Exception as error:  # noqa: BLE001 - whatever it is, it is no tokenizer
@@ -116,6 +113,14 @@ def main() -> None:
         return
     problem = next(problems(tokenizer), "")
     print(json.dumps(problem))  # noqa: T201
+
+
+def bound_memory() -> None:
+    """Let this process use :data:`MEMORY_BYTES` more than it does, and leave no core."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES,) * 2)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def problems(tokenizer: Tokenizer) -> Iterator[str]:

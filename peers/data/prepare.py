@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from data_shards.build import DocumentSplit, build_shard, split_documents
-from data_shards.shard import ShardManifest, row_count
+from data_shards.manifest import ShardManifest
+from data_shards.packing import row_count
 from data_shards.tokenize import tokenizer_digest, train_tokenizer
 from peers.console.interrupt import check
 from peers.console.words import count

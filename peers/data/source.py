@@ -10,17 +10,24 @@ import hashlib
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data_shards.build import build_shard
-from data_shards.shard import MANIFEST_FILE, REBUILD, Shard, ShardManifest, read_manifest, row_count
+from data_shards.documents import rows_of
+from data_shards.manifest import MANIFEST_FILE, REBUILD, ShardManifest, read_manifest
+from data_shards.shard import Shard
 from data_shards.tokenize import Tokenizer, tokenizer_digest
 from peers.console.words import another_path, command_name, count
+from peers.data.blocks import blocks_of
+from peers.data.building import BuildProgress, build_from_files, discard_build
+from peers.data.encoder import Encoding
+from peers.data.files import source_files
 from peers.data.foreign_tokenizer import check_foreign_tokenizer
-from peers.data.text import built_in_corpus, documents_of, text_files
+from peers.data.records import Conversation, FlawCount, chat_without_template, documents_in
+from peers.data.text import built_in_corpus, nothing_in
 from swarm.errors import ConfigError, Incompatible, StateError
 from swarm.events import DataOpened
 
@@ -45,19 +52,30 @@ class DataFound:
 def check_data(path: Path) -> DataFound:
     """Check the data as far as possible without the run's tokenizer, and return its description.
 
-    A built shard is verified whole; every text file must be readable UTF-8. Cost: the data is read once, some two
-    seconds per gigabyte. Raises ConfigError naming the path, the cause and what to do.
+    A built shard is verified; every text file must be readable UTF-8, and some record must hold a text; those that do
+    not are counted. Cost: the data is read once, some ten seconds per gigabyte. Raises ConfigError naming the path, the
+    cause and what to do.
     """
     if is_shard(path):
         shard = open_shard(path).manifest
         return DataFound(words=f"a shard of {shard.tokens:,} tokens", digest=shard.digest)
-    characters, found = 0, hashlib.sha256()
-    for document in documents_of(path, DATA):
-        characters += len(document)
-        text = document.encode("utf-8", "surrogatepass")
-        found.update(b"%d " % len(text) + text)
-    files = count(len(text_files(path, DATA)), "text file")
-    return DataFound(words=f"{files}, {characters:,} characters", digest=found.hexdigest())
+    files, found = source_files(path, DATA), hashlib.sha256()
+    characters, flaws = 0, FlawCount()
+    for block in (block for file in files for block in blocks_of(file, DATA)):
+        found.update(block.digest.encode())
+        for document in documents_in(block, DATA):
+            if isinstance(document, Conversation):
+                raise chat_without_template(DATA, f"{block.file}:{document.line}")
+            if isinstance(document, str):
+                characters += len(document)
+            else:
+                flaws.add(block, document)
+    if not characters:
+        raise nothing_in(path, DATA, flaws.first)
+    kind = "text file" if all(file.kind == "text" for file in files) else "file"
+    return DataFound(
+        words=f"{count(len(files), kind)}, {characters:,} characters{flaws.words}", digest=found.hexdigest()
+    )
 
 
 def is_shard(path: Path) -> bool:
@@ -87,15 +105,17 @@ def shard_for(
     check_foreign_tokenizer(tokenizer_json)
     check_tokenizer(manifest, tokenizer_json)
     if data is not None and is_shard(data):
-        shard = open_shard(data).manifest
-        _check_same_tokenizer(data, shard, tokenizer_json, into.with_name("tokenizer.json"))
+        shard = open_shard(data)
+        _check_same_tokenizer(data, shard.manifest, tokenizer_json, into.with_name("tokenizer.json"))
         _check_enough(shard, manifest, str(data))
         return data
     name = "Python's own documentation" if data is None else str(data)
-    documents = _shuffled_built_in(seed) if data is None else documents_of(data, DATA)
-    made = build_shard(into, _unless(given_up, documents), tokenizer_json)
+    if data is None:
+        build_shard(into, _unless(given_up, _shuffled_built_in(seed)), tokenizer_json)
+    else:
+        _build_given(data, tokenizer_json, into, given_up)
     try:
-        _check_enough(made, manifest, name)
+        _check_enough(Shard.open(into), manifest, name)
     except ConfigError:
         shutil.rmtree(into, ignore_errors=True)
         raise
@@ -135,11 +155,11 @@ def data_opened(manifest: Manifest, microbatches: int) -> DataOpened:
     )
 
 
-def open_shard(path: Path, key: str = DATA) -> Shard:
-    """The verified shard, read once. Raises ConfigError where it is missing or broken: what to give is the user's
-    choice."""
+def open_shard(path: Path, key: str = DATA, *, anew: bool = False) -> Shard:
+    """The verified shard, see :meth:`Shard.open`. Raises ConfigError where it is missing or broken:
+    what to give is the user's choice."""
     try:
-        return Shard.open(path)
+        return Shard.open(path, anew=anew)
     except StateError as error:
         cause = str(error).removesuffix(REBUILD).rstrip(". ")
         remedy = f"Build it again: {command_name()} data build TEXT --tokenizer FILE --out {shlex.quote(str(path))}"
@@ -156,6 +176,7 @@ def open_source(manifest: Manifest, path: Path, trainer: PeerId) -> ShardSource:
         microbatch_size=manifest.batch.microbatch_size,
         context=manifest.model.context,
         tokenizer=manifest.tokenizer.digest,
+        packing=manifest.batch.packing,
     )
 
 
@@ -166,6 +187,18 @@ def _shuffled_built_in(seed: str) -> list[str]:
         return hashlib.blake2b(document.encode("utf-8", "surrogatepass"), digest_size=16, key=key).digest()
 
     return sorted(built_in_corpus().documents, key=rank)
+
+
+def _build_given(data: Path, tokenizer_json: bytes, into: Path, given_up: Callable[[], bool]) -> None:
+    def told(progress: BuildProgress) -> None:
+        if given_up():
+            raise StateError("making the shard was given up")
+
+    try:
+        build_from_files([data], into, Encoding(tokenizer=tokenizer_json, key=DATA), told=told)
+    except BaseException:
+        discard_build(into)
+        raise
 
 
 def _unless(given_up: Callable[[], bool], documents: Iterable[str]) -> Iterator[str]:
@@ -189,14 +222,15 @@ def _check_same_tokenizer(data: Path, shard: ShardManifest, tokenizer_json: byte
     )
 
 
-def _check_enough(shard: ShardManifest, manifest: Manifest, name: str) -> None:
+def _check_enough(shard: Shard, manifest: Manifest, name: str) -> None:
     context, rows = manifest.model.context, manifest.batch.microbatch_size
-    if row_count(shard.tokens, context) < rows:
+    found = rows_of(shard, context, manifest.batch.packing).count
+    if found < rows:
         needed = f"text of at least {rows * context + 1} tokens, one microbatch of {rows} rows of {context}"
         raise ConfigError(
             DATA,
             name,
-            f"{needed}; this has {shard.tokens}",
+            f"{needed}; this has {shard.manifest.tokens}, {count(found, 'row')} with targets",
             "Give more text: a directory, or several files joined into one.",
         )
 
@@ -209,21 +243,15 @@ DEEPEST = 6
 """Levels of directories that a listing goes down."""
 
 
-def build_from(texts: Sequence[Path], tokenizer: Path, out: Path) -> ShardManifest:
-    """A new shard at ``out``. Raises ConfigError for text or a tokenizer that cannot be used and for an ``out`` that
-    exists, StateError when the disk refuses; nothing is left then."""
-    if out.exists():
-        raise ConfigError(
-            "--out", str(out), "a directory that does not exist yet", "Name another; what is there stays."
+def check_made_with(shard: ShardManifest, tokenizer: str, path: Path) -> None:
+    """Raise Incompatible when a shard was made with another tokenizer than the one of this digest."""
+    if shard.tokenizer != tokenizer:
+        raise Incompatible(
+            "--tokenizer",
+            tokenizer[:16],
+            f"the tokenizer that {path} was made with, {shard.tokenizer[:16]}",
+            "Give the tokenizer.json that it was built with.",
         )
-    try:
-        document = tokenizer.read_bytes()
-    except OSError as error:
-        cause = (error.strerror or "unreadable").lower()
-        raise ConfigError(
-            "--tokenizer", str(tokenizer), "a readable tokenizer.json", another_path(tokenizer), why=cause
-        ) from None
-    return build_shard(out, _all(texts), document)
 
 
 def describe(path: Path, manifest: ShardManifest) -> dict[str, object]:
@@ -232,7 +260,7 @@ def describe(path: Path, manifest: ShardManifest) -> dict[str, object]:
         "path": str(path),
         "tokens": manifest.tokens,
         "documents": manifest.documents,
-        "bytes": manifest.file.bytes,
+        "bytes": sum(file.bytes for file in manifest.files.values()),
         "tokenizer": manifest.tokenizer,
         "digest": manifest.digest,
     }
@@ -255,8 +283,3 @@ def shards_below(root: Path) -> list[dict[str, object]]:
         elif len(path.relative_to(root).parts) >= DEEPEST:
             inner.clear()
     return sorted(found, key=lambda facts: str(facts["path"]))
-
-
-def _all(texts: Sequence[Path]) -> Iterator[str]:
-    for text in texts:
-        yield from documents_of(text, "TEXT")

@@ -14,17 +14,16 @@ from pathlib import Path
 
 from data_shards.privacy import Private
 from peers.console.words import another_path
+from peers.data.blocks import blocks_of
+from peers.data.files import source_files
+from peers.data.records import Conversation, FlawCount, chat_without_template, documents_in
 from swarm.errors import ConfigError
 
 BUILT_IN_CHARACTERS = 1_800_000
 SHORTEST_DOCSTRING = 60
-PARAGRAPH_CHARACTERS = 400
-LONGEST_PARAGRAPH = 16_384
-"""A longer piece without an empty line is cut at line ends. Tokenising takes 150 bytes of memory a character."""
-LARGEST_FILE_BYTES = 1 << 30
+LARGEST_CORPUS_BYTES = 1 << 30
 
 _TRIPLE_QUOTED = re.compile(rb'"""(.*?)"""', re.DOTALL)
-_BLANK_LINES = re.compile(r"\n[ \t]*\n\s*")
 _SKIPPED = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__", "pydoc_data"}
 )
@@ -38,6 +37,8 @@ class Corpus(Private):
 
     name: str
     documents: tuple[str, ...]
+    left_out: str = ""
+    """What could not be used, in words for behind the rest."""
 
     @property
     def characters(self) -> int:
@@ -69,18 +70,59 @@ def built_in_corpus(characters: int = BUILT_IN_CHARACTERS) -> Corpus:
     return Corpus("Python's own documentation", tuple(documents))
 
 
-def read_corpus(files: Sequence[Path]) -> Corpus:
-    """The user's files as documents of whole paragraphs, each at least a few hundred characters.
+def read_corpus(paths: Sequence[Path], key: str = "--text") -> Corpus:
+    """The documents of the user's files and directories, in memory: of text whole paragraphs, each at least a few
+    hundred characters; of tables and JSONL the texts of their records.
 
-    Raises ConfigError naming file, cause and remedy for a file that is missing, empty, too large or not UTF-8 text.
+    Raises ConfigError naming file, cause and remedy for what is missing, empty, too large together, or no UTF-8 text,
+    and for conversations: a tokenizer that is trained on them knows no template.
     """
-    documents = [document for path in files for document in read_documents(path)]
-    return Corpus(", ".join(path.name for path in files), tuple(documents))
+    documents: list[str] = []
+    size = 0
+    flaws = FlawCount()
+    for path in paths:
+        before = len(documents)
+        for block in (block for file in source_files(path, key) for block in blocks_of(file, key)):
+            size += len(block.body)
+            if size > LARGEST_CORPUS_BYTES:
+                remedy = f"Give a part of it: head -c 1G {path} > PART"
+                raise ConfigError(key, str(path), "at most 1 GiB of text together", remedy)
+            for document in documents_in(block, key):
+                if isinstance(document, str):
+                    documents.append(document)
+                elif isinstance(document, Conversation):
+                    raise chat_without_template(key, f"{block.file}:{document.line}")
+                else:
+                    flaws.add(block, document)
+        if len(documents) == before:
+            raise nothing_in(path, key, flaws.first)
+    return Corpus(", ".join(path.name for path in paths), tuple(documents), flaws.words)
 
 
-def read_documents(path: Path, key: str = "--text") -> Iterator[str]:
-    """One file's documents, see :func:`read_corpus`; ``key`` is what its errors name."""
-    return _paragraphs(read_text(path, key))
+def whole_texts(path: Path, key: str) -> Iterator[tuple[Path, str]]:
+    """Each file that a path stands for, with its text: of text files all of it, of others their records' texts.
+
+    Raises ConfigError as :func:`read_corpus`.
+    """
+    files = source_files(path, key)
+    for file in files:
+        if len(files) > 1 and not file.bytes:
+            continue
+        texts = read_corpus([file.path], key).documents  # refuses what is no text
+        blocks = list(blocks_of(file, key))
+        if all(block.kind == "text" for block in blocks):
+            yield file.path, b"".join(block.body for block in blocks).decode("utf-8-sig", "replace")
+        else:
+            yield file.path, "\n\n".join(texts)
+
+
+def nothing_in(path: Path, key: str, flaw: str = "") -> ConfigError:
+    """The error for a path without any document. ``flaw`` is what is wrong with the first record, if there is one."""
+    why = flaw or ("every one of them is empty" if path.is_dir() else "it is empty")
+    remedy = "Name the key or column of the text with --field, or correct the file." if flaw else another_path(path)
+    if flaw and path.suffix.lower() == ".json":
+        remedy = f"If it is one list, write its elements as lines: jq -c '.[]' {shlex.quote(str(path))} > NEW.jsonl"
+    return ConfigError(key, str(path), "a file with text in it", remedy, why=why)
 
 
 def _topics() -> Iterator[str]:
@@ -129,136 +171,6 @@ def _documented(tree: ast.Module) -> Iterator[_Documented]:
             inner = getattr(node, block, None)
             if isinstance(inner, list):
                 waiting.extend(reversed(inner))
-
-
-def read_text(path: Path, key: str) -> str:
-    """One file's text; ``key`` is what its errors name. Raises ConfigError as :func:`read_corpus`."""
-    try:
-        if path.is_file() and path.stat().st_size > LARGEST_FILE_BYTES:
-            raise ConfigError(key, str(path), "a file of at most 1 GiB", f"Give a part of it: head -c 1G {path} > PART")
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        cause = (error.strerror or "unreadable").lower()
-        raise ConfigError(key, str(path), "a readable text file", another_path(path), why=cause) from None
-    except UnicodeDecodeError:
-        remedy = "If it is text, convert it: iconv -f ENCODING -t UTF-8 FILE > NEW; else choose another file."
-        why = "it is binary or in another encoding"
-        raise ConfigError(key, str(path), "UTF-8 text", remedy, why=why) from None
-    if "\x00" in text:
-        why = "it holds NUL bytes, so it is binary"
-        raise ConfigError(key, str(path), "plain text", another_path(path), why=why)
-    if not text.strip():
-        raise ConfigError(key, str(path), "a file with text in it", another_path(path), why="it is empty")
-    return text
-
-
-def _paragraphs(text: str) -> Iterator[str]:
-    document: list[str] = []
-    size = 0
-    for paragraph in _BLANK_LINES.split(text):
-        if len(paragraph) > LONGEST_PARAGRAPH:  # a document a line, as JSONL has them, or no lines at all
-            if document:
-                yield "\n\n".join(document)
-                document, size = [], 0
-            yield from _lines(paragraph)
-            continue
-        if paragraph.strip():
-            document.append(paragraph.strip("\r\n"))
-            size += len(paragraph)
-        if size >= PARAGRAPH_CHARACTERS:
-            yield "\n\n".join(document)
-            document, size = [], 0
-    if document:
-        yield "\n\n".join(document)
-
-
-def _lines(paragraph: str) -> Iterator[str]:
-    """Documents of whole lines, each at least a few hundred characters; longer lines are cut."""
-    document: list[str] = []
-    size = 0
-    for line in paragraph.splitlines():
-        for start in range(0, len(line), LONGEST_PARAGRAPH):
-            document.append(line[start : start + LONGEST_PARAGRAPH])
-            size += len(document[-1])
-            if size >= PARAGRAPH_CHARACTERS:
-                yield "\n".join(document)
-                document, size = [], 0
-    if document:
-        yield "\n".join(document)
-
-
-# --- which files a path to text stands for, and the documents in them ------------------------------------------------
-
-
-TEXT_ENDINGS = frozenset({".txt", ".text", ".md", ".markdown", ".rst", ".adoc", ".org", ".tex"})
-MAX_FILES = 100_000
-MAX_BYTES = 8 << 30
-
-
-def text_files(path: Path, key: str) -> list[Path]:
-    """The text files that a path stands for: itself, or all below a directory, sorted, hidden ones left out.
-
-    A file is text by its ending, see :data:`TEXT_ENDINGS`. Links are followed only to files inside the directory.
-    ``key`` is what errors name. Raises ConfigError when there is none, or more than :data:`MAX_FILES` or
-    :data:`MAX_BYTES`.
-    """
-    if not path.exists():
-        allowed = "a built shard or UTF-8 text"
-        raise ConfigError(key, str(path), allowed, another_path(path), why="there is no such path")
-    if not path.is_dir():
-        return [path]
-    found: list[Path] = []
-    size = 0
-    for file in _below(path, key):
-        found.append(file)
-        size += file.stat().st_size
-        if len(found) > MAX_FILES or size > MAX_BYTES:
-            most = f"at most {MAX_FILES:,} text files of {MAX_BYTES >> 30} GiB together"
-            raise ConfigError(key, str(path), most, "Give a part of them; swarm data build makes a shard of each.")
-    if not found:
-        empty = "it is empty" if not any(path.iterdir()) else "it holds none; a single file may have any name"
-        allowed = f"a built shard, or a directory with text files ({', '.join(sorted(TEXT_ENDINGS))})"
-        if any(file.is_symlink() and file.is_file() for file in path.rglob("*")):
-            copy = f"Give the directory that they lead to, or copy the files: cp -rL {shlex.quote(str(path))} NEW"
-            raise ConfigError(key, str(path), allowed, copy, why="it holds links to files outside it alone")
-        raise ConfigError(key, str(path), allowed, another_path(path), why=empty)
-    return sorted(found)
-
-
-def documents_of(path: Path, key: str) -> Iterator[str]:
-    """The documents of all these files, see :func:`peers.data.text.read_corpus`, streamed: memory is one file at a
-    time.
-
-    Empty files are passed over in a directory that has others. Raises ConfigError as :func:`text_files`, and for a
-    file that is no UTF-8 text.
-    """
-    files = text_files(path, key)
-    nothing = True
-    for file in files:
-        if len(files) > 1 and not file.stat().st_size:
-            continue
-        nothing = False
-        yield from read_documents(file, key)
-    if nothing:
-        raise ConfigError(
-            key, str(path), "files with text in them", another_path(path), why="every one of them is empty"
-        )
-
-
-def _below(root: Path, key: str) -> Iterator[Path]:
-    def unreadable(error: OSError) -> None:
-        where, why = Path(error.filename), (error.strerror or "unreadable").lower()
-        raise ConfigError(key, str(where), "a readable directory", another_path(where), why=why)
-
-    inside = root.resolve()
-    for directory, inner, files in os.walk(root, onerror=unreadable):
-        inner[:] = [name for name in inner if not name.startswith(".")]
-        for name in files:
-            file = Path(directory, name)
-            if name.startswith(".") or file.suffix.lower() not in TEXT_ENDINGS or not file.is_file():
-                continue
-            if not file.is_symlink() or file.resolve().is_relative_to(inside):
-                yield file
 
 
 # --- the part of the text that a run's tokenizer is trained on -------------------------------------------------------

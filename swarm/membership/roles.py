@@ -69,6 +69,7 @@ class PeerContext:
             tokens=token_spec(size, model.context),
             codec=codec_named(self.manifest.codecs.activations),
             hosted=self.manifest.split.ends == "hosted",
+            packed=self.manifest.batch.packing == "documents",
         )
 
 
@@ -159,7 +160,7 @@ class TrainerRole:
         self.service = Trainer(
             context,
             source,
-            activation_bytes=specs.activation_bytes,
+            specs=specs,
             replicas=[len(replicas) for replicas in stages],
             trainers=len(roster.trainers),
             max_in_flight=in_flight,

@@ -130,6 +130,11 @@ class ModelFamily(ABC):
     def described(self) -> str:
         """The model in a few words, for people."""
 
+    @property
+    def packs(self) -> bool:
+        """Whether documents that are packed into a row do not see each other (:mod:`swarm.models.packing`)."""
+        return True
+
     @abstractmethod
     def check(self) -> None:
         """Raise ConfigError where the keys of ``[model]`` do not fit each other."""

@@ -20,6 +20,7 @@ from swarm.errors import BugError
 from swarm.models.dropout import dropout
 from swarm.models.family import PartModule, Work
 from swarm.models.gpt_config import GptConfig
+from swarm.models.packing import packed_mask, packed_positions
 from swarm.models.spec import PartSpec
 
 _EMBEDDING = -1
@@ -137,9 +138,12 @@ class Rotary(nn.Module):
         self._rebuild(torch.device("cpu"))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Rotate (B, H, T, E) by position; same shape and dtype."""
-        length = x.shape[-2]
-        cosine, sine = self.cosine[:length], self.sine[:length]
+        """Rotate (B, H, T, E) by position, in packed rows by that in the document; same shape and dtype."""
+        length, positions = x.shape[-2], packed_positions()
+        if positions is None:
+            cosine, sine = self.cosine[:length], self.sine[:length]
+        else:
+            cosine, sine = self.cosine[positions].unsqueeze(1), self.sine[positions].unsqueeze(1)
         first, second = x.float().chunk(2, dim=-1)
         rotated = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
         return rotated.to(x.dtype)
@@ -157,7 +161,8 @@ class Rotary(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention; with fewer key/value heads than heads, groups of queries share them (GQA)."""
+    """Causal self-attention, in packed rows inside each document; with fewer key/value heads than heads, groups of
+    queries share them (GQA)."""
 
     def __init__(self, model: GptConfig) -> None:
         super().__init__()
@@ -174,7 +179,8 @@ class Attention(nn.Module):
         key = rotary(_split_heads(self.key(x), self.key_value_heads))  # (B, K, T, E)
         value = _split_heads(self.value(x), self.key_value_heads)
         shared = self.key_value_heads != self.heads
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=shared)
+        mask = packed_mask()
+        mixed = F.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None, enable_gqa=shared)
         output: Tensor = self.output(mixed.transpose(1, 2).reshape(x.shape))
         return output
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 from pydantic import Field
 
@@ -13,13 +13,19 @@ if TYPE_CHECKING:
     import torch
 
 
+Packing = Literal["stream", "documents"]
+
+
 class BatchConfig(Section):
     """A step's size. ``max_share`` bounds the fraction of a step that one trainer may be leased (always at least
-    an equal share, so that the trainers together can fill it)."""
+    an equal share, so that the trainers together can fill it). ``packing``: a row is a piece of the stream of all
+    documents, or whole documents that do not see each other; the first is left out of what is written, so that
+    manifests without it keep their id."""
 
     microbatch_size: Annotated[int, Field(ge=1, le=4096)] = 8
     microbatches_per_step: Annotated[int, Field(ge=1, le=100_000)] = 16
     max_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    packing: Annotated[Packing, Field(exclude_if=lambda value: value == "stream")] = "stream"
 
 
 class Batch(Protocol):
@@ -36,6 +42,10 @@ class Batch(Protocol):
     @property
     def targets(self) -> torch.Tensor:
         """The token that follows each."""
+
+    @property
+    def positions(self) -> torch.Tensor | None:
+        """The place of each input in its document, int64 (B, T), 0 where one begins; None: the rows are a stream."""
 
 
 class BatchSource(Protocol):

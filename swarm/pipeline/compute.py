@@ -19,6 +19,7 @@ from swarm.compression.codec import Codec, EncodeContext
 from swarm.compression.dense import INT32
 from swarm.errors import BugError, PeerError, Violation, WrongStep
 from swarm.ids import MicrobatchId, PeerId
+from swarm.models.packing import decode_starts, encode_starts, packed, starts_bytes
 from swarm.models.spec import TensorSpec
 from swarm.network.protocols import Payload
 
@@ -90,16 +91,46 @@ class BoundarySpecs:
     tokens: TensorSpec
     codec: Codec
     hosted: bool
+    packed: bool = False
 
     @property
-    def activation_bytes(self) -> int:
-        """Exact size of an activation's or a boundary gradient's payload."""
+    def gradient_bytes(self) -> int:
+        """Exact size of a boundary gradient's payload."""
         return self.codec.wire_bytes(self.activation)
 
     @property
-    def token_bytes(self) -> int:
-        """Exact size of hosted token ids or targets, (B, T)."""
+    def activation_bytes(self) -> int:
+        """Exact size of what goes forward to a stage: an activation, in packed rows with where documents begin."""
+        return self.gradient_bytes + self.starts_bytes
+
+    @property
+    def target_bytes(self) -> int:
+        """Exact size of hosted targets, (B, T)."""
         return INT32.wire_bytes(self.tokens)
+
+    @property
+    def token_bytes(self) -> int:
+        """Exact size of hosted token ids, (B, T), in packed rows with where documents begin."""
+        return self.target_bytes + self.starts_bytes
+
+    @property
+    def starts_bytes(self) -> int:
+        """Exact size of where documents begin, behind each payload that goes forward."""
+        return starts_bytes(*self.tokens.shape) if self.packed else 0
+
+    def parted(self, payload: Payload) -> tuple[Payload, torch.Tensor | None]:
+        """Part what goes forward into the tensor and the positions (B, T) of packed rows."""
+        if not self.packed:
+            return payload, None
+        data = memoryview(payload).cast("B")
+        split = data.nbytes - self.starts_bytes
+        rows, sequence = self.tokens.shape
+        return data[:split], decode_starts(data[split:], rows, sequence)
+
+
+def with_starts(payload: Payload, positions: torch.Tensor | None) -> Payload:
+    """Return what goes forward: a tensor's payload, and behind it where the documents of packed rows begin."""
+    return payload if positions is None else memoryview(b"".join((payload, encode_starts(positions))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,24 +179,34 @@ class StageCompute:
     def _activation(self, payload: Payload) -> torch.Tensor:
         return self._specs.codec.decode(payload, self._specs.activation, check_finite=True).to(self._device)
 
-    def _input(self, payload: Payload, first: bool) -> torch.Tensor:
+    def _input(self, payload: Payload, first: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The stage's input, and the positions of packed rows."""
+        payload, positions = self._specs.parted(payload)
+        positions = None if positions is None else positions.to(self._device)
         if first and self._specs.hosted:
-            return INT32.decode(payload, self._specs.tokens).to(self._device)
-        return self._activation(payload)
+            return INT32.decode(payload, self._specs.tokens).to(self._device), positions
+        return self._activation(payload), positions
 
     def held(self) -> frozenset[MicrobatchId]:
         """The microbatches in the open step."""
         return self.part.microbatches
 
-    def forward(self, payload: Payload, seed: int, place: Place, *, first: bool) -> tuple[memoryview, Graph]:
+    def forward(self, payload: Payload, seed: int, place: Place, *, first: bool) -> tuple[Payload, Graph]:
         """Input bytes → output bytes and the graph. Raises Violation for an output that is not finite."""
-        output, graph = self.part.forward(self._input(payload, first), seed=seed)
-        return self._encode(output, "output", going_forward(place)), graph
+        inputs, positions = self._input(payload, first)
+        with packed(positions):
+            output, graph = self.part.forward(inputs, seed=seed)
+        return self._output(output, positions, place), graph
 
-    def output(self, payload: Payload, seed: int, place: Place, *, first: bool) -> memoryview:
+    def output(self, payload: Payload, seed: int, place: Place, *, first: bool) -> Payload:
         """Input bytes → output bytes again, without a graph. Raises as :meth:`forward`."""
-        output, _ = self.part.forward(self._input(payload, first), seed=seed, graph=False)
-        return self._encode(output, "output", going_forward(place))
+        inputs, positions = self._input(payload, first)
+        with packed(positions):
+            output, _ = self.part.forward(inputs, seed=seed, graph=False)
+        return self._output(output, positions, place)
+
+    def _output(self, output: torch.Tensor, positions: torch.Tensor | None, place: Place) -> Payload:
+        return with_starts(self._encode(output, "output", going_forward(place)), positions)
 
     def contribute(self, material: Material, graph: Graph | None, sender: PeerId | None) -> Contributed:
         """Both directions, or the way back only where there is a ``graph``; the microbatch is in the open step
@@ -199,13 +240,16 @@ class StageCompute:
         loss_sum, tokens, gradient = 0.0, 0, None
         if material.targets is not None:
             labels = INT32.decode(material.targets, self._specs.tokens).to(self._device)
-            inputs = self._input(material.input, material.first)
-            loss_sum, tokens, graph = self.part.forward_loss(inputs, labels, seed=material.seed)
+            inputs, positions = self._input(material.input, material.first)
+            with packed(positions):
+                loss_sum, tokens, graph = self.part.forward_loss(inputs, labels, seed=material.seed)
             _check_loss(loss_sum)
         elif material.gradient is not None:
             gradient = self._activation(material.gradient)
             if graph is None:
-                _, graph = self.part.forward(self._input(material.input, material.first), seed=material.seed)
+                inputs, positions = self._input(material.input, material.first)
+                with packed(positions):
+                    _, graph = self.part.forward(inputs, seed=material.seed)
         else:
             raise BugError("a backward was asked for without a gradient or targets")
         grad_input, gradients = self.part.backward(graph, gradient)
@@ -222,8 +266,8 @@ class StageCompute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndsMaterial:
-    """What the private ends' contribution is computed from: tokens and targets, (B, T) int64, and, wire-encoded, the
-    last stage's output and the gradient of the first stage's input."""
+    """What the private ends' contribution is computed from: tokens, targets and, of packed rows, positions, (B, T)
+    int64, and, wire-encoded, the last stage's output and the gradient of the first stage's input."""
 
     step: int
     microbatch: MicrobatchId
@@ -232,6 +276,7 @@ class EndsMaterial:
     targets: torch.Tensor
     output: Payload
     gradient: Payload
+    positions: torch.Tensor | None = None
 
 
 class EndsCompute:
@@ -244,14 +289,18 @@ class EndsCompute:
         """The microbatches in the ends' open step."""
         return self.part.microbatches
 
-    def embed(self, tokens: torch.Tensor, seed: int, place: Place) -> tuple[memoryview, Graph]:
-        """Token ids → activation bytes for the first stage."""
-        hidden, graph = self.part.embed(tokens.to(self._device), seed=seed)
+    def embed(
+        self, tokens: torch.Tensor, seed: int, place: Place, positions: torch.Tensor | None = None
+    ) -> tuple[Payload, Graph]:
+        """Token ids → activation bytes for the first stage; ``positions`` of packed rows."""
+        with packed(None if positions is None else positions.to(self._device)):
+            hidden, graph = self.part.embed(tokens.to(self._device), seed=seed)
         _check_finite(hidden, "embedding")
-        return self._specs.codec.encode(hidden, going_forward(place)), graph
+        return with_starts(self._specs.codec.encode(hidden, going_forward(place)), positions), graph
 
     def loss(self, payload: Payload, targets: torch.Tensor, place: Place) -> tuple[float, int, memoryview, Gradients]:
         """Last stage's output → loss sum, targets counted, gradient bytes for the way back, head gradients."""
+        payload, _ = self._specs.parted(payload)  # no layer of the ends looks across a row
         hidden = self._specs.codec.decode(payload, self._specs.activation, check_finite=True).to(self._device)
         loss_sum, tokens, grad_hidden, gradients = self.part.loss(hidden, targets.to(self._device))
         _check_loss(loss_sum)
@@ -282,7 +331,7 @@ class EndsCompute:
 
     def _gradients(self, material: EndsMaterial) -> Gradients:
         place = (material.step, material.microbatch)
-        graph = self.embed(material.tokens, material.seed, place)[1]
+        graph = self.embed(material.tokens, material.seed, place, material.positions)[1]
         head = self.loss(material.output, material.targets, place)[3]
         decoded = self._specs.codec.decode(material.gradient, self._specs.activation, check_finite=True)
         return [*self.part.embed_backward(graph, decoded.to(self._device)), *head]

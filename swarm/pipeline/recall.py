@@ -215,8 +215,9 @@ class Recalls:
 
     def _wire_bytes(self, hop: int, what: TrainerWhat) -> int:
         specs = self._settings.specs
-        tokens = what == "targets" or (hop < 0 and specs.hosted)
-        return specs.token_bytes if tokens else specs.activation_bytes
+        if what != "output":
+            return specs.target_bytes if what == "targets" else specs.gradient_bytes
+        return specs.token_bytes if hop < 0 and specs.hosted else specs.activation_bytes
 
     def _seed(self, microbatch: MicrobatchId) -> int:
         return dropout_seed(self._settings.seed, microbatch)

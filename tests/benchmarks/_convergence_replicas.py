@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from data_shards.build import build_shard, split_documents
+from data_shards.packing import read_rows, row_count
 from data_shards.shard import Shard
 from data_shards.source import ShardSource
 from data_shards.tokenize import train_tokenizer
@@ -65,8 +65,8 @@ def make_text(root: Path, corpus: Corpus, scale: Scale, seed: int) -> Text:
         build_shard(root / peer, documents, tokenizer)
     build_shard(root / "held-out", split.held_out, tokenizer)
     held_out = Shard.open(root / "held-out")
-    rows = min(scale.held_out_rows, held_out.row_count(scale.model.context))
-    tokens = torch.from_numpy(held_out.rows(list(range(rows)), scale.model.context).astype(np.int64))
+    rows = min(scale.held_out_rows, row_count(held_out.manifest.tokens, scale.model.context))
+    tokens = torch.from_numpy(read_rows(held_out.tokens, list(range(rows)), scale.model.context))
     return Text(tuple(root / peer for peer in scale.peers), tokens)
 
 

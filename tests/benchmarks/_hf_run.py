@@ -15,7 +15,7 @@ from peers.foreign_model import ChosenModel, choose_model
 from peers.home.run_directory import RunDirectory
 from peers.manifest_file import write_manifest
 from swarm.optim.schedules import OptimizerConfig
-from swarm.pipeline.batch import BatchConfig
+from swarm.pipeline.batch import BatchConfig, Packing
 from tests.benchmarks._parity_run import (
     TRAINERS,
     Data,
@@ -66,13 +66,13 @@ class FineTuned:
         }
 
 
-def fine_tune(root: Path, name: str, *, steps: int) -> FineTuned:
+def fine_tune(root: Path, name: str, *, steps: int, packing: Packing = "stream") -> FineTuned:
     """Write a model of random weights as files, train it in a swarm, replay it, export it."""
     root.mkdir()
     chosen = _pretrained(root / "model", name)
     scale = Scale(
         model=chosen.config,
-        batch=BatchConfig(microbatch_size=2, microbatches_per_step=8),
+        batch=BatchConfig(microbatch_size=2, microbatches_per_step=8, packing=packing),
         optimizer=OptimizerConfig(lr=3e-3, warmup_steps=2, clip_norm=0.5),
         steps=steps,
         characters=CHARACTERS,
@@ -115,7 +115,7 @@ def _pretrained(directory: Path, name: str) -> ChosenModel:
 
 def _documents() -> list[str]:
     text = "\n".join(built_in_corpus().documents)[:CHARACTERS]
-    return [text[at : at + 1000] for at in range(0, len(text), 1000)]
+    return [text[at : at + 100] for at in range(0, len(text), 100)]
 
 
 def _train(group: WiredGroup, root: Path, scale: Scale, chosen: ChosenModel) -> tuple[TrainedRun, tuple[str, ...]]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from data_shards import packing
 from data_shards.shard import Shard
 from data_shards.source import ShardSource
 from swarm.ids import ENDS, PeerId
@@ -28,8 +28,8 @@ DECODER_STEPS, DECODER_LR, DECODER_BATCH = 200, 0.01, 2048
 def read_rows(path: Path, count: int, scale: Scale) -> Tensor:
     """The first rows of a shard, as many as there are up to ``count``: int64 (rows, context + 1)."""
     shard, context = Shard.open(path), scale.model.context
-    numbers = list(range(min(count, shard.row_count(context))))
-    return torch.from_numpy(shard.rows(numbers, context).astype(np.int64))
+    numbers = list(range(min(count, packing.row_count(shard.manifest.tokens, context))))
+    return torch.from_numpy(packing.read_rows(shard.tokens, numbers, context))
 
 
 class Run:

@@ -23,6 +23,7 @@ from swarm.consensus.records import Contribution
 from swarm.ids import MicrobatchId, PeerId
 from swarm.models.dropout import dropout_seed
 from swarm.models.layout import install_weights
+from swarm.models.packing import packed
 from swarm.models.registry import family_of
 from swarm.optim.accumulate import Accumulator
 from swarm.optim.adamw import AdamWState, StepNumbers, adamw_step
@@ -33,12 +34,14 @@ from tests.benchmarks._parity_run import Incoherent, TrainedRun
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """One committed microbatch as the loop sees it: int64 (B, T) tokens, and the seed of its dropout."""
+    """One committed microbatch as the loop sees it: int64 (B, T) tokens, the seed of its dropout, and of packed rows
+    the positions."""
 
     id: MicrobatchId
     inputs: Tensor
     targets: Tensor
     seed: int
+    positions: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,6 +105,7 @@ class Batches:
                 microbatch_size=manifest.batch.microbatch_size,
                 context=manifest.model.context,
                 tokenizer=manifest.tokenizer.digest,
+                packing=manifest.batch.packing,
             )
             for member in run.records[0].members.members
             if member.role == "trainer"
@@ -115,7 +119,8 @@ class Batches:
         batch = source.take()
         if batch.id != wanted:
             raise Incoherent(f"the ledger names {wanted}, the shard gives {batch.id}")
-        return Sample(batch.id, batch.inputs, batch.targets, dropout_seed(self._run.manifest.run.seed, wanted))
+        seed = dropout_seed(self._run.manifest.run.seed, wanted)
+        return Sample(batch.id, batch.inputs, batch.targets, seed, batch.positions)
 
 
 class PlainLoop:
@@ -193,7 +198,8 @@ class ExactLoop:
         named = dict(self._model.named_parameters())
         loss_sums, tokens = [], 0
         for sample in samples:
-            total, count = self._model.loss(self._model(sample.inputs, sample.seed), sample.targets)
+            with packed(sample.positions):
+                total, count = self._model.loss(self._model(sample.inputs, sample.seed), sample.targets)
             gradients = torch.autograd.grad(total, list(named.values()))
             self._sum.add(sample.id, list(zip(named, gradients, strict=True)))
             loss_sums.append(total.item())

@@ -184,7 +184,9 @@ class ReadyEnds:
         self._specs, self._tokens = machine.specs, machine.size.tokens
         self._hidden, self._gradient = activation_of(machine.size), gradient_of(machine.size)
 
-    def embed(self, tokens: torch.Tensor, seed: int, place: Place) -> tuple[memoryview, None]:
+    def embed(
+        self, tokens: torch.Tensor, seed: int, place: Place, positions: torch.Tensor | None
+    ) -> tuple[memoryview, None]:
         """The ready-made activation."""
         return self._specs.codec.encode(self._hidden, EncodeContext(step=1, direction="forward")), None
 
@@ -209,6 +211,7 @@ class ReadyBatch:
     id: MicrobatchId
     inputs: torch.Tensor
     targets: torch.Tensor
+    positions: torch.Tensor | None = None
 
 
 class EndlessSource:
@@ -293,7 +296,7 @@ class Feeder:
         self._trainer = Trainer(
             context,
             EndlessSource(machine.endpoint.peer),
-            activation_bytes=machine.specs.activation_bytes,
+            specs=machine.specs,
             replicas=[1] * STAGES,
             trainers=1,
             max_in_flight=self._in_flight,

@@ -26,6 +26,8 @@ KEYS = (
 )  # fmt: skip
 COLUMNS = ("what", "of", "figure", "value")
 TRAINED = ("llama", "qwen3", "qwen3_moe")
+PACKED = "qwen3"
+"""Of these the one whose rows hold whole documents."""
 BILLIONS = {
     "8b": {
         "model_type": "llama", "vocab_size": 128_256, "hidden_size": 4096, "intermediate_size": 14_336,
@@ -129,7 +131,7 @@ def _swarms(extent: Extent, root: Path, rows: list[list[Cell]]) -> dict[str, Any
     runs: list[FineTuned] = []
     for name in extent.trained:
         print(f"a swarm trains {name}, and replicas are killed …", file=sys.stderr, flush=True)
-        one = fine_tune(root / name, name, steps=extent.steps)
+        one = fine_tune(root / name, name, steps=extent.steps, packing="documents" if name == PACKED else "stream")
         runs.append(one)
         rows += [["swarm", name, figure, value] for figure, value in one.figures().items()]
     return {
@@ -145,9 +147,9 @@ def _notes(summary: dict[str, Any]) -> list[str]:
         "families: two stages and ends against the whole, random weights, float32, plain and packed; all logits and "
         "all gradients",
         "builds: a process of its own, imports included, all parts of four stages without weights",
-        "swarms: pretrained files of random weights, reproducible; after steps 1 and 2 one replica of each stage is "
-        "killed; the weights after the last step, and the digests of all parts after all steps, against one process; "
-        "the export's logits in transformers against ours",
+        f"swarms: files of random weights, reproducible, {PACKED} with packed documents; after steps 1 and 2 one "
+        "replica of each stage is killed; the weights after the last step, and the digests of all parts after all "
+        "steps, against one process; the export's logits in transformers against ours",
     ]
     if summary["swarms_bit_equal"] != summary["swarms"] or summary["exports_differing"]:
         notes.append("MISSED: a swarm's weights or an export differ")

@@ -68,6 +68,15 @@ _OF_OTHER_SETTINGS = {
 }
 """Tests that were renamed when an option came to be written once."""
 
+_OF_SOURCES = {
+    "test_read_corpus_directory_is_refused": "test_read_corpus_takes_a_directory_and_the_texts_of_records",
+    "test_text_files_links_lead_nowhere_outside": "test_source_files_follow_links_to_files_and_not_to_directories",
+    "test_directory_of_links_to_files_elsewhere_is_no_empty_one": (
+        "test_directory_of_links_to_files_elsewhere_is_read"
+    ),
+}
+"""Tests of what was refused of sources before they could be directories of links, as data sets are stored."""
+
 _OF_COPYING = ("copies", "kill-copy", "kill-stage")
 _ENDS_APART = "stage hosts keep no copy of private ends: the founder has the one there is, and others' copies move"
 _OF_COPIES = (
@@ -133,5 +142,6 @@ EXPECTED: tuple[Expected, ...] = (
         Expected("counts", "tests", name, f"an option is written once: {why}")
         for name, why in _OF_OTHER_SETTINGS.items()
     ),
+    *(Expected("counts", "tests", name, f"sources of any kind: {why}") for name, why in _OF_SOURCES.items()),
     *_OF_COPIES,
 )

@@ -114,3 +114,9 @@ def test_manifest_whose_wire_version_is_none_is_a_mistake() -> None:
 
 def test_run_id_depends_on_the_wire_version() -> None:
     assert f'"wire":{WIRE_VERSION}'.encode() in parse_manifest(document(), "a test").canonical()
+
+
+def test_packing_by_documents_is_refused_until_a_model_keeps_them_apart() -> None:
+    with pytest.raises(ConfigError, match="keeps documents of a row apart") as caught:
+        parse_manifest({"tokenizer": {"digest": "0" * 64}, "batch": {"packing": "documents"}}, "RUN.toml")
+    assert caught.value.key == "batch.packing"

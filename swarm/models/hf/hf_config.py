@@ -58,7 +58,7 @@ _BOUNDS: tuple[tuple[tuple[str, ...], int], ...] = (
 MAX_NUMBER = 1 << 20
 """Of any other whole number that sizes something; what counts bases of angles and the like may be larger."""
 _NO_SIZE = re.compile(r"theta|base|positions?|seed|seq_len|max_length|factor|token_id|_ctx$|context_length")
-_MAX_QUADRATIC, _MAX_DEPTH, _MAX_ITEMS, _MAX_TEXT = 1 << 14, 8, 1024, 1024
+_MAX_QUADRATIC, _MAX_DEPTH, _MAX_ITEMS, _MAX_TEXT = 1 << 13, 8, 1024, 1024
 
 _FORBIDDEN = {
     "auto_map": "it names code to be downloaded and run",

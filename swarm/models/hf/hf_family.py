@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from swarm.errors import ConfigError, StateError
 from swarm.models.family import ModelFamily, PartCost, PartModule
-from swarm.models.hf.hf_config import HfConfig
+from swarm.models.hf.hf_config import LEAK_WHEN_PACKED, HfConfig
 from swarm.models.layout import state_of
 from swarm.models.spec import PartSpec, TensorSpec
 
@@ -49,6 +49,11 @@ class HfFamily(ModelFamily):
         at = f"@{model.revision[:12]}" if model.revision and not model.scratch else ""
         layers = f"{model.layers} layer{'' if model.layers == 1 else 's'} of width {model.width}"
         return f"{model.architecture}, {layers}, context {model.context}, in {model.compute}, from {begins}{at}"
+
+    @property
+    def packs(self) -> bool:
+        """See :class:`~swarm.models.family.ModelFamily`."""
+        return self._model.architecture not in LEAK_WHEN_PACKED
 
     def check(self) -> None:
         """See :class:`~swarm.models.family.ModelFamily`. Without transformers."""

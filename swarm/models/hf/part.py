@@ -20,7 +20,7 @@ from swarm.errors import BugError, ConfigError
 from swarm.models.family import PartModule, Work
 from swarm.models.hf.anatomy import Anatomy
 from swarm.models.hf.hf_config import HfConfig
-from swarm.models.hf.skeleton import within_documents
+from swarm.models.packing import packed_positions
 from swarm.models.spec import PartSpec
 
 
@@ -108,25 +108,25 @@ class HfPart(PartModule):
 
     # --- what a part computes ------------------------------------------------------------------------------------
 
-    def embed(self, tokens: Tensor, seed: int | None = None, positions: Tensor | None = None) -> Tensor:
-        """See :class:`~swarm.models.family.PartModule`. ``positions`` (B, T) restart at each packed document."""
+    def embed(self, tokens: Tensor, seed: int | None = None) -> Tensor:
+        """See :class:`~swarm.models.family.PartModule`."""
         if not self._spec.embedding:
             raise BugError("this part has no embedding")
-        return self._run(_Pass(leave=0), tokens, positions)
+        return self._run(_Pass(leave=0), tokens)
 
-    def forward(self, x: Tensor, seed: int | None = None, positions: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, seed: int | None = None) -> Tensor:
         """See :class:`~swarm.models.family.PartModule`."""
         if self._spec.first_layer == self._spec.last_layer:
             raise BugError("this part has no layers")
         if not x.is_floating_point():
-            return self._run(_Pass(leave=self._spec.last_layer), x, positions)
-        return self._run(_Pass(x, self._spec.first_layer, self._spec.last_layer), x, positions)
+            return self._run(_Pass(leave=self._spec.last_layer), x)
+        return self._run(_Pass(x, self._spec.first_layer, self._spec.last_layer), x)
 
-    def logits(self, hidden: Tensor, positions: Tensor | None = None) -> Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
         """See :class:`~swarm.models.family.PartModule`."""
         if not self._spec.head:
             raise BugError("this part has no head")
-        return self._run(_Pass(hidden, self._anatomy.count), hidden, positions).float()
+        return self._run(_Pass(hidden, self._anatomy.count), hidden).float()
 
     def parameters_of(self, work: Work) -> dict[str, nn.Parameter]:
         """See :class:`~swarm.models.family.PartModule`."""
@@ -145,7 +145,7 @@ class HfPart(PartModule):
 
     # --- the model's own forward ---------------------------------------------------------------------------------
 
-    def _run(self, under_way: _Pass, x: Tensor, positions: Tensor | None) -> Tensor:
+    def _run(self, under_way: _Pass, x: Tensor) -> Tensor:
         now = self._under_way
         now.entering, now.at, now.leave = under_way.entering, under_way.at, under_way.leave
         given: dict[str, Tensor]
@@ -156,8 +156,7 @@ class HfPart(PartModule):
         else:
             given = {"inputs_embeds": x}
         try:
-            with within_documents(positions):
-                answer: Tensor = self.model(**given, position_ids=positions, use_cache=False).logits
+            answer: Tensor = self.model(**given, position_ids=packed_positions(), use_cache=False).logits
             return answer
         except _PassLeft as left:
             return left.hidden

@@ -21,8 +21,9 @@ from swarm.errors import ConfigError
 from swarm.models.hf.hf_config import LAYER_KEYS, HfConfig, canonical
 from swarm.models.hf.hf_family import HfFamily, anatomy_of
 from swarm.models.hf.part import HfPart
-from swarm.models.hf.skeleton import skeleton, within_documents
+from swarm.models.hf.skeleton import skeleton
 from swarm.models.layout import install_weights
+from swarm.models.packing import packed
 from swarm.models.spec import SplitConfig
 
 LAYERS, VOCABULARY, ROWS, TOKENS = 4, 512, 2, 12
@@ -78,9 +79,10 @@ def self_test(model: HfConfig, *, seed: int = 0) -> SelfTest:
     tokens = torch.randint(3, small.vocab_size, (ROWS, TOKENS), generator=generator)
     targets = torch.randint(3, small.vocab_size, (ROWS, TOKENS), generator=generator)
     positions = torch.tensor([[at for length in row for at in range(length)] for row in _PACKED])
-    plain = _difference(whole, parts, tokens, targets, None)
-    packed = _difference(whole, parts, tokens, targets, positions)
-    return SelfTest(plain, packed, _leaks(whole, tokens, positions), _future(whole, tokens))
+    alone = _difference(whole, parts, tokens, targets, None)
+    with packed(positions):
+        together = _difference(whole, parts, tokens, targets, positions)
+    return SelfTest(alone, together, _leaks(whole, tokens, positions), _future(whole, tokens))
 
 
 def reduced(model: HfConfig) -> HfConfig:
@@ -147,13 +149,13 @@ def _difference(whole: Any, parts: list[HfPart], tokens: Tensor, targets: Tensor
     named = dict(whole.named_parameters())
     wanted = dict(zip(named, _gradients(_loss(expected, targets), list(named.values())), strict=True))
     *stages, ends = parts
-    crossings = [ends.embed(tokens, positions=positions)]
+    crossings = [ends.embed(tokens)]
     inputs = []
     for stage in stages:
         inputs.append(crossings[-1].detach().requires_grad_())
-        crossings.append(stage(inputs[-1], positions=positions))
+        crossings.append(stage(inputs[-1]))
     last = crossings[-1].detach().requires_grad_()
-    logits = ends.logits(last, positions=positions)
+    logits = ends.logits(last)
     got: dict[str, Tensor] = {}
     back = _backward(ends, _loss(logits, targets), None, last, got)
     for stage, output, given in zip(reversed(stages), reversed(crossings[1:]), reversed(inputs), strict=True):
@@ -185,7 +187,7 @@ def _loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def _logits(whole: Any, tokens: Tensor, positions: Tensor | None) -> Tensor:
-    with within_documents(positions):
+    with packed(positions):
         found: Tensor = whole.model(input_ids=tokens, position_ids=positions, use_cache=False).logits
     return found.float()
 
@@ -193,12 +195,12 @@ def _logits(whole: Any, tokens: Tensor, positions: Tensor | None) -> Tensor:
 @torch.no_grad()
 def _leaks(whole: Any, tokens: Tensor, positions: Tensor) -> float:
     """How far the logits of packed documents are from those of each document alone."""
-    packed, worst = _logits(whole, tokens, positions), 0.0
+    together, worst = _logits(whole, tokens, positions), 0.0
     for row, lengths in enumerate(_PACKED):
         at = 0
         for length in lengths:
             alone = _logits(whole, tokens[row : row + 1, at : at + length], None)
-            worst = max(worst, float((packed[row : row + 1, at : at + length] - alone).abs().max()))
+            worst = max(worst, float((together[row : row + 1, at : at + length] - alone).abs().max()))
             at += length
     return worst
 

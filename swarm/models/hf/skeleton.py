@@ -17,6 +17,7 @@ from typing import Any
 import huggingface_hub.constants
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, and_masks, packed_sequence_mask_function
@@ -24,9 +25,28 @@ from transformers.utils import logging as their_logging
 
 from swarm.errors import ConfigError
 from swarm.models.hf.hf_config import HfConfig
+from swarm.models.packing import document_numbers, packed_positions
 
 MAX_BUFFER_BYTES = 1 << 30
 """Of all tables of a model that are no weights."""
+
+MAX_TABLE = 1 << 27
+"""Elements. Nothing larger is allocated while a model is built: a weight is on the meta device anyway, and a table is
+refused."""
+
+_FACTORIES = frozenset({torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.arange})
+
+
+class _LargeOnMeta(TorchFunctionMode):
+    """Makes large tensors on the meta device, whatever they are to become."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        if func in _FACTORIES and given.get("device") is None:
+            without_data = func(*args, **(given | {"device": "meta"}))
+            if without_data.numel() > MAX_TABLE:
+                return without_data
+        return func(*args, **given)
 
 
 def their_config(text: str) -> Any:
@@ -54,7 +74,7 @@ def skeleton(model: HfConfig) -> Any:
 def _built(config: str, attention: str, compute: str) -> Any:
     theirs = their_config(config)
     try:
-        with _parameters_on_meta(), torch.device("cpu"):
+        with _parameters_on_meta(), _LargeOnMeta():
             make: Any = AutoModelForCausalLM.from_config
             module: Any = make(theirs, dtype=getattr(torch, compute), attn_implementation=attention)
     except ConfigError:
@@ -95,7 +115,7 @@ def _parameters_on_meta() -> Iterator[None]:
     def bounded(module: nn.Module, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
         nonlocal room
         room -= 0 if tensor is None else tensor.nbytes
-        if room < 0:
+        if room < 0 or (tensor is not None and tensor.device.type == "meta"):
             raise ConfigError(
                 "model.config", name, f"tables of at most {MAX_BUFFER_BYTES} bytes", "Lower its positions."
             )
@@ -120,29 +140,12 @@ their_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
 # Positions that restart keep attention inside a document in most families; some do not pass them on to their masks. So
 # each mask is cut at the documents here.
 
-_packed = threading.local()
-
-
-@contextlib.contextmanager
-def within_documents(positions: Tensor | None) -> Iterator[None]:
-    """Keep attention of this thread inside the documents of rows whose ``positions`` (B, T) restart at each."""
-    _packed.documents = None if positions is None else document_numbers(positions)
-    try:
-        yield
-    finally:
-        _packed.documents = None
-
-
-def document_numbers(positions: Tensor) -> Tensor:
-    """Return for each token the number of its document in its row: int64 (B, T)."""
-    return (torch.diff(positions, prepend=positions[:, :1] - 1) != 1).cumsum(-1)
-
 
 def _cut_at_documents(make_mask: Callable[..., Any]) -> Callable[..., Any]:
     def make(*, mask_function: Any, allow_is_causal_skip: bool = True, **rest: Any) -> Any:
-        documents = getattr(_packed, "documents", None)
-        if documents is not None:
-            mask_function = and_masks(mask_function, packed_sequence_mask_function(documents))
+        positions = packed_positions()
+        if positions is not None:
+            mask_function = and_masks(mask_function, packed_sequence_mask_function(document_numbers(positions)))
             allow_is_causal_skip = False
         return make_mask(mask_function=mask_function, allow_is_causal_skip=allow_is_causal_skip, **rest)
 

@@ -193,7 +193,7 @@ class AdmissionRules:
         self.journey(body, body.route)
         if caller != body.microbatch.trainer or not self._settings.computes_loss:
             raise Refused("targets go from their trainer to the last stage of a run with hosted ends")
-        expected = self._settings.specs.token_bytes
+        expected = self._settings.specs.target_bytes
         if payload_bytes != expected:
             raise Violation(f"targets of {payload_bytes} bytes where {expected} are expected", peer=caller)
         known = self._table.find(body.step, body.microbatch)
@@ -211,8 +211,8 @@ class AdmissionRules:
             raise Refused(f"backward for stage {settings.stage} must come from {downstream}")
         if settings.computes_loss:
             raise Refused("the loss is computed here: there is no gradient to bring")
-        if payload_bytes != settings.specs.activation_bytes:
-            raise Violation(f"gradient of {payload_bytes} bytes where {settings.specs.activation_bytes} are expected")
+        if payload_bytes != settings.specs.gradient_bytes:
+            raise Violation(f"gradient of {payload_bytes} bytes where {settings.specs.gradient_bytes} are expected")
         known = self._table.find(body.step, body.microbatch)
         if known is not None and (known.accumulated or known.tensors.gradient is not None):
             return  # it is told again, and this payload is not kept

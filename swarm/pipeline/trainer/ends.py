@@ -12,7 +12,7 @@ from swarm.ids import MicrobatchId, PeerId
 from swarm.models.dropout import dropout_seed
 from swarm.network.protocols import Answer, Incoming, Payload
 from swarm.pipeline.batch import BatchSource
-from swarm.pipeline.compute import EndsCompute, EndsMaterial, going_forward
+from swarm.pipeline.compute import BoundarySpecs, EndsCompute, EndsMaterial, going_forward, with_starts
 from swarm.pipeline.messages import RECALL, Recall, TrainerRecall, What
 from swarm.pipeline.recall import MAX_RECALLS, NESTED_SHARE
 from swarm.pipeline.retention import Retained, Retention
@@ -36,9 +36,9 @@ class TrainerEnds:
     :class:`~swarm.pipeline.settle.Settling` for the private ends."""
 
     def __init__(
-        self, context: JourneyContext, source: BatchSource, *, activation_bytes: int, retention_bytes: int
+        self, context: JourneyContext, source: BatchSource, *, specs: BoundarySpecs, retention_bytes: int
     ) -> None:
-        self._context, self._source, self._activation_bytes = context, source, activation_bytes
+        self._context, self._source, self._specs = context, source, specs
         self._kept: dict[tuple[int, MicrobatchId], IssuedMicrobatch] = {}
         self._retention = Retention(retention_bytes, _let_go)
         self._step, self._after, self._begin = 0, "", source.cursor
@@ -130,10 +130,11 @@ class TrainerEnds:
         if what == "targets":
             return INT32.encode(kept.batch.targets, going_forward(place))
         if ends is None:
-            return INT32.encode(kept.batch.inputs, going_forward(place))
+            return with_starts(INT32.encode(kept.batch.inputs, going_forward(place)), kept.batch.positions)
         if what == "output":
-            seed = self._seed(kept.batch.id)
-            hidden: Payload = (await self._on_device(lambda: ends.embed(kept.batch.inputs, seed, place)))[0]
+            seed, batch = self._seed(kept.batch.id), kept.batch
+            sent = await self._on_device(lambda: ends.embed(batch.inputs, seed, place, batch.positions))
+            hidden: Payload = sent[0]
             return hidden
         if kept.loss_gradient is not None:
             return kept.loss_gradient
@@ -165,7 +166,8 @@ class TrainerEnds:
             self._retention.hold(kept)
 
     async def _recall(self, need: _Need, at: int, what: What) -> Payload:
-        microbatch, size, within_s = need.kept.batch.id, self._activation_bytes, NESTED_SHARE * need.within_s
+        microbatch, within_s = need.kept.batch.id, NESTED_SHARE * need.within_s
+        size = self._specs.activation_bytes if what == "output" else self._specs.gradient_bytes
         if len(need.route) != self._context.stages:
             raise Refused(f"the {what} of {microbatch} was dropped, and its route is not known")
         where: dict[str, Any] = {"step": need.kept.step, "microbatch": microbatch, "after": need.kept.after}
@@ -210,6 +212,7 @@ class TrainerEnds:
             seed=self._seed(microbatch),
             tokens=kept.batch.inputs,
             targets=kept.batch.targets,
+            positions=kept.batch.positions,
             output=await self._output(need),
             gradient=await self._gradient(need),
         )

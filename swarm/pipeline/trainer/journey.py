@@ -16,7 +16,7 @@ from swarm.errors import Refused, SwarmError, Violation
 from swarm.ids import JourneyKey, PeerId
 from swarm.models.dropout import dropout_seed
 from swarm.network.protocols import Payload
-from swarm.pipeline.compute import EndsCompute, going_forward
+from swarm.pipeline.compute import EndsCompute, going_forward, with_starts
 from swarm.pipeline.messages import Blocked, HopReport
 from swarm.pipeline.trainer.blame import OwnFailure, Poisoned
 from swarm.pipeline.trainer.context import JourneyContext
@@ -99,7 +99,8 @@ class Journey:
     async def _with_private_ends(self, ends: EndsCompute) -> tuple[float, int]:
         batch = self._batch
         seed, place = dropout_seed(self._context.seed, batch.id), (self._step, batch.id)
-        self._cargo.first, graph = await self._on_device(lambda: ends.embed(batch.inputs, seed, place), OwnFailure)
+        embed = lambda: ends.embed(batch.inputs, seed, place, batch.positions)  # noqa: E731
+        self._cargo.first, graph = await self._on_device(embed, OwnFailure)
         self._repair.set_out()
         loss_sum, tokens, gradient, head = await self._loss(ends)
         self._cargo.gradient = self._kept.loss_gradient = gradient
@@ -135,7 +136,7 @@ class Journey:
 
     async def _with_hosted_ends(self) -> tuple[float, int]:
         context = going_forward((self._step, self._batch.id))
-        self._cargo.first = INT32.encode(self._batch.inputs, context)
+        self._cargo.first = with_starts(INT32.encode(self._batch.inputs, context), self._batch.positions)
         self._cargo.targets = INT32.encode(self._batch.targets, context)
         self._repair.set_out()
         await self._until(lambda: self._way.complete)

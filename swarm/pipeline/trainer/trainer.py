@@ -17,6 +17,7 @@ from swarm.events import JourneyCompleted, JourneySetAside, JourneyStarted
 from swarm.ids import MicrobatchId, PeerId
 from swarm.network.protocols import Answer, AnyMethod, Incoming
 from swarm.pipeline.batch import BatchSource
+from swarm.pipeline.compute import BoundarySpecs
 from swarm.pipeline.messages import (
     BLOCKED,
     GRADIENT,
@@ -77,14 +78,14 @@ class Trainer:
         context: JourneyContext,
         source: BatchSource,
         *,
-        activation_bytes: int,
+        specs: BoundarySpecs,
         replicas: Sequence[int],
         trainers: int,
         max_in_flight: int | None = None,
         retention_bytes: int = RETENTION_BYTES,
     ) -> None:
         self._context, self._source = context, source
-        self._activation_bytes = activation_bytes
+        self._specs = specs
         self._replicas = dict(enumerate(replicas))
         self._trainers = trainers
         self._max_in_flight = max_in_flight
@@ -95,7 +96,7 @@ class Trainer:
         self._own_failures = 0
         self._taken = Issued()
         self._step, self._after = 0, ""
-        self._ends = TrainerEnds(context, source, activation_bytes=activation_bytes, retention_bytes=retention_bytes)
+        self._ends = TrainerEnds(context, source, specs=specs, retention_bytes=retention_bytes)
         self._round_trips: deque[float] = deque(maxlen=32)
         self._compute_s: dict[int, deque[float]] = {stage: deque(maxlen=32) for stage in self._replicas}
 
@@ -344,8 +345,9 @@ class Trainer:
 
     def _admit_tensor(self, caller: PeerId, body: JourneyMessage, payload_bytes: int) -> None:
         self._find(body)
-        if payload_bytes != self._activation_bytes:
-            raise Violation(f"tensor of {payload_bytes} bytes where {self._activation_bytes} are expected", peer=caller)
+        expected = self._specs.activation_bytes if isinstance(body, Output) else self._specs.gradient_bytes
+        if payload_bytes != expected:
+            raise Violation(f"tensor of {payload_bytes} bytes where {expected} are expected", peer=caller)
 
     def _find(self, body: JourneyMessage) -> Journey:
         journey = self._journeys.get((body.step, body.microbatch))

@@ -1,6 +1,11 @@
-"""The rig of ``data_shards``: a small corpus. The fixtures beside the tests make a tokenizer and a shard of it."""
+"""The rig of ``data_shards``: a small corpus, and a shard's manifest altered.
+
+The fixtures beside the tests make a tokenizer and a shard of it."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
 
 SECRET = "xyzzyplugh"
 """A word of the corpus that must never be printed."""
@@ -13,3 +18,9 @@ def corpus() -> list[str]:
     ]
     texts[30] += f" The password is {SECRET}."
     return texts
+
+
+def edit(shard: Path, **changes: object) -> None:
+    """Change keys of a shard's manifest."""
+    manifest = shard / "shard.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | changes))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from data_shards.shard import read_rows, row_count, unread_tokens
+from data_shards.packing import read_rows, row_count, unread_tokens
 
 
 @pytest.mark.parametrize(("tokens", "rows"), [(0, 0), (1, 0), (8, 0), (9, 1), (16, 1), (17, 2), (24, 2), (25, 3)])

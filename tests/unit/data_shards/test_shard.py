@@ -5,14 +5,17 @@ import os
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import data_shards.build
+import data_shards.draft
 from data_shards.build import build_shard
-from data_shards.shard import MANIFEST_FILE, TOKENS_FILE, Shard, read_manifest
+from data_shards.manifest import MANIFEST_FILE, STARTS_FILE, TOKENS_FILE, file_digest, read_manifest
+from data_shards.shard import Shard
 from data_shards.tokenize import Tokenizer
 from swarm.errors import ConfigError, StateError
-from tests.harness.rigs.data_shards import SECRET
+from tests.harness.rigs.data_shards import SECRET, edit
 
 
 def test_build_shard_then_open_gives_every_document_back(
@@ -66,7 +69,7 @@ def test_build_shard_interrupted_leaves_nothing(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(data_shards.build, "file_digest", fail)
+    monkeypatch.setattr(data_shards.draft, "file_digest", fail)
     with pytest.raises((KeyboardInterrupt, StateError)):
         build_shard(tmp_path / "shard", ["text"], tokenizer_json)
     assert not list(tmp_path.iterdir())
@@ -96,19 +99,34 @@ def _alter(path: Path) -> None:
 
 
 def _lie(path: Path) -> None:
-    manifest = json.loads((path / MANIFEST_FILE).read_text())
-    (path / MANIFEST_FILE).write_text(json.dumps(manifest | {"tokens": 5}))
+    edit(path, tokens=5)
 
 
 def _shrink_vocabulary(path: Path) -> None:
+    edit(path, vocab_size=7)
+
+
+def _make_old(path: Path) -> None:
     manifest = json.loads((path / MANIFEST_FILE).read_text())
-    (path / MANIFEST_FILE).write_text(json.dumps(manifest | {"vocab_size": 7}))
+    old = {key: value for key, value in manifest.items() if key not in ("starts", "counted", "template")}
+    (path / MANIFEST_FILE).write_text(json.dumps(old | {"format": 1}))
+
+
+def _disorder(path: Path) -> None:
+    starts = np.fromfile(path / STARTS_FILE, dtype="<u8")
+    starts[[3, 4]] = starts[[4, 3]]
+    starts.tofile(path / STARTS_FILE)
+    edit(path, starts=file_digest(path / STARTS_FILE).model_dump())
 
 
 DAMAGE = {
     "cut short": _cut,
     "differ from what": _alter,
     "cannot take": _lie,
+    "has format 1 of an older version": _make_old,
+    "has format 3 of a newer version": lambda path: edit(path, format=3),
+    "do not ascend": _disorder,
+    "starts.bin: no such file": lambda path: (path / STARTS_FILE).unlink(),
     "outside its vocabulary": _shrink_vocabulary,
     "no such file: this directory": lambda path: (path / MANIFEST_FILE).unlink(),
     "tokens.bin: no such file": lambda path: (path / TOKENS_FILE).unlink(),

@@ -3,10 +3,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from data_shards.shard import TOKENS_FILE, Shard
+from data_shards.draft import Documents, ShardDraft
+from data_shards.manifest import TOKENS_FILE
+from data_shards.shard import Shard
 from data_shards.source import ShardSource
 from swarm.errors import ConfigError, StateError
 from swarm.ids import MicrobatchId, PeerId
@@ -52,6 +55,21 @@ def test_source_whose_shard_changes_while_it_is_read_says_so(shard_path: Path, c
     with pytest.raises(StateError, match="changed since it was opened"):
         source.take()
     assert source.cursor == before
+
+
+@pytest.mark.parametrize(("counting", "rows"), [(9, 10), (8, 5)])
+def test_source_leaves_out_what_does_not_count_and_rows_without_a_target(
+    tmp_path: Path, counting: int, rows: int
+) -> None:
+    draft = ShardDraft(tmp_path, tokenizer="0" * 64, vocab_size=200)
+    draft.add(Documents(np.arange(161, dtype=np.uint32), (161,), (np.arange(161) - 1) % 32 < counting * 2))
+    draft.finish()
+    source = _source(tmp_path, microbatch_size=1)
+    batches = [source.take() for _ in range(source.microbatches_per_epoch)]
+    targets = torch.cat([batch.targets[0] for batch in batches])
+    assert len(batches) == rows
+    assert sorted(targets[targets >= 0].tolist()) == [n for n in range(1, 161) if (n - 1) % 32 < counting * 2]
+    assert all(batch.targets.max() >= 0 for batch in batches)
 
 
 def test_source_end_of_epoch_continues_with_the_next(shard_path: Path) -> None:

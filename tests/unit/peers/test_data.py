@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -9,11 +10,11 @@ from data_shards.build import build_shard
 from data_shards.shard import Shard
 from data_shards.tokenize import Tokenizer, tokenizer_digest, train_tokenizer
 from peers.cli.app import run
+from peers.data.files import source_files
 from peers.data.source import check_data, check_tokenizer, data_opened, shard_for
-from peers.data.text import text_files
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_OK, EXIT_USAGE, exit_code_of
 from swarm.config import Manifest, parse_manifest
-from swarm.errors import ConfigError, Incompatible
+from swarm.errors import ConfigError, Incompatible, StateError
 
 TEXT = "\n\n".join(f"Paragraph {n} of a text about nothing in particular, long enough to count." for n in range(60))
 VOCABULARY = 300
@@ -95,15 +96,15 @@ def test_check_data_altered_shard_is_refused(tmp_path: Path, tokenizer: bytes) -
     assert "swarm data build TEXT" in caught.value.remedy or "data build TEXT" in caught.value.remedy
 
 
-def test_text_files_links_lead_nowhere_outside(tmp_path: Path, texts: Path) -> None:
-    (tmp_path / "outside.txt").write_text("not given")
+def test_source_files_follow_links_to_files_and_not_to_directories(tmp_path: Path, texts: Path) -> None:
+    (tmp_path / "outside.txt").write_text("linked")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "c.txt").write_text("not given")
     (texts / "link.txt").symlink_to(tmp_path / "outside.txt")
     (texts / "again.txt").symlink_to(texts / "a.txt")
     (texts / "directory").symlink_to(tmp_path / "elsewhere")
-    names = [file.relative_to(texts).as_posix() for file in text_files(texts, "--data")]
-    assert names == ["a.txt", "again.txt", "empty.rst", "inner/b.MD"]
+    names = [file.path.relative_to(texts).as_posix() for file in source_files(texts, "--data")]
+    assert names == ["a.txt", "again.txt", "empty.rst", "inner/b.MD", "link.txt"]
 
 
 # --- with the run's tokenizer ----------------------------------------------------------------------------------------
@@ -135,6 +136,18 @@ def test_shard_for_text_is_tokenised_whole(tmp_path: Path, texts: Path, tokenize
     assert path == tmp_path / "new"
     assert read.count("Paragraph") == 60
     assert read.count("PARAGRAPH") == 60
+
+
+def test_shard_for_records_is_made_of_their_texts_and_can_be_given_up(tmp_path: Path, tokenizer: bytes) -> None:
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(json.dumps({"text": TEXT}).encode() + b"\nbroken\n"))
+    pattern = tmp_path / "*.gz"
+    left_out = f"; 1 record is left out: {tmp_path / 'a.jsonl.gz'}:2: it is no JSON: Expecting value"
+    assert check_data(pattern).words == f"1 file, {len(TEXT):,} characters{left_out}"
+    path = shard_for(pattern, tokenizer, _manifest(tokenizer), tmp_path / "new", "me")
+    assert Shard.open(path).manifest.documents == 1
+    with pytest.raises(StateError, match="given up"):
+        shard_for(pattern, tokenizer, _manifest(tokenizer), tmp_path / "other", "me", given_up=lambda: True)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a.jsonl.gz", "new"]
 
 
 def test_shard_for_nothing_is_the_built_in_text_in_each_peers_order(

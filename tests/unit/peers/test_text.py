@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from peers.data.text import LONGEST_PARAGRAPH, PARAGRAPH_CHARACTERS, built_in_corpus, read_corpus, text_files
+from peers.data.files import source_files
+from peers.data.records import LONGEST_PARAGRAPH, PARAGRAPH_CHARACTERS
+from peers.data.text import built_in_corpus, read_corpus
 from swarm.errors import ConfigError
 
 
@@ -39,8 +41,15 @@ def test_read_corpus_unusable_file_names_it_and_the_remedy(tmp_path: Path, conte
     assert str(file) in str(caught.value)
 
 
-def test_read_corpus_directory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is a directory"):
+def test_read_corpus_takes_a_directory_and_the_texts_of_records(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("plain")
+    (tmp_path / "b.jsonl").write_text('{"text": "of a record"}\n{"text": 5}\n')
+    corpus = read_corpus([tmp_path])
+    assert corpus.documents == ("plain", "of a record")
+    why = "its text is no text but a number"
+    assert corpus.left_out == f"; 1 record is left out: {tmp_path / 'b.jsonl'}:2: {why}"
+    (tmp_path / "b.jsonl").write_text('{"messages": [{"role": "user", "content": "hello"}]}')
+    with pytest.raises(ConfigError, match=r"b\.jsonl:1.*chat template"):
         read_corpus([tmp_path])
 
 
@@ -51,7 +60,7 @@ def test_corpus_printed_shows_no_text(tmp_path: Path) -> None:
 
 
 def test_text_with_a_document_a_line_is_cut_at_line_ends(tmp_path: Path) -> None:
-    file = tmp_path / "lines.jsonl"
+    file = tmp_path / "lines.txt"
     lines = [f'{{"text": "sentence {number} of many"}}' for number in range(2000)]
     file.write_text("\n".join(lines))
     documents = read_corpus([file]).documents
@@ -67,12 +76,11 @@ def test_text_without_any_line_end_is_cut_at_a_size(tmp_path: Path) -> None:
     assert max(map(len, documents)) == LONGEST_PARAGRAPH
 
 
-def test_directory_of_links_to_files_elsewhere_is_no_empty_one(tmp_path: Path) -> None:
+def test_directory_of_links_to_files_elsewhere_is_read(tmp_path: Path) -> None:
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshot"
     blobs.mkdir()
     snapshot.mkdir()
     (blobs / "abc").write_text("some text")
     (snapshot / "data.txt").symlink_to(blobs / "abc")
-    with pytest.raises(ConfigError, match="cp -rL") as refused:
-        text_files(snapshot, "--data")
-    assert refused.value.why == "it holds links to files outside it alone"
+    assert [file.path for file in source_files(snapshot, "--data")] == [snapshot / "data.txt"]
+    assert read_corpus([snapshot]).documents == ("some text",)

@@ -81,6 +81,7 @@ class FakeBatch:
     id: MicrobatchId
     inputs: torch.Tensor
     targets: torch.Tensor
+    positions: torch.Tensor | None = None
 
 
 class FakeSource:
@@ -206,7 +207,7 @@ class TrainerSide:
         self.trainer = Trainer(
             self.context,
             source or FakeSource(),
-            activation_bytes=boundary.activation_bytes,
+            specs=boundary,
             replicas=[len(replicas) for replicas in stages],
             trainers=1,
             max_in_flight=in_flight,

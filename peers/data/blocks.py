@@ -1,0 +1,301 @@
+"""Files of text as blocks of about a mebibyte: what one process tokenises at a time.
+
+Reading is quick beside tokenising, so that one process reads for all: it decompresses, and cuts where a record or a
+paragraph ends. Nothing is looked at here that a block's tokeniser can look at (:mod:`peers.data.records`). Where the
+cuts are depends on the file's contents alone: a build that goes on after a kill finds the blocks that it had done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import hashlib
+import io
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Literal, cast
+
+from data_shards.privacy import Private
+from peers.console.words import another_path, command_name
+from peers.data.files import SourceFile
+from swarm.errors import ConfigError
+
+BLOCK_BYTES = 1 << 20
+LONGEST_RECORD = 16 << 20
+TEXT_FIELD = "text"
+CHAT_FIELDS = ("messages", "conversations")
+ROWS_AT_ONCE = 256
+
+Flaw = tuple[int, str]
+"""A record that cannot be used: its line (of tables, the row), and why."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TextBlock(Private):
+    """A part of a file. ``line`` is the number of the first line in it, ``lines`` of each where some are left out.
+
+    ``flaws`` are records that could not be read at all. ``read`` is how much of the file has been, in bytes on disk.
+    """
+
+    file: str
+    kind: Literal["text", "jsonl"]
+    body: bytes
+    line: int
+    lines: tuple[int, ...] = ()
+    flaws: tuple[Flaw, ...] = ()
+    read: int = 0
+
+    @property
+    def digest(self) -> str:
+        """Of what documents are made of it, hex."""
+        said = json.dumps([self.kind, self.line, self.lines, self.flaws]).encode()
+        found = hashlib.blake2b(said, digest_size=16)
+        found.update(self.body)
+        return found.hexdigest()
+
+    def private_size(self) -> str:
+        """See :class:`Private`."""
+        return f"{len(self.body)} bytes of a file"
+
+
+def blocks_of(file: SourceFile, key: str, field: str | None = None) -> Iterator[TextBlock]:
+    """The blocks of one file.
+
+    Args:
+        file: The file.
+        key: What errors call the option that named it.
+        field: The column or key that has the text; dots lead into what is nested. None: what is customary.
+
+    Raises:
+        ConfigError: It cannot be read at all, or has no such column.
+    """
+    try:
+        if file.kind in ("parquet", "arrow"):
+            yield from _columns(file, key, field)
+            return
+        with file.path.open("rb") as raw, _unpacked(file, raw, key) as stream:
+            if file.kind in ("csv", "tsv"):
+                yield from _table(file, key, field, raw, stream)
+            else:
+                yield from _plain(file, raw, stream)
+    except OSError as error:
+        cause = (error.strerror or str(error) or "unreadable").lower()
+        raise ConfigError(key, str(file.path), "a readable text file", another_path(file.path), why=cause) from None
+
+
+def extra_missing(key: str, value: str, package: str) -> ConfigError:
+    """The error for a kind of file whose package is not installed."""
+    remedy = "Install it: pip install 'swarm-trainer[data]', or make setup in a clone."
+    return ConfigError(key, value, f"the package {package} to read it with", remedy, why="it is not installed here")
+
+
+# --- bytes -----------------------------------------------------------------------------------------------------------
+
+
+_BROKEN = (EOFError, zlib.error)
+
+
+@contextlib.contextmanager
+def _unpacked(file: SourceFile, raw: BinaryIO, key: str) -> Iterator[BinaryIO]:
+    if file.packed == "gzip":
+        import gzip
+
+        with gzip.open(raw) as stream:
+            yield cast(BinaryIO, stream)
+    elif file.packed == "zstd":
+        try:
+            import zstandard
+        except ImportError:
+            raise extra_missing(key, str(file.path), "zstandard") from None
+        with zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True, closefd=False) as stream:
+            yield cast(BinaryIO, _Readable(stream, zstandard.ZstdError))
+    else:
+        yield raw
+
+
+class _Readable(io.RawIOBase):
+    """A reader of zstd whose errors are those that others have."""
+
+    def __init__(self, stream: Any, error: type[Exception]) -> None:
+        self._stream, self._error = stream, error
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        try:
+            return bytes(self._stream.read(size))
+        except self._error:
+            raise EOFError("it is damaged") from None
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _plain(file: SourceFile, raw: BinaryIO, stream: BinaryIO) -> Iterator[TextBlock]:
+    """Blocks of whole lines, of text of whole paragraphs where that is possible."""
+    kind: Literal["text", "jsonl"] = "text" if file.kind == "text" else "jsonl"
+    name, line, rest, skipping = str(file.path), 1, b"", False
+    while True:
+        flaws: tuple[Flaw, ...] = ()
+        try:
+            more = stream.read(BLOCK_BYTES)
+        except (*_BROKEN, OSError) as error:
+            if not file.packed:
+                raise
+            more, flaws = b"", ((line + rest.count(b"\n"), f"the rest cannot be unpacked: {error}"),)
+        ended = not more
+        if skipping:  # in a line that is too long
+            end = more.find(b"\n") + 1
+            skipping = not end
+            more = more[end:] if end else b""
+            line += bool(end)
+        rest += more
+        cut = len(rest) if ended else _cut(rest, kind)
+        if not cut and len(rest) > LONGEST_RECORD:
+            flaws = (*flaws, (line, f"it is longer than {LONGEST_RECORD >> 20} MiB"))
+            rest, skipping = b"", True
+        if cut or flaws:
+            body, rest = rest[:cut], rest[cut:]
+            yield TextBlock(name, kind, body, line, flaws=flaws, read=raw.tell())
+            line += body.count(b"\n")
+        if ended:
+            return
+
+
+def _cut(data: bytes, kind: str) -> int:
+    """Where a block may end: behind the last empty line of text, else behind its last line; 0: nowhere yet."""
+    if len(data) < BLOCK_BYTES:
+        return 0
+    if kind == "text":
+        end = max(data.rfind(b"\n\n") + 2, data.rfind(b"\r\n\r\n") + 4)
+        if end > len(data) // 2:
+            return end
+    end = data.rfind(b"\n") + 1
+    if end or kind == "jsonl":
+        return end
+    end = len(data)
+    while end > len(data) - 4 and data[end - 1] & 0xC0 == 0x80:  # not within a character
+        end -= 1
+    return end - 1
+
+
+# --- tables: each row becomes a line of JSON -------------------------------------------------------------------------
+
+
+def _gathered(name: str, rows: Iterator[tuple[int, str | None, str, int]]) -> Iterator[TextBlock]:
+    """Blocks of rows (number, JSON or None, flaw, bytes read)."""
+    lines: list[int] = []
+    texts: list[bytes] = []
+    flaws: list[Flaw] = []
+    size = read = 0
+    for number, text, flaw, read in rows:
+        if text is None:
+            flaws.append((number, flaw))
+            continue
+        lines.append(number)
+        texts.append(text.encode())
+        size += len(text)
+        if size >= BLOCK_BYTES:
+            yield TextBlock(name, "jsonl", b"\n".join(texts), lines[0], tuple(lines), tuple(flaws), read)
+            lines, texts, flaws, size = [], [], [], 0
+    if texts or flaws:
+        yield TextBlock(name, "jsonl", b"\n".join(texts), lines[0] if lines else 1, tuple(lines), tuple(flaws), read)
+
+
+def _table(file: SourceFile, key: str, field: str | None, raw: BinaryIO, stream: BinaryIO) -> Iterator[TextBlock]:
+    csv.field_size_limit(LONGEST_RECORD)
+    buffered = io.BufferedReader(cast(io.RawIOBase, stream), BLOCK_BYTES) if file.packed == "zstd" else stream
+    text = io.TextIOWrapper(buffered, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    reader = csv.reader(text, delimiter="\t" if file.kind == "tsv" else ",")
+    try:
+        header = next(reader, [])
+    except (csv.Error, *_BROKEN) as error:
+        why = f"its first line cannot be read: {error}"
+        raise ConfigError(key, str(file.path), "a table", another_path(file.path), why=why) from None
+    at = header.index(_column(file, key, header, field))
+
+    def rows() -> Iterator[tuple[int, str | None, str, int]]:
+        while True:
+            line = reader.line_num + 1
+            try:
+                row = next(reader, None)
+            except csv.Error as error:
+                yield line, None, f"it is no row: {error}", raw.tell()
+                continue
+            except (*_BROKEN, OSError) as error:
+                yield line, None, f"the rest cannot be unpacked: {error}", raw.tell()
+                return
+            if row is None:
+                return
+            if not row:
+                continue
+            if len(row) <= at:
+                yield line, None, f"it has {len(row)} columns, the first line {len(header)}", raw.tell()
+            else:
+                yield line, json.dumps({header[at]: row[at]}), "", raw.tell()
+
+    try:
+        yield from _gathered(str(file.path), rows())
+    finally:
+        text.detach()
+
+
+def _columns(file: SourceFile, key: str, field: str | None) -> Iterator[TextBlock]:
+    try:
+        import pyarrow as pa
+    except ImportError:
+        raise extra_missing(key, str(file.path), "pyarrow") from None
+    try:
+        names, batches, total = _opened(file)
+        column = _column(file, key, names, field)
+
+        def rows() -> Iterator[tuple[int, str | None, str, int]]:
+            number = 0
+            for batch in batches(column):
+                for value in batch.column(column).to_pylist():
+                    number += 1
+                    read = file.bytes * number // max(total, number)
+                    yield number, json.dumps({column: value}, default=lambda _: None), "", read
+
+        yield from _gathered(str(file.path), rows())
+    except pa.ArrowException as error:
+        why = f"it is damaged, or none: {str(error).splitlines()[0][:200]}"
+        raise ConfigError(key, str(file.path), f"a {file.kind} file", another_path(file.path), why=why) from None
+
+
+def _opened(file: SourceFile) -> tuple[list[str], Any, int]:
+    """Names of the columns; a function from one to batches of it; rows, 0 where nobody knows."""
+    import pyarrow as pa
+
+    if file.kind == "parquet":
+        import pyarrow.parquet as pq
+
+        parquet = pq.ParquetFile(file.path, buffer_size=BLOCK_BYTES, pre_buffer=False)
+        return (
+            parquet.schema_arrow.names,
+            lambda name: parquet.iter_batches(batch_size=ROWS_AT_ONCE, columns=[name], use_threads=False),
+            parquet.metadata.num_rows,
+        )
+    mapped = pa.memory_map(str(file.path))
+    try:
+        table = pa.ipc.open_file(mapped)
+        return table.schema.names, lambda _: map(table.get_batch, range(table.num_record_batches)), 0
+    except pa.ArrowInvalid:
+        mapped.seek(0)
+        stream = pa.ipc.open_stream(mapped)
+        return stream.schema.names, lambda _: stream, 0
+
+
+def _column(file: SourceFile, key: str, names: Sequence[str], field: str | None) -> str:
+    wanted = (field.partition(".")[0],) if field is not None else (*CHAT_FIELDS, TEXT_FIELD)
+    for name in wanted:
+        if name in names:
+            return name
+    there = ", ".join(name[:40] for name in names[:12]) or "no column"
+    remedy = f"Name the column: {command_name()} data build … --field NAME"
+    raise ConfigError(key, str(file.path), f"a table with the column {wanted[-1]}", remedy, why=f"it has {there}")

@@ -1,0 +1,191 @@
+"""Build a shard from files, in parallel, and so that a build that was killed goes on where it was."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import itertools
+import json
+import os
+import shlex
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from data_shards.draft import ShardDraft, sync
+from data_shards.journal import JOURNAL_FILE, Journal
+from data_shards.manifest import ShardManifest
+from peers.data.blocks import TextBlock, blocks_of
+from peers.data.encoder import FLAWS_SHOWN, Encoded, Encoding, encoded_in_order
+from peers.data.files import SourceFile, source_files
+from peers.data.text import nothing_in
+from swarm.errors import ConfigError, StateError
+
+
+@dataclass(frozen=True, slots=True)
+class BuildProgress:
+    """How far a build is: bytes on disk of its sources, those read, tokens so far, and whether these are kept ones."""
+
+    total: int
+    read: int
+    tokens: int
+    kept: bool
+
+
+@dataclass(slots=True)
+class BuildReport:
+    """A shard that was built, and what was left out.
+
+    ``flaws`` are the first records that cannot be used, as ``FILE:LINE: why``, of ``flawed`` in all. ``kept_tokens``
+    are those that a build before this one had made.
+    """
+
+    flawed: int = 0
+    flaws: list[str] = field(default_factory=list)
+    text_bytes: int = 0
+    kept_tokens: int = 0
+    manifest: ShardManifest | None = None
+
+    @property
+    def shard(self) -> ShardManifest:
+        """The manifest of what was built."""
+        assert self.manifest is not None  # noqa: S101
+        return self.manifest
+
+
+def build_from_files(
+    paths: Sequence[Path],
+    out: Path,
+    encoding: Encoding,
+    *,
+    processes: int | None = None,
+    told: Callable[[BuildProgress], None] = lambda progress: None,
+) -> BuildReport:
+    """Build a new shard at ``out`` from files, directories or patterns.
+
+    What is done is kept in a directory beside ``out``, whatever ends the build but bad input; the same command goes on
+    with it, and the shard is the same as that of an undisturbed build. Memory does not depend on the size of the
+    sources.
+
+    Args:
+        paths: See :func:`peers.data.files.source_files`.
+        out: A directory that does not exist yet.
+        encoding: The tokenizer, and what to call the option of ``paths``.
+        processes: At most so many encode; None: one a core.
+        told: Called after each block.
+
+    Raises:
+        ConfigError: A path or file cannot be used, there is no document, or ``out`` exists.
+        StateError: The disk refuses, or another process builds the same shard.
+    """
+    if out.exists():
+        raise ConfigError(
+            "--out", str(out), "a directory that does not exist yet", "Name another; what is there stays."
+        )
+    tokenizer = encoding.make_tokenizer()
+    files = [file for path in paths for file in source_files(path, encoding.key)]
+    directory = _directory(out)
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _held(directory), contextlib.ExitStack() as closing:
+            template = None if encoding.template is None else encoding.template.digest
+            draft = ShardDraft(
+                directory, tokenizer=tokenizer.digest, vocab_size=tokenizer.vocab_size, template=template
+            )
+            closing.callback(draft.close)
+            made_with = json.dumps([tokenizer.digest, encoding.shown()])
+            journal = Journal(directory, hashlib.sha256(made_with.encode()).hexdigest(), draft.stored.itemsize)
+            closing.callback(journal.close)
+            build = _Build(draft, journal, files, encoding)
+            build.run(processes, told)
+            report = build.report
+            if not draft.documents:
+                raise nothing_in(paths[0], encoding.key, report.flaws[0] if report.flaws else "")
+            report.manifest = draft.finish(report.text_bytes)
+            (directory / JOURNAL_FILE).unlink()
+            os.rename(directory, out)
+        sync(out.parent)
+    except ConfigError:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    except OSError as error:
+        raise StateError(
+            f"shard {out}: {error.strerror}. Check space and permissions, then type the same command again to go on."
+        ) from None
+    return report
+
+
+def discard_build(out: Path) -> None:
+    """Remove what a build of this shard has kept."""
+    shutil.rmtree(_directory(out), ignore_errors=True)
+
+
+def _directory(out: Path) -> Path:
+    return out.with_name(f".{out.name}.building")
+
+
+class _Build:
+    def __init__(self, draft: ShardDraft, journal: Journal, files: Sequence[SourceFile], encoding: Encoding) -> None:
+        self._draft, self._journal = draft, journal
+        self._files, self._encoding = files, encoding
+        self._total = sum(file.bytes for file in files)
+        self._before: dict[str, int] = {}
+        self.report = BuildReport()
+
+    def run(self, processes: int | None, told: Callable[[BuildProgress], None]) -> None:
+        """Take what is done, and do the rest."""
+        blocks = self._blocks()
+        kept, next_block = 0, next(blocks, None)
+        done = self._journal.done
+        while next_block is not None and kept < len(done) and done[kept].source == next_block.digest:
+            self._note(next_block, done[kept].told)
+            kept += 1
+            told(BuildProgress(self._total, self._before[next_block.file] + next_block.read, 0, kept=True))
+            next_block = next(blocks, None)
+        tokens, documents, chats = self._journal.keep(kept)
+        self._draft.restart(tokens=tokens, documents=documents, chats=chats)
+        self.report.kept_tokens = tokens
+        rest = itertools.chain(() if next_block is None else (next_block,), blocks)
+        with contextlib.closing(encoded_in_order(rest, self._encoding, processes=processes)) as found:
+            for block, encoded in found:
+                self._add(block, encoded)
+                read = self._before[block.file] + block.read
+                told(BuildProgress(self._total, read, self._draft.tokens, kept=False))
+
+    def _blocks(self) -> Iterator[TextBlock]:
+        before = 0
+        for file in self._files:
+            self._before.setdefault(str(file.path), before)
+            before += file.bytes
+            yield from blocks_of(file, self._encoding.key, self._encoding.field)
+
+    def _add(self, block: TextBlock, encoded: Encoded) -> None:
+        said = {"text_bytes": encoded.text_bytes, "flawed": encoded.flawed, "flaws": encoded.flaws}
+        self._draft.add(encoded.documents)
+        self._draft.flush()
+        self._journal.add(block.digest, encoded.documents, self._draft.stored, said)
+        self._note(block, said)
+
+    def _note(self, block: TextBlock, said: dict[str, Any]) -> None:
+        report = self.report
+        report.flawed += said["flawed"]
+        report.text_bytes += said["text_bytes"]
+        room = FLAWS_SHOWN - len(report.flaws)
+        report.flaws += [f"{block.file}:{line}: {why}" for line, why in said["flaws"]][:room]
+
+
+@contextlib.contextmanager
+def _held(directory: Path) -> Iterator[None]:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            where = shlex.quote(str(directory))
+            raise StateError(f"another process builds this shard, in {where}. Wait, or name another --out.") from None
+        yield
+    finally:
+        os.close(descriptor)

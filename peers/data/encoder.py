@@ -1,0 +1,370 @@
+"""Blocks of text to tokens, in processes of their own: one a core.
+
+A child gets blocks on its standard input and answers each on its standard output. It ends when its input does, so that
+none outlives its parent. Nothing is pickled: a message is a line of JSON and the bytes whose sizes it lists.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from data_shards.chat import ChatEncoder, UnusableChat
+from data_shards.draft import Documents
+from data_shards.privacy import Private
+from data_shards.template import ChatTemplate, TemplateSource
+from data_shards.tokenize import Tokenizer
+from peers.data.blocks import Flaw, TextBlock
+from peers.data.foreign_tokenizer import CPU_S, MEMORY_BYTES, bound_memory
+from peers.data.records import Conversation, chat_without_template, documents_in
+from swarm.errors import ConfigError, StateError
+
+FLAWS_SHOWN = 5
+_FEW_BYTES = 1 << 20
+"""What is encoded by this process: starting another would take longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """How blocks become tokens: with which tokenizer and chat template, and which key or column of records. ``key`` is
+    what errors call the option that named the files, ``end_token`` as for :class:`Tokenizer`."""
+
+    tokenizer: bytes
+    key: str
+    field: str | None = None
+    end_token: str | None = None
+    template: TemplateSource | None = None
+
+    def make_tokenizer(self) -> Tokenizer:
+        """Load it. Raises ConfigError."""
+        return Tokenizer(self.tokenizer, self.end_token)
+
+    def shown(self) -> dict[str, Any]:
+        """All but the tokenizer, as plain data."""
+        template = None if self.template is None else [self.template.text, dict(self.template.tokens)]
+        said = {"key": self.key, "field": self.field, "end_token": self.end_token}
+        return said | {"template": template, "cpu_s": CPU_S}
+
+    @classmethod
+    def of(cls, shown: Mapping[str, Any], tokenizer: bytes) -> Encoding:
+        """The reverse of :meth:`shown`."""
+        template = shown["template"]
+        return cls(
+            tokenizer=tokenizer,
+            key=shown["key"],
+            field=shown["field"],
+            end_token=shown["end_token"],
+            template=None if template is None else TemplateSource(*template),
+        )
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Encoded(Private):
+    """What a block became: its documents, their size as text in bytes, the records that cannot be used, and the first
+    of these."""
+
+    documents: Documents
+    text_bytes: int
+    flawed: int
+    flaws: tuple[Flaw, ...]
+
+    def private_size(self) -> str:
+        """See :class:`Private`."""
+        return self.documents.private_size()
+
+
+class BlockEncoder:
+    """Encodes blocks in this process. With a template this must be a child: memory becomes bounded, and what the
+    template takes longer for than ``cpu_s`` ends the process."""
+
+    def __init__(self, encoding: Encoding, cpu_s: float = CPU_S) -> None:
+        self._encoding = encoding
+        self._tokenizer = encoding.make_tokenizer()
+        self._chat: ChatEncoder | None = None
+        if encoding.template is not None:
+            import jinja2.sandbox  # noqa: F401 - before memory is bounded
+
+            bound_memory()
+            try:
+                self._chat = ChatEncoder(self._tokenizer, ChatTemplate(encoding.template, lambda: _bounded(cpu_s)))
+            except MemoryError:
+                raise _too_much(f"{MEMORY_BYTES >> 20} MiB", "its first line") from None
+
+    def encode(self, block: TextBlock) -> Encoded:
+        """Raises ConfigError for a file or a template that cannot be used at all."""
+        flaws: list[Flaw] = []
+        arrays: list[npt.NDArray[np.uint32]] = []
+        masks: list[npt.NDArray[np.bool_]] = []
+        texts: list[str] = []
+        size = 0
+        for found in documents_in(block, self._encoding.key, self._encoding.field):
+            if isinstance(found, str):
+                texts.append(found)
+                size += len(found) if found.isascii() else len(found.encode())
+                continue
+            if isinstance(found, Conversation):
+                arrays += self._tokenizer.encode_documents(texts)
+                masks += [np.ones(len(array), np.bool_) for array in arrays[len(masks) :]]
+                texts = []
+                try:
+                    tokens, counted = self._conversation(block, found)
+                except UnusableChat as unusable:
+                    flaws.append((found.line, str(unusable)))
+                    continue
+                arrays.append(tokens)
+                masks.append(counted)
+                size += found.text_bytes
+            else:
+                flaws.append(found)
+        arrays += self._tokenizer.encode_documents(texts)
+        if masks:
+            masks += [np.ones(len(array), np.bool_) for array in arrays[len(masks) :]]
+        documents = Documents(
+            np.concatenate(arrays) if arrays else np.empty(0, np.uint32),
+            [len(array) for array in arrays],
+            np.concatenate(masks) if masks else None,
+        )
+        return Encoded(documents, size, len(flaws), tuple(flaws[:FLAWS_SHOWN]))
+
+    def _conversation(
+        self, block: TextBlock, found: Conversation
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_]]:
+        place = f"{block.file}:{found.line}"
+        if self._chat is None:
+            raise chat_without_template(self._encoding.key, place)
+        try:
+            return self._chat.encode(found.messages)
+        except ConfigError as error:
+            why = f"{error.why}; " if error.why else ""
+            raise ConfigError(error.key, error.value, error.allowed, error.remedy, why=f"{why}at {place}") from None
+        except MemoryError:
+            raise _too_much(f"{MEMORY_BYTES >> 20} MiB", place) from None
+
+
+def _too_much(limit: str, place: str) -> ConfigError:
+    return ConfigError(
+        "the chat template",
+        None,
+        f"one that takes at most {CPU_S:g} s and {MEMORY_BYTES >> 20} MiB to write a conversation",
+        "Do not use it; ask whoever gave it to you where it comes from.",
+        why=f"it takes more than {limit}, at {place}",
+    )
+
+
+def encoded_in_order(
+    blocks: Iterable[TextBlock], encoding: Encoding, *, processes: int | None = None
+) -> Generator[tuple[TextBlock, Encoded]]:
+    """Encode blocks, several at once, and yield them in their order.
+
+    Args:
+        blocks: Read one by one, a few ahead.
+        encoding: How.
+        processes: At most so many; None: one a core that this process may use.
+
+    Raises:
+        ConfigError: A file cannot be used at all.
+        StateError: A process ended, as where memory is short.
+    """
+    rest = iter(blocks)
+    few: list[TextBlock] = []
+    size = 0
+    for block in rest if encoding.template is None else ():
+        few.append(block)
+        size += len(block.body)
+        if size > _FEW_BYTES:
+            break
+    else:
+        if encoding.template is None:
+            encoder = BlockEncoder(encoding)
+            yield from ((block, encoder.encode(block)) for block in few)
+            return
+    most = processes or len(os.sched_getaffinity(0))
+    waiting: deque[tuple[TextBlock, Future[Encoded]]] = deque()
+    with _Children(most, encoding) as children, ThreadPoolExecutor(most) as threads:
+        try:
+            for block in _chained(few, rest):
+                waiting.append((block, threads.submit(children.encode, block)))
+                if len(waiting) > 2 * most:
+                    block, future = waiting.popleft()
+                    yield block, future.result()
+            while waiting:
+                block, future = waiting.popleft()
+                yield block, future.result()
+        except BaseException:
+            for _, future in waiting:
+                future.cancel()
+            children.end()
+            raise
+
+
+def _chained(few: list[TextBlock], rest: Iterator[TextBlock]) -> Iterator[TextBlock]:
+    yield from few
+    yield from rest
+
+
+class _Children:
+    """Processes that encode, started when one is needed and none is free."""
+
+    def __init__(self, most: int, encoding: Encoding) -> None:
+        self._encoding = encoding
+        self._free: queue.SimpleQueue[subprocess.Popen[bytes] | None] = queue.SimpleQueue()
+        for _ in range(most):
+            self._free.put(None)
+        self._all: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> _Children:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """End them."""
+        for child in self._all:
+            child.kill()
+        for child in self._all:
+            child.wait()
+            for pipe in (child.stdin, child.stdout):
+                with contextlib.suppress(OSError):
+                    cast(BinaryIO, pipe).close()
+
+    def encode(self, block: TextBlock) -> Encoded:
+        """As :meth:`BlockEncoder.encode`. Blocking; each thread has a process to itself meanwhile."""
+        child = self._free.get()
+        try:
+            if child is None:
+                child = self._start()
+            header = asdict(block) | {"body": None}
+            _send(cast(BinaryIO, child.stdin), header, block.body)
+            answer, parts = _receive(cast(BinaryIO, child.stdout))
+        except (EOFError, OSError, ValueError):
+            code = None if child is None else child.wait()
+            if code == -signal.SIGPROF:
+                raise _too_much(f"{CPU_S:g} s", f"{block.file}, in the lines from {block.line} on") from None
+            raise StateError(
+                f"{block.file}: the process that tokenised from line {block.line} on ended"
+                f"{f' with code {code}' if code else ''}: is there memory left? Type the same command again to go on."
+            ) from None
+        finally:
+            self._free.put(child)
+        return _answered(answer, parts)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        environment = {
+            **os.environ,
+            "TOKENIZERS_PARALLELISM": "false",
+            "RAYON_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        child = subprocess.Popen(
+            [sys.executable, "-P", "-m", "peers.data.encoder"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # a library that panics shows what it was working on
+            env=environment,
+            process_group=0,  # Ctrl-C is for the parent, which ends them
+        )
+        self._all.append(child)
+        _send(cast(BinaryIO, child.stdin), self._encoding.shown(), self._encoding.tokenizer)
+        return child
+
+
+def _answered(answer: dict[str, Any], parts: list[bytes]) -> Encoded:
+    if "error" in answer:
+        error = answer["error"]
+        raise ConfigError(error["key"], error["value"], error["allowed"], error["remedy"], why=error["why"])
+    if "failed" in answer:
+        raise StateError(answer["failed"])
+    tokens, lengths, counted = parts
+    documents = Documents(
+        np.frombuffer(tokens, np.uint32),
+        np.frombuffer(lengths, np.uint32).tolist(),
+        np.frombuffer(counted, np.bool_) if answer["masked"] else None,
+    )
+    flaws = tuple((line, why) for line, why in answer["flaws"])
+    return Encoded(documents, answer["text_bytes"], answer["flawed"], flaws)
+
+
+def _send(file: BinaryIO, header: dict[str, Any], *parts: bytes) -> None:
+    file.write(json.dumps(header | {"parts": [len(part) for part in parts]}).encode() + b"\n")
+    for part in parts:
+        file.write(part)
+    file.flush()
+
+
+def _receive(file: BinaryIO) -> tuple[dict[str, Any], list[bytes]]:
+    line = file.readline()
+    if not line.endswith(b"\n"):
+        raise EOFError
+    header = json.loads(line)
+    parts = [file.read(size) for size in header.pop("parts")]
+    return header, parts
+
+
+# --- the child's side ------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Answer blocks until there are no more."""
+    came, out = sys.stdin.buffer, sys.stdout.buffer
+    header, (tokenizer,) = _receive(came)
+    encoding, cpu_s = Encoding.of(header, tokenizer), header["cpu_s"]
+    encoder: BlockEncoder | None = None
+    while True:
+        try:
+            header, (body,) = _receive(came)
+        except EOFError:
+            return
+        flaws = tuple((line, why) for line, why in header["flaws"])
+        block = TextBlock(**header | {"body": body, "lines": tuple(header["lines"]), "flaws": flaws})
+        try:
+            encoder = encoder or BlockEncoder(encoding, cpu_s)
+            _answer(out, encoder.encode(block))
+        except ConfigError as error:
+            said = {name: getattr(error, name) for name in ("key", "value", "allowed", "remedy", "why")}
+            _send(out, {"error": said})
+        except StateError as error:
+            _send(out, {"failed": str(error)})
+
+
+@contextlib.contextmanager
+def _bounded(cpu_s: float) -> Iterator[None]:
+    """End this process by a signal that nothing in it handles where what is inside takes longer."""
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _answer(out: BinaryIO, encoded: Encoded) -> None:
+    documents = encoded.documents
+    _send(
+        out,
+        {
+            "masked": documents.counted is not None,
+            "text_bytes": encoded.text_bytes,
+            "flawed": encoded.flawed,
+            "flaws": encoded.flaws,
+        },
+        documents.tokens.astype(np.uint32, copy=False).tobytes(),
+        np.asarray(documents.lengths, np.uint32).tobytes(),
+        b"" if documents.counted is None else documents.counted.tobytes(),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""The documents in a block: paragraphs of text, and the texts and conversations of records."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data_shards.privacy import Private
+from peers.console.words import another_path, command_name, count
+from peers.data.blocks import CHAT_FIELDS, TEXT_FIELD, Flaw, TextBlock
+from swarm.errors import ConfigError
+
+PARAGRAPH_CHARACTERS = 400
+LONGEST_PARAGRAPH = 16_384
+"""A longer piece without an empty line is cut at line ends. Tokenising takes 150 bytes of memory a character."""
+
+_BLANK_LINES = re.compile(r"\n[ \t]*\n\s*")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Conversation(Private):
+    """A document of messages, as its record has them."""
+
+    line: int
+    messages: list[Any]
+    text_bytes: int
+    """Of its record."""
+
+    def private_size(self) -> str:
+        """See :class:`Private`."""
+        return f"{len(self.messages)} messages"
+
+
+class FlawCount:
+    """How many records cannot be used, and the first of them, as ``FILE:LINE: why``."""
+
+    def __init__(self) -> None:
+        self.number, self.first = 0, ""
+
+    def add(self, block: TextBlock, flaw: Flaw) -> None:
+        """Count one."""
+        self.number += 1
+        self.first = self.first or f"{block.file}:{flaw[0]}: {flaw[1]}"
+
+    @property
+    def words(self) -> str:
+        """For behind what is said of the rest; "" where there is none."""
+        if not self.number:
+            return ""
+        return f"; {count(self.number, 'record')} {'is' if self.number == 1 else 'are'} left out: {self.first}"
+
+
+def documents_in(block: TextBlock, key: str, field: str | None = None) -> Iterator[str | Conversation | Flaw]:
+    """The documents of a block, and in their place what cannot be used.
+
+    Args:
+        block: The block.
+        key: What errors call the option that named its file.
+        field: As for :func:`peers.data.blocks.blocks_of`.
+
+    Raises:
+        ConfigError: It is the first of a file of text that is none.
+    """
+    yield from block.flaws
+    if block.kind == "text":
+        yield from _text(block, key)
+        return
+    lines = block.body.split(b"\n")
+    for place, record in enumerate(lines):
+        number = block.lines[place] if block.lines else block.line + place
+        if block.line + place == 1:
+            record = record.removeprefix(b"\xef\xbb\xbf")
+        if record and not record.isspace():
+            yield _record(number, record, field)
+
+
+def _text(block: TextBlock, key: str) -> Iterator[str | Flaw]:
+    why = remedy = ""
+    path, allowed, text = Path(block.file), "plain text", ""
+    try:
+        text = block.body.decode("utf-8-sig" if block.line == 1 else "utf-8")
+        if "\x00" in text:
+            why, remedy = "it holds NUL bytes, so it is binary", another_path(path)
+    except UnicodeDecodeError:
+        why, allowed = "it is binary or in another encoding", "UTF-8 text"
+        remedy = "If it is text, convert it: iconv -f ENCODING -t UTF-8 FILE > NEW; else choose another file."
+    if not why:
+        yield from paragraphs(text.replace("\r\n", "\n").replace("\r", "\n"))
+    elif block.line == 1:
+        raise ConfigError(key, block.file, allowed, remedy, why=why)
+    else:
+        yield block.line, f"{len(block.body)} bytes from here are no text: {why}"
+
+
+def paragraphs(text: str) -> Iterator[str]:
+    """Documents of whole paragraphs, each at least a few hundred characters."""
+    document: list[str] = []
+    size = 0
+    for paragraph in _BLANK_LINES.split(text):
+        if len(paragraph) > LONGEST_PARAGRAPH:  # a document a line, or no lines at all
+            if document:
+                yield "\n\n".join(document)
+                document, size = [], 0
+            yield from _lines(paragraph)
+            continue
+        if paragraph.strip():
+            document.append(paragraph.strip("\r\n"))
+            size += len(paragraph)
+        if size >= PARAGRAPH_CHARACTERS:
+            yield "\n\n".join(document)
+            document, size = [], 0
+    if document:
+        yield "\n\n".join(document)
+
+
+def _lines(paragraph: str) -> Iterator[str]:
+    """Documents of whole lines, each at least a few hundred characters; longer lines are cut."""
+    document: list[str] = []
+    size = 0
+    for line in paragraph.splitlines():
+        for start in range(0, len(line), LONGEST_PARAGRAPH):
+            document.append(line[start : start + LONGEST_PARAGRAPH])
+            size += len(document[-1])
+            if size >= PARAGRAPH_CHARACTERS:
+                yield "\n".join(document)
+                document, size = [], 0
+    if document:
+        yield "\n".join(document)
+
+
+def chat_without_template(key: str, place: str) -> ConfigError:
+    """The error for conversations where nothing says how they are written as text."""
+    command = f"{command_name()} data build … --tokenizer FILE --template FILE"
+    return ConfigError(
+        key,
+        place,
+        "a tokenizer with a chat template: tokenizer_config.json or chat_template.jinja beside it",
+        f"Give the template of the model: {command}",
+        why="it is a conversation, and nothing says how to write it as text",
+    )
+
+
+# --- records ---------------------------------------------------------------------------------------------------------
+
+
+def _record(line: int, record: bytes, field: str | None) -> str | Conversation | Flaw:
+    try:
+        value = json.loads(record.decode("utf-8"))
+    except UnicodeDecodeError:
+        return line, "it is no UTF-8"
+    except ValueError as error:
+        return line, f"it is no JSON: {getattr(error, 'msg', 'a number is too long')}"
+    except RecursionError:
+        return line, "it is no JSON: it is nested too deeply"
+    if not isinstance(value, dict):
+        return line, "it is no object, {…}, but " + _called(value)
+    found, name = _found(value, field)
+    if found is None:
+        keys = ", ".join(str(key)[:40] for key in list(value)[:8])
+        return line, f"it has no {name}; it has {keys or 'nothing'}"
+    if isinstance(found, list):
+        return Conversation(line, found, len(record))
+    if not isinstance(found, str):
+        return line, f"its {name} is no text but {_called(found)}"
+    if not found.strip():
+        return line, f"its {name} is empty"
+    if _SURROGATE.search(found):
+        return line, f"its {name} is no UTF-8"
+    return found
+
+
+def _found(value: dict[str, Any], field: str | None) -> tuple[Any, str]:
+    if field is None:
+        for name in CHAT_FIELDS:
+            if isinstance(value.get(name), list):
+                return value[name], name
+        return value.get(TEXT_FIELD), TEXT_FIELD
+    if field in value:
+        return value[field], field
+    inner: Any = value
+    for part in field.split("."):
+        inner = inner.get(part) if isinstance(inner, dict) else None
+    return inner, field
+
+
+def _called(value: object) -> str:
+    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")

@@ -1,0 +1,95 @@
+"""A tokenizer as models come with it: ``tokenizer.json``, and beside it what ends a text and how a chat is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from data_shards.template import LONGEST_TEMPLATE, TemplateSource
+from peers.console.words import another_path
+from peers.data.encoder import Encoding
+from swarm.errors import ConfigError
+
+TOKENIZER_FILE = "tokenizer.json"
+CONFIG_FILE = "tokenizer_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
+MAX_TOKENIZER_BYTES = 256 << 20
+MAX_CONFIG_BYTES = 32 << 20
+
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+def read_encoding(tokenizer: Path, *, key: str, field: str | None = None, template: Path | None = None) -> Encoding:
+    """How a user's files become tokens.
+
+    Args:
+        tokenizer: A ``tokenizer.json``, or a directory with one. What lies beside it says what ends a text and how a
+            conversation is written.
+        key: What errors call the option that names the files.
+        field: As for :func:`peers.data.blocks.blocks_of`.
+        template: A file with the chat template, in place of the one beside the tokenizer.
+
+    Raises:
+        ConfigError: A file is missing, unreadable, too large, or not what it should be.
+    """
+    path = tokenizer / TOKENIZER_FILE if tokenizer.is_dir() else tokenizer
+    document = _read(path, "--tokenizer", "a readable tokenizer.json", MAX_TOKENIZER_BYTES)
+    config = _config(path.with_name(CONFIG_FILE))
+    tokens = {name: text for name in _NAMED if (text := _token(config.get(name)))}
+    chat = _template(path.with_name(TEMPLATE_FILE), config) if template is None else _text(template)
+    return Encoding(
+        tokenizer=document,
+        key=key,
+        field=field,
+        end_token=tokens.get("eos_token"),
+        template=None if chat is None else TemplateSource(chat, tokens),
+    )
+
+
+def _read(path: Path, key: str, allowed: str, most: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(most + 1)
+    except OSError as error:
+        cause = (error.strerror or "unreadable").lower()
+        raise ConfigError(key, str(path), allowed, another_path(path), why=cause) from None
+    if len(data) > most:
+        raise ConfigError(key, str(path), f"a file of at most {most >> 10:,} KiB", another_path(path))
+    return data
+
+
+def _config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    allowed, remedy = "a JSON object", "Correct that file, or move it away to do without it."
+    try:
+        config = json.loads(_read(path, "--tokenizer", allowed, MAX_CONFIG_BYTES))
+    except (ValueError, RecursionError):
+        raise ConfigError("--tokenizer", str(path), allowed, remedy, why="it is no JSON") from None
+    if not isinstance(config, dict):
+        raise ConfigError("--tokenizer", str(path), allowed, remedy, why="it is JSON of another kind")
+    return config
+
+
+def _token(value: Any) -> str:
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else ""
+
+
+def _template(file: Path, config: dict[str, Any]) -> str | None:
+    if file.is_file():
+        return _text(file)
+    found = config.get("chat_template")
+    if isinstance(found, list):  # several by name
+        named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
+        found = named.get("default")
+    return found if isinstance(found, str) else None
+
+
+def _text(path: Path) -> str:
+    data = _read(path, "--template", "a readable chat template", 4 * LONGEST_TEMPLATE)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ConfigError("--template", str(path), "UTF-8 text", another_path(path), why="it is none") from None

@@ -1,0 +1,323 @@
+"""Shards of every kind of file, in parallel, and builds that go on after a kill."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from data_shards.journal import JOURNAL_FILE
+from data_shards.manifest import TOKENS_FILE
+from data_shards.shard import Shard
+from data_shards.tokenize import Tokenizer, train_tokenizer
+from peers.cli.app import run
+from peers.data import blocks
+from peers.data.blocks import TextBlock, blocks_of
+from peers.data.building import BuildProgress, BuildReport, build_from_files
+from peers.data.encoder import Encoding
+from peers.data.files import source_files
+from peers.exit_codes import EXIT_OK, EXIT_USAGE
+from swarm.errors import ConfigError, StateError
+
+TEXTS = [f"Record {n}: the owl, “quoted”, sees\n{n * 7} mice." for n in range(40)]
+SECRET = "xyzzyplugh"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> bytes:
+    return train_tokenizer(TEXTS, 400)
+
+
+def build(tokenizer: bytes, out: Path, *paths: Path, field: str | None = None, **options: object) -> BuildReport:
+    return build_from_files(paths, out, Encoding(tokenizer=tokenizer, key="TEXT", field=field), **options)  # type: ignore[arg-type]
+
+
+def read(tokenizer: bytes, path: Path) -> list[str]:
+    shard, decoder = Shard.open(path), Tokenizer(tokenizer)
+    bounds = [*shard.starts.tolist(), shard.manifest.tokens]
+    return [decoder.decode(shard.tokens[a : b - 1].tolist()) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+
+
+# --- kinds of files --------------------------------------------------------------------------------------------------
+
+
+def _jsonl(key: str = "text") -> bytes:
+    return "\n".join(json.dumps({"n": n, key: text}) for n, text in enumerate(TEXTS)).encode()
+
+
+def _csv(path: Path, delimiter: str = ",") -> bytes:
+    import csv
+    import io
+
+    out = io.StringIO()
+    csv.writer(out, delimiter=delimiter).writerows([["n", "text"], *([str(n), text] for n, text in enumerate(TEXTS))])
+    return b"\xef\xbb\xbf" + out.getvalue().encode()
+
+
+def _table() -> pa.Table:
+    return pa.table({"n": list(range(len(TEXTS))), "text": TEXTS})
+
+
+def _arrow(path: Path, *, stream: bool) -> None:
+    writer = (pa.ipc.new_stream if stream else pa.ipc.new_file)(path, _table().schema)
+    with writer:
+        writer.write_table(_table(), max_chunksize=7)
+
+
+WRITTEN = {
+    "a.jsonl": lambda path: path.write_bytes(_jsonl()),
+    "a.jsonl.gz": lambda path: path.write_bytes(gzip.compress(_jsonl()[:700]) + gzip.compress(_jsonl()[700:])),
+    "a.ndjson.zst": lambda path: path.write_bytes(
+        zstandard.compress(_jsonl()[:700]) + zstandard.compress(_jsonl()[700:])
+    ),
+    "a.csv": lambda path: path.write_bytes(_csv(path)),
+    "a.tsv.gz": lambda path: path.write_bytes(gzip.compress(_csv(path, "\t"))),
+    "a.csv.zst": lambda path: path.write_bytes(zstandard.compress(_csv(path))),
+    "a.parquet": lambda path: pq.write_table(_table(), path, row_group_size=9),
+    "a.arrow": lambda path: _arrow(path, stream=False),
+    "b.arrow": lambda path: _arrow(path, stream=True),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_records_of_any_kind_of_file_are_documents(tmp_path: Path, tokenizer: bytes, name: str) -> None:
+    WRITTEN[name](tmp_path / name)
+    report = build(tokenizer, tmp_path / "shard", tmp_path / name)
+    assert read(tokenizer, tmp_path / "shard") == TEXTS
+    assert report.flawed == 0
+    assert report.text_bytes == sum(len(text.encode()) for text in TEXTS)
+
+
+@pytest.mark.parametrize(("name", "pack"), [("a.md.gz", gzip.compress), ("a.txt.zst", zstandard.compress)])
+def test_text_that_is_compressed_is_that_which_is_not(
+    tmp_path: Path, tokenizer: bytes, name: str, pack: object
+) -> None:
+    text = "\r\n\r\n".join(TEXTS * 20)
+    (tmp_path / "plain.txt").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    (tmp_path / name).write_bytes(pack(text.encode()))  # type: ignore[operator]
+    plain = build(tokenizer, tmp_path / "a", tmp_path / "plain.txt").shard
+    assert build(tokenizer, tmp_path / "b", tmp_path / name).shard.digest == plain.digest
+
+
+def test_patterns_and_directories_stand_for_files(tmp_path: Path, tokenizer: bytes) -> None:
+    (tmp_path / "in" / "deep").mkdir(parents=True)
+    for name in ("b.jsonl", "deep/a.jsonl", "c.png"):
+        (tmp_path / "in" / name).write_bytes(b'{"text": "of %s"}' % name.encode())
+    assert [f.path.name for f in source_files(tmp_path / "in", "TEXT")] == ["b.jsonl", "a.jsonl"]
+    assert [f.path.name for f in source_files(tmp_path / "in/**/*.jsonl", "TEXT")] == ["b.jsonl", "a.jsonl"]
+    build(tokenizer, tmp_path / "shard", tmp_path / "in")
+    assert read(tokenizer, tmp_path / "shard") == ["of b.jsonl", "of deep/a.jsonl"]
+    with pytest.raises(ConfigError, match="none does"):
+        source_files(tmp_path / "in/*.csv", "TEXT")
+
+
+@pytest.mark.parametrize("field", ["story", "a.b", "a.b.c"])
+def test_field_names_a_key_or_leads_into_what_is_nested(tmp_path: Path, tokenizer: bytes, field: str) -> None:
+    (tmp_path / "a.jsonl").write_text('{"story": "one", "a": {"b": "two"}}\n{"a.b.c": "three"}')
+    build(tokenizer, tmp_path / "shard", tmp_path / "a.jsonl", field=field)
+    assert read(tokenizer, tmp_path / "shard") == [{"story": "one", "a.b": "two", "a.b.c": "three"}[field]]
+
+
+def test_nested_column_of_a_table(tmp_path: Path, tokenizer: bytes) -> None:
+    pq.write_table(pa.table({"a": [{"b": "one"}, {"b": None}]}), tmp_path / "a.parquet")
+    report = build(tokenizer, tmp_path / "shard", tmp_path / "a.parquet", field="a.b")
+    assert read(tokenizer, tmp_path / "shard") == ["one"]
+    assert report.flaws == [f"{tmp_path / 'a.parquet'}:2: it has no a.b; it has a"]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
+def test_table_without_the_column_says_which_there_are(tmp_path: Path, tokenizer: bytes, name: str) -> None:
+    WRITTEN[name](tmp_path / name)
+    with pytest.raises(ConfigError, match="the column story; it has n, text.*--field"):
+        build(tokenizer, tmp_path / "shard", tmp_path / name, field="story")
+    assert not (tmp_path / "shard").exists()
+
+
+# --- records that cannot be used -------------------------------------------------------------------------------------
+
+BAD = {
+    b"{": "it is no JSON: Expecting property name",
+    b"[1]": "it is no object, {…}, but a list",
+    b'{"other": 1}': "it has no text; it has other",
+    b'{"text": null, "b": 1}': "it has no text; it has text, b",
+    b'{"text": 5}': "its text is no text but a number",
+    b'{"text": "  "}': "its text is empty",
+    b'{"text": "\\ud800"}': "its text is no UTF-8",
+    b'{"text": "caf\xe9"}': "it is no UTF-8",
+    b"[" * 5000: "it is no JSON",
+}
+
+
+def test_records_that_cannot_be_used_are_counted_and_the_first_shown(tmp_path: Path, tokenizer: bytes) -> None:
+    lines = [b'{"text": "good"}', b"", *BAD, b'{"text": "%s"}' % SECRET.encode()]
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+    report = build(tokenizer, tmp_path / "shard", tmp_path / "a.jsonl")
+    assert read(tokenizer, tmp_path / "shard") == ["good", SECRET]
+    assert report.flawed == len(BAD)
+    for place, (flaw, why) in enumerate(zip(report.flaws, BAD.values(), strict=False)):
+        assert flaw.startswith(f"{tmp_path / 'a.jsonl'}:{place + 3}: {why}")
+    assert len(report.flaws) == 5
+
+
+@pytest.mark.parametrize("record", BAD)
+def test_file_of_bad_records_alone_says_what_is_wrong_with_the_first(
+    tmp_path: Path, tokenizer: bytes, record: bytes
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(record)
+    with pytest.raises(ConfigError) as caught:
+        build(tokenizer, tmp_path / "shard", tmp_path / "a.jsonl")
+    assert BAD[record] in caught.value.why
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+def test_bad_rows_of_a_table_are_counted(tmp_path: Path, tokenizer: bytes) -> None:
+    (tmp_path / "a.csv").write_bytes(b'n,text\n1,"good\ntext"\n2\n3,caf\xe9\n4,more\n')
+    report = build(tokenizer, tmp_path / "shard", tmp_path / "a.csv")
+    assert read(tokenizer, tmp_path / "shard") == ["good\ntext", "more"]
+    assert [flaw.partition(".csv:")[2] for flaw in report.flaws] == [
+        "4: it has 1 columns, the first line 2",
+        "5: its text is no UTF-8",
+    ]
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
+def test_file_that_is_cut_short_gives_what_it_has(tmp_path: Path, tokenizer: bytes, pack: object) -> None:
+    draw = random.Random(0)
+    data = "\n".join(json.dumps({"text": draw.randbytes(300).hex()}) for _ in range(4000)).encode()
+    path = tmp_path / ("a.jsonl.gz" if pack is gzip.compress else "a.jsonl.zst")
+    packed = pack(data)  # type: ignore[operator]
+    path.write_bytes(packed[: len(packed) * 2 // 3])
+    report = build(tokenizer, tmp_path / "shard", path)
+    assert 1000 < report.shard.documents < 4000
+    assert 1 <= report.flawed <= 2
+    assert any("cannot be unpacked" in flaw or "no JSON" in flaw for flaw in report.flaws)
+
+
+def test_line_that_is_too_long_is_left_out(tmp_path: Path, tokenizer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(blocks, "LONGEST_RECORD", 200)
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": "' + "long" * 200 + '"}\n{"text": "two"}\n{"text": 1}')
+    report = build(tokenizer, tmp_path / "shard", tmp_path / "a.jsonl")
+    assert read(tokenizer, tmp_path / "shard") == ["one", "two"]
+    assert [flaw.partition(".jsonl:")[2][:12] for flaw in report.flaws] == ["2: it is lon", "4: its text "]
+
+
+@pytest.mark.parametrize("size", [16, 64, 100])
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_blocks_together_are_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, name: str) -> None:
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", size)
+    data = ("Wörter ohne Ende " * 20 + "\n\n" + "\n".join(TEXTS) + "\n" + "äöü" * 50).encode()
+    (tmp_path / name).write_bytes(data)
+    (file,) = source_files(tmp_path / name, "TEXT")
+    found: list[TextBlock] = list(blocks_of(file, "TEXT"))
+    assert b"".join(block.body for block in found) == data
+    assert all(block.line == 1 + data[: data.index(block.body)].count(b"\n") for block in found if len(block.body) > 60)
+    for block in found:
+        block.body.decode()
+
+
+# --- in parallel, and after a kill -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of several blocks."""
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1 << 14)
+    monkeypatch.setattr("peers.data.encoder._FEW_BYTES", 1 << 14)
+    path = tmp_path / "large.jsonl"
+    draw = random.Random(1)
+    with path.open("w") as file:
+        for n in range(1500):
+            words = " ".join(draw.choice(TEXTS) for _ in range(draw.randrange(1, 8)))
+            file.write(json.dumps({"text": f"{n} {words}"}) + "\n" if n % 100 else "broken\n")
+    return path
+
+
+def test_any_number_of_processes_makes_the_same_shard(tmp_path: Path, tokenizer: bytes, large: Path) -> None:
+    reports = [build(tokenizer, tmp_path / f"shard-{n}", large, processes=n) for n in (1, 3)]
+    assert reports[0].shard.digest == reports[1].shard.digest
+    assert [report.flawed for report in reports] == [15, 15]
+    assert reports[0].flaws == reports[1].flaws
+
+
+class _Killed(BaseException):
+    pass
+
+
+def test_build_that_was_ended_goes_on_and_makes_the_same_shard(tmp_path: Path, tokenizer: bytes, large: Path) -> None:
+    whole = build(tokenizer, tmp_path / "whole", large, processes=1)
+    calls: list[BuildProgress] = []
+
+    def end(progress: BuildProgress) -> None:
+        calls.append(progress)
+        if len(calls) == 7:
+            raise _Killed
+
+    with pytest.raises(_Killed):
+        build(tokenizer, tmp_path / "shard", large, processes=2, told=end)
+    kept = tmp_path / ".shard.building"
+    assert (kept / JOURNAL_FILE).stat().st_mode & 0o777 == 0o600
+    assert kept.stat().st_mode & 0o777 == 0o700
+    with (kept / TOKENS_FILE).open("ab") as file:
+        file.write(b"half a piece")
+    with (kept / JOURNAL_FILE).open("ab") as file:
+        file.write(b'{"source": "torn')
+    seen: list[BuildProgress] = []
+    report = build(tokenizer, tmp_path / "shard", large, processes=1, told=seen.append)
+    assert report.kept_tokens == calls[-1].tokens
+    assert sum(progress.kept for progress in seen) == 7
+    assert report.shard == whole.shard
+    assert (report.flawed, report.flaws, report.text_bytes) == (whole.flawed, whole.flaws, whole.text_bytes)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["large.jsonl", "shard", "whole"]
+
+
+@pytest.mark.parametrize("change", ["source", "tokens", "field"])
+def test_what_is_kept_is_not_taken_for_something_else(
+    tmp_path: Path, tokenizer: bytes, large: Path, change: str
+) -> None:
+    def end(progress: BuildProgress) -> None:
+        if progress.read > large.stat().st_size // 3:
+            raise _Killed
+
+    with pytest.raises(_Killed):
+        build(tokenizer, tmp_path / "shard", large, processes=1, told=end)
+    kept = tmp_path / ".shard.building"
+    if change == "source":
+        large.write_text(large.read_text().replace("owl", "cat"))
+    elif change == "tokens":
+        data = np.fromfile(kept / TOKENS_FILE, dtype=np.uint16)
+        data[3] ^= 1
+        data.tofile(kept / TOKENS_FILE)
+    field = "text" if change == "field" else None
+    report = build(tokenizer, tmp_path / "shard", large, processes=1, field=field)
+    assert report.kept_tokens == 0
+    assert report.shard == build(tokenizer, tmp_path / "whole", large, processes=1).shard
+
+
+def test_two_builds_of_one_shard_are_one_too_many(tmp_path: Path, tokenizer: bytes, large: Path) -> None:
+    def again(progress: BuildProgress) -> None:
+        build(tokenizer, tmp_path / "shard", large)
+
+    with pytest.raises(StateError, match="another process builds this shard"):
+        build(tokenizer, tmp_path / "shard", large, told=again)
+
+
+def test_command_says_what_was_left_out(tmp_path: Path, tokenizer: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(tokenizer)
+    (tmp_path / "a.jsonl").write_bytes(_jsonl("story") + b"\n" + b"broken\n" * 7)
+    arguments = ["data", "build", str(tmp_path / "a.jsonl"), "--tokenizer", str(tmp_path / "tokenizer.json")]
+    assert run([*arguments, "--out", str(tmp_path / "a")]) == EXIT_USAGE
+    assert "it has no text; it has n, story" in capsys.readouterr().err
+    assert run([*arguments, "--out", str(tmp_path / "a"), "--field", "story"]) == EXIT_OK
+    said = capsys.readouterr()
+    assert "40 documents" in said.out
+    assert "7 records were left out" in said.err
+    assert f"{tmp_path / 'a.jsonl'}:41: it is no JSON" in said.err
+    assert "2 more" in said.err

@@ -1,0 +1,178 @@
+"""Shards of conversations: tokenizers as models come with them, and the limits of hostile templates."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from data_shards.packing import counted_between
+from data_shards.shard import Shard
+from data_shards.tokenize import Tokenizer
+from peers.cli.app import run
+from peers.data.building import BuildReport, build_from_files
+from peers.data.source import check_data
+from peers.data.tokenizer_files import read_encoding
+from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_OK, EXIT_USAGE
+from swarm.errors import ConfigError
+from tests.harness.rigs.chat import CHAT, CHATML, END, THINKS, chat_tokenizer, write_model
+
+
+def build(tokenizer: Path, out: Path, source: Path, template: Path | None = None) -> BuildReport:
+    return build_from_files([source], out, read_encoding(tokenizer, key="TEXT", template=template))
+
+
+def learnt(path: Path) -> str:
+    shard = Shard.open(path)
+    assert shard.counted is not None
+    kept = shard.tokens[counted_between(shard.counted, 0, shard.manifest.tokens)]
+    return Tokenizer(chat_tokenizer())._backend.decode(kept.tolist(), skip_special_tokens=False)
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Path:
+    lines: list[Any] = [{"messages": CHAT}, {"messages": CHAT[:2]}, {"conversations": CHAT[1:3]}, {"text": "plain"}]
+    (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return tmp_path / "chats.jsonl"
+
+
+def test_conversations_and_text_become_one_shard(tmp_path: Path, chats: Path) -> None:
+    tokenizer = write_model(tmp_path / "model")
+    report = build(tokenizer, tmp_path / "shard", chats)
+    assert learnt(tmp_path / "shard") == f"fine, thanks.{END}four{END}fine, thanks.{END}plain{END}"
+    assert report.shard.documents == 3
+    assert report.flaws == [f"{chats}:2: it has no answer of the assistant to learn from"]
+    assert report.shard.template is not None
+    other = build(write_model(tmp_path / "other", template=CHATML + " "), tmp_path / "again", chats).shard
+    assert other.digest != report.shard.digest
+
+
+def test_conversations_in_a_table(tmp_path: Path) -> None:
+    tokenizer = write_model(tmp_path / "model")
+    pq.write_table(pa.table({"id": [1], "messages": [CHAT]}), tmp_path / "a.parquet")
+    build(tokenizer, tmp_path / "shard", tmp_path / "a.parquet")
+    assert learnt(tmp_path / "shard") == f"fine, thanks.{END}four{END}"
+
+
+def test_text_alone_is_the_same_with_a_template_and_without(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("only text")
+    with_one = build(write_model(tmp_path / "a"), tmp_path / "x", tmp_path / "a.txt").shard
+    without = build(write_model(tmp_path / "b", template=None), tmp_path / "y", tmp_path / "a.txt").shard
+    assert with_one == without
+    assert with_one.template is None
+
+
+@pytest.mark.parametrize("where", ["config", "list", "jinja", "option"])
+def test_template_is_found_where_models_have_it(tmp_path: Path, chats: Path, where: str) -> None:
+    named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": CHATML}]
+    given = {"config": CHATML, "list": named}.get(where, "{{ wrong }}")
+    tokenizer = write_model(tmp_path / "model", template=given)
+    option = None
+    if where == "jinja":
+        (tmp_path / "model" / "chat_template.jinja").write_text(CHATML)
+    elif where == "option":
+        option = tmp_path / "mine.jinja"
+        option.write_text(CHATML)
+    build(tokenizer if where == "config" else tmp_path / "model", tmp_path / "shard", chats, option)
+    assert learnt(tmp_path / "shard").startswith("fine, thanks.")
+
+
+def test_conversation_without_a_template_is_an_error_with_the_command(tmp_path: Path, chats: Path) -> None:
+    tokenizer = write_model(tmp_path / "model", template=None)
+    with pytest.raises(ConfigError, match=r"chats\.jsonl:1.*--template FILE"):
+        build(tokenizer, tmp_path / "shard", chats)
+    with pytest.raises(ConfigError, match="chat template"):
+        check_data(chats)
+    assert not list(tmp_path.glob(".shard*"))
+
+
+def test_template_that_rewrites_earlier_turns_names_the_conversation(tmp_path: Path, chats: Path) -> None:
+    with pytest.raises(ConfigError, match=r"rewrites earlier turns.*chats\.jsonl:1"):
+        build(write_model(tmp_path / "model", template=THINKS), tmp_path / "shard", chats)
+
+
+@pytest.mark.parametrize(
+    ("hostile", "why"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "takes more than 0.25 s"),
+        ("{% set ns = namespace(a='x' * 1000) %}{% for a in range(40) %}{% set ns.a = ns.a + ns.a %}{% endfor %}",
+         "takes more than 512 MiB"),
+        ("{{ 'x' * 2000000 }}", "writes at most"),
+        ("{{ ''.__class__.__mro__ }}", "the sandbox forbids"),
+    ],
+)  # fmt: skip
+def test_hostile_template_is_ended_by_its_limits(
+    tmp_path: Path, chats: Path, hostile: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("peers.data.encoder.CPU_S", 0.25)
+    with pytest.raises(ConfigError, match=why) as caught:
+        build(write_model(tmp_path / "model", template=hostile), tmp_path / "shard", chats)
+    assert caught.value.key == "the chat template"
+    assert not list(tmp_path.glob(".shard*"))
+
+
+# --- what ends a text ------------------------------------------------------------------------------------------------
+
+
+def test_end_token_is_the_one_that_the_config_names(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("hello")
+    for token in ("</s>", END):
+        tokenizer = write_model(tmp_path / "model", eos_token=token)
+        build(tokenizer, tmp_path / token.strip("</|>"), tmp_path / "a.txt")
+        last = int(Shard.open(tmp_path / token.strip("</|>")).tokens[-1])
+        assert last == Tokenizer(chat_tokenizer()).special_tokens[token]
+
+
+def test_end_token_that_the_tokenizer_lacks_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("hello")
+    with pytest.raises(ConfigError, match="one with the token <no>"):
+        build(write_model(tmp_path / "model", eos_token="<no>"), tmp_path / "shard", tmp_path / "a.txt")
+
+
+@pytest.mark.parametrize("config", ["{", "[]", "\xff"])
+def test_config_that_is_none_is_an_error(tmp_path: Path, config: str) -> None:
+    tokenizer = write_model(tmp_path / "model")
+    tokenizer.with_name("tokenizer_config.json").write_bytes(config.encode("latin-1"))
+    with pytest.raises(ConfigError, match="a JSON object"):
+        read_encoding(tokenizer, key="TEXT")
+
+
+def test_command_builds_from_conversations(tmp_path: Path, chats: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_model(tmp_path / "model", template=None)
+    arguments = ["data", "build", str(chats), "--tokenizer", str(tmp_path / "model"), "--out", str(tmp_path / "shard")]
+    assert run(arguments) == EXIT_USAGE
+    assert "--template FILE" in capsys.readouterr().err
+    (tmp_path / "mine.jinja").write_text(CHATML)
+    assert run([*arguments, "--template", str(tmp_path / "mine.jinja")]) == EXIT_OK
+    assert "3 documents" in capsys.readouterr().out
+
+
+def test_commands_show_numbers_and_documents(tmp_path: Path, chats: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer, shard = write_model(tmp_path / "model"), str(tmp_path / "shard")
+    assert (
+        run(["data", "build", str(chats), "--tokenizer", str(tokenizer), "--out", shard, "--context", "8"]) == EXIT_OK
+    )
+    assert "packed as documents: " in capsys.readouterr().out
+    assert run(["data", "stats", shard, "--context", "8"]) == EXIT_OK
+    said = capsys.readouterr().out
+    assert "of 3 documents" in said
+    assert "tokens a byte" in said
+    assert "% of tokens are learnt" in said
+    assert run(["data", "stats", shard, "--context", "8", "--json"]) == EXIT_OK
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["documents"] == 3
+    assert [one["packing"] for one in facts["packing"]] == ["stream", "documents"]
+    assert run(["data", "sample", shard, "--tokenizer", str(tokenizer)]) == EXIT_OK
+    shown = capsys.readouterr()
+    assert f"assistant\n«fine, thanks.{END}»" in shown.out
+    assert "private" in shown.err
+    assert run(["data", "sample", shard, "--tokenizer", str(tokenizer), "--tokens", "2", "--json"]) == EXIT_OK
+    documents = json.loads(capsys.readouterr().out)["documents"]
+    assert sorted(one["document"] for one in documents) == [0, 1, 2]
+    assert all(one["more_tokens"] >= 0 for one in documents)
+    (tmp_path / "other.json").write_text(tokenizer.read_text() + " ")
+    assert run(["data", "sample", shard, "--tokenizer", str(tmp_path / "other.json")]) == EXIT_INCOMPATIBLE
