@@ -90,10 +90,13 @@ class Joining:
             self._check_place(head)
             self._learn(head)
             lost = await self._survey.lost(head.members, contact)
-            if self._is_double(head) and not self._is_needed(head, lost):
-                await self._member.stand_in(newest)
-                await self._wait_for_notice(head, patience)
-                continue
+            if self._is_double(head):
+                await self._member.stand_in(
+                    newest
+                )  # also where we are needed: without our vote there may be no majority
+                if not self._is_needed(head, lost):
+                    await self._wait_for_notice(head, patience)
+                    continue
             await insist_on_being_reached(self._around, head.members.peers)
             name = await self._choose(head, lost)
             donors = self._donors(head, name, contact, attempts + (name in lost))

@@ -78,3 +78,37 @@ def test_peer_started_again_at_once_is_let_in_and_there_is_one_history(tmp_path:
     plan.assert_fired()
     assert swarm.peers["host-1-again-1"].outcome == "every step of the run is closed"
     check_run([tmp_path]).assert_sound()
+
+
+@pytest.mark.parametrize("victim", ["trainer-0", "host-0"])
+def test_run_of_two_voters_goes_on_when_the_one_that_was_killed_is_started_again(tmp_path: Path, victim: str) -> None:
+    """Its part has no other replica, and there is no majority without its vote: it gives that, and takes its place."""
+    run = {"steps": STEPS, "copies": 2}
+    swarm = SimSwarm(tmp_path, hosts=1, trainers=1, split={"stages": 1}, run=run, stage_s=PACE)
+    seen: dict[str, Any] = {"what": lambda what: victim in what or "voters" in what}
+    plan = FaultPlan(
+        Strike("kill", On(Accumulated, peer="host-0", where={"step": 3}), Kill((victim,))),
+        Strike("again", On(Waiting, where=seen, after="kill"), Restart(victim)),
+        world=MemoryWorld(swarm),
+    )
+    run_world(swarm.run(timeout_s=400.0))
+    plan.assert_fired()
+    assert swarm.peers[f"{victim}-again-1"].outcome == "every step of the run is closed"
+    check_run([tmp_path]).assert_sound()
+
+
+def test_run_goes_on_when_all_replicas_of_a_stage_and_the_trainer_are_killed_and_started_again(tmp_path: Path) -> None:
+    """Three of five voters: those that are left have a copy of the stage, and no majority to take it over with."""
+    swarm = SimSwarm(tmp_path, hosts=4, trainers=1, run={"steps": STEPS, "copies": 2}, stage_s=PACE)
+    victims = ("host-1", "host-3", "trainer-0")
+    few: dict[str, Any] = {"what": lambda what: what.startswith("a majority: ")}
+    plan = FaultPlan(
+        Strike("kill", On(Accumulated, peer="host-0", where={"step": 3}), Kill(victims)),
+        *(Strike(name, On(Waiting, where=few, after="kill"), Restart(name)) for name in victims),
+        world=MemoryWorld(swarm),
+    )
+    run_world(swarm.run(timeout_s=400.0))
+    plan.assert_fired()
+    for name in victims:
+        assert swarm.peers[f"{name}-again-1"].outcome == "every step of the run is closed"
+    check_run([tmp_path]).assert_sound()

@@ -156,6 +156,11 @@ class BatchCollection:
         if said:
             self._closing.waiting("")
 
+    async def can_decide(self) -> bool:
+        """Whether a majority is there, those that are back with their votes alone counted."""
+        electors = self._electors()
+        return await self._there(electors) >= majority(len(electors))
+
     async def _there(self, electors: Sequence[PeerId]) -> int:
         """How many of the voters can vote; those that are gone are asked only where the others are no majority."""
         gone = self._closing.liveness.gone
@@ -189,7 +194,7 @@ class BatchCollection:
             await self._end_if_hopeless()
             # Who has lost sight of a whole part may have lost sight of nearly everybody, and not know it yet.
             await liveness.check(self._electors(), f"all of {lost[0]} are lost, as it seems")
-            if await self._there(self._electors()) < majority(len(self._electors())):
+            if not await self.can_decide():
                 return False
             left = until - clock.monotonic()
             if left <= 0:

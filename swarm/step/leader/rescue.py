@@ -7,10 +7,9 @@ import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from swarm.consensus.acceptor import has_majority
 from swarm.consensus.changes import Admission, Changes, Reassign
 from swarm.consensus.copies import copy_holders
-from swarm.consensus.records import CloseRecord, voters
+from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import TRAINERS, Roster, lost_parts, part_lost
 from swarm.errors import Busy, Ending, PeerError, Refused, RunEnded, Superseded, Violation
 from swarm.ids import PartName, PeerId, stage_of
@@ -80,7 +79,7 @@ class Rescuing:
         closing = self._closing
         began = closing.clock.monotonic()
         try:
-            while (lost := self.lost) and self._majority():
+            while (lost := self.lost) and await self._filling.can_decide():
                 offers = await self._offers(lost, closing.clock.monotonic() - began)
                 proposal = await self._proposal(offers) if all(offers.values()) else None
                 if proposal is not None:
@@ -89,10 +88,6 @@ class Rescuing:
             return None
         finally:
             closing.waiting("")
-
-    def _majority(self) -> bool:
-        electors = voters(self._roster, self._closing.history.head_hash)
-        return has_majority(electors, self._closing.liveness.gone)
 
     async def _offers(self, lost: Sequence[str], waited_s: float) -> dict[str, list[Consent]]:
         """Of each lost part what those say who hold a copy. Raises RunEnded when there is none, and nobody is expected

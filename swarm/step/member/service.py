@@ -10,7 +10,7 @@ leader no longer listens, and whoever asks again gets its outcome, a failure too
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 from swarm.consensus.acceptor import Vote
@@ -203,7 +203,10 @@ class MemberService:
                 self._accepts.check_founding(record)
                 await context.holder.install(record, caller)
             elif record.void:
-                self._accepts.check_given_up(at.roster, body, [*context.gone(), *state.conduct.tied])
+                gone: Collection[str] = [*context.gone(), *state.conduct.tied]
+                if not at.named:  # started anew, as others may be, who answer and are not the members that they were
+                    gone = record.absent
+                self._accepts.check_given_up(at.roster, body, gone)
                 await self._check_conduct(state, body)
             else:
                 at.forking.check(body, at.roster)
