@@ -58,8 +58,8 @@ def write_named(path: Path, pieces: Sequence[Piece], *, mode: int | None = None)
     """Write a file that a person has named, as :func:`write_whole`, but write *into* what is there and is no regular
     file: a pipe, a terminal, a device, or what ``/dev/stdout`` stands for. A link is followed, not replaced.
 
-    ``mode`` are the permissions of a regular file. Raises OSError, also for a link of another user's. A pipe that
-    nobody reads blocks.
+    ``mode`` are the permissions of a regular file. Raises OSError, also for a link of another user's, and for a pipe
+    that nobody reads.
     """
     try:
         regular = stat.S_ISREG(os.stat(path).st_mode)
@@ -69,13 +69,25 @@ def write_named(path: Path, pieces: Sequence[Piece], *, mode: int | None = None)
     if stream is not None or not regular:
         # A stream of ours has a place in its file, which another opening of it would not share.
         own = None if stream is None else _NUMBERS.get(stream[1], stream[2])
-        descriptor = os.dup(int(own)) if own is not None else os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_APPEND)
+        descriptor = os.dup(int(own)) if own is not None else _opened(path)
         with open(descriptor, "wb") as file:
             file.writelines(pieces)
         return
     if os.path.islink(path) and os.lstat(path).st_uid not in (os.geteuid(), 0):
         raise PermissionError(errno.EPERM, "a link of another user's", str(path))
     write_whole(Path(os.path.realpath(path)), pieces, mode=mode)
+
+
+def _opened(path: Path) -> int:
+    """A descriptor to write to what is no regular file. Without waiting: a signal could not end that."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_APPEND | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise OSError(errno.ENXIO, "nobody reads this pipe", str(path)) from None
+        raise
+    os.set_blocking(descriptor, True)
+    return descriptor
 
 
 def make_directory(path: Path) -> None:

@@ -194,7 +194,10 @@ def _minority(event: QuorumLost) -> str:
     """Until when a minority waits, and what it does then."""
     waits = f"{event.there} of {count(event.voters, 'voter')} can be reached: step {event.step} waits for a majority"
     if event.alone_at is None:
-        return f"{waits}, however long that takes; nothing is lost"
+        return (
+            f"{waits}, however long that takes; nothing is lost. Who died counts again once it is started where it was;"
+            " if too few ever are, end it: swarm new --resume goes on from the newest checkpoint"
+        )
     then = "then those that are here go on provisionally, which counts when a majority agrees later"
     return f"{waits} until {moment(event.alone_at)}; {then}. Nothing is lost"
 

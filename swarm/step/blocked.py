@@ -24,9 +24,15 @@ def awaited_majority(there: int, voters: int, needed: int, alone_at: float | Non
 def few_voters(voters: int) -> str:
     """What the death of one voter costs a run that has fewer than three; "" for one with more, or with none yet."""
     if voters == 1:
-        return "one voter only: while it is away nothing is decided; three can lose one of them"
+        return (
+            "one voter only: while it is away nothing is decided, until it is started again where it was; three can "
+            "lose one of them"
+        )
     if voters == 2:
-        return "two voters only: while one is away nothing is decided for good; three can lose one of them"
+        return (
+            "two voters only: while one is away nothing is decided for good; who died counts again once it is started "
+            "where it was; three can lose one of them"
+        )
     return ""
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
 from pathlib import Path
 
 import pytest
@@ -40,15 +39,22 @@ def test_named_file_that_is_a_link_is_followed(tmp_path: Path) -> None:
 
 
 def test_named_pipe_is_written_into_and_stays_one(tmp_path: Path) -> None:
-    pipe, read = tmp_path / "pipe", []
+    pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     check_output("--report", pipe)
-    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
-    reader.start()
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     write_report({"loss": float("nan")}, pipe)
-    reader.join(timeout=30)
-    assert read == ['{\n  "loss": null\n}\n']
+    read = os.read(reader, 1000)
+    os.close(reader)
+    assert read == b'{\n  "loss": null\n}\n'
     assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_named_pipe_that_nobody_reads_is_refused_at_once(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="nobody reads this pipe"):
+        write_named(pipe, [b"x"])
 
 
 def test_named_file_of_a_process_is_written_into(tmp_path: Path) -> None:

@@ -163,7 +163,8 @@ def _step(step: int) -> StepClosed:
         (
             QuorumLost(step=7, there=1, voters=3),
             "no quorum     1 of 3 voters can be reached: step 7 waits for a majority, however long that takes; nothing "
-            "is lost",
+            "is lost. Who died counts again once it is started where it was; if too few ever are, end it: swarm new "
+            "--resume goes on from the newest checkpoint",
         ),
         (
             QuorumLost(step=7, there=3, voters=8, alone_at=1_700_000_600.0),
