@@ -38,7 +38,7 @@ def build(
     ] = None,
     template: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Chat template in Jinja.  [default: the one beside the tokenizer]"),
+        typer.Option(metavar="PATH", help="Chat template, or a model's directory.  [default: beside the tokenizer]"),
     ] = None,
     processes: Annotated[
         int | None, typer.Option(metavar="N", min=1, max=1024, help="Processes that tokenize.  [default: one a core]")
