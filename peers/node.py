@@ -25,7 +25,7 @@ from peers.console.narration import EventNarration
 from peers.console.words import command_to_join, one_line, reason_of, report_error, with_commands
 from peers.control.answers import NodeCommands
 from peers.control.server import ControlServer
-from peers.data.source import data_opened, open_source, shard_for
+from peers.data.source import data_given, data_opened, open_source, shard_for
 from peers.exit_codes import EXIT_CODES, EXIT_DRAINED, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, exit_code_of
 from peers.manifest_file import manifest_sent
 from peers.options.reading import blamed
@@ -340,7 +340,7 @@ class Node:
         into, seed, given_up = settings.home / "shard", self._identity.peer, threading.Event()
         try:
             path = await asyncio.to_thread(
-                shard_for, settings.options.data, tokenizer, manifest, into, seed, given_up=given_up.is_set
+                shard_for, data_given(settings.options), tokenizer, manifest, into, seed, given_up=given_up.is_set
             )
             source = await asyncio.to_thread(open_source, manifest, path, self._identity.peer)
         finally:

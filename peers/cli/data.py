@@ -12,6 +12,7 @@ import typer
 
 from peers.cli.options import AsJson, WholeGroup
 from peers.console.words import printable
+from swarm.errors import SwarmError
 
 if TYPE_CHECKING:
     from peers.data.building import BuildProgress, BuildReport
@@ -38,7 +39,7 @@ def build(
     ] = None,
     template: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Chat template in Jinja.  [default: the one beside the tokenizer]"),
+        typer.Option(metavar="PATH", help="Chat template, or a model's directory.  [default: beside the tokenizer]"),
     ] = None,
     processes: Annotated[
         int | None, typer.Option(metavar="N", min=1, max=1024, help="Processes that tokenize.  [default: one a core]")
@@ -57,7 +58,7 @@ def build(
     Example: swarm data build texts/ notes.jsonl.gz --tokenizer tokenizer.json --out shards/mine
     """
     from peers.console.interrupt import Interrupted
-    from peers.data.building import build_from_files
+    from peers.data.building import build_from_files, is_begun
     from peers.data.source import describe
     from peers.data.tokenizer_files import read_encoding
 
@@ -65,8 +66,9 @@ def build(
     try:
         with _progress() as told:
             report = build_from_files(text, out, encoding, processes=processes, told=told)
-    except Interrupted:
-        typer.echo("what is done is kept: type the same command again to go on", err=True)
+    except (Interrupted, SwarmError):
+        if is_begun(out):
+            typer.echo("what is done is kept: type the same command again to go on", err=True)
         raise
     facts = describe(out, report.shard)
     typer.echo(json.dumps(facts) if as_json else _line(facts))

@@ -57,7 +57,7 @@ def join(options: PeerOptions, *, words: bool, json_lines: bool) -> int:
     check_device(options.device)
     if options.checkpoints is not None:
         check_checkpoints(options.checkpoints)
-    words_of_data, data = _checked_data(options.data) if role == "trainer" else ("", "")
+    words_of_data, data = _checked_data(options) if role == "trainer" else ("", "")
     if words_of_data:
         say("data", words_of_data)
     home = home_directory(options.home)
@@ -126,15 +126,16 @@ def _peer_settings(place: HeldPlace, who: Who, contacts: Contacts, options: Peer
     )
 
 
-def _checked_data(data: Path | None) -> tuple[str, str]:
+def _checked_data(options: PeerOptions) -> tuple[str, str]:
     """Return a trainer's data in words, and its digest: "" for the text that every trainer has."""
+    # numpy and tokenizers: not for a stage host.
+    from peers.data.source import check_data, data_given
+
+    data = data_given(options)
     if data is None:
         return "the text that comes with Python; your own with --data", ""
-    # numpy and tokenizers: not for a stage host.
-    from peers.data.source import check_data
-
     found = check_data(data)
-    return f"{data}: {found.words}", found.digest
+    return f"{data.path}: {found.words}", found.digest
 
 
 def _title(role: str) -> str:

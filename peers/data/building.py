@@ -17,7 +17,7 @@ from typing import Any
 
 from data_shards.draft import ShardDraft, sync
 from data_shards.journal import JOURNAL_FILE, Journal
-from data_shards.manifest import ShardManifest
+from data_shards.manifest import TOKENS_FILE, ShardManifest
 from peers.data.blocks import TextBlock, blocks_of
 from peers.data.encoder import FLAWS_SHOWN, Encoded, Encoding, encoded_in_order
 from peers.data.files import SourceFile, source_files
@@ -66,8 +66,8 @@ def build_from_files(
 ) -> BuildReport:
     """Build a new shard at ``out`` from files, directories or patterns.
 
-    What is done is kept in a directory beside ``out``, whatever ends the build but bad input; the same command goes on
-    with it, and the shard is the same as that of an undisturbed build. Memory does not depend on the size of the
+    What is done is kept in a directory beside ``out``, whatever ends the build; the same command goes on with it, and
+    the shard is the same as that of an undisturbed build. Memory does not depend on the size of the
     sources.
 
     Args:
@@ -109,13 +109,22 @@ def build_from_files(
             os.rename(directory, out)
         sync(out.parent)
     except ConfigError:
-        shutil.rmtree(directory, ignore_errors=True)
+        if not is_begun(out):
+            discard_build(out)
         raise
     except OSError as error:
         raise StateError(
             f"shard {out}: {error.strerror}. Check space and permissions, then type the same command again to go on."
         ) from None
     return report
+
+
+def is_begun(out: Path) -> bool:
+    """Return whether a build of this shard has kept what it did."""
+    try:
+        return (_directory(out) / TOKENS_FILE).stat().st_size > 0
+    except OSError:
+        return False
 
 
 def discard_build(out: Path) -> None:

@@ -135,12 +135,14 @@ def _lines(paragraph: str) -> Iterator[str]:
 
 def chat_without_template(key: str, place: str) -> ConfigError:
     """The error for conversations where nothing says how they are written as text."""
-    command = f"{command_name()} data build … --tokenizer FILE --template FILE"
+    option = "--data-template" if key == "--data" else "--template"
     return ConfigError(
         key,
         place,
-        "a tokenizer with a chat template: tokenizer_config.json or chat_template.jinja beside it",
-        f"Give the template of the model: {command}",
+        "a chat template with conversations",
+        f"Give the one of the model with {option} PATH: a file in Jinja, or the model's directory."
+        if key != "--text"
+        else f"Build a shard with a chat template: {command_name()} data build … --template PATH",
         why="it is a conversation, and nothing says how to write it as text",
     )
 

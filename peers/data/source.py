@@ -7,6 +7,7 @@ once the run's tokenizer is known, the shard that the trainer reads.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shlex
 import shutil
@@ -28,16 +29,18 @@ from peers.data.files import source_files
 from peers.data.foreign_tokenizer import check_foreign_tokenizer
 from peers.data.records import Conversation, FlawCount, chat_without_template, documents_in
 from peers.data.text import built_in_corpus, nothing_in
+from peers.data.tokenizer_files import read_template
 from swarm.errors import ConfigError, Incompatible, StateError
 from swarm.events import DataOpened
 
 if TYPE_CHECKING:
     from data_shards.source import ShardSource
+    from peers.options.model import PeerOptions
     from swarm.config import Manifest
     from swarm.ids import PeerId
 
 
-DATA = "--data"
+DATA, TEMPLATE = "--data", "--data-template"
 """What errors call it, unless they are told otherwise."""
 
 
@@ -49,25 +52,49 @@ class DataFound:
     digest: str
 
 
-def check_data(path: Path) -> DataFound:
+@dataclass(frozen=True, slots=True)
+class DataGiven:
+    """What a trainer was told to train on: see :func:`peers.data.tokenizer_files.read_encoding` for the last two."""
+
+    path: Path
+    field: str | None = None
+    template: Path | None = None
+
+
+def data_given(options: PeerOptions) -> DataGiven | None:
+    """Return a peer's data; None: the text that comes with Python. Raises ConfigError for options that need data."""
+    if options.data is not None:
+        return DataGiven(options.data, options.data_field, options.data_template)
+    for name, value in (("--data-field", options.data_field), ("--data-template", options.data_template)):
+        if value is not None:
+            remedy = f"Leave {name} out, or give --data PATH."
+            raise ConfigError(name, str(value), "that there is --data", remedy, why="it says how to read that")
+    return None
+
+
+def check_data(data: DataGiven) -> DataFound:
     """Check the data as far as possible without the run's tokenizer, and return its description.
 
     A built shard is verified; every text file must be readable UTF-8, and some record must hold a text; those that do
     not are counted. Cost: the data is read once, some ten seconds per gigabyte. Raises ConfigError naming the path, the
     cause and what to do.
     """
+    path = data.path
     if is_shard(path):
         shard = open_shard(path).manifest
         return DataFound(words=f"a shard of {shard.tokens:,} tokens", digest=shard.digest)
-    files, found = source_files(path, DATA), hashlib.sha256()
+    template = None if data.template is None else read_template(data.template, TEMPLATE).digest
+    files, found = source_files(path, DATA), hashlib.sha256(json.dumps([data.field, template]).encode())
     characters, flaws = 0, FlawCount()
-    for block in (block for file in files for block in blocks_of(file, DATA)):
+    for block in (block for file in files for block in blocks_of(file, DATA, data.field)):
         found.update(block.digest.encode())
-        for document in documents_in(block, DATA):
-            if isinstance(document, Conversation):
+        for document in documents_in(block, DATA, data.field):
+            if isinstance(document, Conversation) and template is None:
                 raise chat_without_template(DATA, f"{block.file}:{document.line}")
             if isinstance(document, str):
                 characters += len(document)
+            elif isinstance(document, Conversation):
+                characters += document.text_bytes
             else:
                 flaws.add(block, document)
     if not characters:
@@ -84,7 +111,7 @@ def is_shard(path: Path) -> bool:
 
 
 def shard_for(
-    data: Path | None,
+    data: DataGiven | None,
     tokenizer_json: bytes,
     manifest: Manifest,
     into: Path,
@@ -104,12 +131,12 @@ def shard_for(
     """
     check_foreign_tokenizer(tokenizer_json)
     check_tokenizer(manifest, tokenizer_json)
-    if data is not None and is_shard(data):
-        shard = open_shard(data)
-        _check_same_tokenizer(data, shard.manifest, tokenizer_json, into.with_name("tokenizer.json"))
-        _check_enough(shard, manifest, str(data))
-        return data
-    name = "Python's own documentation" if data is None else str(data)
+    if data is not None and is_shard(data.path):
+        shard = open_shard(data.path)
+        _check_same_tokenizer(data.path, shard.manifest, tokenizer_json, into.with_name("tokenizer.json"))
+        _check_enough(shard, manifest, str(data.path))
+        return data.path
+    name = "Python's own documentation" if data is None else str(data.path)
     if data is None:
         build_shard(into, _unless(given_up, _shuffled_built_in(seed)), tokenizer_json)
     else:
@@ -189,13 +216,15 @@ def _shuffled_built_in(seed: str) -> list[str]:
     return sorted(built_in_corpus().documents, key=rank)
 
 
-def _build_given(data: Path, tokenizer_json: bytes, into: Path, given_up: Callable[[], bool]) -> None:
+def _build_given(data: DataGiven, tokenizer_json: bytes, into: Path, given_up: Callable[[], bool]) -> None:
     def told(progress: BuildProgress) -> None:
         if given_up():
             raise StateError("making the shard was given up")
 
     try:
-        build_from_files([data], into, Encoding(tokenizer=tokenizer_json, key=DATA), told=told)
+        template = None if data.template is None else read_template(data.template, TEMPLATE)
+        encoding = Encoding(tokenizer=tokenizer_json, key=DATA, field=data.field, template=template)
+        build_from_files([data.path], into, encoding, told=told)
     except BaseException:
         discard_build(into)
         raise

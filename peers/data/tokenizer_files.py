@@ -28,7 +28,7 @@ def read_encoding(tokenizer: Path, *, key: str, field: str | None = None, templa
             conversation is written.
         key: What errors call the option that names the files.
         field: As for :func:`peers.data.blocks.blocks_of`.
-        template: A file with the chat template, in place of the one beside the tokenizer.
+        template: The chat template in place of the one beside the tokenizer, see :func:`read_template`.
 
     Raises:
         ConfigError: A file is missing, unreadable, too large, or not what it should be.
@@ -36,15 +36,37 @@ def read_encoding(tokenizer: Path, *, key: str, field: str | None = None, templa
     path = tokenizer / TOKENIZER_FILE if tokenizer.is_dir() else tokenizer
     document = _read(path, "--tokenizer", "a readable tokenizer.json", MAX_TOKENIZER_BYTES)
     config = _config(path.with_name(CONFIG_FILE))
-    tokens = {name: text for name in _NAMED if (text := _token(config.get(name)))}
-    chat = _template(path.with_name(TEMPLATE_FILE), config) if template is None else _text(template)
+    tokens = _tokens(config)
+    chat = _template(path.with_name(TEMPLATE_FILE), config)
+    if template is not None:
+        given = read_template(template, "--template")
+        chat, tokens = given.text, {**tokens, **given.tokens}
     return Encoding(
         tokenizer=document,
         key=key,
         field=field,
-        end_token=tokens.get("eos_token"),
+        end_token=_token(config.get("eos_token")) or None,
         template=None if chat is None else TemplateSource(chat, tokens),
     )
+
+
+def read_template(path: Path, key: str) -> TemplateSource:
+    """A chat template: a file in Jinja, or a model's directory, whose names of special tokens it gets, too.
+
+    Raises ConfigError, which calls it ``key``, where there is none.
+    """
+    if not path.is_dir():
+        return TemplateSource(_text(path, key))
+    config = _config(path / CONFIG_FILE)
+    chat = _template(path / TEMPLATE_FILE, config)
+    if chat is None:
+        why = f"it has neither {TEMPLATE_FILE} nor a chat_template in {CONFIG_FILE}"
+        raise ConfigError(key, str(path), "a model's directory with a chat template", another_path(path), why=why)
+    return TemplateSource(chat, _tokens(config))
+
+
+def _tokens(config: dict[str, Any]) -> dict[str, str]:
+    return {name: text for name in _NAMED if (text := _token(config.get(name)))}
 
 
 def _read(path: Path, key: str, allowed: str, most: int) -> bytes:
@@ -79,7 +101,7 @@ def _token(value: Any) -> str:
 
 def _template(file: Path, config: dict[str, Any]) -> str | None:
     if file.is_file():
-        return _text(file)
+        return _text(file, "--tokenizer")
     found = config.get("chat_template")
     if isinstance(found, list):  # several by name
         named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
@@ -87,9 +109,9 @@ def _template(file: Path, config: dict[str, Any]) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _text(path: Path) -> str:
-    data = _read(path, "--template", "a readable chat template", 4 * LONGEST_TEMPLATE)
+def _text(path: Path, key: str) -> str:
+    data = _read(path, key, "a readable chat template", 4 * LONGEST_TEMPLATE)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise ConfigError("--template", str(path), "UTF-8 text", another_path(path), why="it is none") from None
+        raise ConfigError(key, str(path), "UTF-8 text", another_path(path), why="it is none") from None

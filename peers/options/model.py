@@ -74,6 +74,20 @@ class PeerOptions:
             default="the text that comes with Python",
         ),
     ] = None  # fmt: skip
+    data_field: Annotated[
+        Text | None,
+        Option(
+            metavar="NAME", of=_JOIN, help="Key or column of --data that has the text; a.b is b in a.",
+            default="messages, conversations or text",
+        ),
+    ] = None  # fmt: skip
+    data_template: Annotated[
+        FilePath | None,
+        Option(
+            metavar="PATH", of=_JOIN, default="none",
+            help="Chat template of the conversations in --data: a file in Jinja, or a model's directory.",
+        ),
+    ] = None  # fmt: skip
     stage: Annotated[
         Annotated[int, between(0, 511)] | None,
         Option(metavar="N", of=_JOIN, help="Hold this stage.", default="the one with the fewest replicas"),

@@ -301,6 +301,17 @@ def test_what_is_kept_is_not_taken_for_something_else(
     assert report.shard == build(tokenizer, tmp_path / "whole", large, processes=1).shard
 
 
+def test_bad_file_behind_good_ones_does_not_cost_what_is_done(tmp_path: Path, tokenizer: bytes, large: Path) -> None:
+    bad = tmp_path / "z.txt"
+    bad.write_bytes(b"\xff\xfe\x00x")
+    with pytest.raises(ConfigError, match="encoding"):
+        build(tokenizer, tmp_path / "shard", large, bad, processes=1)
+    bad.write_text("good now")
+    report = build(tokenizer, tmp_path / "shard", large, bad, processes=1)
+    assert report.kept_tokens > 0
+    assert report.shard == build(tokenizer, tmp_path / "whole", large, bad, processes=1).shard
+
+
 def test_two_builds_of_one_shard_are_one_too_many(tmp_path: Path, tokenizer: bytes, large: Path) -> None:
     def again(progress: BuildProgress) -> None:
         build(tokenizer, tmp_path / "shard", large)

@@ -12,12 +12,14 @@ import pytest
 
 from data_shards.packing import counted_between
 from data_shards.shard import Shard
-from data_shards.tokenize import Tokenizer
+from data_shards.tokenize import Tokenizer, tokenizer_digest
 from peers.cli.app import run
 from peers.data.building import BuildReport, build_from_files
-from peers.data.source import check_data
+from peers.data.source import DataGiven, check_data, data_given, shard_for
 from peers.data.tokenizer_files import read_encoding
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_OK, EXIT_USAGE
+from peers.options.model import PeerOptions
+from swarm.config import parse_manifest
 from swarm.errors import ConfigError
 from tests.harness.rigs.chat import CHAT, CHATML, END, THINKS, chat_tokenizer, write_model
 
@@ -83,10 +85,10 @@ def test_template_is_found_where_models_have_it(tmp_path: Path, chats: Path, whe
 
 def test_conversation_without_a_template_is_an_error_with_the_command(tmp_path: Path, chats: Path) -> None:
     tokenizer = write_model(tmp_path / "model", template=None)
-    with pytest.raises(ConfigError, match=r"chats\.jsonl:1.*--template FILE"):
+    with pytest.raises(ConfigError, match=r"chats\.jsonl:1.*--template PATH"):
         build(tokenizer, tmp_path / "shard", chats)
-    with pytest.raises(ConfigError, match="chat template"):
-        check_data(chats)
+    with pytest.raises(ConfigError, match="--data-template PATH"):
+        check_data(DataGiven(chats))
     assert not list(tmp_path.glob(".shard*"))
 
 
@@ -145,7 +147,7 @@ def test_command_builds_from_conversations(tmp_path: Path, chats: Path, capsys: 
     write_model(tmp_path / "model", template=None)
     arguments = ["data", "build", str(chats), "--tokenizer", str(tmp_path / "model"), "--out", str(tmp_path / "shard")]
     assert run(arguments) == EXIT_USAGE
-    assert "--template FILE" in capsys.readouterr().err
+    assert "--template PATH" in capsys.readouterr().err
     (tmp_path / "mine.jinja").write_text(CHATML)
     assert run([*arguments, "--template", str(tmp_path / "mine.jinja")]) == EXIT_OK
     assert "3 documents" in capsys.readouterr().out
@@ -176,3 +178,35 @@ def test_commands_show_numbers_and_documents(tmp_path: Path, chats: Path, capsys
     assert all(one["more_tokens"] >= 0 for one in documents)
     (tmp_path / "other.json").write_text(tokenizer.read_text() + " ")
     assert run(["data", "sample", shard, "--tokenizer", str(tmp_path / "other.json")]) == EXIT_INCOMPATIBLE
+
+
+def test_join_takes_conversations_with_a_template(tmp_path: Path, chats: Path) -> None:
+    model = write_model(tmp_path / "model")
+    manifest = parse_manifest(
+        {
+            "model": {"vocab_size": 400, "dim": 32, "layers": 2, "heads": 2, "context": 8},
+            "batch": {"microbatch_size": 2},
+            "tokenizer": {"digest": tokenizer_digest(model.read_bytes())},
+        },
+        "the test",
+    )
+    given = DataGiven(chats, template=tmp_path / "model")
+    assert "; 1 record is left out: " not in check_data(given).words
+    assert check_data(given).digest != check_data(DataGiven(chats, template=model_template(tmp_path))).digest
+    path = shard_for(given, model.read_bytes(), manifest, tmp_path / "new", "me")
+    assert learnt(path).startswith(f"fine, thanks.{END}four")
+    with pytest.raises(ConfigError, match="neither chat_template.jinja"):
+        check_data(DataGiven(chats, template=tmp_path))
+
+
+def model_template(root: Path) -> Path:
+    """A template in a file of its own."""
+    (root / "mine.jinja").write_text(CHATML)
+    return root / "mine.jinja"
+
+
+def test_options_that_say_how_to_read_data_need_data() -> None:
+    assert data_given(PeerOptions()) is None
+    for options in (PeerOptions(data_field="x"), PeerOptions(data_template=Path("x"))):
+        with pytest.raises(ConfigError, match="that there is --data"):
+            data_given(options)

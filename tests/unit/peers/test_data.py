@@ -11,7 +11,7 @@ from data_shards.shard import Shard
 from data_shards.tokenize import Tokenizer, tokenizer_digest, train_tokenizer
 from peers.cli.app import run
 from peers.data.files import source_files
-from peers.data.source import check_data, check_tokenizer, data_opened, shard_for
+from peers.data.source import DataGiven, check_data, check_tokenizer, data_opened, shard_for
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_OK, EXIT_USAGE, exit_code_of
 from swarm.config import Manifest, parse_manifest
 from swarm.errors import ConfigError, Incompatible, StateError
@@ -51,14 +51,14 @@ def _manifest(tokenizer: bytes, **model: int) -> Manifest:
 
 def test_check_data_says_what_there_is(tmp_path: Path, texts: Path, tokenizer: bytes) -> None:
     shard = build_shard(tmp_path / "shard", [TEXT], tokenizer)
-    assert check_data(tmp_path / "shard").words == f"a shard of {shard.tokens:,} tokens"
-    assert check_data(texts).words.startswith("3 text files, ")
-    assert check_data(texts / "a.txt").words.startswith("1 text file, ")
+    assert check_data(DataGiven(tmp_path / "shard")).words == f"a shard of {shard.tokens:,} tokens"
+    assert check_data(DataGiven(texts)).words.startswith("3 text files, ")
+    assert check_data(DataGiven(texts / "a.txt")).words.startswith("1 text file, ")
 
 
 def test_check_data_a_single_file_may_have_any_name(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text(TEXT)
-    assert "1 text file" in check_data(tmp_path / "notes").words
+    assert "1 text file" in check_data(DataGiven(tmp_path / "notes")).words
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_check_data_unusable_is_explained(tmp_path: Path, made: dict[str, bytes]
         for name, content in made.items():
             (data / name).write_bytes(content)
     with pytest.raises(ConfigError, match="(?i)" + words) as caught:
-        check_data(data)
+        check_data(DataGiven(data))
     assert caught.value.key == "--data"
     assert str(data) in str(caught.value.value)
 
@@ -92,7 +92,7 @@ def test_check_data_altered_shard_is_refused(tmp_path: Path, tokenizer: bytes) -
     data[0] ^= 1
     tokens.write_bytes(data)
     with pytest.raises(ConfigError, match="sha256") as caught:
-        check_data(tmp_path / "shard")
+        check_data(DataGiven(tmp_path / "shard"))
     assert "swarm data build TEXT" in caught.value.remedy or "data build TEXT" in caught.value.remedy
 
 
@@ -112,7 +112,7 @@ def test_source_files_follow_links_to_files_and_not_to_directories(tmp_path: Pat
 
 def test_shard_for_a_shard_of_the_runs_tokenizer_is_used_in_place(tmp_path: Path, tokenizer: bytes) -> None:
     build_shard(tmp_path / "shard", [TEXT], tokenizer)
-    path = shard_for(tmp_path / "shard", tokenizer, _manifest(tokenizer), tmp_path / "new", "me")
+    path = shard_for(DataGiven(tmp_path / "shard"), tokenizer, _manifest(tokenizer), tmp_path / "new", "me")
     assert path == tmp_path / "shard"
     assert not (tmp_path / "new").exists()
 
@@ -121,7 +121,7 @@ def test_shard_for_another_tokenizer_says_both_and_how_to_rebuild(tmp_path: Path
     other = train_tokenizer([TEXT.upper()], VOCABULARY)
     build_shard(tmp_path / "shard", [TEXT], other)
     with pytest.raises(Incompatible) as caught:
-        shard_for(tmp_path / "shard", tokenizer, _manifest(tokenizer), tmp_path / "new", "me")
+        shard_for(DataGiven(tmp_path / "shard"), tokenizer, _manifest(tokenizer), tmp_path / "new", "me")
     assert exit_code_of(caught.value) == EXIT_INCOMPATIBLE
     assert tokenizer_digest(tokenizer)[:16] in str(caught.value)
     assert tokenizer_digest(other)[:16] in str(caught.value)
@@ -130,7 +130,7 @@ def test_shard_for_another_tokenizer_says_both_and_how_to_rebuild(tmp_path: Path
 
 
 def test_shard_for_text_is_tokenised_whole(tmp_path: Path, texts: Path, tokenizer: bytes) -> None:
-    path = shard_for(texts, tokenizer, _manifest(tokenizer), tmp_path / "new", "me")
+    path = shard_for(DataGiven(texts), tokenizer, _manifest(tokenizer), tmp_path / "new", "me")
     shard = Shard.open(path)
     read = Tokenizer(tokenizer).decode([int(token) for token in shard.tokens])
     assert path == tmp_path / "new"
@@ -142,11 +142,11 @@ def test_shard_for_records_is_made_of_their_texts_and_can_be_given_up(tmp_path: 
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(json.dumps({"text": TEXT}).encode() + b"\nbroken\n"))
     pattern = tmp_path / "*.gz"
     left_out = f"; 1 record is left out: {tmp_path / 'a.jsonl.gz'}:2: it is no JSON: Expecting value"
-    assert check_data(pattern).words == f"1 file, {len(TEXT):,} characters{left_out}"
-    path = shard_for(pattern, tokenizer, _manifest(tokenizer), tmp_path / "new", "me")
+    assert check_data(DataGiven(pattern)).words == f"1 file, {len(TEXT):,} characters{left_out}"
+    path = shard_for(DataGiven(pattern), tokenizer, _manifest(tokenizer), tmp_path / "new", "me")
     assert Shard.open(path).manifest.documents == 1
     with pytest.raises(StateError, match="given up"):
-        shard_for(pattern, tokenizer, _manifest(tokenizer), tmp_path / "other", "me", given_up=lambda: True)
+        shard_for(DataGiven(pattern), tokenizer, _manifest(tokenizer), tmp_path / "other", "me", given_up=lambda: True)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["a.jsonl.gz", "new"]
 
 
@@ -175,7 +175,7 @@ def test_data_opened_says_how_often_the_run_reads_it(tokenizer: bytes) -> None:
 def test_shard_for_too_little_text_leaves_nothing(tmp_path: Path, tokenizer: bytes) -> None:
     (tmp_path / "short.txt").write_text("Too short.")
     with pytest.raises(ConfigError, match="at least 33 tokens") as caught:
-        shard_for(tmp_path / "short.txt", tokenizer, _manifest(tokenizer), tmp_path / "new", "me")
+        shard_for(DataGiven(tmp_path / "short.txt"), tokenizer, _manifest(tokenizer), tmp_path / "new", "me")
     assert exit_code_of(caught.value) == EXIT_USAGE
     assert not (tmp_path / "new").exists()
 
