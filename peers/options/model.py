@@ -243,6 +243,16 @@ class Foundation:
         str | None,
         Option(metavar="DTYPE", of=_NEW, manifest="model.compute", help="Compute in float32 or bfloat16."),
     ] = None
+    packing: Annotated[
+        str | None,
+        Option(
+            metavar="HOW",
+            of=_NEW,
+            manifest="batch.packing",
+            help="What a row is: a part of the stream of all documents, or whole documents that do not see each other.",
+            default="stream",
+        ),
+    ] = None
     name: Annotated[
         str | None, Option(metavar="NAME", of=_NEW, manifest="run.name", help="Name of the run, for people.")
     ] = None
