@@ -80,6 +80,7 @@ class Tokenizer:
             remedy = "Give it with the tokenizer_config.json beside it, whose eos_token says what ends a text."
             raise ConfigError("tokenizer", self.digest[:16], allowed, remedy, why="it has no such token")
         self.end_of_text: int = end
+        self.end_token = str(self._backend.id_to_token(end))
         added = self._backend.get_added_tokens_decoder()
         self.special_tokens = {token.content: number for number, token in added.items() if token.special}
         self.special_ids = frozenset(self.special_tokens.values())

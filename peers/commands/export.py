@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_shards.tokenize import END_OF_TEXT
 from peers.checkpoints.choice import ChosenStep, run_tokenizer
 from peers.checkpoints.proof import proof_in
 from peers.commands.model_directory import CONFIG, making, tokenizer_config, write_json, write_tensors
@@ -62,7 +61,7 @@ def export(chosen: ChosenStep, into: Path, dtype: DType, told: Callable[[str], N
     family = family_of(chosen.manifest.model)
     config = family.export_config()
     document, tokenizer = run_tokenizer(chosen)
-    token = tokenizer.end_of_text
+    token, end = tokenizer.end_of_text, tokenizer.end_token
     ids = {"bos_token_id": token, "eos_token_id": token}
     with making(into) as hidden:
         parameters, stored = _write_weights(chosen, family, hidden, dtype, told)
@@ -70,9 +69,9 @@ def export(chosen: ChosenStep, into: Path, dtype: DType, told: Callable[[str], N
         write_json(hidden / CONFIG, ids | config | {named: dtype})
         write_json(hidden / "generation_config.json", ids | {"pad_token_id": token})
         write_whole(hidden / "tokenizer.json", [document])
-        write_json(hidden / "tokenizer_config.json", tokenizer_config(END_OF_TEXT, family.context))
-        write_json(hidden / "special_tokens_map.json", {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT})
-        write_whole(hidden / "README.md", [model_card(chosen, config, parameters, dtype).encode()])
+        write_json(hidden / "tokenizer_config.json", tokenizer_config(end, family.context))
+        write_json(hidden / "special_tokens_map.json", {"bos_token": end, "eos_token": end})
+        write_whole(hidden / "README.md", [model_card(chosen, config, parameters, dtype, end).encode()])
         files = tuple(sorted(path.name for path in hidden.iterdir()))
     return Exported(files=files, parameters=parameters, bytes=stored)
 
@@ -119,8 +118,9 @@ def _bytes(tensor: Tensor) -> memoryview:
 # --- the model card --------------------------------------------------------------------------------------------------
 
 
-def model_card(chosen: ChosenStep, config: Mapping[str, Any], parameters: int, dtype: DType) -> str:
-    """Return the ``README.md`` of an exported model: what is known of its run, and how to load it."""
+def model_card(chosen: ChosenStep, config: Mapping[str, Any], parameters: int, dtype: DType, end: str) -> str:
+    """Return the ``README.md`` of an exported model: what is known of its run, and how to load it. ``end`` is
+    the token that ends a document."""
     facts = _facts(chosen, config, parameters, dtype)
     rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
     run, family = chosen.manifest.run, family_of(chosen.manifest.model)
@@ -152,7 +152,7 @@ prompt = tokenizer(tokenizer.bos_token + "The", return_tensors="pt", return_toke
 print(tokenizer.decode(model.generate(**prompt, max_new_tokens=80)[0]))
 ```
 
-In training every document follows `{END_OF_TEXT}`, so prompts should, too. Texts of more than {family.context} tokens
+In training every document follows `{end}`, so prompts should, too. Texts of more than {family.context} tokens
 are beyond the model. The optimizer's state is not here: the run goes on from its own checkpoints.
 """
 

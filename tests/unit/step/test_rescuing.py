@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from swarm.consensus.acceptor import has_majority
 from swarm.consensus.changes import Reassign, reassign_bytes
 from swarm.consensus.copies import copy_holders
-from swarm.consensus.records import CloseRecord
+from swarm.consensus.records import CloseRecord, voters
 from swarm.consensus.roster import Roster
 from swarm.errors import PeerError, Refused, RunEnded
 from swarm.ids import PartName, PeerId
@@ -56,6 +57,9 @@ class _Filling(SimpleNamespace):
 
     def untie(self, part: PartName) -> bool:
         return False
+
+    async def can_decide(self) -> bool:
+        return has_majority(voters(ROSTER, HEAD.hash()), self.lost)
 
 
 class Scene:
