@@ -21,12 +21,15 @@ from data_shards.tokenize import Tokenizer
 from swarm.errors import ConfigError, StateError
 
 
-def build_shard(out_dir: Path, documents: Iterable[str], tokenizer_json: bytes) -> ShardManifest:
+def build_shard(
+    out_dir: Path, documents: Iterable[str], tokenizer_json: bytes, end_token: str | None = None
+) -> ShardManifest:
     """Tokenise ``documents`` into a new shard at ``out_dir`` and return its manifest.
 
     Atomic: written beside ``out_dir``, synced, then renamed, so ``out_dir`` is either absent or complete; what an
     error or an interrupt leaves is removed, what a kill leaves by the next build of the same shard. Files are readable
-    by their owner only. The same documents and tokenizer give the same digest. Documents are streamed: memory is a few
+    by their owner only. The same documents and tokenizer, and ``end_token`` as for :class:`Tokenizer`, give the same
+    digest. Documents are streamed: memory is a few
     of them at a time. Raises ConfigError when ``out_dir`` exists or there is no document, StateError when the disk
     refuses.
     """
@@ -34,7 +37,7 @@ def build_shard(out_dir: Path, documents: Iterable[str], tokenizer_json: bytes) 
         raise ConfigError(
             "out_dir", str(out_dir), "a path that does not exist yet", "Choose another; what is there stays."
         )
-    tokenizer = Tokenizer(tokenizer_json)
+    tokenizer = Tokenizer(tokenizer_json, end_token)
     try:
         out_dir.parent.mkdir(parents=True, exist_ok=True)
         _sweep(out_dir)

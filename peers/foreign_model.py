@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peers.console.words import another_path
+from peers.data.tokenizer_files import read_encoding
+from swarm.config import MAX_TEMPLATE
 from swarm.errors import ConfigError
 from swarm.models.hf.hf_config import ARCHITECTURES, MAX_CONFIG_BYTES, POSITION_KEYS, canonical, numbers_of, read_config
 from swarm.models.spec import DType, SplitConfig
@@ -38,6 +40,19 @@ class ForeignModel:
         """Its tokenizer.json, if there is one."""
         path = self.directory / "tokenizer.json"
         return path if path.is_file() else None
+
+    def spoken(self) -> dict[str, Any]:
+        """Return what ``[tokenizer]`` says beside the digest: what ends a document, and how a conversation is written.
+
+        Raises ConfigError for files beside the tokenizer that cannot be used.
+        """
+        if self.tokenizer is None:
+            return {}
+        encoding = read_encoding(self.tokenizer, key=OPTION)
+        said: dict[str, Any] = {"end": encoding.end_token or ""}
+        if encoding.template is not None and len(encoding.template.text) <= MAX_TEMPLATE:
+            said |= {"template": encoding.template.text, "tokens": dict(encoding.template.tokens)}
+        return said
 
     def model(self, *, scratch: bool = False, context: int | None = None, compute: DType = "float32") -> HfConfig:
         """Return the ``[model]`` of a run with it.
@@ -80,11 +95,13 @@ class ForeignModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenModel:
-    """A model for a run: its ``[model]``, the directory whose weights it begins with, and its tokenizer's JSON."""
+    """A model for a run: its ``[model]``, the directory whose weights it begins with, its tokenizer's JSON, and what
+    else ``[tokenizer]`` says (:meth:`ForeignModel.spoken`)."""
 
     config: HfConfig
     files: Path | None
     tokenizer: bytes
+    spoken: dict[str, Any]
 
 
 def choose_model(given: str, *, scratch: bool, context: int | None) -> ChosenModel:
@@ -101,7 +118,7 @@ def choose_model(given: str, *, scratch: bool, context: int | None) -> ChosenMod
 
     self_test(config).check(config.architecture)
     files = None if scratch else found.directory.absolute()
-    return ChosenModel(config=config, files=files, tokenizer=found.tokenizer.read_bytes())
+    return ChosenModel(config=config, files=files, tokenizer=found.tokenizer.read_bytes(), spoken=found.spoken())
 
 
 def check_parts(model: HfConfig, split: SplitConfig) -> None:

@@ -100,7 +100,9 @@ def make_run(foundation: Foundation, document: dict[str, Any]) -> Founded:
         raise Incompatible("--tokenizer", source, allowed, remedy)
     run = document.get("run", {})
     named_run = {"run": run | {"nonce": run.get("nonce") or new_nonce()}}
-    manifest = parse_manifest(document | named_run | {"tokenizer": {"digest": digest}}, _origin(foundation))
+    spoken = {} if foreign is None or foundation.tokenizer is not None else foreign.spoken()
+    said = {"tokenizer": document.get("tokenizer", {}) | spoken | {"digest": digest}}
+    manifest = parse_manifest(document | named_run | said, _origin(foundation))
     check_tokenizer(manifest, tokenizer)
     if foreign is not None and isinstance(manifest.model, HfConfig):
         check_parts(manifest.model, manifest.split)

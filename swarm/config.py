@@ -33,11 +33,17 @@ from swarm.pipeline.batch import BatchConfig
 from swarm.schema import Section, in_words, keys_at
 
 _NAME, _NONCE, _SHA256 = r"^[a-z0-9][a-z0-9-]{0,40}$", r"^([0-9a-f]{16})?$", r"^[0-9a-f]{64}$"
+_TOKEN = r"^[a-z_]{1,40}$"
 _PATTERNS = {
     _NAME: "1 to 41 small letters, digits and dashes, the first no dash",
     _NONCE: "16 small hex digits, or nothing",
     _SHA256: "a sha256: 64 small hex digits",
+    _TOKEN: "names like bos_token: up to 40 small letters and underscores",
 }
+
+
+MAX_TEMPLATE = 1 << 16
+"""Characters of a chat template that travels with a run: ten times the longest that is known."""
 
 
 class StartWhen(Section):
@@ -69,9 +75,20 @@ class RunConfig(Section):
 
 
 class TokenizerConfig(Section):
-    """``[tokenizer]``: sha256 of its ``tokenizer.json``; shards made with another one are refused."""
+    """``[tokenizer]``: sha256 of its ``tokenizer.json``; shards made with another one are refused.
+
+    ``end`` is the token that ends a document, empty: the first of those that are known to; ``template`` writes a
+    conversation as text, and calls special tokens by the names in ``tokens``. Those three are left out of what is
+    written where they say nothing, so that manifests without them keep their id.
+    """
 
     digest: Annotated[str, StringConstraints(pattern=_SHA256)]
+    end: Annotated[str, StringConstraints(max_length=256), Field(exclude_if=lambda value: not value)] = ""
+    template: Annotated[str, StringConstraints(max_length=MAX_TEMPLATE), Field(exclude_if=lambda value: not value)] = ""
+    tokens: Annotated[
+        dict[Annotated[str, StringConstraints(pattern=_TOKEN)], Annotated[str, StringConstraints(max_length=256)]],
+        Field(max_length=16, exclude_if=lambda value: not value),
+    ] = {}
 
 
 class CodecConfig(Section):

@@ -54,7 +54,7 @@ def run_tokenizer(chosen: ChosenStep) -> tuple[bytes, Tokenizer]:
     ConfigError for one that must not be loaded here."""
     document = check_tokenizer_file(chosen.directory, chosen.manifest)
     check_foreign_tokenizer(document)  # a contact sent it
-    return document, Tokenizer(document)
+    return document, Tokenizer(document, chosen.manifest.tokenizer.end or None)
 
 
 def _missing(directory: RunDirectory, manifest: Manifest, step: int) -> list[str]:

@@ -69,8 +69,11 @@ def export(chosen: ChosenStep, into: Path, dtype: DType, told: Callable[[str], N
         write_json(hidden / CONFIG, ids | config | {named: dtype})
         write_json(hidden / "generation_config.json", ids | {"pad_token_id": token})
         write_whole(hidden / "tokenizer.json", [document])
-        write_json(hidden / "tokenizer_config.json", tokenizer_config(end, family.context))
+        spoken = tokenizer_config(end, family.context) | dict(chosen.manifest.tokenizer.tokens)
+        write_json(hidden / "tokenizer_config.json", spoken)
         write_json(hidden / "special_tokens_map.json", {"bos_token": end, "eos_token": end})
+        if template := chosen.manifest.tokenizer.template:
+            write_whole(hidden / "chat_template.jinja", [template.encode()])
         write_whole(hidden / "README.md", [model_card(chosen, config, parameters, dtype, end).encode()])
         files = tuple(sorted(path.name for path in hidden.iterdir()))
     return Exported(files=files, parameters=parameters, bytes=stored)

@@ -79,7 +79,7 @@ def make_manifest(shape: RunShape, tokenizer: str, nonce: str = "") -> Manifest:
         model=shape.model,
         split=SplitConfig(stages=shape.stages, ends=shape.ends),
         optimizer=OptimizerConfig() if shape.chosen is None or shape.chosen.config.scratch else FINE_TUNING,
-        tokenizer=TokenizerConfig(digest=tokenizer),
+        tokenizer=TokenizerConfig(digest=tokenizer, **({} if shape.chosen is None else shape.chosen.spoken)),
         averaging=_averaging(shape),
     )
     check_manifest(manifest)
@@ -143,14 +143,15 @@ def prepare_run(shape: RunShape, corpus: Corpus, directory: RunDirectory) -> Pre
     else:
         tokenizer_json = shape.chosen.tokenizer
     manifest = make_manifest(shape, tokenizer_digest(tokenizer_json), new_nonce())
+    end = manifest.tokenizer.end or None
     if shape.chosen is not None:
         check_parts(shape.chosen.config, manifest.split)
     check()
     shards = []
     for trainer, documents in enumerate(split.shards):
-        shards.append(build_shard(directory.shard(trainer), documents, tokenizer_json))
+        shards.append(build_shard(directory.shard(trainer), documents, tokenizer_json, end))
         check()
-    held_out = build_shard(directory.held_out, split.held_out, tokenizer_json)
+    held_out = build_shard(directory.held_out, split.held_out, tokenizer_json, end)
     _check_sizes(manifest, corpus.name, shards, held_out)
     try:
         write_whole(directory.tokenizer, [tokenizer_json])

@@ -20,6 +20,7 @@ from data_shards.build import build_shard
 from data_shards.documents import rows_of
 from data_shards.manifest import MANIFEST_FILE, REBUILD, ShardManifest, read_manifest
 from data_shards.shard import Shard
+from data_shards.template import TemplateSource
 from data_shards.tokenize import Tokenizer, tokenizer_digest
 from peers.console.words import another_path, command_name, count
 from peers.data.blocks import blocks_of
@@ -27,7 +28,7 @@ from peers.data.building import BuildProgress, build_from_files, discard_build
 from peers.data.encoder import Encoding
 from peers.data.files import source_files
 from peers.data.foreign_tokenizer import check_foreign_tokenizer
-from peers.data.records import Conversation, FlawCount, chat_without_template, documents_in
+from peers.data.records import Conversation, FlawCount, documents_in
 from peers.data.text import built_in_corpus, nothing_in
 from peers.data.tokenizer_files import read_template
 from swarm.errors import ConfigError, Incompatible, StateError
@@ -89,8 +90,6 @@ def check_data(data: DataGiven) -> DataFound:
     for block in (block for file in files for block in blocks_of(file, DATA, data.field)):
         found.update(block.digest.encode())
         for document in documents_in(block, DATA, data.field):
-            if isinstance(document, Conversation) and template is None:
-                raise chat_without_template(DATA, f"{block.file}:{document.line}")
             if isinstance(document, str):
                 characters += len(document)
             elif isinstance(document, Conversation):
@@ -138,9 +137,9 @@ def shard_for(
         return data.path
     name = "Python's own documentation" if data is None else str(data.path)
     if data is None:
-        build_shard(into, _unless(given_up, _shuffled_built_in(seed)), tokenizer_json)
+        build_shard(into, _unless(given_up, _shuffled_built_in(seed)), tokenizer_json, manifest.tokenizer.end or None)
     else:
-        _build_given(data, tokenizer_json, into, given_up)
+        _build_given(data, _encoding(data, tokenizer_json, manifest), into, given_up)
     try:
         _check_enough(Shard.open(into), manifest, name)
     except ConfigError:
@@ -154,7 +153,7 @@ def check_tokenizer(manifest: Manifest, tokenizer_json: bytes) -> None:
 
     Raises Incompatible for another one, ConfigError when it has more ids than the model.
     """
-    tokenizer = Tokenizer(tokenizer_json)
+    tokenizer = Tokenizer(tokenizer_json, manifest.tokenizer.end or None)
     if tokenizer.digest != manifest.tokenizer.digest:
         raise Incompatible(
             "tokenizer",
@@ -216,14 +215,21 @@ def _shuffled_built_in(seed: str) -> list[str]:
     return sorted(built_in_corpus().documents, key=rank)
 
 
-def _build_given(data: DataGiven, tokenizer_json: bytes, into: Path, given_up: Callable[[], bool]) -> None:
+def _encoding(data: DataGiven, tokenizer_json: bytes, manifest: Manifest) -> Encoding:
+    """How the text becomes tokens: with the run's end token, and with the template that is given, else the run's."""
+    run = manifest.tokenizer
+    template = TemplateSource(run.template, run.tokens) if run.template else None
+    if data.template is not None:
+        template = read_template(data.template, TEMPLATE)
+    return Encoding(tokenizer=tokenizer_json, key=DATA, field=data.field, end_token=run.end or None, template=template)
+
+
+def _build_given(data: DataGiven, encoding: Encoding, into: Path, given_up: Callable[[], bool]) -> None:
     def told(progress: BuildProgress) -> None:
         if given_up():
             raise StateError("making the shard was given up")
 
     try:
-        template = None if data.template is None else read_template(data.template, TEMPLATE)
-        encoding = Encoding(tokenizer=tokenizer_json, key=DATA, field=data.field, template=template)
         build_from_files([data.path], into, encoding, told=told)
     except BaseException:
         discard_build(into)

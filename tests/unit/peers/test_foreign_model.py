@@ -1,0 +1,166 @@
+"""A model that a person names: where it is found, what a run says of it, and what is refused before one is founded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_shards.tokenize import train_tokenizer
+from peers.commands.model import examine, lines
+from peers.data.source import DataGiven, shard_for
+from peers.foreign_model import check_parts, choose_model, find_model
+from peers.founding_files import load_foundation, make_run
+from peers.options.model import Foundation
+from swarm.errors import ConfigError
+from swarm.models.spec import SplitConfig
+from tests.harness.rigs.foreign import foreign_config
+
+TEXT = ["a cat and a dog " * 40, "the small house " * 40]
+TEMPLATE = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{{ eos_token }}{% endfor %}"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A model's directory without weights."""
+    made = tmp_path / "a model"
+    made.mkdir()
+    (made / "config.json").write_text(json.dumps(foreign_config("llama", vocab_size=300)))
+    (made / "tokenizer.json").write_bytes(train_tokenizer(TEXT, 300))
+    spoken = {"eos_token": "<|endoftext|>", "chat_template": TEMPLATE}
+    (made / "tokenizer_config.json").write_text(json.dumps(spoken))
+    return made
+
+
+def test_directory_gives_a_model_table_and_the_tokenizers_words(directory: Path) -> None:
+    chosen = choose_model(str(directory), scratch=True, context=16)
+    assert (chosen.config.architecture, chosen.config.layers, chosen.config.width) == ("llama", 4, 32)
+    assert (chosen.config.source, chosen.config.revision, chosen.config.scratch) == ("a-model", "", True)
+    assert (chosen.files, chosen.spoken["end"], chosen.spoken["template"]) == (None, "<|endoftext|>", TEMPLATE)
+    assert choose_model(str(directory), scratch=False, context=None).files == directory.absolute()
+
+
+def test_directory_of_a_hubs_cache_names_model_and_revision(directory: Path, tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--somebody--tiny" / "snapshots" / ("ab" * 20)
+    snapshot.parent.mkdir(parents=True)
+    directory.rename(snapshot)
+    found = find_model(str(snapshot))
+    assert (found.source, found.revision) == ("somebody/tiny", "ab" * 20)
+
+
+def test_text_model_of_one_that_also_sees_is_taken(directory: Path) -> None:
+    inner = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({"model_type": "llava", "text_config": inner}))
+    assert json.loads(find_model(str(directory)).config)["model_type"] == "llama"
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("config.json", None, "config.json: no such file"),
+        ("config.json", "{", "expected JSON"),
+        ("config.json", '{"model_type": "bert"}', "model_type = 'bert'"),
+        ("config.json", '{"model_type": "llama", "hidden_size": "wide"}', "transformers can build"),
+        ("tokenizer.json", None, "with a tokenizer.json"),
+        ("tokenizer_config.json", "[", "it is no JSON"),
+    ],
+)
+def test_directory_that_lacks_something_is_refused_with_the_cause(
+    directory: Path, file: str, text: str | None, words: str
+) -> None:
+    (directory / file).unlink()
+    if text is not None:
+        (directory / file).write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        choose_model(str(directory), scratch=True, context=16)
+
+
+@pytest.mark.parametrize("given", ["nowhere", "a/b/c", "somebody/tiny@not a revision"])
+def test_what_is_neither_a_directory_nor_an_id_is_refused(given: str) -> None:
+    with pytest.raises(ConfigError, match="a directory with a model's files, or OWNER/NAME"):
+        find_model(given)
+
+
+def test_hub_that_does_not_answer_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    def nobody(*_: Any, **__: Any) -> None:
+        raise OSError("no route")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", nobody)
+    with pytest.raises(ConfigError, match=r"OSError: no route.*download it elsewhere"):
+        find_model("somebody/tiny")
+
+
+def test_hubs_revision_is_resolved_and_its_files_downloaded(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    asked: list[Any] = []
+    info = type("Info", (), {"sha": "cd" * 20})
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda self, name, revision: info)
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda name, **given: asked.append((name, given)) or directory
+    )
+    found = find_model("somebody/tiny@main")
+    assert (found.source, found.revision, found.directory) == ("somebody/tiny", "cd" * 20, directory)
+    assert asked[0][0] == "somebody/tiny"
+    assert asked[0][1]["revision"] == "cd" * 20
+    assert not any(pattern.endswith((".bin", ".py", "*")) for pattern in asked[0][1]["allow_patterns"])
+
+
+def test_run_with_it_says_model_tokenizer_and_files_and_trainers_write_chats_with_its_template(
+    directory: Path, tmp_path: Path
+) -> None:
+    foundation = Foundation(model=str(directory), context=16, stages=2)
+    founded = make_run(foundation, load_foundation(foundation))
+    manifest = founded.manifest
+    assert (founded.model_files, manifest.model.context) == (directory.absolute(), 16)
+    assert (manifest.tokenizer.end, manifest.tokenizer.template) == ("<|endoftext|>", TEMPLATE)
+    assert manifest.optimizer.lr < 1e-4, "weights that are trained already take small steps"
+    chats = tmp_path / "chats.jsonl"
+    said = [{"role": "user", "content": "a cat"}, {"role": "assistant", "content": "a small dog and the house " * 9}]
+    chats.write_text("".join(json.dumps({"messages": said}) + "\n" for _ in range(9)))
+    made = shard_for(DataGiven(chats), founded.tokenizer, manifest, tmp_path / "shard", "seed")
+    assert (made / "counted.bin").is_file(), "the assistant's answers alone are learnt"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"stages": 5}, "at most model.layers = 4"),
+        ({"context": 4096}, "at most 64"),
+        ({"context": 1}, "--context"),
+        ({"compute": "float16"}, "--compute"),
+    ],
+)
+def test_run_that_cannot_be_is_refused_before_it_is_founded(
+    directory: Path, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_foundation(Foundation(model=str(directory), **changes))
+
+
+def test_options_for_a_named_model_need_one() -> None:
+    with pytest.raises(ConfigError, match="only together with --model"):
+        load_foundation(Foundation(preset="tiny", from_scratch=True))
+
+
+def test_check_says_how_it_is_cut_what_a_part_takes_and_what_is_missing(directory: Path) -> None:
+    facts = examine(str(directory), stages=2, context=16)
+    assert (facts["trainable"], facts["packing"], facts["ends"]) == (True, True, ["private", "hosted"])
+    assert [part["layers"] for part in facts["parts"]] == [[0, 2], [2, 4], [0, 0]]
+    assert facts["parts"][0]["training_bytes"] == 28 * facts["parts"][0]["parameters"]
+    said = dict(lines(facts))
+    assert "the bits of the whole" in said["self-test"]
+    assert "neither model.safetensors" in said["weights"]
+
+
+def test_tied_model_is_not_cut_with_hosted_ends(directory: Path) -> None:
+    config = json.loads((directory / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (directory / "config.json").write_text(json.dumps(config))
+    model = choose_model(str(directory), scratch=True, context=16).config
+    check_parts(model, SplitConfig(stages=2))
+    with pytest.raises(ConfigError, match="its head is its embedding"):
+        check_parts(model, SplitConfig(stages=2, ends="hosted"))
