@@ -12,11 +12,20 @@ from peers.console.words import another_path
 from peers.data.tokenizer_files import read_encoding
 from swarm.config import MAX_TEMPLATE
 from swarm.errors import ConfigError
-from swarm.models.hf.hf_config import ARCHITECTURES, MAX_CONFIG_BYTES, POSITION_KEYS, canonical, numbers_of, read_config
+from swarm.models.hf.hf_config import (
+    ARCHITECTURES,
+    MAX_CONFIG_BYTES,
+    POSITION_KEYS,
+    HfConfig,
+    canonical,
+    numbers_of,
+    read_config,
+)
+from swarm.models.registry import AnyModel
 from swarm.models.spec import DType, SplitConfig
 
 if TYPE_CHECKING:
-    from swarm.models.hf.hf_config import HfConfig
+    from peers.settings import PeerSettings
 
 CONTEXT = 512
 """Tokens in a row where nothing is said: more costs memory that grows with it."""
@@ -70,7 +79,6 @@ class ForeignModel:
         from swarm.models.hf.hf_family import HfFamily, require_transformers
 
         require_transformers()
-        from swarm.models.hf.hf_config import HfConfig
         from swarm.models.hf.skeleton import their_config
 
         text = their_config(self.config).get_text_config()
@@ -147,6 +155,20 @@ def find_model(given: str, key: str = OPTION) -> ForeignModel:
         raise ConfigError(key, given, "a directory with a model's files, or OWNER/NAME[@REVISION]", another_path(path))
     directory, revision = _download(named["id"], named["revision"], key)
     return _read(directory, named["id"], revision, key)
+
+
+def files_here(model: AnyModel, settings: PeerSettings) -> Path | None:
+    """Return the directory of a run's model on this machine: as it was given or, if that was asked for, downloaded from
+    the hub in the very revision that the run names; None where there is none. Blocking.
+
+    Raises ConfigError where the run names no revision of a hub, or that does not give it.
+    """
+    if not settings.options.from_hub:
+        return settings.model_files or settings.options.model_files
+    if not isinstance(model, HfConfig) or not model.revision or not HUB_ID.fullmatch(model.source):
+        why = "it was founded with files of its founder, or is our own transformer"
+        raise ConfigError("--from-hub", True, "a run with a model of a hub", "Leave it out.", why=why)
+    return _download(model.source, model.revision, "--from-hub")[0]
 
 
 def _read(directory: Path, source: str, revision: str, key: str) -> ForeignModel:

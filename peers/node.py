@@ -27,6 +27,7 @@ from peers.control.answers import NodeCommands
 from peers.control.server import ControlServer
 from peers.data.source import data_given, data_opened, open_source, shard_for
 from peers.exit_codes import EXIT_CODES, EXIT_DRAINED, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, exit_code_of
+from peers.foreign_model import files_here
 from peers.manifest_file import manifest_sent
 from peers.options.reading import blamed
 from peers.orders import ForcedExit, Orders
@@ -259,6 +260,7 @@ class Node:
         """Learn what the run is, become a member, and stay one until its last step is closed or it has left."""
         manifest, tokenizer = await self._find_run(endpoint)
         _check_stage(self._settings.options.stage, manifest)
+        files = await asyncio.to_thread(files_here, manifest.model, self._settings)
         await asyncio.to_thread(family_of(manifest.model).warm_up)
         if self._settings.run_directory is not None:
             directory = run_directory_of(self._settings.run_directory, manifest)
@@ -274,6 +276,7 @@ class Node:
             be_reachable=functools.partial(self._be_reachable, endpoint),
             source=await self._open_data(manifest, tokenizer),
             how_to_join=command_to_join,
+            files=files,
         )
         endpoint.mount(ManifestService(manifest.canonical(), tokenizer))
         await self._reaching(endpoint.enter(manifest.run_id))

@@ -36,7 +36,8 @@ class PeerSettings(BaseModel):
         manifest: For the bootstrap, which serves it; ``tokenizer`` too.
         ends_seed: Seed of the private ends' initial weights, for a bootstrap; None: a secret one. Whoever knows it can
             read what trainers send: give it only where all peers of the run are on this machine.
-        model_files: Directory of the model's files, for a bootstrap whose run begins with the weights in them.
+        model_files: Directory of the model's files: a bootstrap's run begins with the weights in them, and others need
+            not download these.
         patience_s: How long a bootstrap waits for the peers that the run needs; None: for ever.
         run_directory: Where this machine keeps the run: manifest, tokenizer, and the checkpoints that its peers write
             and those they end with; ``{run}`` in it stands for the run's name and id.
@@ -99,7 +100,6 @@ def member_settings(settings: PeerSettings) -> MemberSettings:
         dial_out_only=settings.options.dial_out_only,
         max_in_flight=settings.options.max_in_flight,
         ends_seed=settings.ends_seed,
-        model_files=settings.model_files,
         patience_s=settings.patience_s,
         history=settings.home / "history.jsonl",
         votes=settings.identity.with_name("vote"),

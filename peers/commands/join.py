@@ -55,6 +55,9 @@ def join(options: PeerOptions, *, words: bool, json_lines: bool) -> int:
     check_listen(options.listen)
     check_announce(options.announce)
     check_device(options.device)
+    if options.model_files is not None and not (options.model_files / "config.json").is_file():
+        remedy = "Name the model's directory, or leave it out: the part is downloaded from other peers."
+        raise ConfigError("--model-files", str(options.model_files), "a directory with a config.json", remedy)
     if options.checkpoints is not None:
         check_checkpoints(options.checkpoints)
     words_of_data, data = _checked_data(options) if role == "trainer" else ("", "")

@@ -88,6 +88,19 @@ class PeerOptions:
             help="Chat template of the conversations in --data: a file in Jinja, or a model's directory.",
         ),
     ] = None  # fmt: skip
+    model_files: Annotated[
+        FilePath | None,
+        Option(
+            metavar="DIR", of=_JOIN,
+            help="The model's files, where this machine has them: at the start its part is read, not downloaded.",
+        ),
+    ] = None  # fmt: skip
+    from_hub: Annotated[
+        bool,
+        Option(
+            of=_JOIN, help="Download the model's files from the hub that the run names. Nothing is asked otherwise."
+        ),
+    ] = False
     stage: Annotated[
         Annotated[int, between(0, 511)] | None,
         Option(metavar="N", of=_JOIN, help="Hold this stage.", default="the one with the fewest replicas"),

@@ -92,7 +92,7 @@ def compose(
     announcer, first = Announcer(run), FirstContact(endpoint, clock, contact, founder)
     found = None
     if run.founds:
-        beginning = keeper.beginning() or InitialWeights(around, settings.ends_seed, settings.model_files)
+        beginning = keeper.beginning() or InitialWeights(around, settings.ends_seed)
         found = Founder(around, directory, run.calls, announcer.record, donor, beginning)
     entering = Entering(run, first, found, holding, following, Joining(run, member, following.prepare))
     leaving, parting = Leaving(run, observers.observers, announcer), ExitBarrier()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 
@@ -10,9 +11,13 @@ from swarm.errors import Busy, PeerError, StateError
 from swarm.events import DonorDropped, StateDownloaded, SyncProgress
 from swarm.ids import PartName, PeerId
 from swarm.membership.roles import PeerContext, build_empty
+from swarm.models.registry import family_of
 from swarm.optim.part import TrainedPart
 from swarm.state.download import Download, DownloadContext, IntoMemory, PeerChunks, Wanted
+from swarm.state.snapshot import digest, initial_snapshot
 from swarm.waiting import ExponentialBackoff
+
+logger = logging.getLogger(__name__)
 
 PROGRESS_EVERY_S = 0.3
 BUSY_PAUSE_S = 0.2
@@ -89,6 +94,31 @@ class PartDownload:
         )
 
 
+async def _read_from_files(around: PeerContext, record: CloseRecord, part: TrainedPart) -> bool:
+    """Install the weights of the model's files, if they are those with which the run begins; whether they are."""
+    began, model, name = around.clock.monotonic(), around.manifest.model, part.spec.name
+
+    def read() -> bool:
+        weights = family_of(model).initial_weights(around.manifest.run.seed, part.spec, around.files)
+        snapshot = initial_snapshot(name, part.layout, weights)
+        same = digest(snapshot) == record.digests.get(name)
+        if same:
+            part.install(snapshot)
+        return same
+
+    try:
+        same = await around.device.run(read)
+    except StateError as error:
+        logger.warning("%s is downloaded: %s", name, error)
+        return False
+    if not same:
+        logger.warning("%s is downloaded: the files in %s have other weights", name, around.files)
+        return False
+    seconds, me = around.clock.monotonic() - began, around.endpoint.peer
+    around.events.emit(StateDownloaded(part=name, step=0, donor=me, bytes_received=0, seconds=seconds, donors=(me,)))
+    return True
+
+
 class StateFetch:
     """The part that this peer is to hold, and what was verified so far of the state that is on its way.
 
@@ -127,8 +157,11 @@ class StateFetch:
 
 
 async def download_part(around: PeerContext, record: CloseRecord, part: TrainedPart, *donors: PeerId) -> None:
-    """Install the state that ``record`` vouches for. Raises as :meth:`PartDownload.run`, but when all are busy they are
-    asked again, until the caller gives up."""
+    """Install the state that ``record`` vouches for: that of the run's beginning from the model's files, where this
+    machine has them and they give the same. Raises as :meth:`PartDownload.run`, but when all are busy they are asked
+    again, until the caller gives up."""
+    if around.files is not None and record.step == 0 and await _read_from_files(around, record, part):
+        return
     download, patience = PartDownload(around, record, part), ExponentialBackoff(BUSY_PAUSE_S)
     while True:
         try:

@@ -10,7 +10,6 @@ import contextlib
 import random
 import secrets
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence, Set
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from swarm.consensus.roster import Candidate, Role, assign_stages, without_server
@@ -57,14 +56,14 @@ SEED_BITS = 128
 
 class InitialWeights:
     """The weights that a new run begins with, made of the manifest's seed, which everybody may know, or read from
-    ``files``.
+    the model's files.
 
     Private ends are made of ``ends_seed``, which stays in this object; None: of one that nobody could guess. Members
     download them. Ends that come from files are as secret as these.
     """
 
-    def __init__(self, around: PeerContext, ends_seed: int | None, files: Path | None = None) -> None:
-        self._around, self._files = around, files
+    def __init__(self, around: PeerContext, ends_seed: int | None) -> None:
+        self._around = around
         self._ends_seed = secrets.randbits(SEED_BITS) if ends_seed is None else ends_seed
 
     async def load(self) -> tuple[Origin, list[Snapshot]]:
@@ -79,7 +78,7 @@ class InitialWeights:
         snapshots = []
         for spec in family.parts(manifest.split):
             seed = self._ends_seed if spec.name == ENDS else manifest.run.seed  # hosted ends are part of a stage
-            weights = family.initial_weights(seed, spec, self._files)
+            weights = family.initial_weights(seed, spec, self._around.files)
             snapshots.append(initial_snapshot(spec.name, family.layout(family.build(spec)), weights))
         return snapshots
 

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from swarm.clock import Clock
 from swarm.compression.registry import codec_named
@@ -48,7 +49,8 @@ async def _reachable(through: Sequence[PeerId]) -> str:
 class PeerContext:
     """What every role of a peer works with. ``be_reachable`` sees to it that others can call this peer, through some of
     those given where it must be; what is in the way, "" when nothing is. ``source`` is a trainer's data,
-    ``how_to_join`` what people are told who must find somebody."""
+    ``how_to_join`` what people are told who must find somebody, ``files`` the directory of the model's files, where
+    this machine has them."""
 
     manifest: Manifest
     identity: PrivateIdentity
@@ -60,6 +62,7 @@ class PeerContext:
     be_reachable: Callable[[Sequence[PeerId]], Awaitable[str]] = _reachable
     source: BatchSource | None = None
     how_to_join: HowToJoin = join_words
+    files: Path | None = None
 
     def boundary(self) -> BoundarySpecs:
         """What crosses a stage boundary in this run."""

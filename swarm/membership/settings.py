@@ -19,8 +19,6 @@ class MemberSettings:
         dial_out_only: Others shall not have to call it for averaging, where the run leaves them the choice.
         max_in_flight: Bounds a trainer's journeys; None lets it choose from what it measures.
         ends_seed: Seed of the private ends' initial weights, for a founder; None: a secret one, kept nowhere.
-        model_files: Directory of the model's files, from which a founder reads the initial weights, if they come from
-            any.
         patience_s: How long a founder waits for the peers that the run needs; None: for ever.
         history: The file with the chain of close records.
         votes: The file with this peer's votes, which belongs to its identity and outlives one start.
@@ -33,7 +31,6 @@ class MemberSettings:
     dial_out_only: bool = False
     max_in_flight: int | None = None
     ends_seed: int | None = field(default=None, repr=False)
-    model_files: Path | None = None
     patience_s: float | None = None
     history: Path
     votes: Path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +15,9 @@ from swarm.ids import PartName, PeerId
 from swarm.membership import download
 from swarm.membership.download import PartDownload, download_part
 from swarm.network.protocols import Answer
-from swarm.state.snapshot import digest
+from swarm.state.snapshot import digest, initial_snapshot
 from swarm.state.transfer import CHUNK, DESCRIBE
+from tests.harness.expect import eventually
 from tests.harness.rigs.membership import ME, Donors, EventList, big_state, in_time, inline
 
 A, B, C = (PeerId(name) for name in "abc")
@@ -42,6 +44,7 @@ class Scene:
             clock=self.world.clock,
             events=self.events,
             device=SimpleNamespace(run=inline),
+            files=None,
         )
 
     async def run(self, work: Any) -> None:
@@ -103,3 +106,28 @@ async def test_download_of_a_part_that_the_record_does_not_name_is_an_error(scen
     scene.part.spec.name = PartName("stage-9")
     with pytest.raises(StateError, match="names no stage-9"):
         PartDownload(scene.around, scene.record, scene.part)
+
+
+@pytest.mark.parametrize("same", [True, False])
+async def test_part_is_read_from_the_models_files_at_the_start_if_they_are_the_runs(
+    scene: Scene, same: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = scene.world.state
+    weights = state.layout.views(state.params if same else state.params + 1)
+    family = SimpleNamespace(initial_weights=lambda seed, spec, files: weights if files == tmp_path else None)
+    begun = initial_snapshot(state.part, state.layout, state.layout.views(state.params))
+    scene.around.files, scene.record.step = tmp_path, 0
+    scene.record.digests = {state.part: digest(begun)}
+    scene.around.manifest = SimpleNamespace(model=None, run=SimpleNamespace(seed=0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(download, "family_of", lambda model: family)
+        work = asyncio.create_task(download_part(scene.around, scene.record, scene.part, A))
+        if same:
+            await in_time(scene.world.clock, work)
+        else:
+            await eventually(lambda: "have other weights" in caplog.text)
+            work.cancel()
+    assert scene.installed == ([digest(begun)] if same else [])
+    assert [(one.bytes_received, one.donors) for one in scene.events.of(StateDownloaded)] == (
+        [(0, (ME,))] if same else []
+    )

@@ -33,7 +33,7 @@ def _manifest(ends: str = "private") -> Manifest:
 
 async def _founding(manifest: Manifest, ends_seed: int | None = None) -> dict[str, str]:
     """Digest of each part with which a founder begins."""
-    around = SimpleNamespace(manifest=manifest, device=InlineDevice(torch.device("cpu")))
+    around = SimpleNamespace(manifest=manifest, device=InlineDevice(torch.device("cpu")), files=None)
     origin, snapshots = await InitialWeights(cast(Any, around), ends_seed).load()
     assert origin.digests == {snapshot.part: digest(snapshot) for snapshot in snapshots}
     return dict(origin.digests)
