@@ -8,6 +8,7 @@ import ctypes
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
 from swarm.errors import ConfigError
@@ -51,6 +52,21 @@ class Device(Protocol):
 
     async def close(self) -> None:
         """End it."""
+
+
+def free_memory() -> int:
+    """Return the bytes of memory that this process may still take: what the machine has, within its container's
+    limit."""
+    import psutil  # only a running peer needs it
+
+    free = int(psutil.virtual_memory().available)
+    with contextlib.suppress(OSError, ValueError):  # no limit, or another kind of system
+        limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        free = min(free, max(0, limit - used))
+    return free
+
+
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 class DeviceThread:

@@ -8,10 +8,9 @@ from typing import Any
 from peers.foreign_model import ForeignModel, find_model
 from swarm.errors import ConfigError, StateError
 from swarm.models.spec import SplitConfig
+from swarm.planning.costs import BYTES_A_PARAMETER
 
 SCHEMA = 1
-BYTES_A_PARAMETER = 28
-"""Of who trains a part: weights and two moments, the same of the next step, and the sum of a step, in float32."""
 
 
 def examine(given: str, *, stages: int, context: int | None) -> dict[str, Any]:

@@ -116,6 +116,7 @@ def summary(founded: Founded) -> list[tuple[str, str]]:
     return [
         ("run", f"{run.name}, {manifest.run_id[:12]}, wire version {run.wire}"),
         ("model", f"{model_parameter_count(model):,} parameters: {family_of(model).described}"),
+        ("memory", _memory(manifest)),
         ("stages", f"{manifest.split.stages}, sending {manifest.codecs.activations}; ends {manifest.split.ends}"),
         ("step", f"{manifest.step_microbatches} microbatches of {batch.microbatch_size} rows: {tokens:,} tokens"),
         ("averaging", manifest.averaging.described),
@@ -126,6 +127,17 @@ def summary(founded: Founded) -> list[tuple[str, str]]:
         *_private(manifest),
         *_goes_on(founded),
     ]  # fmt: skip
+
+
+def _memory(manifest: Manifest) -> str:
+    """What the largest part takes of whoever trains it."""
+    from swarm.models.registry import family_of
+    from swarm.planning.costs import training_bytes
+
+    model, exact = manifest.model, manifest.run.reproducible
+    parts = {spec.name: training_bytes(model, spec, exact=exact) for spec in family_of(model).parts(manifest.split)}
+    largest = max(parts, key=lambda name: parts[name])
+    return f"{parts[largest] / 1e9:.2g} GB and activations for the largest part, {largest}"
 
 
 def _votes(manifest: Manifest) -> list[tuple[str, str]]:

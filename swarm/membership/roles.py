@@ -16,7 +16,7 @@ from swarm.compression.registry import codec_named
 from swarm.config import Manifest
 from swarm.consensus.records import CloseRecord, Contribution
 from swarm.consensus.roster import HowToJoin, Roster, join_words
-from swarm.device import Device
+from swarm.device import Device, free_memory
 from swarm.errors import Advice, ConfigError, Ending, RunEnded, StateError, WrongStep
 from swarm.events import EventSink
 from swarm.health.watch import HealthWatch
@@ -37,6 +37,7 @@ from swarm.pipeline.trainer.context import JourneyContext
 from swarm.pipeline.trainer.journey import FinishedJourney
 from swarm.pipeline.trainer.trainer import Trainer
 from swarm.pipeline.wiring import Wiring
+from swarm.planning.costs import training_bytes
 from swarm.security.signing import PrivateIdentity, verify
 from swarm.step.member.remote_leader import RemoteLeader
 
@@ -85,9 +86,14 @@ def spec_of(manifest: Manifest, name: PartName) -> PartSpec:
 
 
 async def build_empty(around: PeerContext, name: PartName) -> TrainedPart:
-    """The part, without weights. Raises StateError for a part that the model does not have."""
+    """The part, without weights. Raises StateError for a part that the model does not have, and for one that does not
+    fit into this machine's memory."""
     manifest, device = around.manifest, around.device.torch_device
     spec = spec_of(manifest, name)
+    needed, free = training_bytes(manifest.model, spec, exact=manifest.run.reproducible), free_memory()
+    if device.type == "cpu" and needed > free:
+        reason = f"training {name} takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free here"
+        raise StateError(f"{reason}. Join where there is more, or found a run with more stages.")
 
     def build() -> TrainedPart:
         if manifest.averaging.mode == "local":

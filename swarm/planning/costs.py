@@ -19,6 +19,15 @@ def training_flops_per_token(model: ModelConfig, spec: PartSpec, sequence: int) 
     return 3 * family_of(model).cost(spec, sequence).forward_flops
 
 
+BYTES_A_PARAMETER = 28
+"""Of who trains a part: weights and two moments, the same of the next step, and the sum of a step, in float32."""
+
+
+def training_bytes(model: ModelConfig, spec: PartSpec, *, exact: bool = False) -> int:
+    """Memory that training a part takes beside its activations; ``exact`` sums are float64."""
+    return (BYTES_A_PARAMETER + 4 * exact) * family_of(model).cost(spec, model.context).parameters
+
+
 def boundary_bytes(model: ModelConfig, microbatch_size: int, sequence: int, dtype: str) -> int:
     """Bytes of one activation, or of its gradient, on the wire, encoded by the dense codec of ``dtype``."""
     return family_of(model).boundary(microbatch_size, sequence).elements * _BYTES[dtype]
