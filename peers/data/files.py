@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,10 +78,15 @@ def _file(path: Path, key: str) -> SourceFile:
     if kind is None and not packed and path.suffix.lower() == ".json":
         kind = "jsonl"
     try:
-        return SourceFile(path, kind or "text", packed, path.stat().st_size)
+        found = path.stat()
     except OSError as error:
         cause = (error.strerror or "unreadable").lower()
         raise ConfigError(key, str(path), "a readable text file", another_path(path), why=cause) from None
+    if stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode):
+        raise ConfigError(
+            key, str(path), "a file or a pipe", another_path(path), why="it is a device, and may never end"
+        )
+    return SourceFile(path, kind or "text", packed, found.st_size)
 
 
 def _in_directory(path: Path, key: str) -> list[SourceFile]:

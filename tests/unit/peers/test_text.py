@@ -84,3 +84,8 @@ def test_directory_of_links_to_files_elsewhere_is_read(tmp_path: Path) -> None:
     (snapshot / "data.txt").symlink_to(blobs / "abc")
     assert [file.path for file in source_files(snapshot, "--data")] == [snapshot / "data.txt"]
     assert read_corpus([snapshot]).documents == ("some text",)
+
+
+def test_device_is_refused_before_it_is_read() -> None:
+    with pytest.raises(ConfigError, match="it is a device"):
+        read_corpus([Path("/dev/null")])
