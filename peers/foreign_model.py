@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from peers.console.words import another_path
 from peers.data.tokenizer_files import read_encoding
 from swarm.config import MAX_TEMPLATE
@@ -31,7 +33,7 @@ CONTEXT = 512
 """Tokens in a row where nothing is said: more costs memory that grows with it."""
 HUB_ID = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96})(@(?P<revision>[\w./-]{1,100}))?")
 _CACHED = re.compile(r"models--(?P<owner>[\w.-]+?)--(?P<name>[\w.-]+)/snapshots/(?P<revision>[0-9a-f]{40})$")
-_WANTED = ["*.safetensors", "*.json", "*.jinja"]
+_WANTED, _UNWANTED = ["*.safetensors", "*.json", "*.jinja"], ["*/*", "consolidated*"]
 OPTION = "--model"
 
 
@@ -84,7 +86,7 @@ class ForeignModel:
         text = their_config(self.config).get_text_config()
         most = max(numbers_of(json.loads(self.config), POSITION_KEYS), default=CONTEXT)
         for attention in ("sdpa", "eager"):
-            made = HfConfig(
+            made = _table(
                 family="hf", source=self.source, revision=self.revision, architecture=text.model_type,
                 layers=text.num_hidden_layers, width=text.hidden_size, vocab_size=text.vocab_size,
                 context=context or min(CONTEXT, most), scratch=scratch, attention=attention,
@@ -99,6 +101,15 @@ class ForeignModel:
                 continue
             break
         return made
+
+
+def _table(**said: Any) -> HfConfig:
+    try:
+        return HfConfig(**said)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        key = str(first["loc"][0])
+        raise ConfigError(f"--{key}", said.get(key), first["msg"].lower(), "Correct it, or leave it out.") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +147,19 @@ def check_parts(model: HfConfig, split: SplitConfig) -> None:
     family = HfFamily(model)
     for spec in family.parts(split):
         family.build(spec)
+
+
+def check_founding(model: HfConfig) -> None:
+    """Raise ConfigError where this machine has not the memory to found a run of the model: for its founder has all
+    parts' first state, three vectors, until everybody has his."""
+    from swarm.device import free_memory
+    from swarm.models.hf.hf_family import HfFamily
+
+    family = HfFamily(model)
+    needed, free = 12 * family.cost(family.whole, model.context).parameters, free_memory()
+    if needed > free:
+        why = f"its founder holds {needed / 1e9:.1f} GB until the run has begun, and {free / 1e9:.1f} GB are free here"
+        raise ConfigError(OPTION, model.source, "a machine with more memory", "Found the run there.", why=why)
 
 
 def find_model(given: str, key: str = OPTION) -> ForeignModel:
@@ -210,7 +234,9 @@ def _download(name: str, revision: str | None, key: str) -> tuple[Path, str]:
         resolved = HfApi().model_info(name, revision=revision).sha or ""
         if not re.fullmatch(r"[0-9a-f]{40}", resolved):
             raise ValueError(f"its revision is {resolved!r}")
-        return Path(snapshot_download(name, revision=resolved, allow_patterns=_WANTED)), resolved
+        return Path(
+            snapshot_download(name, revision=resolved, allow_patterns=_WANTED, ignore_patterns=_UNWANTED)
+        ), resolved
     except Exception as error:  # noqa: BLE001 - whatever network, hub and disk raise
         cause = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         remedy = f"Check the name and the network, or download it elsewhere and name its directory: {key} DIR"

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from data_shards.tokenize import tokenizer_digest, train_tokenizer
 from peers.checkpoints.resume import Resumable, find_resumable
 from peers.console.words import another_path, command_name
 from peers.data.source import check_tokenizer
 from peers.data.text import built_in_corpus, read_corpus, sample_texts
-from peers.foreign_model import ForeignModel, check_parts, find_model
+from peers.foreign_model import ForeignModel, check_founding, check_parts, find_model
 from peers.manifest_file import write_manifest
 from peers.options.fields import settings_of
 from peers.options.model import Foundation
@@ -106,6 +104,7 @@ def make_run(foundation: Foundation, document: dict[str, Any]) -> Founded:
     check_tokenizer(manifest, tokenizer)
     if foreign is not None and isinstance(manifest.model, HfConfig):
         check_parts(manifest.model, manifest.split)
+        check_founding(manifest.model)
     files = None if foreign is None or foundation.from_scratch else foreign.directory.absolute()
     return Founded(manifest=manifest, tokenizer=tokenizer, tokenizer_from=source, model_files=files)
 
@@ -165,13 +164,8 @@ def _table(foreign: ForeignModel, foundation: Foundation) -> dict[str, Any]:
     from swarm.models.hf.selftest import self_test
 
     given: dict[str, Any] = {} if foundation.compute is None else {"compute": foundation.compute}
-    try:
-        model = foreign.model(scratch=foundation.from_scratch, context=foundation.context, **given)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        key, said = str(first["loc"][0]), first["msg"].lower()
-        raise ConfigError(f"--{key}", getattr(foundation, key, None), said, "Correct it, or leave it out.") from None
-    self_test(model).check(model.architecture)
+    model = foreign.model(scratch=foundation.from_scratch, context=foundation.context, **given)
+    self_test(model).check(model.architecture, foundation.packing or "stream")
     return model.model_dump(mode="json")
 
 

@@ -51,8 +51,11 @@ def _lines(values: dict[str, Any]) -> Iterator[str]:
 def _value(value: Any) -> str:
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{key} = {_value(item)}" for key, item in value.items() if item is not None) + " }"
-    # JSON's strings, integers, booleans and lists of them are TOML's; its floats too, once they show a point.
-    return _float(value) if isinstance(value, float) else json.dumps(value)
+    # JSON's strings, integers, booleans and lists of them are TOML's; its floats too, once they show a point. Its
+    # escapes of characters beyond 16 bits are not, and a DEL must be escaped.
+    if isinstance(value, float):
+        return _float(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _float(value: float) -> str:

@@ -33,12 +33,12 @@ from swarm.pipeline.batch import BatchConfig
 from swarm.schema import Section, in_words, keys_at
 
 _NAME, _NONCE, _SHA256 = r"^[a-z0-9][a-z0-9-]{0,40}$", r"^([0-9a-f]{16})?$", r"^[0-9a-f]{64}$"
-_TOKEN = r"^[a-z_]{1,40}$"
+_TOKEN = r"^[a-z]{2,10}_token$"
 _PATTERNS = {
     _NAME: "1 to 41 small letters, digits and dashes, the first no dash",
     _NONCE: "16 small hex digits, or nothing",
     _SHA256: "a sha256: 64 small hex digits",
-    _TOKEN: "names like bos_token: up to 40 small letters and underscores",
+    _TOKEN: "names like bos_token",
 }
 
 

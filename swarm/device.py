@@ -60,9 +60,11 @@ def free_memory() -> int:
     import psutil  # only a running peer needs it
 
     free = int(psutil.virtual_memory().available)
-    with contextlib.suppress(OSError, ValueError):  # no limit, or another kind of system
+    with contextlib.suppress(OSError, ValueError, KeyError):  # no limit, or another kind of system
         limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
-        free = min(free, max(0, limit - used))
+        known = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        cached = int(known["active_file"]) + int(known["inactive_file"])  # given up for whoever needs memory
+        free = min(free, max(0, limit - used + cached))
     return free
 
 

@@ -1,6 +1,6 @@
 """``swarm export``: a checkpoint as a directory that transformers loads, and the model card in it.
 
-One part is in memory at a time, without its optimizer state. Needs no transformers.
+One part is in memory at a time, without its optimizer state. Our own models need no transformers for it.
 """
 
 from __future__ import annotations
@@ -67,11 +67,13 @@ def export(chosen: ChosenStep, into: Path, dtype: DType, told: Callable[[str], N
         parameters, stored = _write_weights(chosen, family, hidden, dtype, told)
         named = "dtype" if "dtype" in config else "torch_dtype"  # as versions before 4.56 call it, and all read
         write_json(hidden / CONFIG, ids | config | {named: dtype})
-        write_json(hidden / "generation_config.json", ids | {"pad_token_id": token})
+        said = {key: config[key] for key in ids if config.get(key) is not None}  # as the model's own files have them
+        write_json(hidden / "generation_config.json", ids | {"pad_token_id": token} | said)
         write_whole(hidden / "tokenizer.json", [document])
-        spoken = tokenizer_config(end, family.context) | dict(chosen.manifest.tokenizer.tokens)
-        write_json(hidden / "tokenizer_config.json", spoken)
-        write_json(hidden / "special_tokens_map.json", {"bos_token": end, "eos_token": end})
+        named_tokens = {"bos_token": end, "eos_token": end} | dict(chosen.manifest.tokenizer.tokens)
+        most = config.get("max_position_embeddings") or family.context
+        write_json(hidden / "tokenizer_config.json", tokenizer_config(end, most) | named_tokens)
+        write_json(hidden / "special_tokens_map.json", named_tokens)
         if template := chosen.manifest.tokenizer.template:
             write_whole(hidden / "chat_template.jinja", [template.encode()])
         write_whole(hidden / "README.md", [model_card(chosen, config, parameters, dtype, end).encode()])

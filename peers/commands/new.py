@@ -134,8 +134,9 @@ def _memory(manifest: Manifest) -> str:
     from swarm.models.registry import family_of
     from swarm.planning.costs import training_bytes
 
-    model, exact = manifest.model, manifest.run.reproducible
-    parts = {spec.name: training_bytes(model, spec, exact=exact) for spec in family_of(model).parts(manifest.split)}
+    model, exact, local = manifest.model, manifest.run.reproducible, manifest.averaging.mode == "local"
+    specs = family_of(model).parts(manifest.split)
+    parts = {spec.name: training_bytes(model, spec, exact=exact, local=local) for spec in specs}
     largest = max(parts, key=lambda name: parts[name])
     return f"{parts[largest] / 1e9:.2g} GB and activations for the largest part, {largest}"
 
@@ -155,6 +156,8 @@ def _private(manifest: Manifest) -> list[tuple[str, str]]:
         return []
     trusted = "whoever hosts the first or the last stage can read the trainers' text: trust them with it"
     told, copies = [("private", trusted)], manifest.run.copies
+    if getattr(manifest.model, "scratch", True) is False:
+        told.append(("", "whoever has the model's files has the ends that it begins with, and reads more of it"))
     if copies > 1:
         told.append(("copies", f"{copies} of each stage; of the ends 1, the founder's: stage hosts keep none"))
     return told

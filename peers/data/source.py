@@ -161,7 +161,8 @@ def check_tokenizer(manifest: Manifest, tokenizer_json: bytes) -> None:
             f"the run's tokenizer, {manifest.tokenizer.digest[:16]}",
             "Give the tokenizer.json that the run was made with.",
         )
-    if tokenizer.vocab_size > manifest.model.vocab_size:
+    beyond = set(range(manifest.model.vocab_size, tokenizer.vocab_size))
+    if not beyond <= tokenizer.special_ids:  # those that no text becomes
         raise ConfigError(
             "model.vocab_size",
             manifest.model.vocab_size,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from functools import partial
@@ -10,7 +11,7 @@ from swarm.consensus.records import CloseRecord
 from swarm.errors import Busy, PeerError, StateError
 from swarm.events import DonorDropped, StateDownloaded, SyncProgress
 from swarm.ids import PartName, PeerId
-from swarm.membership.roles import PeerContext, build_empty
+from swarm.membership.roles import PeerContext, build_empty, check_memory
 from swarm.models.registry import family_of
 from swarm.optim.part import TrainedPart
 from swarm.state.download import Download, DownloadContext, IntoMemory, PeerChunks, Wanted
@@ -145,6 +146,7 @@ class StateFetch:
     async def run(self, name: PartName, donors: Sequence[PeerId], record: CloseRecord) -> None:
         """Bring the part to the state that ``record`` vouches for. Raises as :meth:`PartDownload.run`."""
         if self.part is None or self.part.spec.name != name:
+            await asyncio.to_thread(check_memory, self._around, name)
             self.part = await build_empty(self._around, name)
         download = self._download
         if download is None or download.part is not self.part or download.record.hash() != record.hash():

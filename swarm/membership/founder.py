@@ -59,7 +59,7 @@ class InitialWeights:
     the model's files.
 
     Private ends are made of ``ends_seed``, which stays in this object; None: of one that nobody could guess. Members
-    download them. Ends that come from files are as secret as these.
+    download them. Ends that come from a model's files are as secret as these files are: a public model's are known.
     """
 
     def __init__(self, around: PeerContext, ends_seed: int | None) -> None:

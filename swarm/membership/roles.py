@@ -85,15 +85,20 @@ def spec_of(manifest: Manifest, name: PartName) -> PartSpec:
     return spec
 
 
-async def build_empty(around: PeerContext, name: PartName) -> TrainedPart:
-    """The part, without weights. Raises StateError for a part that the model does not have, and for one that does not
-    fit into this machine's memory."""
-    manifest, device = around.manifest, around.device.torch_device
-    spec = spec_of(manifest, name)
-    needed, free = training_bytes(manifest.model, spec, exact=manifest.run.reproducible), free_memory()
-    if device.type == "cpu" and needed > free:
+def check_memory(around: PeerContext, name: PartName) -> None:
+    """Raises StateError for a part that this machine's memory does not hold. Blocking: some milliseconds."""
+    manifest, spec = around.manifest, spec_of(around.manifest, name)
+    exact, local = manifest.run.reproducible, manifest.averaging.mode == "local"
+    needed, free = training_bytes(manifest.model, spec, exact=exact, local=local), free_memory()
+    if around.device.torch_device.type == "cpu" and needed > free:
         reason = f"training {name} takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free here"
         raise StateError(f"{reason}. Join where there is more, or found a run with more stages.")
+
+
+async def build_empty(around: PeerContext, name: PartName) -> TrainedPart:
+    """The part, without weights. Raises StateError for a part that the model does not have."""
+    manifest, device = around.manifest, around.device.torch_device
+    spec = spec_of(manifest, name)
 
     def build() -> TrainedPart:
         if manifest.averaging.mode == "local":

@@ -197,7 +197,8 @@ class ModelFamily(ABC):
 
     @abstractmethod
     def cost(self, spec: PartSpec, sequence: int) -> PartCost:
-        """Return what a part costs for rows of ``sequence`` tokens. Pure arithmetic, no module is built."""
+        """Return what a part costs for rows of ``sequence`` tokens. Needs no weights; arithmetic, or the building of a
+        module on the meta device."""
 
     # --- export --------------------------------------------------------------------------------------------------
 

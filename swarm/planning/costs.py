@@ -23,9 +23,10 @@ BYTES_A_PARAMETER = 28
 """Of who trains a part: weights and two moments, the same of the next step, and the sum of a step, in float32."""
 
 
-def training_bytes(model: ModelConfig, spec: PartSpec, *, exact: bool = False) -> int:
-    """Memory that training a part takes beside its activations; ``exact`` sums are float64."""
-    return (BYTES_A_PARAMETER + 4 * exact) * family_of(model).cost(spec, model.context).parameters
+def training_bytes(model: ModelConfig, spec: PartSpec, *, exact: bool = False, local: bool = False) -> int:
+    """Memory that training a part takes beside its activations; ``exact`` sums are float64, and who trains ``local``
+    steps keeps what it began with, too."""
+    return (BYTES_A_PARAMETER + 4 * exact + 12 * local) * family_of(model).cost(spec, model.context).parameters
 
 
 def boundary_bytes(model: ModelConfig, microbatch_size: int, sequence: int, dtype: str) -> int:

@@ -165,7 +165,7 @@ class Averaged(Message):
     def result(self) -> str:
         """What its replica signs, and others of its part must have too: ``digest/norm``, the norm's bits in hex. Empty
         without a digest."""
-        return f"{self.digest}/{self.sq_norm.hex()}" if self.digest else ""
+        return f"{self.digest}/{abs(self.sq_norm).hex()}" if self.digest else ""  # a zero may come with a sign
 
 
 class Apply(Message):

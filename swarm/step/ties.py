@@ -26,6 +26,7 @@ from swarm.step.decisions import Disagreement, alike
 from swarm.step.messages import Apply, Reconcile
 
 What = Literal["gradient", "weights"]
+_RESULT = r"^[0-9a-f]{16,64}(/0x[01]\.[0-9a-f]{1,13}p(\+[0-9]{1,3}|-[0-9]{1,4}))?$"
 
 
 class Statement(Message):
@@ -36,7 +37,7 @@ class Statement(Message):
     attempt: Count
     what: What
     asked: DigestField
-    digest: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16,64}(/0x[01]\.[0-9a-f]{1,13}p[+-][0-9]{1,4})?$")]
+    digest: Annotated[str, StringConstraints(pattern=_RESULT)]
     signature: SignatureField
 
 

@@ -9,6 +9,7 @@ import pytest
 from swarm import WIRE_VERSION
 from swarm.config import parse_manifest
 from swarm.errors import ConfigError, Ending, OtherWire
+from swarm.models.hf.hf_config import canonical
 
 
 def document(**sections: Any) -> dict[str, Any]:
@@ -116,7 +117,15 @@ def test_run_id_depends_on_the_wire_version() -> None:
     assert f'"wire":{WIRE_VERSION}'.encode() in parse_manifest(document(), "a test").canonical()
 
 
-def test_packing_by_documents_is_refused_until_a_model_keeps_them_apart() -> None:
-    with pytest.raises(ConfigError, match="keeps documents of a row apart") as caught:
-        parse_manifest({"tokenizer": {"digest": "0" * 64}, "batch": {"packing": "documents"}}, "RUN.toml")
+def test_packing_is_named_only_where_rows_are_not_a_stream_and_refused_for_models_that_let_documents_leak() -> None:
+    document = {"tokenizer": {"digest": "0" * 64}, "batch": {"packing": "documents"}}
+    packed = parse_manifest(document, "RUN.toml")
+    plain = parse_manifest(document | {"batch": {"packing": "stream"}}, "RUN.toml")
+    assert b'"packing":"documents"' in packed.canonical()
+    assert b"packing" not in plain.canonical(), "ids of runs stay as they were"
+    theirs = {"model_type": "mamba", "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2}
+    model = {"family": "hf", "architecture": "mamba", "layers": 2, "width": 32, "vocab_size": 96, "context": 16}
+    leaky = document | {"model": model | {"config": canonical(theirs)}}
+    with pytest.raises(ConfigError, match="from one document of a row into the next") as caught:
+        parse_manifest(leaky, "RUN.toml")
     assert caught.value.key == "batch.packing"

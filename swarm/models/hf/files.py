@@ -48,12 +48,16 @@ def load_part(part: HfPart, directory: Path) -> dict[str, Tensor]:
         try:
             mapping: Any = get_model_conversion_mapping(part.model)
             settings = LoadStateDictConfig(weight_mapping=mapping, dtype=torch.float32)
-            convert_and_load_state_dict_in_model(part.model, stored, settings)
-        except (SafetensorError, OSError, RuntimeError, ValueError) as error:
+            info, _ = convert_and_load_state_dict_in_model(part.model, stored, settings)
+        except Exception as error:  # noqa: BLE001 - whatever its converters raise for what does not fit
             raise _broken(directory, f"cannot be read: {' '.join(str(error).split())[:300]}") from None
+    if info.mismatched_keys:
+        key, *shapes = sorted(info.mismatched_keys)[0]
+        raise _broken(directory, f"has {key} in another shape than the config gives: {shapes}")
     part.tie()
     found = state_of(part)
-    lacking = [name for name, tensor in found.items() if tensor.device.type == "meta"]
+    absent = {f"model.{name}" for name in info.missing_keys}
+    lacking = [name for name, tensor in found.items() if tensor.device.type == "meta" or name in absent]
     if lacking:
         few = ", ".join(name.removeprefix("model.") for name in lacking[:3])
         raise _broken(directory, f"lacks {len(lacking)} of the part's {len(found)} tensors: {few}")

@@ -47,12 +47,12 @@ _QUADRATIC = frozenset({"codegen", "gpt_bigcode", "gpt_neo", "gptj", "mpt"})
 LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _WIDTH = ("hidden_size", "n_embd", "d_model")
 POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "context_length", "seq_length")
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _BOUNDS: tuple[tuple[tuple[str, ...], int], ...] = (
     (LAYER_KEYS, 512),
     (_WIDTH, 1 << 16),
     (POSITION_KEYS, 1 << 24),
-    (_EXPERTS, 4096),
+    (EXPERT_KEYS, 4096),
     (("vocab_size",), 1 << 20),
 )
 MAX_NUMBER = 1 << 20
@@ -144,6 +144,9 @@ def check_config(config: Mapping[str, Any]) -> None:
         raise _refused("model_type", kind, f"one of {', '.join(sorted(ARCHITECTURES))}")
     if config.get("is_encoder_decoder"):
         raise _refused("is_encoder_decoder", True, "a decoder alone")
+    kinds = config.get("attention_types")
+    if kinds is not None and _layers_said(kinds) > _BOUNDS[0][1]:
+        raise _refused("attention_types", "…", f"[[kinds, how often], …] for at most {_BOUNDS[0][1]} layers")
     if kind in _QUADRATIC:
         for number in numbers_of(config, POSITION_KEYS):
             if number > _MAX_QUADRATIC:
@@ -154,6 +157,14 @@ def check_config(config: Mapping[str, Any]) -> None:
 def numbers_of(config: Mapping[str, Any], keys: tuple[str, ...]) -> list[int]:
     """Return the whole numbers that a config gives under any of these keys."""
     return [value for _, key, value in _walk(config) if key in keys and isinstance(value, int)]
+
+
+def _layers_said(kinds: Any) -> float:
+    """How many layers ``attention_types`` stands for; infinitely many where it is something else."""
+    try:
+        return sum(len(names) * int(often) for names, often in kinds)
+    except (TypeError, ValueError):
+        return math.inf
 
 
 def _check_value(path: str, key: str, value: Any) -> None:

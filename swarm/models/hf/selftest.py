@@ -17,8 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from swarm.device import free_memory
 from swarm.errors import ConfigError
-from swarm.models.hf.hf_config import LAYER_KEYS, HfConfig, canonical
+from swarm.models.hf.hf_config import EXPERT_KEYS, LAYER_KEYS, HfConfig, canonical
 from swarm.models.hf.hf_family import HfFamily, anatomy_of
 from swarm.models.hf.part import HfPart
 from swarm.models.hf.skeleton import skeleton
@@ -26,7 +27,11 @@ from swarm.models.layout import install_weights
 from swarm.models.packing import packed
 from swarm.models.spec import SplitConfig
 
-LAYERS, VOCABULARY, ROWS, TOKENS = 4, 512, 2, 12
+LAYERS, VOCABULARY, ROWS, TOKENS, WINDOW = 4, 512, 2, 12, 4
+USED_EXPERT_KEYS = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k")
+WINDOW_KEYS = ("sliding_window", "attention_chunk_size", "window_size", "attention_window_size")
+_COPIES = 4
+"""How many times the small model's weights are in memory at once: whole, in parts, and two gradients."""
 LEAK = 1e-4
 """By how much a logit may differ where a sum is taken in another order."""
 _SHIFT = 0.05
@@ -59,8 +64,11 @@ class SelfTest:
         """Whether no token sees a later one."""
         return self.future <= LEAK
 
-    def check(self, architecture: str) -> None:
-        """Raise ConfigError where the model must not be trained cut."""
+    def check(self, architecture: str, packing: str = "stream") -> None:
+        """Raise ConfigError where the model must not be trained cut, or not with rows packed like this."""
+        if packing == "documents" and not self.packs:
+            why = f"a document's logits change by {max(self.leaks, self.packed):g} with the one before it in a row"
+            raise ConfigError("batch.packing", packing, '"stream" for this model', "Leave it out.", why=why)
         why = "" if self.causal else f"a token's logits change by {self.future:g} with a later token"
         why = why if self.equal else f"cut, its logits or gradients differ by {self.plain:g}"
         if why:
@@ -70,8 +78,14 @@ class SelfTest:
 
 
 def self_test(model: HfConfig, *, seed: int = 0) -> SelfTest:
-    """Try a small model of the config. Raises ConfigError where none can be built of it, or it cannot be cut."""
+    """Try a small model of the config. Raises ConfigError where none can be built of it, it cannot be cut, or this
+    machine has not the memory to try it."""
     small = reduced(model)
+    family = HfFamily(small)
+    needed, free = _COPIES * 4 * family.cost(family.whole, TOKENS).parameters, free_memory()
+    if needed > free:
+        why = f"to try a small one of its kind takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free here"
+        raise ConfigError("model", model.architecture, "a machine with more memory", "Found the run there.", why=why)
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     whole, weights = _whole(small, generator)
@@ -86,13 +100,21 @@ def self_test(model: HfConfig, *, seed: int = 0) -> SelfTest:
 
 
 def reduced(model: HfConfig) -> HfConfig:
-    """Return the config with few layers and a small vocabulary, all else as it is."""
+    """Return the config with few layers, experts and token ids, and with windows that a few tokens fill."""
     layers, vocab = min(LAYERS, model.layers), min(VOCABULARY, model.vocab_size)
     config = _cut(json.loads(model.config), model.layers, layers)
     config["vocab_size"] = vocab
     for key in [key for key in config if key.endswith("token_id")]:
         small = isinstance(config[key], int) and config[key] < vocab
         config[key] = config[key] if small else 0
+    groups = int(config.get("n_group") or 1)
+    used = max((config[key] for key in USED_EXPERT_KEYS if isinstance(config.get(key), int)), default=1)
+    for key in EXPERT_KEYS:
+        if isinstance(config.get(key), int):
+            config[key] = min(config[key], -(-max(2 * used, 2 * groups) // groups) * groups)
+    for key in WINDOW_KEYS:
+        if isinstance(config.get(key), int):
+            config[key] = min(config[key], WINDOW)
     known = {key: config[key] for key in LAYER_KEYS if key in config}
     if not known:
         config["num_hidden_layers"] = layers

@@ -18,6 +18,7 @@ import huggingface_hub.constants
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, and_masks, packed_sequence_mask_function
@@ -38,7 +39,10 @@ _FACTORIES = frozenset({torch.empty, torch.zeros, torch.ones, torch.full, torch.
 
 
 class _LargeOnMeta(TorchFunctionMode):
-    """Makes large tensors on the meta device, whatever they are to become."""
+    """Makes large tensors on the meta device, whatever they are to become, and refuses operations that would make one.
+
+    What a config asks for may be anything, so each operation is tried without data first.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
@@ -46,7 +50,30 @@ class _LargeOnMeta(TorchFunctionMode):
             without_data = func(*args, **(given | {"device": "meta"}))
             if without_data.numel() > MAX_TABLE:
                 return without_data
+        elif getattr(func, "__name__", "__get__") not in _ATTRIBUTES:
+            self._try(func, args, given)
         return func(*args, **given)
+
+    def _try(self, func: Any, args: Any, given: Any) -> None:
+        flat, structure = tree_flatten((args, given))
+        if not any(isinstance(one, Tensor) and one.device.type == "cpu" for one in flat):
+            return
+        metas = [one.detach().to("meta") if isinstance(one, Tensor) else one for one in flat]
+        try:
+            tried_args, tried_given = tree_unflatten(metas, structure)
+            found, _ = tree_flatten(func(*tried_args, **tried_given))
+        except Exception:  # noqa: BLE001 - what needs data says so, and makes no more than it has
+            return
+        if any(isinstance(one, Tensor) and one.numel() > MAX_TABLE for one in found):
+            raise _too_large(getattr(func, "__name__", "a table"))
+
+
+_ATTRIBUTES = frozenset({"__get__", "__set__", "requires_grad_", "detach", "data_ptr", "is_floating_point", "numel"})
+
+
+def _too_large(name: str) -> ConfigError:
+    allowed = f"tables of at most {MAX_TABLE} elements, {MAX_BUFFER_BYTES} bytes together"
+    return ConfigError("model.config", name, allowed, "Lower its positions.")
 
 
 def their_config(text: str) -> Any:
@@ -67,7 +94,11 @@ def skeleton(model: HfConfig) -> Any:
     Raises:
         ConfigError: transformers cannot build it, or its buffers are too large.
     """
-    return copy.deepcopy(_built(model.config, model.attention, model.compute))
+    with _one_builds:
+        return copy.deepcopy(_built(model.config, model.attention, model.compute))
+
+
+_one_builds = threading.Lock()
 
 
 @lru_cache(maxsize=2)
@@ -116,9 +147,7 @@ def _parameters_on_meta() -> Iterator[None]:
         nonlocal room
         room -= 0 if tensor is None else tensor.nbytes
         if room < 0 or (tensor is not None and tensor.device.type == "meta"):
-            raise ConfigError(
-                "model.config", name, f"tables of at most {MAX_BUFFER_BYTES} bytes", "Lower its positions."
-            )
+            raise _too_large(name)
         buffer(module, name, tensor, persistent)
 
     nn.Module.register_parameter = to_meta  # type: ignore[method-assign, assignment]

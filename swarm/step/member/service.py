@@ -313,7 +313,7 @@ class MemberService:
         mean = state.mean
         if record.void:
             await state.stop_averaging()
-        if self._part is not None and not record.founding:
+        if self._part is not None and not record.founding and (record.void or took_part):
             await context.attempt.device.run(self._part.give_up if record.void else self._part.swap)
         point = None if record.founding else at.history.head
         await at.history.add(record, decision.acceptances, decision.term)

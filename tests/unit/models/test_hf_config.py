@@ -63,6 +63,8 @@ def test_config_as_people_have_it_is_taken() -> None:
         ({"layer_types": ["x"] * 2000}, "2000 entries"),
         ({"deep": nested(12)}, "at most 8 levels"),
         ({"k" * 200: 1}, "keys of at most 128"),
+        ({"model_type": "gpt_neo", "attention_types": [[["global"] * 1000, 1 << 19]]}, "at most 512 layers"),
+        ({"model_type": "gpt_neo", "attention_types": [["global", "many"]]}, "at most 512 layers"),
     ],
 )
 def test_config_that_asks_for_too_much_or_for_code_is_refused(changes: dict[str, Any], words: str) -> None:

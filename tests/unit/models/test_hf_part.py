@@ -162,3 +162,18 @@ def test_matrices_decay_and_the_embedding_does_not_and_costs_follow_from_the_sha
     assert cost.parameters == sum(p.numel() for p in first.parameters())
     assert cost.forward_flops < 2 * cost.parameters, "a token uses half of the experts"
     assert family.boundary(2, 16).shape == (2, 16, 32)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("gptj", {"max_position_embeddings": 8192, "rotary_dim": 1 << 19}),
+        ("jamba", {"mamba_d_state": 1 << 14, "mamba_expand": 1 << 12}),
+        ("xglm", {"max_position_embeddings": 1 << 20, "hidden_size": 1 << 12}),
+    ],
+)
+def test_config_that_would_fill_the_memory_with_tables_is_refused_before_it_does(
+    name: str, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match="tables of at most"):
+        foreign_model(name, **changes)

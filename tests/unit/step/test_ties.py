@@ -10,7 +10,7 @@ from swarm.consensus.roster import Roster
 from swarm.errors import Violation
 from swarm.ids import PartName, PeerId
 from swarm.step.decisions import Disagreement
-from swarm.step.messages import Apply, Reconcile
+from swarm.step.messages import Apply, Averaged, Reconcile
 from swarm.step.ties import Asked, ResultSigning, Statement, Tied, TieEvidence
 from tests.harness.rigs.consensus import RUN, A, B, T, listed, sign, verify
 
@@ -90,3 +90,11 @@ def test_evidence_is_whole_with_the_second_tie_of_a_part_and_names_who_did_not_s
     assert evidence.second(0, found, asked(1), signatures(1)) is None
     proof = evidence.second(0, found, asked(2), signatures(2))
     assert proof == tied()
+
+
+def test_zero_with_a_sign_is_the_norm_of_nothing_and_no_other() -> None:
+    plain, signed = (Averaged(digest=ONE, sq_norm=zero, cursor=None).result for zero in (0.0, -0.0))
+    assert plain == signed == f"{ONE}/0x0.0p+0"
+    said(A, plain, 1)
+    with pytest.raises(ValueError, match="digest"):
+        said(A, f"{ONE}/0x1.0p+9999", 1)
