@@ -133,9 +133,10 @@ def choose_model(given: str, *, scratch: bool, context: int | None) -> ChosenMod
         remedy = "Name a directory that has one, beside config.json."
         raise ConfigError(OPTION, given, "a directory with a tokenizer.json", remedy)
     config = found.model(scratch=scratch, context=context)
+    from swarm.device import free_memory
     from swarm.models.hf.selftest import self_test
 
-    self_test(config).check(config.architecture)
+    self_test(config, free=free_memory()).check(config.architecture)
     files = None if scratch else found.directory.absolute()
     return ChosenModel(config=config, files=files, tokenizer=found.tokenizer.read_bytes(), spoken=found.spoken())
 

@@ -20,11 +20,12 @@ def examine(given: str, *, stages: int, context: int | None) -> dict[str, Any]:
     """
     found = find_model(given, "DIR")
     model = found.model(context=context)
+    from swarm.device import free_memory
     from swarm.models.hf.hf_family import HfFamily, anatomy_of
     from swarm.models.hf.selftest import self_test
 
     family, anatomy = HfFamily(model), anatomy_of(model)
-    tried = self_test(model)
+    tried = self_test(model, free=free_memory())
     parts = []
     for spec in family.parts(SplitConfig(stages=min(stages, model.layers), ends="private")):
         cost = family.cost(spec, model.context)

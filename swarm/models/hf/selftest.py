@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from swarm.device import free_memory
 from swarm.errors import ConfigError
 from swarm.models.hf.hf_config import EXPERT_KEYS, LAYER_KEYS, HfConfig, canonical
 from swarm.models.hf.hf_family import HfFamily, anatomy_of
@@ -77,13 +76,13 @@ class SelfTest:
             )
 
 
-def self_test(model: HfConfig, *, seed: int = 0) -> SelfTest:
-    """Try a small model of the config. Raises ConfigError where none can be built of it, it cannot be cut, or this
-    machine has not the memory to try it."""
+def self_test(model: HfConfig, *, free: int | None = None, seed: int = 0) -> SelfTest:
+    """Try a small model of the config, where that takes no more than ``free`` bytes of memory. Raises ConfigError where
+    it takes more, none can be built of it, or it cannot be cut."""
     small = reduced(model)
     family = HfFamily(small)
-    needed, free = _COPIES * 4 * family.cost(family.whole, TOKENS).parameters, free_memory()
-    if needed > free:
+    needed = _COPIES * 4 * family.cost(family.whole, TOKENS).parameters
+    if free is not None and needed > free:
         why = f"to try a small one of its kind takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free here"
         raise ConfigError("model", model.architecture, "a machine with more memory", "Found the run there.", why=why)
     torch.manual_seed(seed)

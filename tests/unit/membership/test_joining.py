@@ -136,6 +136,7 @@ class World:
         settings = SimpleNamespace(role="stage", stage=stage, name="j", region="eu", dial_out_only=False)
         monkeypatch.setattr(joining, "Observer", self._observer)
         monkeypatch.setattr(download, "build_empty", self._build)
+        monkeypatch.setattr(download, "check_memory", lambda around, name: None)
         monkeypatch.setattr(download, "PartDownload", self._download)
         context = SimpleNamespace(
             around=self.around,

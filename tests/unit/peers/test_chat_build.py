@@ -22,6 +22,7 @@ from peers.options.model import PeerOptions
 from swarm.config import parse_manifest
 from swarm.errors import ConfigError
 from tests.harness.rigs.chat import CHAT, CHATML, END, THINKS, chat_tokenizer, write_model
+from tests.harness.swarm import small_manifest
 
 
 def build(tokenizer: Path, out: Path, source: Path, template: Path | None = None) -> BuildReport:
@@ -87,8 +88,16 @@ def test_conversation_without_a_template_is_an_error_with_the_command(tmp_path: 
     tokenizer = write_model(tmp_path / "model", template=None)
     with pytest.raises(ConfigError, match=r"chats\.jsonl:1.*--template PATH"):
         build(tokenizer, tmp_path / "shard", chats)
+    check_data(DataGiven(chats))  # the run may have a template: nobody knows yet
+    document = (tokenizer / "tokenizer.json").read_bytes() if tokenizer.is_dir() else tokenizer.read_bytes()
     with pytest.raises(ConfigError, match="--data-template PATH"):
-        check_data(DataGiven(chats))
+        shard_for(
+            DataGiven(chats),
+            document,
+            small_manifest(document, 2, 1, {"model": {"vocab_size": 400}}),
+            tmp_path / "shard",
+            "seed",
+        )
     assert not list(tmp_path.glob(".shard*"))
 
 
