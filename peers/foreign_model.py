@@ -25,6 +25,7 @@ from swarm.models.hf.hf_config import (
 )
 from swarm.models.registry import AnyModel
 from swarm.models.spec import DType, SplitConfig
+from swarm.pipeline.batch import Packing
 
 if TYPE_CHECKING:
     from peers.settings import PeerSettings
@@ -102,6 +103,18 @@ class ForeignModel:
             break
         return made
 
+    def tried(
+        self, *, scratch: bool, context: int | None, compute: DType = "float32", packing: Packing = "stream"
+    ) -> HfConfig:
+        """Return the ``[model]`` as :meth:`model` does, once it was tried that it gives the same bits cut as whole, in
+        rows that are packed like this: some seconds. Raises ConfigError also where it does not."""
+        from swarm.device import free_memory
+        from swarm.models.hf.selftest import self_test
+
+        made = self.model(scratch=scratch, context=context, compute=compute)
+        self_test(made, free=free_memory()).check(made.architecture, packing)
+        return made
+
 
 def _table(**said: Any) -> HfConfig:
     try:
@@ -126,17 +139,13 @@ class ChosenModel:
 def choose_model(given: str, *, scratch: bool, context: int | None) -> ChosenModel:
     """Return the model that a person names, once it was tried that it gives the same bits cut as whole: some seconds.
 
-    Raises ConfigError as :func:`find_model` and :meth:`ForeignModel.model`, and where it has no tokenizer.json.
+    Raises ConfigError as :func:`find_model` and :meth:`ForeignModel.tried`, and where it has no tokenizer.json.
     """
     found = find_model(given)
     if found.tokenizer is None:
         remedy = "Name a directory that has one, beside config.json."
         raise ConfigError(OPTION, given, "a directory with a tokenizer.json", remedy)
-    config = found.model(scratch=scratch, context=context)
-    from swarm.device import free_memory
-    from swarm.models.hf.selftest import self_test
-
-    self_test(config, free=free_memory()).check(config.architecture)
+    config = found.tried(scratch=scratch, context=context)
     files = None if scratch else found.directory.absolute()
     return ChosenModel(config=config, files=files, tokenizer=found.tokenizer.read_bytes(), spoken=found.spoken())
 

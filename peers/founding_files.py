@@ -161,12 +161,9 @@ _found = functools.cache(find_model)
 
 def _table(foreign: ForeignModel, foundation: Foundation) -> dict[str, Any]:
     """The ``[model]`` of a run with it, once it was tried."""
-    from swarm.device import free_memory
-    from swarm.models.hf.selftest import self_test
-
-    given: dict[str, Any] = {} if foundation.compute is None else {"compute": foundation.compute}
-    model = foreign.model(scratch=foundation.from_scratch, context=foundation.context, **given)
-    self_test(model, free=free_memory()).check(model.architecture, foundation.packing or "stream")
+    said: dict[str, Any] = {"compute": foundation.compute, "packing": foundation.packing}
+    given = {key: value for key, value in said.items() if value is not None}
+    model = foreign.tried(scratch=foundation.from_scratch, context=foundation.context, **given)
     return model.model_dump(mode="json")
 
 

@@ -48,6 +48,7 @@ LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _WIDTH = ("hidden_size", "n_embd", "d_model")
 POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "context_length", "seq_length")
 EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+USED_EXPERT_KEYS = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k")
 _BOUNDS: tuple[tuple[tuple[str, ...], int], ...] = (
     (LAYER_KEYS, 512),
     (_WIDTH, 1 << 16),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from swarm.errors import ConfigError, StateError
 from swarm.models.family import ModelFamily, PartCost, PartModule
-from swarm.models.hf.hf_config import LEAK_WHEN_PACKED, HfConfig
+from swarm.models.hf.hf_config import EXPERT_KEYS, LEAK_WHEN_PACKED, USED_EXPERT_KEYS, HfConfig
 from swarm.models.layout import state_of
 from swarm.models.spec import PartSpec, TensorSpec
 
@@ -70,7 +70,7 @@ class HfFamily(ModelFamily):
 
     def initial_weights(self, seed: int, spec: PartSpec | None = None, files: Path | None = None) -> dict[str, Tensor]:
         """See :class:`~swarm.models.family.ModelFamily`: from the model's files, or as its own code draws them."""
-        part = self._part(spec or self.whole, self._model.model_copy(update={"compute": "float32"}))
+        part = self._part(spec or self.whole, _in_float32(self._model))
         if self._model.scratch:
             return _drawn(part, seed)
         if files is None:
@@ -96,9 +96,9 @@ class HfFamily(ModelFamily):
         """
         part = self._part(spec, self._model)
         share = _expert_share(json.loads(self._model.config))
-        used = 0.0
+        used, tables = 0.0, _tables(part)
         for name, parameter in part.named_parameters():
-            if parameter.ndim >= 2 and name not in _tables(part):
+            if parameter.ndim >= 2 and name not in tables:
                 used += parameter.numel() * (share if parameter.ndim == 3 or ".experts." in name else 1.0)
         if spec.head and not any(n.startswith("model.lm_head") for n, _ in part.named_parameters()):
             used += self._model.width * self._model.vocab_size  # tied to the table
@@ -117,7 +117,7 @@ class HfFamily(ModelFamily):
         """See :class:`~swarm.models.family.ModelFamily`."""
         from swarm.models.hf.files import stored_names
 
-        return stored_names(self._part(spec, self._model.model_copy(update={"compute": "float32"})), weights)
+        return stored_names(self._part(spec, _in_float32(self._model)), weights)
 
     def _part(self, spec: PartSpec, model: HfConfig) -> HfPart:
         require_transformers()
@@ -130,7 +130,7 @@ class HfFamily(ModelFamily):
 
 def anatomy_of(model: HfConfig) -> Anatomy:
     """Return where the model can be cut; found once in a process. Raises ConfigError as :meth:`HfFamily.build`."""
-    return _anatomy(model.model_copy(update={"compute": "float32"}).model_dump_json())
+    return _anatomy(_in_float32(model).model_dump_json())
 
 
 @lru_cache(maxsize=8)
@@ -148,6 +148,11 @@ def _anatomy(dumped: str) -> Anatomy:
             why = f"the config gives {value}"
             raise ConfigError(f"model.{key}", getattr(model, key), str(value), "Found the run again.", why=why)
     return anatomy
+
+
+def _in_float32(model: HfConfig) -> HfConfig:
+    """Return the model in the dtype of master weights and files, whatever it is computed in."""
+    return model.model_copy(update={"compute": "float32"})
 
 
 def require_transformers() -> None:
@@ -172,10 +177,8 @@ def _drawn(part: HfPart, seed: int) -> dict[str, Tensor]:
     names = {id(module): name for name, module in part.model.named_modules()}
     with torch.random.fork_rng(devices=[]):
         for module in list(part.model.modules()):
-            own = {**module._parameters, **{k: b for k, b in module._buffers.items() if b is not None}}
-            if not any(tensor is not None and tensor.device.type == "meta" for tensor in own.values()):
+            if not _materialise(module):
                 continue
-            _materialise(module)
             torch.manual_seed(_seed(seed, names[id(module)]))
             with torch.no_grad():
                 part.model._init_weights(module)
@@ -183,10 +186,12 @@ def _drawn(part: HfPart, seed: int) -> dict[str, Tensor]:
     return {name: tensor.detach().contiguous() for name, tensor in state_of(part).items()}
 
 
-def _materialise(module: nn.Module) -> None:
-    for name, parameter in module._parameters.items():
-        if parameter is not None and parameter.device.type == "meta":
-            module._parameters[name] = nn.Parameter(torch.zeros(parameter.shape, dtype=parameter.dtype))
+def _materialise(module: nn.Module) -> bool:
+    """Give a module's own parameters data, where they have none; returns whether one had none."""
+    without = {name: p for name, p in module._parameters.items() if p is not None and p.device.type == "meta"}
+    for name, parameter in without.items():
+        module._parameters[name] = nn.Parameter(torch.zeros(parameter.shape, dtype=parameter.dtype))
+    return bool(without)
 
 
 def _seed(seed: int, name: str) -> int:
@@ -203,7 +208,8 @@ def _tables(part: nn.Module) -> set[str]:
 
 def _expert_share(config: dict[str, Any]) -> float:
     """The share of the experts that a token uses."""
-    first: Callable[..., int] = lambda *keys: next((int(config[k]) for k in keys if isinstance(config.get(k), int)), 0)  # noqa: E731
-    experts = first("num_experts", "num_local_experts", "n_routed_experts")
-    used = first("num_experts_per_tok", "num_experts_per_token", "moe_top_k")
+    experts, used = (
+        next((int(config[key]) for key in keys if isinstance(config.get(key), int)), 0)
+        for keys in (EXPERT_KEYS, USED_EXPERT_KEYS)
+    )
     return min(1.0, used / experts) if experts and used else 1.0

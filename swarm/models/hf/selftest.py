@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swarm.errors import ConfigError
-from swarm.models.hf.hf_config import EXPERT_KEYS, LAYER_KEYS, HfConfig, canonical
+from swarm.models.hf.hf_config import EXPERT_KEYS, LAYER_KEYS, USED_EXPERT_KEYS, HfConfig, canonical
 from swarm.models.hf.hf_family import HfFamily, anatomy_of
 from swarm.models.hf.part import HfPart
 from swarm.models.hf.skeleton import skeleton
@@ -27,7 +27,6 @@ from swarm.models.packing import packed
 from swarm.models.spec import SplitConfig
 
 LAYERS, VOCABULARY, ROWS, TOKENS, WINDOW = 4, 512, 2, 12, 4
-USED_EXPERT_KEYS = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k")
 WINDOW_KEYS = ("sliding_window", "attention_chunk_size", "window_size", "attention_window_size")
 _COPIES = 4
 """How many times the small model's weights are in memory at once: whole, in parts, and two gradients."""
@@ -85,7 +84,6 @@ def self_test(model: HfConfig, *, free: int | None = None, seed: int = 0) -> Sel
     if free is not None and needed > free:
         why = f"to try a small one of its kind takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free here"
         raise ConfigError("model", model.architecture, "a machine with more memory", "Found the run there.", why=why)
-    torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     whole, weights = _whole(small, generator)
     parts = _parts(small, weights)
