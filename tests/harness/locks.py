@@ -29,6 +29,8 @@ CUDA = re.compile(r"(torch|triton|cuda-.*|nvidia-.*)")
 """Packages that the CUDA build of torch consists of, itself among them."""
 BUILD = ["hatchling", "editables", "setuptools"]
 """What builds the project, and the packages that have no wheel."""
+IMAGE = ["--extra", "hf"]
+"""What the image has beside the project: peers in it join runs of models of transformers."""
 INDEX = "https://download.pytorch.org/whl/cpu"
 """Where the CPU builds of torch are, as in the Makefile."""
 _ENTRY = re.compile(r"^([a-z0-9][a-z0-9-]*)===?([^ ]+)((?:.*\n)(?: .*\n)*)", re.MULTILINE)
@@ -50,7 +52,7 @@ def split(everything: str, run: str, build: str) -> dict[str, str]:
 
     Args:
         everything: The resolution of all extras and of what builds.
-        run: That of the project without extras, with the same pins.
+        run: That of what the image holds, with the same pins.
         build: That of what builds, with the same pins.
 
     Returns:
@@ -119,7 +121,7 @@ def main(arguments: list[str]) -> int:
         )
         everything = _compile(BUILD, pins, "--all-extras", *arguments, *project)
         pins.write_text(everything)
-        texts = split(everything, _compile([], pins, *project), _compile(BUILD, pins))
+        texts = split(everything, _compile([], pins, *IMAGE, *project), _compile(BUILD, pins))
     (version,) = re.findall(r"^torch===(\S+)", texts["torch-cuda.txt"], re.MULTILINE)
     cpu = LOCKS / "torch-cpu.txt"
     try:

@@ -539,10 +539,10 @@ async def test_joiner_that_dies_right_after_it_became_a_member_is_left_out_and_t
 # --- what happens to an observer is its own affair ---------------------------------------------------------------
 
 
-async def test_joiner_that_dies_between_asking_and_the_close_is_not_let_in(
+def test_joiner_that_dies_between_asking_and_the_close_is_not_let_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    swarm = LocalSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 80})
+    swarm = SimSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 25}, stage_s={"forward": 0.05, "backward": 0.1})
     asked: list[PeerId] = []
     honest = ChangeRequests.asking
 
@@ -560,9 +560,9 @@ async def test_joiner_that_dies_between_asking_and_the_close_is_not_let_in(
         await after_step(swarm, 2)
         await swarm.join("short", "stage", 300, may_fail=True)
 
-    await train(swarm, story)
+    run_world(train(swarm, story))
     assert asked == [swarm.peers["short"].endpoint.peer], "the fault did not fire"
-    check_history(swarm.history(), 0, 80, 6)
+    check_history(swarm.history(), 0, 25, 6)
     assert not swarm.peers["bootstrap"].events.of(RosterChanged)
 
 

@@ -95,7 +95,7 @@ def test_reduce_of_a_large_vector_sends_two_times_k_minus_one_over_k_of_it(membe
 
 def test_reduce_of_a_large_vector_holds_little_besides_the_result() -> None:
     members = 4
-    plan = make_plan([1] * members, 1_000_000, chunk_elements=CHUNK_ELEMENTS // 16)
+    plan = make_plan([1] * members, 4_000_000, chunk_elements=CHUNK_ELEMENTS // 16)
     sums = whole_numbers(plan)
     tracemalloc.start()
     try:
