@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from data_shards.template import LONGEST_RENDERED, ChatTemplate, RenderingFailed
+from data_shards.template import ANOTHER, LONGEST_RENDERED, ChatTemplate, RenderingFailed
 from data_shards.tokenize import Tokenizer
 from swarm.errors import ConfigError
 
@@ -100,6 +100,8 @@ class ChatEncoder:
                 after = after.rstrip()  # what comes behind every text
             if not whole.startswith(after):
                 raise self._rewrites()
+            if message["content"].strip() and not after[begin:].strip():
+                raise UnusableChat("the chat template does not write its answers")
             end, closed = self._end(after, begin)
             spans.append((begin, end))
             open_end = not closed and not whole[len(after) :].strip()
@@ -127,7 +129,7 @@ class ChatEncoder:
             "the chat template",
             self._template.source.digest[:16],
             "one that leaves earlier turns as they are when a conversation goes on",
-            "Give one that does: --template FILE.",
+            ANOTHER,
             why="it rewrites earlier turns, so that the text of an answer is not the one that the model would write",
         )
 

@@ -19,7 +19,7 @@ from swarm.errors import ConfigError
 LONGEST_TEMPLATE = 1 << 20
 LONGEST_RENDERED = 1 << 20
 _REASON_CHARS = 200
-_REMEDY = "Give another: --template FILE."
+ANOTHER = "Give another: --template FILE, or with swarm join --data-template FILE."
 
 
 class RenderingFailed(Exception):
@@ -60,7 +60,7 @@ class ChatTemplate:
 
         if len(source.text) > LONGEST_TEMPLATE:
             allowed = f"at most {LONGEST_TEMPLATE:,} characters"
-            raise ConfigError("the chat template", source.digest[:16], allowed, _REMEDY)
+            raise ConfigError("the chat template", source.digest[:16], allowed, ANOTHER)
         self.source, self._bounded = source, bounded
         environment = _environment()
         try:
@@ -68,7 +68,7 @@ class ChatTemplate:
                 self._template = environment.from_string(source.text)
         except (jinja2.TemplateError, RecursionError, SyntaxError) as error:
             why = f"line {getattr(error, 'lineno', '?')}: {str(error).splitlines()[0][:_REASON_CHARS]}"
-            raise ConfigError("the chat template", source.digest[:16], "one in Jinja", _REMEDY, why=why) from None
+            raise ConfigError("the chat template", source.digest[:16], "one in Jinja", ANOTHER, why=why) from None
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, ask: bool) -> str:
         """Write a conversation.
@@ -90,7 +90,7 @@ class ChatTemplate:
         except jinja2.exceptions.SecurityError:
             allowed = "one that keeps to what templates may do"
             why = "it reaches for what the sandbox forbids"
-            raise ConfigError("the chat template", self.source.digest[:16], allowed, _REMEDY, why=why) from None
+            raise ConfigError("the chat template", self.source.digest[:16], allowed, ANOTHER, why=why) from None
         except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise RenderingFailed(self._reason(error)) from None
         except RecursionError:
@@ -103,7 +103,7 @@ class ChatTemplate:
             length += len(part)
             if length > LONGEST_RENDERED:
                 allowed = f"one that writes at most {LONGEST_RENDERED:,} characters for a conversation"
-                raise ConfigError("the chat template", self.source.digest[:16], allowed, _REMEDY)
+                raise ConfigError("the chat template", self.source.digest[:16], allowed, ANOTHER)
             parts.append(part)
         return "".join(parts)
 

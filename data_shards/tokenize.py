@@ -78,7 +78,7 @@ class Tokenizer:
         if end is None:
             allowed = f"one with the token {end_token}" if end_token else f"one with a token of {', '.join(END_TOKENS)}"
             remedy = "Give it with the tokenizer_config.json beside it, whose eos_token says what ends a text."
-            raise ConfigError("tokenizer", self.digest[:16], allowed, remedy, why="it has no such token")
+            raise ConfigError("tokenizer", self.digest[:16], allowed, remedy, why="it has no token that ends a text")
         self.end_of_text: int = end
         self.end_token = str(self._backend.id_to_token(end))
         added = self._backend.get_added_tokens_decoder()

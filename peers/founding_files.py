@@ -212,4 +212,4 @@ def _blamed(error: ConfigError, foundation: Foundation) -> ConfigError:
 
 
 def _origin(foundation: Foundation) -> str:
-    return str(foundation.file) if foundation.file else f"the preset {foundation.preset}"
+    return str(foundation.file) if foundation.file else f"the preset {foundation.preset or FOR_FOREIGN}"

@@ -62,17 +62,21 @@ def export(chosen: ChosenStep, into: Path, dtype: DType, told: Callable[[str], N
     config = family.export_config()
     document, tokenizer = run_tokenizer(chosen)
     token, end = tokenizer.end_of_text, tokenizer.end_token
-    ids = {"bos_token_id": token, "eos_token_id": token}
+    # A model that came with special tokens of its own begins texts as it did: its template may write what begins one.
+    begins = not chosen.manifest.tokenizer.tokens
+    ids = {"bos_token_id": token, "eos_token_id": token} if begins else {"eos_token_id": token}
     with making(into) as hidden:
         parameters, stored = _write_weights(chosen, family, hidden, dtype, told)
         named = "dtype" if "dtype" in config else "torch_dtype"  # as versions before 4.56 call it, and all read
         write_json(hidden / CONFIG, ids | config | {named: dtype})
-        said = {key: config[key] for key in ids if config.get(key) is not None}  # as the model's own files have them
+        # As the model's own files have them:
+        said = {key: config[key] for key in ("bos_token_id", "eos_token_id") if config.get(key) is not None}
         write_json(hidden / "generation_config.json", ids | {"pad_token_id": token} | said)
         write_whole(hidden / "tokenizer.json", [document])
-        named_tokens = {"bos_token": end, "eos_token": end} | dict(chosen.manifest.tokenizer.tokens)
+        named_tokens = {"bos_token": end, "eos_token": end} if begins else {"eos_token": end}
+        named_tokens |= dict(chosen.manifest.tokenizer.tokens)
         most = config.get("max_position_embeddings") or family.context
-        write_json(hidden / "tokenizer_config.json", tokenizer_config(end, most) | named_tokens)
+        write_json(hidden / "tokenizer_config.json", tokenizer_config(most) | named_tokens)
         write_json(hidden / "special_tokens_map.json", named_tokens)
         if template := chosen.manifest.tokenizer.template:
             write_whole(hidden / "chat_template.jinja", [template.encode()])
@@ -153,13 +157,28 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained(".")
 tokenizer = AutoTokenizer.from_pretrained(".")
-prompt = tokenizer(tokenizer.bos_token + "The", return_tensors="pt", return_token_type_ids=False)
+{_prompt(chosen)}
 print(tokenizer.decode(model.generate(**prompt, max_new_tokens=80)[0]))
 ```
 
-In training every document follows `{end}`, so prompts should, too. Texts of more than {family.context} tokens
-are beyond the model. The optimizer's state is not here: the run goes on from its own checkpoints.
+{_follows(chosen, end)}It was trained on rows of {family.context} tokens.
+The optimizer's state is not here: the run goes on from its own checkpoints.
 """
+
+
+def _prompt(chosen: ChosenStep) -> str:
+    """The line of Python that makes a prompt: a conversation, where the model has a template for it."""
+    if chosen.manifest.tokenizer.template:
+        return """chat = [{"role": "user", "content": "Hello"}]
+prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)"""
+    begin = "" if chosen.manifest.tokenizer.tokens else "tokenizer.bos_token + "
+    return f'prompt = tokenizer({begin}"The", return_tensors="pt", return_token_type_ids=False)'
+
+
+def _follows(chosen: ChosenStep, end: str) -> str:
+    if chosen.manifest.tokenizer.tokens or chosen.manifest.batch.packing == "documents":
+        return ""
+    return f"In training every document follows `{end}`, so prompts should, too. "
 
 
 def _facts(chosen: ChosenStep, config: Mapping[str, Any], parameters: int, dtype: DType) -> dict[str, str]:
@@ -170,7 +189,7 @@ def _facts(chosen: ChosenStep, config: Mapping[str, Any], parameters: int, dtype
     facts = {
         "run": f"`{manifest.run.name}`, id `{manifest.run_id}`",
         "checkpoint": f"after step {step} of {manifest.run.steps}, saved {datetime.fromtimestamp(saved, UTC):%Y-%m-%d}",
-        "trained on": f"about {tokens:,} tokens",
+        "trained on": f"{'at most' if manifest.batch.packing == 'documents' else 'about'} {tokens:,} tokens",
         "model": family.described,
         "architecture": f"{', '.join(config.get('architectures', ()))}, {parameters:,} parameters in {dtype}",
         "vocabulary": f"{family.vocab_size:,} tokens",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from data_shards.tokenize import Tokenizer
+from peers.console.words import count
 from peers.foreign_model import ForeignModel, find_model
 from swarm.errors import ConfigError, StateError
 from swarm.models.spec import SplitConfig
@@ -13,13 +16,16 @@ from swarm.planning.costs import BYTES_A_PARAMETER
 SCHEMA = 1
 
 
-def examine(given: str, *, stages: int, context: int | None) -> dict[str, Any]:
+def examine(given: str, *, stages: int | None, context: int | None) -> dict[str, Any]:
     """Return the facts of a model, for ``--json``. Builds it without weights, tries a small one of its kind.
 
     Raises ConfigError where it cannot be trained here; the error says why.
     """
     found = find_model(given, "DIR")
     model = found.model(context=context)
+    stages = stages or min(2, model.layers)
+    if stages > model.layers:
+        raise ConfigError("--stages", stages, f"at most {model.layers}, the model's layers", "Ask for fewer stages.")
     from swarm.device import free_memory
     from swarm.models.hf.hf_family import HfFamily, anatomy_of
     from swarm.models.hf.selftest import self_test
@@ -27,7 +33,7 @@ def examine(given: str, *, stages: int, context: int | None) -> dict[str, Any]:
     family, anatomy = HfFamily(model), anatomy_of(model)
     tried = self_test(model, free=free_memory())
     parts = []
-    for spec in family.parts(SplitConfig(stages=min(stages, model.layers), ends="private")):
+    for spec in family.parts(SplitConfig(stages=stages, ends="private")):
         cost = family.cost(spec, model.context)
         parts.append({
             "part": spec.name,
@@ -50,6 +56,7 @@ def examine(given: str, *, stages: int, context: int | None) -> dict[str, Any]:
         "packing": tried.packs,
         "self_test": {"difference": tried.plain, "leak": tried.leaks, "future": tried.future},
         "tokenizer": None if found.tokenizer is None else found.tokenizer.name,
+        **_spoken(found),
         "files": _files(found),
         "parts": parts,
         "trainable": tried.equal and tried.causal,
@@ -70,7 +77,12 @@ def lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     kept = "kept apart" if facts["packing"] else 'NOT kept apart: only packing = "stream"'
     yield "packing", f"documents in a row are {kept} ({tried['leak']:.2g})"
     yield "tokenizer", facts["tokenizer"] or "none: give one with --tokenizer"
-    yield "weights", f"{files['count']} files, {files['bytes'] / 1e9:.3g} GB" if files["count"] else str(files["error"])
+    if facts["tokenizer"]:
+        yield "text", f"ends with {facts['end']}" if facts["end"] else "NOTHING ENDS IT: name an eos_token"
+        none = "none: conversations need one (swarm join --data-template)"
+        yield "template", "written with the model's own" if facts["template"] else none
+    size = f"{count(files['count'], 'file')}, {files['bytes'] / 1e9:.3g} GB"
+    yield "weights", f"only with --from-scratch: {files['error']}" if files["error"] else size
     for part in facts["parts"]:
         first, last = part["layers"]
         of = f"layers {first} to {last - 1}" if last > first else "embedding and head"
@@ -94,11 +106,22 @@ def _ends(family: Any) -> list[str]:
     return ["private", "hosted"]
 
 
+def _spoken(found: ForeignModel) -> dict[str, Any]:
+    """What ends a text, None where nothing does, and whether there is a chat template that fits into a manifest."""
+    said = found.spoken()
+    if found.tokenizer is None:
+        return {"end": None, "template": False}
+    end = None
+    with contextlib.suppress(ConfigError):
+        end = Tokenizer(found.tokenizer.read_bytes(), said["end"] or None).end_token
+    return {"end": end, "template": "template" in said}
+
+
 def _files(found: ForeignModel) -> dict[str, Any]:
-    from swarm.models.hf.files import weight_files
+    from swarm.models.hf.files import check_weights
 
     try:
-        files = weight_files(found.directory)
+        files = check_weights(found.directory)
     except StateError as error:
         return {"count": 0, "bytes": 0, "error": str(error)}
     return {"count": len(files), "bytes": sum(path.stat().st_size for path in files), "error": ""}

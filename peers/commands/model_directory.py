@@ -143,13 +143,10 @@ def write_tensors(path: Path, tensors: Mapping[str, tuple[str, Sequence[int], me
     return begins
 
 
-def tokenizer_config(token: str, context: int) -> dict[str, Any]:
-    """Return the ``tokenizer_config.json`` of a run's own tokenizer, whose only special token ends each document, and
-    so stands before each."""
+def tokenizer_config(context: int) -> dict[str, Any]:
+    """Return the ``tokenizer_config.json`` of a tokenizer, but for its special tokens' names."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": token,
-        "eos_token": token,
         "model_max_length": context,
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "attention_mask"],

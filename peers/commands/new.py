@@ -190,4 +190,9 @@ def _founded(foundation: Foundation, options: PeerOptions, say: Callable[[str, s
     document = load_foundation(foundation)
     if foundation.tokenizer is None and foundation.model is None and "tokenizer" not in document:
         say("tokenizer", "is made from text: some seconds")
-    return make_run(foundation, document)
+    founded = make_run(foundation, document)
+    if founded.model_files is not None:
+        from swarm.models.hf.files import check_weights
+
+        check_weights(founded.model_files)  # before anybody is invited
+    return founded

@@ -297,5 +297,6 @@ def _column(file: SourceFile, key: str, names: Sequence[str], field: str | None)
         if name in names:
             return name
     there = ", ".join(name[:40] for name in names[:12]) or "no column"
-    remedy = f"Name the column: {command_name()} data build … --field NAME"
+    option = "join … --data-field" if key == "--data" else "data build … --field"
+    remedy = f"Name the column: {command_name()} {option} NAME"
     raise ConfigError(key, str(file.path), f"a table with the column {wanted[-1]}", remedy, why=f"it has {there}")

@@ -135,14 +135,14 @@ def _lines(paragraph: str) -> Iterator[str]:
 
 def chat_without_template(key: str, place: str) -> ConfigError:
     """The error for conversations where nothing says how they are written as text."""
-    option = "--data-template" if key == "--data" else "--template"
+    option = {"TEXT": "--template", "--data": "--data-template"}.get(key)
     return ConfigError(
         key,
         place,
         "a chat template with conversations",
         f"Give the one of the model with {option} PATH: a file in Jinja, or the model's directory."
-        if key != "--text"
-        else f"Build a shard with a chat template: {command_name()} data build … --template PATH",
+        if option
+        else f"This command reads none: give text. To train with them: {command_name()} join INVITE --data PATH",
         why="it is a conversation, and nothing says how to write it as text",
     )
 
@@ -163,8 +163,7 @@ def _record(line: int, record: bytes, field: str | None) -> str | Conversation |
         return line, "it is no object, {…}, but " + _called(value)
     found, name = _found(value, field)
     if found is None:
-        keys = ", ".join(str(key)[:40] for key in list(value)[:8])
-        return line, f"it has no {name}; it has {keys or 'nothing'}"
+        return line, _without(value, name, field)
     if isinstance(found, list):
         return Conversation(line, found, len(record))
     if not isinstance(found, str):
@@ -174,6 +173,14 @@ def _record(line: int, record: bytes, field: str | None) -> str | Conversation |
     if _SURROGATE.search(found):
         return line, f"its {name} is no UTF-8"
     return found
+
+
+def _without(value: dict[str, Any], name: str, field: str | None) -> str:
+    for chat in CHAT_FIELDS if field is None else ():
+        if chat in value:
+            return f"its {chat} are no list but {_called(value[chat])}"
+    keys = ", ".join(str(key)[:40] for key in list(value)[:8])
+    return f"it has no {name}; it has {keys or 'nothing'}"
 
 
 def _found(value: dict[str, Any], field: str | None) -> tuple[Any, str]:

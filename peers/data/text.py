@@ -119,7 +119,9 @@ def whole_texts(path: Path, key: str) -> Iterator[tuple[Path, str]]:
 def nothing_in(path: Path, key: str, flaw: str = "") -> ConfigError:
     """The error for a path without any document. ``flaw`` is what is wrong with the first record, if there is one."""
     why = flaw or ("every one of them is empty" if path.is_dir() else "it is empty")
-    remedy = "Name the key or column of the text with --field, or correct the file." if flaw else another_path(path)
+    named = {"TEXT": "Name the key or column of the text with --field, or correct the file.",
+             "--data": "Name the key or column of the text with --data-field, or correct the file."}  # fmt: skip
+    remedy = named.get(key, "Correct the file: the text is read at the key text.") if flaw else another_path(path)
     if flaw and path.suffix.lower() == ".json":
         remedy = f"If it is one list, write its elements as lines: jq -c '.[]' {shlex.quote(str(path))} > NEW.jsonl"
     return ConfigError(key, str(path), "a file with text in it", remedy, why=why)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,11 @@ def read_template(path: Path, key: str) -> TemplateSource:
     Raises ConfigError, which calls it ``key``, where there is none.
     """
     if not path.is_dir():
-        return TemplateSource(_text(path, key))
+        text = _text(path, key)
+        if _is_json(text):
+            remedy = "Of a model give the directory, which has chat_template.jinja or tokenizer_config.json."
+            raise ConfigError(key, str(path), "a template in Jinja, or a model's directory", remedy, why="it is JSON")
+        return TemplateSource(text)
     config = _config(path / CONFIG_FILE)
     chat = _template(path / TEMPLATE_FILE, config)
     if chat is None:
@@ -107,6 +112,14 @@ def _template(file: Path, config: dict[str, Any]) -> str | None:
         named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
         found = named.get("default")
     return found if isinstance(found, str) else None
+
+
+def _is_json(text: str) -> bool:
+    """Whether a file of JSON, or its first line of JSONL, was given: as Jinja it would write itself."""
+    for part in (text, text.lstrip().partition("\n")[0]):
+        with contextlib.suppress(ValueError, RecursionError):
+            return isinstance(json.loads(part), (dict, list))
+    return False
 
 
 def _text(path: Path, key: str) -> str:

@@ -94,6 +94,13 @@ def weight_files(directory: Path) -> list[Path]:
     return [directory / name for name in names]
 
 
+def check_weights(directory: Path) -> list[Path]:
+    """Return the safetensors of a model's directory, once the header of each was read: bytes that are missing at a
+    file's end show. Raises StateError where one is missing or damaged."""
+    with _opened(directory):
+        return weight_files(directory)
+
+
 @contextmanager
 def _opened(directory: Path) -> Iterator[dict[str, Any]]:
     """All tensors of a directory by name, none of them read yet."""

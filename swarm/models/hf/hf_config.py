@@ -109,7 +109,8 @@ class HfConfig(Section):
             raise _refused("model.config", self.config[:80], "canonical JSON: sorted keys and no spaces")
         largest = max((n for n in numbers_of(theirs, POSITION_KEYS)), default=self.context)
         if self.context > largest:
-            raise _refused("model.context", self.context, f"at most {largest}, as many positions as the model has")
+            allowed = f"at most {largest}, as many positions as the model has"
+            raise ConfigError("model.context", self.context, allowed, f"Ask for fewer tokens in a row: {largest}.")
 
 
 def canonical(config: Mapping[str, Any]) -> str:

@@ -151,6 +151,12 @@ def test_template_that_rewrites_earlier_turns_is_refused_with_the_reason(documen
     assert encode(document, THINKS, CHAT[:3])[1] == f"<think></think>fine, thanks.{END}"
 
 
+@pytest.mark.parametrize("text", ["no template at all", '{"model_type": "llama"}', "{{ messages[0].content }}"])
+def test_template_that_does_not_write_answers_is_no_template_for_them(document: bytes, text: str) -> None:
+    with pytest.raises(UnusableChat, match="does not write its answers"):
+        encode(document, text, CHAT)
+
+
 def test_template_that_refuses_a_conversation_says_why_and_shows_nothing_of_it(document: bytes) -> None:
     with pytest.raises(UnusableChat, match="refuses it: Conversation roles must alternate"):
         encode(document, LLAMA, CHAT[1:2] * 2 + CHAT[2:3])

@@ -15,6 +15,7 @@ from data_shards.shard import Shard
 from data_shards.tokenize import Tokenizer, tokenizer_digest
 from peers.cli.app import run
 from peers.data.building import BuildReport, build_from_files
+from peers.data.records import chat_without_template
 from peers.data.source import DataGiven, check_data, data_given, shard_for
 from peers.data.tokenizer_files import read_encoding
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_OK, EXIT_USAGE
@@ -161,6 +162,33 @@ def test_command_builds_from_conversations(tmp_path: Path, chats: Path, capsys: 
     (tmp_path / "mine.jinja").write_text(CHATML)
     assert run([*arguments, "--template", str(tmp_path / "mine.jinja")]) == EXIT_OK
     assert "3 documents" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["model/tokenizer_config.json", "chats.jsonl"])
+def test_json_is_no_template(tmp_path: Path, chats: Path, name: str) -> None:
+    tokenizer = write_model(tmp_path / "model")
+    with pytest.raises(ConfigError, match=r"a model's directory; it is JSON"):
+        read_encoding(tokenizer, key="TEXT", template=tmp_path / name)
+
+
+def test_refusals_name_options_that_the_command_has(
+    tmp_path: Path, chats: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "This command reads none" in str(chat_without_template("FILE", "chats.jsonl:1"))
+    assert "--template" not in str(chat_without_template("FILE", "chats.jsonl:1"))
+    (tmp_path / "other.jsonl").write_text('{"story": "a"}\n{"messages": "b"}\n')
+    tokenizer = write_model(tmp_path / "model")
+    with pytest.raises(ConfigError, match="with --field"):
+        build(tokenizer, tmp_path / "shard", tmp_path / "other.jsonl")
+    options = PeerOptions(role="trainer", data=tmp_path / "other.jsonl")
+    with pytest.raises(ConfigError, match="with --data-field"):
+        check_data(data_given(options))
+
+
+def test_messages_that_are_no_list_are_named(tmp_path: Path) -> None:
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": CHAT}) + '\n{"messages": "hi"}\n')
+    report = build(write_model(tmp_path / "model"), tmp_path / "shard", tmp_path / "chats.jsonl")
+    assert report.flaws == [f"{tmp_path / 'chats.jsonl'}:2: its messages are no list but a text"]
 
 
 def test_commands_show_numbers_and_documents(tmp_path: Path, chats: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -169,6 +169,25 @@ def test_export_card_has_the_facts_of_the_run(kept: KeptRun, run: RunDirectory, 
         assert fact in card
 
 
+def test_export_begins_texts_as_the_model_does_that_came_with_its_own_tokens(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    from swarm.config import parse_manifest
+
+    kept, template = kept_run(), "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    document = kept.manifest.model_dump(mode="json")
+    document["tokenizer"] |= {"template": template, "tokens": {"eos_token": "<|endoftext|>"}}
+    kept.manifest = parse_manifest(document, "the test")
+    directory = kept.keep(tmp_path / "run", STEP)
+    assert swarm(["export", str(tmp_path / "model"), "--run", str(directory.root)]) == 0
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model", local_files_only=True)
+    chat = [{"role": "user", "content": "owls"}]
+    assert tokenizer.apply_chat_template(chat, tokenize=False) == "owls<|endoftext|>", "as trainers wrote it"
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "apply_chat_template" in card
+    assert "bos_token" not in card
+
+
 def test_export_into_an_empty_directory_keeps_it(run: RunDirectory, tmp_path: Path) -> None:
     target = tmp_path / "model"
     target.mkdir(mode=0o710)

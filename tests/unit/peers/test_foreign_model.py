@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from data_shards.tokenize import train_tokenizer
+from peers.cli.app import run as swarm
 from peers.commands.model import examine, lines
 from peers.data.source import DataGiven, shard_for
+from peers.exit_codes import EXIT_ERROR, EXIT_USAGE
 from peers.foreign_model import check_parts, choose_model, find_model
 from peers.founding_files import load_foundation, make_run
 from peers.options.model import Foundation
@@ -155,6 +159,41 @@ def test_check_says_how_it_is_cut_what_a_part_takes_and_what_is_missing(director
     said = dict(lines(facts))
     assert "the bits of the whole" in said["self-test"]
     assert "neither model.safetensors" in said["weights"]
+    assert said["weights"].startswith("only with --from-scratch")
+    assert (said["text"], said["template"]) == ("ends with <|endoftext|>", "written with the model's own")
+
+
+def test_check_refuses_more_stages_than_layers(directory: Path) -> None:
+    with pytest.raises(ConfigError, match="at most 4, the model's layers"):
+        examine(str(directory), stages=5, context=16)
+
+
+def test_check_names_what_the_tokenizer_lacks(directory: Path) -> None:
+    (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<gone>"}))
+    said = dict(lines(examine(str(directory), stages=None, context=16)))
+    assert (said["text"], said["template"][:4]) == ("NOTHING ENDS IT: name an eos_token", "none")
+
+
+def test_damaged_weights_are_found_before_anybody_is_invited(
+    directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_file({"a": torch.zeros(64)}, directory / "model.safetensors")
+    whole = (directory / "model.safetensors").read_bytes()
+    (directory / "model.safetensors").write_bytes(whole[:-8])
+    assert swarm(["model", "check", str(directory), "--context", "16"]) == EXIT_USAGE
+    assert "is no safetensors file" in capsys.readouterr().out
+    home = tmp_path / "home"
+    assert swarm(["new", "--model", str(directory), "--context", "16", "--home", str(home)]) == EXIT_ERROR
+    said = capsys.readouterr()
+    assert "is no safetensors file" in said.err
+    assert "invite" not in said.out
+
+
+def test_refused_options_name_what_they_can_be(directory: Path) -> None:
+    with pytest.raises(ConfigError, match="the preset finetune"):
+        load_foundation(Foundation(model=str(directory), context=16, steps=0))
+    with pytest.raises(ConfigError, match="Ask for fewer tokens in a row: 64"):
+        load_foundation(Foundation(model=str(directory), context=65))
 
 
 def test_tied_model_is_not_cut_with_hosted_ends(directory: Path) -> None:
