@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from peers.console.words import another_path
-from peers.data.tokenizer_files import read_encoding
+from peers.data.tokenizer_files import read_encoding, special_tokens
 from swarm.config import MAX_TEMPLATE
 from swarm.errors import ConfigError
 from swarm.models.hf.hf_config import (
@@ -61,7 +61,7 @@ class ForeignModel:
         if self.tokenizer is None:
             return {}
         encoding = read_encoding(self.tokenizer, key=OPTION)
-        said: dict[str, Any] = {"end": encoding.end_token or ""}
+        said: dict[str, Any] = {"end": encoding.end_token or "", "tokens": special_tokens(self.tokenizer)}
         if encoding.template is not None and len(encoding.template.text) <= MAX_TEMPLATE:
             said |= {"template": encoding.template.text, "tokens": dict(encoding.template.tokens)}
         return said

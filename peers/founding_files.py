@@ -26,7 +26,7 @@ from swarm.models.hf.hf_config import HfConfig
 TOKENIZER_FILE = "tokenizer.json"
 MANIFEST_FILE = "run.toml"
 FOR_FOREIGN = "finetune"
-"""The preset for a model that is named alone."""
+"""The preset for a model that is named alone; with a file of one's own it has what that leaves open."""
 _PENDING = {"tokenizer": {"digest": "0" * 64}}
 """Stands for the tokenizer to come."""
 
@@ -73,6 +73,12 @@ def load_foundation(foundation: Foundation) -> dict[str, Any]:
         document = load_preset(foundation.preset or FOR_FOREIGN)
     if foreign is not None:
         document["model"] = _table(foreign, foundation)
+        if foundation.from_scratch and foundation.file is None and foundation.preset is None:
+            document.pop("optimizer")  # trained weights' rates would teach random ones nothing
+        if not foundation.from_scratch:
+            # Where the file leaves it open: the rates that train random weights spoil trained ones.
+            preset = load_preset(FOR_FOREIGN)
+            document |= {name: preset[name] | document.get(name, {}) for name in ("optimizer", "batch")}
     for dotted, value in foundation.changes.items():
         _change(document, dotted, value)
     try:

@@ -110,7 +110,7 @@ def summary(founded: Founded) -> list[tuple[str, str]]:
     from swarm.planning.costs import model_parameter_count
 
     manifest = founded.manifest
-    run, model, batch = manifest.run, manifest.model, manifest.batch
+    run, model, batch, optimizer = manifest.run, manifest.model, manifest.batch, manifest.optimizer
     tokens = batch.microbatch_size * manifest.step_microbatches * model.context
     start = run.start_when
     return [
@@ -119,6 +119,7 @@ def summary(founded: Founded) -> list[tuple[str, str]]:
         ("memory", _memory(manifest)),
         ("stages", f"{manifest.split.stages}, sending {manifest.codecs.activations}; ends {manifest.split.ends}"),
         ("step", f"{manifest.step_microbatches} microbatches of {batch.microbatch_size} rows: {tokens:,} tokens"),
+        ("optimizer", f"AdamW, learning rate {optimizer.lr:g} after {count(optimizer.warmup_steps, 'step')}"),
         ("averaging", manifest.averaging.described),
         ("tokenizer", f"{manifest.tokenizer.digest[:16]}, from {founded.tokenizer_from}"),
         ("starts", f"when {count(start.stage_hosts, 'stage host')} and {count(start.trainers, 'trainer')} are here"),

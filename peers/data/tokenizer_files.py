@@ -51,6 +51,14 @@ def read_encoding(tokenizer: Path, *, key: str, field: str | None = None, templa
     )
 
 
+def special_tokens(tokenizer: Path) -> dict[str, str]:
+    """The names that the model beside a ``tokenizer.json`` has for special tokens, each with its token.
+
+    Raises ConfigError as :func:`read_encoding`.
+    """
+    return _tokens(_config(tokenizer.with_name(CONFIG_FILE)))
+
+
 def read_template(path: Path, key: str) -> TemplateSource:
     """A chat template: a file in Jinja, or a model's directory, whose names of special tokens it gets, too.
 

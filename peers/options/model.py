@@ -272,6 +272,10 @@ class Foundation:
     steps: Annotated[
         int | None, Option(metavar="N", of=_NEW, manifest="run.steps", help="Optimizer steps until the run is over.")
     ] = None
+    lr: Annotated[
+        float | None,
+        Option(metavar="X", of=_NEW, manifest="optimizer.lr", help="Highest learning rate, after the warm-up."),
+    ] = None
     stages: Annotated[
         int | None,
         Option(metavar="N", of=_NEW, manifest="split.stages", help="Cut the model's blocks into this many stages."),

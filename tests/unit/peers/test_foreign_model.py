@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from data_shards.tokenize import train_tokenizer
 from peers.cli.app import run as swarm
 from peers.commands.model import examine, lines
+from peers.commands.new import summary
 from peers.data.source import DataGiven, shard_for
 from peers.exit_codes import EXIT_ERROR, EXIT_USAGE
 from peers.foreign_model import check_parts, choose_model, find_model
@@ -144,6 +145,36 @@ def test_run_that_cannot_be_is_refused_before_it_is_founded(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         load_foundation(Foundation(model=str(directory), **changes))
+
+
+@pytest.mark.parametrize(
+    ("lines", "changes", "rate", "rows"),
+    [
+        ("", {}, 2e-5, 2),
+        ("[run]\nsteps = 9\n", {}, 2e-5, 2),
+        ("[optimizer]\nclip_norm = 0.5\n[batch]\nmicrobatch_size = 4\n", {}, 2e-5, 4),
+        ("[optimizer]\nlr = 1e-4\n", {}, 1e-4, 2),
+        ("[optimizer]\nlr = 1e-4\n", {"lr": 3e-4}, 3e-4, 2),
+        ("", {"from_scratch": True}, 1.5e-3, 2),
+        ("[run]\nsteps = 9\n", {"from_scratch": True}, 1.5e-3, 8),
+    ],
+)
+def test_rates_fit_trained_weights_unless_somebody_says_otherwise(
+    directory: Path, tmp_path: Path, lines: str, changes: dict[str, Any], rate: float, rows: int
+) -> None:
+    file = tmp_path / "RUN.toml" if lines else None
+    if file is not None:
+        file.write_text(lines)
+    foundation = Foundation(file=file, model=str(directory), context=16, **changes)
+    founded = make_run(foundation, load_foundation(foundation))
+    assert (founded.manifest.optimizer.lr, founded.manifest.batch.microbatch_size) == (rate, rows)
+    assert dict(summary(founded))["optimizer"].startswith(f"AdamW, learning rate {rate:g} after 10 steps")
+
+
+def test_names_of_special_tokens_are_kept_without_a_template(directory: Path) -> None:
+    (directory / "chat_template.jinja").unlink(missing_ok=True)
+    (directory / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<|endoftext|>"}))
+    assert find_model(str(directory)).spoken() == {"end": "", "tokens": {"bos_token": "<|endoftext|>"}}
 
 
 def test_options_for_a_named_model_need_one() -> None:
