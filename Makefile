@@ -10,12 +10,14 @@ export TORCH_CPU_INDEX
 ARGS ?=
 # Benchmark to run, empty lists them: make bench NAME=parity ARGS=--full
 NAME ?=
+# Interpreter for `make gpu-check` instead of .venv's, which is then not set up: make gpu-check GPU_PYTHON=python3
+GPU_PYTHON ?=
 # What `make check` compares with: make check BASE=main
 BASE ?= HEAD
 # Test processes. Tests marked `process` share one of them, so they never run at the same time.
 WORKERS ?= 2
 
-.PHONY: help setup lock quickstart check test test-long smoke nemesis golden lint format bench image swarm-up swarm-down clean
+.PHONY: help setup lock quickstart check test test-long smoke nemesis golden lint format bench gpu-check image swarm-up swarm-down clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +61,9 @@ format: setup ## let ruff mend what it can
 
 bench: setup ## measure: NAME=… ARGS="--full --log", no NAME lists them
 	@$(VENV)/bin/python -m tests.benchmarks $(NAME) $(ARGS)
+
+gpu-check: $(if $(GPU_PYTHON),,setup) ## does this GPU give what a CPU gives, and what does a stage cost on it? GPU_PYTHON=python3
+	@$(or $(GPU_PYTHON),$(VENV)/bin/python) -m tests.benchmarks._gpu_check
 
 image: ## the image of a peer, from this checkout; BASE_IMAGE=… VARIANT=cuda
 	@docker/image.sh

@@ -17,7 +17,7 @@ from swarm.models.spec import DType
 from swarm.optim.adamw import AdamWState, StepNumbers, adamw_step
 from swarm.optim.schedules import OptimizerConfig
 from swarm.planning.costs import training_flops_per_token
-from tests.benchmarks._stage import LARGE, MEDIUM, SMALL, Size, first_snapshot, normal, trained_part
+from tests.benchmarks._stage import Size, allocated, finish, first_snapshot, normal, trained_part
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class Candidate:
     """One stage on one device, and every time measured on it."""
 
     def __init__(self, size: Size, compute: DType, device: torch.device) -> None:
-        before = _allocated(device)
+        before = allocated(device)
         self.size, self.device = size, device
         self.name = f"{device.type}_{size.name}_{compute}"
         self._model = size.model(compute)
@@ -45,12 +45,12 @@ class Candidate:
         self._microbatch()  # warm-up: kernels are chosen and memory is mapped at first use
         self._step()
         self._seconds = self._no_times()
-        self._resident_bytes = _allocated(device) - before
+        self._resident_bytes = allocated(device) - before
         self.peak_bytes: int | None = None
 
     def round(self, microbatches: int) -> None:
         """Some microbatches, and the step that they belong to."""
-        before = _allocated(self.device)
+        before = allocated(self.device)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         for _ in range(microbatches):
@@ -100,29 +100,13 @@ class Candidate:
         self._timed("swap", part.swap)
 
     def _timed(self, phase: str, work: Callable[[], T]) -> T:
-        self._finish()
+        finish(self.device)
         started = time.perf_counter()
         found = work()
-        self._finish()
+        finish(self.device)
         self._seconds[phase].append(time.perf_counter() - started)
         return found
-
-    def _finish(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
     @staticmethod
     def _no_times() -> dict[str, list[float]]:
         return {phase: [] for phase in (*MICROBATCH_PHASES, *STEP_PHASES)}
-
-
-def candidates(device: torch.device) -> list[Candidate]:
-    """What is worth measuring on a device."""
-    found = [Candidate(size, "float32", device) for size in (SMALL, MEDIUM)]
-    if device.type == "cuda":
-        found += [Candidate(LARGE, "float32", device), Candidate(LARGE, "bfloat16", device)]
-    return found
-
-
-def _allocated(device: torch.device) -> int:
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0

@@ -1,83 +1,276 @@
 """What a stage costs on a device, and whether the device keeps the promises the algorithms rely on.
 
-Needs torch, numpy, pydantic and safetensors only, so that it also runs on a bare machine with a GPU.
+Needs torch, numpy, pydantic and safetensors only, so that it also runs on a bare machine with a GPU; where transformers
+is, too, a Llama's parts are tried. ``make gpu-check`` runs it and judges.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import math
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tests.benchmarks.runner import Cell, Result, Size
 
 if TYPE_CHECKING:
+    import torch
+
+    from swarm.compression.codec import Codec
+    from swarm.models.spec import DType
+    from tests.benchmarks._stage import Size as Stage
     from tests.benchmarks._stage_costs import Candidate
+    from tests.benchmarks._stage_step import WholeStep
+
+T = TypeVar("T")
 
 STAGES = (
     "cpu_small_float32", "cpu_medium_float32", "cuda_small_float32", "cuda_medium_float32", "cuda_large_float32",
     "cuda_large_bfloat16",
 )  # fmt: skip
-CHECKS = (
-    "float32_distance", "float32_parity", "float32_repeats", "float32_repeats_deterministic", "bfloat16_distance",
-    "bfloat16_parity", "bfloat16_repeats", "bfloat16_repeats_deterministic", "install_keeps_digest",
-    "step_digest_equals_cpu", "prepare_repeats", "swap_holds_what_was_prepared",
+STEPS = (
+    "cpu_small_float32", "cuda_large_float32", "cuda_large_bfloat16", "cuda_large_bfloat16_bfloat16_payloads",
 )  # fmt: skip
+GOAL = 0.97
+"""Of ``step_over_bare``."""
+REPORTED = (
+    "float32_repeats", "float32_repeats_deterministic", "bfloat16_repeats", "bfloat16_repeats_deterministic",
+)  # fmt: skip
+"""What is told and not judged: on a GPU some kernels add in any order."""
+PROMISES = (
+    *(
+        f"{part}{compute}_parity"
+        for part in ("", "ends_", "hf_stage_", "hf_ends_")
+        for compute in ("float32", "bfloat16")
+    ),
+    "install_keeps_digest", "step_digest_equals_cpu", "prepare_repeats", "swap_holds_what_was_prepared",
+    *(
+        f"codec_{codec}_from_{dtype}"
+        for codec in ("float32", "bfloat16", "float16", "int8", "float64")
+        for dtype in ("float32", "bfloat16")
+    ),
+    "codec_int32_from_int64",
+)  # fmt: skip
+"""What must hold on every device."""
+DISTANCES = tuple(name.replace("_parity", "_distance") for name in PROMISES if name.endswith("_parity"))
+CHECKS = (*DISTANCES, *PROMISES, *REPORTED)
+RATIOS = ("step_over_bare", "step_over_bare_least", "step_over_bare_most", "step_with_closing_over_bare")
+MEMORY = ("at_rest", "in_step", "closing")
 KEYS = (
-    "device",
+    "device", "failed", "step_over_bare_goal",
     *(f"{stage}_{figure}" for stage in STAGES for figure in ("tokens_s", "tflop_s")),
+    *(f"{step}_{figure}" for step in STEPS for figure in RATIOS),
+    *(f"{step}_{when}_bytes_per_parameter" for step in STEPS if step.startswith("cuda") for when in MEMORY),
     *(f"{where}_{name}" for where in ("cpu", "cuda") for name in CHECKS),
-)
-ROUNDS = {Size.SMOKE: 1, Size.DEFAULT: 5, Size.FULL: 9}
+)  # fmt: skip
+ROUNDS = {Size.SMOKE: 1, Size.DEFAULT: 5, Size.FULL: 5}
+STEP_ROUNDS = {Size.SMOKE: 1, Size.DEFAULT: 5, Size.FULL: 7}
+BUDGET_S = 75.0
+"""After so long no further round of the same candidates begins: a GPU's time is scarce. Not reached on a usual host."""
+
+
+class Attempts:
+    """Does one thing after another. With ``go_on`` one that raises is told on stderr and kept in ``errors``, and the
+    next is tried all the same; without, the error passes through."""
+
+    def __init__(self, *, go_on: bool) -> None:
+        self._go_on = go_on
+        self.errors: dict[str, str] = {}
+
+    def __call__(self, name: str, work: Callable[[], T]) -> T | None:
+        """Return what ``work`` returns, None where it raised."""
+        try:
+            return work()
+        except Exception as error:
+            if not self._go_on:
+                raise
+            text = " ".join(str(error).split())[:300]
+            self.errors[name] = f"{type(error).__name__}: {text}"
+            print(f"{name} FAILED: {self.errors[name]}", file=sys.stderr, flush=True)
+            return None
 
 
 def run(size: Size) -> Result:
     """Forward, backward and optimizer step of a stage on each device of this machine, and its parity with the CPU."""
     import torch
 
-    from tests.benchmarks._stage_checks import check
-    from tests.benchmarks._stage_costs import candidates
-
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # what a peer's device thread has unless told otherwise
     try:
         devices = [torch.device("cpu")] + [torch.device("cuda", 0)] * torch.cuda.is_available()
-        found = [candidate for device in devices for candidate in candidates(device)]
-        for number in range(ROUNDS[size]):
-            for candidate in found:
-                candidate.round(10 if candidate.device.type == "cuda" else 1 + 2 * (size is Size.FULL))
-            print(f"round {number} done", file=sys.stderr)
-        checks = {device.type: check(device) for device in devices}
+        attempts = Attempts(go_on=len(devices) > 1)
+        answers: dict[str, float | bool] = {}
+        for device in devices:
+            answers |= checked(device, attempts)
+        steps = _steps(devices, size, attempts)
+        stages = _stages(devices, size, attempts)
+        name = "cpu" if len(devices) == 1 else attempts("name", torch.cuda.get_device_name) or "unknown"
     finally:
         torch.set_num_threads(threads)
-    return _result(found, checks, torch.cuda.get_device_name() if len(devices) > 1 else "cpu")
+    return _result(name, answers, stages, steps, attempts.errors)
 
 
-def _result(found: Sequence[Candidate], checks: Mapping[str, Mapping[str, float | bool]], device: str) -> Result:
+def checked(device: torch.device, attempts: Attempts) -> dict[str, float | bool]:
+    """Every answer of every check by its key in the summary; those of a check that raised are False."""
+    from tests.benchmarks._stage_checks import checks
+    from tests.benchmarks._stage_codecs import codec_checks
+
+    found: dict[str, float | bool] = {}
+    for one in (*checks(device), *codec_checks(device)):
+        keys = [f"{device.type}_{name}" for name in one.names]
+        answers = attempts(next(key for key in keys if not key.endswith("_distance")), one.work)
+        if answers is None:
+            found |= {key: False for key in keys if not key.endswith("_distance")}
+        else:
+            found |= {f"{device.type}_{name}": answer for name, answer in answers.items() if math.isfinite(answer)}
+    print(", ".join(f"{key} {answer}" for key, answer in found.items()), file=sys.stderr, flush=True)
+    return found
+
+
+def _steps(devices: Sequence[torch.device], size: Size, attempts: Attempts) -> list[WholeStep]:
+    from swarm.compression.dense import BFLOAT16, FLOAT32
+    from tests.benchmarks._stage import LARGE, SMALL
+    from tests.benchmarks._stage_step import step_name
+
+    found: list[WholeStep] = []
+    for device in devices:
+        cases: list[tuple[Stage, DType, Codec]] = [(SMALL, "float32", FLOAT32)]
+        if device.type == "cuda":
+            cases = [(LARGE, "float32", FLOAT32), (LARGE, "bfloat16", FLOAT32), (LARGE, "bfloat16", BFLOAT16)]
+        for case in cases:
+            name = f"{step_name(*case, device)}_step"
+            one = attempts(name, partial(_measured_step, case, device, size))
+            if one is not None:
+                found.append(one)
+                ratios, memory = one.ratios(), one.memory
+                print(f"{name}: {min(ratios):.3f} to {max(ratios):.3f}, {memory}", file=sys.stderr, flush=True)
+    return found
+
+
+def _measured_step(case: tuple[Stage, DType, Codec], device: torch.device, size: Size) -> WholeStep:
+    from tests.benchmarks._stage_step import WholeStep
+
+    one = WholeStep(*case, device)
+    _rounds(STEP_ROUNDS[size], partial(one.round, 5 if device.type == "cuda" else 2))
+    return one
+
+
+def _stages(devices: Sequence[torch.device], size: Size, attempts: Attempts) -> list[Candidate]:
+    """Those that could be measured to the end, in turns."""
     from tests.benchmarks._stage import LARGE, MEDIUM, SMALL
+    from tests.benchmarks._stage_costs import Candidate
+
+    found: list[Candidate] = []
+    for device in devices:
+        cases: list[tuple[Stage, DType]] = [(SMALL, "float32"), (MEDIUM, "float32")]
+        if device.type == "cuda":
+            cases += [(LARGE, "float32"), (LARGE, "bfloat16")]
+        for case in cases:
+            one = attempts(f"{device.type}_{case[0].name}_{case[1]}", partial(Candidate, *case, device))
+            found += [] if one is None else [one]
+
+    def all_of_them() -> None:
+        for one in [*found]:
+            count = 5 if one.device.type == "cuda" else 1 + 2 * (size is Size.FULL)
+            if attempts(one.name, partial(_done, one.round, count)) is None:
+                found.remove(one)
+
+    _rounds(ROUNDS[size], all_of_them)
+    return found
+
+
+def _done(work: Callable[[int], None], count: int) -> bool:
+    work(count)
+    return True
+
+
+def _rounds(count: int, work: Callable[[], None]) -> None:
+    """Do it so many times, fewer where that takes longer than :data:`BUDGET_S`."""
+    began = time.monotonic()
+    for number in range(count):
+        work()
+        print(f"round {number} done", file=sys.stderr, flush=True)
+        if time.monotonic() - began > BUDGET_S:
+            break
+
+
+# --- what came of it -------------------------------------------------------------------------------------------------
+
+
+def failures(answers: Mapping[str, float | bool | None], errors: Mapping[str, str]) -> list[str]:
+    """Return the promises that a device does not keep, and what raised an error; nothing that was not tried."""
+    broken = {key for key, answer in answers.items() if answer is False and key.partition("_")[2] in PROMISES}
+    return sorted(broken | errors.keys())
+
+
+def _result(
+    device: str,
+    answers: Mapping[str, float | bool | None],
+    stages: Sequence[Candidate],
+    steps: Sequence[WholeStep],
+    errors: Mapping[str, str],
+) -> Result:
     from tests.benchmarks._stage_costs import MICROBATCH_PHASES, STEP_PHASES
 
     phases = (*MICROBATCH_PHASES, *STEP_PHASES)
     rows: list[list[Cell]] = []
-    summary: dict[str, Any] = dict.fromkeys(KEYS) | {"device": device}  # None: not measured here
-    for candidate in found:
+    summary: dict[str, Any] = dict.fromkeys(KEYS)  # None: not measured here
+    summary |= {"device": device, "failed": failures(answers, errors), "step_over_bare_goal": GOAL} | dict(answers)
+    for candidate in stages:
         rows.append([candidate.name, *map(candidate.milliseconds, phases)])
         rows[-1] += [candidate.tokens_per_second, candidate.wire_tokens_per_second, candidate.teraflops]
         rows[-1].append(None if candidate.peak_bytes is None else candidate.peak_bytes / 2**30)
         summary[f"{candidate.name}_tokens_s"] = round(candidate.tokens_per_second)
         summary[f"{candidate.name}_tflop_s"] = round(candidate.teraflops, 4)
-    for where, answers in checks.items():
-        summary |= {f"{where}_{name}": answer for name, answer in answers.items()}
+    for step in steps:
+        summary |= {f"{step.name}_{figure}": value for figure, value in step_figures(step).items()}
     return Result(
         columns=("stage", *(f"{phase}_ms" for phase in phases), "tokens_s", "wire_tokens_s", "tflop_s", "peak_gib"),
         rows=rows,
         summary=summary,
-        notes=(
-            f"per microbatch: {', '.join(MICROBATCH_PHASES)}; per step: {', '.join(STEP_PHASES)}",
-            "; ".join(map(str, (SMALL, MEDIUM, LARGE))),
-            "prepare is adamw, the state's way to the CPU and its digest; one CPU thread; payloads are float32",
-            "tokens_s: forward, backward, accumulate; wire_tokens_s: with two payloads decoded and two encoded",
-            "peak_gib: GPU memory, one microbatch in flight; a second AdamW state, kept to time it alone, is in it",
-            *([] if len(checks) > 1 else ["no GPU here: large, and parity with the CPU, were not measured"]),
-        ),
+        notes=_notes(stages, steps, errors),
     )
+
+
+def step_figures(step: WholeStep) -> dict[str, float]:
+    """What the summary says of a whole step: medians and the rounds' extremes of its ratio, and bytes a parameter."""
+    ratios, memory = step.ratios(), step.memory
+    figures = (median(ratios), min(ratios), max(ratios), step.ratio_with_closing())
+    found = {name: round(value, 3) for name, value in zip(RATIOS, figures, strict=True)}
+    if memory is not None:
+        found |= {f"{when}_bytes_per_parameter": round(getattr(memory, when), 2) for when in MEMORY}
+    return found
+
+
+def _notes(stages: Sequence[Candidate], steps: Sequence[WholeStep], errors: Mapping[str, str]) -> tuple[str, ...]:
+    from tests.benchmarks._stage import LARGE, MEDIUM, SMALL
+    from tests.benchmarks._stage_checks import TOLERANCE
+    from tests.benchmarks._stage_costs import MICROBATCH_PHASES, STEP_PHASES
+    from tests.benchmarks._stage_step import MICROBATCHES_A_STEP
+
+    on_gpu = any(stage.device.type == "cuda" for stage in stages)
+    return (
+        f"per microbatch: {', '.join(MICROBATCH_PHASES)}; per step: {', '.join(STEP_PHASES)}",
+        "; ".join(map(str, (SMALL, MEDIUM, LARGE))),
+        "prepare is adamw, the state's way to the CPU and its digest; one CPU thread; payloads are float32",
+        "tokens_s: forward, backward, accumulate; wire_tokens_s: with two payloads decoded and two encoded",
+        "peak_gib: GPU memory, one microbatch in flight; a second AdamW state, kept to time it alone, is in it",
+        "step_over_bare: time of the module alone ÷ time of a microbatch from payload to payload, in turns; median, "
+        f"least and most of the rounds; with closing: plus a {MICROBATCHES_A_STEP}th of a step's closing",
+        *(f"{step.name}: module alone and whole step, ms: {_milliseconds(step)}" for step in steps),
+        "bytes_per_parameter: GPU memory at rest (state and sum), at most in one microbatch, at most in closing a step",
+        f"parity: relative L2 distance from the CPU of every result, at most {TOLERANCE}",
+        f"told and not judged: {', '.join(REPORTED)}",
+        *(f"FAILED: {name}: {text}" for name, text in errors.items()),
+        *([] if on_gpu or errors else ["no GPU here: large, and parity with the CPU, were not measured"]),
+        *([] if importlib.util.find_spec("transformers") else ["no transformers here: hf_ was not tried"]),
+    )
+
+
+def _milliseconds(step: WholeStep) -> str:
+    pairs = ", ".join(f"{1000 * bare:.4g} and {1000 * whole:.4g}" for bare, whole in step.rounds)
+    return f"{pairs}; closing {1000 * step.closing_s:.4g}"

@@ -221,6 +221,14 @@ def _shown(cell: Cell) -> str:
     return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
 
 
+def show(measurement: Measurement) -> None:
+    """Print the machine, the table, the notes and, last, the JSON line."""
+    print(f"machine: {measurement.machine}\n\n{table(measurement.result)}\n")
+    for note in measurement.result.notes:
+        print(f"note: {note}")
+    print(measurement.line(), flush=True)
+
+
 def append_to_log(measurement: Measurement, path: Path = LOG) -> None:
     """Adds a dated entry at the end of the log book."""
     with path.open("a", encoding="utf-8") as log:
@@ -251,10 +259,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     command = shlex.join(["python", "-m", "tests.benchmarks", *arguments])
     measurement = measure(chosen.name, known[chosen.name], size=chosen.size, command=command)
-    print(f"machine: {measurement.machine}\n\n{table(measurement.result)}\n")
-    for note in measurement.result.notes:
-        print(f"note: {note}")
     if chosen.log:
         append_to_log(measurement)
-    print(measurement.line(), flush=True)
+    show(measurement)
     return 0

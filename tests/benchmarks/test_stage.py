@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import math
+import os
 import subprocess
 import sys
 
 import pytest
 import torch
+from torch import Tensor
 
-from tests.benchmarks import _stage_costs
+from swarm.compression.codec import EncodeContext
+from swarm.compression.dense import BFLOAT16, FLOAT32, DenseCodec
+from swarm.compression.registry import REGISTERED
+from tests.benchmarks import _stage_checks, _stage_codecs, _stage_costs
+from tests.benchmarks._gpu_check import verdict
 from tests.benchmarks._stage import Size
-from tests.benchmarks._stage_checks import check
+from tests.benchmarks._stage_checks import TOLERANCE, Check, check, largest_distance
+from tests.benchmarks._stage_codecs import codec_checks, same_bytes, samples
 from tests.benchmarks._stage_costs import MICROBATCH_PHASES, STEP_PHASES, Candidate
+from tests.benchmarks._stage_step import Memory, WholeStep
+from tests.benchmarks.device import Attempts, checked, failures, step_figures
 from tests.benchmarks.runner import ROOT
 
 TINY = Size(name="tiny", dim=16, heads=2, blocks=1, sequence=8, microbatch=2)
@@ -20,7 +30,8 @@ CPU = torch.device("cpu")
 
 def test_check_of_the_cpu_itself_finds_every_promise_kept() -> None:
     found = check(CPU, TINY)
-    assert [found[f"{compute}_distance"] for compute in ("float32", "bfloat16")] == [0, 0]
+    assert {answer for name, answer in found.items() if name.endswith("_distance")} == {0}
+    assert {f"{name}_{compute}_parity" for name in ("hf_stage", "ends") for compute in TOLERANCE} <= found.keys()
     assert [name for name, kept in found.items() if not name.endswith("_distance") and kept is not True] == []
 
 
@@ -41,14 +52,148 @@ def test_candidate_rates_follow_from_its_times(monkeypatch: pytest.MonkeyPatch) 
     assert candidate.teraflops == pytest.approx(4.0)
 
 
+def test_distance_of_another_result_is_beyond_the_bound_and_of_what_is_not_finite_infinite() -> None:
+    expected = [torch.ones(8), torch.ones(8)]
+    assert largest_distance([torch.ones(8), torch.full((8,), 1.5)], expected) == pytest.approx(0.5)
+    assert largest_distance([torch.ones(8), torch.full((8,), math.nan)], expected) == math.inf
+
+
+def test_codec_checks_name_every_codec_and_hold_on_the_cpu() -> None:
+    found = {name: answer for one in codec_checks(CPU) for name, answer in one.work().items()}
+    assert set(found.values()) == {True}
+    assert {one.codec.name for one in REGISTERED} == {name.split("_")[1] for name in found}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_codec_samples_are_finite_odd_and_not_all_contiguous(dtype: torch.dtype) -> None:
+    found = samples(dtype)
+    assert {tensor.dtype for tensor in found} == {dtype}
+    assert all(bool(tensor.isfinite().all()) for tensor in found)
+    assert not all(tensor.is_contiguous() for tensor in found)
+    assert {tensor.numel() % 2 for tensor in found} == {0, 1}
+
+
+def test_same_bytes_tells_a_codec_whose_bytes_depend_on_where_the_tensor_is() -> None:
+    class Odd(DenseCodec):
+        def encode(self, tensor: Tensor, context: EncodeContext) -> memoryview:
+            self.calls.append(0)
+            return memoryview(bytes(self.calls))
+
+        calls: list[int] = []
+
+    assert same_bytes(FLOAT32, torch.ones(3), CPU)
+    assert not same_bytes(Odd("odd", torch.float32), torch.ones(3), CPU)
+
+
+def test_whole_step_after_two_rounds_has_a_ratio_of_each() -> None:
+    step = WholeStep(TINY, "bfloat16", BFLOAT16, CPU)
+    step.round(2)
+    step.round(1)
+    assert step.name == "cpu_tiny_bfloat16_bfloat16_payloads"
+    assert step.memory is None
+    assert len(step.ratios()) == 2
+    assert min(step.ratios()) > 0
+    assert step.closing_s > 0
+
+
+def test_whole_step_figures_follow_from_its_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = WholeStep(TINY, "float32", FLOAT32, CPU)
+    step.rounds = [(0.9, 1.0), (0.8, 1.0), (1.0, 1.0)]
+    monkeypatch.setattr(step, "closing_s", 8.0)
+    monkeypatch.setattr(step, "memory", Memory(at_rest=16.0, in_step=30.123, closing=32.0))
+    assert step_figures(step) == {
+        "step_over_bare": 0.9,
+        "step_over_bare_least": 0.8,
+        "step_over_bare_most": 1.0,
+        "step_with_closing_over_bare": 0.6,
+        "at_rest_bytes_per_parameter": 16.0,
+        "in_step_bytes_per_parameter": 30.12,
+        "closing_bytes_per_parameter": 32.0,
+    }
+
+
+def test_failures_are_broken_promises_and_errors_and_not_what_is_only_reported() -> None:
+    answers = {
+        "cuda_float32_parity": False,
+        "cuda_float32_distance": 0.5,
+        "cuda_float32_repeats": False,
+        "cuda_bfloat16_parity": True,
+        "cuda_hf_stage_float32_parity": None,
+        "cpu_codec_int8_from_float32": False,
+    }
+    assert failures(answers, {"cuda_large_float32": "RuntimeError: no"}) == [
+        "cpu_codec_int8_from_float32",
+        "cuda_float32_parity",
+        "cuda_large_float32",
+    ]
+
+
+def test_attempts_go_on_after_an_error_only_where_told() -> None:
+    def fail() -> None:
+        raise ValueError("a\nlong  story")
+
+    attempts = Attempts(go_on=True)
+    assert attempts("first", fail) is None
+    assert attempts("second", lambda: 2) == 2
+    assert attempts.errors == {"first": "ValueError: a long story"}
+    with pytest.raises(ValueError, match="story"):
+        Attempts(go_on=False)("first", fail)
+
+
+def test_check_that_raises_fails_its_promises_and_the_others_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> dict[str, float | bool]:
+        raise RuntimeError("the kernel is not there")
+
+    tried = [
+        Check(("ends_float32_distance", "ends_float32_parity"), fail),
+        Check(("prepare_repeats",), lambda: {"prepare_repeats": True}),
+    ]
+    monkeypatch.setattr(_stage_checks, "checks", lambda device: tried)
+    monkeypatch.setattr(_stage_codecs, "codec_checks", lambda device: [])
+    attempts = Attempts(go_on=True)
+    assert checked(CPU, attempts) == {"cpu_ends_float32_parity": False, "cpu_prepare_repeats": True}
+    assert list(attempts.errors) == ["cpu_ends_float32_parity"]
+
+
+def test_verdict_is_an_error_exactly_when_something_failed() -> None:
+    assert verdict({"failed": [], "device": "cpu"})[0] == 0
+    code, said = verdict({"failed": ["cuda_float32_parity"], "device": "H100"})
+    assert code == 1
+    assert "cuda_float32_parity" in said
+
+
+def test_gpu_check_without_a_gpu_says_what_to_do_in_one_line() -> None:
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    command = ["make", "--no-print-directory", "gpu-check", f"GPU_PYTHON={sys.executable}"]
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode != 0
+    assert ended.stdout == ""
+    first, *rest = ended.stderr.splitlines()
+    assert "sees no GPU" in first
+    assert "GPU_PYTHON=python3" in first
+    assert all(line.startswith("make:") for line in rest)
+
+
 def test_device_benchmark_is_found_and_loads_without_the_network() -> None:
     """It must run on a bare machine: torch, numpy, pydantic, safetensors."""
-    missing = ("hivemind", "uvloop", "msgpack", "multiaddr", "psutil", "cryptography", "tokenizers", "rich")
+    missing = (
+        "hivemind",
+        "uvloop",
+        "msgpack",
+        "multiaddr",
+        "psutil",
+        "cryptography",
+        "tokenizers",
+        "rich",
+        "transformers",
+    )
     program = (
         f"import sys; sys.modules.update(dict.fromkeys({missing!r}))\n"
         "from tests.benchmarks.runner import discover\n"
         "assert 'device' in discover()\n"
-        "import tests.benchmarks._stage_checks, tests.benchmarks._stage_costs\n"
+        "import tests.benchmarks._gpu_check, tests.benchmarks._stage_codecs, tests.benchmarks._stage_costs\n"
+        "import torch, tests.benchmarks._stage_checks as checks, tests.benchmarks._stage_step\n"
+        "assert not [one for one in checks.checks(torch.device('cpu')) if 'hf' in one.names[0]]\n"
     )
     ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr

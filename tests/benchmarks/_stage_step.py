@@ -1,0 +1,143 @@
+"""A stage's whole step as a peer computes it, beside its module alone, and the GPU memory that both the stage and the
+step take.
+
+The whole step goes from wire bytes to wire bytes through the product's own code. The module alone is a forward and a
+backward of the same weights and shapes by torch, tensors on the device already, gradients thrown away: what nobody who
+trains can go below. Both wait for the device once in several microbatches, if they do not wait by themselves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from swarm.compression.codec import Codec
+from swarm.ids import MicrobatchId, PeerId
+from swarm.models.gpt_config import GptConfig
+from swarm.models.layout import install_weights
+from swarm.models.registry import family_of
+from swarm.models.spec import DType, token_spec
+from swarm.pipeline.compute import BoundarySpecs, Material, StageCompute, going_forward
+from tests.benchmarks._stage import Size, allocated, finish, first_snapshot, normal, trained_part
+
+MICROBATCHES_A_STEP = 16
+"""Over which the closing of a step is spread as quickstart's steps have."""
+
+_TRAINER = PeerId("trainer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes of GPU memory per parameter of the stage: its state ``at_rest``, the largest amount ``in_step``, during one
+    microbatch, and while a step is closed (prepared and swapped)."""
+
+    at_rest: float
+    in_step: float
+    closing: float
+
+
+class WholeStep:
+    """One stage on one device, and every time measured on it.
+
+    ``memory`` is None on a CPU. ``rounds`` are pairs of seconds a microbatch: the module alone, the whole step.
+    ``closing_s`` is what one closing takes: the sum's way to the CPU, prepare and swap.
+    """
+
+    def __init__(self, size: Size, compute: DType, codec: Codec, device: torch.device) -> None:
+        before = allocated(device)
+        self.name, self.device = step_name(size, compute, codec, device), device
+        model = size.model(compute)
+        snapshot, activation = first_snapshot(model), family_of(model).boundary(size.microbatch, size.sequence)
+        self._part = trained_part(model, device, snapshot)
+        finish(device)
+        at_rest = allocated(device) - before
+        tokens = token_spec(size.microbatch, size.sequence)
+        specs = BoundarySpecs(activation=activation, tokens=tokens, codec=codec, hosted=False)
+        self._compute = StageCompute(self._part, specs, device)
+        place = (1, MicrobatchId(_TRAINER, "00" * 8, 0, 0))
+        self._payloads = [bytearray(codec.encode(normal(size.shape, seed), going_forward(place))) for seed in (1, 2)]
+        self._number = 0
+        self.rounds: list[tuple[float, float]] = []
+        self._microbatch()  # warm-up: kernels are chosen and memory is mapped at first use
+        self._close()
+        in_step, _ = self._peak(self._microbatch)
+        closing, self.closing_s = self._peak(self._close)
+        parameters = sum(slot.elements for slot in self._part.layout.slots)
+        sizes = [used / parameters for used in (at_rest, in_step - before, closing - before)]
+        self.memory = Memory(at_rest=sizes[0], in_step=sizes[1], closing=sizes[2]) if device.type == "cuda" else None
+        self._bare = self._module_alone(model, snapshot.params, specs)
+        self._bare()
+
+    def round(self, microbatches: int) -> None:
+        """Some microbatches of each, the other one first each time."""
+        works = (self._bare, self._microbatch)
+        order = (0, 1) if len(self.rounds) % 2 == 0 else (1, 0)
+        found = [0.0, 0.0]
+        for which in order:
+            found[which] = self._seconds(works[which], microbatches)
+        self.rounds.append((found[0], found[1]))
+
+    def ratios(self) -> list[float]:
+        """The module's time ÷ the whole step's, of each round: 1 is the ceiling."""
+        return [bare / whole for bare, whole in self.rounds]
+
+    def ratio_with_closing(self) -> float:
+        """The same with the sum's way to the CPU, prepare and swap spread over :data:`MICROBATCHES_A_STEP`."""
+        bare, whole = (median(times) for times in zip(*self.rounds, strict=True))
+        return bare / (whole + self.closing_s / MICROBATCHES_A_STEP)
+
+    def _microbatch(self) -> None:
+        self._number += 1
+        step, microbatch = self._part.step + 1, MicrobatchId(_TRAINER, "00" * 8, 0, self._number)
+        inputs, gradient = self._payloads
+        _, graph = self._compute.forward(inputs, self._number, (step, microbatch), first=False)
+        material = Material(
+            step=step, microbatch=microbatch, seed=self._number, first=False, input=inputs, gradient=gradient
+        )
+        self._compute.contribute(material, graph, _TRAINER)
+
+    def _close(self) -> None:
+        mean = self._part.gradient_sum() / self._part.layout.elements
+        self._part.prepare(mean, lr=1e-5, clip=1.0, step=self._part.step + 1)
+        self._part.swap()
+
+    def _module_alone(self, model: GptConfig, params: Tensor, specs: BoundarySpecs) -> Callable[[], None]:
+        module = family_of(model).build(self._part.spec)
+        install_weights(module, self._part.layout.views(params.to(self.device)), requires_grad=True)
+        parameters = list(module.parameters_of("forward").values())
+        x, gradient = (
+            specs.codec.decode(payload, specs.activation).to(self.device, copy=True) for payload in self._payloads
+        )
+
+        def work() -> None:
+            inputs = x.detach().requires_grad_()
+            output = module(inputs, 1)
+            torch.autograd.grad((output,), (inputs, *parameters), (gradient,))
+
+        return work
+
+    def _peak(self, work: Callable[[], None]) -> tuple[int, float]:
+        """The most GPU memory allocated while this is done, and its seconds."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        seconds = self._seconds(work, 1)
+        return (torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0), seconds
+
+    def _seconds(self, work: Callable[[], None], times: int) -> float:
+        finish(self.device)
+        started = time.perf_counter()
+        for _ in range(times):
+            work()
+        finish(self.device)
+        return (time.perf_counter() - started) / times
+
+
+def step_name(size: Size, compute: DType, codec: Codec, device: torch.device) -> str:
+    """Return the name of a candidate: device, size, dtype, and the codec where it is not the default one."""
+    suffix = "" if codec.name == "float32" else f"_{codec.name}_payloads"
+    return f"{device.type}_{size.name}_{compute}{suffix}"
