@@ -5,13 +5,18 @@ must agree. So only +, −, ×, ÷ and √ of float32 are used, one kernel each,
 kernels (``addcmul``, ``lerp``, ``torch.optim``'s) contract a × b + c where the instruction set can, and differ. Scalars
 are computed in Python's float64 by the same five operations and rounded to float32 once. No division is by a scalar:
 CUDA would multiply by the reciprocal.
+
+On the CPU the same operations in C do it in one pass where set-up could compile them (:mod:`swarm.optim.native`) and a
+trial gives the same bits; what is written here is the reference, and the way without.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 import torch
@@ -19,7 +24,10 @@ from torch import Tensor
 
 from swarm.errors import BugError
 from swarm.models.layout import FlatLayout
+from swarm.optim import native
 from swarm.optim.schedules import OptimizerConfig
+
+logger = logging.getLogger(__name__)
 
 CHUNK_ELEMENTS = 1 << 18
 """1 MiB: three temporaries stay in a CPU's second-level cache, and beside the model's size they do not count."""
@@ -45,7 +53,7 @@ class StepNumbers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scalars:
-    """Every number of one step, each rounded to float32 once."""
+    """Every number of one step, each rounded to float32 once; in the order of ``adamw.c``."""
 
     clip: float
     beta1: float
@@ -78,12 +86,63 @@ def adamw_step(
     decayed = _scalars(config, numbers)
     plain = replace(decayed, shrink=1.0)
     shadow = AdamWState(*(torch.empty_like(state.params) for _ in range(3)))
+    kernel = trusted_kernel() if gradient.device.type == "cpu" else None
+    if kernel is not None:
+        gradient = gradient.contiguous()
+        for start, stop, decay in layout.decay_runs():
+            _step_in_c(kernel, state, shadow, gradient, slice(start, stop), decayed if decay else plain)
+        return shadow
     scratch = torch.empty(2, min(CHUNK_ELEMENTS, layout.elements), dtype=torch.float32, device=gradient.device)
     for start, stop, decay in layout.decay_runs():
         for first in range(start, stop, CHUNK_ELEMENTS):
             chunk = slice(first, min(first + CHUNK_ELEMENTS, stop))
             _step_chunk(state, shadow, gradient, chunk, decayed if decay else plain, scratch)
     return shadow
+
+
+@functools.cache
+def trusted_kernel() -> native.Kernel | None:
+    """The kernel in C, if set-up compiled one and its bits are those of the operations below; tried once."""
+    kernel = native.installed()
+    if kernel is not None and not gives_the_same_bits(kernel):
+        logger.warning("the optimizer step in C rounds otherwise than torch on this machine: it is not used")
+        return None
+    return kernel
+
+
+def gives_the_same_bits(kernel: native.Kernel) -> bool:
+    """Whether a kernel does what :func:`adamw_step` does without one, on numbers of all sizes."""
+    generator = torch.Generator().manual_seed(0)
+    count = 4099  # no multiple of what a processor does at a time
+    exponents = [torch.randint(-40, 20, (count,), generator=generator).float() for _ in range(4)]
+    params, mean, square, gradient = (torch.randn(count, generator=generator) * torch.exp2(each) for each in exponents)
+    tiny = torch.tensor([0.0, -0.0, 1e-45, -1e-40, 1e-38, 3e38])
+    for vector in (params, mean, gradient):
+        vector[: len(tiny)] = tiny
+    old = AdamWState(params, mean, square.square())
+    scratch = torch.empty(2, count)
+    for shrink in (1.0, single(1.0 - 1e-4)):
+        numbers = _Scalars(
+            clip=single(0.7), beta1=single(0.9), rest1=single(0.1), beta2=single(0.95), rest2=single(0.05),
+            eps=single(1e-8), correction2=single(3.2), step_size=single(1.1e-3), shrink=shrink,
+        )  # fmt: skip
+        ours, theirs = (AdamWState(*(torch.empty(count) for _ in range(3))) for _ in range(2))
+        _step_chunk(old, ours, gradient, slice(0, count), numbers, scratch)
+        _step_in_c(kernel, old, theirs, gradient, slice(0, count), numbers)
+        for one, other in zip(_vectors(ours), _vectors(theirs), strict=True):
+            if not torch.equal(one.view(torch.int32), other.view(torch.int32)):
+                return False
+    return True
+
+
+def _step_in_c(
+    kernel: native.Kernel, old: AdamWState, new: AdamWState, gradient: Tensor, run: slice, s: _Scalars
+) -> None:
+    kernel(_vectors(old, run), gradient[run], _vectors(new, run), tuple(astuple(s)))
+
+
+def _vectors(state: AdamWState, run: slice = slice(None)) -> tuple[Tensor, Tensor, Tensor]:
+    return state.params[run], state.exp_avg[run], state.exp_avg_sq[run]
 
 
 def _step_chunk(old: AdamWState, new: AdamWState, gradient: Tensor, chunk: slice, s: _Scalars, scratch: Tensor) -> None:

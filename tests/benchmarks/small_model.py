@@ -53,7 +53,7 @@ class Extent:
 EXTENTS = {
     Size.SMOKE: Extent(steps=2, read_mb=0.3, held_out_mb=0.01, wide=32, layers=2, vocabulary=400, context=32),
     Size.DEFAULT: Extent(steps=25, read_mb=5.0, held_out_mb=0.1, wide=192, layers=6, vocabulary=4096, context=256),
-    Size.FULL: Extent(steps=600, read_mb=80.0, held_out_mb=1.0, wide=192, layers=6, vocabulary=4096, context=256),
+    Size.FULL: Extent(steps=770, read_mb=60.0, held_out_mb=1.0, wide=192, layers=6, vocabulary=4096, context=256),
 }
 
 

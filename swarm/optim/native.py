@@ -1,0 +1,99 @@
+"""The optimizer step in C: one pass over memory where torch makes fifteen, with the same bits.
+
+``python -m swarm.optim.native`` compiles ``adamw.c`` into this directory, where the machine has a C compiler; set-up
+does that. A peer takes what it finds if a trial gives the bits of :mod:`swarm.optim.adamw`, and else goes without it:
+more slowly, with the same result. So replicas with and without it agree.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+SOURCE = Path(__file__).with_name("adamw.c")
+FLAGS = (
+    "-std=gnu11",
+    "-O3",
+    "-shared",
+    "-fPIC",
+    "-ffp-contract=off",
+    "-fno-fast-math",
+    "-fno-math-errno",
+    "-fopenmp-simd",
+)
+"""``-fno-math-errno`` lets sqrtf be the processor's own instruction; it rounds as IEEE 754 says."""
+COMPILERS = ("cc", "gcc", "clang")
+
+Kernel = Callable[..., None]
+"""``kernel(old, gradient, new, scalars)``: ``old`` and ``new`` are three vectors each, contiguous float32 on the CPU;
+``scalars`` nine floats in the order of ``adamw.c``."""
+
+
+def library(directory: Path = SOURCE.parent) -> Path:
+    """Where the compiled kernel of this source is, if there is one."""
+    return directory / f"_adamw-{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]}.so"
+
+
+def build(directory: Path = SOURCE.parent) -> Path | None:
+    """Compile it, and remove what was made of an older source; None, with the reason logged, where that cannot be."""
+    target = library(directory)
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if compiler is None:
+        logger.info("no C compiler (%s): the optimizer step takes its slower path", ", ".join(COMPILERS))
+        return None
+    try:
+        with tempfile.TemporaryDirectory(dir=directory, prefix="_adamw-") as scratch:
+            made = Path(scratch) / target.name
+            subprocess.run([compiler, *FLAGS, "-o", made, SOURCE, "-lm"], check=True, capture_output=True, text=True)
+            made.replace(target)
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = getattr(error, "stderr", None) or str(error)
+        logger.warning("the optimizer step in C could not be compiled, the slower path is taken: %s", said[-500:])
+        return None
+    for other in directory.glob("_adamw-*.so"):
+        if other != target:
+            other.unlink(missing_ok=True)
+    return target
+
+
+def load(path: Path) -> Kernel | None:
+    """The kernel of a compiled library; None where there is none that can be loaded."""
+    if not path.is_file():
+        return None
+    try:
+        function = ctypes.CDLL(str(path)).swarm_adamw
+    except (OSError, AttributeError) as error:
+        logger.warning("%s cannot be used, the slower path is taken: %s", path, error)
+        return None
+    function.restype = None
+    function.argtypes = [ctypes.c_size_t, *[ctypes.c_void_p] * 8]
+
+    def kernel(old: tuple[Tensor, ...], gradient: Tensor, new: tuple[Tensor, ...], scalars: tuple[float, ...]) -> None:
+        numbers = (ctypes.c_float * len(scalars))(*scalars)
+        vectors = [vector.data_ptr() for vector in (*old, gradient, *new)]
+        function(gradient.numel(), *vectors, ctypes.addressof(numbers))  # without the interpreter's lock
+
+    return kernel
+
+
+@functools.cache
+def installed() -> Kernel | None:
+    """The kernel that set-up compiled, tried against nothing yet."""
+    return load(library())
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    build()
