@@ -13,12 +13,15 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from data_shards.draft import SHARD_FILES, Documents, ShardDraft, sync
 from data_shards.manifest import ShardManifest
 from data_shards.privacy import Private
 from data_shards.tokenize import Tokenizer
 from swarm.errors import ConfigError, StateError
+
+Document = TypeVar("Document", str, bytes)
 
 
 def build_shard(
@@ -33,18 +36,33 @@ def build_shard(
     of them at a time. Raises ConfigError when ``out_dir`` exists or there is no document, StateError when the disk
     refuses.
     """
+    tokenizer = Tokenizer(tokenizer_json, end_token)
+    encoded = (Documents(array, (len(array),)) for array in tokenizer.encode_documents(documents))
+    return build_encoded(out_dir, encoded, tokenizer)
+
+
+def build_encoded(
+    out_dir: Path, documents: Iterable[Documents], tokenizer: Tokenizer, template: str | None = None
+) -> ShardManifest:
+    """Write documents that are tokens already as :func:`build_shard` does, which see.
+
+    Args:
+        out_dir: The new shard.
+        documents: Streamed.
+        tokenizer: What made the tokens.
+        template: Digest of the chat template that conversations were written with.
+    """
     if out_dir.exists():
         raise ConfigError(
             "out_dir", str(out_dir), "a path that does not exist yet", "Choose another; what is there stays."
         )
-    tokenizer = Tokenizer(tokenizer_json, end_token)
     try:
         out_dir.parent.mkdir(parents=True, exist_ok=True)
         _sweep(out_dir)
         draft = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}-", dir=out_dir.parent))
         try:
             with _held(draft):
-                manifest = _write(draft, documents, tokenizer)
+                manifest = _write(draft, documents, tokenizer, template)
                 os.rename(draft, out_dir)
             sync(out_dir.parent)
         except BaseException:
@@ -76,11 +94,13 @@ def _sweep(out_dir: Path) -> None:
                 shutil.rmtree(path)
 
 
-def _write(directory: Path, documents: Iterable[str], tokenizer: Tokenizer) -> ShardManifest:
-    draft = ShardDraft(directory, tokenizer=tokenizer.digest, vocab_size=tokenizer.vocab_size)
+def _write(
+    directory: Path, documents: Iterable[Documents], tokenizer: Tokenizer, template: str | None
+) -> ShardManifest:
+    draft = ShardDraft(directory, tokenizer=tokenizer.digest, vocab_size=tokenizer.vocab_size, template=template)
     with contextlib.closing(draft):
-        for array in tokenizer.encode_documents(documents):
-            draft.add(Documents(array, (len(array),)))
+        for some in documents:
+            draft.add(some)
         return draft.finish()
 
 
@@ -88,11 +108,11 @@ def _write(directory: Path, documents: Iterable[str], tokenizer: Tokenizer) -> S
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class DocumentSplit(Private):
+class DocumentSplit(Private, Generic[Document]):
     """``shards[i]`` are the documents of shard i, in their original order; ``held_out`` is in none of them."""
 
-    shards: tuple[tuple[str, ...], ...]
-    held_out: tuple[str, ...]
+    shards: tuple[tuple[Document, ...], ...]
+    held_out: tuple[Document, ...]
 
     def private_size(self) -> str:
         """See :class:`Private`."""
@@ -100,10 +120,14 @@ class DocumentSplit(Private):
         return f"shards of {sizes} documents, {len(self.held_out)} held out"
 
 
-def split_documents(documents: Sequence[str], shards: int, held_out_fraction: float, seed: int) -> DocumentSplit:
-    """Deal documents into ``shards`` disjoint, equally large sets, after setting a fraction aside.
+def split_documents(
+    documents: Sequence[Document], shards: int, held_out_fraction: float, seed: int
+) -> DocumentSplit[Document]:
+    """Deal documents, texts or encoded ones, into ``shards`` disjoint, equally large sets, after setting a fraction
+    aside.
 
-    Disjoint by *text*: equal documents count once, so nothing held out is also trained on. Sizes are characters.
+    Disjoint by *text*: equal documents count once, so nothing held out is also trained on. Sizes are characters, of
+    encoded ones bytes.
     Held out are documents in the order of a keyed hash of their text, until the fraction is reached, so adding
     documents hardly changes who is held out. The rest goes, largest first, each to the smallest shard so far (LPT:
     no shard exceeds 4/3 of the ideal; Graham 1969). Deterministic in (documents, arguments).
@@ -126,7 +150,7 @@ def split_documents(documents: Sequence[str], shards: int, held_out_fraction: fl
     )
 
 
-def _held_out(order: Sequence[str], fraction: float, seed: int, *, at_most: int) -> frozenset[int]:
+def _held_out(order: Sequence[Document], fraction: float, seed: int, *, at_most: int) -> frozenset[int]:
     key = seed.to_bytes(8, "little", signed=True)
     ranked = sorted(range(len(order)), key=lambda index: (_hash(order[index], key), index))
     wanted = fraction * sum(len(text) for text in order)
@@ -150,5 +174,6 @@ def _deal(indices: Sequence[int], sizes: Sequence[int], shards: int) -> list[lis
     return parts
 
 
-def _hash(text: str, key: bytes) -> bytes:
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16, key=key).digest()
+def _hash(document: str | bytes, key: bytes) -> bytes:
+    data = document.encode("utf-8", "surrogatepass") if isinstance(document, str) else document
+    return hashlib.blake2b(data, digest_size=16, key=key).digest()

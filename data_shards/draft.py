@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -42,6 +42,23 @@ class Documents(Private):
     def private_size(self) -> str:
         """See :class:`Private`."""
         return f"{len(self.lengths)} documents of {len(self.tokens)} tokens"
+
+    def apart(self) -> Iterator[bytes]:
+        """Each document as bytes of its own, its tokens and its mask, by which documents can be compared."""
+        counted = np.ones(len(self.tokens), np.bool_) if self.counted is None else self.counted
+        begin = 0
+        for length in self.lengths:
+            end = begin + length
+            yield self.tokens[begin:end].astype("<u4", copy=False).tobytes() + counted[begin:end].tobytes()
+            begin = end
+
+    @classmethod
+    def of(cls, document: bytes) -> Documents:
+        """One document that :meth:`apart` gave."""
+        length = len(document) // 5
+        return cls(
+            np.frombuffer(document, "<u4", length), (length,), np.frombuffer(document, np.bool_, offset=4 * length)
+        )
 
 
 class ShardDraft(Private):

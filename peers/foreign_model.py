@@ -136,8 +136,9 @@ class ChosenModel:
     spoken: dict[str, Any]
 
 
-def choose_model(given: str, *, scratch: bool, context: int | None) -> ChosenModel:
-    """Return the model that a person names, once it was tried that it gives the same bits cut as whole: some seconds.
+def choose_model(given: str, *, scratch: bool, context: int | None, packing: Packing = "stream") -> ChosenModel:
+    """Return the model that a person names, once it was tried that it gives the same bits cut as whole, in rows that
+    are packed like this: some seconds.
 
     Raises ConfigError as :func:`find_model` and :meth:`ForeignModel.tried`, and where it has no tokenizer.json.
     """
@@ -145,7 +146,7 @@ def choose_model(given: str, *, scratch: bool, context: int | None) -> ChosenMod
     if found.tokenizer is None:
         remedy = "Name a directory that has one, beside config.json."
         raise ConfigError(OPTION, given, "a directory with a tokenizer.json", remedy)
-    config = found.tried(scratch=scratch, context=context)
+    config = found.tried(scratch=scratch, context=context, packing=packing)
     files = None if scratch else found.directory.absolute()
     return ChosenModel(config=config, files=files, tokenizer=found.tokenizer.read_bytes(), spoken=found.spoken())
 

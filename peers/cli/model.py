@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,8 @@ from peers.cli.options import AsJson, Home
 
 if TYPE_CHECKING:
     from peers.commands.evaluate import LoadedModel, TextLoss
+    from peers.data.encoder import Encoding
+    from peers.data.text import Corpus
     from peers.home.run_directory import RunDirectory
 
 SCHEMA = 1
@@ -80,11 +83,11 @@ def export(
         typer.echo(json.dumps(document))
         return
     typer.echo(f"step {chosen.step} of {chosen.manifest.run.name}, {made.parameters:,} parameters, is in {into}")
-    typer.echo(f"next: {load_command(into)}")
+    typer.echo(f"next: {load_command(into, chat=bool(chosen.manifest.tokenizer.template))}")
 
 
 def evaluate(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="UTF-8 text files, or directories with such.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Text or conversations: files, or directories.")],
     run: Run = None,
     model: Model = None,
     step: Step = None,
@@ -104,24 +107,44 @@ def evaluate(
     """Measure how well a trained model foretells text: loss, perplexity, and bits a byte.
 
     Windows slide over each file, so that every token is counted once and foretold from at least half a window. Bits a
-    byte compare models whose tokenizers differ.
+    byte compare models whose tokenizers differ. Of conversations the assistant's answers alone count, written with the
+    model's chat template.
 
     Example: swarm eval --run out/first notes.txt
     """
     from peers.commands.preflight import check_device
+    from peers.data.records import FlawCount
     from peers.data.text import whole_texts
 
     check_device(device)
     texts = {path: text for given in files for path, text in whole_texts(given, "FILE")}
+    flaws, chats = FlawCount(), {}
+    if with_chats := {path: text.files for path, text in texts.items() if text.files}:
+        from data_shards.draft import Documents
+        from peers.data.building import encoded_documents
+
+        encoding = _encoding(run, model, step, home)  # before the weights: it may have no template
+        tokenizer = encoding.make_tokenizer()
+        chats = {path: list(encoded_documents(files, encoding, flaws)) for path, files in with_chats.items()}
     loaded, source = _load(run, model, step, home, named=False, device=device, threads=threads)
-    from peers.commands.evaluate import TextLoss, text_loss, window_of
+    from peers.commands.evaluate import TextLoss, answer_loss, text_loss, window_of
 
     length, by = window_of(loaded.model, context, stride)
-    found = {path: text_loss(loaded, text, context=length, stride=by) for path, text in texts.items()}
+
+    def judged(path: Path, text: Corpus) -> TextLoss:
+        if path in chats:
+            return answer_loss(loaded, map(Documents.of, chats[path]), tokenizer, context=length, stride=by)
+        return text_loss(loaded, text.documents[0], context=length, stride=by)
+
+    found = {path: judged(path, text) for path, text in texts.items()}
     total = sum(found.values(), TextLoss(nats=0.0, tokens=0, bytes=0))
+    counted = _counted(list(texts.values()))
     if as_json:
-        each = [{"file": str(path)} | _figures(loss) for path, loss in found.items()]
-        document = {"schema": SCHEMA, **source, "context": length, "stride": by, **_figures(total), "files": each}
+        each = [
+            {"file": str(path), "counted": _counted([texts[path]])} | _figures(loss) for path, loss in found.items()
+        ]
+        windows = {"context": length, "stride": by, "counted": counted}
+        document = {"schema": SCHEMA, **source, **windows, **_figures(total), "files": each}
         typer.echo(json.dumps(document))
         return
     if len(found) > 1:
@@ -130,7 +153,9 @@ def evaluate(
     typer.echo(f"loss         {total.loss:.4f} nats a token")
     typer.echo(f"perplexity   {total.perplexity:,.2f}")
     typer.echo(f"bits a byte  {total.bits_per_byte:.4f}")
-    typer.echo(f"text         {total.tokens:,} tokens, {total.bytes:,} bytes; windows of {length} by {by}")
+    what = "text" if counted == "all" else counted
+    size = f"{total.tokens:,} tokens, {total.bytes:,} bytes; windows of {length} by {by}"
+    typer.echo(f"{what:<12} {size}{flaws.words}")
 
 
 def sample(
@@ -196,6 +221,31 @@ def _load(
     checkpoint = load_checkpoint(found, step, **how)
     _tell_which(found, checkpoint.step, checkpoint.passed_over, asked=step is not None, named=run is not None)
     return checkpoint, {"directory": str(found.root), "step": checkpoint.step}
+
+
+def _encoding(run: Path | None, model: Path | None, step: int | None, home: str | None) -> Encoding:
+    """How conversations become tokens: as the exported model's files say, or the run's manifest."""
+    from peers.checkpoints.choice import choose_step, run_tokenizer
+    from peers.commands.model_directory import check_model
+    from peers.data.tokenizer_files import TOKENIZER_FILE, read_encoding, run_encoding
+    from peers.home.run_directory import find_run_directory
+    from swarm.errors import ConfigError
+
+    if model is not None:
+        check_model(model)
+        if not (model / TOKENIZER_FILE).is_file():
+            allowed = f"a directory with a {TOKENIZER_FILE} and a chat template, for conversations"
+            raise ConfigError("--model", str(model), allowed, "Name a model that has them, or give text.")
+        return read_encoding(model, key="FILE")
+    chosen = choose_step(find_run_directory(run, home, key="--run"), step)
+    return run_encoding(run_tokenizer(chosen)[0], chosen.manifest.tokenizer, key="FILE")
+
+
+def _counted(texts: Sequence[Corpus]) -> str:
+    """What the loss is of: all of the text, or of conversations the assistant's answers."""
+    if not any(text.files for text in texts):
+        return "all"
+    return "answers and text" if any(text.documents for text in texts) else "answers"
 
 
 def _figures(loss: TextLoss) -> dict[str, Any]:

@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from peers.foreign_model import ChosenModel
 
 
+class PackingChoice(StrEnum):
+    """What a row of text is."""
+
+    stream = "stream"
+    documents = "documents"
+
+
 class EndsChoice(StrEnum):
     """The holders of embedding, head and loss."""
 
@@ -35,7 +42,8 @@ def quickstart(
         list[Path] | None,
         typer.Option(
             metavar="PATH",
-            help="Train on this file or directory; repeat for more.  [default: Python's own documentation]",
+            help="Train on this file or directory; repeat for more. Conversations need --model, with a chat template.  "
+            "[default: Python's own documentation]",
         ),
     ] = None,
     model: Annotated[
@@ -52,6 +60,12 @@ def quickstart(
     tokens_in_a_row: Annotated[
         int | None, typer.Option("--context", help="With --model: tokens in a row.  [default: 512, or what it has]")
     ] = None,
+    packing: Annotated[
+        PackingChoice,
+        typer.Option(
+            help="What a row is: a part of the stream of all documents, or whole documents that do not see each other."
+        ),
+    ] = PackingChoice.stream,
     out: Annotated[
         Path | None, typer.Option(help="Write everything to this new directory.  [default: out/<date-time>]")
     ] = None,
@@ -97,7 +111,8 @@ def quickstart(
         ends=ends.value,
         reproducible=reproducible,
         local_steps=local_steps,
-        chosen=_chosen(model, from_scratch, tokens_in_a_row),
+        chosen=_chosen(model, from_scratch, tokens_in_a_row, packing),
+        packing=packing.value,
     )
     options = QuickstartOptions(
         shape=shape, text=tuple(text or ()), out=out, report=report, device=device, json=as_json
@@ -105,14 +120,14 @@ def quickstart(
     raise typer.Exit(run_quickstart(options, SystemClock()))
 
 
-def _chosen(model: str | None, scratch: bool, context: int | None) -> ChosenModel | None:
+def _chosen(model: str | None, scratch: bool, context: int | None, packing: PackingChoice) -> ChosenModel | None:
     """The model that is named, None for our own. Raises ConfigError."""
     from swarm.errors import ConfigError
 
     if model is not None:
         from peers.foreign_model import choose_model
 
-        return choose_model(model, scratch=scratch, context=context)
+        return choose_model(model, scratch=scratch, context=context, packing=packing.value)
     if scratch or context is not None:
         name, value = ("--from-scratch", "") if scratch else ("--context", str(context))
         raise ConfigError(name, value, "only together with --model", "Name the model too, or leave it out.")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -17,7 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from data_shards.packing import StreamRows
+from data_shards.documents import rows_of
+from data_shards.draft import Documents
 from data_shards.shard import Shard
 from data_shards.tokenize import Tokenizer
 from peers.checkpoints.choice import choose_step, run_tokenizer
@@ -28,6 +29,7 @@ from swarm.device import resolve_device
 from swarm.errors import ConfigError, StateError
 from swarm.models.family import PartModule
 from swarm.models.layout import install_weights
+from swarm.models.packing import packed
 from swarm.models.registry import family_of
 from swarm.state.checkpoints.parts import load_weights
 
@@ -38,6 +40,9 @@ LARGEST_SCORES = 1 << 26
 LONGEST_WINDOW = 2048
 """Unless a longer one is asked for: attention over more costs much and gains little."""
 PIECE_CHARACTERS = 1 << 18
+
+_Row = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+"""Tokens, and what follows each: the targets, -1 where one does not count."""
 
 
 class LanguageModel(Protocol):
@@ -138,9 +143,10 @@ def load_checkpoint(
 
 
 def held_out_loss(checkpoint: Checkpointed, shard_path: Path) -> float:
-    """Mean cross entropy in nats per target token over the held-out shard (its first 512 rows at most)."""
-    context = checkpoint.manifest.model.context
-    held_out = StreamRows(Shard.open(shard_path), context)
+    """Mean cross entropy in nats per target token over the held-out shard (its first 512 rows at most), packed as the
+    run's are; of conversations the targets are what is learnt of them."""
+    manifest = checkpoint.manifest
+    held_out = rows_of(Shard.open(shard_path), manifest.model.context, manifest.batch.packing)
     held_out.require(1)
     total, count = 0.0, 0
     rows = min(held_out.count, MAX_ROWS)
@@ -148,7 +154,8 @@ def held_out_loss(checkpoint: Checkpointed, shard_path: Path) -> float:
         check()
         numbers = list(range(first, min(first + ROWS_AT_ONCE, rows)))
         read = held_out.read(numbers)
-        loss_sum, targets = checkpoint.model.evaluate(torch.from_numpy(read.inputs), torch.from_numpy(read.targets))
+        with packed(None if read.positions is None else torch.from_numpy(read.positions)):
+            loss_sum, targets = checkpoint.model.evaluate(torch.from_numpy(read.inputs), torch.from_numpy(read.targets))
         total += loss_sum
         count += targets
     if not math.isfinite(total):
@@ -206,19 +213,75 @@ def text_loss(loaded: LoadedModel, text: str, *, context: int, stride: int) -> T
     tokens = _encoded(loaded.tokenizer, text)
     if len(tokens) < 2:
         raise StateError("the tokenizer makes no token of this text: there is nothing to foretell")
+    total, count = _loss_of(loaded, _rows(tokens, None, context, stride), context)
+    return TextLoss(nats=total, tokens=count, bytes=len(text.encode()))
+
+
+def answer_loss(
+    loaded: LoadedModel, documents: Iterable[Documents], tokenizer: Tokenizer, *, context: int, stride: int
+) -> TextLoss:
+    """Return the loss on what is learnt of documents, of conversations the assistant's answers, each of these tokens
+    counted once; the bytes are those of the text that they are.
+
+    Every document stands for itself: it is foretold from its own beginning, as its chat template writes it, in windows
+    as those of :func:`text_loss`. Raises StateError for a loss that is not a number.
+
+    Args:
+        loaded: The model.
+        documents: One in each.
+        tokenizer: What made their tokens.
+        context: Tokens in a window.
+        stride: Tokens from one window to the next.
+    """
+    size = 0
+
+    def rows() -> Iterator[_Row]:
+        nonlocal size
+        for document in documents:
+            tokens = document.tokens.astype(np.int64)
+            counted = np.ones(len(tokens), np.bool_) if document.counted is None else document.counted
+            edges = np.flatnonzero(np.diff(counted, prepend=False, append=False))
+            for begin, end in edges.reshape(-1, 2).tolist():
+                size += len(tokenizer.decode(tokens[begin:end].tolist()).encode())
+            if counted[0]:  # it is foretold from what stands before every text
+                tokens = np.concatenate([[tokenizer.end_of_text], tokens])
+                counted = np.concatenate([[False], counted])
+            yield from _rows(tokens, counted, context, stride)
+
+    total, count = _loss_of(loaded, rows(), context)
+    return TextLoss(nats=total, tokens=count, bytes=size)
+
+
+def _rows(
+    tokens: npt.NDArray[np.int64], counted: npt.NDArray[np.bool_] | None, context: int, stride: int
+) -> Iterator[_Row]:
+    """Yield inputs and targets of the windows with something to foretell; what does not count, or did before, is -1."""
+    for window in sliding(len(tokens) - 1, context, stride):
+        targets = tokens[window.start + 1 : window.stop + 1].copy()
+        targets[: window.counted - window.start] = -1
+        if counted is not None:
+            targets[~counted[window.start + 1 : window.stop + 1]] = -1
+        if (targets >= 0).any():
+            yield tokens[window.start : window.stop], targets
+
+
+def _loss_of(loaded: LoadedModel, rows: Iterator[_Row], context: int) -> tuple[float, int]:
+    """Return the sum of the cross entropy in nats, and the number of targets."""
     model, total, counted = loaded.model, 0.0, 0
-    for windows in _batches(sliding(len(tokens) - 1, context, stride), context, model.vocab_size):
+    for batch in _batches(rows, context, model.vocab_size):
         check()
-        rows = torch.from_numpy(np.stack([tokens[window.start : window.stop + 1] for window in windows]))
-        targets = rows[:, 1:].clone()
-        for row, window in zip(targets, windows, strict=True):
-            row[: window.counted - window.start] = -1
-        nats, count = model.evaluate(rows[:, :-1].to(loaded.device), targets.to(loaded.device))
+        # Shorter rows end in tokens that nothing before them sees.
+        shape = len(batch), max(len(targets) for _, targets in batch)
+        both = np.zeros(shape, np.int64), np.full(shape, -1, np.int64)
+        for place, row in enumerate(batch):
+            for into, found in zip(both, row, strict=True):
+                into[place, : len(found)] = found
+        nats, count = model.evaluate(*(torch.from_numpy(one).to(loaded.device) for one in both))
         total += nats
         counted += count
     if not math.isfinite(total):
         raise StateError("the loss on this text is not a number: training diverged, or the weights are damaged")
-    return TextLoss(nats=total, tokens=counted, bytes=len(text.encode()))
+    return total, counted
 
 
 def window_of(model: LanguageModel, context: int | None, stride: int | None) -> tuple[int, int]:
@@ -252,12 +315,12 @@ def sliding(targets: int, context: int, stride: int) -> Iterator[Window]:
         done = stop
 
 
-def _batches(windows: Iterator[Window], context: int, vocab_size: int) -> Iterator[list[Window]]:
-    """Put windows together as far as their scores fit."""
+def _batches(rows: Iterator[_Row], context: int, vocab_size: int) -> Iterator[list[_Row]]:
+    """Put rows together as far as their scores fit."""
     most = max(1, min(ROWS_AT_ONCE, LARGEST_SCORES // (context * vocab_size)))
-    batch: list[Window] = []
-    for window in windows:
-        batch.append(window)
+    batch: list[_Row] = []
+    for row in rows:
+        batch.append(row)
         if len(batch) == most:
             yield batch
             batch = []

@@ -186,12 +186,13 @@ def _facts(chosen: ChosenStep, config: Mapping[str, Any], parameters: int, dtype
     family = family_of(manifest.model)
     saved = (step_directory(chosen.directory.checkpoints, step) / RECORD).stat().st_mtime
     tokens = step * manifest.step_microbatches * manifest.batch.microbatch_size * family.context
+    kinds = config.get("architectures") or (config.get("model_type", ""),)  # some configs name none
     facts = {
         "run": f"`{manifest.run.name}`, id `{manifest.run_id}`",
         "checkpoint": f"after step {step} of {manifest.run.steps}, saved {datetime.fromtimestamp(saved, UTC):%Y-%m-%d}",
         "trained on": f"{'at most' if manifest.batch.packing == 'documents' else 'about'} {tokens:,} tokens",
         "model": family.described,
-        "architecture": f"{', '.join(config.get('architectures', ()))}, {parameters:,} parameters in {dtype}",
+        "architecture": f"{', '.join(kinds)}, {parameters:,} parameters in {dtype}",
         "vocabulary": f"{family.vocab_size:,} tokens",
         "optimizer": f"AdamW, learning rate up to {manifest.optimizer.lr:g}",
     }
@@ -213,8 +214,10 @@ def _record(chosen: ChosenStep) -> CloseRecord | None:
     return proof_in(chosen.record, chosen.manifest.run_id).record if chosen.record.detail else None
 
 
-def load_command(into: Path) -> str:
-    """Return a line that loads the model and prints what it says, ready to paste."""
+def load_command(into: Path, *, chat: bool) -> str:
+    """Return a line that loads the model and prints what it says, ready to paste; of one that has a ``chat`` template,
+    its answer."""
     where = json.dumps(str(into))
-    program = f'from transformers import pipeline; print(pipeline("text-generation", {where})("The"))'
+    prompt = '[{"role": "user", "content": "Hello"}]' if chat else '"The"'
+    program = f'from transformers import pipeline; print(pipeline("text-generation", {where})({prompt}))'
     return f"python -c {shlex.quote(program)}"

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import psutil
 
-from data_shards.packing import row_count
 from peers.commands.preflight import check_device, check_output
 from peers.console.interrupt import Interrupted, allow, check, defer, interruptible, received
 from peers.console.words import (
@@ -68,8 +67,7 @@ class QuickstartOptions:
 def _little(prepared: PreparedRun) -> str:
     """Say so, where a trainer's text is read over and over in this run; "" where not."""
     manifest = prepared.manifest
-    rows = min(row_count(shard.tokens, manifest.model.context) for shard in prepared.shards)
-    data = data_opened(manifest, rows // manifest.batch.microbatch_size)
+    data = data_opened(manifest, min(prepared.rows) // manifest.batch.microbatch_size)
     if data.times < MANY_TIMES:
         return ""
     return f"a trainer's {read_over(data.tokens, data.microbatches, data.times, '--text')}"
@@ -87,7 +85,7 @@ def quickstart(options: QuickstartOptions, clock: Clock, *, make_group: Callable
     if options.report is not None:
         check_output("--report", options.report)
     if options.text:
-        read_corpus(options.text)
+        read_corpus(options.text, chats=options.shape.speaks)
     # From the first trace on disk on, an interrupt must find somebody who says what is kept.
     defer()
     tempfile.gettempdir()  # the first call tries the directory by a file, which an interrupt would leave there
@@ -171,14 +169,15 @@ class _Quickstart:
         ).train()
 
     def _prepare(self) -> Manifest:
-        corpus = read_corpus(self._options.text) if self._options.text else built_in_corpus()
+        text, chats = self._options.text, self._shape.speaks
+        corpus = read_corpus(text, chats=chats) if text else built_in_corpus()
         prepared = prepare_run(self._shape, corpus, self._directory)
         self._run = prepared.manifest.run_id
         tokens = sum(shard.tokens for shard in prepared.shards)
         self._done(
             "text",
             f"{corpus.name}: {amount(tokens)} tokens in {count(len(prepared.shards), 'private shard')}, "
-            f"{amount(prepared.held_out.tokens)} held out{corpus.left_out}",
+            f"{amount(prepared.held_out.tokens)} held out{prepared.left_out}",
         )
         if little := _little(prepared):
             self._progress.say(little, indent=2)

@@ -1,4 +1,4 @@
-"""Build a shard from files, in parallel, and so that a build that was killed goes on where it was."""
+"""Build a shard from files, in parallel, so that a build that was killed goes on where it was; or files as tokens."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from typing import Any
 from data_shards.draft import ShardDraft, sync
 from data_shards.journal import JOURNAL_FILE, Journal
 from data_shards.manifest import TOKENS_FILE, ShardManifest
+from peers.console.interrupt import check
 from peers.data.blocks import TextBlock, blocks_of
 from peers.data.encoder import FLAWS_SHOWN, Encoded, Encoding, encoded_in_order
 from peers.data.files import SourceFile, source_files
+from peers.data.records import FlawCount
 from peers.data.text import nothing_in
 from swarm.errors import ConfigError, StateError
 
@@ -117,6 +119,27 @@ def build_from_files(
             f"shard {out}: {error.strerror}. Check space and permissions, then type the same command again to go on."
         ) from None
     return report
+
+
+def encoded_documents(paths: Sequence[Path], encoding: Encoding, flaws: FlawCount) -> Iterator[bytes]:
+    """The documents of files, conversations among them, as tokens and mask (:meth:`Documents.apart
+    <data_shards.draft.Documents.apart>`), made by the bounded processes that build shards of them. What cannot be used
+    is counted in ``flaws``.
+
+    Raises ConfigError where a file or the chat template cannot be used, or nothing in them can.
+    """
+    files = [file for path in paths for file in source_files(path, encoding.key)]
+    blocks = (block for file in files for block in blocks_of(file, encoding.key))
+    some = False
+    with contextlib.closing(encoded_in_order(blocks, encoding)) as found:
+        for block, encoded in found:
+            check()
+            if encoded.flaws:
+                flaws.add(block, encoded.flaws[0], encoded.flawed)
+            some = some or bool(encoded.documents.lengths)
+            yield from encoded.documents.apart()
+    if not some:
+        raise nothing_in(paths[0], encoding.key, flaws.first)
 
 
 def is_begun(out: Path) -> bool:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
-from data_shards.build import DocumentSplit, build_shard, split_documents
+from data_shards.build import Document, DocumentSplit, build_encoded, build_shard, split_documents
+from data_shards.documents import rows_of
+from data_shards.draft import Documents
 from data_shards.manifest import ShardManifest
 from data_shards.packing import row_count
+from data_shards.shard import Shard
 from data_shards.tokenize import tokenizer_digest, train_tokenizer
 from peers.console.interrupt import check
 from peers.console.words import count
+from peers.data.building import encoded_documents
+from peers.data.records import FlawCount
 from peers.data.text import Corpus, sample_texts
+from peers.data.tokenizer_files import run_encoding
 from peers.foreign_model import ChosenModel, check_parts
 from peers.home.run_directory import RunDirectory
 from peers.manifest_file import write_manifest
@@ -25,7 +32,9 @@ from swarm.models.gpt_config import GptConfig
 from swarm.models.registry import AnyModel, family_of
 from swarm.models.spec import SplitConfig
 from swarm.optim.schedules import OptimizerConfig
+from swarm.pipeline.batch import BatchConfig, Packing
 
+TEXT = "--text"
 HELD_OUT_FRACTION = 0.05
 _MORE_TEXT = "Give more text, or ask for fewer --trainers."
 
@@ -45,6 +54,12 @@ class RunShape:
     reproducible: bool
     local_steps: int = 1
     chosen: ChosenModel | None = None
+    packing: Packing = "stream"
+
+    @property
+    def speaks(self) -> bool:
+        """Whether its model has a chat template, so that it can be trained on conversations."""
+        return self.chosen is not None and bool(self.chosen.spoken.get("template"))
 
     @property
     def model(self) -> AnyModel:
@@ -59,11 +74,14 @@ class RunShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRun:
-    """A run that is ready to start."""
+    """A run that is ready to start. ``rows`` are each trainer's, ``left_out`` is what of the text could not be used, in
+    words for behind the rest."""
 
     manifest: Manifest
     shards: tuple[ShardManifest, ...]
     held_out: ShardManifest
+    rows: tuple[int, ...]
+    left_out: str
 
 
 def make_manifest(shape: RunShape, tokenizer: str, nonce: str = "") -> Manifest:
@@ -77,6 +95,7 @@ def make_manifest(shape: RunShape, tokenizer: str, nonce: str = "") -> Manifest:
             start_when=StartWhen(stage_hosts=shape.peers, trainers=shape.trainers),
         ),
         model=shape.model,
+        batch=BatchConfig(packing=shape.packing),
         split=SplitConfig(stages=shape.stages, ends=shape.ends),
         optimizer=OptimizerConfig() if shape.chosen is None or shape.chosen.config.scratch else FINE_TUNING,
         tokenizer=TokenizerConfig(digest=tokenizer, **({} if shape.chosen is None else shape.chosen.spoken)),
@@ -135,46 +154,105 @@ def check_shape(shape: RunShape) -> None:
 def prepare_run(shape: RunShape, corpus: Corpus, directory: RunDirectory) -> PreparedRun:
     """Write tokenizer, one disjoint shard per trainer, the held-out shard and ``run.toml``; about 2 s for 2 MB.
 
-    Imports no torch. Raises ConfigError when there is too little text, StateError when the disk refuses.
+    Of a corpus with conversations, which a model with a template can have, all is encoded first, and dealt out as
+    tokens. Imports no torch. Raises ConfigError when there is too little text, StateError when the disk refuses.
     """
-    split = _split(corpus, shape)
+    if corpus.files and shape.chosen is not None:
+        return _prepare_chats(shape, shape.chosen, corpus, directory)
+    split = _split(corpus.documents, f"{corpus.characters} characters", corpus.name, shape)
     if shape.chosen is None:
         tokenizer_json = train_tokenizer(sample_texts(split.shards), GptConfig().vocab_size)
     else:
         tokenizer_json = shape.chosen.tokenizer
-    manifest = make_manifest(shape, tokenizer_digest(tokenizer_json), new_nonce())
+    manifest = _checked_manifest(shape, tokenizer_json)
     end = manifest.tokenizer.end or None
+    check()
+
+    def build(out: Path, documents: Sequence[str]) -> ShardManifest:
+        return build_shard(out, documents, tokenizer_json, end)
+
+    return _written(manifest, split, build, tokenizer_json, corpus, directory)
+
+
+def _prepare_chats(shape: RunShape, chosen: ChosenModel, corpus: Corpus, directory: RunDirectory) -> PreparedRun:
+    manifest = _checked_manifest(shape, chosen.tokenizer)
+    encoding = run_encoding(chosen.tokenizer, manifest.tokenizer, key=TEXT)
+    tokenizer, flaws = encoding.make_tokenizer(), FlawCount()
+    template = None if encoding.template is None else encoding.template.digest
+    documents = list(encoded_documents(corpus.files, encoding, flaws))
+    tokens = sum(len(Documents.of(document).tokens) for document in documents)
+    split = _split(documents, f"{tokens} tokens", corpus.name, shape)
+
+    def build(out: Path, documents: Sequence[bytes]) -> ShardManifest:
+        return build_encoded(out, map(Documents.of, documents), tokenizer, template)
+
+    corpus = replace(corpus, left_out=flaws.words)
+    return _written(manifest, split, build, chosen.tokenizer, corpus, directory)
+
+
+def _checked_manifest(shape: RunShape, tokenizer_json: bytes) -> Manifest:
+    manifest = make_manifest(shape, tokenizer_digest(tokenizer_json), new_nonce())
     if shape.chosen is not None:
         check_parts(shape.chosen.config, manifest.split)
-    check()
-    shards = []
+    return manifest
+
+
+def _written(
+    manifest: Manifest,
+    split: DocumentSplit[Document],
+    build: Callable[[Path, Sequence[Document]], ShardManifest],
+    tokenizer_json: bytes,
+    corpus: Corpus,
+    directory: RunDirectory,
+) -> PreparedRun:
+    shards: list[ShardManifest] = []
+    rows: list[int] = []
     for trainer, documents in enumerate(split.shards):
-        shards.append(build_shard(directory.shard(trainer), documents, tokenizer_json, end))
+        shards.append(build(directory.shard(trainer), documents))
+        rows.append(_rows(manifest, directory.shard(trainer), shards[-1]))
         check()
-    held_out = build_shard(directory.held_out, split.held_out, tokenizer_json, end)
-    _check_sizes(manifest, corpus.name, shards, held_out)
+    held_out = build(directory.held_out, split.held_out)
+    _check_sizes(manifest, corpus.name, shards, held_out, (*rows, _rows(manifest, directory.held_out, held_out)))
     try:
         write_whole(directory.tokenizer, [tokenizer_json])
         write_manifest(manifest, directory.manifest)
     except OSError as error:
         raise StateError(f"{directory.root}: {error.strerror}. Check space and permissions.") from error
-    return PreparedRun(manifest=manifest, shards=tuple(shards), held_out=held_out)
+    return PreparedRun(
+        manifest=manifest, shards=tuple(shards), held_out=held_out, rows=tuple(rows), left_out=corpus.left_out
+    )
 
 
-def _split(corpus: Corpus, shape: RunShape) -> DocumentSplit:
+def _split(documents: Sequence[Document], size: str, name: str, shape: RunShape) -> DocumentSplit[Document]:
     try:
-        return split_documents(corpus.documents, shape.trainers, HELD_OUT_FRACTION, shape.seed)
+        return split_documents(documents, shape.trainers, HELD_OUT_FRACTION, shape.seed)
     except ConfigError as error:
-        has = f"{count(len(set(corpus.documents)), 'different document')} of {corpus.characters} characters together"
-        raise ConfigError("--text", corpus.name, f"{error.allowed} (documents); this is {has}", _MORE_TEXT) from None
+        has = f"{count(len(set(documents)), 'different document')} of {size} together"
+        raise ConfigError(TEXT, name, f"{error.allowed} (documents); this is {has}", _MORE_TEXT) from None
 
 
-def _check_sizes(manifest: Manifest, name: str, shards: Sequence[ShardManifest], held_out: ShardManifest) -> None:
-    """Raises ConfigError when a trainer could not fill a microbatch, or nobody could be judged."""
+def _rows(manifest: Manifest, path: Path, shard: ShardManifest) -> int:
+    """Rows of a shard that was just built, with something to learn in each."""
+    context, packing = manifest.model.context, manifest.batch.packing
+    if shard.counted is None and packing == "stream":  # nothing has to be read
+        return row_count(shard.tokens, context)
+    return rows_of(Shard.open(path), context, packing).count
+
+
+def _check_sizes(
+    manifest: Manifest, name: str, shards: Sequence[ShardManifest], held_out: ShardManifest, rows: Sequence[int]
+) -> None:
+    """Raises ConfigError when a trainer could not fill a microbatch, or nobody could be judged. ``rows`` are those of
+    each shard, held-out text last."""
     context, microbatch = manifest.model.context, manifest.batch.microbatch_size
-    enough = all(row_count(shard.tokens, context) >= microbatch for shard in shards)
-    if enough and row_count(held_out.tokens, context) >= 1:
+    if min(rows[:-1]) >= microbatch and rows[-1] >= 1:
         return
+    if held_out.counted is not None or manifest.batch.packing == "documents":
+        allowed = (
+            f"text for at least {count(microbatch, 'row')} of {context} tokens with something to learn for each of "
+            f"{count(len(shards), 'trainer')}, and 1 held out; this has {min(rows[:-1])}, and {rows[-1]} held out"
+        )
+        raise ConfigError(TEXT, name, allowed, _MORE_TEXT)
     each, least_held_out = microbatch * context + 1, context + 1
     needed = max(each * len(shards) / (1 - HELD_OUT_FRACTION), least_held_out / HELD_OUT_FRACTION)
     there = held_out.tokens + sum(shard.tokens for shard in shards)
@@ -182,4 +260,4 @@ def _check_sizes(manifest: Manifest, name: str, shards: Sequence[ShardManifest],
         f"text of about {math.ceil(needed)} tokens or more ({each} for each of {count(len(shards), 'trainer')}, "
         f"{least_held_out} held out); this has {there}"
     )
-    raise ConfigError("--text", name, allowed, _MORE_TEXT)
+    raise ConfigError(TEXT, name, allowed, _MORE_TEXT)

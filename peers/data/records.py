@@ -42,9 +42,9 @@ class FlawCount:
     def __init__(self) -> None:
         self.number, self.first = 0, ""
 
-    def add(self, block: TextBlock, flaw: Flaw) -> None:
-        """Count one."""
-        self.number += 1
+    def add(self, block: TextBlock, flaw: Flaw, number: int = 1) -> None:
+        """Count one, or so many of which it is the first."""
+        self.number += number
         self.first = self.first or f"{block.file}:{flaw[0]}: {flaw[1]}"
 
     @property
@@ -142,7 +142,8 @@ def chat_without_template(key: str, place: str) -> ConfigError:
         "a chat template with conversations",
         f"Give the one of the model with {option} PATH: a file in Jinja, or the model's directory."
         if option
-        else f"This command reads none: give text. To train with them: {command_name()} join INVITE --data PATH",
+        else f"This command reads none without the template of a model: give its directory with --model DIR, or text. "
+        f"To train with them: {command_name()} join INVITE --data PATH",
         why="it is a conversation, and nothing says how to write it as text",
     )
 

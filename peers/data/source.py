@@ -20,7 +20,6 @@ from data_shards.build import build_shard
 from data_shards.documents import rows_of
 from data_shards.manifest import MANIFEST_FILE, REBUILD, ShardManifest, read_manifest
 from data_shards.shard import Shard
-from data_shards.template import TemplateSource
 from data_shards.tokenize import Tokenizer, tokenizer_digest
 from peers.console.words import another_path, command_name, count
 from peers.data.blocks import blocks_of
@@ -30,7 +29,7 @@ from peers.data.files import source_files
 from peers.data.foreign_tokenizer import check_foreign_tokenizer
 from peers.data.records import Conversation, FlawCount, documents_in
 from peers.data.text import built_in_corpus, nothing_in
-from peers.data.tokenizer_files import read_template
+from peers.data.tokenizer_files import read_template, run_encoding
 from swarm.errors import ConfigError, Incompatible, StateError
 from swarm.events import DataOpened
 
@@ -218,11 +217,8 @@ def _shuffled_built_in(seed: str) -> list[str]:
 
 def _encoding(data: DataGiven, tokenizer_json: bytes, manifest: Manifest) -> Encoding:
     """How the text becomes tokens: with the run's end token, and with the template that is given, else the run's."""
-    run = manifest.tokenizer
-    template = TemplateSource(run.template, run.tokens) if run.template else None
-    if data.template is not None:
-        template = read_template(data.template, TEMPLATE)
-    return Encoding(tokenizer=tokenizer_json, key=DATA, field=data.field, end_token=run.end or None, template=template)
+    given = None if data.template is None else read_template(data.template, TEMPLATE)
+    return run_encoding(tokenizer_json, manifest.tokenizer, key=DATA, field=data.field, template=given)
 
 
 def _build_given(data: DataGiven, encoding: Encoding, into: Path, given_up: Callable[[], bool]) -> None:

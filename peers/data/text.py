@@ -9,7 +9,7 @@ import re
 import shlex
 import sysconfig
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from data_shards.privacy import Private
@@ -39,6 +39,8 @@ class Corpus(Private):
     documents: tuple[str, ...]
     left_out: str = ""
     """What could not be used, in words for behind the rest."""
+    files: tuple[Path, ...] = ()
+    """Where conversations are, which are not among the documents: only with a model's template they become text."""
 
     @property
     def characters(self) -> int:
@@ -70,18 +72,19 @@ def built_in_corpus(characters: int = BUILT_IN_CHARACTERS) -> Corpus:
     return Corpus("Python's own documentation", tuple(documents))
 
 
-def read_corpus(paths: Sequence[Path], key: str = "--text") -> Corpus:
+def read_corpus(paths: Sequence[Path], key: str = "--text", *, chats: bool = False) -> Corpus:
     """The documents of the user's files and directories, in memory: of text whole paragraphs, each at least a few
     hundred characters; of tables and JSONL the texts of their records.
 
     Raises ConfigError naming file, cause and remedy for what is missing, empty, too large together, or no UTF-8 text,
-    and for conversations: a tokenizer that is trained on them knows no template.
+    and for conversations, unless ``chats``: a tokenizer that is trained on them knows no template.
     """
     documents: list[str] = []
     size = 0
+    conversations = 0
     flaws = FlawCount()
     for path in paths:
-        before = len(documents)
+        before = len(documents) + conversations
         for block in (block for file in source_files(path, key) for block in blocks_of(file, key)):
             size += len(block.body)
             if size > LARGEST_CORPUS_BYTES:
@@ -91,29 +94,37 @@ def read_corpus(paths: Sequence[Path], key: str = "--text") -> Corpus:
                 if isinstance(document, str):
                     documents.append(document)
                 elif isinstance(document, Conversation):
-                    raise chat_without_template(key, f"{block.file}:{document.line}")
+                    if not chats:
+                        raise chat_without_template(key, f"{block.file}:{document.line}")
+                    conversations += 1
                 else:
                     flaws.add(block, document)
-        if len(documents) == before:
+        if len(documents) + conversations == before:
             raise nothing_in(path, key, flaws.first)
-    return Corpus(", ".join(path.name for path in paths), tuple(documents), flaws.words)
+    files = tuple(paths) if conversations else ()
+    return Corpus(", ".join(path.name for path in paths), tuple(documents), flaws.words, files)
 
 
-def whole_texts(path: Path, key: str) -> Iterator[tuple[Path, str]]:
-    """Each file that a path stands for, with its text: of text files all of it, of others their records' texts.
+def whole_texts(path: Path, key: str) -> Iterator[tuple[Path, Corpus]]:
+    """Each file that a path stands for, with one document, its text: of text files all of it, of others their records'
+    texts. A file with conversations comes as :func:`read_corpus` reads it.
 
-    Raises ConfigError as :func:`read_corpus`.
+    Raises ConfigError as that.
     """
     files = source_files(path, key)
     for file in files:
         if len(files) > 1 and not file.bytes:
             continue
-        texts = read_corpus([file.path], key).documents  # refuses what is no text
+        corpus = read_corpus([file.path], key, chats=True)  # refuses what is no text
+        if corpus.files:
+            yield file.path, corpus
+            continue
         blocks = list(blocks_of(file, key))
         if all(block.kind == "text" for block in blocks):
-            yield file.path, b"".join(block.body for block in blocks).decode("utf-8-sig", "replace")
+            text = b"".join(block.body for block in blocks).decode("utf-8-sig", "replace")
         else:
-            yield file.path, "\n\n".join(texts)
+            text = "\n\n".join(corpus.documents)
+        yield file.path, replace(corpus, documents=(text,))
 
 
 def nothing_in(path: Path, key: str, flaw: str = "") -> ConfigError:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from data_shards.template import LONGEST_TEMPLATE, TemplateSource
 from peers.console.words import another_path
 from peers.data.encoder import Encoding
 from swarm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from swarm.config import TokenizerConfig
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
@@ -49,6 +52,21 @@ def read_encoding(tokenizer: Path, *, key: str, field: str | None = None, templa
         end_token=_token(config.get("eos_token")) or None,
         template=None if chat is None else TemplateSource(chat, tokens),
     )
+
+
+def run_encoding(
+    tokenizer: bytes,
+    run: TokenizerConfig,
+    *,
+    key: str,
+    field: str | None = None,
+    template: TemplateSource | None = None,
+) -> Encoding:
+    """How files become tokens in a run: with what its ``[tokenizer]`` says ends a text, and with its chat template,
+    unless another ``template`` is given. The rest as for :func:`read_encoding`."""
+    if template is None and run.template:
+        template = TemplateSource(run.template, run.tokens)
+    return Encoding(tokenizer=tokenizer, key=key, field=field, end_token=run.end or None, template=template)
 
 
 def special_tokens(tokenizer: Path) -> dict[str, str]:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_shards.build import split_documents
+from data_shards.draft import Documents
 from swarm.errors import ConfigError
 
 TEXTS = st.lists(st.text("abcdefgh", min_size=1, max_size=30), min_size=8, max_size=60, unique=True)
@@ -27,6 +29,17 @@ def test_split_equal_documents_never_lie_on_both_sides() -> None:
     split = split_documents(texts, 2, 0.3, 0)
     trained = {text for shard in split.shards for text in shard}
     assert not trained & set(split.held_out)
+
+
+def test_split_encoded_documents_come_back_with_their_masks() -> None:
+    tokens = np.arange(60, dtype=np.uint32) + 70_000
+    documents = Documents(tokens, [10, 20, 30], tokens % 3 == 0)
+    split = split_documents(list(documents.apart()) * 2, 2, 0.1, 0)
+    found = [Documents.of(one) for one in (*split.shards[0], *split.shards[1], *split.held_out)]
+    assert sorted(one.tokens.tolist() for one in found) == [list(tokens[:10]), list(tokens[10:30]), list(tokens[30:])]
+    assert all((one.counted == (one.tokens % 3 == 0)).all() for one in found)
+    (whole,) = Documents(tokens, [60]).apart()
+    assert np.asarray(Documents.of(whole).counted).all()
 
 
 def test_split_many_documents_balances_sizes(documents: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import signal
 import sys
 import weakref
@@ -169,7 +170,15 @@ def test_export_card_has_the_facts_of_the_run(kept: KeptRun, run: RunDirectory, 
         assert fact in card
 
 
-def test_export_begins_texts_as_the_model_does_that_came_with_its_own_tokens(tmp_path: Path) -> None:
+def test_card_of_a_model_whose_config_names_no_class_says_its_kind(run: RunDirectory) -> None:
+    for config in ({"architectures": None, "model_type": "llama"}, {"model_type": "llama"}):
+        card = exporting.model_card(choose_step(run), config, 12, "float32", "<|endoftext|>")
+        assert "| architecture | llama, 12 parameters in float32 |" in card
+
+
+def test_export_begins_texts_as_the_model_does_that_came_with_its_own_tokens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from transformers import AutoTokenizer
 
     from swarm.config import parse_manifest
@@ -180,6 +189,12 @@ def test_export_begins_texts_as_the_model_does_that_came_with_its_own_tokens(tmp
     kept.manifest = parse_manifest(document, "the test")
     directory = kept.keep(tmp_path / "run", STEP)
     assert swarm(["export", str(tmp_path / "model"), "--run", str(directory.root)]) == 0
+    *_, following = capsys.readouterr().out.splitlines()
+    command = shlex.split(following.removeprefix("next: "))
+    assert command[:2] == ["python", "-c"]
+    where = json.dumps(str(tmp_path / "model"))
+    assert command[2].endswith(f'pipeline("text-generation", {where})([{{"role": "user", "content": "Hello"}}]))')
+    compile(command[2], "next", "exec")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model", local_files_only=True)
     chat = [{"role": "user", "content": "owls"}]
     assert tokenizer.apply_chat_template(chat, tokenize=False) == "owls<|endoftext|>", "as trainers wrote it"

@@ -1,0 +1,258 @@
+"""Conversations in ``swarm quickstart`` and ``swarm eval``: a model's template writes them, answers count."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from data_shards.documents import Packing, rows_of
+from data_shards.draft import Documents
+from data_shards.packing import counted_between
+from data_shards.shard import Shard
+from data_shards.tokenize import Tokenizer
+from peers.cli.app import run as swarm
+from peers.commands import quickstart
+from peers.commands.evaluate import Checkpointed, answer_loss, held_out_loss, load_checkpoint, sliding
+from peers.commands.quickstart import QuickstartOptions
+from peers.data.building import encoded_documents
+from peers.data.prepare import PreparedRun, RunShape, prepare_run
+from peers.data.records import FlawCount
+from peers.data.text import Corpus, read_corpus
+from peers.data.tokenizer_files import run_encoding
+from peers.exit_codes import EXIT_OK, EXIT_USAGE
+from peers.foreign_model import ChosenModel
+from peers.home.run_directory import RunDirectory
+from swarm.config import parse_manifest
+from swarm.errors import ConfigError
+from swarm.models.packing import packed_positions
+from tests.harness.rigs.chat import CHATML, END, chat_tokenizer
+from tests.harness.rigs.foreign import foreign_model
+from tests.harness.rigs.peers import kept_run, printed
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}\n{{ m.content }}<|endoftext|>{% endfor %}"
+    "{% if add_generation_prompt %}assistant\n{% endif %}"
+)
+NUMBERS = range(200)
+
+
+def said(number: int) -> list[dict[str, str]]:
+    """Return a conversation with two answers."""
+    return [
+        {"role": "user", "content": f"what is two plus {number}?"},
+        {"role": "assistant", "content": f"answer {number + 2}."},
+        {"role": "user", "content": "thanks"},
+        {"role": "assistant", "content": "fine, naïve one"},
+    ]
+
+
+def write_chats(path: Path, *more: Any, numbers: range = NUMBERS) -> Path:
+    """Write conversations, and other records behind them."""
+    records = [*({"messages": said(number)} for number in numbers), *more]
+    path.write_text("\n".join(map(json.dumps, records)))
+    return path
+
+
+def shape(template: str = CHATML, **changes: Any) -> RunShape:
+    """Return a run with a small Llama that has this template."""
+    spoken: dict[str, Any] = {"end": END, "tokens": {"eos_token": END}}
+    spoken |= {"template": template} if template else {}
+    config = foreign_model("llama", vocab_size=512)
+    chosen = ChosenModel(config=config, files=None, tokenizer=chat_tokenizer(), spoken=spoken)
+    how: dict[str, Any] = {"steps": 3, "peers": 2, "stages": 2, "trainers": 2, "seed": 0, "ends": "private"}
+    return RunShape(**(how | {"reproducible": False, "chosen": chosen} | changes))
+
+
+def learnt(path: Path) -> list[str]:
+    """Return what a shard's rows teach of each document."""
+    shard, tokenizer = Shard.open(path), Tokenizer(chat_tokenizer(), END)
+    assert shard.counted is not None
+    ends = [*shard.starts.tolist()[1:], shard.manifest.tokens]
+    texts = []
+    for begin, end in zip(shard.starts.tolist(), ends, strict=True):
+        kept = np.asarray(shard.tokens[begin:end])[counted_between(shard.counted, begin, end)]
+        texts.append(tokenizer.decode_all(kept.tolist()))
+    return texts
+
+
+# --- quickstart -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["stream", "documents"])
+def prepared(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[RunDirectory, PreparedRun]:
+    """A run that was prepared from conversations, one of them twice and one without an answer, and a text."""
+    root = tmp_path_factory.mktemp("chats")
+    more = {"messages": said(0)}, {"messages": said(0)[:1]}, {"text": "plain words"}
+    corpus = read_corpus([write_chats(root / "chats.jsonl", *more)], chats=True)
+    directory = RunDirectory(root / "run")
+    return directory, prepare_run(shape(packing=request.param), corpus, directory)
+
+
+def test_every_conversation_is_learnt_once_by_one_trainer_or_held_out(
+    prepared: tuple[RunDirectory, PreparedRun],
+) -> None:
+    directory, run = prepared
+    paths = [directory.shard(0), directory.shard(1), directory.held_out]
+    each = [learnt(path) for path in paths]
+    expected = [f"answer {number + 2}.{END}fine, naïve one{END}" for number in NUMBERS]
+    assert sorted(sum(each, [])) == sorted([*expected, f"plain words{END}"])
+    assert all(len(texts) > 5 for texts in each)
+    assert all(one.template is not None for one in (*run.shards, run.held_out))
+    assert run.manifest.tokenizer.template == CHATML
+    found = [rows_of(Shard.open(path), run.manifest.model.context, run.manifest.batch.packing).count for path in paths]
+    assert list(run.rows) == found[:2]
+
+
+def test_what_cannot_be_learnt_is_named_where_it_lies(prepared: tuple[RunDirectory, PreparedRun]) -> None:
+    directory, run = prepared
+    place = f"{directory.root.parent / 'chats.jsonl'}:{len(NUMBERS) + 2}"
+    assert run.left_out == f"; 1 record is left out: {place}: it has no answer of the assistant to learn from"
+
+
+def test_held_out_loss_is_of_answers_in_rows_as_the_run_packs_them(prepared: tuple[RunDirectory, PreparedRun]) -> None:
+    directory, run = prepared
+    manifest, packings = run.manifest, set()
+    rows = rows_of(Shard.open(directory.held_out), manifest.model.context, manifest.batch.packing)
+
+    class Model:
+        def evaluate(self, tokens: torch.Tensor, targets: torch.Tensor) -> tuple[float, int]:
+            packings.add(packed_positions() is not None)
+            assert tokens.shape == targets.shape
+            counted = int((targets >= 0).sum())
+            seen.append(counted)
+            return 2.0 * counted, counted
+
+    seen: list[int] = []
+    judged = Checkpointed(0, Model(), Tokenizer(chat_tokenizer(), END), manifest)  # type: ignore[arg-type]
+    assert held_out_loss(judged, directory.held_out) == 2.0
+    assert sum(seen) == rows.targets < rows.count * manifest.model.context
+    assert packings == {manifest.batch.packing == "documents"}
+
+
+@pytest.mark.parametrize("packing", ["stream", "documents"])
+def test_too_few_conversations_say_how_many_rows_there_are(tmp_path: Path, packing: Packing) -> None:
+    corpus = read_corpus([write_chats(tmp_path / "chats.jsonl", numbers=range(3))], chats=True)
+    with pytest.raises(ConfigError, match=r"with something to learn for each of 2 trainers.*1 held out; this has \d+"):
+        prepare_run(shape(packing=packing), corpus, RunDirectory(tmp_path / "run"))
+
+
+def test_conversations_of_which_none_can_be_used_say_why(tmp_path: Path) -> None:
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": said(0)[:1]}))
+    corpus = read_corpus([tmp_path / "chats.jsonl"], chats=True)
+    with pytest.raises(ConfigError, match=r"chats\.jsonl:1: it has no answer of the assistant"):
+        prepare_run(shape(), corpus, RunDirectory(tmp_path / "run"))
+
+
+def test_conversations_without_a_template_are_refused_before_anything_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert shape().speaks
+    assert not shape(template="").speaks
+    chats, out = write_chats(tmp_path / "chats.jsonl"), tmp_path / "run"
+    assert swarm(["quickstart", "--text", str(chats), "--out", str(out)]) == EXIT_USAGE
+    assert f"--text = '{chats}:1' cannot be used: it is a conversation" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_packing_of_quickstart_is_that_of_the_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[QuickstartOptions] = []
+    monkeypatch.setattr(quickstart, "quickstart", lambda options, clock: seen.append(options) or EXIT_OK)
+    assert swarm(["quickstart"]) == swarm(["quickstart", "--packing", "documents"]) == EXIT_OK
+    assert [options.shape.packing for options in seen] == ["stream", "documents"]
+    text = Corpus("words", tuple(f"some words about {number}. " * 40 for number in range(300)))
+    for options in seen:
+        directory = RunDirectory(tmp_path / options.shape.packing)
+        made = prepare_run(dataclasses.replace(options.shape, trainers=1), text, directory)
+        assert made.manifest.batch.packing == options.shape.packing
+        assert ('packing = "documents"' in directory.manifest.read_text()) == (options.shape.packing == "documents")
+
+
+# --- eval -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def spoken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with ``run``, whose manifest has a template, and ``model``, exported from it."""
+    root, kept = tmp_path_factory.mktemp("spoken"), kept_run()
+    document = kept.manifest.model_dump(mode="json")
+    document["tokenizer"] |= {"template": TEMPLATE, "tokens": {"eos_token": "<|endoftext|>"}}
+    kept.manifest = parse_manifest(document, "the test")
+    kept.keep(root / "run", 10)
+    assert swarm(["export", str(root / "model"), "--run", str(root / "run")]) == 0
+    return root
+
+
+def test_eval_of_run_and_exported_model_count_answers_alone(
+    spoken: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chats = write_chats(tmp_path / "chats.jsonl", {"messages": said(0)[:1]}, numbers=range(5))
+    (tmp_path / "plain.txt").write_text("Some words.")
+    found = []
+    for source in (["--run", str(spoken / "run")], ["--model", str(spoken / "model")]):
+        assert swarm(["eval", *source, str(chats), "--json"]) == EXIT_OK
+        found.append(printed(capsys))
+    answers = sum(len(one["content"].encode()) for number in range(5) for one in said(number)[1::2])
+    for one in found:
+        assert (one["counted"], one["bytes"], one["files"][0]["counted"]) == ("answers", answers, "answers")
+        assert one["bits_per_byte"] == pytest.approx(one["loss"] * one["tokens"] / math.log(2) / answers)
+    for key in ("loss", "perplexity", "bits_per_byte", "tokens"):
+        assert found[0][key] == pytest.approx(found[1][key], rel=1e-5)
+    assert swarm(["eval", "--run", str(spoken / "run"), str(tmp_path)]) == EXIT_OK
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("answers and text")
+    assert last.endswith(f"; 1 record is left out: {chats}:6: it has no answer of the assistant to learn from")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("stride", [16, 5])
+def test_answer_loss_is_that_of_each_counted_token_after_those_before_it(
+    spoken: Path, tmp_path: Path, stride: int
+) -> None:
+    chats, context = write_chats(tmp_path / "chats.jsonl", {"text": "plain words"}, numbers=range(3)), 16
+    loaded = load_checkpoint(RunDirectory(spoken / "run"))
+    model, tokenizer = loaded.model, loaded.tokenizer
+    document = (spoken / "run" / "tokenizer.json").read_bytes()
+    encoding = run_encoding(document, loaded.manifest.tokenizer, key="FILE")
+    documents = [Documents.of(one) for one in encoded_documents([chats], encoding, FlawCount())]
+    nats, count = 0.0, 0
+    for one in documents:
+        assert one.counted is not None
+        ids, counted = one.tokens.tolist(), one.counted.tolist()
+        if counted[0]:
+            ids, counted = [tokenizer.end_of_text, *ids], [False, *counted]
+        for target in filter(counted.__getitem__, range(1, len(ids))):
+            window = next(one for one in sliding(len(ids) - 1, context, stride) if target - 1 < one.stop)
+            scores = model.logits(model(torch.tensor(ids)[None, window.start : target]))[0, -1]
+            nats -= scores.log_softmax(-1)[ids[target]].item()
+            count += 1
+    found = answer_loss(loaded, documents, tokenizer, context=context, stride=stride)
+    assert (found.tokens, found.nats) == (count, pytest.approx(nats, rel=1e-6))
+    assert count == sum(int(one.counted.sum()) for one in documents if one.counted is not None)
+
+
+@pytest.mark.parametrize("source", ["run", "model", "lacking"])
+def test_eval_of_conversations_without_a_template_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str
+) -> None:
+    chats = write_chats(tmp_path / "chats.jsonl", numbers=range(2))
+    directory = kept_run().keep(tmp_path / "run", 10)
+    arguments = ["--run", str(directory.root)]
+    if source != "run":
+        assert swarm(["export", str(tmp_path / "model"), *arguments]) == 0
+        arguments = ["--model", str(tmp_path / "model")]
+    if source == "lacking":
+        (tmp_path / "model" / "tokenizer.json").unlink()
+    assert swarm(["eval", *arguments, str(chats)]) == EXIT_USAGE
+    cause = "tokenizer.json and a chat template" if source == "lacking" else "nothing says how to write it as text"
+    err = capsys.readouterr().err
+    assert cause in err
+    assert "next:" in err
