@@ -100,9 +100,9 @@ class ChatEncoder:
                 after = after.rstrip()  # what comes behind every text
             if not whole.startswith(after):
                 raise self._rewrites()
-            if message["content"].strip() and not after[begin:].strip():
-                raise UnusableChat("the chat template does not write its answers")
             end, closed = self._end(after, begin)
+            if message["content"].strip() and not self._special.sub("", after[begin:end]).strip():
+                raise UnusableChat("the chat template does not write its answers")
             spans.append((begin, end))
             open_end = not closed and not whole[len(after) :].strip()
         return whole, spans, open_end

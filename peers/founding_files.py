@@ -73,12 +73,15 @@ def load_foundation(foundation: Foundation) -> dict[str, Any]:
         document = load_preset(foundation.preset or FOR_FOREIGN)
     if foreign is not None:
         document["model"] = _table(foreign, foundation)
-        if foundation.from_scratch and foundation.file is None and foundation.preset is None:
+        if foundation.from_scratch and foundation.file is None and foundation.preset in (None, FOR_FOREIGN):
             document.pop("optimizer")  # trained weights' rates would teach random ones nothing
         if not foundation.from_scratch:
             # Where the file leaves it open: the rates that train random weights spoil trained ones.
             preset = load_preset(FOR_FOREIGN)
-            document |= {name: preset[name] | document.get(name, {}) for name in ("optimizer", "batch")}
+            if foundation.preset not in (None, FOR_FOREIGN):
+                document.pop("optimizer", None)  # its rates are for random weights
+            sections = {name: document.get(name, {}) for name in ("optimizer", "batch")}
+            document |= {name: preset[name] | said for name, said in sections.items() if isinstance(said, dict)}
     for dotted, value in foundation.changes.items():
         _change(document, dotted, value)
     try:

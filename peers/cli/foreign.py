@@ -40,5 +40,5 @@ def check(
     else:
         for label, text in lines(facts):
             typer.echo(f"{label:<12}  {text}")
-    if not facts["trainable"] or facts["files"]["error"]:
+    if not facts["trainable"] or facts["files"]["error"] or facts["flaw"]:
         raise typer.Exit(2)

@@ -249,8 +249,8 @@ def _counted(texts: Sequence[Corpus]) -> str:
 
 
 def _figures(loss: TextLoss) -> dict[str, Any]:
-    perplexity = loss.perplexity if loss.perplexity < float("inf") else None
-    return {"loss": loss.loss, "perplexity": perplexity, "bits_per_byte": loss.bits_per_byte,
+    perplexity, bits = (one if one < float("inf") else None for one in (loss.perplexity, loss.bits_per_byte))
+    return {"loss": loss.loss, "perplexity": perplexity, "bits_per_byte": bits,
             "tokens": loss.tokens, "bytes": loss.bytes}  # fmt: skip
 
 

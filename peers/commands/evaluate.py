@@ -199,8 +199,9 @@ class TextLoss:
 
     @property
     def bits_per_byte(self) -> float:
-        """What it would take to store the text with the model's help: plain text has 8, a good archiver some 2."""
-        return self.nats / math.log(2) / self.bytes
+        """What it would take to store the text with the model's help: plain text has 8, a good archiver some 2.
+        Infinite where there is no text, as of empty answers."""
+        return math.inf if not self.bytes else self.nats / math.log(2) / self.bytes
 
 
 def text_loss(loaded: LoadedModel, text: str, *, context: int, stride: int) -> TextLoss:
@@ -244,7 +245,7 @@ def answer_loss(
             for begin, end in edges.reshape(-1, 2).tolist():
                 size += len(tokenizer.decode(tokens[begin:end].tolist()).encode())
             if counted[0]:  # it is foretold from what stands before every text
-                tokens = np.concatenate([[tokenizer.end_of_text], tokens])
+                tokens = np.concatenate([[loaded.tokenizer.end_of_text], tokens])
                 counted = np.concatenate([[False], counted])
             yield from _rows(tokens, counted, context, stride)
 
@@ -266,7 +267,8 @@ def _rows(
 
 
 def _loss_of(loaded: LoadedModel, rows: Iterator[_Row], context: int) -> tuple[float, int]:
-    """Return the sum of the cross entropy in nats, and the number of targets."""
+    """Return the sum of the cross entropy in nats, and the number of targets. Raises StateError for a token that the
+    model does not have, and for a loss that is not a number."""
     model, total, counted = loaded.model, 0.0, 0
     for batch in _batches(rows, context, model.vocab_size):
         check()
@@ -276,6 +278,10 @@ def _loss_of(loaded: LoadedModel, rows: Iterator[_Row], context: int) -> tuple[f
         for place, row in enumerate(batch):
             for into, found in zip(both, row, strict=True):
                 into[place, : len(found)] = found
+        if (largest := int(both[0].max())) >= model.vocab_size:
+            raise StateError(
+                f"the tokenizer writes token {largest}; the model has {model.vocab_size}. Resize its embeddings."
+            )
         nats, count = model.evaluate(*(torch.from_numpy(one).to(loaded.device) for one in both))
         total += nats
         counted += count

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -78,7 +77,7 @@ def lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "packing", f"documents in a row are {kept} ({tried['leak']:.2g})"
     yield "tokenizer", facts["tokenizer"] or "none: give one with --tokenizer"
     if facts["tokenizer"]:
-        yield "text", f"ends with {facts['end']}" if facts["end"] else "NOTHING ENDS IT: name an eos_token"
+        yield "text", f"ends with {facts['end']}" if facts["end"] else f"NOTHING ENDS IT: {facts['flaw']}"
         none = "none: conversations need one (swarm join --data-template)"
         yield "template", "written with the model's own" if facts["template"] else none
     size = f"{count(files['count'], 'file')}, {files['bytes'] / 1e9:.3g} GB"
@@ -110,11 +109,12 @@ def _spoken(found: ForeignModel) -> dict[str, Any]:
     """What ends a text, None where nothing does, and whether there is a chat template that fits into a manifest."""
     said = found.spoken()
     if found.tokenizer is None:
-        return {"end": None, "template": False}
-    end = None
-    with contextlib.suppress(ConfigError):
-        end = Tokenizer(found.tokenizer.read_bytes(), said["end"] or None).end_token
-    return {"end": end, "template": "template" in said}
+        return {"end": None, "flaw": "", "template": False}
+    try:
+        end, flaw = Tokenizer(found.tokenizer.read_bytes(), said["end"] or None).end_token, ""
+    except ConfigError as error:
+        end, flaw = None, str(error)
+    return {"end": end, "flaw": flaw, "template": "template" in said}
 
 
 def _files(found: ForeignModel) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from peers.console.interrupt import check
 from peers.console.words import count
 from peers.data.building import encoded_documents
 from peers.data.records import FlawCount
+from peers.data.source import check_ids_fit
 from peers.data.text import Corpus, sample_texts
 from peers.data.tokenizer_files import run_encoding
 from peers.foreign_model import ChosenModel, check_parts
@@ -209,9 +210,11 @@ def _written(
     rows: list[int] = []
     for trainer, documents in enumerate(split.shards):
         shards.append(build(directory.shard(trainer), documents))
+        check_ids_fit(Shard.open(directory.shard(trainer)), manifest, TEXT, corpus.name)
         rows.append(_rows(manifest, directory.shard(trainer), shards[-1]))
         check()
     held_out = build(directory.held_out, split.held_out)
+    check_ids_fit(Shard.open(directory.held_out), manifest, TEXT, corpus.name)
     _check_sizes(manifest, corpus.name, shards, held_out, (*rows, _rows(manifest, directory.held_out, held_out)))
     try:
         write_whole(directory.tokenizer, [tokenizer_json])
@@ -247,7 +250,7 @@ def _check_sizes(
     context, microbatch = manifest.model.context, manifest.batch.microbatch_size
     if min(rows[:-1]) >= microbatch and rows[-1] >= 1:
         return
-    if held_out.counted is not None or manifest.batch.packing == "documents":
+    if any(shard.counted is not None for shard in (*shards, held_out)) or manifest.batch.packing == "documents":
         allowed = (
             f"text for at least {count(microbatch, 'row')} of {context} tokens with something to learn for each of "
             f"{count(len(shards), 'trainer')}, and 1 held out; this has {min(rows[:-1])}, and {rows[-1]} held out"

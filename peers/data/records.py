@@ -142,7 +142,7 @@ def chat_without_template(key: str, place: str) -> ConfigError:
         "a chat template with conversations",
         f"Give the one of the model with {option} PATH: a file in Jinja, or the model's directory."
         if option
-        else f"This command reads none without the template of a model: give its directory with --model DIR, or text. "
+        else f"This command reads none without the template of a model (--model DIR, which has one of at most 64 KiB). "
         f"To train with them: {command_name()} join INVITE --data PATH",
         why="it is a conversation, and nothing says how to write it as text",
     )

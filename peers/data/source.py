@@ -255,6 +255,7 @@ def _check_same_tokenizer(data: Path, shard: ShardManifest, tokenizer_json: byte
 
 
 def _check_enough(shard: Shard, manifest: Manifest, name: str) -> None:
+    check_ids_fit(shard, manifest, DATA, name)
     context, rows = manifest.model.context, manifest.batch.microbatch_size
     found = rows_of(shard, context, manifest.batch.packing).count
     if found < rows:
@@ -267,10 +268,25 @@ def _check_enough(shard: Shard, manifest: Manifest, name: str) -> None:
         )
 
 
+def check_ids_fit(shard: Shard, manifest: Manifest, key: str, name: str) -> None:
+    """Raise ConfigError where a shard has a token that the model has no row for: a chat template writes special tokens
+    that no text becomes. ``key`` is the option that named the text, ``name`` its value. Reads the tokens only where
+    there can be one."""
+    rows = manifest.model.vocab_size
+    if shard.manifest.vocab_size <= rows or not shard.manifest.tokens:
+        return
+    pieces = (shard.tokens[at : at + IDS_AT_ONCE] for at in range(0, shard.manifest.tokens, IDS_AT_ONCE))
+    largest = max(int(piece.max()) for piece in pieces)
+    if largest >= rows:
+        remedy = "Resize the model's embeddings for its tokenizer, or take another chat template."
+        raise ConfigError(key, name, f"token ids below {rows}, the model's rows; this has {largest}", remedy)
+
+
 # --- shards made, checked and listed by hand: ``swarm data`` ---------------------------------------------------------
 
 
 SCHEMA = 1
+IDS_AT_ONCE = 1 << 24
 DEEPEST = 6
 """Levels of directories that a listing goes down."""
 

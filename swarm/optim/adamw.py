@@ -114,21 +114,22 @@ def gives_the_same_bits(kernel: native.Kernel) -> bool:
     """Whether a kernel does what :func:`adamw_step` does without one, on numbers of all sizes."""
     generator = torch.Generator().manual_seed(0)
     count = 4099  # no multiple of what a processor does at a time
-    exponents = [torch.randint(-40, 20, (count,), generator=generator).float() for _ in range(4)]
-    params, mean, square, gradient = (torch.randn(count, generator=generator) * torch.exp2(each) for each in exponents)
-    tiny = torch.tensor([0.0, -0.0, 1e-45, -1e-40, 1e-38, 3e38])
+    exponents = [torch.randint(-40, 20, (count,), generator=generator).to(torch.float32) for _ in range(4)]
+    numbers = [torch.randn(count, generator=generator, dtype=torch.float32) for _ in range(4)]
+    params, mean, square, gradient = (one * torch.exp2(each) for one, each in zip(numbers, exponents, strict=True))
+    tiny = torch.tensor([0.0, -0.0, 1e-45, -1e-40, 1e-38, 3e38], dtype=torch.float32)
     for vector in (params, mean, gradient):
         vector[: len(tiny)] = tiny
     old = AdamWState(params, mean, square.square())
-    scratch = torch.empty(2, count)
+    scratch = torch.empty(2, count, dtype=torch.float32)
     for shrink in (1.0, single(1.0 - 1e-4)):
-        numbers = _Scalars(
+        scalars = _Scalars(
             clip=single(0.7), beta1=single(0.9), rest1=single(0.1), beta2=single(0.95), rest2=single(0.05),
             eps=single(1e-8), correction2=single(3.2), step_size=single(1.1e-3), shrink=shrink,
         )  # fmt: skip
-        ours, theirs = (AdamWState(*(torch.empty(count) for _ in range(3))) for _ in range(2))
-        _step_chunk(old, ours, gradient, slice(0, count), numbers, scratch)
-        _step_in_c(kernel, old, theirs, gradient, slice(0, count), numbers)
+        ours, theirs = (AdamWState(*(torch.empty_like(params) for _ in range(3))) for _ in range(2))
+        _step_chunk(old, ours, gradient, slice(0, count), scalars, scratch)
+        _step_in_c(kernel, old, theirs, gradient, slice(0, count), scalars)
         for one, other in zip(_vectors(ours), _vectors(theirs), strict=True):
             if not torch.equal(one.view(torch.int32), other.view(torch.int32)):
                 return False

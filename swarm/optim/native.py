@@ -18,7 +18,10 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from torch import Tensor
+
+from swarm.errors import BugError
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +45,9 @@ Kernel = Callable[..., None]
 
 
 def library(directory: Path = SOURCE.parent) -> Path:
-    """Where the compiled kernel of this source is, if there is one."""
-    return directory / f"_adamw-{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]}.so"
+    """Where the compiled kernel of this source and these flags is, if there is one."""
+    made_of = SOURCE.read_bytes() + " ".join(FLAGS).encode()
+    return directory / f"_adamw-{hashlib.sha256(made_of).hexdigest()[:12]}.so"
 
 
 def build(directory: Path = SOURCE.parent) -> Path | None:
@@ -81,6 +85,9 @@ def load(path: Path) -> Kernel | None:
     function.argtypes = [ctypes.c_size_t, *[ctypes.c_void_p] * 8]
 
     def kernel(old: tuple[Tensor, ...], gradient: Tensor, new: tuple[Tensor, ...], scalars: tuple[float, ...]) -> None:
+        for vector in (*old, gradient, *new):
+            if vector.dtype != torch.float32 or vector.numel() != gradient.numel() or not vector.is_contiguous():
+                raise BugError(f"a vector of the optimizer step is {vector.dtype} {tuple(vector.shape)}")
         numbers = (ctypes.c_float * len(scalars))(*scalars)
         vectors = [vector.data_ptr() for vector in (*old, gradient, *new)]
         function(gradient.numel(), *vectors, ctypes.addressof(numbers))  # without the interpreter's lock

@@ -151,7 +151,14 @@ def test_template_that_rewrites_earlier_turns_is_refused_with_the_reason(documen
     assert encode(document, THINKS, CHAT[:3])[1] == f"<think></think>fine, thanks.{END}"
 
 
-@pytest.mark.parametrize("text", ["no template at all", '{"model_type": "llama"}', "{{ messages[0].content }}"])
+FRAMES = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.value }}<|im_end|>\n{% endfor %}"
+"""Writes a key that messages do not have."""
+
+
+@pytest.mark.parametrize(
+    "text", ["no template at all", '{"model_type": "llama"}', "{{ messages[0].content }}",
+             FRAMES + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"],
+)  # fmt: skip
 def test_template_that_does_not_write_answers_is_no_template_for_them(document: bytes, text: str) -> None:
     with pytest.raises(UnusableChat, match="does not write its answers"):
         encode(document, text, CHAT)

@@ -68,8 +68,9 @@ def test_vectors_may_be_stepped_in_place(kernel: native.Kernel) -> None:
     assert all(torch.equal(one, other) for one, other in zip(new, there, strict=True))
 
 
+@needs_compiler
 def test_one_that_rounds_otherwise_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    kernel: native.Kernel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def contracted(
         old: tuple[torch.Tensor, ...],
@@ -77,8 +78,11 @@ def test_one_that_rounds_otherwise_is_not_used(
         new: tuple[torch.Tensor, ...],
         scalars: tuple[float, ...],
     ) -> None:
+        kernel(old, gradient, new, scalars)
         clip, beta1, rest1 = scalars[:3]
-        new[1].copy_((old[1].double() * beta1 + gradient.double() * clip * rest1).float())
+        rounded_once = (old[1].double() * beta1 + (gradient * clip).double() * rest1).float()
+        assert not torch.equal(rounded_once, new[1]), "the fault did not fire"
+        new[1].copy_(rounded_once)
 
     monkeypatch.setattr(native, "installed", lambda: contracted)
     adamw.trusted_kernel.cache_clear()

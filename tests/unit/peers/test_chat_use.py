@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from peers.commands.quickstart import QuickstartOptions
 from peers.data.building import encoded_documents
 from peers.data.prepare import PreparedRun, RunShape, prepare_run
 from peers.data.records import FlawCount
+from peers.data.source import check_ids_fit
 from peers.data.text import Corpus, read_corpus
 from peers.data.tokenizer_files import run_encoding
 from peers.exit_codes import EXIT_OK, EXIT_USAGE
@@ -145,6 +147,17 @@ def test_too_few_conversations_say_how_many_rows_there_are(tmp_path: Path, packi
         prepare_run(shape(packing=packing), corpus, RunDirectory(tmp_path / "run"))
 
 
+def test_tokens_that_the_model_has_no_row_for_are_refused(prepared: tuple[RunDirectory, PreparedRun]) -> None:
+    directory, run = prepared
+    shard = Shard.open(directory.shard(0))
+    largest = int(np.asarray(shard.tokens).max())
+    for rows, refused in ((largest + 1, False), (largest, True)):
+        model = run.manifest.model.model_copy(update={"vocab_size": rows})
+        manifest = run.manifest.model_copy(update={"model": model})
+        with pytest.raises(ConfigError, match=f"below {rows}, .*this has {largest}") if refused else nullcontext():
+            check_ids_fit(shard, manifest, "--text", "chats")
+
+
 def test_conversations_of_which_none_can_be_used_say_why(tmp_path: Path) -> None:
     (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": said(0)[:1]}))
     corpus = read_corpus([tmp_path / "chats.jsonl"], chats=True)
@@ -210,6 +223,16 @@ def test_eval_of_run_and_exported_model_count_answers_alone(
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("answers and text")
     assert last.endswith(f"; 1 record is left out: {chats}:6: it has no answer of the assistant to learn from")
+
+
+def test_answers_without_text_have_no_bits_a_byte(
+    spoken: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": ""}]}
+    chats = write_chats(tmp_path / "chats.jsonl", empty, numbers=range(0))
+    assert swarm(["eval", "--run", str(spoken / "run"), str(chats), "--json"]) == EXIT_OK
+    told = printed(capsys)
+    assert (told["bytes"], told["bits_per_byte"], told["tokens"]) == (0, None, 1)
 
 
 @torch.no_grad()

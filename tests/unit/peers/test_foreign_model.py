@@ -157,6 +157,9 @@ def test_run_that_cannot_be_is_refused_before_it_is_founded(
         ("[optimizer]\nlr = 1e-4\n", {"lr": 3e-4}, 3e-4, 2),
         ("", {"from_scratch": True}, 1.5e-3, 2),
         ("[run]\nsteps = 9\n", {"from_scratch": True}, 1.5e-3, 8),
+        ("", {"preset": "tiny"}, 2e-5, 8),
+        ("", {"preset": "small", "lr": 1e-4}, 1e-4, 8),
+        ("", {"preset": "finetune", "from_scratch": True}, 1.5e-3, 2),
     ],
 )
 def test_rates_fit_trained_weights_unless_somebody_says_otherwise(
@@ -169,6 +172,13 @@ def test_rates_fit_trained_weights_unless_somebody_says_otherwise(
     founded = make_run(foundation, load_foundation(foundation))
     assert (founded.manifest.optimizer.lr, founded.manifest.batch.microbatch_size) == (rate, rows)
     assert dict(summary(founded))["optimizer"].startswith(f"AdamW, learning rate {rate:g} after 10 steps")
+
+
+def test_section_that_is_none_is_refused_beside_a_model(directory: Path, tmp_path: Path) -> None:
+    file = tmp_path / "RUN.toml"
+    file.write_text("optimizer = 1\n")
+    with pytest.raises(ConfigError, match="optimizer"):
+        load_foundation(Foundation(file=file, model=str(directory), context=16))
 
 
 def test_names_of_special_tokens_are_kept_without_a_template(directory: Path) -> None:
@@ -202,7 +212,10 @@ def test_check_refuses_more_stages_than_layers(directory: Path) -> None:
 def test_check_names_what_the_tokenizer_lacks(directory: Path) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<gone>"}))
     said = dict(lines(examine(str(directory), stages=None, context=16)))
-    assert (said["text"], said["template"][:4]) == ("NOTHING ENDS IT: name an eos_token", "none")
+    assert said["text"].startswith("NOTHING ENDS IT: ")
+    assert "expected one with the token <gone>" in said["text"]
+    assert said["template"][:4] == "none"
+    assert swarm(["model", "check", str(directory), "--context", "16"]) == EXIT_USAGE
 
 
 def test_damaged_weights_are_found_before_anybody_is_invited(
