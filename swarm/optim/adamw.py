@@ -73,20 +73,23 @@ def adamw_step(
     layout: FlatLayout,
     config: OptimizerConfig,
     numbers: StepNumbers,
+    *,
+    in_c: bool = True,
 ) -> AdamWState:
     """The state after a step, in new vectors; ``state`` and ``gradient`` stay as they are.
 
     ``gradient`` is the mean over target tokens, float32 (elements,), on the state's device.
     With m and v the moments, m̂ and v̂ their bias-corrected values: p ← p·(1 − lr·decay) − lr·m̂ / (√v̂ + eps), the
     first factor only where the layout decays (Loshchilov and Hutter, arXiv 1711.05101, algorithm 2).
-    Memory: three vectors of the result, and three chunks. Raises BugError for a gradient of another shape or dtype.
+    ``in_c``: by the kernel in C where there is one; without it the same bits. Memory: three vectors of the result, and
+    without the kernel three chunks. Raises BugError for a gradient of another shape or dtype.
     """
     if gradient.shape != state.params.shape or gradient.dtype != torch.float32:
         raise BugError(f"gradient is {gradient.dtype} {tuple(gradient.shape)}, expected float32 {(layout.elements,)}")
     decayed = _scalars(config, numbers)
     plain = replace(decayed, shrink=1.0)
     shadow = AdamWState(*(torch.empty_like(state.params) for _ in range(3)))
-    kernel = trusted_kernel() if gradient.device.type == "cpu" else None
+    kernel = trusted_kernel() if in_c and gradient.device.type == "cpu" else None
     if kernel is not None:
         gradient = gradient.contiguous()
         for start, stop, decay in layout.decay_runs():

@@ -38,6 +38,8 @@ FLAGS = (
 )
 """``-fno-math-errno`` lets sqrtf be the processor's own instruction; it rounds as IEEE 754 says."""
 COMPILERS = ("cc", "gcc", "clang")
+SUFFIX = ".kernel"
+"""Not one by which Python takes a library for a module of the package."""
 
 Kernel = Callable[..., None]
 """``kernel(old, gradient, new, scalars)``: ``old`` and ``new`` are three vectors each, contiguous float32 on the CPU;
@@ -47,7 +49,7 @@ Kernel = Callable[..., None]
 def library(directory: Path = SOURCE.parent) -> Path:
     """Where the compiled kernel of this source and these flags is, if there is one."""
     made_of = SOURCE.read_bytes() + " ".join(FLAGS).encode()
-    return directory / f"_adamw-{hashlib.sha256(made_of).hexdigest()[:12]}.so"
+    return directory / f"_adamw-{hashlib.sha256(made_of).hexdigest()[:12]}{SUFFIX}"
 
 
 def build(directory: Path = SOURCE.parent) -> Path | None:
@@ -66,7 +68,7 @@ def build(directory: Path = SOURCE.parent) -> Path | None:
         said = getattr(error, "stderr", None) or str(error)
         logger.warning("the optimizer step in C could not be compiled, the slower path is taken: %s", said[-500:])
         return None
-    for other in directory.glob("_adamw-*.so"):
+    for other in directory.glob(f"_adamw-*{SUFFIX}"):
         if other != target:
             other.unlink(missing_ok=True)
     return target

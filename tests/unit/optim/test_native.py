@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,18 +36,27 @@ def random_state(seed: int) -> tuple[AdamWState, torch.Tensor]:
     return AdamWState(params, mean * 1e-2, square.square() * 1e-4), gradient
 
 
-def stepped(monkeypatch: pytest.MonkeyPatch, kernel: native.Kernel | None, steps: int) -> AdamWState:
-    monkeypatch.setattr(adamw, "trusted_kernel", lambda: kernel)
+def stepped(steps: int, *, in_c: bool) -> AdamWState:
     state, gradient = random_state(1)
     for step in range(1, steps + 1):
         numbers = StepNumbers(step=step, lr=1e-3 / step, clip=0.37)
-        state = adamw_step(state, gradient * (-1) ** step, LAYOUT, OptimizerConfig(), numbers)
+        state = adamw_step(state, gradient * (-1) ** step, LAYOUT, OptimizerConfig(), numbers, in_c=in_c)
     return state
 
 
 @needs_compiler
 def test_steps_have_the_bits_of_those_without_it(kernel: native.Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, plain = stepped(monkeypatch, kernel, 20), stepped(monkeypatch, None, 20)
+    used: list[int] = []
+
+    def kept(*vectors: Any) -> None:
+        used.append(1)
+        kernel(*vectors)
+
+    monkeypatch.setattr(adamw, "trusted_kernel", lambda: kept)
+    ours = stepped(20, in_c=True)
+    assert len(used) == 20 * len(LAYOUT.decay_runs())
+    plain = stepped(20, in_c=False)
+    assert len(used) == 20 * len(LAYOUT.decay_runs())
     for name in ("params", "exp_avg", "exp_avg_sq"):
         assert torch.equal(getattr(ours, name).view(torch.int32), getattr(plain, name).view(torch.int32))
 
@@ -111,7 +121,7 @@ def test_machine_without_a_compiler_goes_without(tmp_path: Path, monkeypatch: py
 
 @needs_compiler
 def test_build_removes_what_an_older_source_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "_adamw-000000000000.so").write_bytes(b"old")
+    (tmp_path / f"_adamw-000000000000{native.SUFFIX}").write_bytes(b"old")
     assert native.build(tmp_path) == native.library(tmp_path)
     assert list(tmp_path.iterdir()) == [native.library(tmp_path)]
     broken = tmp_path / "broken.c"
