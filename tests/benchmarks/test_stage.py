@@ -163,7 +163,9 @@ def test_verdict_is_an_error_exactly_when_something_failed() -> None:
 
 
 def test_gpu_check_without_a_gpu_says_what_to_do_in_one_line() -> None:
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    # As in a shell: make that runs the tests would have it speak as a make within.
+    outer = {name: value for name, value in os.environ.items() if name not in ("MAKELEVEL", "MAKEFLAGS", "MFLAGS")}
+    environment = outer | {"CUDA_VISIBLE_DEVICES": ""}
     command = ["make", "--no-print-directory", "gpu-check", f"GPU_PYTHON={sys.executable}"]
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode != 0
