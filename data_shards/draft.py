@@ -44,7 +44,7 @@ class Documents(Private):
         return f"{len(self.lengths)} documents of {len(self.tokens)} tokens"
 
     def apart(self) -> Iterator[bytes]:
-        """Each document as bytes of its own, its tokens and its mask, by which documents can be compared."""
+        """Yield each document as bytes of its own, its tokens and its mask, by which documents can be compared."""
         counted = np.ones(len(self.tokens), np.bool_) if self.counted is None else self.counted
         begin = 0
         for length in self.lengths:
@@ -54,7 +54,7 @@ class Documents(Private):
 
     @classmethod
     def of(cls, document: bytes) -> Documents:
-        """One document that :meth:`apart` gave."""
+        """Return one document that :meth:`apart` gave."""
         length = len(document) // 5
         return cls(
             np.frombuffer(document, "<u4", length), (length,), np.frombuffer(document, np.bool_, offset=4 * length)

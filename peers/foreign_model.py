@@ -63,7 +63,7 @@ class ForeignModel:
         encoding = read_encoding(self.tokenizer, key=OPTION)
         said: dict[str, Any] = {"end": encoding.end_token or "", "tokens": special_tokens(self.tokenizer)}
         if encoding.template is not None and len(encoding.template.text) <= MAX_TEMPLATE:
-            said |= {"template": encoding.template.text, "tokens": dict(encoding.template.tokens)}
+            said["template"] = encoding.template.text
         return said
 
     def model(self, *, scratch: bool = False, context: int | None = None, compute: DType = "float32") -> HfConfig:

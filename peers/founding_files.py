@@ -73,15 +73,7 @@ def load_foundation(foundation: Foundation) -> dict[str, Any]:
         document = load_preset(foundation.preset or FOR_FOREIGN)
     if foreign is not None:
         document["model"] = _table(foreign, foundation)
-        if foundation.from_scratch and foundation.file is None and foundation.preset in (None, FOR_FOREIGN):
-            document.pop("optimizer")  # trained weights' rates would teach random ones nothing
-        if not foundation.from_scratch:
-            # Where the file leaves it open: the rates that train random weights spoil trained ones.
-            preset = load_preset(FOR_FOREIGN)
-            if foundation.preset not in (None, FOR_FOREIGN):
-                document.pop("optimizer", None)  # its rates are for random weights
-            sections = {name: document.get(name, {}) for name in ("optimizer", "batch")}
-            document |= {name: preset[name] | said for name, said in sections.items() if isinstance(said, dict)}
+        document = _with_fitting_rates(document, foundation)
     for dotted, value in foundation.changes.items():
         _change(document, dotted, value)
     try:
@@ -166,6 +158,19 @@ def _foreign(foundation: Foundation) -> ForeignModel | None:
 
 
 _found = functools.cache(find_model)
+
+
+def _with_fitting_rates(document: dict[str, Any], foundation: Foundation) -> dict[str, Any]:
+    """Return the manifest with rates for the weights that the model begins with: those for trained weights teach random
+    ones nothing, and those for random ones spoil trained ones. What a file of one's own says stays."""
+    for_trained = foundation.preset in (None, FOR_FOREIGN)
+    if foundation.file is None and for_trained == foundation.from_scratch:
+        document = {name: said for name, said in document.items() if name != "optimizer"}
+    if foundation.from_scratch:
+        return document
+    preset = load_preset(FOR_FOREIGN)
+    sections = {name: document.get(name, {}) for name in ("optimizer", "batch")}
+    return document | {name: preset[name] | said for name, said in sections.items() if isinstance(said, dict)}
 
 
 def _table(foreign: ForeignModel, foundation: Foundation) -> dict[str, Any]:

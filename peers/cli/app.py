@@ -13,9 +13,8 @@ import typer
 from peers.cli.chaos import chaos
 from peers.cli.ckpt import ckpt
 from peers.cli.data import data
-from peers.cli.foreign import model
 from peers.cli.history import history
-from peers.cli.model import evaluate, export, sample
+from peers.cli.model import evaluate, export, look, sample
 from peers.cli.options import LightCommand, LightGroup
 from peers.cli.quickstart import quickstart
 from peers.cli.running import drain, identity, invite, peers, status
@@ -67,7 +66,7 @@ app.command(epilog=_EPILOG)(sample)
 app.command(epilog=_EPILOG)(chaos)
 app.add_typer(data, name="data", epilog=_EPILOG)
 app.add_typer(ckpt, name="ckpt", epilog=_EPILOG)
-app.add_typer(model, name="model", epilog=_EPILOG)
+app.add_typer(look, name="model", epilog=_EPILOG)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""``swarm export``, ``swarm eval`` and ``swarm sample``: what a trained model is for."""
+"""``swarm export``, ``swarm eval`` and ``swarm sample``: what a trained model is for; and ``swarm model``, before."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from peers.cli.options import AsJson, Home
+from peers.cli.options import AsJson, Home, WholeGroup
 
 if TYPE_CHECKING:
     from peers.commands.evaluate import LoadedModel, TextLoss
@@ -267,3 +267,41 @@ def _tell_which(found: RunDirectory, step: int, passed_over: str | None, *, aske
         print_error(age, label="note")
     if not named:
         print_error(f"step {step} of {found.root}", label="from")
+
+
+# --- a model of transformers, before it is trained --------------------------------------------------------------------
+
+
+look = typer.Typer(
+    cls=WholeGroup, help="Look at models of transformers: may they be trained here?", no_args_is_help=True
+)
+
+
+@look.command()
+def check(
+    given: Annotated[
+        str, typer.Argument(metavar="DIR", help="A model's directory, or OWNER/NAME[@REVISION] on the hub.")
+    ],
+    stages: Annotated[
+        int | None, typer.Option(min=1, max=512, help="Show what a part is of so many stages.  [default: 2]")
+    ] = None,
+    context: Annotated[int | None, typer.Option(help="Tokens in a row.  [default: 512, or what it has]")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say how a model can be cut, what a peer needs for a part, and whether it gives the same bits cut as whole.
+
+    Builds the model without its weights, and tries a small one of its kind: some seconds. Needs the extra hf. Exits
+    with 2, and says why, where the model cannot be trained here, or only with --from-scratch.
+
+    Example: swarm model check models/llama --stages 4
+    """
+    from peers.commands.model import examine, lines
+
+    facts = examine(given, stages=stages, context=context)
+    if as_json:
+        typer.echo(json.dumps(facts))
+    else:
+        for label, text in lines(facts):
+            typer.echo(f"{label:<12}  {text}")
+    if not facts["trainable"] or facts["files"]["error"] or facts["flaw"]:
+        raise typer.Exit(2)

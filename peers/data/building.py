@@ -122,7 +122,7 @@ def build_from_files(
 
 
 def encoded_documents(paths: Sequence[Path], encoding: Encoding, flaws: FlawCount) -> Iterator[bytes]:
-    """The documents of files, conversations among them, as tokens and mask (:meth:`Documents.apart
+    """Yield the documents of files, conversations among them, as tokens and mask (:meth:`Documents.apart
     <data_shards.draft.Documents.apart>`), made by the bounded processes that build shards of them. What cannot be used
     is counted in ``flaws``.
 

@@ -210,12 +210,11 @@ def _written(
     rows: list[int] = []
     for trainer, documents in enumerate(split.shards):
         shards.append(build(directory.shard(trainer), documents))
-        check_ids_fit(Shard.open(directory.shard(trainer)), manifest, TEXT, corpus.name)
-        rows.append(_rows(manifest, directory.shard(trainer), shards[-1]))
+        rows.append(_rows(manifest, directory.shard(trainer), shards[-1], corpus.name))
         check()
     held_out = build(directory.held_out, split.held_out)
-    check_ids_fit(Shard.open(directory.held_out), manifest, TEXT, corpus.name)
-    _check_sizes(manifest, corpus.name, shards, held_out, (*rows, _rows(manifest, directory.held_out, held_out)))
+    there = _rows(manifest, directory.held_out, held_out, corpus.name)
+    _check_sizes(manifest, corpus.name, shards, held_out, (*rows, there))
     try:
         write_whole(directory.tokenizer, [tokenizer_json])
         write_manifest(manifest, directory.manifest)
@@ -234,12 +233,15 @@ def _split(documents: Sequence[Document], size: str, name: str, shape: RunShape)
         raise ConfigError(TEXT, name, f"{error.allowed} (documents); this is {has}", _MORE_TEXT) from None
 
 
-def _rows(manifest: Manifest, path: Path, shard: ShardManifest) -> int:
-    """Rows of a shard that was just built, with something to learn in each."""
-    context, packing = manifest.model.context, manifest.batch.packing
-    if shard.counted is None and packing == "stream":  # nothing has to be read
-        return row_count(shard.tokens, context)
-    return rows_of(Shard.open(path), context, packing).count
+def _rows(manifest: Manifest, path: Path, shard: ShardManifest, name: str) -> int:
+    """Rows of a shard that was just built, with something to learn in each. Raises ConfigError, naming the text, for
+    tokens that the model has no row for."""
+    model, packing = manifest.model, manifest.batch.packing
+    if shard.counted is None and packing == "stream" and shard.vocab_size <= model.vocab_size:
+        return row_count(shard.tokens, model.context)  # nothing has to be read
+    built = Shard.open(path)
+    check_ids_fit(built, manifest, TEXT, name)
+    return rows_of(built, model.context, packing).count
 
 
 def _check_sizes(

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 
 DATA, TEMPLATE = "--data", "--data-template"
+IDS_AT_ONCE = 1 << 24
+"""Token ids of a shard that are looked at together: 64 MiB."""
 """What errors call it, unless they are told otherwise."""
 
 
@@ -286,7 +288,6 @@ def check_ids_fit(shard: Shard, manifest: Manifest, key: str, name: str) -> None
 
 
 SCHEMA = 1
-IDS_AT_ONCE = 1 << 24
 DEEPEST = 6
 """Levels of directories that a listing goes down."""
 

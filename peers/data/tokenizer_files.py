@@ -62,15 +62,15 @@ def run_encoding(
     field: str | None = None,
     template: TemplateSource | None = None,
 ) -> Encoding:
-    """How files become tokens in a run: with what its ``[tokenizer]`` says ends a text, and with its chat template,
-    unless another ``template`` is given. The rest as for :func:`read_encoding`."""
+    """Return how files become tokens in a run: with what its ``[tokenizer]`` says ends a text, and with its chat
+    template, unless another ``template`` is given. The rest as for :func:`read_encoding`."""
     if template is None and run.template:
         template = TemplateSource(run.template, run.tokens)
     return Encoding(tokenizer=tokenizer, key=key, field=field, end_token=run.end or None, template=template)
 
 
 def special_tokens(tokenizer: Path) -> dict[str, str]:
-    """The names that the model beside a ``tokenizer.json`` has for special tokens, each with its token.
+    """Return the names that the model beside a ``tokenizer.json`` has for special tokens, each with its token.
 
     Raises ConfigError as :func:`read_encoding`.
     """

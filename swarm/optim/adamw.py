@@ -105,8 +105,8 @@ def adamw_step(
 
 @functools.cache
 def trusted_kernel() -> native.Kernel | None:
-    """The kernel in C, if set-up compiled one and its bits are those of the operations below; tried once."""
-    kernel = native.installed()
+    """Return the kernel in C, if set-up compiled one and its bits are those of the operations below; tried once."""
+    kernel = native.load(native.library())
     if kernel is not None and not gives_the_same_bits(kernel):
         logger.warning("the optimizer step in C rounds otherwise than torch on this machine: it is not used")
         return None
@@ -114,7 +114,7 @@ def trusted_kernel() -> native.Kernel | None:
 
 
 def gives_the_same_bits(kernel: native.Kernel) -> bool:
-    """Whether a kernel does what :func:`adamw_step` does without one, on numbers of all sizes."""
+    """Return whether a kernel does what :func:`adamw_step` does without one, on numbers of all sizes."""
     generator = torch.Generator().manual_seed(0)
     count = 4099  # no multiple of what a processor does at a time
     exponents = [torch.randint(-40, 20, (count,), generator=generator).to(torch.float32) for _ in range(4)]
@@ -142,10 +142,10 @@ def gives_the_same_bits(kernel: native.Kernel) -> bool:
 def _step_in_c(
     kernel: native.Kernel, old: AdamWState, new: AdamWState, gradient: Tensor, run: slice, s: _Scalars
 ) -> None:
-    kernel(_vectors(old, run), gradient[run], _vectors(new, run), tuple(astuple(s)))
+    kernel(_vectors(old, run), gradient[run], _vectors(new, run), astuple(s))
 
 
-def _vectors(state: AdamWState, run: slice = slice(None)) -> tuple[Tensor, Tensor, Tensor]:
+def _vectors(state: AdamWState, run: slice = slice(None)) -> native.Vectors:
     return state.params[run], state.exp_avg[run], state.exp_avg_sq[run]
 
 

@@ -8,7 +8,6 @@ more slowly, with the same result. So replicas with and without it agree.
 from __future__ import annotations
 
 import ctypes
-import functools
 import hashlib
 import logging
 import shutil
@@ -41,13 +40,14 @@ COMPILERS = ("cc", "gcc", "clang")
 SUFFIX = ".kernel"
 """Not one by which Python takes a library for a module of the package."""
 
-Kernel = Callable[..., None]
-"""``kernel(old, gradient, new, scalars)``: ``old`` and ``new`` are three vectors each, contiguous float32 on the CPU;
-``scalars`` nine floats in the order of ``adamw.c``."""
+Vectors = tuple[Tensor, Tensor, Tensor]
+Kernel = Callable[[Vectors, Tensor, Vectors, tuple[float, ...]], None]
+"""``kernel(old, gradient, new, scalars)``: parameters and both moments before and after the step, all contiguous
+float32 (elements,) on the CPU; ``scalars`` are nine floats in the order of ``adamw.c``."""
 
 
 def library(directory: Path = SOURCE.parent) -> Path:
-    """Where the compiled kernel of this source and these flags is, if there is one."""
+    """Return where the compiled kernel of this source and these flags is, if there is one."""
     made_of = SOURCE.read_bytes() + " ".join(FLAGS).encode()
     return directory / f"_adamw-{hashlib.sha256(made_of).hexdigest()[:12]}{SUFFIX}"
 
@@ -75,7 +75,7 @@ def build(directory: Path = SOURCE.parent) -> Path | None:
 
 
 def load(path: Path) -> Kernel | None:
-    """The kernel of a compiled library; None where there is none that can be loaded."""
+    """Return the kernel of a compiled library, not tried yet; None where there is none that can be loaded."""
     if not path.is_file():
         return None
     try:
@@ -86,7 +86,7 @@ def load(path: Path) -> Kernel | None:
     function.restype = None
     function.argtypes = [ctypes.c_size_t, *[ctypes.c_void_p] * 8]
 
-    def kernel(old: tuple[Tensor, ...], gradient: Tensor, new: tuple[Tensor, ...], scalars: tuple[float, ...]) -> None:
+    def kernel(old: Vectors, gradient: Tensor, new: Vectors, scalars: tuple[float, ...]) -> None:
         for vector in (*old, gradient, *new):
             if vector.dtype != torch.float32 or vector.numel() != gradient.numel() or not vector.is_contiguous():
                 raise BugError(f"a vector of the optimizer step is {vector.dtype} {tuple(vector.shape)}")
@@ -95,12 +95,6 @@ def load(path: Path) -> Kernel | None:
         function(gradient.numel(), *vectors, ctypes.addressof(numbers))  # without the interpreter's lock
 
     return kernel
-
-
-@functools.cache
-def installed() -> Kernel | None:
-    """The kernel that set-up compiled, tried against nothing yet."""
-    return load(library())
 
 
 if __name__ == "__main__":

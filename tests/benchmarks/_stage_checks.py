@@ -86,7 +86,7 @@ def check_stage(device: torch.device, size: Size, compute: DType) -> Answers:
 
 
 def stage_distance(model: ModelConfig, device: torch.device, size: Size) -> float:
-    """How far a stage's output, input gradient and parameters' gradients are from a CPU's: the largest of all."""
+    """Return how far a stage's output, input gradient and parameters' gradients are from a CPU's: the largest."""
     snapshot = first_snapshot(model)
     here, there = (trained_part(model, where, snapshot) for where in (_CPU, device))
     return largest_distance(_passes(there, model, size), _passes(here, model, size))
@@ -141,7 +141,8 @@ def _tokens(model: ModelConfig, size: Size, seed: int) -> Tensor:
 
 
 def largest_distance(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """Infinity where a value is not finite: JSON has no NaN, and no bound holds."""
+    """Return the largest relative L2 distance of two tensors of these; infinity where one is not finite: JSON has no
+    NaN, and no bound holds."""
     distances = [_distance(mine, theirs) for mine, theirs in zip(found, expected, strict=True)]
     return max(distances) if all(map(math.isfinite, distances)) else math.inf
 

@@ -35,7 +35,7 @@ def codec_checks(device: torch.device) -> list[Check]:
 
 
 def same_bytes(codec: Codec, tensor: Tensor, device: torch.device) -> bool:
-    """Whether a CPU tensor gives the bytes there that it gives here."""
+    """Return whether a CPU tensor gives the bytes there that it gives here."""
     return bytes(codec.encode(tensor, _CONTEXT)) == bytes(codec.encode(tensor.to(device), _CONTEXT))
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
-import os
 import subprocess
 import sys
 import sysconfig
@@ -39,7 +38,8 @@ CURVE = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """How much is trained on and judged by: steps, megabytes, and the model's size."""
+    """How much is trained on and judged by: steps, megabytes of text; and the model: its width, layers, token ids, and
+    tokens in a row."""
 
     steps: int
     read_mb: float
@@ -142,10 +142,9 @@ def _write_model(directory: Path, extent: Extent, texts: Sequence[str]) -> None:
 
 
 def _swarm(*arguments: str) -> dict[str, Any]:
-    """What a command of ours says in JSON; its words go to stderr if it fails."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    """Return what a command of ours says in JSON. Raises RuntimeError with the end of its words where it fails."""
     command = [sys.executable, "-m", "peers.cli", *arguments, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"swarm {arguments[0]} ended with {done.returncode}: {(done.stderr or done.stdout)[-2000:]}")
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

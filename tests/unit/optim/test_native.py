@@ -70,7 +70,7 @@ def test_trial_takes_it(kernel: native.Kernel) -> None:
 def test_vectors_may_be_stepped_in_place(kernel: native.Kernel) -> None:
     (state, gradient), (beside, _) = random_state(2), random_state(2)
     vectors = (state.params, state.exp_avg, state.exp_avg_sq)
-    new = tuple(torch.empty_like(vector) for vector in vectors)
+    new = torch.empty_like(gradient), torch.empty_like(gradient), torch.empty_like(gradient)
     scalars = (0.5, 0.9, 0.1, 0.95, 0.05, 1e-8, 1.5, 1e-3, 0.999)
     kernel(vectors, gradient, new, scalars)
     there = (beside.params, beside.exp_avg, beside.exp_avg_sq)
@@ -83,10 +83,7 @@ def test_one_that_rounds_otherwise_is_not_used(
     kernel: native.Kernel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def contracted(
-        old: tuple[torch.Tensor, ...],
-        gradient: torch.Tensor,
-        new: tuple[torch.Tensor, ...],
-        scalars: tuple[float, ...],
+        old: native.Vectors, gradient: torch.Tensor, new: native.Vectors, scalars: tuple[float, ...]
     ) -> None:
         kernel(old, gradient, new, scalars)
         clip, beta1, rest1 = scalars[:3]
@@ -94,7 +91,7 @@ def test_one_that_rounds_otherwise_is_not_used(
         assert not torch.equal(rounded_once, new[1]), "the fault did not fire"
         new[1].copy_(rounded_once)
 
-    monkeypatch.setattr(native, "installed", lambda: contracted)
+    monkeypatch.setattr(native, "load", lambda path: contracted)
     adamw.trusted_kernel.cache_clear()
     try:
         with caplog.at_level(logging.WARNING):
