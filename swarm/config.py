@@ -28,6 +28,7 @@ from swarm.models.gpt_config import GptConfig
 from swarm.models.registry import AnyModel, config_type, family_of
 from swarm.models.spec import SplitConfig
 from swarm.network.protocols import MAX_BODY_BYTES
+from swarm.optim.muon import MAX_WIDTH
 from swarm.optim.schedules import OptimizerConfig
 from swarm.pipeline.batch import BatchConfig
 from swarm.schema import Section, in_words, keys_at
@@ -175,6 +176,7 @@ def check_manifest(manifest: Manifest) -> None:
             "Use larger microbatches and fewer of them" + (", or fewer local steps." if local else "."),
         )
     check_averaging(manifest.averaging, reproducible=manifest.run.reproducible)
+    check_optimizer(manifest)
     if start.stage_hosts < split.stages:
         raise ConfigError(
             "run.start_when.stage_hosts",
@@ -190,6 +192,24 @@ def check_manifest(manifest: Manifest) -> None:
             f'at least {most} with averaging.mode = "local": each of {most} replicas of a stage takes optimizer steps '
             "of its own for its share of such a batch",
             "Use more, smaller microbatches, or start with fewer stage hosts.",
+        )
+
+
+def check_optimizer(manifest: Manifest) -> None:
+    """Whether copies can keep up with the optimizer's steps, which they compute on the host. Raises ConfigError."""
+    if manifest.optimizer.name != "muon" or not manifest.run.copies:
+        return
+    family = family_of(manifest.model)
+    layout = family.layout(family.build(family.parts(manifest.split)[0]))
+    width = max((min(slot.shape[-2:]) for slot in layout.slots if slot.name in layout.matrices), default=0)
+    if width > MAX_WIDTH:
+        why = f"it has matrices whose shorter side is {width}: a copy would compute a step of Muon for minutes"
+        raise ConfigError(
+            "optimizer.name",
+            "muon",
+            f"another one for a model of this width while run.copies = {manifest.run.copies}",
+            f"Set run.copies = 0, or take adamw: matrices up to {MAX_WIDTH} are fine.",
+            why=why,
         )
 
 

@@ -27,6 +27,7 @@ from swarm.config import Manifest, load_manifest
 from swarm.disk import alone
 from swarm.errors import ConfigError, Incompatible, PeerError, StateError
 from swarm.ids import PartName
+from swarm.membership.rules import update_of
 from swarm.models.registry import family_of
 from swarm.state.checkpoints.donors import Donor, Offer, Plan, lacking, plans
 from swarm.state.checkpoints.fetch import BegunFile, Progress, fetch_part
@@ -178,7 +179,7 @@ async def _follow(
     family, files = family_of(manifest.model), []
     for spec in family.parts(manifest.split):
         if (part := spec.name) in plan.donors:
-            layout = family.layout(family.build(spec))
+            layout = family.layout(family.build(spec)).kept_by(update_of(manifest).vectors)
             wanted = Wanted(part=part, step=plan.step, digest=plan.digests[part], layout=layout)
             files.append(BegunFile(root, wanted, manifest.run_id))
     size = sum(file.size for file in files)

@@ -10,7 +10,7 @@ from peers.console.words import count
 from peers.foreign_model import ForeignModel, find_model
 from swarm.errors import ConfigError, StateError
 from swarm.models.spec import SplitConfig
-from swarm.planning.costs import BYTES_A_PARAMETER
+from swarm.planning.costs import ROUND_BYTES, held_bytes
 
 SCHEMA = 1
 
@@ -38,7 +38,7 @@ def examine(given: str, *, stages: int | None, context: int | None) -> dict[str,
             "part": spec.name,
             "layers": [spec.first_layer, spec.last_layer],
             "parameters": cost.parameters,
-            "training_bytes": BYTES_A_PARAMETER * cost.parameters,
+            "training_bytes": (held_bytes(model) + ROUND_BYTES) * cost.parameters,
             "download_bytes": 12 * cost.parameters,
             "gflops_a_row": round(3 * cost.forward_flops * model.context / 1e9, 3),
         })  # fmt: skip

@@ -19,6 +19,7 @@ from swarm.health.watch import PING_TIMEOUT_S
 from swarm.ids import ENDS, PeerId
 from swarm.membership.founding_record import FoundingTimeout, Origin, enough, found, gather_candidates
 from swarm.membership.roles import PeerContext
+from swarm.membership.rules import update_of
 from swarm.membership.state_keeper import Beginning
 from swarm.models.registry import family_of
 from swarm.network.discovery.records import PeerRecord
@@ -79,7 +80,8 @@ class InitialWeights:
         for spec in family.parts(manifest.split):
             seed = self._ends_seed if spec.name == ENDS else manifest.run.seed  # hosted ends are part of a stage
             weights = family.initial_weights(seed, spec, self._around.files)
-            snapshots.append(initial_snapshot(spec.name, family.layout(family.build(spec)), weights))
+            layout = family.layout(family.build(spec)).kept_by(update_of(manifest).vectors)
+            snapshots.append(initial_snapshot(spec.name, layout, weights))
         return snapshots
 
 

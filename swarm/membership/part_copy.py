@@ -70,8 +70,8 @@ class CopyContext:
 
 
 class PartCopy:
-    """Run it until it is not wanted any more, then :meth:`drop` it. Memory per parameter: 12 bytes, 4 more for an
-    update that is not decided yet, 12 more while it takes one, and the updates that others want of it."""
+    """Run it until it is not wanted any more, then :meth:`drop` it. Memory per parameter: 12 bytes with AdamW, 4 more
+    for an update that is not decided yet, and the updates that others want of it."""
 
     def __init__(self, context: CopyContext, part: PartName) -> None:
         self._context, self.part = context, part
@@ -236,7 +236,7 @@ class PartCopy:
         manifest, began = around.manifest, around.clock.monotonic()
         state = PartState.of(spec_of(manifest, self.part), manifest.model, update_of(manifest))
         wanted = Wanted(part=self.part, step=record.step, digest=record.digests[self.part], layout=state.layout)
-        rate = copy_rate(Cut(state.layout.elements).total_bytes, self._context.records.step_s)
+        rate = copy_rate(Cut.of(state.layout).total_bytes, self._context.records.step_s)
         context = DownloadContext(
             donor=partial(PeerChunks, around.endpoint),
             clock=around.clock,

@@ -89,7 +89,8 @@ def check_memory(around: PeerContext, name: PartName) -> None:
     """Raises StateError for a part that this machine's memory does not hold. Blocking: some milliseconds."""
     manifest, spec = around.manifest, spec_of(around.manifest, name)
     exact, local = manifest.run.reproducible, manifest.averaging.mode == "local"
-    needed, free = training_bytes(manifest.model, spec, exact=exact, local=local), free_memory()
+    vectors = len(update_of(manifest).vectors)
+    needed, free = training_bytes(manifest.model, spec, vectors=vectors, exact=exact, local=local), free_memory()
     if around.device.torch_device.type == "cpu" and needed > free:
         reason = f"training {name} takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free here"
         raise StateError(f"{reason}. Join where there is more, or found a run with more stages.")

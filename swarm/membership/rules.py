@@ -8,8 +8,13 @@ from swarm.config import Manifest
 from swarm.consensus.records import record_room
 from swarm.models.registry import family_of
 from swarm.network.protocols import MAX_BODY_BYTES
+from swarm.optim.adamw import AdamW
 from swarm.optim.local_part import LocalRules
-from swarm.optim.update import AdamW, Outer, OuterNesterov, Update
+from swarm.optim.muon import Muon
+from swarm.optim.outer import Outer, OuterNesterov
+from swarm.optim.schedules import OptimizerConfig
+from swarm.optim.sgd import Sgd
+from swarm.optim.update import Update
 from swarm.planning.costs import model_parameter_count
 from swarm.step.rules import StepRules
 
@@ -27,21 +32,36 @@ def local_rules_of(manifest: Manifest) -> LocalRules:
         inner_steps=averaging.inner_steps,
         steps=manifest.run.steps,
         optimizer=manifest.optimizer,
+        inner=optimizer_of(manifest.optimizer),
         outer=_outer(manifest),
     )
 
 
 def reach_of(manifest: Manifest) -> float:
     """How far the weights of an honest replica can be from where all began, L2 norm, when it trains apart: AdamW moves
-    an element by little more than the learning rate, and one replica may take every microbatch of a step."""
-    elements = model_parameter_count(manifest.model)
+    an element by little more than the learning rate, as does Muon on the average, and one replica may take every
+    microbatch of a step."""
+    elements, optimizer = model_parameter_count(manifest.model), manifest.optimizer
     steps = manifest.averaging.inner_steps * manifest.run.start_when.stage_hosts
-    return FAR * manifest.optimizer.lr * steps * math.sqrt(elements)
+    width = math.sqrt(elements)
+    if optimizer.name == "sgd":  # its step is as long as the gradient, and momentum adds up many
+        width = max(width, optimizer.clip_norm / (1.0 - optimizer.momentum))
+    return FAR * optimizer.lr * steps * width
 
 
 def update_of(manifest: Manifest) -> Update:
     """What a step's mean does to the weights."""
-    return Outer(_outer(manifest)) if manifest.averaging.mode == "local" else AdamW(manifest.optimizer)
+    return Outer(_outer(manifest)) if manifest.averaging.mode == "local" else optimizer_of(manifest.optimizer)
+
+
+def optimizer_of(config: OptimizerConfig) -> Update:
+    """The optimizer that a manifest names."""
+    match config.name:
+        case "sgd":
+            return Sgd(config)
+        case "muon":
+            return Muon(config)
+    return AdamW(config)
 
 
 def _outer(manifest: Manifest) -> OuterNesterov:

@@ -23,6 +23,8 @@ from swarm.models.layout import FlatLayout
 from swarm.models.spec import ModelConfig, PartSpec, SplitConfig, TensorSpec, split_layers
 
 _IGNORED = -100
+SMALLEST_SIDE = 8
+"""Of what counts as a matrix: a convolution's kernels are narrower."""
 
 Work = Literal["embed", "forward", "head"]
 """What a part does with a microbatch: token ids to hidden states, its layers, or hidden states to logits. A hosted
@@ -189,9 +191,16 @@ class ModelFamily(ABC):
         tables = {id(table.weight) for table in module.modules() if isinstance(table, nn.Embedding)}
         return frozenset(name for name, p in module.named_parameters() if p.ndim >= 2 and id(p) not in tables)
 
+    def matrices(self, module: PartModule) -> frozenset[str]:
+        """Return the names of the layers' matrices, and of the stacks of experts' matrices: no embedding, no head, no
+        kernel of a convolution."""
+        inner, head = self.decayed(module), module.parameters_of("head").keys()
+        shapes = {name: p.shape for name, p in module.named_parameters() if name in inner and name not in head}
+        return frozenset(name for name, shape in shapes.items() if len(shape) < 4 and min(shape[-2:]) >= SMALLEST_SIDE)
+
     def layout(self, module: PartModule) -> FlatLayout:
         """Return where the state of a part's module lies in the part's flat vector."""
-        return FlatLayout.of(module, self.decayed(module))
+        return FlatLayout.of(module, self.decayed(module), self.matrices(module))
 
     # --- planning ------------------------------------------------------------------------------------------------
 

@@ -12,12 +12,16 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
 from swarm.errors import StateError
 
 ALIGNMENT = 16
 """Elements. Every parameter starts on a 64-byte boundary, as if allocated alone: BLAS libraries promise the same bits
 only for the same alignment. The gaps hold zeros, and stay zero through every step."""
+
+VECTORS = ("params", "exp_avg", "exp_avg_sq")
+"""The vectors of AdamW's state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +43,31 @@ class FlatLayout:
     """All slots of a part, in the order of the module's parameters and then buffers; ``elements`` is the vector's
     length.
 
-    Two are equal that have the same slots. ``decayed``, what weight decay pulls at, and ``buffers``, what has no
-    gradient, are known to who trains the part; a state that was stored or downloaded does not say them.
+    ``vectors`` are the names of the state's flat vectors, the parameters first: which there are is the optimizer's.
+
+    Two are equal that have the same slots and vectors. ``decayed``, what weight decay pulls at, ``matrices``, those of
+    the layers, and ``buffers``, what has no gradient, are known to who trains the part; a state that was stored or
+    downloaded does not say them.
     """
 
     slots: tuple[Slot, ...]
     elements: int
     decayed: frozenset[str] = field(default=frozenset(), compare=False)
     buffers: frozenset[str] = field(default=frozenset(), compare=False)
+    matrices: frozenset[str] = field(default=frozenset(), compare=False)
+    vectors: tuple[str, ...] = VECTORS
 
     @classmethod
-    def of(cls, module: nn.Module, decayed: Iterable[str]) -> FlatLayout:
+    def of(cls, module: nn.Module, decayed: Iterable[str], matrices: Iterable[str] = ()) -> FlatLayout:
         """Return the layout of a module's state (which may be on the meta device)."""
         held = state_of(module)
         slots = cls.from_shapes(((name, tuple(tensor.shape)) for name, tensor in held.items()), decayed)
         trained = {name for name, _ in module.named_parameters()}
-        return replace(slots, buffers=frozenset(held.keys() - trained))
+        return replace(slots, buffers=frozenset(held.keys() - trained), matrices=frozenset(matrices))
+
+    def kept_by(self, vectors: tuple[str, ...]) -> FlatLayout:
+        """Return the same for the state of an optimizer that keeps these vectors."""
+        return replace(self, vectors=vectors)
 
     @classmethod
     def from_shapes(cls, shapes: Iterable[tuple[str, tuple[int, ...]]], decayed: Iterable[str] = ()) -> FlatLayout:
@@ -115,12 +128,18 @@ def state_of(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **buffers}
 
 
-def install_weights(module: nn.Module, weights: Mapping[str, Tensor], *, requires_grad: bool = False) -> None:
-    """Make every tensor of a module's state that of its name: itself where the dtypes agree, else a rounded copy.
+def install_weights(
+    module: nn.Module,
+    weights: Mapping[str, Tensor],
+    *,
+    requires_grad: bool = False,
+    device: torch.device | None = None,
+) -> None:
+    """Make every tensor of a module's state that of its name: itself where dtype and device agree, else a rounded copy.
 
     The parameters are new objects, so graphs made before keep what they were made with; tied ones stay tied. Also moves
-    the module's other buffers to the weights' device. Raises StateError, with nothing changed, for a missing name or a
-    wrong shape.
+    the module's other buffers to ``device``, by default that of the weights. Raises StateError, with nothing changed,
+    for a missing name or a wrong shape.
     """
     held = state_of(module)
     for name, old in held.items():
@@ -130,7 +149,8 @@ def install_weights(module: nn.Module, weights: Mapping[str, Tensor], *, require
             raise StateError(f"{name}: expected shape {tuple(old.shape)}, found {found}; is it the same model?")
     fresh: dict[int, Tensor] = {}
     for name, old in held.items():
-        tensor = weights[name].detach().to(old.dtype)
+        tensor = weights[name].detach().to(old.dtype)  # first: half as much is moved
+        tensor = tensor if device is None else tensor.to(device)
         is_parameter = isinstance(old, nn.Parameter)
         fresh[id(old)] = nn.Parameter(tensor, requires_grad=requires_grad) if is_parameter else tensor
     places = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
@@ -138,6 +158,18 @@ def install_weights(module: nn.Module, weights: Mapping[str, Tensor], *, require
         if id(old) in fresh:
             owner, _, leaf = name.rpartition(".")
             setattr(module.get_submodule(owner), leaf, fresh[id(old)])
-    device = next(iter(weights.values())).device
+    device = device or next(iter(weights.values())).device
     if any(buffer.device != device for buffer in module.buffers()):
         module.to(device)
+
+
+@torch.no_grad()
+def refresh_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Take over the changed values of weights that :func:`install_weights` gave to a module. A graph made before is of
+    no use any more: going back through it raises RuntimeError where it would need what has changed."""
+    for name, held in state_of(module).items():
+        tensor = weights[name]
+        if held.data_ptr() == tensor.data_ptr():
+            increment_version(held)  # they were changed behind torch's back
+        else:
+            held.copy_(tensor.to(held.dtype))

@@ -35,6 +35,10 @@ class ModelConfig(Protocol):
     def context(self) -> int:
         """T: tokens in a row."""
 
+    @property
+    def compute(self) -> DType:
+        """What its parts compute in; their weights are float32."""
+
 
 class SplitConfig(Section):
     """The cut of the blocks into stages, and the holders of the ends.

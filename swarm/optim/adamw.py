@@ -1,54 +1,48 @@
-"""AdamW whose result has the same bits on every machine.
+"""AdamW whose result has the same bits on every machine: of operations that are rounded separately (``update.py``).
 
-Replicas of a part never exchange parameters in normal operation: each computes the step itself, and their digests
-must agree. So only +, −, ×, ÷ and √ of float32 are used, one kernel each, which IEEE 754 rounds in one way; fused
-kernels (``addcmul``, ``lerp``, ``torch.optim``'s) contract a × b + c where the instruction set can, and differ. Scalars
-are computed in Python's float64 by the same five operations and rounded to float32 once. No division is by a scalar:
-CUDA would multiply by the reciprocal.
-
-On the CPU the same operations in C do it in one pass where set-up could compile them (:mod:`swarm.optim.native`) and a
-trial gives the same bits; what is written here is the reference, and the way without.
+Replicas of a part never exchange parameters in normal operation: each computes the step itself, and their digests must
+agree. On the CPU the same operations in C do it in one pass where set-up could compile them (:mod:`swarm.optim.native`)
+and a trial gives the same bits; what is written here is the reference, and the way without.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-import math
-import struct
+from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from swarm.errors import BugError
 from swarm.models.layout import FlatLayout
 from swarm.optim import native
 from swarm.optim.schedules import OptimizerConfig
+from swarm.optim.update import (
+    ElementRun,
+    ElementStep,
+    StepNumbers,
+    StepPlan,
+    Vectors,
+    check_mean,
+    power,
+    single,
+    stepped,
+)
 
 logger = logging.getLogger(__name__)
 
-CHUNK_ELEMENTS = 1 << 18
-"""1 MiB: three temporaries stay in a CPU's second-level cache, and beside the model's size they do not count."""
+_CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class AdamWState:
-    """Parameters and both moments of a part: three flat float32 vectors (elements,), never written to again."""
+class AdamWState(NamedTuple):
+    """Parameters and both moments of a part: three flat float32 vectors (elements,)."""
 
     params: Tensor
     exp_avg: Tensor
     exp_avg_sq: Tensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepNumbers:
-    """A close record's numbers for a step: its number (1-based), the learning rate, and the clip factor."""
-
-    step: int
-    lr: float
-    clip: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +60,42 @@ class _Scalars:
     shrink: float
 
 
-@torch.no_grad()
+@dataclass(frozen=True, slots=True)
+class AdamW:
+    """The mean, over target tokens, is the gradient. With m and v the moments, m̂ and v̂ their bias-corrected values:
+    p ← p·(1 − lr·decay) − lr·m̂ / (√v̂ + eps), the first factor only where the layout decays (Loshchilov and Hutter,
+    arXiv 1711.05101, algorithm 2).
+
+    ``in_c``: by the kernel in C where there is one; without it the same bits.
+    """
+
+    config: OptimizerConfig
+    in_c: bool = True
+
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """See :class:`~swarm.optim.update.Update`."""
+        return AdamWState._fields
+
+    def plan(
+        self, state: Vectors, mean: Tensor, layout: FlatLayout, numbers: StepNumbers, device: torch.device = _CPU
+    ) -> StepPlan:
+        """See :class:`~swarm.optim.update.Update`."""
+        check_mean(mean, state)
+        step = self.element_step(numbers, in_c=self.in_c and mean.device.type == "cpu")
+        runs = tuple(ElementRun(start, stop, step(decay)) for start, stop, decay in layout.decay_runs())
+        return StepPlan((mean.contiguous(),), runs)
+
+    def element_step(self, numbers: StepNumbers, *, in_c: bool) -> Callable[[bool], ElementStep]:
+        """Return what is done to elements that decay (True) or do not; its first source is the mean."""
+        decayed = _scalars(self.config, numbers)
+        plain = replace(decayed, shrink=1.0)
+        kernel = trusted_kernel() if in_c else None
+        if kernel is not None:
+            return lambda decay: functools.partial(_step_in_c, kernel, decayed if decay else plain)
+        return lambda decay: functools.partial(_step_apart, decayed if decay else plain)
+
+
 def adamw_step(
     state: AdamWState,
     gradient: Tensor,
@@ -76,31 +105,9 @@ def adamw_step(
     *,
     in_c: bool = True,
 ) -> AdamWState:
-    """The state after a step, in new vectors; ``state`` and ``gradient`` stay as they are.
-
-    ``gradient`` is the mean over target tokens, float32 (elements,), on the state's device.
-    With m and v the moments, m̂ and v̂ their bias-corrected values: p ← p·(1 − lr·decay) − lr·m̂ / (√v̂ + eps), the
-    first factor only where the layout decays (Loshchilov and Hutter, arXiv 1711.05101, algorithm 2).
-    ``in_c``: by the kernel in C where there is one; without it the same bits. Memory: three vectors of the result, and
-    without the kernel three chunks. Raises BugError for a gradient of another shape or dtype.
-    """
-    if gradient.shape != state.params.shape or gradient.dtype != torch.float32:
-        raise BugError(f"gradient is {gradient.dtype} {tuple(gradient.shape)}, expected float32 {(layout.elements,)}")
-    decayed = _scalars(config, numbers)
-    plain = replace(decayed, shrink=1.0)
-    shadow = AdamWState(*(torch.empty_like(state.params) for _ in range(3)))
-    kernel = trusted_kernel() if in_c and gradient.device.type == "cpu" else None
-    if kernel is not None:
-        gradient = gradient.contiguous()
-        for start, stop, decay in layout.decay_runs():
-            _step_in_c(kernel, state, shadow, gradient, slice(start, stop), decayed if decay else plain)
-        return shadow
-    scratch = torch.empty(2, min(CHUNK_ELEMENTS, layout.elements), dtype=torch.float32, device=gradient.device)
-    for start, stop, decay in layout.decay_runs():
-        for first in range(start, stop, CHUNK_ELEMENTS):
-            chunk = slice(first, min(first + CHUNK_ELEMENTS, stop))
-            _step_chunk(state, shadow, gradient, chunk, decayed if decay else plain, scratch)
-    return shadow
+    """The state after a step of :class:`AdamW`, in new vectors; ``state`` and ``gradient`` stay as they are, both on
+    one device. Raises BugError for a gradient of another shape or dtype."""
+    return AdamWState(*stepped(AdamW(config, in_c).plan(state, gradient, layout, numbers), state))
 
 
 @functools.cache
@@ -123,42 +130,34 @@ def gives_the_same_bits(kernel: native.Kernel) -> bool:
     tiny = torch.tensor([0.0, -0.0, 1e-45, -1e-40, 1e-38, 3e38], dtype=torch.float32)
     for vector in (params, mean, gradient):
         vector[: len(tiny)] = tiny
-    old = AdamWState(params, mean, square.square())
-    scratch = torch.empty(2, count, dtype=torch.float32)
+    old, sources = AdamWState(params, mean, square.square()), (gradient,)
     for shrink in (1.0, single(1.0 - 1e-4)):
         scalars = _Scalars(
             clip=single(0.7), beta1=single(0.9), rest1=single(0.1), beta2=single(0.95), rest2=single(0.05),
             eps=single(1e-8), correction2=single(3.2), step_size=single(1.1e-3), shrink=shrink,
         )  # fmt: skip
         ours, theirs = (AdamWState(*(torch.empty_like(params) for _ in range(3))) for _ in range(2))
-        _step_chunk(old, ours, gradient, slice(0, count), scalars, scratch)
-        _step_in_c(kernel, old, theirs, gradient, slice(0, count), scalars)
-        for one, other in zip(_vectors(ours), _vectors(theirs), strict=True):
+        _step_apart(scalars, old, sources, ours)
+        _step_in_c(kernel, scalars, old, sources, theirs)
+        for one, other in zip(ours, theirs, strict=True):
             if not torch.equal(one.view(torch.int32), other.view(torch.int32)):
                 return False
     return True
 
 
-def _step_in_c(
-    kernel: native.Kernel, old: AdamWState, new: AdamWState, gradient: Tensor, run: slice, s: _Scalars
-) -> None:
-    kernel(_vectors(old, run), gradient[run], _vectors(new, run), astuple(s))
+def _step_in_c(kernel: native.Kernel, s: _Scalars, old: Vectors, sources: Vectors, new: Vectors) -> None:
+    kernel(AdamWState(*old), sources[0], AdamWState(*new), astuple(s))
 
 
-def _vectors(state: AdamWState, run: slice = slice(None)) -> native.Vectors:
-    return state.params[run], state.exp_avg[run], state.exp_avg_sq[run]
-
-
-def _step_chunk(old: AdamWState, new: AdamWState, gradient: Tensor, chunk: slice, s: _Scalars, scratch: Tensor) -> None:
-    clipped, work = scratch[:, : chunk.stop - chunk.start]
-    mean, square, params = new.exp_avg[chunk], new.exp_avg_sq[chunk], new.params[chunk]
-
-    torch.mul(gradient[chunk], s.clip, out=clipped)
-    torch.mul(old.exp_avg[chunk], s.beta1, out=mean)
-    torch.mul(clipped, s.rest1, out=work)
+def _step_apart(s: _Scalars, old: Vectors, sources: Vectors, new: Vectors) -> None:
+    old_params, old_mean, old_square = old
+    params, mean, square = new
+    clipped = torch.mul(sources[0], s.clip)
+    torch.mul(old_mean, s.beta1, out=mean)
+    work = torch.mul(clipped, s.rest1)
     torch.add(mean, work, out=mean)
 
-    torch.mul(old.exp_avg_sq[chunk], s.beta2, out=square)
+    torch.mul(old_square, s.beta2, out=square)
     torch.mul(clipped, clipped, out=work)
     torch.mul(work, s.rest2, out=work)
     torch.add(square, work, out=square)
@@ -169,7 +168,7 @@ def _step_chunk(old: AdamWState, new: AdamWState, gradient: Tensor, chunk: slice
     torch.mul(mean, s.step_size, out=clipped)
     torch.div(clipped, work, out=work)
 
-    torch.mul(old.params[chunk], s.shrink, out=params)
+    torch.mul(old_params, s.shrink, out=params)
     torch.sub(params, work, out=params)
 
 
@@ -192,28 +191,7 @@ def _scalars(config: OptimizerConfig, numbers: StepNumbers) -> _Scalars:
         beta2=single(config.beta2),
         rest2=single(1.0 - config.beta2),
         eps=single(config.eps),
-        correction2=single(1.0 / (1.0 - _power(config.beta2, step))),
-        step_size=single(lr / (1.0 - _power(config.beta1, step))),
+        correction2=single(1.0 / (1.0 - power(config.beta2, step))),
+        step_size=single(lr / (1.0 - power(config.beta1, step))),
         shrink=single(1.0 - lr * config.weight_decay),
     )
-
-
-def _power(base: float, exponent: int) -> float:
-    """``base ** exponent`` by multiplications: the C library's ``pow`` is not rounded alike everywhere."""
-    if exponent < 1:
-        raise BugError(f"optimizer steps count from 1, not {exponent}")
-    result = 1.0
-    while exponent:
-        if exponent & 1:
-            result *= base
-        base *= base
-        exponent >>= 1
-    return result
-
-
-def single(value: float) -> float:
-    """A scalar rounded to float32, once. Raises BugError where that is not finite."""
-    rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
-    if not math.isfinite(rounded):
-        raise BugError(f"a scalar of the optimizer step is {value}")
-    return rounded

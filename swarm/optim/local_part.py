@@ -16,14 +16,13 @@ from torch import Tensor
 from swarm.averaging.gossip.versions import Version
 from swarm.errors import BugError
 from swarm.ids import MicrobatchId
-from swarm.models.layout import install_weights
 from swarm.models.passes import Gradients
 from swarm.models.spec import ModelConfig, PartSpec
-from swarm.optim.adamw import AdamWState, StepNumbers, adamw_step
 from swarm.optim.clipping import clip_factor
+from swarm.optim.outer import Outer, OuterNesterov
 from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig, learning_rate
-from swarm.optim.update import Outer, OuterNesterov
+from swarm.optim.update import StepNumbers, Update, Vectors, stepped
 
 _CPU = torch.device("cpu")
 
@@ -31,8 +30,8 @@ _CPU = torch.device("cpu")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRules:
     """``batch`` microbatches of ``tokens`` target tokens each make one optimizer step of all replicas together, and
-    each takes one of its own for its share of them. ``mix_after`` of those lead to a mixing, ``inner_steps`` to the
-    step's close, if all are equally fast; the run has ``steps``."""
+    each takes one of its own, ``inner``, for its share of them. ``mix_after`` of those lead to a mixing,
+    ``inner_steps`` to the step's close, if all are equally fast; the run has ``steps``."""
 
     batch: int
     tokens: int
@@ -40,6 +39,7 @@ class LocalRules:
     inner_steps: int
     steps: int
     optimizer: OptimizerConfig
+    inner: Update
     outer: OuterNesterov
 
 
@@ -53,9 +53,9 @@ class LocalPart(TrainedPart):
     """
 
     def __init__(self, spec: PartSpec, model: ModelConfig, rules: LocalRules, *, device: torch.device = _CPU) -> None:
-        super().__init__(spec, model, Outer(rules.outer), device=device)
+        super().__init__(spec, model, Outer(rules.outer), device=device, lends=False)
         self._rules = rules
-        self._own: AdamWState | None = None
+        self._own: Vectors | None = None
         self._made = 0
         self._inner = 0
         self._counted: set[MicrobatchId] = set()
@@ -92,7 +92,7 @@ class LocalPart(TrainedPart):
         is taken as a smaller step first."""
         if super().microbatches:
             self._take_step()
-        return ((self._installed().params - self._mine.params) * float(tokens)).to(_CPU)
+        return (self._installed()[0] - self._mine[0].to(_CPU)) * float(tokens)
 
     # --- versions ------------------------------------------------------------------------------------------------
 
@@ -110,7 +110,8 @@ class LocalPart(TrainedPart):
         if mine.step != self.step + 1:
             return False
         shift = mean - mine.params
-        self._go_on(replace(self._mine, params=self._mine.params + shift.to(self._device)))
+        params, *kept = self._mine
+        self._go_on((params + shift.to(self._device), *kept))
         if self.version.leg != mine.leg:  # published meanwhile, without it: the next mixing begins from what we are
             self._version = replace(self.version, params=self.version.params + shift)
         return True
@@ -122,14 +123,14 @@ class LocalPart(TrainedPart):
         return max(1, -(-self._rules.batch // max(1, self.replicas)))
 
     @property
-    def _mine(self) -> AdamWState:
+    def _mine(self) -> Vectors:
         if self._own is None:
             raise BugError(f"{self.spec.name} has no weights yet")
         return self._own
 
     def _take_step(self) -> None:
-        """AdamW on our own weights. The mean counts all of a microbatch's tokens as targets; the norm is this part's,
-        nobody knows the model's. A part of a share moves the weights by as much less."""
+        """The inner optimizer on our own weights. The mean counts all of a microbatch's tokens as targets; the norm is
+        this part's, nobody knows the model's. A part of a share moves the weights by as much less."""
         rules, count = self._rules, len(super().microbatches)
         gradient = self._accumulator.total / float(count * rules.tokens)
         norm = float(torch.linalg.vector_norm(gradient))
@@ -140,23 +141,25 @@ class LocalPart(TrainedPart):
             lr=lr * min(1.0, count / self._share),
             clip=clip_factor(norm, rules.optimizer.clip_norm),
         )
-        self._go_on(adamw_step(self._mine, gradient, self.layout, rules.optimizer, numbers))
+        plan = rules.inner.plan(self._mine, gradient, self.layout, numbers, self._device)
+        self._go_on(stepped(plan, self._mine))
         self._made, self._inner = self._made + 1, self._inner + 1
         self._accumulator.reset()
 
-    def _go_on(self, own: AdamWState) -> None:
+    def _go_on(self, own: Vectors) -> None:
         self._own = own
-        install_weights(self._module, self.layout.views(own.params), requires_grad=True)
+        self._compute_with(own[0])
 
     def _publish(self) -> None:
-        params = self._mine.params.to(_CPU)  # here, for who shows it to others must not wait for the device
+        params = self._mine[0].to(_CPU)  # here, for who shows it to others must not wait for the device
         self._version = Version(self.step + 1, self._inner // self._rules.mix_after, params)
 
-    def _become(self, state: AdamWState, step: int) -> None:
-        super()._become(state, step)
-        if self._own is None:
-            self._own = AdamWState(state.params, torch.zeros_like(state.params), torch.zeros_like(state.params))
-        self._own = replace(self._own, params=state.params)
+    def _open(self, step: int) -> None:
+        """Go on from the anchor, with our own moments."""
+        super()._open(step)
+        params = self._installed()[0].to(self._device)
+        kept = [torch.zeros_like(params) for _ in self._rules.inner.vectors[1:]] if self._own is None else self._own[1:]
+        self._go_on((params, *kept))
         self._inner = 0
         self._counted.clear()
         self._publish()

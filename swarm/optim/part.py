@@ -3,14 +3,17 @@
 :class:`PartState` is all that a copy of a part is: it has no module and no accumulator, for nothing computes with it.
 :class:`TrainedPart` adds both. Everything here is synchronous and belongs on the device thread.
 
-The flat vectors are never written to after they were made: a step makes new ones, the shadow, and
-:meth:`PartState.swap` puts them in place. So graphs made before a swap stay right, and a snapshot on CPU costs nothing
-and stays what it is for as long as someone holds it.
+The state's flat vectors are on the host, whatever the device, and change in place: what a step will make of them is
+hashed piece by piece and forgotten, and made again when the step is decided. So a part needs no second state, and:
+
+* A graph made before a swap is of no use after it: its step is closed. torch refuses to go back through one.
+* A snapshot lends the vectors. While somebody holds one, the next swap makes new vectors beside them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Set
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -18,7 +21,7 @@ from torch import Tensor
 from swarm.errors import BugError, StateError
 from swarm.ids import MicrobatchId
 from swarm.models.family import PartModule
-from swarm.models.layout import FlatLayout, install_weights
+from swarm.models.layout import FlatLayout, install_weights, refresh_weights
 from swarm.models.passes import (
     Gradients,
     Graph,
@@ -32,11 +35,10 @@ from swarm.models.passes import (
 from swarm.models.registry import family_of
 from swarm.models.spec import ModelConfig, PartSpec
 from swarm.optim.accumulate import Accumulator, AccumulatorDType
-from swarm.optim.adamw import AdamWState, StepNumbers
-from swarm.optim.update import Update
-from swarm.state.snapshot import Snapshot, digest
+from swarm.optim.update import StepNumbers, StepPlan, Update, Vectors, hashes_after, step_in_place, stepped
+from swarm.state.snapshot import Snapshot, root_of
 
-# --- the state alone: weights and both moments, and how an update changes them ---------------------------------------
+# --- the state alone: weights and what the optimizer keeps, and how an update changes them ----------------------------
 
 
 _CPU = torch.device("cpu")
@@ -45,14 +47,20 @@ _CPU = torch.device("cpu")
 class PartState:
     """Empty until :meth:`install`; then it holds the state after step :attr:`step`. One thread at a time.
 
-    Memory per parameter: 12 bytes, and 12 more between ``prepare`` and ``swap``.
+    Memory per parameter: 4 bytes for each of the optimizer's vectors, on the host: 12 with AdamW. While a snapshot is
+    lent over a swap, as much again.
     """
 
-    def __init__(self, spec: PartSpec, layout: FlatLayout, update: Update, device: torch.device = _CPU) -> None:
-        self.spec, self.layout = spec, layout
-        self._update, self._device = update, device
-        self._state: AdamWState | None = None
-        self._shadow: AdamWState | None = None
+    def __init__(
+        self, spec: PartSpec, layout: FlatLayout, update: Update, device: torch.device = _CPU, *, lends: bool = True
+    ) -> None:
+        """``device`` is where a step's heavy work may be done. ``lends``: False where somebody keeps the parameters'
+        vector beyond a swap without a snapshot."""
+        self.spec, self.layout = spec, layout.kept_by(update.vectors)
+        self._update, self._device, self._in_place = update, device, lends
+        self._state: Vectors | None = None
+        self._plan: StepPlan | None = None
+        self._lent = WeakSet[Snapshot]()
         self._step = -1
 
     @staticmethod
@@ -68,63 +76,77 @@ class PartState:
         return self._step
 
     def install(self, snapshot: Snapshot) -> None:
-        """Hold this state from now on; what was accumulated or prepared is dropped.
+        """Hold this state from now on, which is not copied; what was accumulated or prepared is dropped.
 
-        Raises StateError, with nothing changed, when it is of another part or another model.
+        Raises StateError, with nothing changed, when it is of another part, model or optimizer.
         """
         if snapshot.part != self.spec.name or snapshot.layout != self.layout:
             raise StateError(f"a snapshot of {snapshot.part} does not fit {self.spec.name} of this model")
-        vectors = (snapshot.params, snapshot.exp_avg, snapshot.exp_avg_sq)
-        self._become(AdamWState(*(vector.to(self._device) for vector in vectors)), snapshot.step)
+        self._become(snapshot.vectors, snapshot.step)
+        self._lent = WeakSet([snapshot])
 
     def snapshot(self) -> Snapshot:
-        """The state after :attr:`step`, on CPU: the part's own immutable vectors there, copies from CUDA."""
-        return self._as_snapshot(self._installed(), self._step)
+        """The state after :attr:`step`, lent: it stays what it is for as long as somebody holds it."""
+        state = self._installed()
+        for lent in self._lent:
+            if lent.step == self._step:
+                return lent
+        snapshot = Snapshot(part=self.spec.name, step=self._step, layout=self.layout, vectors=state)
+        self._lent.add(snapshot)
+        return snapshot
 
     def prepare(self, mean: Tensor, *, lr: float, clip: float, step: int) -> str:
-        """Compute the state after ``step`` beside the current one; returns its digest, which the close record names.
+        """Compute what the state after ``step`` will be; returns its digest, which the close record names.
 
-        ``mean`` is what the replicas agreed on, float32 (layout.elements,), the same bits on every one. Preparing again
-        replaces the shadow. Raises BugError when ``step`` is not the one after :attr:`step`.
+        ``mean`` is what the replicas agreed on, float32 (layout.elements,) on CPU, the same bits on every one; it is
+        kept, and must stay as it is, until the swap. Preparing again replaces what was prepared. Raises BugError when
+        ``step`` is not the one after :attr:`step`. Cost: a step of the optimizer and a hash of the state.
         """
         if step != self.step + 1:
             raise BugError(f"prepare of step {step} on a part at step {self.step}")
-        numbers = StepNumbers(step=step, lr=lr, clip=clip)
-        self._shadow = self._update(self._installed(), mean.to(self._device), self.layout, numbers)
-        return digest(self._as_snapshot(self._shadow, step))
+        numbers, state = StepNumbers(step=step, lr=lr, clip=clip), self._installed()
+        self._plan = self._update.plan(state, mean, self.layout, numbers, self._device)
+        return root_of(self.spec.name, self.layout, hashes_after(self._plan, state))
 
     def swap(self) -> None:
-        """The shadow becomes the state, and the next step is open. Raises BugError without a shadow."""
-        if self._shadow is None:
+        """Take the prepared step, and the next one is open. Raises BugError when none is prepared. Cost: a step of the
+        optimizer."""
+        plan, state = self._plan, self._installed()
+        if plan is None:
             raise BugError("swap without prepare")
-        self._become(self._shadow, self._step + 1)
+        if self._in_place and not self._lent:
+            step_in_place(plan, state)
+            self._stepped()
+            self._open(self._step + 1)
+        else:
+            self._become(stepped(plan, state), self._step + 1)
+            self._lent = WeakSet()
 
     def give_up(self) -> None:
         """Nothing of the open step counts: what was accumulated or prepared is dropped, and the state that is held is
         the next step's as well."""
-        self._become(self._installed(), self._step + 1)
+        self._open(self.step + 1)
 
     def discard(self) -> None:
-        """Forget the shadow; the open step stays as it is."""
-        self._shadow = None
+        """Forget what was prepared; the open step stays as it is."""
+        self._plan = None
 
-    def _become(self, state: AdamWState, step: int) -> None:
-        self._state, self._step, self._shadow = state, step, None
+    def _become(self, state: Vectors, step: int) -> None:
+        """Hold other vectors from now on, those of the state after this step."""
+        self._state = state
+        self._open(step)
 
-    def _installed(self) -> AdamWState:
+    def _stepped(self) -> None:
+        """The vectors have changed."""
+
+    def _open(self, step: int) -> None:
+        """What is held is the state after this step, and the next one is open."""
+        self._step, self._plan = step, None
+
+    def _installed(self) -> Vectors:
         if self._state is None:
             raise BugError(f"{self.spec.name} has no weights yet")
         return self._state
-
-    def _as_snapshot(self, state: AdamWState, step: int) -> Snapshot:
-        return Snapshot(
-            part=self.spec.name,
-            step=step,
-            layout=self.layout,
-            params=state.params.to(_CPU),
-            exp_avg=state.exp_avg.to(_CPU),
-            exp_avg_sq=state.exp_avg_sq.to(_CPU),
-        )
 
 
 # --- a part that is trained ------------------------------------------------------------------------------------------
@@ -133,8 +155,8 @@ class PartState:
 class TrainedPart(PartState):
     """A stage or the private ends. Empty until :meth:`install`; then it holds the state after step :attr:`step`.
 
-    Memory per parameter: 12 bytes of state, 4 (or 8) of accumulator, 2 of bfloat16 copy where ``compute`` is bfloat16,
-    and 12 more between ``prepare`` and ``swap``.
+    Memory per parameter, with AdamW: 12 bytes of state on the host; on the device 4 (or 8) of accumulator, 2 of weights
+    where ``compute`` is bfloat16, else 4 where the device is not the host, whose vector serves as weights.
     """
 
     def __init__(
@@ -145,10 +167,11 @@ class TrainedPart(PartState):
         *,
         device: torch.device = _CPU,
         accumulator: AccumulatorDType = "float32",
+        lends: bool = True,
     ) -> None:
         family = family_of(model)
         self._module = family.build(spec)
-        super().__init__(spec, family.layout(self._module), update, device)
+        super().__init__(spec, family.layout(self._module), update, device, lends=lends)
         self._accumulator = Accumulator(self.layout, accumulator, device)
 
     # --- passes --------------------------------------------------------------------------------------------------
@@ -203,10 +226,20 @@ class TrainedPart(PartState):
         of their gradients; None while anything else is in it, or one is missing. A copy, as :meth:`gradient_sum`."""
         return self.gradient_sum() if self.microbatches == assigned else None
 
-    def _become(self, state: AdamWState, step: int) -> None:
-        install_weights(self._module, self.layout.views(state.params), requires_grad=True)
+    def _become(self, state: Vectors, step: int) -> None:
+        self._compute_with(state[0])
         super()._become(state, step)
+
+    def _stepped(self) -> None:
+        refresh_weights(self._module, self.layout.views(self._installed()[0]))
+
+    def _open(self, step: int) -> None:
+        super()._open(step)
         self._accumulator.reset()
+
+    def _compute_with(self, params: Tensor) -> None:
+        """Compute with these parameters from now on, float32 (elements,)."""
+        install_weights(self._module, self.layout.views(params), requires_grad=True, device=self._device)
 
     def _ready(self) -> PartModule:
         self._installed()

@@ -1,35 +1,59 @@
-"""The learning rate of a step: linear warm-up, then a cosine down to a fraction of the peak."""
+"""The manifest's ``[optimizer]``, and the learning rate of a step."""
 
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from swarm.schema import Section
 
+MOMENTUM, DECAY_FRACTION = 0.95, 0.2
+"""The defaults of keys that a manifest leaves out where they say nothing else."""
+
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class OptimizerConfig(Section):
-    """AdamW with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101) and global-norm clipping."""
+    """Which optimizer, with decoupled weight decay and global-norm clipping, and the course of its learning rate.
 
+    ``beta1``, ``beta2`` and ``eps`` are AdamW's, also for what Muon leaves to it; ``momentum`` is that of ``sgd`` and
+    ``muon``. ``schedule``: after a linear warm-up a cosine down to ``min_lr_fraction`` of the peak; ``wsd``, the peak
+    until the last ``decay_fraction`` of the steps, then down to that fraction linearly (Hu et al., arXiv 2404.06395);
+    or the peak for ever. What newer versions added is left out of what is written where it says nothing, so that
+    manifests without it keep their id.
+    """
+
+    name: Annotated[Literal["adamw", "sgd", "muon"], Field(exclude_if=lambda value: value == "adamw")] = "adamw"
     lr: Annotated[float, Field(gt=0, lt=10)] = 1.5e-3
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
     eps: Annotated[float, Field(ge=1e-30)] = 1e-8
+    momentum: Annotated[float, Field(ge=0, lt=1, exclude_if=lambda value: value == MOMENTUM)] = MOMENTUM
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
     clip_norm: Annotated[float, Field(gt=0)] = 1.0
     warmup_steps: Annotated[int, Field(ge=0)] = 10
     min_lr_fraction: Fraction = 0.1
+    schedule: Annotated[Literal["cosine", "wsd", "constant"], Field(exclude_if=lambda value: value == "cosine")] = (
+        "cosine"
+    )
+    decay_fraction: Annotated[float, Field(ge=0, le=1, exclude_if=lambda value: value == DECAY_FRACTION)] = (
+        DECAY_FRACTION
+    )
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
-    """Learning rate of ``step`` (1-based) of ``steps``: the peak after warm-up, a fraction of it at the end."""
+    """Learning rate of ``step`` (1-based) of ``steps``, of the peak after warm-up what the schedule says."""
     if step <= config.warmup_steps:
         return config.lr * step / config.warmup_steps
-    decay_steps = max(1, steps - config.warmup_steps)
-    progress = min(1.0, (step - config.warmup_steps) / decay_steps)
-    cosine = 0.5 * (1.0 + math.cos(math.pi * progress))
-    return config.lr * (config.min_lr_fraction + (1.0 - config.min_lr_fraction) * cosine)
+    if config.schedule == "constant":
+        return config.lr
+    if config.schedule == "wsd":
+        falling = max(1.0, steps * config.decay_fraction)
+        share = min(1.0, max(0.0, (steps - step) / falling))
+    else:
+        decay_steps = max(1, steps - config.warmup_steps)
+        progress = min(1.0, (step - config.warmup_steps) / decay_steps)
+        share = 0.5 * (1.0 + math.cos(math.pi * progress))
+    return config.lr * (config.min_lr_fraction + (1.0 - config.min_lr_fraction) * share)

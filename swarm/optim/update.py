@@ -1,16 +1,21 @@
-"""Turn the mean that a step's replicas agree on into the next state of a part: AdamW, or DiLoCo's outer optimizer.
+"""Turn the mean that a step's replicas agree on into the next state of a part, in place, and know its digest before.
 
-In `sync` the mean is a gradient and AdamW takes it (:class:`AdamW`). In `local` replicas begin at one anchor, train
-alone for H steps, and average their *deltas*, anchor − parameters. The mean delta is taken for a gradient at the anchor
-and stepped along with Nesterov momentum (:class:`Outer`); the result is the next anchor, from which everybody goes on,
-each with its own inner moments.
+An optimizer (:class:`Update`) says what is done to each element, once what needs more than one element is computed: a
+:class:`StepPlan`. So a step can be taken a piece at a time: :func:`hashes_after` makes a chunk of the next state,
+hashes it and forgets it, :func:`step_in_place` makes it again where it belongs. No second state is ever held.
 
-Every replica computes that itself, and all must get the same bits, so the rules of :mod:`swarm.optim.adamw` hold:
-separately rounded float32 +, − and ×, no fused kernels, scalars rounded once.
+Every replica computes that itself, and all must get the same bits. So an optimizer is made of separately rounded
+float32 +, −, ×, ÷ and √, which IEEE 754 rounds in one way; no fused kernels, which contract a × b + c where the
+instruction set can; scalars are computed in Python's float64 by the same five operations and rounded once. No division
+is by a scalar: CUDA would multiply by the reciprocal.
 """
 
 from __future__ import annotations
 
+import math
+import struct
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,100 +24,163 @@ from torch import Tensor
 
 from swarm.errors import BugError
 from swarm.models.layout import FlatLayout
-from swarm.optim.adamw import CHUNK_ELEMENTS, AdamWState, StepNumbers, adamw_step, single
-from swarm.optim.schedules import OptimizerConfig
+from swarm.state.snapshot import CHUNK_BYTES, HASH_BYTES, hash_of
+
+CHUNK_ELEMENTS = CHUNK_BYTES // 4
+"""A state's chunk, so that each is hashed as it is made. 1 MiB: the temporaries stay in a CPU's second-level cache."""
+
+Vectors = tuple[Tensor, ...]
+"""The state of a part: flat float32 vectors (elements,), the parameters first, then what the optimizer keeps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepNumbers:
+    """A close record's numbers for a step: its number (1-based), the learning rate, and the clip factor."""
+
+    step: int
+    lr: float
+    clip: float
+
+
+ElementStep = Callable[[Vectors, Vectors, Vectors], None]
+"""``step(old, sources, new)``: same elements of the state before, of :attr:`StepPlan.sources`, and of the state after,
+which may be the state before. Each element depends on the same one of the others only."""
+
+
+@dataclass(frozen=True, slots=True)
+class ElementRun:
+    """The elements from ``start`` to ``stop``, to all of which the same is done."""
+
+    start: int
+    stop: int
+    step: ElementStep
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OuterState:
-    """The state that all replicas share: the parameters on which they last agreed, and the momentum. Two flat float32
-    vectors (elements,), never written to again."""
+class StepPlan:
+    """A step that can be taken piece by piece: ``sources`` are vectors (elements,), ``runs`` cover them in order."""
 
-    anchor: Tensor
-    momentum: Tensor
+    sources: Vectors
+    runs: tuple[ElementRun, ...]
 
-    @classmethod
-    def first(cls, anchor: Tensor) -> OuterState:
-        """Return the state of a run before its first synchronisation: no momentum. ``anchor`` is taken as it is, not
-        copied."""
-        return cls(anchor, torch.zeros_like(anchor))
-
-
-@dataclass(frozen=True, slots=True)
-class OuterNesterov:
-    """Gradient descent with Nesterov momentum over mean deltas Δ, m₀ = 0:
-
-        m ← μ·m + Δ
-        anchor ← anchor − lr·(Δ + μ·m)
-
-    Source: DiLoCo, Douillard et al., arXiv 2311.08105, algorithm 1, with the rates it found best; momentum as in
-    Sutskever et al., ICML 2013, in the form of ``torch.optim.SGD(nesterov=True)``.
-    ``lr`` = 1 and ``momentum`` = 0 average the parameters: the result is anchor − Δ to the bit, and that is their mean
-    up to three roundings: of each replica's difference, of Δ and of this one.
-    """
-
-    lr: float = 0.7
-    momentum: float = 0.9
-
-    @torch.no_grad()
-    def step(self, state: OuterState, delta: Tensor) -> OuterState:
-        """The next anchor and momentum, in new vectors; ``state`` and ``delta`` stay as they are, so the result can be
-        a shadow until the step is decided.
-
-        ``delta`` is the mean of anchor − parameters over replicas, float32 (elements,), finite, on the state's device,
-        the same bits everywhere. Memory: the two vectors of the result, and one chunk. Cost: 7 passes over memory.
-        Raises BugError for a delta of another shape or dtype, and for a rate that is no float32.
-        """
-        if delta.shape != state.anchor.shape or delta.dtype != torch.float32:
-            raise BugError(f"delta is {delta.dtype} {tuple(delta.shape)}, expected float32 {tuple(state.anchor.shape)}")
-        lr, momentum = single(self.lr), single(self.momentum)
-        shadow = OuterState(torch.empty_like(state.anchor), torch.empty_like(state.momentum))
-        scratch = torch.empty(min(CHUNK_ELEMENTS, delta.numel()), dtype=torch.float32, device=delta.device)
-        for first in range(0, delta.numel(), CHUNK_ELEMENTS):
-            chunk = slice(first, min(first + CHUNK_ELEMENTS, delta.numel()))
-            velocity, ahead = shadow.momentum[chunk], scratch[: chunk.stop - chunk.start]
-            torch.mul(state.momentum[chunk], momentum, out=velocity)
-            torch.add(velocity, delta[chunk], out=velocity)
-            torch.mul(velocity, momentum, out=ahead)
-            torch.add(ahead, delta[chunk], out=ahead)
-            torch.mul(ahead, lr, out=ahead)
-            torch.sub(state.anchor[chunk], ahead, out=shadow.anchor[chunk])
-        return shadow
-
-
-# --- update rules ----------------------------------------------------------------------------------------------------
-# With an outer optimizer the state is anchor and momentum, and its third vector, the one that AdamW needs, stays zero:
-# code that copies, checks and stores states need not know which of the two it is.
+    def pieces(self, start: int, stop: int) -> Iterator[tuple[slice, ElementStep]]:
+        """Return what is done from ``start`` to ``stop``, in order, a chunk at most at once."""
+        for run in self.runs:
+            first, last = max(start, run.start), min(stop, run.stop)
+            for begin in range(first, last, CHUNK_ELEMENTS):
+                yield slice(begin, min(begin + CHUNK_ELEMENTS, last)), run.step
 
 
 class Update(Protocol):
-    """The same bits on every replica, whatever machine computes it."""
+    """An optimizer: the same bits on every replica, whatever machine computes it."""
 
-    def __call__(self, state: AdamWState, mean: Tensor, layout: FlatLayout, numbers: StepNumbers) -> AdamWState:
-        """The state after a step, in new vectors; ``mean`` is float32 (layout.elements,) on the state's device. Raises
-        BugError for one of another shape or dtype."""
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """The names of the vectors of its state; the first is ``params``."""
 
+    def plan(
+        self, state: Vectors, mean: Tensor, layout: FlatLayout, numbers: StepNumbers, device: torch.device
+    ) -> StepPlan:
+        """Return the step with this mean, float32 (layout.elements,), which must stay as it is while the plan is used.
 
-@dataclass(frozen=True, slots=True)
-class AdamW:
-    """The mean is the gradient: see :func:`~swarm.optim.adamw.adamw_step`."""
-
-    config: OptimizerConfig
-
-    def __call__(self, state: AdamWState, mean: Tensor, layout: FlatLayout, numbers: StepNumbers) -> AdamWState:
-        """See :class:`Update`."""
-        return adamw_step(state, mean, layout, self.config, numbers)
+        What needs more than one element is computed here, on ``device`` where it is much. Raises BugError for a mean of
+        another shape or dtype, and for numbers that are no float32.
+        """
 
 
-@dataclass(frozen=True, slots=True)
-class Outer:
-    """The mean is that of anchor − parameters over replicas that trained apart. The record's learning rate is not used:
-    it is the inner optimizer's. Its clip factor is 1 but where Δ is longer than honest steps can lead."""
+def check_mean(mean: Tensor, state: Vectors) -> None:
+    """Raise BugError for a mean that is none of this state."""
+    if mean.shape != state[0].shape or mean.dtype != torch.float32:
+        raise BugError(
+            f"the gradient or delta is {mean.dtype} {tuple(mean.shape)}, expected float32 {tuple(state[0].shape)}"
+        )
 
-    nesterov: OuterNesterov
 
-    def __call__(self, state: AdamWState, mean: Tensor, layout: FlatLayout, numbers: StepNumbers) -> AdamWState:
-        """See :class:`Update` and :class:`~swarm.optim.update.OuterNesterov`."""
-        delta = mean if numbers.clip == 1.0 else mean * single(numbers.clip)
-        after = self.nesterov.step(OuterState(state.params, state.exp_avg), delta)
-        return AdamWState(after.anchor, after.momentum, state.exp_avg_sq)
+# --- taking a step ---------------------------------------------------------------------------------------------------
+
+
+def stepped(plan: StepPlan, state: Vectors) -> Vectors:
+    """Return the state after a step, in new vectors; ``state`` stays as it is."""
+    after = tuple(torch.empty_like(vector) for vector in state)
+    _take(plan, state, after)
+    return after
+
+
+def step_in_place(plan: StepPlan, state: Vectors) -> None:
+    """Make the state the one after the step. Memory: nothing that counts beside the state."""
+    _take(plan, state, state)
+
+
+def hashes_after(plan: StepPlan, state: Vectors) -> bytes:
+    """Return the hashes of all chunks of the state after a step (:func:`swarm.state.snapshot.hashes_of`) on CPU, of
+    which one chunk a thread exists at a time; ``state`` stays as it is."""
+    elements = len(state[0])
+    chunks = -(-elements // CHUNK_ELEMENTS)
+    hashes = bytearray(HASH_BYTES * chunks * len(state))
+
+    def make(first: int, last: int) -> None:
+        scratch = torch.empty(len(state), min(CHUNK_ELEMENTS, elements), dtype=torch.float32)
+        for chunk in range(first, last):
+            start = chunk * CHUNK_ELEMENTS
+            stop = min(start + CHUNK_ELEMENTS, elements)
+            for piece, step in plan.pieces(start, stop):
+                new = scratch[:, piece.start - start : piece.stop - start]
+                step(_cut(state, piece), _cut(plan.sources, piece), tuple(new))
+            for number, vector in enumerate(scratch[:, : stop - start]):
+                place = HASH_BYTES * (number * chunks + chunk)
+                hashes[place : place + HASH_BYTES] = hash_of(vector.view(torch.uint8).numpy().data)
+
+    _share(chunks, make)
+    return bytes(hashes)
+
+
+def _take(plan: StepPlan, state: Vectors, after: Vectors) -> None:
+    def make(first: int, last: int) -> None:
+        for piece, step in plan.pieces(first * CHUNK_ELEMENTS, last * CHUNK_ELEMENTS):
+            step(_cut(state, piece), _cut(plan.sources, piece), _cut(after, piece))
+
+    _share(-(-len(state[0]) // CHUNK_ELEMENTS), make)
+
+
+def _cut(vectors: Vectors, piece: slice) -> Vectors:
+    return tuple(vector[piece] for vector in vectors)
+
+
+def _share(chunks: int, make: Callable[[int, int], None]) -> None:
+    """Do some chunks on each of this thread's cores: ``make(first, last)``. Hashes and kernels let go of the
+    interpreter's lock."""
+    threads = min(torch.get_num_threads(), chunks)
+    if threads <= 1:
+        make(0, chunks)
+        return
+    bounds = [chunks * number // threads for number in range(threads + 1)]
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(make, bounds[:-1], bounds[1:]))
+
+
+# --- scalars ---------------------------------------------------------------------------------------------------------
+
+
+def single(value: float) -> float:
+    """A scalar rounded to float32, once. Raises BugError where that is not finite."""
+    try:
+        rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    except OverflowError:
+        rounded = math.inf
+    if not math.isfinite(rounded):
+        raise BugError(f"a scalar of the optimizer step is {value}")
+    return rounded
+
+
+def power(base: float, exponent: int) -> float:
+    """``base ** exponent`` by multiplications: the C library's ``pow`` is not rounded alike everywhere. Raises BugError
+    for an exponent below 1: optimizer steps count from 1."""
+    if exponent < 1:
+        raise BugError(f"optimizer steps count from 1, not {exponent}")
+    result = 1.0
+    while exponent:
+        if exponent & 1:
+            result *= base
+        base *= base
+        exponent >>= 1
+    return result

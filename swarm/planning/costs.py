@@ -19,14 +19,23 @@ def training_flops_per_token(model: ModelConfig, spec: PartSpec, sequence: int) 
     return 3 * family_of(model).cost(spec, sequence).forward_flops
 
 
-BYTES_A_PARAMETER = 28
-"""Of who trains a part: weights and two moments, the same of the next step, and the sum of a step, in float32."""
+ROUND_BYTES = 8
+"""A parameter's, while a step is averaged: the copy of the sum that is sent, and the mean that comes of it."""
 
 
-def training_bytes(model: ModelConfig, spec: PartSpec, *, exact: bool = False, local: bool = False) -> int:
-    """Memory that training a part takes beside its activations; ``exact`` sums are float64, and who trains ``local``
-    steps keeps what it began with, too."""
-    return (BYTES_A_PARAMETER + 4 * exact + 12 * local) * family_of(model).cost(spec, model.context).parameters
+def held_bytes(model: ModelConfig, *, vectors: int = 3, exact: bool = False, local: bool = False) -> int:
+    """Bytes a parameter that who trains a part holds on the host: ``vectors`` of the optimizer's state, the weights
+    among them, and the sum of a step; in bfloat16 a copy of the weights. ``exact`` sums are float64, and who trains
+    ``local`` steps keeps what it began with, too."""
+    return 4 * vectors + (8 if exact else 4) + (2 if model.compute == "bfloat16" else 0) + (12 if local else 0)
+
+
+def training_bytes(
+    model: ModelConfig, spec: PartSpec, *, vectors: int = 3, exact: bool = False, local: bool = False
+) -> int:
+    """Memory that training a part takes beside its activations, at most: see :func:`held_bytes`."""
+    held = held_bytes(model, vectors=vectors, exact=exact, local=local)
+    return (held + ROUND_BYTES) * family_of(model).cost(spec, model.context).parameters
 
 
 def boundary_bytes(model: ModelConfig, microbatch_size: int, sequence: int, dtype: str) -> int:

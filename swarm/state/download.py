@@ -50,7 +50,7 @@ class Wanted:
     @property
     def cut(self) -> Cut:
         """The cut of the state into chunks."""
-        return Cut(self.layout.elements)
+        return Cut.of(self.layout)
 
     def is_of(self, hashes: bytes) -> bool:
         """Return whether these are the hashes of its chunks."""

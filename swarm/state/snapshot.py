@@ -17,21 +17,25 @@ from torch import Tensor
 
 from swarm.errors import StateError
 from swarm.ids import PartName
-from swarm.models.layout import FlatLayout
+from swarm.models.layout import VECTORS, FlatLayout
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Snapshot:
-    """Parameters and both AdamW moments: flat float32 CPU vectors of ``layout.elements``. Nobody writes to them."""
+    """The state's ``vectors``, as many as the layout names and in that order, the parameters first: flat float32 CPU
+    vectors of ``layout.elements``.
+
+    They may be lent: nobody writes to them for as long as somebody holds this object, and who needs them holds it.
+    """
 
     part: PartName
     step: int
     layout: FlatLayout
-    params: Tensor
-    exp_avg: Tensor
-    exp_avg_sq: Tensor
+    vectors: tuple[Tensor, ...]
 
     def __post_init__(self) -> None:
+        if len(self.vectors) != len(self.layout.vectors):
+            raise StateError(f"{self.part}: {len(self.vectors)} vectors, expected {', '.join(self.layout.vectors)}")
         for vector in self.vectors:
             if (
                 vector.shape != (self.layout.elements,)
@@ -44,36 +48,29 @@ class Snapshot:
     @staticmethod
     def blank(part: PartName, step: int, layout: FlatLayout) -> Snapshot:
         """A state of zeros, to be filled through its :meth:`buffers` by whoever makes it."""
-        params, exp_avg, exp_avg_sq = (torch.zeros(layout.elements, dtype=torch.float32) for _ in range(3))
-        return Snapshot(part=part, step=step, layout=layout, params=params, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
+        vectors = tuple(torch.zeros(layout.elements, dtype=torch.float32) for _ in layout.vectors)
+        return Snapshot(part=part, step=step, layout=layout, vectors=vectors)
 
     @property
-    def vectors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The three vectors in the order of the digest and of the wire."""
-        return self.params, self.exp_avg, self.exp_avg_sq
+    def params(self) -> Tensor:
+        """The parameters' vector."""
+        return self.vectors[0]
 
     @property
     def weights(self) -> dict[str, Tensor]:
         """Parameters by name, as views."""
         return self.layout.views(self.params)
 
-    def buffers(self) -> tuple[memoryview, memoryview, memoryview]:
-        """The vectors' bytes, little-endian, without a copy."""
-        params, exp_avg, exp_avg_sq = (vector.view(torch.uint8).numpy().data for vector in self.vectors)
-        return params, exp_avg, exp_avg_sq
+    def buffers(self) -> tuple[memoryview, ...]:
+        """The vectors' bytes, little-endian, without a copy: to be used while the snapshot is held."""
+        return tuple(vector.view(torch.uint8).numpy().data for vector in self.vectors)
 
 
 def initial_snapshot(part: PartName, layout: FlatLayout, weights: Mapping[str, Tensor]) -> Snapshot:
-    """Step 0: these weights and zero moments. Raises StateError when a weight is missing or misshapen."""
+    """Step 0: these weights, and zeros. Raises StateError when a weight is missing or misshapen."""
     params = layout.flatten(weights)
-    return Snapshot(
-        part=part,
-        step=0,
-        layout=layout,
-        params=params,
-        exp_avg=torch.zeros_like(params),
-        exp_avg_sq=torch.zeros_like(params),
-    )
+    kept = (torch.zeros_like(params) for _ in layout.vectors[1:])
+    return Snapshot(part=part, step=0, layout=layout, vectors=(params, *kept))
 
 
 def digest(snapshot: Snapshot) -> str:
@@ -91,13 +88,12 @@ CHUNK_BYTES = 1 << 20
 """Part of what a digest means: another size gives another digest. Small enough that little is lost with a donor, large
 enough that its hash (32 bytes) and its call (about a millisecond) cost nothing beside it."""
 HASH_BYTES = 32
-VECTORS = 3
 _CHUNK_FORMAT = "swarm-state/2"
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """``length`` bytes from ``start`` of one of the three vectors; never across two of them."""
+    """``length`` bytes from ``start`` of one of the vectors; never across two of them."""
 
     vector: int
     start: int
@@ -106,19 +102,25 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The chunks of a state whose vectors have ``elements`` float32 each, numbered vector by vector."""
+    """The chunks of a state of ``vectors`` vectors with ``elements`` float32 each, numbered vector by vector."""
 
     elements: int
+    vectors: int = len(VECTORS)
+
+    @staticmethod
+    def of(layout: FlatLayout) -> Cut:
+        """Return the cut of a state that lies so."""
+        return Cut(layout.elements, len(layout.vectors))
 
     @property
     def chunks(self) -> int:
         """The number of chunks."""
-        return VECTORS * self._per_vector
+        return self.vectors * self._per_vector
 
     @property
     def total_bytes(self) -> int:
-        """All three vectors."""
-        return 4 * VECTORS * self.elements
+        """All vectors."""
+        return 4 * self.vectors * self.elements
 
     def __getitem__(self, index: int) -> Chunk:
         """Raises IndexError for a number that is none."""
@@ -144,7 +146,7 @@ def is_chunk(hashes: bytes, number: int, data: bytes | bytearray | memoryview) -
 
 
 def hashes_of(buffers: Sequence[memoryview]) -> bytes:
-    """The hashes of all chunks of three vectors' bytes, one after the other. Reads everything once."""
+    """The hashes of all chunks of some vectors' bytes, one after the other. Reads everything once."""
     pieces = (buffer[start : start + CHUNK_BYTES] for buffer in buffers for start in range(0, len(buffer), CHUNK_BYTES))
     return b"".join(map(hash_of, pieces))
 

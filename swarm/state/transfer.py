@@ -1,7 +1,7 @@
 """Handing a part's state to peers that need it: what is asked, and the service that hands out what is in memory. The
 receiver is in ``swarm.state.download``; the service that hands out files is in ``swarm.state.checkpoints.shelf``.
 
-The state is the three vectors of a snapshot in raw little-endian float32, cut into chunks; the donor says what each
+The state is the vectors of a snapshot in raw little-endian float32, cut into chunks; the donor says what each
 chunk's hash is, and the digest that a close record names vouches for these (``swarm.state.snapshot``).
 """
 
@@ -56,7 +56,7 @@ class _Held:
 
     @property
     def cut(self) -> Cut:
-        return Cut(self.snapshot.layout.elements)
+        return Cut.of(self.snapshot.layout)
 
     def is_called(self, part: str, step: int, digest: str) -> bool:
         return (self.snapshot.part, self.snapshot.step, self.digest) == (part, step, digest)
@@ -283,7 +283,8 @@ class StateDonor:
         lease.bytes_left -= chunk.length
         lease.given += chunk.length
         vector = lease.held.snapshot.buffers()[chunk.vector]
-        return Answer(Empty(), vector[chunk.start : chunk.start + chunk.length])
+        # a copy: the part may write there once the snapshot is let go, and the lease may end while this is sent
+        return Answer(Empty(), bytes(vector[chunk.start : chunk.start + chunk.length]))
 
     async def _allowed(self, size: int) -> None:
         """Wait until so many bytes may go; who hangs up before has taken nothing from the others."""

@@ -169,8 +169,8 @@ class Averaged(Message):
 
 
 class Apply(Message):
-    """The scalars of the step: compute the update into a shadow copy. ``sq_norms`` are the squared norms of all parts'
-    means, of which everybody finds the same caps (``swarm.optim.clipping``)."""
+    """The scalars of the step: compute what the update makes of the state. ``sq_norms`` are the squared norms of all
+    parts' means, of which everybody finds the same caps (``swarm.optim.clipping``)."""
 
     step: Count
     term: Count
@@ -180,7 +180,8 @@ class Apply(Message):
 
 
 class Prepared(Message):
-    """Digest of the shadow: parameters and optimizer state. Empty for a peer that holds no part, else ``signed``."""
+    """Digest of the state after the step: parameters and what the optimizer keeps. Empty for a peer that holds no part,
+    else ``signed``."""
 
     digest: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{16,64})?$")]
     signed: Annotated[bytes, Field(max_length=64)] = b""

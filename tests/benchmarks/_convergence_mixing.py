@@ -12,7 +12,7 @@ from torch import Tensor
 from swarm.averaging.gossip.pushing import PushSum
 from swarm.averaging.strategies import Strategy
 from swarm.ids import PeerId
-from swarm.optim.update import OuterNesterov, OuterState
+from swarm.optim.outer import OuterNesterov, OuterState
 
 
 class Mixing(Protocol):

@@ -38,9 +38,9 @@ from swarm.models.registry import family_of
 from swarm.models.spec import SplitConfig
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
 from swarm.network.libp2p.identity import load_or_create
+from swarm.optim.adamw import AdamW
 from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig
-from swarm.optim.update import AdamW
 from swarm.security.signing import verify
 from swarm.state.snapshot import Snapshot, initial_snapshot
 from swarm.state.transfer import StateDonor

@@ -39,9 +39,9 @@ from swarm.monitoring.recorder import LoopLagProbe
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
 from swarm.network.libp2p.identity import load_or_create
 from swarm.network.protocols import Answer, AnyMethod, Incoming, Payload, Rpc
+from swarm.optim.adamw import AdamW
 from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig
-from swarm.optim.update import AdamW
 from swarm.pipeline.compute import BoundarySpecs, Graph, Material, StageCompute
 from swarm.schema import Empty
 from swarm.state.snapshot import initial_snapshot

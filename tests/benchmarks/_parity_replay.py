@@ -227,9 +227,7 @@ class ExactLoop:
                 part=spec.name,
                 step=number,
                 layout=layout,
-                params=layout.flatten(params),
-                exp_avg=layout.flatten(exp_avg),
-                exp_avg_sq=layout.flatten(exp_avg_sq),
+                vectors=tuple(layout.flatten(one) for one in (params, exp_avg, exp_avg_sq)),
             )
             digests[str(spec.name)] = digest(snapshot)
         return digests

@@ -33,9 +33,9 @@ from swarm.monitoring.recorder import LoopLagProbe, Recorder
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
 from swarm.network.libp2p.identity import load_or_create
 from swarm.network.protocols import Payload
+from swarm.optim.adamw import AdamW
 from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig
-from swarm.optim.update import AdamW
 from swarm.pipeline.compute import BoundarySpecs, Place, StageCompute
 from swarm.pipeline.stage.admission import Participants, StageContext, StageSettings
 from swarm.pipeline.stage.server import StageServer

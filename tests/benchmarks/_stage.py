@@ -12,9 +12,9 @@ from swarm.models.gpt_config import GptConfig
 from swarm.models.hf.hf_config import HfConfig, canonical
 from swarm.models.registry import family_of
 from swarm.models.spec import DType, ModelConfig, PartSpec, SplitConfig
+from swarm.optim.adamw import AdamW
 from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig
-from swarm.optim.update import AdamW
 from swarm.state.snapshot import Snapshot, initial_snapshot
 
 

@@ -93,7 +93,7 @@ def run(size: Size) -> Result:
 
 def candidates(scale: Scale) -> Mapping[str, Callable[[], Mixing]]:
     """What is compared, by name."""
-    from swarm.optim.update import OuterNesterov
+    from swarm.optim.outer import OuterNesterov
     from tests.benchmarks._convergence_mixing import Exact, Grouped, Local, Pushing
 
     grid, peers = STRATEGIES["grid"], scale.peers

@@ -16,8 +16,8 @@ from swarm.ids import PeerId
 from swarm.models.gpt_config import GptConfig
 from swarm.models.layout import install_weights
 from swarm.models.registry import family_of
+from swarm.optim.outer import OuterNesterov
 from swarm.optim.schedules import OptimizerConfig
-from swarm.optim.update import OuterNesterov
 from tests.benchmarks._convergence_mixing import Exact, Grouped, Local, Pushing
 from tests.benchmarks._convergence_replicas import Replicas, Scale, make_text
 

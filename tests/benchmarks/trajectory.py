@@ -1,7 +1,7 @@
 """Whether a run ends with the same weights, bit for bit, when replicas are killed, and loses nothing when trainers are.
 
-Three runs of real processes with the same peers and data: one in peace, one whose stage hosts are killed with -9 in
-every phase of their work, one whose trainers are, which are started again.
+Runs of real processes with the same peers and data: one in peace, one whose stage hosts are killed with -9 in every
+phase of their work, one whose trainers are, which are started again; and the first two of these with Muon.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ HOST_FATES: Mapping[str, tuple[str, int]] = {
 TRAINER_FATES: Mapping[str, tuple[str, int]] = {"trainer-0": ("completing", 60), "trainer-1": ("averaged", 26)}
 FIRED = "fired.jsonl"
 KEYS = (
-    "max_abs_diff", "same_digests_in_every_step", "kills", "lost", "duplicated", "digest_mismatches", "other_failures",
+    "max_abs_diff", "same_digests_in_every_step", "muon_max_abs_diff", "muon_same_digests_in_every_step", "kills",
+    "lost", "duplicated", "digest_mismatches", "other_failures",
 )  # fmt: skip
 
 
@@ -128,18 +129,32 @@ def measure(play: Play) -> Result:
     with tempfile.TemporaryDirectory(prefix="trajectory-") as scratch:
         root = Path(scratch)
         data = build_data(root / "data", play.scale)
-        manifest = make_manifest(play.layout, play.scale, data, reproducible=True)
-        shape = shape_of(play.layout, manifest)
+        muon = replace(play.scale, optimizer=play.scale.optimizer.model_copy(update={"name": "muon"}))
         runs: dict[str, Trained] = {}
-        for name, fates in {"in peace": {}, "hosts killed": play.hosts, "trainers killed": play.trainers}.items():
-            directory = RunDirectory(root / name.replace(" ", "-"))
+        for name, scale, fates in (
+            ("in peace", play.scale, {}),
+            ("hosts killed", play.scale, play.hosts),
+            ("trainers killed", play.scale, play.trainers),
+            ("muon in peace", muon, {}),
+            ("muon, hosts killed", muon, play.hosts),
+        ):
+            manifest = make_manifest(play.layout, scale, data, reproducible=True)
+            shape = shape_of(play.layout, manifest)
+            directory = RunDirectory(root / name.replace(" ", "-").replace(",", ""))
             data.copy_to(directory)
             if runs:
                 reuse_identities(RunDirectory(runs["in peace"].root), directory, shape)
             runs[name] = train(name, directory, manifest, shape, fates)
-        peace, hosts = runs["in peace"], runs["hosts killed"]
-        difference = largest_difference(peace.root, hosts.root)
-    return to_result(play, runs, difference, same=peace.digests == hosts.digests)
+        same = {
+            "": _compared(runs["in peace"], runs["hosts killed"]),
+            "muon_": _compared(runs["muon in peace"], runs["muon, hosts killed"]),
+        }
+    return to_result(play, runs, same)
+
+
+def _compared(one: Trained, other: Trained) -> tuple[float, bool]:
+    """How far the last weights of two runs are from each other, and whether every digest is the same."""
+    return largest_difference(one.root, other.root), one.digests == other.digests
 
 
 def train(
@@ -195,12 +210,12 @@ def largest_difference(one: Path, other: Path) -> float:
     return worst
 
 
-def to_result(play: Play, runs: Mapping[str, Trained], difference: float, *, same: bool) -> Result:
+def to_result(play: Play, runs: Mapping[str, Trained], same: Mapping[str, tuple[float, bool]]) -> Result:
     """The table and the figures asked for."""
     reports = [trained.report for trained in runs.values()]
     summary = {
-        "max_abs_diff": difference,
-        "same_digests_in_every_step": same,
+        **{f"{name}max_abs_diff": difference for name, (difference, _) in same.items()},
+        **{f"{name}same_digests_in_every_step": equal for name, (_, equal) in same.items()},
         "kills": sum(len(trained.fired) for trained in runs.values()),
         "lost": sum(len(report.of("I2")) for report in reports),
         "duplicated": sum(len(report.of("I1")) for report in reports),

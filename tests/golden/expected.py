@@ -144,4 +144,11 @@ EXPECTED: tuple[Expected, ...] = (
     ),
     *(Expected("counts", "tests", name, f"sources of any kind: {why}") for name, why in _OF_SOURCES.items()),
     *_OF_COPIES,
+    Expected(
+        "counts",
+        "tests",
+        "test_part_graph_from_before_a_swap_gives_the_old_weights_gradient",
+        "a step is taken in place, and nothing goes back to one that is closed: "
+        "test_part_graph_from_before_a_swap_is_refused",
+    ),
 )

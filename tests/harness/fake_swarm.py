@@ -117,9 +117,7 @@ def write_checkpoints(root: Path) -> None:
         for spec in family_of(manifest.model).parts(manifest.split):
             layout = family_of(manifest.model).layout(family_of(manifest.model).build(spec))
             params = layout.flatten(weights)
-            snapshot = Snapshot(
-                part=spec.name, step=step, layout=layout, params=params, exp_avg=params * 0, exp_avg_sq=params * 0
-            )
+            snapshot = Snapshot(part=spec.name, step=step, layout=layout, vectors=(params, params * 0, params * 0))
             write_part(root / "checkpoints", snapshot, {"run": manifest.run_id})
             digests[spec.name] = digest(snapshot)
         write_manifest(root / "checkpoints", CheckpointManifest(run=manifest.run_id, step=step, parts=digests))

@@ -65,6 +65,21 @@ def test_step_of_replicas_that_train_apart_has_all_batches_between_two_closes() 
     assert manifest.averaging.closing_strategy == "everyone"
 
 
+def test_muon_of_a_wide_model_is_refused_where_copies_would_have_to_compute_it() -> None:
+    wide = document(
+        model={"dim": 2304, "heads": 24, "layers": 1, "vocab_size": 512},
+        split={"stages": 1},
+        optimizer={"name": "muon"},
+    )
+    with pytest.raises(ConfigError, match="shorter side is 2304") as caught:
+        parse_manifest(wide, "a test")
+    assert "run.copies = 0" in caught.value.remedy
+    wide["run"] = {"copies": 0}
+    assert parse_manifest(wide, "a test").optimizer.name == "muon"
+    wide["run"], wide["model"]["dim"] = {}, 2016
+    parse_manifest(wide, "a test")
+
+
 def test_replicas_that_train_apart_are_no_more_than_the_microbatches_they_share() -> None:
     few = document(
         run={"start_when": {"stage_hosts": 6, "trainers": 1}},

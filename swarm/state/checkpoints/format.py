@@ -1,9 +1,10 @@
 """The format of a part's file: a safetensors file whose tensors are the state's vectors, so that any tool reads it and
 each chunk of the state has its place in it.
 
-First the header, then the parameters under their own names, then ``exp_avg.NAME`` and ``exp_avg_sq.NAME``, in the order
-of the layout and without the gaps of the flat vectors. The metadata holds the hashes of all chunks beside the digest
-that they give: whoever hands out a file describes it from its header alone.
+First the header, then the parameters under their own names, then the optimizer's vectors under theirs, AdamW's as
+``exp_avg.NAME`` and ``exp_avg_sq.NAME``, in the order of the layout and without the gaps of the flat vectors. The
+metadata holds the hashes of all chunks beside the digest that they give: whoever hands out a file describes it from its
+header alone.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from typing import Any
 
 from swarm.errors import StateError
 from swarm.ids import PartName
-from swarm.models.layout import FlatLayout
+from swarm.models.layout import VECTORS, FlatLayout
 from swarm.state.checkpoints.files import FORMAT, REMEDY, part_path, read_header
 from swarm.state.download import Data, Wanted
-from swarm.state.snapshot import VECTORS, Chunk
+from swarm.state.snapshot import Chunk
 from swarm.state.transfer import ChunkRequest, DescribeRequest, chunk_asked
 
-PREFIXES = ("", "exp_avg.", "exp_avg_sq.")
-"""Of a parameter's name, in each of the three vectors."""
+MAX_VECTORS = 8
+"""More than any optimizer keeps."""
 _ALIGNMENT = 8
 
 
@@ -50,12 +51,14 @@ class PartFile:
         try:
             if (form := meta.pop("format", None)) != FORMAT:
                 raise StateError(f"format {form!r} is not {FORMAT!r}")
-            part, step, shapes = json.loads(meta.pop("state"))
+            part, step, shapes, *vectors = json.loads(meta.pop("state"))
             layout = FlatLayout.from_shapes((str(name), tuple(map(int, shape))) for name, shape in shapes)
             if len(set(layout.names)) < len(layout.names) or any(
                 min(slot.shape, default=0) < 0 for slot in layout.slots
             ):
                 raise StateError("it names a parameter twice, or one of no size")
+            if vectors:
+                layout = layout.kept_by(_checked(*vectors))
             state = Wanted(part=PartName(str(part)), step=int(step), digest=meta.pop("digest"), layout=layout)
             file = PartFile(state, bytes.fromhex(meta.pop("hashes")), meta)
             if file._document() != found.header or (file.begins, file.size) != (found.begins, found.size):
@@ -81,7 +84,7 @@ class PartFile:
     @property
     def size(self) -> int:
         """Bytes of the whole file, whatever the hashes and the digest are."""
-        return self.begins + 4 * VECTORS * self._stored
+        return self.begins + 4 * len(self.state.layout.vectors) * self._stored
 
     def read_chunk(self, descriptor: int, number: int) -> bytes | bytearray:
         """A chunk out of the file, the gaps between parameters included. Raises StateError when the file is too short,
@@ -109,12 +112,14 @@ class PartFile:
     def _document(self) -> dict[str, Any]:
         """The header's JSON: the metadata, and every tensor in the file's order."""
         own = {"part": str(self.state.part), "step": str(self.state.step), "format": FORMAT}
-        own |= {"state": json.dumps([self.state.part, self.state.step, self.state.layout.shapes])}
+        layout = self.state.layout
+        vectors = [] if layout.vectors == VECTORS else [layout.vectors]
+        own |= {"state": json.dumps([self.state.part, self.state.step, layout.shapes, *vectors])}
         own |= {"digest": self.state.digest, "hashes": self.hashes.hex()}
         document: dict[str, Any] = {"__metadata__": {**self.meta, **own}}
         begins = 0
-        for prefix in PREFIXES:
-            for slot in self.state.layout.slots:
+        for prefix in ("", *(f"{name}." for name in layout.vectors[1:])):
+            for slot in layout.slots:
                 ends = begins + 4 * slot.elements
                 shape = list(slot.shape)
                 document[prefix + slot.name] = {"dtype": "F32", "shape": shape, "data_offsets": [begins, ends]}
@@ -151,6 +156,14 @@ class PartFile:
                     offset = stored[index] + start - slot.offset
                 pieces.append((4 * (start - first), 4 * (stop - first)))
         return self.begins + 4 * (chunk.vector * self._stored + offset), pieces
+
+
+def _checked(vectors: list[str]) -> tuple[str, ...]:
+    """Return the names of a state's vectors as a file has them. Raises ValueError for what cannot be such names."""
+    names = tuple(map(str, vectors))
+    if not 1 <= len(set(names)) == len(names) <= MAX_VECTORS or any("." in name for name in names):
+        raise ValueError(f"vectors {names}")
+    return names
 
 
 class StoredParts:

@@ -106,7 +106,7 @@ class AcceptanceRules:
 
         What a leader found in the promises only it has seen: that a record of a lower term is the one that it must
         propose is believed, if it could be a record of this step at all. A leader that lies there may have a record
-        decided that nobody can compute; it becomes nobody's state, for a member swaps only to the shadow that it
+        decided that nobody can compute; it becomes nobody's state, for a member swaps only to the step that it
         prepared itself, and an observer only to what has the record's digest: all are cut off, and the run goes on
         from its newest checkpoint. To refuse what is not ours instead would let a step hang, in good faith, whenever
         those who hold a result that may be decided are a minority.

@@ -39,10 +39,10 @@ class HeldPart(Protocol):
         has to be settled what is in it."""
 
     def prepare(self, mean: torch.Tensor, *, lr: float, clip: float, step: int) -> str:
-        """Compute the update into the shadow; its digest."""
+        """Compute what the update makes of the state; its digest."""
 
     def swap(self) -> None:
-        """The shadow becomes current."""
+        """Take the prepared step."""
 
     def give_up(self) -> None:
         """Nothing of the open step counts; the state stays."""
@@ -245,7 +245,8 @@ class Attempt:
         return Mean(result.tensor, answer)
 
     async def prepare(self, part: HeldPart | None, mean: Mean, body: Apply, clip: float) -> str:
-        """Compute the update into the shadow, ``clip`` being our part's factor; its digest, empty without a part."""
+        """Compute what the update makes of the state, ``clip`` being our part's factor; its digest, empty without a
+        part."""
         gradient = mean.gradient
         if part is None or gradient is None:
             return ""

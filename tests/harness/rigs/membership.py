@@ -25,9 +25,9 @@ from swarm.membership.observers import Observers
 from swarm.models.registry import family_of
 from swarm.models.spec import SplitConfig
 from swarm.network.protocols import Answer, AnyMethod, Incoming, Rpc
+from swarm.optim.adamw import AdamW
 from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig
-from swarm.optim.update import AdamW
 from swarm.schema import Message
 from swarm.sim.network import SimEndpoint, SimNetwork
 from swarm.state.download import Download, DownloadContext, IntoMemory, PeerChunks, Wanted

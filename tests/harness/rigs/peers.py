@@ -213,7 +213,7 @@ class KeptRun:
             layout = family_of(model).layout(family_of(model).build(spec))
             params = layout.flatten(weights)
             found[spec.name] = Snapshot(
-                part=spec.name, step=step, layout=layout, params=params, exp_avg=params * 0.5, exp_avg_sq=params * 0.25
+                part=spec.name, step=step, layout=layout, vectors=(params, params * 0.5, params * 0.25)
             )
         return found
 

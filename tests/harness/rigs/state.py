@@ -50,13 +50,12 @@ CALLS = ("open", "write", "posix_fallocate", "fsync", "replace", "mkdir", "close
 def snapshot(*, step: int = 0, part: PartName = STAGE, layout: FlatLayout = LAYOUT, seed: int = 0) -> Snapshot:
     """Return a state with random numbers in the slots and zeros in the gaps."""
     generator, vectors = torch.Generator().manual_seed(seed), []
-    for _ in range(3):
+    for _ in layout.vectors:
         flat = torch.zeros(layout.elements)
         for view in layout.views(flat).values():
             view.copy_(torch.randn(view.shape, generator=generator))
         vectors.append(flat)
-    params, exp_avg, exp_avg_sq = vectors
-    return Snapshot(part=part, step=step, layout=layout, params=params, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
+    return Snapshot(part=part, step=step, layout=layout, vectors=tuple(vectors))
 
 
 def changed(**fields: Any) -> Snapshot:
@@ -129,7 +128,7 @@ class Donors:
     @property
     def cut(self) -> Cut:
         """Return how the state is cut."""
-        return Cut(self.state.layout.elements)
+        return Cut.of(self.state.layout)
 
     def slow(self, seconds: dict[str, float]) -> None:
         """Have each message from these take so long, whatever its size."""

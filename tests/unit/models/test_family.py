@@ -20,9 +20,9 @@ from swarm.models.gpt_config import GptConfig
 from swarm.models.layout import install_weights
 from swarm.models.registry import family_of
 from swarm.models.spec import SplitConfig
+from swarm.optim.adamw import AdamW
 from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig
-from swarm.optim.update import AdamW
 from swarm.schema import Section
 from swarm.state.checkpoints.parts import load_part, write_part
 from swarm.state.snapshot import digest, initial_snapshot

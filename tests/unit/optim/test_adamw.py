@@ -11,7 +11,7 @@ from torch import Tensor
 
 from swarm.errors import BugError
 from swarm.models.layout import FlatLayout
-from swarm.optim import adamw
+from swarm.optim import adamw, update
 from swarm.optim.adamw import AdamWState, StepNumbers, adamw_step
 from swarm.optim.schedules import OptimizerConfig
 from tests.harness.rigs.optim import GOLDEN, digest_of_steps
@@ -81,7 +81,7 @@ def test_adamw_gradient_of_another_kind_is_a_bug() -> None:
 
 
 def test_adamw_bits_do_not_depend_on_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adamw, "CHUNK_ELEMENTS", 1001)
+    monkeypatch.setattr(update, "CHUNK_ELEMENTS", 1001)
     assert digest_of_steps() == GOLDEN
 
 

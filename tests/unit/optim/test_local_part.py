@@ -8,10 +8,11 @@ from swarm.errors import BugError
 from swarm.ids import MicrobatchId
 from swarm.models.registry import family_of
 from swarm.models.spec import SplitConfig
+from swarm.optim.adamw import AdamW
 from swarm.optim.local_part import LocalPart, LocalRules
+from swarm.optim.outer import OuterNesterov
 from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig
-from swarm.optim.update import AdamW, OuterNesterov
 from swarm.state.snapshot import initial_snapshot
 from tests.harness.rigs.optim import MODEL, data, microbatch
 
@@ -25,6 +26,7 @@ RULES = LocalRules(
     inner_steps=4,
     steps=3,
     optimizer=OPTIMIZER,
+    inner=AdamW(OPTIMIZER),
     outer=OuterNesterov(lr=1.0, momentum=0.0),
 )
 
@@ -90,12 +92,19 @@ def test_outer_momentum_is_in_the_state_that_others_copy() -> None:
     assert delta is not None
     close(part, delta)
     state = part.snapshot()
-    assert torch.equal(state.exp_avg, delta)
-    assert state.exp_avg_sq.abs().max() == 0
+    assert torch.equal(state.vectors[1], delta)
+    assert state.vectors[2].abs().max() == 0
 
 
 RULES_WITH_MOMENTUM = LocalRules(
-    batch=2, tokens=TOKENS, mix_after=2, inner_steps=4, steps=3, optimizer=OPTIMIZER, outer=OuterNesterov()
+    batch=2,
+    tokens=TOKENS,
+    mix_after=2,
+    inner_steps=4,
+    steps=3,
+    optimizer=OPTIMIZER,
+    inner=AdamW(OPTIMIZER),
+    outer=OuterNesterov(),
 )
 
 

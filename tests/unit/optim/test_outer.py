@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from swarm.errors import BugError
-from swarm.optim import update as outer
-from swarm.optim.update import OuterNesterov, OuterState
+from swarm.optim import update
+from swarm.optim.outer import OuterNesterov, OuterState
 
 ELEMENTS = 70_001
 """Beyond what torch gives to a single thread, and no multiple of a vector's width."""
@@ -59,7 +59,7 @@ def test_outer_bits_do_not_depend_on_threads_or_chunks(monkeypatch: pytest.Monke
     alone = after(OuterNesterov(), 3)
     torch.set_num_threads(2)
     together = after(OuterNesterov(), 3)
-    monkeypatch.setattr(outer, "CHUNK_ELEMENTS", 1001)
+    monkeypatch.setattr(update, "CHUNK_ELEMENTS", 1001)
     in_pieces = after(OuterNesterov(), 3)
     for other in (together, in_pieces):
         assert torch.equal(other.anchor, alone.anchor)

@@ -196,7 +196,7 @@ def test_check_says_how_it_is_cut_what_a_part_takes_and_what_is_missing(director
     facts = examine(str(directory), stages=2, context=16)
     assert (facts["trainable"], facts["packing"], facts["ends"]) == (True, True, ["private", "hosted"])
     assert [part["layers"] for part in facts["parts"]] == [[0, 2], [2, 4], [0, 0]]
-    assert facts["parts"][0]["training_bytes"] == 28 * facts["parts"][0]["parameters"]
+    assert facts["parts"][0]["training_bytes"] == 24 * facts["parts"][0]["parameters"]
     said = dict(lines(facts))
     assert "the bits of the whole" in said["self-test"]
     assert "neither model.safetensors" in said["weights"]

@@ -18,9 +18,9 @@ from swarm.ids import MicrobatchId, PeerId
 from swarm.models.gpt_config import GptConfig
 from swarm.models.registry import family_of
 from swarm.models.spec import SplitConfig, token_spec
+from swarm.optim.adamw import AdamW
 from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig
-from swarm.optim.update import AdamW
 from swarm.pipeline.compute import BoundarySpecs
 from swarm.sim.network import SimNetwork
 from swarm.state.snapshot import initial_snapshot

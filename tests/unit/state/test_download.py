@@ -308,7 +308,7 @@ async def test_download_from_a_donor_whose_memory_is_damaged_after_it_made_its_h
     held = world.donors[A]._offers[state.part]
     held.hashes = asyncio.get_running_loop().create_future()
     held.hashes.set_result(hashes_of(damaged.buffers()))
-    damaged.exp_avg[5] += 1
+    damaged.vectors[1][5] += 1
     held.snapshot = damaged
     world.slow({"a": 0.1, "b": 0.2})
     assert same(await world.fetch(download), state)

@@ -10,6 +10,12 @@ from swarm.state.snapshot import Snapshot, digest, initial_snapshot
 from tests.harness.rigs.state import LAYOUT, changed, snapshot
 
 
+def with_vector(number: int, vector: torch.Tensor) -> Snapshot:
+    vectors = list(snapshot().vectors)
+    vectors[number] = vector
+    return changed(vectors=tuple(vectors))
+
+
 def test_digest_sees_every_field_but_the_step() -> None:
     renamed = FlatLayout.from_shapes([("x", (3, 5)), ("b", (7,))])
     reshaped = FlatLayout.from_shapes([("a", (5, 3)), ("b", (7,))])
@@ -17,7 +23,8 @@ def test_digest_sees_every_field_but_the_step() -> None:
         changed(part=ENDS),
         changed(layout=renamed),
         changed(layout=reshaped),
-        *(changed(**{name: getattr(snapshot(), name) + 1e-7}) for name in ("params", "exp_avg", "exp_avg_sq")),
+        *(with_vector(number, snapshot().vectors[number] + 1e-7) for number in range(3)),
+        changed(layout=LAYOUT.kept_by(("params", "momentum")), vectors=snapshot().vectors[:2]),
     ]
     assert len({digest(other) for other in [snapshot(), *others]}) == len(others) + 1
     assert digest(snapshot()) == digest(snapshot()) == digest(changed(step=1)), "a step may be given up"
@@ -34,9 +41,11 @@ def test_digest_is_what_it_always_was() -> None:
 
 def test_snapshot_of_the_wrong_length_is_refused() -> None:
     with pytest.raises(StateError):
-        changed(params=torch.zeros(3))
+        with_vector(0, torch.zeros(3))
     with pytest.raises(StateError):
-        changed(params=torch.zeros(LAYOUT.elements, dtype=torch.float64))
+        with_vector(0, torch.zeros(LAYOUT.elements, dtype=torch.float64))
+    with pytest.raises(StateError, match="2 vectors, expected params, exp_avg, exp_avg_sq"):
+        changed(vectors=snapshot().vectors[:2])
 
 
 def test_initial_snapshot_needs_every_weight() -> None:
