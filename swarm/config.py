@@ -14,11 +14,11 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import Field, StringConstraints, ValidationError, ValidationInfo, field_validator
 
 from swarm import WIRE_VERSION
 from swarm.averaging.config import AveragingConfig, check_averaging
-from swarm.compression.registry import ActivationCodec
+from swarm.compression.registry import AUTO, ActivationChoice, activation_codec
 from swarm.consensus.copies import MAX_COPIES
 from swarm.consensus.records import record_bytes
 from swarm.disk import read_named
@@ -93,9 +93,10 @@ class TokenizerConfig(Section):
 
 
 class CodecConfig(Section):
-    """``[codecs]``: how boundary activations and gradients travel."""
+    """``[codecs]``: how boundary activations and gradients travel. A manifest replaces ``auto`` by the codec that it
+    stands for, so whoever reads one finds a codec's name, and runs that say ``auto`` or that codec have one id."""
 
-    activations: ActivationCodec = "float32"
+    activations: ActivationChoice = AUTO
 
 
 class Manifest(Section):
@@ -108,7 +109,15 @@ class Manifest(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     batch: BatchConfig = BatchConfig()
     averaging: AveragingConfig = AveragingConfig()
-    codecs: CodecConfig = CodecConfig()
+    codecs: Annotated[CodecConfig, Field(validate_default=True)] = CodecConfig()
+
+    @field_validator("codecs")
+    @classmethod
+    def _resolve(cls, codecs: CodecConfig, info: ValidationInfo) -> CodecConfig:
+        if "model" not in info.data:  # it is refused
+            return codecs
+        dtype = family_of(info.data["model"]).boundary(1, 1).dtype
+        return CodecConfig(activations=activation_codec(codecs.activations, dtype))
 
     def canonical(self) -> bytes:
         """Canonical JSON: sorted keys, no spaces, every default present."""

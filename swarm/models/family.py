@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swarm.errors import BugError, ConfigError
 from swarm.models.layout import FlatLayout
+from swarm.models.loss import cross_entropy, cross_entropy_in_pieces, pieces
+from swarm.models.packing import packed
 from swarm.models.spec import ModelConfig, PartSpec, SplitConfig, TensorSpec, split_layers
 
-_IGNORED = -100
 SMALLEST_SIDE = 8
 """Of what counts as a matrix: a convolution's kernels are narrower."""
 
@@ -40,6 +40,9 @@ class PartModule(nn.Module):
     parts' states together are the whole model's. What it computes depends on state, input and seed alone: a part that
     computes again gives the same bits.
     """
+
+    head_by_token = True
+    """Whether the head treats each token by itself, so that it may be given a stretch of a row."""
 
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
@@ -70,13 +73,21 @@ class PartModule(nn.Module):
     def loss(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, int]:
         """Return the *sum* of cross entropy in nats, float32, and the number of targets it runs over, those ≥ 0.
 
-        ``hidden`` (B, T, D), ``targets`` int64 (B, T). Holds the logits, B·T·V float32, until backward is done.
+        ``hidden`` (B, T, D), ``targets`` int64 (B, T): on the CPU they are counted without waiting for a GPU. Of
+        B·T·V logits no more than :data:`~swarm.models.loss.LOGITS_AT_ONCE` exist at a time, unless the head cannot be
+        run for some tokens alone; where there are no more, they are held until backward is done.
         """
-        counted = targets >= 0
-        labels = targets.masked_fill(~counted, _IGNORED).reshape(-1)
-        scores = self.logits(hidden).view(-1, self.vocab_size)
-        total = F.cross_entropy(scores, labels, ignore_index=_IGNORED, reduction="sum")
-        return total, int(counted.sum().item())
+        counted = int((targets >= 0).sum().item())
+        rows, sequence = targets.shape
+        labels, cut = targets.to(hidden.device), pieces(rows, sequence, self.vocab_size)
+        if len(cut) == 1 or not self.head_by_token:
+            return self._cross_entropy(hidden, labels), counted
+        parameters = [parameter for parameter in self.parameters_of("head").values() if parameter.requires_grad]
+        with packed(None):  # a piece is no row, and no head looks at other tokens
+            return cross_entropy_in_pieces(self._cross_entropy, hidden, labels, parameters, cut), counted
+
+    def _cross_entropy(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        return cross_entropy(self.logits, hidden, targets, self.vocab_size)
 
     @torch.no_grad()
     def evaluate(self, tokens: Tensor, targets: Tensor) -> tuple[float, int]:

@@ -56,7 +56,7 @@ def run_loss(
 
     ``targets`` int64 (B, T), below 0 not counted. Raises Violation for ids outside the vocabulary.
     """
-    x, targets = _enter(module, x), _labels(module, targets, x.device)
+    x, targets = _enter(module, x), _checked(module, targets)
     inputs = _leaf(x) if graph else None
     with torch.set_grad_enabled(graph):
         total, count = module.loss(module(x if inputs is None else inputs, seed), targets)
@@ -77,13 +77,17 @@ def run_head(module: PartModule, hidden: Tensor, targets: Tensor) -> tuple[float
     """
     hidden = _enter(module, hidden)
     inputs = hidden.detach().requires_grad_()
-    total, count = module.loss(inputs, _labels(module, targets, hidden.device))
-    loss_sum = total.item()
     parameters = _trained(module.parameters_of("head"))
+    total, count = module.loss(inputs, _checked(module, targets))
     grad_hidden, gradients = run_backward(Graph(total, inputs, parameters), None)
     if grad_hidden is None:
         raise BugError("the head gave no gradient for its input")
-    return loss_sum, count, grad_hidden, gradients
+    return (
+        total.item(),
+        count,
+        grad_hidden,
+        gradients,
+    )  # read when the backward is on its way: a GPU does not stand still
 
 
 def run_backward(graph: Graph, grad_output: Tensor | None) -> tuple[Tensor | None, Gradients]:
@@ -137,9 +141,9 @@ def _enter(module: PartModule, x: Tensor) -> Tensor:
     return _aligned(x, next(module.parameters()).device)
 
 
-def _labels(module: PartModule, targets: Tensor, device: torch.device) -> Tensor:
+def _checked(module: PartModule, targets: Tensor) -> Tensor:
     _check_tokens(targets, None, module.vocab_size)
-    return targets.to(device)
+    return targets
 
 
 def _check_tokens(tokens: Tensor, least: int | None, vocab_size: int) -> None:

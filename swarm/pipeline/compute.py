@@ -184,7 +184,7 @@ class StageCompute:
         payload, positions = self._specs.parted(payload)
         positions = None if positions is None else positions.to(self._device)
         if first and self._specs.hosted:
-            return INT32.decode(payload, self._specs.tokens).to(self._device), positions
+            return INT32.decode(payload, self._specs.tokens), positions  # checked there, then moved
         return self._activation(payload), positions
 
     def held(self) -> frozenset[MicrobatchId]:
@@ -239,7 +239,7 @@ class StageCompute:
     def _backward(self, material: Material, graph: Graph | None) -> tuple[Contributed, Gradients]:
         loss_sum, tokens, gradient = 0.0, 0, None
         if material.targets is not None:
-            labels = INT32.decode(material.targets, self._specs.tokens).to(self._device)
+            labels = INT32.decode(material.targets, self._specs.tokens)
             inputs, positions = self._input(material.input, material.first)
             with packed(positions):
                 loss_sum, tokens, graph = self.part.forward_loss(inputs, labels, seed=material.seed)
@@ -294,7 +294,7 @@ class EndsCompute:
     ) -> tuple[Payload, Graph]:
         """Token ids → activation bytes for the first stage; ``positions`` of packed rows."""
         with packed(None if positions is None else positions.to(self._device)):
-            hidden, graph = self.part.embed(tokens.to(self._device), seed=seed)
+            hidden, graph = self.part.embed(tokens, seed=seed)
         _check_finite(hidden, "embedding")
         return with_starts(self._specs.codec.encode(hidden, going_forward(place)), positions), graph
 
@@ -302,7 +302,7 @@ class EndsCompute:
         """Last stage's output → loss sum, targets counted, gradient bytes for the way back, head gradients."""
         payload, _ = self._specs.parted(payload)  # no layer of the ends looks across a row
         hidden = self._specs.codec.decode(payload, self._specs.activation, check_finite=True).to(self._device)
-        loss_sum, tokens, grad_hidden, gradients = self.part.loss(hidden, targets.to(self._device))
+        loss_sum, tokens, grad_hidden, gradients = self.part.loss(hidden, targets)
         _check_loss(loss_sum)
         _check_finite(grad_hidden, "gradient of the loss")
         return loss_sum, tokens, self._specs.codec.encode(grad_hidden, _coming_back(place)), gradients

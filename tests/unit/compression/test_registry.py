@@ -13,7 +13,7 @@ import torch
 from swarm.averaging.config import AveragingConfig
 from swarm.compression.codec import EncodeContext
 from swarm.compression.dense import FLOAT32, DenseCodec
-from swarm.compression.registry import CODECS, REGISTERED, ActivationCodec, AveragingCodec
+from swarm.compression.registry import CODECS, REGISTERED, ActivationCodec, AveragingCodec, activation_codec
 from swarm.config import parse_manifest
 from swarm.errors import ConfigError
 from swarm.ids import MicrobatchId, PeerId
@@ -33,7 +33,7 @@ def test_names_of_the_manifest_are_those_that_are_registered() -> None:
 @pytest.mark.parametrize(
     ("section", "key", "bad", "allowed"),
     [
-        ("codecs", "activations", "int8", "'float32', 'bfloat16' or 'float16'"),
+        ("codecs", "activations", "int8", "'auto', 'float32', 'bfloat16' or 'float16'"),
         ("averaging", "codec", "bfloat16", "'float32' or 'int8'"),
     ],
 )
@@ -45,6 +45,38 @@ def test_codec_that_is_not_for_this_is_refused_with_those_that_are(
         parse_manifest(document, "a test")
     assert (caught.value.key, caught.value.allowed) == (f"{section}.{key}", allowed)
     assert AveragingConfig().codec == "float32"
+
+
+def test_activations_chosen_by_themselves_travel_as_they_are_computed() -> None:
+    assert [activation_codec("auto", dtype) for dtype in ("float32", "bfloat16", "float64")] == [
+        "float32", "bfloat16", "float32",
+    ]  # fmt: skip
+    assert activation_codec("float16", "bfloat16") == "float16"
+    tensor = torch.randn(SPEC.shape, generator=torch.Generator().manual_seed(0)).bfloat16()
+    spec = TensorSpec(SPEC.shape, "bfloat16")
+    context = EncodeContext(step=1, direction="forward", microbatch=MICROBATCH)
+    sent = {}
+    for name in ("float32", activation_codec("auto", "bfloat16")):
+        wire = CODECS[name].encode(tensor, context)
+        sent[name] = wire.nbytes
+        assert torch.equal(CODECS[name].decode(wire, spec), tensor)
+    assert sent == {"float32": 96, "bfloat16": 48}
+
+
+def test_manifest_names_the_codec_that_it_has_chosen_itself() -> None:
+    def parsed(**sections: Any) -> Any:
+        return parse_manifest({"tokenizer": {"digest": "0" * 64}} | sections, "a test")
+
+    rounded = {"compute": "bfloat16"}
+    assert parsed().codecs.activations == parsed(codecs={}).codecs.activations == "float32"
+    assert parsed(model=rounded).codecs.activations == "bfloat16"
+    assert b'"activations":"bfloat16"' in parsed(model=rounded).canonical()
+    silent, named = parsed(codecs={"activations": "auto"}), parsed(codecs={"activations": "float32"})
+    assert silent.run_id == named.run_id == parsed().run_id
+    assert parsed(model=rounded, codecs={"activations": "float32"}).codecs.activations == "float32"
+    with pytest.raises(ConfigError) as caught:
+        parsed(model={"dim": 3})
+    assert caught.value.key == "model.dim"
 
 
 def test_exact_is_what_has_the_codecs_own_dtype() -> None:
