@@ -145,6 +145,36 @@ def resolve_device(text: str) -> torch.device:
     return device
 
 
+# --- memory of an accelerator ----------------------------------------------------------------------------------------
+
+_NO_MEMORY = (
+    "MPS backend out of memory",
+    "CUDA error: out of memory",
+    "HIP error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
+"""What says so in another RuntimeError: of MPS, and of CUDA and its libraries, which allocate without torch."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether work failed because its device has no memory left."""
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
+    )
+
+
+def release_memory(device: torch.device) -> None:
+    """Give memory that torch keeps for tensors to come back to the device. Nothing on a CPU."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif device.type == "mps":
+        torch.mps.empty_cache()
+
+
 def _set_threads(threads: int) -> None:
     import torch
 

@@ -22,6 +22,7 @@ from swarm.events import (
     DonorDropped,
     Draining,
     Event,
+    GraphsDropped,
     LineageBegan,
     LineageConfirmed,
     LineageGivenUp,
@@ -121,6 +122,9 @@ def _describe_keeping(event: Event) -> tuple[str, str] | None:
             )
         case DiskTook():
             return "disk", f"takes {harmless(event.what)} again: nothing is missing"
+        case GraphsDropped():
+            dropped = f"{count(event.graphs, 'graph')} dropped, to be computed again"
+            return "memory", harmless(f"{event.device} has none left: {dropped}; {event.reason}")
         case _:
             return None
 

@@ -101,6 +101,18 @@ class WorkExcluded(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GraphsDropped(Event):
+    """A replica's ``device`` had no memory left for a piece of work: it let go of the graphs of so many microbatches
+    that waited for their gradient, and computes their forward again. ``reason`` is what the device said."""
+
+    step: int
+    part: PartName
+    device: str
+    graphs: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionDropped(Event):
     """A peer let go of the tensors it retained for a microbatch that it had computed, with the reason."""
 

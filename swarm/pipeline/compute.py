@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Protocol
@@ -17,6 +16,7 @@ import torch
 
 from swarm.compression.codec import Codec, EncodeContext
 from swarm.compression.dense import INT32
+from swarm.device import is_out_of_memory
 from swarm.errors import BugError, PeerError, Violation, WrongStep
 from swarm.ids import MicrobatchId, PeerId
 from swarm.models.packing import decode_starts, encode_starts, packed, starts_bytes
@@ -223,7 +223,7 @@ class StageCompute:
                 raise Violation(refusal, peer=sender)
         result, gradients = self._backward(material, graph)
         if material.microbatch not in self.part.microbatches:
-            _accumulate(self.part, material.microbatch, gradients)
+            _change(self.part, material.microbatch, gradients)
         return result
 
     def gradient(self, material: Material) -> memoryview | None:
@@ -234,7 +234,7 @@ class StageCompute:
         """Take the microbatch out of the open step, if it is there. Exact in float64."""
         _check_step(self.part, material.step)
         if material.microbatch in self.part.microbatches:
-            _change(self.part.reverse, material.microbatch, self._backward(material, None)[1])
+            _change(self.part, material.microbatch, self._backward(material, None)[1])
 
     def _backward(self, material: Material, graph: Graph | None) -> tuple[Contributed, Gradients]:
         loss_sum, tokens, gradient = 0.0, 0, None
@@ -315,19 +315,19 @@ class EndsCompute:
         gradient = self._specs.codec.decode(payload, self._specs.activation, check_finite=True).to(self._device)
         embedding_gradients = self.part.embed_backward(graph, gradient)
         if microbatch not in self.part.microbatches:
-            _accumulate(self.part, microbatch, [*embedding_gradients, *head_gradients])
+            _change(self.part, microbatch, [*embedding_gradients, *head_gradients])
 
     def replay(self, material: EndsMaterial) -> None:
         """Add a microbatch from what was retained, if it is not in the open step."""
         _check_step(self.part, material.step)
         if material.microbatch not in self.part.microbatches:
-            _accumulate(self.part, material.microbatch, self._gradients(material))
+            _change(self.part, material.microbatch, self._gradients(material))
 
     def reverse(self, material: EndsMaterial) -> None:
         """Take it out again, if it is there."""
         _check_step(self.part, material.step)
         if material.microbatch in self.part.microbatches:
-            _change(self.part.reverse, material.microbatch, self._gradients(material))
+            _change(self.part, material.microbatch, self._gradients(material))
 
     def _gradients(self, material: EndsMaterial) -> Gradients:
         place = (material.step, material.microbatch)
@@ -353,18 +353,18 @@ def _check_step(part: StagePart | EndsPart, step: int) -> None:
         raise WrongStep(f"step {step} is not open any more, step {part.step + 1} is")
 
 
-def _accumulate(part: StagePart | EndsPart, microbatch: MicrobatchId, gradients: Gradients) -> None:
-    """The last thing that is done for a microbatch, so that whatever failed before has added nothing."""
-    _change(part.accumulate, microbatch, gradients)
-
-
-def _change(change: Callable[[MicrobatchId, Gradients], None], microbatch: MicrobatchId, gradients: Gradients) -> None:
-    """Change the open step's sum. One that broke off half-way cannot be mended: BugError, which ends the replica."""
+def _change(part: StagePart | EndsPart, microbatch: MicrobatchId, gradients: Gradients) -> None:
+    """Add the microbatch to the open step's sum, or take it out where it is in. The last thing that is done for it, so
+    that whatever failed before has changed nothing. A change that broke off half-way cannot be mended: BugError, which
+    ends the replica; one that found no memory before it began comes out as it is."""
+    held = microbatch in part.microbatches
     try:
-        change(microbatch, gradients)
+        (part.reverse if held else part.accumulate)(microbatch, gradients)
     except (PeerError, BugError):
         raise
     except Exception as error:
+        if is_out_of_memory(error) and (microbatch in part.microbatches) is held:
+            raise
         raise BugError(f"the open step's sum is spoilt: {type(error).__name__}: {error}") from error
 
 

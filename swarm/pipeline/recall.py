@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any
 
+from swarm.device import is_out_of_memory
 from swarm.errors import BugError, Busy, PeerError, Refused, SwarmError, Violation
 from swarm.ids import MicrobatchId, PeerId
 from swarm.models.dropout import dropout_seed
@@ -21,6 +22,7 @@ from swarm.network.protocols import Answer, Incoming, Payload, RequestT, Rpc
 from swarm.pipeline.compute import Material
 from swarm.pipeline.messages import RECALL, TRAINER_RECALL, Recall, TrainerRecall, TrainerWhat, What
 from swarm.pipeline.stage.admission import StageContext, StageSettings
+from swarm.pipeline.stage.memory import MemoryRelief
 from swarm.pipeline.stage.microbatch_state import Action, MicrobatchState, MicrobatchTable
 from swarm.pipeline.stage.worker import Handover, Worker
 from swarm.schema import Empty
@@ -70,9 +72,11 @@ class Recalls:
         settings: StageSettings,
         context: StageContext,
         table: MicrobatchTable,
+        memory: MemoryRelief,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
-        self._settings, self._context, self._table, self._spawn = settings, context, table, spawn
+        self._settings, self._context, self._table = settings, context, table
+        self._memory, self._spawn = memory, spawn
         self._open: Counter[What] = Counter()
         self._running: dict[tuple[Any, ...], asyncio.Future[Any]] = {}
 
@@ -228,12 +232,21 @@ class Recalls:
         return await self._once((errand.step, errand.microbatch, errand.after, what), lambda: self.on_device(compute))
 
     async def on_device(self, compute: Callable[[], Any]) -> Any:
-        """Run it on the device thread. What goes wrong with one microbatch comes out as a PeerError."""
+        """Run it on the device thread, once more when the device had no memory left and some was made: nobody else can
+        do it. What goes wrong with one microbatch comes out as a PeerError."""
         try:
             return await self._context.device.run(compute)
         except SwarmError:
             raise
         except Exception as error:  # one microbatch that cannot be computed is no end of a replica
+            if not is_out_of_memory(error):
+                raise PeerError(f"{type(error).__name__}: {error}") from error
+            await self._memory.after(error)
+        try:
+            return await self._context.device.run(compute)
+        except SwarmError:
+            raise
+        except Exception as error:  # as above
             raise PeerError(f"{type(error).__name__}: {error}") from error
 
     async def _once(self, key: tuple[Any, ...], work: Callable[[], Awaitable[Any]]) -> Any:

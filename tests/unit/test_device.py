@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 import torch
 
-from swarm.device import SWITCH_INTERVAL_S, DeviceThread, resolve_device
+from swarm.device import SWITCH_INTERVAL_S, DeviceThread, is_out_of_memory, release_memory, resolve_device
 from swarm.errors import ConfigError
 
 
@@ -110,3 +110,23 @@ def test_resolve_device_unknown_or_absent_names_the_remedy(text: str) -> None:
 
 def test_resolve_device_cpu_is_there() -> None:
     assert resolve_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("error", "memory"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 18.0 GB)"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("shapes do not fit"), False),
+        (ValueError("CUDA error: out of memory"), False),
+        (MemoryError(), False),
+    ],
+    ids=str,
+)
+def test_out_of_memory_is_what_an_accelerator_says(error: Exception, memory: bool) -> None:
+    assert is_out_of_memory(error) == memory
+
+
+def test_release_memory_of_a_cpu_does_nothing() -> None:
+    release_memory(torch.device("cpu"))

@@ -38,7 +38,7 @@ class Phase(Enum):
     RECEIVED = "received"  # its input is here; the hosted last stage still waits for its targets
     QUEUED = "queued"
     COMPUTING = "computing"
-    SENT_ON = "sent on"  # its graph waits for the gradient
+    SENT_ON = "sent on"  # its graph, which may have been dropped for want of memory, waits for the gradient
     QUEUED_BACK = "queued back"
     CONTRIBUTING = "contributing"
     ACCUMULATED = "accumulated"  # it is in the sum; what was received is retained
@@ -217,15 +217,16 @@ class MicrobatchState:
             if asked_anew:
                 return Next(Action.TELL_BACKWARD, "its trainer asks again for what was added before")
             return Next(Action.NOTHING, "it was added before")
-        if self.tensors.graph is not None or (self.tensors.input is not None and not self.begun):
+        can = self.tensors.graph is not None or self.phase is Phase.SENT_ON  # one that was dropped is computed again
+        if can or (self.tensors.input is not None and not self.begun):
             return Next(Action.QUEUE_BACKWARD, "all that its backward takes is here")
-        if not self.begun and not self.adopting:
+        if not (self.begun or self.adopting):
             return Next(Action.FETCH, "its gradient came and nothing else")
         return Next(Action.NOTHING, "what is under way finds the gradient when it has come so far")
 
     def after_forward_again(self, newer: bool) -> Next:
         """Decide what follows when a forward comes again: what was told and handed on before may be lost."""
-        if newer and self.tensors.graph is not None and self.phase is not Phase.QUEUED_BACK:
+        if newer and self.phase is Phase.SENT_ON:
             return Next(Action.TELL_FORWARD, "its trainer asks again for what was sent on before")
         if newer and self.accumulated:
             return Next(Action.TELL_BACKWARD, "its trainer asks again for what was added before")
@@ -303,8 +304,7 @@ class WorkQueue(Generic[T]):
         self._heaps: dict[Direction, list[tuple[int, int, T]]] = {"backward": [], "forward": []}
 
     def full(self, step: int) -> bool:
-        """Whether another forward of that step would be refused: what comes ahead of its step takes no place from the
-        open one's. O(n)."""
+        """Whether another forward of that step would be refused. What comes ahead takes no place from it. O(n)."""
         return sum(of_step == step for of_step, _, _ in self._heaps["forward"]) >= self._max_forward
 
     def push(self, kind: Direction, step: int, item: T) -> None:

@@ -38,6 +38,7 @@ from swarm.pipeline.messages import (
 from swarm.pipeline.recall import Recalls, Takeover
 from swarm.pipeline.settle import Assigned, StageSettling, settle
 from swarm.pipeline.stage.admission import AdmissionRules, Participants, StageContext, StageSettings
+from swarm.pipeline.stage.memory import MemoryRelief
 from swarm.pipeline.stage.microbatch_state import Action, MicrobatchState, MicrobatchTable, Next
 from swarm.pipeline.stage.worker import Handover, Worker
 from swarm.schema import Empty
@@ -57,8 +58,9 @@ class StageServer:
         self._table = MicrobatchTable(settings.retention_bytes, settings.max_queue, self._let_go)
         self._rules = AdmissionRules(settings, context, self._table, participants)
         self._handover = Handover(settings, context)
-        self._worker = Worker(settings, context, self._table, self._handover, self._send)
-        self._recalls = Recalls(settings, context, self._table, self._spawn)
+        memory = MemoryRelief(settings, context, self._table)
+        self._worker = Worker(settings, context, self._table, self._handover, memory, self._send)
+        self._recalls = Recalls(settings, context, self._table, memory, self._spawn)
         self._takeover = Takeover(settings, self._table, self._recalls, self._worker, self._handover)
         self._settling = StageSettling(settings, context, self._table, self._recalls, self._rules.replicas)
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from swarm.device import is_out_of_memory
 from swarm.errors import BugError, PeerError, Refused
 from swarm.events import Accumulated
 from swarm.ids import JourneyKey, PeerId, stage_part
@@ -29,6 +30,7 @@ from swarm.pipeline.messages import (
     Output,
 )
 from swarm.pipeline.stage.admission import StageContext, StageSettings
+from swarm.pipeline.stage.memory import MemoryRelief
 from swarm.pipeline.stage.microbatch_state import Action, MicrobatchState, MicrobatchTable
 from swarm.schema import Empty
 from swarm.security.signing import receipt_bytes
@@ -48,10 +50,11 @@ class Worker:
         context: StageContext,
         table: MicrobatchTable,
         handover: Handover,
+        memory: MemoryRelief,
         spawn: Spawn,
     ) -> None:
         self._settings, self._context, self._table = settings, context, table
-        self._handover, self._spawn = handover, spawn
+        self._handover, self._memory, self._spawn = handover, memory, spawn
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
@@ -89,12 +92,16 @@ class Worker:
                 await self._contribute(state, queued)
             elif state.tensors.graph is None:
                 await self._forward(state, queued)
+            self._memory.succeeded()
         except BugError:
             raise
         except PeerError as error:
             logger.warning("step %d, microbatch %s: %s", state.key.step, state.key.microbatch, error)
             self._give_up(state, direction, error)
         except Exception as error:  # one poisonous microbatch is its trainer's trouble, not the end of the replica
+            if is_out_of_memory(error):
+                self._give_up(state, direction, await self._memory.after(error))
+                return
             logger.exception("step %d, microbatch %s", state.key.step, state.key.microbatch)
             self._give_up(state, direction, PeerError(f"{type(error).__name__}: {error}"))
 

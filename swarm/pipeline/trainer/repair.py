@@ -195,6 +195,8 @@ class Repair:
         stale = body.attempt < self.way.attempt and body.code not in (*GONE, *POISON)
         needed = back or not self.way.done(at)
         if peer == self.way.hops[at].replica and needed and not stale:
+            if caller == peer:  # it has forgotten the microbatch, and the targets that came with it
+                self._supplied.discard(peer)
             self.failed(at, PeerError.from_code(body.code, body.reason, body.peer))
         mine = next((hop for hop in (at - 1, at + 1) if self._waits(hop, caller)), None)
         if back and mine is not None:

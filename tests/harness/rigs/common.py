@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import torch
+
 from swarm.events import Event
 from swarm.ids import PeerId, RunId
 from swarm.network.protocols import Incoming, Service
@@ -55,6 +57,11 @@ class InlineDevice:
         self.gate: asyncio.Event | None = None
         self._forgets = forgets
         self._running: set[asyncio.Future[Any]] = set()
+
+    @property
+    def torch_device(self) -> torch.device:
+        """See :class:`swarm.device.DeviceThread`."""
+        return torch.device("cpu")
 
     async def run(self, fn: Callable[..., Any], /, *args: Any) -> Any:
         """See :class:`swarm.device.DeviceThread`."""

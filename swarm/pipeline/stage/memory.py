@@ -1,0 +1,60 @@
+"""Let go of what can be computed again, when a replica's device has no memory left for a piece of work."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+
+from swarm.device import release_memory
+from swarm.errors import Busy, PeerError
+from swarm.events import GraphsDropped
+from swarm.ids import stage_part
+from swarm.pipeline.stage.admission import StageContext, StageSettings
+from swarm.pipeline.stage.microbatch_state import MicrobatchTable
+
+logger = logging.getLogger(__name__)
+
+MOST_ALONE = 3
+"""How often in a row work may find no memory while no graph is held, before it counts as work that does not fit: until
+then another process may have had the memory for a moment."""
+
+
+class MemoryRelief:
+    """One replica's. Graphs spare computing a forward again before its backward; nothing else is lost with them."""
+
+    def __init__(self, settings: StageSettings, context: StageContext, table: MicrobatchTable) -> None:
+        self._settings, self._context, self._table = settings, context, table
+        self._alone = 0
+
+    def succeeded(self) -> None:
+        """A piece of work found the memory that it takes."""
+        self._alone = 0
+
+    async def after(self, error: Exception) -> PeerError:
+        """Drop the graphs of all microbatches that wait, and what torch keeps of the device's memory. Return what to
+        answer whoever wants the work: Busy, since there is room now, or a PeerError for work that found no room
+        MOST_ALONE times although nothing else was held.
+
+        ``error`` is what :func:`~swarm.device.is_out_of_memory` is true of. The frames that it came through are
+        cleared, for they hold the tensors of the work that failed.
+        """
+        device, why = self._context.device.torch_device, str(error).partition("\n")[0][:300]
+        traceback.clear_frames(error.__traceback__)
+        dropped = self._drop_graphs()
+        await self._context.device.run(release_memory, device)
+        part = stage_part(self._settings.stage)
+        event = GraphsDropped(step=self._table.step, part=part, device=str(device), graphs=dropped, reason=why)
+        self._context.events.emit(event)
+        logger.warning("step %d: %s has no memory left, %d graphs dropped: %s", event.step, device, dropped, why)
+        self._alone = 0 if dropped else self._alone + 1
+        if self._alone >= MOST_ALONE:
+            return PeerError(f"{device} has no memory for it, though no other microbatch is held there: {why}")
+        return Busy(f"{device} had no memory left, and {dropped} graphs were dropped")
+
+    def _drop_graphs(self) -> int:
+        """Drop them and return how many there were. Their microbatches stay in their phase: a backward without a graph
+        computes it from the input that is retained."""
+        holding = [state.tensors for state in self._table if state.tensors.graph is not None]
+        for tensors in holding:
+            tensors.graph = None
+        return len(holding)
