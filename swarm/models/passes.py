@@ -82,12 +82,8 @@ def run_head(module: PartModule, hidden: Tensor, targets: Tensor) -> tuple[float
     grad_hidden, gradients = run_backward(Graph(total, inputs, parameters), None)
     if grad_hidden is None:
         raise BugError("the head gave no gradient for its input")
-    return (
-        total.item(),
-        count,
-        grad_hidden,
-        gradients,
-    )  # read when the backward is on its way: a GPU does not stand still
+    # read when the backward is on its way: a GPU does not stand still
+    return total.item(), count, grad_hidden, gradients
 
 
 def run_backward(graph: Graph, grad_output: Tensor | None) -> tuple[Tensor | None, Gradients]:
