@@ -24,10 +24,11 @@ from torch import Tensor
 
 from swarm.errors import BugError
 from swarm.models.layout import FlatLayout
-from swarm.state.snapshot import CHUNK_BYTES, HASH_BYTES, hash_of
+from swarm.state import snapshot
+from swarm.state.snapshot import HASH_BYTES, hash_of
 
-CHUNK_ELEMENTS = CHUNK_BYTES // 4
-"""A state's chunk, so that each is hashed as it is made. 1 MiB: the temporaries stay in a CPU's second-level cache."""
+CHUNK_ELEMENTS = 1 << 18
+"""The most that is stepped at once. 1 MiB: the temporaries stay in a CPU's second-level cache."""
 
 Vectors = tuple[Tensor, ...]
 """The state of a part: flat float32 vectors (elements,), the parameters first, then what the optimizer keeps."""
@@ -114,15 +115,15 @@ def step_in_place(plan: StepPlan, state: Vectors) -> None:
 def hashes_after(plan: StepPlan, state: Vectors) -> bytes:
     """Return the hashes of all chunks of the state after a step (:func:`swarm.state.snapshot.hashes_of`) on CPU, of
     which one chunk a thread exists at a time; ``state`` stays as it is."""
-    elements = len(state[0])
-    chunks = -(-elements // CHUNK_ELEMENTS)
+    elements, size = len(state[0]), snapshot.CHUNK_BYTES // 4
+    chunks = -(-elements // size)
     hashes = bytearray(HASH_BYTES * chunks * len(state))
 
     def make(first: int, last: int) -> None:
-        scratch = torch.empty(len(state), min(CHUNK_ELEMENTS, elements), dtype=torch.float32)
+        scratch = torch.empty(len(state), min(size, elements), dtype=torch.float32)
         for chunk in range(first, last):
-            start = chunk * CHUNK_ELEMENTS
-            stop = min(start + CHUNK_ELEMENTS, elements)
+            start = chunk * size
+            stop = min(start + size, elements)
             for piece, step in plan.pieces(start, stop):
                 new = scratch[:, piece.start - start : piece.stop - start]
                 step(_cut(state, piece), _cut(plan.sources, piece), tuple(new))
