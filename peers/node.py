@@ -262,9 +262,8 @@ class Node:
         _check_stage(self._settings.options.stage, manifest)
         files = await asyncio.to_thread(files_here, manifest.model, self._settings)
         await asyncio.to_thread(family_of(manifest.model).warm_up)
-        if self._settings.run_directory is not None:
-            directory = run_directory_of(self._settings.run_directory, manifest)
-            await asyncio.to_thread(keep_run, directory, manifest, tokenizer)
+        if (kept := self._settings.run_directory) is not None:
+            await asyncio.to_thread(keep_run, run_directory_of(kept, manifest), manifest, tokenizer)
         around = PeerContext(
             manifest=manifest,
             identity=self._identity.private,
@@ -276,6 +275,7 @@ class Node:
             be_reachable=functools.partial(self._be_reachable, endpoint),
             source=await self._open_data(manifest, tokenizer),
             how_to_join=command_to_join,
+            activation_checkpointing=self._settings.options.activation_checkpointing,
             files=files,
         )
         endpoint.mount(ManifestService(manifest.canonical(), tokenizer))

@@ -54,9 +54,14 @@ class Device(Protocol):
         """End it."""
 
 
-def free_memory() -> int:
+def free_memory(device: torch.device | None = None) -> int:
     """Return the bytes of memory that this process may still take: what the machine has, within its container's
-    limit."""
+    limit; of a GPU, what it has left and what torch holds there unused."""
+    if device is not None and device.type == "cuda":
+        import torch
+
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
     import psutil  # only a running peer needs it
 
     free = int(psutil.virtual_memory().available)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from swarm.clock import Clock
 from swarm.compression.registry import codec_named
@@ -35,11 +37,17 @@ from swarm.pipeline.stage.admission import Participants, StageContext, StageSett
 from swarm.pipeline.stage.server import StageServer
 from swarm.pipeline.trainer.context import JourneyContext
 from swarm.pipeline.trainer.journey import FinishedJourney
+from swarm.pipeline.trainer.taken import MAX_IN_FLIGHT
 from swarm.pipeline.trainer.trainer import Trainer
 from swarm.pipeline.wiring import Wiring
-from swarm.planning.costs import training_bytes
+from swarm.planning.costs import graph_bytes, graphs_under_way, needs_checkpointing, training_bytes
 from swarm.security.signing import PrivateIdentity, verify
 from swarm.step.member.remote_leader import RemoteLeader
+
+logger = logging.getLogger(__name__)
+
+Checkpointing = Literal["auto", "on", "off"]
+"""Whether layers compute their activations again in the backward: ``auto`` where memory is short."""
 
 
 async def _reachable(through: Sequence[PeerId]) -> str:
@@ -51,7 +59,7 @@ class PeerContext:
     """What every role of a peer works with. ``be_reachable`` sees to it that others can call this peer, through some of
     those given where it must be; what is in the way, "" when nothing is. ``source`` is a trainer's data,
     ``how_to_join`` what people are told who must find somebody, ``files`` the directory of the model's files, where
-    this machine has them."""
+    this machine has them, ``activation_checkpointing`` this peer's own choice."""
 
     manifest: Manifest
     identity: PrivateIdentity
@@ -64,6 +72,7 @@ class PeerContext:
     source: BatchSource | None = None
     how_to_join: HowToJoin = join_words
     files: Path | None = None
+    activation_checkpointing: Checkpointing = "auto"
 
     def boundary(self) -> BoundarySpecs:
         """What crosses a stage boundary in this run."""
@@ -87,13 +96,16 @@ def spec_of(manifest: Manifest, name: PartName) -> PartSpec:
 
 def check_memory(around: PeerContext, name: PartName) -> None:
     """Raises StateError for a part that this machine's memory does not hold. Blocking: some milliseconds."""
-    manifest, spec = around.manifest, spec_of(around.manifest, name)
-    exact, local = manifest.run.reproducible, manifest.averaging.mode == "local"
-    vectors = len(update_of(manifest).vectors)
-    needed, free = training_bytes(manifest.model, spec, vectors=vectors, exact=exact, local=local), free_memory()
+    needed, free = _training_bytes(around.manifest, spec_of(around.manifest, name)), free_memory()
     if around.device.torch_device.type == "cpu" and needed > free:
         reason = f"training {name} takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free here"
         raise StateError(f"{reason}. Join where there is more, or found a run with more stages.")
+
+
+def _training_bytes(manifest: Manifest, spec: PartSpec) -> int:
+    exact, local = manifest.run.reproducible, manifest.averaging.mode == "local"
+    vectors = len(update_of(manifest).vectors)
+    return training_bytes(manifest.model, spec, vectors=vectors, exact=exact, local=local)
 
 
 async def build_empty(around: PeerContext, name: PartName) -> TrainedPart:
@@ -111,12 +123,42 @@ async def build_empty(around: PeerContext, name: PartName) -> TrainedPart:
     return await around.device.run(build)
 
 
+class GraphMemory:
+    """Whether the graphs of a stage fit into the memory that is left, as the roster changes. What is left is looked up
+    once, before there are any. Cost: a part is built without weights, some milliseconds."""
+
+    def __init__(self, around: PeerContext, part: TrainedPart) -> None:
+        manifest, device = around.manifest, around.device.torch_device
+        self._part, self._microbatches, self._on = part, manifest.step_microbatches, False
+        self._graph = graph_bytes(manifest.model, part.spec, manifest.batch.microbatch_size)
+        state = 4 * len(update_of(manifest).vectors) * part.layout.elements
+        # The state is there; the rest of what training takes on the host is allocated later, on a GPU it is there, too.
+        later = 0 if device.type == "cuda" else max(0, _training_bytes(manifest, part.spec) - state)
+        self._left = max(0, free_memory(device) - later)
+
+    def follow(self, roster: Roster) -> None:
+        """Have the part checkpoint activations from now on where this roster may bring it more graphs than fit."""
+        name, at_once = self._part.spec.name, MAX_IN_FLIGHT * len(roster.trainers)
+        under_way = graphs_under_way(self._microbatches, len(roster.replicas(name)), at_once)
+        if self._part.spec.head:  # its backward follows each forward at once
+            under_way = 1
+        before, self._on = self._on, needs_checkpointing(self._graph, under_way, self._left)
+        self._part.checkpoint_activations(self._on)
+        if self._on != before:
+            how = "are computed again in the backward" if self._on else "are kept for the backward again"
+            figures = f"{under_way} graphs of {self._graph / 1e9:.2g} GB, {self._left / 1e9:.2g} GB are left"
+            logger.info("%s: activations %s: %s", name, how, figures)
+
+
 class StageRole:
     """Hosts one replica of a stage."""
 
     def __init__(self, around: PeerContext, part: TrainedPart, stage: int, roster: Roster) -> None:
         manifest, specs = around.manifest, around.boundary()
         self.part = part
+        part.checkpoint_activations(around.activation_checkpointing == "on")
+        self._memory = GraphMemory(around, part) if around.activation_checkpointing == "auto" else None
+        self._follow(roster)
         settings = StageSettings(
             run=manifest.run_id,
             seed=manifest.run.seed,
@@ -141,6 +183,11 @@ class StageRole:
         roster = record.members
         places = Participants.of(roster.trainers, roster.stages())
         self.service.open_step(record.step + 1, places, after)
+        self._follow(roster)
+
+    def _follow(self, roster: Roster) -> None:
+        if self._memory is not None:
+            self._memory.follow(roster)
 
     async def run(self) -> None:
         """Compute, until cancelled."""

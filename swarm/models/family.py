@@ -21,6 +21,7 @@ from swarm.errors import BugError, ConfigError
 from swarm.models.layout import FlatLayout
 from swarm.models.loss import cross_entropy, cross_entropy_in_pieces, pieces
 from swarm.models.packing import packed
+from swarm.models.recompute import Compute, recomputed
 from swarm.models.spec import ModelConfig, PartSpec, SplitConfig, TensorSpec, split_layers
 
 SMALLEST_SIDE = 8
@@ -43,6 +44,10 @@ class PartModule(nn.Module):
 
     head_by_token = True
     """Whether the head treats each token by itself, so that it may be given a stretch of a row."""
+
+    activation_checkpointing = False
+    """Whether a graph keeps only what goes into each layer, and backward computes the rest again: the same bits. May
+    change at any time; a graph stays what it was made as."""
 
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
@@ -69,6 +74,13 @@ class PartModule(nn.Module):
         """Return by name the parameters that ``work`` uses, in the order of ``named_parameters``. A tied weight is in
         several, under one name: its gradients are added."""
         raise NotImplementedError
+
+    def through(self, layer: nn.Module, compute: Compute, hidden: Tensor) -> Tensor:
+        """Return ``compute(hidden)``, which runs this one of the part's layers, (B, T, D) → (B, T, D): with activation
+        checkpointing where that is on. A family runs all its layers through this."""
+        if self.activation_checkpointing and torch.is_grad_enabled():
+            return recomputed(layer, compute, hidden)
+        return compute(hidden)
 
     def loss(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, int]:
         """Return the *sum* of cross entropy in nats, float32, and the number of targets it runs over, those ≥ 0.
@@ -219,6 +231,10 @@ class ModelFamily(ABC):
     def cost(self, spec: PartSpec, sequence: int) -> PartCost:
         """Return what a part costs for rows of ``sequence`` tokens. Needs no weights; arithmetic, or the building of a
         module on the meta device."""
+
+    def used_share(self, name: str, parameter: Tensor) -> float:
+        """Return the share of a parameter's elements that one token uses: below 1 where only some experts see it."""
+        return 1.0
 
     # --- export --------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ whole model's state.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -86,7 +87,7 @@ class Stage(Piece):
         """
         hidden = x.to(self.compute_dtype) if self.embedding is None else self.embed(x, seed)
         for block in self.blocks.values():
-            hidden = block(hidden, self.rotary, seed)
+            hidden = self.through(block, partial(block, rotary=self.rotary, seed=seed), hidden)
         return hidden
 
 

@@ -176,6 +176,10 @@ class TrainedPart(PartState):
 
     # --- passes --------------------------------------------------------------------------------------------------
 
+    def checkpoint_activations(self, on: bool) -> None:
+        """From the next forward on; see :attr:`~swarm.models.family.PartModule.activation_checkpointing`."""
+        self._module.activation_checkpointing = on
+
     def forward(self, x: Tensor, *, seed: int | None, graph: bool = True) -> tuple[Tensor, Graph | None]:
         """See :func:`~swarm.models.passes.run_forward`."""
         return run_forward(self._ready(), x, seed=seed, graph=graph)

@@ -1,6 +1,8 @@
-"""What a model costs, whatever its family: parameters, floating-point operations, bytes on its boundaries."""
+"""What a model costs, whatever its family: parameters, operations, bytes of graphs and on its boundaries."""
 
 from __future__ import annotations
+
+from torch import nn
 
 from swarm.models.registry import family_of
 from swarm.models.spec import ModelConfig, PartSpec
@@ -36,6 +38,52 @@ def training_bytes(
     """Memory that training a part takes beside its activations, at most: see :func:`held_bytes`."""
     held = held_bytes(model, vectors=vectors, exact=exact, local=local)
     return (held + ROUND_BYTES) * family_of(model).cost(spec, model.context).parameters
+
+
+# --- what forwards leave for their backwards -------------------------------------------------------------------------
+
+
+GRAPH_SHARE = 0.5
+"""Of the memory that is left, how much graphs may take: the rest is for what a backward makes, for payloads, for other
+peers of the machine, and for what :func:`graph_bytes` does not see."""
+
+
+def graph_bytes(model: ModelConfig, spec: PartSpec, rows: int, *, checkpointing: bool = False) -> int:
+    """Return about how many bytes a forward through a part's layers leaves for its backward, for one microbatch of so
+    many rows.
+
+    With activation checkpointing it is what goes into each layer. Else it follows from the weights' shapes: for each
+    token a matrix has what it was given and what it answered kept, as many elements as it has rows and columns, and a
+    norm two tensors in float32. Scores of attention, where they are kept (``eager``), come on top. Needs no weights.
+    """
+    family = family_of(model)
+    boundary = family.boundary(rows, model.context)
+    each = _BYTES[boundary.dtype]
+    if checkpointing:
+        return (spec.last_layer - spec.first_layer) * boundary.elements * each
+    part, a_token = family.build(spec), 0.0
+    tables = {id(table.weight) for table in part.modules() if isinstance(table, nn.Embedding)}
+    for name, parameter in part.parameters_of("forward").items():
+        if parameter.ndim < 2:
+            a_token += 2 * 4 * parameter.numel()
+        elif id(parameter) not in tables:
+            rows_and_columns = sum(parameter.shape[-2:]) * parameter.shape[:-2].numel()
+            a_token += family.used_share(name, parameter) * rows_and_columns * each
+    return int(rows * model.context * a_token)
+
+
+def graphs_under_way(microbatches: int, replicas: int, at_once: int) -> int:
+    """Return how many graphs a replica may hold at a time: its share of a step's microbatches and, with those of others
+    that it may get, no more than its share of what all trainers have in flight ``at_once``."""
+    return max(1, min(-(-microbatches // max(1, replicas)), -(-at_once // max(1, replicas))))
+
+
+def needs_checkpointing(graph: int, under_way: int, left: int) -> bool:
+    """Decide whether so many graphs of so many bytes are more than may be taken of the bytes that are left."""
+    return graph * under_way > GRAPH_SHARE * left
+
+
+# --- what crosses boundaries -----------------------------------------------------------------------------------------
 
 
 def boundary_bytes(model: ModelConfig, microbatch_size: int, sequence: int, dtype: str) -> int:

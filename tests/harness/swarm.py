@@ -178,6 +178,7 @@ class LocalSwarm:
             clock=clock,
             watch=HealthWatch(endpoint, clock, incarnation=self._incarnations()),
             how_to_join=command_to_join,
+            activation_checkpointing=settings.options.activation_checkpointing,
         )
         self.peers[name] = LocalPeer(
             settings=settings,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from swarm.events import Accumulated, DigestMismatch, JourneyCompleted, JourneyStarted, RoundDone, StepClosed
 from swarm.ids import MicrobatchId
+from swarm.models import family as models
+from swarm.models.recompute import recomputed
 from swarm.models.registry import family_of
 from tests.harness.swarm import LocalSwarm
 
@@ -71,6 +74,30 @@ async def test_run_that_averages_in_int8_learns_and_no_replica_differs(tmp_path:
     whole = 4 * sum(parameter.numel() for parameter in stage.parameters())
     sent = [event.bytes_sent for event in swarm.events(RoundDone) if event.part == "stage-0"]
     assert 0 < max(sent) < 0.6 * whole, "the numbers did not travel as 8 bits"
+
+
+async def test_replicas_that_compute_activations_again_give_the_digests_of_those_that_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again: Counter[str] = Counter()
+
+    def counted(*given: Any) -> Any:
+        again[root.name] += 1
+        return recomputed(*given)
+
+    monkeypatch.setattr(models, "recomputed", counted)
+    digests = {}
+    for choice in ("off", "on"):
+        root = tmp_path / choice
+        root.mkdir()
+        sites = {"host-0": {"activation_checkpointing": choice}}
+        shape: dict[str, Any] = {"run": {"reproducible": True}, "model": {"dropout": 0.1}}
+        swarm = LocalSwarm(root, hosts=2, split={"stages": 1}, batch={"packing": "documents"}, sites=sites, **shape)
+        await swarm.run()
+        assert not swarm.events(DigestMismatch)
+        digests[choice] = [record["digests"] for record in swarm.history()]
+    assert digests["on"] == digests["off"]
+    assert set(again) == {"on"}
 
 
 async def test_run_learns(tmp_path: Path) -> None:

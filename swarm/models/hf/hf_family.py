@@ -95,16 +95,20 @@ class HfFamily(ModelFamily):
         ``sequence``. The shapes are those of a build without weights: a second or two for the first part of a model.
         """
         part = self._part(spec, self._model)
-        share = _expert_share(json.loads(self._model.config))
         used, tables = 0.0, _tables(part)
         for name, parameter in part.named_parameters():
             if parameter.ndim >= 2 and name not in tables:
-                used += parameter.numel() * (share if parameter.ndim == 3 or ".experts." in name else 1.0)
+                used += parameter.numel() * self.used_share(name, parameter)
         if spec.head and not any(n.startswith("model.lm_head") for n, _ in part.named_parameters()):
             used += self._model.width * self._model.vocab_size  # tied to the table
         attention = (spec.last_layer - spec.first_layer) * 2 * self._model.width * sequence
         elements = sum(tensor.numel() for tensor in state_of(part).values())
         return PartCost(parameters=elements, forward_flops=int(2 * used) + attention)
+
+    def used_share(self, name: str, parameter: Tensor) -> float:
+        """See :class:`~swarm.models.family.ModelFamily`."""
+        of_experts = parameter.ndim == 3 or ".experts." in name
+        return _expert_share(self._model.config) if of_experts else 1.0
 
     # --- export --------------------------------------------------------------------------------------------------
 
@@ -206,8 +210,10 @@ def _tables(part: nn.Module) -> set[str]:
     return {name for name, parameter in part.named_parameters() if id(parameter) in tables}
 
 
-def _expert_share(config: dict[str, Any]) -> float:
+@lru_cache(maxsize=8)
+def _expert_share(text: str) -> float:
     """The share of the experts that a token uses."""
+    config = json.loads(text)
     experts, used = (
         next((int(config[key]) for key in keys if isinstance(config.get(key), int)), 0)
         for keys in (EXPERT_KEYS, USED_EXPERT_KEYS)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,6 +68,13 @@ class _Absent(nn.Module):
         return self._under_way.entering
 
 
+def _answered(compute: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], hidden: Tensor) -> Tensor:
+    """What a layer makes of a hidden state, with what else it was given."""
+    found = compute(hidden, *args[1:], **kwargs) if args else compute(**(kwargs | {"hidden_states": hidden}))
+    answer: Tensor = found[0] if isinstance(found, tuple) else found
+    return answer
+
+
 def _tied(whole: nn.Module, anatomy: Anatomy) -> tuple[str, ...]:
     """Names of the weights that modules before the layers share with modules after them."""
     first = {id(p) for name in anatomy.before for p in whole.get_submodule(name).parameters()}
@@ -96,7 +104,7 @@ class HfPart(PartModule):
         layers = whole.get_submodule(anatomy.path)
         for number, layer in enumerate(layers):
             own = spec.first_layer <= number < spec.last_layer
-            through = self._through(number, layer.forward if own else None)
+            through = self._through(number, layer, layer.forward if own else None)
             if own:
                 layer.forward = through
             else:
@@ -163,7 +171,7 @@ class HfPart(PartModule):
         finally:
             now.entering = None
 
-    def _through(self, number: int, compute: Callable[..., Any] | None) -> Callable[..., Any]:
+    def _through(self, number: int, layer: nn.Module, compute: Callable[..., Any] | None) -> Callable[..., Any]:
         """What runs in place of a layer; ``compute`` is its own forward, None for one of another part."""
         last, width = number == self._anatomy.count - 1, self._anatomy.answers[number]
         now = self._under_way
@@ -174,14 +182,12 @@ class HfPart(PartModule):
                 raise _PassLeft(hidden)
             if now.at == number and now.entering is not None:
                 hidden = now.entering
-                args, kwargs = ((hidden, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": hidden})
-            answer: Any = (hidden, *[None] * (width - 1)) if width else hidden
             if compute is not None and number >= now.at:
-                answer = compute(*args, **kwargs)
+                hidden = self.through(layer, partial(_answered, compute, args, kwargs), hidden)
             if last and now.leave == number + 1:
-                raise _PassLeft(answer[0] if isinstance(answer, tuple) else answer)
+                raise _PassLeft(hidden)
             if last and now.at == number + 1:
-                answer = (now.entering, *answer[1:]) if isinstance(answer, tuple) else now.entering
-            return answer
+                hidden = now.entering
+            return (hidden, *[None] * (width - 1)) if width else hidden
 
         return forward

@@ -1,4 +1,4 @@
-"""A part that does not fit into a machine's memory is refused before anything of it is downloaded."""
+"""A part too large for a machine is refused before anything is downloaded; a stage with too large graphs recomputes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from data_shards.tokenize import train_tokenizer
 from swarm.errors import StateError
 from swarm.ids import PartName
 from swarm.membership import roles
-from swarm.planning.costs import training_bytes
+from swarm.planning.costs import GRAPH_SHARE, graph_bytes, training_bytes
 from swarm.sim.device import InlineDevice
 from tests.harness.swarm import small_manifest
 
@@ -27,3 +27,54 @@ def test_part_that_does_not_fit_is_refused_with_what_is_missing(monkeypatch: pyt
         roles.check_memory(around, name)
     monkeypatch.setattr(roles, "free_memory", lambda: needed)
     roles.check_memory(around, name)
+
+
+class Part:
+    """A stage that says whether it was told to checkpoint activations."""
+
+    def __init__(self, spec: Any, elements: int) -> None:
+        self.spec, self.layout = spec, SimpleNamespace(elements=elements)
+        self.told: list[bool] = []
+
+    def checkpoint_activations(self, on: bool) -> None:
+        self.told.append(on)
+
+
+def roster(replicas: int, trainers: int = 1) -> Any:
+    return SimpleNamespace(trainers=("t",) * trainers, replicas=lambda part: ("h",) * replicas)
+
+
+def test_stage_computes_activations_again_while_its_graphs_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    overrides = {"split": {"stages": 2}, "batch": {"microbatches_per_step": 12}}
+    manifest = small_manifest(train_tokenizer(["some words"], 300), 2, 1, overrides)
+    around = cast(Any, SimpleNamespace(manifest=manifest, device=InlineDevice(torch.device("cpu"))))
+    spec = roles.spec_of(manifest, PartName("stage-0"))
+    elements = 1000
+    graph = graph_bytes(manifest.model, spec, manifest.batch.microbatch_size)
+    still = training_bytes(manifest.model, spec, exact=manifest.run.reproducible) - 3 * 4 * elements
+    enough = still + int(6 * graph / GRAPH_SHARE)
+    monkeypatch.setattr(roles, "free_memory", lambda device: enough)
+    part = Part(spec, elements)
+    memory = roles.GraphMemory(around, cast(Any, part))
+    for replicas in (2, 1, 1, 3):  # 12 microbatches: 6, 12, 12 and 4 for each of them
+        memory.follow(roster(replicas))
+    assert part.told == [False, True, True, False]
+    monkeypatch.setattr(roles, "free_memory", lambda device: enough - 4)
+    memory = roles.GraphMemory(around, cast(Any, part))
+    memory.follow(roster(2))
+    assert part.told[-1], "a few bytes less are too few"
+
+
+def test_last_stage_with_head_has_one_graph_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = small_manifest(train_tokenizer(["some words"], 300), 2, 1, {"split": {"stages": 2, "ends": "hosted"}})
+    around = cast(Any, SimpleNamespace(manifest=manifest, device=InlineDevice(torch.device("cpu"))))
+    told = {}
+    for name in ("stage-0", "stage-1"):
+        spec = roles.spec_of(manifest, PartName(name))
+        graph = graph_bytes(manifest.model, spec, manifest.batch.microbatch_size)
+        needed = training_bytes(manifest.model, spec, exact=manifest.run.reproducible)
+        monkeypatch.setattr(roles, "free_memory", lambda device, left=needed + int(graph / GRAPH_SHARE): left)
+        part = Part(spec, 0)
+        roles.GraphMemory(around, cast(Any, part)).follow(roster(1))
+        told[name] = part.told
+    assert told == {"stage-0": [True], "stage-1": [False]}
