@@ -1,4 +1,10 @@
-"""Open a stream to a peer: at its own addresses first, through its relays next, by newer addresses last."""
+"""Open a stream to a peer: at its own addresses first, through its relays next, by newer addresses last.
+
+Two daemons that dial each other in the same moment, each from the port at which it listens, make one TCP connection of
+which both are the client (simultaneous open, RFC 9293 §3.5). The handshake then fails at both, and both refuse to dial
+that address again for five seconds. Rounds begin everywhere at once, so over a WAN this is not rare: of two peers the
+one with the larger id gives way, and dials that crossed all the same are repeated.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +30,16 @@ PATIENCE_S = 1.0
 
 _LOOK_UP_S = 2.0
 """A dial that failed is not kept from failing for longer by a directory that does not answer."""
+
+GIVE_WAY_S = 0.25
+"""For how long the larger of two ids waits for the other's dial: a connection takes one way of a round trip to show
+itself. Costs the peers that nobody else dials this long, once a connection."""
+
+_CROSSED = "clientHelloMsg when waiting for *tls.serverHelloMsg"
+_REFUSED_S = 5.1
+"""For how long the daemon refuses an address after a failure, and a little more."""
+
+_GLANCE_S = 0.05
 
 
 class Dialler:
@@ -59,6 +75,8 @@ class Dialler:
     async def _open(self, target: PeerId, protocol: str, hints: Sequence[Multiaddr]) -> Streams:
         problem: Unreachable | None = None
         try:
+            if hints and self._hints.me > target:
+                await self._met(target, GIVE_WAY_S)
             await self._connect(target, hints)
         except DaemonGone:
             raise
@@ -86,8 +104,24 @@ class Dialler:
             with contextlib.suppress(Unreachable, TimeoutError):
                 async with asyncio.timeout(HEAD_START_S):
                     await self._p2p.connect(target, direct)
-        if hints:
+        if not hints:
+            return
+        try:
             await self._p2p.connect(target, hints)
+        except Unreachable as error:
+            if _CROSSED not in error.reason:
+                raise
+            await self._met(target, _REFUSED_S + GIVE_WAY_S * (self._hints.me > target))
+            await self._p2p.connect(target, hints)
+
+    async def _met(self, target: PeerId, seconds: float) -> None:
+        """Wait for a connection that the other side makes, for so long at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while True:
+                    if target in {peer for peer, _ in await self._p2p.connections()}:
+                        return
+                    await asyncio.sleep(_GLANCE_S)
 
 
 async def _first_good(tries: list[asyncio.Future[Streams]]) -> Streams:
@@ -124,7 +158,7 @@ class Hints:
     asked for, at most 16 each."""
 
     def __init__(self, me: PeerId) -> None:
-        self._me = me
+        self.me = me
         self._known: dict[PeerId, tuple[Multiaddr, ...]] = {}
 
     def learn(self, peer: PeerId, addresses: Sequence[str]) -> None:
@@ -136,7 +170,7 @@ class Hints:
                 address, named = split_peer(Multiaddr(text))
                 if named == peer:
                     parsed.append(address)
-        if parsed and peer != self._me:
+        if parsed and peer != self.me:
             self._known.pop(peer, None)
             self._known[peer] = tuple(parsed[:MAX_PER_PEER])
             if len(self._known) > MAX_PEERS:

@@ -36,11 +36,19 @@ class _Daemon:
         self.dialled: list[str] = []
         self.connected = asyncio.Event()
         self.writers: list[_Writer] = []
+        self.crossing = 0
+
+    async def connections(self) -> list[tuple[PeerId, Multiaddr]]:
+        """Those we have, whoever dialled."""
+        return [(TARGET, Multiaddr(NEW))] if self.connected.is_set() else []
 
     async def connect(self, peer: PeerId, addresses: Sequence[Multiaddr]) -> None:
         """A dial."""
         told = [str(address) for address in addresses]
         self.dialled += told
+        if self.crossing:
+            self.crossing -= 1
+            raise Unreachable(f"received unexpected handshake message of type *tls.{dialling._CROSSED}", peer=peer)
         if NEW in told:
             self.connected.set()
         elif SILENT in told:
@@ -95,6 +103,43 @@ async def test_peer_that_is_found_at_once_is_not_looked_up() -> None:
     world = _World(NEW)
     await world.dial()
     assert world.looked_up == 0
+
+
+@pytest.mark.parametrize(("me", "dialled"), [("", [SILENT]), ("~", [])])
+async def test_larger_id_waits_for_the_dial_of_the_other(
+    me: str, dialled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dialling, "GIVE_WAY_S", 60.0)
+    world = _World(SILENT)
+    world.hints.me = PeerId(me)
+    trying = asyncio.ensure_future(world.dial())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert world.daemon.dialled == dialled
+    world.daemon.connected.set()  # the other's dial
+    await trying
+
+
+async def test_larger_id_dials_when_the_other_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dialling, "GIVE_WAY_S", 0.0)
+    world = _World(NEW)
+    world.hints.me = PeerId("~")
+    await world.dial()
+    assert world.daemon.dialled == [NEW]
+
+
+@pytest.mark.parametrize("crossings", [1, 2])
+async def test_dials_that_crossed_are_repeated_once(crossings: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dialling, "_REFUSED_S", 0.0)
+    monkeypatch.setattr(dialling, "GIVE_WAY_S", 0.0)
+    world = _World(NEW)
+    world.daemon.crossing = crossings
+    if crossings == 1:
+        await world.dial()
+    else:
+        with pytest.raises(Unreachable, match="clientHelloMsg"):
+            await world.dial()
+    assert world.daemon.dialled == [NEW, NEW]
 
 
 @pytest.mark.parametrize("announced", ["", OLD])
