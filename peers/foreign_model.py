@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from peers.console.words import another_path
 from peers.data.tokenizer_files import read_encoding, special_tokens
+from peers.home.places import FROZEN
 from swarm.config import MAX_TEMPLATE
 from swarm.errors import ConfigError
 from swarm.models.hf.hf_config import (
@@ -23,13 +24,17 @@ from swarm.models.hf.hf_config import (
     numbers_of,
     read_config,
 )
-from swarm.models.registry import AnyModel
+from swarm.models.registry import AnyModel, family_of
 from swarm.models.spec import DType, SplitConfig
 from swarm.pipeline.batch import Packing
+from swarm.state.frozen import FrozenStore, ModelFiles
 
 if TYPE_CHECKING:
     from peers.settings import PeerSettings
 
+ADAPTER_LR = 2e-4
+"""Adapters begin at nothing, so they take ten times what weights that are trained already take (Hu et al., arXiv
+2106.09685, appendix D)."""
 CONTEXT = 512
 """Tokens in a row where nothing is said: more costs memory that grows with it."""
 HUB_ID = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96})(@(?P<revision>[\w./-]{1,100}))?")
@@ -160,14 +165,15 @@ def check_parts(model: HfConfig, split: SplitConfig) -> None:
         family.build(spec)
 
 
-def check_founding(model: HfConfig) -> None:
+def check_founding(model: HfConfig, split: SplitConfig) -> None:
     """Raise ConfigError where this machine has not the memory to found a run of the model: for its founder has all
-    parts' first state, three vectors, until everybody has his."""
+    parts' first state, three vectors, until everybody has his; of weights that are frozen it reads one part after the
+    other, in float32."""
     from swarm.device import free_memory
-    from swarm.models.hf.hf_family import HfFamily
 
-    family = HfFamily(model)
-    needed, free = 12 * family.cost(family.whole, model.context).parameters, free_memory()
+    family = family_of(model)
+    frozen = max(family.cost(spec, model.context).frozen for spec in family.parts(split))
+    needed, free = 12 * family.cost(family.whole, model.context).parameters + 5 * frozen, free_memory()
     if needed > free:
         why = f"its founder holds {needed / 1e9:.1f} GB until the run has begun, and {free / 1e9:.1f} GB are free here"
         raise ConfigError(OPTION, model.source, "a machine with more memory", "Found the run there.", why=why)
@@ -192,18 +198,19 @@ def find_model(given: str, key: str = OPTION) -> ForeignModel:
     return _read(directory, named["id"], revision, key)
 
 
-def files_here(model: AnyModel, settings: PeerSettings) -> Path | None:
-    """Return the directory of a run's model on this machine: as it was given or, if that was asked for, downloaded from
-    the hub in the very revision that the run names; None where there is none. Blocking.
+def files_here(model: AnyModel, settings: PeerSettings) -> ModelFiles:
+    """Return what this machine has of a run's model: its directory as it was given or, if that was asked for,
+    downloaded from the hub in the very revision that the run names; and where frozen weights are. Blocking.
 
     Raises ConfigError where the run names no revision of a hub, or that does not give it.
     """
+    frozen = FrozenStore(settings.frozen or settings.home / FROZEN)
     if not settings.options.from_hub:
-        return settings.model_files or settings.options.model_files
+        return ModelFiles(settings.model_files or settings.options.model_files, frozen)
     if not isinstance(model, HfConfig) or not model.revision or not HUB_ID.fullmatch(model.source):
         why = "it was founded with files of its founder, or is our own transformer"
         raise ConfigError("--from-hub", True, "a run with a model of a hub", "Leave it out.", why=why)
-    return _download(model.source, model.revision, "--from-hub")[0]
+    return ModelFiles(_download(model.source, model.revision, "--from-hub")[0], frozen)
 
 
 def _read(directory: Path, source: str, revision: str, key: str) -> ForeignModel:

@@ -13,7 +13,7 @@ from peers.checkpoints.resume import Resumable, find_resumable
 from peers.console.words import another_path, command_name
 from peers.data.source import check_tokenizer
 from peers.data.text import built_in_corpus, read_corpus, sample_texts
-from peers.foreign_model import ForeignModel, check_founding, check_parts, find_model
+from peers.foreign_model import ADAPTER_LR, ForeignModel, check_founding, check_parts, find_model
 from peers.manifest_file import write_manifest
 from peers.options.fields import settings_of
 from peers.options.model import Foundation
@@ -74,6 +74,8 @@ def load_foundation(foundation: Foundation) -> dict[str, Any]:
     if foreign is not None:
         document["model"] = _table(foreign, foundation)
         document = _with_fitting_rates(document, foundation)
+        if foundation.lora_rank is not None and foundation.file is None:
+            document["optimizer"] = document.get("optimizer", {}) | {"lr": ADAPTER_LR, "weight_decay": 0.0}
     for dotted, value in foundation.changes.items():
         _change(document, dotted, value)
     try:
@@ -105,7 +107,7 @@ def make_run(foundation: Foundation, document: dict[str, Any]) -> Founded:
     check_tokenizer(manifest, tokenizer)
     if foreign is not None and isinstance(manifest.model, HfConfig):
         check_parts(manifest.model, manifest.split)
-        check_founding(manifest.model)
+        check_founding(manifest.model, manifest.split)
     files = None if foreign is None or foundation.from_scratch else foreign.directory.absolute()
     return Founded(manifest=manifest, tokenizer=tokenizer, tokenizer_from=source, model_files=files)
 

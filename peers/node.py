@@ -1,7 +1,7 @@
 """The composition root: settings in, a living peer out. The second page to read, after ``swarm.step.loop``.
 
-Every peer is a member of the run: it answers the step's leader, watches some others, and may have to lead. What else
-it does is its role (``swarm.membership.roles``). :func:`run_peer` is what the CLI and the local launcher call.
+Every peer is a member of the run: it answers the step's leader, watches some others, and may have to lead; the rest is
+its role (``swarm.membership.roles``). The command line and the local launcher call :func:`run_peer`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from peers.control.server import ControlServer
 from peers.data.source import data_given, data_opened, open_source, shard_for
 from peers.exit_codes import EXIT_CODES, EXIT_DRAINED, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, exit_code_of
 from peers.foreign_model import files_here
+from peers.frozen import frozen_services
 from peers.manifest_file import manifest_sent
 from peers.options.reading import blamed
 from peers.orders import ForcedExit, Orders
@@ -62,7 +63,6 @@ from swarm.pipeline.batch import BatchSource
 from swarm.step.calls import first_leaf
 
 logger = logging.getLogger(__name__)
-
 ResultT = TypeVar("ResultT")
 MAX_DESCRIPTORS = 1 << 16
 
@@ -278,11 +278,11 @@ class Node:
             activation_checkpointing=self._settings.options.activation_checkpointing,
             files=files,
         )
-        endpoint.mount(ManifestService(manifest.canonical(), tokenizer))
+        for service in [*frozen_services(manifest.model, files), ManifestService(manifest.canonical(), tokenizer)]:
+            endpoint.mount(service)
         await self._reaching(endpoint.enter(manifest.run_id))
         # First, so that the addresses told to others hold the relays through which they must come.
-        asked = [] if self._contact is None else [self._contact]
-        self._reach = reach = await reachability(endpoint, asked, self._clock)
+        self._reach = reach = await reachability(endpoint, [self._contact] if self._contact else [], self._clock)
         membership = await self._become_member(around, endpoint)
         self._emit_started(endpoint)
         membership.situation.reached(reach.how, reach.detail, reach.addresses)

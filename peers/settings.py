@@ -38,6 +38,7 @@ class PeerSettings(BaseModel):
             read what trainers send: give it only where all peers of the run are on this machine.
         model_files: Directory of the model's files: a bootstrap's run begins with the weights in them, and others need
             not download these.
+        frozen: Where this machine keeps frozen weights, for all runs; by default in ``home``.
         patience_s: How long a bootstrap waits for the peers that the run needs; None: for ever.
         run_directory: Where this machine keeps the run: manifest, tokenizer, and the checkpoints that its peers write
             and those they end with; ``{run}`` in it stands for the run's name and id.
@@ -62,6 +63,7 @@ class PeerSettings(BaseModel):
     tokenizer: Path | None = None
     ends_seed: Annotated[int | None, Field(ge=0, repr=False)] = None
     model_files: Path | None = None
+    frozen: Path | None = None
     patience_s: Annotated[float, Field(gt=0)] | None = PATIENCE_S
     run_directory: Path | None = None
     checkpoints_kept: Annotated[int, Field(ge=1)] | None = None

@@ -12,6 +12,7 @@ import fcntl
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -172,6 +173,13 @@ def _write(path: Path, pieces: Sequence[Piece], mode: int) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def free_bytes(path: Path) -> int:
+    """Return how many bytes the disk of this path, which need not be there yet, has for us. Raises OSError."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return shutil.disk_usage(path).free
 
 
 def reserve(descriptor: int, size: int) -> None:

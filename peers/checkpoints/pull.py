@@ -11,10 +11,11 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from peers.checkpoints.proof import Proof, proof_in, stray
+from peers.checkpoints.pull_frozen import pull_frozen
 from peers.checkpoints.source import Source, beside, directory_source, peer_source
 from peers.checkpoints.writer import keep_run, run_directory_of
 from peers.console.words import CommandError, amount, command_name, gathering, listed, numbered
@@ -100,7 +101,10 @@ async def pull(source: Source, directory: RunDirectory, say: Say, progress: Prog
         while True:
             left -= 1
             try:
-                return await _pull(source, directory, say, progress)
+                pulled = await _pull(source, directory, say, progress)
+                donors = [donor.frozen for donor in source.donors]
+                frozen = await pull_frozen(source.manifest, directory, donors, say, progress)
+                return replace(pulled, bytes=pulled.bytes + frozen)
             except StateError as error:
                 if not left or not isinstance(error, _Gone):
                     raise

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from peers.checkpoints.verify import check_tokenizer_file
+from peers.frozen import store_of
 from peers.home.run_directory import RunDirectory
 from peers.invites.invite import Contacts
 from peers.manifest_file import manifest_sent
@@ -61,7 +62,7 @@ def beside(source: Source, directories: Sequence[RunDirectory]) -> Source:
         if there != run:
             raise Incompatible("--from", str(directory.root), f"a directory of run {run[:12]}, as the one before it",
                                f"It holds run {there[:12]}: pull that by itself.")  # fmt: skip
-    added = tuple(DirectoryDonor(directory.checkpoints) for directory in directories)
+    added = tuple(DirectoryDonor(directory.checkpoints, store_of(directory)) for directory in directories)
     return replace(source, donors=(*source.donors, *added), believed=(*source.believed, *added))
 
 

@@ -94,6 +94,44 @@ def verify(
 
 
 @ckpt.command()
+def frozen(
+    add: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Make them of this model's files, for the run that --run names."),
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option("--run", metavar="DIR", help="A run's directory, or the beginning of its id.")
+    ] = None,
+    remove: Annotated[str | None, typer.Option(metavar="DIGEST", help="Remove those whose digest begins so.")] = None,
+    unused: Annotated[bool, typer.Option("--unused", help="Remove those that no run here needs.")] = False,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """List, make or remove the weights beside adapters (LoRA) that this machine keeps, once for all of its runs.
+
+    Example: swarm ckpt frozen --unused
+    """
+    from peers.console.words import amount
+    from peers.frozen import add_frozen, listed_frozen, remove_frozen
+    from peers.home.run_directory import find_run_directory
+
+    if add is not None:
+        add_frozen(find_run_directory(run, home, key="--run"), add, lambda line: typer.echo(line, err=as_json))
+    gone = remove_frozen(home, remove or "", unused=unused) if remove or unused else []
+    kept = listed_frozen(home)
+    if as_json:
+        typer.echo(json.dumps({"schema": SCHEMA, "frozen": kept, "removed": gone}))
+        return
+    for verb, found in (("removed ", gone), ("", kept)):
+        for one in found:
+            state = "" if one["complete"] else ", begun only"
+            used = f"for {', '.join(one['runs'])}" if one["runs"] else "for no run here"
+            typer.echo(f"{verb}{one['digest'][:12]}  {one['part']}, {amount(one['bytes'])}B{state}, {used}")
+    if not (kept or gone):
+        typer.echo("no weights beside adapters are kept here", err=True)
+
+
+@ckpt.command()
 def pull(
     directory: Annotated[
         Path | None,

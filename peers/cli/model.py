@@ -52,6 +52,12 @@ def export(
     into: Annotated[Path, typer.Argument(metavar="DIR", help="A new directory for the model, or an empty one.")],
     run: Run = None,
     step: Step = None,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Of a run with LoRA: write its adapters alone, as peft loads them.")
+    ] = False,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Of a run with LoRA: add its adapters to the model's weights, in float32.")
+    ] = False,
     dtype: Annotated[
         StoredAs, typer.Option(help="Store the weights in this; bfloat16 is half as large, and rounded.")
     ] = StoredAs.float32,
@@ -60,7 +66,8 @@ def export(
 ) -> None:
     """Write a trained model as a directory that transformers loads, with its tokenizer and a model card.
 
-    Works from the checkpoints on this machine, whether the run goes on or not. Needs no transformers itself.
+    Works from the checkpoints on this machine, whether the run goes on or not. Needs no transformers itself. Of a run
+    with LoRA say --adapter or --merge.
 
     Example: swarm export my-model --run out/first
     """
@@ -71,18 +78,24 @@ def export(
     found = find_run_directory(run, home, key="--run")
     # After both directories are known to be right: a wrong path should not cost the seconds that torch takes.
     from peers.checkpoints.choice import choose_step
+    from peers.commands.adapter import check_kind, export_adapter, load_adapter
     from peers.commands.export import export, load_command
 
     chosen = choose_step(found, step)
+    check_kind(chosen, adapter=adapter, merge=merge)
     _tell_which(found, chosen.step, chosen.passed_over, asked=step is not None, named=run is not None)
-    made = export(chosen, into, dtype.value, told=(lambda line: None) if as_json else typer.echo)
+    told = (lambda line: None) if as_json else typer.echo
+    made = export_adapter(chosen, into, told) if adapter else export(chosen, into, dtype.value, told)
     if as_json:
         document = {"schema": SCHEMA, "path": str(into.absolute()), "run": chosen.manifest.run_id, "step": chosen.step,
-                    "parameters": made.parameters, "bytes": made.bytes, "dtype": dtype.value,
-                    "files": made.files}  # fmt: skip
+                    "parameters": made.parameters, "bytes": made.bytes,
+                    "dtype": "float32" if adapter else dtype.value, "files": made.files}  # fmt: skip
         typer.echo(json.dumps(document))
         return
     typer.echo(f"step {chosen.step} of {chosen.manifest.run.name}, {made.parameters:,} parameters, is in {into}")
+    if adapter:
+        typer.echo(f"next: {load_adapter(into, chosen)}")
+        return
     typer.echo(f"next: {load_command(into, chat=bool(chosen.manifest.tokenizer.template))}")
 
 

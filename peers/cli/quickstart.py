@@ -12,6 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from peers.foreign_model import ChosenModel
+    from swarm.models.lora_config import LoraConfig
 
 
 class PackingChoice(StrEnum):
@@ -19,6 +20,14 @@ class PackingChoice(StrEnum):
 
     stream = "stream"
     documents = "documents"
+
+
+class BaseChoice(StrEnum):
+    """What frozen weights are stored in."""
+
+    bfloat16 = "bfloat16"
+    nf4 = "nf4"
+    float32 = "float32"
 
 
 class EndsChoice(StrEnum):
@@ -66,6 +75,12 @@ def quickstart(
             help="What a row is: a part of the stream of all documents, or whole documents that do not see each other."
         ),
     ] = PackingChoice.stream,
+    lora_rank: Annotated[
+        int | None, typer.Option(help="Train adapters of this rank (LoRA), and none of the model's own weights.")
+    ] = None,
+    lora_base: Annotated[
+        BaseChoice | None, typer.Option(help="With --lora-rank: what the weights beside adapters are kept in.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write everything to this new directory.  [default: out/<date-time>]")
     ] = None,
@@ -113,6 +128,7 @@ def quickstart(
         local_steps=local_steps,
         chosen=_chosen(model, from_scratch, tokens_in_a_row, packing),
         packing=packing.value,
+        lora=_lora(lora_rank, lora_base),
     )
     options = QuickstartOptions(
         shape=shape, text=tuple(text or ()), out=out, report=report, device=device, json=as_json
@@ -132,6 +148,20 @@ def _chosen(model: str | None, scratch: bool, context: int | None, packing: Pack
         name, value = ("--from-scratch", "") if scratch else ("--context", str(context))
         raise ConfigError(name, value, "only together with --model", "Name the model too, or leave it out.")
     return None
+
+
+def _lora(rank: int | None, base: BaseChoice | None) -> LoraConfig | None:
+    """The adapters that are asked for. Raises ConfigError."""
+    from swarm.errors import ConfigError
+    from swarm.models.lora_config import LoraConfig
+
+    if rank is None:
+        if base is not None:
+            raise ConfigError("--lora-base", base.value, "only together with --lora-rank", "Add --lora-rank 16.")
+        return None
+    if not 1 <= rank <= 4096:
+        raise ConfigError("--lora-rank", rank, "from 1 to 4096", "Choose a number in that range, as 16.")
+    return LoraConfig(rank=rank, alpha=2.0 * rank, base="bfloat16" if base is None else base.value)
 
 
 def _refuse_arguments(arguments: Sequence[str], text: Sequence[Path]) -> None:

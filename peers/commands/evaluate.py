@@ -23,12 +23,14 @@ from data_shards.shard import Shard
 from data_shards.tokenize import Tokenizer
 from peers.checkpoints.choice import choose_step, run_tokenizer
 from peers.console.interrupt import check
+from peers.frozen import frozen_of_all, store_of
 from peers.home.run_directory import RunDirectory
 from swarm.config import Manifest
 from swarm.device import resolve_device
 from swarm.errors import ConfigError, StateError
 from swarm.models.family import PartModule
 from swarm.models.layout import install_weights
+from swarm.models.lora import LoraFamily, install_base
 from swarm.models.packing import packed
 from swarm.models.registry import family_of
 from swarm.state.checkpoints.parts import load_weights
@@ -137,7 +139,9 @@ def load_checkpoint(
     chosen = choose_step(directory, step)
     family = family_of(chosen.manifest.model)
     model = family.build(family.whole)
-    install_weights(model, load_weights(directory.checkpoints, chosen.step))
+    if isinstance(family, LoraFamily):
+        install_base(model, frozen_of_all(chosen.manifest, store_of(directory)), place)
+    install_weights(model, load_weights(directory.checkpoints, chosen.step), device=place)
     _, tokenizer = run_tokenizer(chosen)
     return Checkpointed(chosen.step, model.to(place).eval(), tokenizer, chosen.manifest, chosen.passed_over, place)
 

@@ -21,10 +21,12 @@ from peers.checkpoints.proof import proof_in
 from peers.commands.model_directory import CONFIG, making, tokenizer_config, write_json, write_tensors
 from peers.console.interrupt import check
 from peers.console.words import amount, count
+from peers.frozen import frozen_of, store_of
 from peers.local.report import held_out_after
 from swarm.consensus.records import CloseRecord
 from swarm.disk import write_whole
 from swarm.models.family import ModelFamily
+from swarm.models.lora import LoraFamily, merged
 from swarm.models.registry import family_of
 from swarm.models.spec import DType, PartSpec
 from swarm.state.checkpoints.files import RECORD, step_directory
@@ -46,7 +48,8 @@ class Exported:
 
 
 def export(chosen: ChosenStep, into: Path, dtype: DType, told: Callable[[str], None]) -> Exported:
-    """Write the model of a checkpoint into a new or empty directory, whole or not at all.
+    """Write the model of a checkpoint into a new or empty directory, whole or not at all; adapters are added to the
+    weights beside them, in float32.
 
     Args:
         chosen: The checkpoint.
@@ -99,13 +102,15 @@ def _write_weights(
         """Apart from the loop, so that nothing of a part is held when the next is read."""
         nonlocal elements, stored
         weights = load_part_weights(chosen.directory.checkpoints, chosen.record, spec.name)
+        if isinstance(family, LoraFamily):
+            weights = merged(family, spec, weights, frozen_of(chosen.manifest, spec.name, store_of(chosen.directory)))
         word, kind = _STORED[dtype]
         tensors = {
             key: tensor.detach().to(kind).contiguous()
             for key, tensor in family.export_weights(spec, weights).items()
             if key not in where  # a weight that is tied between parts is in one file
         }
-        size = write_tensors(into / name, {key: (word, one.shape, _bytes(one)) for key, one in tensors.items()})
+        size = write_tensors(into / name, {key: (word, one.shape, bytes_of(one)) for key, one in tensors.items()})
         where.update(dict.fromkeys(tensors, name))
         elements += sum(one.numel() for one in tensors.values())
         stored += size
@@ -120,7 +125,8 @@ def _write_weights(
     return elements, stored
 
 
-def _bytes(tensor: Tensor) -> memoryview:
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the bytes of a contiguous CPU tensor, without a copy."""
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 

@@ -12,7 +12,7 @@ from peers.commands.preflight import check_announce, check_checkpoints, check_de
 from peers.console.words import command_name, print_error
 from peers.exit_codes import EXIT_OK
 from peers.home.last_events import done_again, newest_closing
-from peers.home.places import RUNS
+from peers.home.places import FROZEN, RUNS
 from peers.options.model import PeerOptions
 from peers.session import Who, echo, know_thyself, live, open_session, silent
 from peers.settings import exact_settings
@@ -122,6 +122,7 @@ def _peer_settings(place: HeldPlace, who: Who, contacts: Contacts, options: Peer
         bootstrap=tuple(dict.fromkeys((*contacts.addresses, *known))),
         run=contacts.run,
         run_directory=kept.absolute(),
+        frozen=(home_directory(options.home) / FROZEN).absolute(),
         checkpoints_kept=CHECKPOINTS_KEPT,
         patience_s=None,
         control=place.control.absolute(),

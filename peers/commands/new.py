@@ -49,6 +49,11 @@ def new(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines
     check_listen(options.listen)
     check_announce(options.announce)
     founded = _founded(foundation, options, say)
+    from peers.frozen import frozen_store, with_frozen
+
+    store = frozen_store(options.home)
+    frozen = with_frozen(founded.manifest, founded.model_files, store, lambda text: say("frozen", text))
+    founded = dataclasses.replace(founded, manifest=frozen)
     for label, text in summary(founded):
         say(label, text)
     run_id = founded.manifest.run_id
@@ -67,6 +72,7 @@ def new(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines
             manifest=manifest_file,
             tokenizer=tokenizer_file,
             model_files=founded.model_files,
+            frozen=frozen_store(options.home).root.absolute(),
             **_resumed(founded),
             patience_s=None,
             control=place.control.absolute(),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from peers.console.words import command_name, count, numbered, printable, read_over
+import math
+
+from peers.console.words import amount, command_name, count, numbered, printable, read_over
 from peers.control.status import ALONE
 from peers.exit_codes import EXIT_DRAINED, EXIT_OK
 from swarm.clock import moment
@@ -22,6 +24,8 @@ from swarm.events import (
     DonorDropped,
     Draining,
     Event,
+    FrozenFetching,
+    FrozenReady,
     GraphsDropped,
     LineageBegan,
     LineageConfirmed,
@@ -88,6 +92,11 @@ def _describe_place(event: Event) -> tuple[str, str] | None:
             return ("waiting", harmless(event.what)) if event.what else None
         case PartAssigned():
             return "assigned", f"{_part(event.part)}, because {harmless(event.reason)}"
+        case FrozenFetching():
+            return "frozen", _to_come(event)
+        case FrozenReady():
+            said = f"{event.part}: {event.bytes / 1e6:,.1f} MB of weights, from {event.source}"
+            return "frozen", f"{said} in {event.seconds:.1f} s, digest verified"
         case StateDownloaded():
             return "synced", f"{event.part} of step {event.step}: {_came(event)}, digest verified"
         case Draining():
@@ -215,6 +224,17 @@ def _turnout(event: Participation) -> str:
         return f"{part}: {ALONE}"
     counts = f"{event.live} live / {event.participating} participating / {event.averaged} averaged"
     return f"{part}: {counts} ({'; '.join(f'{peer}: {why}' for peer, why in sorted(event.why.items()))})"
+
+
+_TYPICAL_BYTES_S = 12.5e6
+
+
+def _to_come(event: FrozenFetching) -> str:
+    """What is fetched before this peer can take part, and how long that may take."""
+    seconds = event.bytes_total / _TYPICAL_BYTES_S
+    lasts = f"{seconds / 60:,.0f} min" if seconds >= 120 else f"{math.ceil(seconds)} s"
+    text = f"{event.part}: {amount(event.bytes_total)}B of weights to fetch into {event.directory}"
+    return harmless(f"{text} ({amount(event.bytes_free)}B free): {lasts} at 100 Mb/s, once for every run with them")
 
 
 def _came(event: StateDownloaded | CopyHeld) -> str:

@@ -22,7 +22,7 @@ from peers.data.records import FlawCount
 from peers.data.source import check_ids_fit
 from peers.data.text import Corpus, sample_texts
 from peers.data.tokenizer_files import run_encoding
-from peers.foreign_model import ChosenModel, check_parts
+from peers.foreign_model import ADAPTER_LR, ChosenModel, check_parts
 from peers.home.run_directory import RunDirectory
 from peers.manifest_file import write_manifest
 from swarm.averaging.config import AveragingConfig, LocalConfig
@@ -30,6 +30,7 @@ from swarm.config import Manifest, RunConfig, StartWhen, TokenizerConfig, check_
 from swarm.disk import write_whole
 from swarm.errors import ConfigError, StateError
 from swarm.models.gpt_config import GptConfig
+from swarm.models.lora_config import LoraConfig
 from swarm.models.registry import AnyModel, family_of
 from swarm.models.spec import SplitConfig
 from swarm.optim.schedules import OptimizerConfig
@@ -44,7 +45,7 @@ _MORE_TEXT = "Give more text, or ask for fewer --trainers."
 class RunShape:
     """The user's choices for a local run. ``local_steps`` is the number of optimizer steps that each replica takes on
     its own before all synchronise and a step of the run closes; 1: they average each batch's gradients. ``chosen`` is
-    the model, None: our own."""
+    the model, None: our own; ``lora`` says which adapters are trained beside it, None: all of its weights."""
 
     steps: int
     peers: int
@@ -56,6 +57,7 @@ class RunShape:
     local_steps: int = 1
     chosen: ChosenModel | None = None
     packing: Packing = "stream"
+    lora: LoraConfig | None = None
 
     @property
     def speaks(self) -> bool:
@@ -65,7 +67,8 @@ class RunShape:
     @property
     def model(self) -> AnyModel:
         """The run's ``[model]``."""
-        return GptConfig() if self.chosen is None else self.chosen.config
+        model = GptConfig() if self.chosen is None else self.chosen.config
+        return model if self.lora is None else model.model_copy(update={"lora": self.lora})
 
     @property
     def closes(self) -> int:
@@ -98,7 +101,7 @@ def make_manifest(shape: RunShape, tokenizer: str, nonce: str = "") -> Manifest:
         model=shape.model,
         batch=BatchConfig(packing=shape.packing),
         split=SplitConfig(stages=shape.stages, ends=shape.ends),
-        optimizer=OptimizerConfig() if shape.chosen is None or shape.chosen.config.scratch else FINE_TUNING,
+        optimizer=_optimizer(shape),
         tokenizer=TokenizerConfig(digest=tokenizer, **({} if shape.chosen is None else shape.chosen.spoken)),
         averaging=_averaging(shape),
     )
@@ -106,12 +109,20 @@ def make_manifest(shape: RunShape, tokenizer: str, nonce: str = "") -> Manifest:
     return manifest
 
 
+FOR_ADAPTERS = OptimizerConfig(lr=ADAPTER_LR, weight_decay=0.0)
+
 FINE_TUNING = OptimizerConfig(lr=2e-5, weight_decay=0.0)
 """For weights that are trained already: small steps, and no pull to zero."""
 
 FEW_ROUNDS = LocalConfig(outer_lr=1.0, outer_momentum=0.0)
 """Plain averaging: in the few rounds of such a run DiLoCo's momentum makes up to seven steps of one (measured: 0.5 nats
 behind, `python -m tests.benchmarks convergence`)."""
+
+
+def _optimizer(shape: RunShape) -> OptimizerConfig:
+    if shape.lora is not None:
+        return FOR_ADAPTERS
+    return OptimizerConfig() if shape.chosen is None or shape.chosen.config.scratch else FINE_TUNING
 
 
 def _averaging(shape: RunShape) -> AveragingConfig:
@@ -165,7 +176,7 @@ def prepare_run(shape: RunShape, corpus: Corpus, directory: RunDirectory) -> Pre
         tokenizer_json = train_tokenizer(sample_texts(split.shards), GptConfig().vocab_size)
     else:
         tokenizer_json = shape.chosen.tokenizer
-    manifest = _checked_manifest(shape, tokenizer_json)
+    manifest = _checked_manifest(shape, tokenizer_json, directory)
     end = manifest.tokenizer.end or None
     check()
 
@@ -176,7 +187,7 @@ def prepare_run(shape: RunShape, corpus: Corpus, directory: RunDirectory) -> Pre
 
 
 def _prepare_chats(shape: RunShape, chosen: ChosenModel, corpus: Corpus, directory: RunDirectory) -> PreparedRun:
-    manifest = _checked_manifest(shape, chosen.tokenizer)
+    manifest = _checked_manifest(shape, chosen.tokenizer, directory)
     encoding = run_encoding(chosen.tokenizer, manifest.tokenizer, key=TEXT)
     tokenizer, flaws = encoding.make_tokenizer(), FlawCount()
     template = None if encoding.template is None else encoding.template.digest
@@ -191,11 +202,17 @@ def _prepare_chats(shape: RunShape, chosen: ChosenModel, corpus: Corpus, directo
     return _written(manifest, split, build, chosen.tokenizer, corpus, directory)
 
 
-def _checked_manifest(shape: RunShape, tokenizer_json: bytes) -> Manifest:
+def _checked_manifest(shape: RunShape, tokenizer_json: bytes, directory: RunDirectory) -> Manifest:
     manifest = make_manifest(shape, tokenizer_digest(tokenizer_json), new_nonce())
     if shape.chosen is not None:
         check_parts(shape.chosen.config, manifest.split)
-    return manifest
+    if shape.lora is None:
+        return manifest
+    from peers.frozen import with_frozen  # torch
+    from swarm.state.frozen import FrozenStore
+
+    files = None if shape.chosen is None else shape.chosen.files
+    return with_frozen(manifest, files, FrozenStore(directory.frozen), lambda _: None)
 
 
 def _written(

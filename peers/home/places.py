@@ -37,8 +37,9 @@ KEPT_SESSIONS = 5
 LOCK_FILE = "place.lock"
 KEY_FILE = "identity.key"
 CONTROL_SOCKET = "control.sock"
-RUNS = "runs"
-"""Below a home, beside the places: what this machine's peers keep of each run they joined."""
+RUNS, FROZEN = "runs", "frozen"
+"""Below a home, beside the places: what this machine's peers keep of each run they joined, and the frozen weights of
+all of them."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
 _SESSION = re.compile(r"[0-9]{8}-[0-9]{6}(-[0-9a-f]{8})?(\.[0-9]+)?")

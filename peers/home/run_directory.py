@@ -10,7 +10,7 @@ from pathlib import Path
 
 from peers.console.words import CommandError, another_path, command_name
 from peers.exit_codes import EXIT_USAGE
-from peers.home.places import RUNS, home_directory
+from peers.home.places import FROZEN, RUNS, home_directory
 from swarm.clock import Clock
 from swarm.errors import ConfigError
 
@@ -45,6 +45,11 @@ class RunDirectory:
     def checkpoints(self) -> Path:
         """One directory per step inside."""
         return self.root / "checkpoints"
+
+    @property
+    def frozen(self) -> Path:
+        """The weights beside adapters, of a local run: others have them in their home."""
+        return self.root / FROZEN
 
     @property
     def report(self) -> Path:

@@ -95,6 +95,7 @@ class LocalRun:
             manifest=self.directory.manifest.absolute(),
             tokenizer=self.directory.tokenizer.absolute(),
             ends_seed=self.manifest.run.seed,
+            frozen=self.directory.frozen.absolute(),
             model_files=None if self.shape.chosen is None else self.shape.chosen.files,
             options=LOCAL,
         )
@@ -109,6 +110,7 @@ class LocalRun:
                 "bootstrap": bootstrap,
                 "run": self.manifest.run_id,
                 "run_directory": self.directory.root.absolute(),
+                "frozen": self.directory.frozen.absolute(),
             }
             every = math.ceil(self.shape.closes / CHECKPOINTS_PER_RUN)
             options = dataclasses.replace(LOCAL, device=self.device, checkpoint_every=every)

@@ -91,8 +91,8 @@ class PeerOptions:
     model_files: Annotated[
         FilePath | None,
         Option(
-            metavar="DIR", of=_JOIN,
-            help="The model's files, where this machine has them: at the start its part is read, not downloaded.",
+            names=("--model-files", "--base"), metavar="DIR", of=_JOIN,
+            help="The model's files, where this machine has them: what is in them is read, not downloaded.",
         ),
     ] = None  # fmt: skip
     from_hub: Annotated[
@@ -264,6 +264,31 @@ class Foundation:
         str | None,
         Option(metavar="DTYPE", of=_NEW, manifest="model.compute", help="Compute in float32 or bfloat16."),
     ] = None
+    lora_rank: Annotated[
+        int | None,
+        Option(
+            metavar="N", of=_NEW, manifest="model.lora.rank",
+            help="Train adapters of this rank (LoRA), and none of the model's own weights.",
+        ),
+    ] = None  # fmt: skip
+    lora_alpha: Annotated[
+        float | None,
+        Option(metavar="X", of=_NEW, manifest="model.lora.alpha", help="An adapter's weight is this over the rank."),
+    ] = None
+    lora_targets: Annotated[
+        tuple[str, ...],
+        Option(
+            metavar="NAME", of=_NEW, manifest="model.lora.targets", default="all",
+            help="Give adapters to linear modules of this name, as q_proj; repeat for more.",
+        ),
+    ] = ()  # fmt: skip
+    lora_base: Annotated[
+        str | None,
+        Option(
+            metavar="DTYPE", of=_NEW, manifest="model.lora.base", default="bfloat16",
+            help="Keep the weights beside adapters in bfloat16, nf4 (4 bits) or float32.",
+        ),
+    ] = None  # fmt: skip
     packing: Annotated[
         str | None,
         Option(
@@ -320,7 +345,7 @@ class Foundation:
     def changes(self) -> dict[str, Any]:
         """Values that replace those of the manifest, by dotted key."""
         made = {one.option.manifest: getattr(self, key) for key, one in settings_of(Foundation).items()}
-        return {key: value for key, value in made.items() if key and value is not None}
+        return {key: value for key, value in made.items() if key and value not in (None, ())}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,4 +67,6 @@ from swarm.events.state import CopyHeld as CopyHeld
 from swarm.events.state import DiskRefused as DiskRefused
 from swarm.events.state import DiskTook as DiskTook
 from swarm.events.state import DonorDropped as DonorDropped
+from swarm.events.state import FrozenFetching as FrozenFetching
+from swarm.events.state import FrozenReady as FrozenReady
 from swarm.events.state import StateDownloaded as StateDownloaded

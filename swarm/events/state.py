@@ -34,6 +34,27 @@ class StateDownloaded(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FrozenFetching(Event):
+    """The frozen weights of a part are about to be fetched into ``directory``, whose disk has ``bytes_free``:
+    ``bytes_total`` are to come."""
+
+    part: PartName
+    bytes_total: int
+    bytes_free: int
+    directory: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrozenReady(Event):
+    """The frozen weights of a part are on this machine's disk now: from its ``source``, "files" or "peers"."""
+
+    part: PartName
+    bytes: int
+    seconds: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CopyHeld(Event):
     """From ``step`` on this peer keeps a copy of a part that it does not train; ``donor`` gave most of its state."""
 

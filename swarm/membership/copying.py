@@ -19,7 +19,7 @@ from swarm.consensus.records import CloseRecord, Decision
 from swarm.ids import PartName
 from swarm.membership.observer_service import ObserverService
 from swarm.membership.part_copy import CopyContext, PartCopy, RecentRecords
-from swarm.membership.roles import build_empty
+from swarm.membership.parts import build_empty
 from swarm.membership.run import RunContext
 from swarm.optim.part import PartState, TrainedPart
 from swarm.state.snapshot import Snapshot
@@ -140,7 +140,7 @@ class Copying:
         await kept.copy.drop("it is taken as this peer's own part")
         if snapshot is None or snapshot.step != step:
             return None
-        trained = await build_empty(self._around, part)
+        trained = await build_empty(self._around, part, self._records.head.members.peers)
         await self._around.device.run(trained.install, snapshot)
         return trained
 

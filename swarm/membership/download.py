@@ -11,7 +11,8 @@ from swarm.consensus.records import CloseRecord
 from swarm.errors import Busy, PeerError, StateError
 from swarm.events import DonorDropped, StateDownloaded, SyncProgress
 from swarm.ids import PartName, PeerId
-from swarm.membership.roles import PeerContext, build_empty, check_memory
+from swarm.membership.parts import build_empty
+from swarm.membership.roles import PeerContext, check_memory
 from swarm.models.registry import family_of
 from swarm.optim.part import TrainedPart
 from swarm.state.download import Download, DownloadContext, IntoMemory, PeerChunks, Wanted
@@ -100,7 +101,7 @@ async def _read_from_files(around: PeerContext, record: CloseRecord, part: Train
     began, model, name = around.clock.monotonic(), around.manifest.model, part.spec.name
 
     def read() -> bool:
-        weights = family_of(model).initial_weights(around.manifest.run.seed, part.spec, around.files)
+        weights = family_of(model).initial_weights(around.manifest.run.seed, part.spec, around.files.directory)
         snapshot = initial_snapshot(name, part.layout, weights)
         same = digest(snapshot) == record.digests.get(name)
         if same:
@@ -113,7 +114,7 @@ async def _read_from_files(around: PeerContext, record: CloseRecord, part: Train
         logger.warning("%s is downloaded: %s", name, error)
         return False
     if not same:
-        logger.warning("%s is downloaded: the files in %s have other weights", name, around.files)
+        logger.warning("%s is downloaded: the files in %s have other weights", name, around.files.directory)
         return False
     seconds, me = around.clock.monotonic() - began, around.endpoint.peer
     around.events.emit(StateDownloaded(part=name, step=0, donor=me, bytes_received=0, seconds=seconds, donors=(me,)))
@@ -147,7 +148,7 @@ class StateFetch:
         """Bring the part to the state that ``record`` vouches for. Raises as :meth:`PartDownload.run`."""
         if self.part is None or self.part.spec.name != name:
             await asyncio.to_thread(check_memory, self._around, name)
-            self.part = await build_empty(self._around, name)
+            self.part = await build_empty(self._around, name, _who_may_have(record, name, donors))
         download = self._download
         if download is None or download.part is not self.part or download.record.hash() != record.hash():
             download = self._download = PartDownload(self._around, record, self.part)
@@ -158,11 +159,16 @@ class StateFetch:
         self._download = None
 
 
+def _who_may_have(record: CloseRecord, name: PartName, donors: Sequence[PeerId]) -> tuple[PeerId, ...]:
+    """Peers that may have a part's frozen weights: who gives its state, and all others that hold or copy parts."""
+    return tuple(dict.fromkeys((*donors, *record.members.replicas(name), *record.members.peers)))
+
+
 async def download_part(around: PeerContext, record: CloseRecord, part: TrainedPart, *donors: PeerId) -> None:
     """Install the state that ``record`` vouches for: that of the run's beginning from the model's files, where this
     machine has them and they give the same. Raises as :meth:`PartDownload.run`, but when all are busy they are asked
     again, until the caller gives up."""
-    if around.files is not None and record.step == 0 and await _read_from_files(around, record, part):
+    if around.files.directory is not None and record.step == 0 and await _read_from_files(around, record, part):
         return
     download, patience = PartDownload(around, record, part), ExponentialBackoff(BUSY_PAUSE_S)
     while True:

@@ -25,7 +25,7 @@ from swarm.models.registry import family_of
 from swarm.network.discovery.records import PeerRecord
 from swarm.network.protocols import Directory
 from swarm.state.snapshot import Snapshot, digest, initial_snapshot
-from swarm.state.transfer import StateDonor
+from swarm.state.transfer import SLOWEST_BYTES_S, StateDonor
 from swarm.step.calls import StepCalls
 
 GIVE_UP_S = 2.0
@@ -79,7 +79,7 @@ class InitialWeights:
         snapshots = []
         for spec in family.parts(manifest.split):
             seed = self._ends_seed if spec.name == ENDS else manifest.run.seed  # hosted ends are part of a stage
-            weights = family.initial_weights(seed, spec, self._around.files)
+            weights = family.initial_weights(seed, spec, self._around.files.directory)
             layout = family.layout(family.build(spec)).kept_by(update_of(manifest).vectors)
             snapshots.append(initial_snapshot(spec.name, layout, weights))
         return snapshots
@@ -168,7 +168,7 @@ class Founder:
     async def _instead(self, late: Collection[PeerId], since: float) -> Sequence[Candidate] | None:
         """See :data:`~swarm.membership.founding_record.Instead`. Who is late goes to the end of those who wait, but one
         that still downloads, and as fast as it must, has time."""
-        late = [peer for peer in late if not self._donor.keeps_up(peer, since)]
+        late = [peer for peer in late if not (self._donor.keeps_up(peer, since) or self._fetches(peer, since))]
         if not late:
             return None
         for peer in late:
@@ -182,6 +182,11 @@ class Founder:
         except RunEnded:
             return None
         return others
+
+    def _fetches(self, peer: PeerId, since: float) -> bool:
+        """Whether it gets frozen weights from us, as fast as it must."""
+        store, seconds = self._around.files.frozen, self._around.clock.monotonic() - since
+        return store is not None and store.given[peer] > SLOWEST_BYTES_S * (seconds - FOUNDING_TIMEOUT_S)
 
     async def _give_up(self, reason: str) -> None:
         """Tell those who wait that the run will not start. A courtesy: takes at most GIVE_UP_S."""

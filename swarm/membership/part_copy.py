@@ -29,6 +29,7 @@ from swarm.events import CopyDropped, CopyHeld, DonorDropped
 from swarm.ids import PartName, PeerId
 from swarm.membership.observer import Observer, ObserverContext, take_update
 from swarm.membership.observers import LEASE_S
+from swarm.membership.parts import ensure_frozen
 from swarm.membership.roles import PeerContext, spec_of
 from swarm.membership.rules import update_of
 from swarm.optim.part import PartState
@@ -175,6 +176,8 @@ class PartCopy:
         me = self._context.around.endpoint.peer
         if self._record is None:
             async with self._context.turn:
+                # What is frozen beside it, too: without that the copy would be of no use. It stays on the disk.
+                await ensure_frozen(self._context.around, self.part, (*self._donors(head.members), *head.members.peers))
                 await self._fetch(observer, await observer.start(me, wanted=self._context.records.head))
         else:
             await observer.start(me, wanted=self._record)

@@ -10,7 +10,6 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from swarm.clock import Clock
@@ -23,13 +22,10 @@ from swarm.errors import Advice, ConfigError, Ending, RunEnded, StateError, Wron
 from swarm.events import EventSink
 from swarm.health.watch import HealthWatch
 from swarm.ids import MicrobatchId, PartName, PeerId
-from swarm.membership.rules import local_rules_of, update_of
-from swarm.models.passes import rehearse
+from swarm.membership.rules import update_of
 from swarm.models.registry import family_of
 from swarm.models.spec import PartSpec, token_spec
 from swarm.network.protocols import Endpoint
-from swarm.optim.accumulate import AccumulatorDType
-from swarm.optim.local_part import LocalPart
 from swarm.optim.part import TrainedPart
 from swarm.pipeline.batch import BatchSource
 from swarm.pipeline.compute import BoundarySpecs, EndsCompute, StageCompute
@@ -42,6 +38,7 @@ from swarm.pipeline.trainer.trainer import Trainer
 from swarm.pipeline.wiring import Wiring
 from swarm.planning.costs import graph_bytes, graphs_under_way, needs_checkpointing, training_bytes
 from swarm.security.signing import PrivateIdentity, verify
+from swarm.state.frozen import ModelFiles
 from swarm.step.member.remote_leader import RemoteLeader
 
 logger = logging.getLogger(__name__)
@@ -58,8 +55,8 @@ async def _reachable(through: Sequence[PeerId]) -> str:
 class PeerContext:
     """What every role of a peer works with. ``be_reachable`` sees to it that others can call this peer, through some of
     those given where it must be; what is in the way, "" when nothing is. ``source`` is a trainer's data,
-    ``how_to_join`` what people are told who must find somebody, ``files`` the directory of the model's files, where
-    this machine has them, ``activation_checkpointing`` this peer's own choice."""
+    ``how_to_join`` what people are told who must find somebody, ``files`` what this machine has of the model,
+    ``activation_checkpointing`` this peer's own choice."""
 
     manifest: Manifest
     identity: PrivateIdentity
@@ -71,7 +68,7 @@ class PeerContext:
     be_reachable: Callable[[Sequence[PeerId]], Awaitable[str]] = _reachable
     source: BatchSource | None = None
     how_to_join: HowToJoin = join_words
-    files: Path | None = None
+    files: ModelFiles = ModelFiles()
     activation_checkpointing: Checkpointing = "auto"
 
     def boundary(self) -> BoundarySpecs:
@@ -96,31 +93,17 @@ def spec_of(manifest: Manifest, name: PartName) -> PartSpec:
 
 def check_memory(around: PeerContext, name: PartName) -> None:
     """Raises StateError for a part that this machine's memory does not hold. Blocking: some milliseconds."""
-    needed, free = _training_bytes(around.manifest, spec_of(around.manifest, name)), free_memory()
+    needed, free = part_training_bytes(around.manifest, spec_of(around.manifest, name)), free_memory()
     if around.device.torch_device.type == "cpu" and needed > free:
         reason = f"training {name} takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free here"
         raise StateError(f"{reason}. Join where there is more, or found a run with more stages.")
 
 
-def _training_bytes(manifest: Manifest, spec: PartSpec) -> int:
+def part_training_bytes(manifest: Manifest, spec: PartSpec) -> int:
+    """What training a part of this run takes: see :func:`~swarm.planning.costs.training_bytes`."""
     exact, local = manifest.run.reproducible, manifest.averaging.mode == "local"
     vectors = len(update_of(manifest).vectors)
     return training_bytes(manifest.model, spec, vectors=vectors, exact=exact, local=local)
-
-
-async def build_empty(around: PeerContext, name: PartName) -> TrainedPart:
-    """The part, without weights. Raises StateError for a part that the model does not have."""
-    manifest, device = around.manifest, around.device.torch_device
-    spec = spec_of(manifest, name)
-
-    def build() -> TrainedPart:
-        if manifest.averaging.mode == "local":
-            return LocalPart(spec, manifest.model, local_rules_of(manifest), device=device)
-        accumulator: AccumulatorDType = "float64" if manifest.run.reproducible else "float32"
-        return TrainedPart(spec, manifest.model, update_of(manifest), device=device, accumulator=accumulator)
-
-    await around.device.run(rehearse)
-    return await around.device.run(build)
 
 
 class GraphMemory:
@@ -133,7 +116,7 @@ class GraphMemory:
         self._graph = graph_bytes(manifest.model, part.spec, manifest.batch.microbatch_size)
         state = 4 * len(update_of(manifest).vectors) * part.layout.elements
         # The state is there; the rest of what training takes on the host is allocated later, on a GPU it is there, too.
-        later = 0 if device.type == "cuda" else max(0, _training_bytes(manifest, part.spec) - state)
+        later = 0 if device.type == "cuda" else max(0, part_training_bytes(manifest, part.spec) - state)
         self._left = max(0, free_memory(device) - later)
 
     def follow(self, roster: Roster) -> None:

@@ -49,6 +49,9 @@ class PartModule(nn.Module):
     """Whether a graph keeps only what goes into each layer, and backward computes the rest again: the same bits. May
     change at any time; a graph stays what it was made as."""
 
+    frozen: frozenset[str] = frozenset()
+    """Names of tensors that are not trained, and so are no part of its state."""
+
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
         self.vocab_size, self.context = model.vocab_size, model.context
@@ -74,6 +77,11 @@ class PartModule(nn.Module):
         """Return by name the parameters that ``work`` uses, in the order of ``named_parameters``. A tied weight is in
         several, under one name: its gradients are added."""
         raise NotImplementedError
+
+    def trained_of(self, work: Work | None = None) -> dict[str, nn.Parameter]:
+        """Return those of them that are trained; of the whole part without ``work``."""
+        named = dict(self.named_parameters()) if work is None else self.parameters_of(work)
+        return {name: parameter for name, parameter in named.items() if name not in self.frozen}
 
     def through(self, layer: nn.Module, compute: Compute, hidden: Tensor) -> Tensor:
         """Return ``compute(hidden)``, which runs this one of the part's layers, (B, T, D) → (B, T, D): with activation
@@ -128,11 +136,13 @@ class PartModule(nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartCost:
-    """The cost of a part: elements of its parameters, and operations of its forward per token of a row. A multiply-add
-    counts as two."""
+    """The cost of a part: elements of its parameters that are trained, and operations of its forward per token of a
+    row. A multiply-add counts as two. ``frozen`` are the elements beside those, which take ``frozen_bytes``."""
 
     parameters: int
     forward_flops: int
+    frozen: int = 0
+    frozen_bytes: int = 0
 
 
 class ModelFamily(ABC):
@@ -182,6 +192,10 @@ class ModelFamily(ABC):
         Give it weights with :func:`~swarm.models.layout.install_weights` before use. Raises ConfigError where no module
         can be made of the config on this machine.
         """
+
+    def dense(self, spec: PartSpec) -> PartModule:
+        """Return the same with every matrix that it computes with among its parameters, for planning."""
+        return self.build(spec)
 
     @abstractmethod
     def boundary(self, rows: int, sequence: int) -> TensorSpec:
@@ -248,6 +262,10 @@ class ModelFamily(ABC):
     def export_weights(self, spec: PartSpec, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors of one part, given its state by name, as transformers' files have them: views where they
         are the same. All parts' together are the whole model. Raises as :meth:`export_config`."""
+        raise self._not_exported()
+
+    def exported_module(self, path: str) -> str:
+        """Return what transformers' model calls the module of this path. Raises as :meth:`export_config`."""
         raise self._not_exported()
 
     def _not_exported(self) -> ConfigError:

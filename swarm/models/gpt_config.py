@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from swarm.errors import ConfigError
+from swarm.models.lora_config import LoraConfig
 from swarm.models.spec import DType
 from swarm.schema import Section
 
@@ -32,6 +33,7 @@ class GptConfig(Section):
     norm_eps: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     compute: DType = "float32"
+    lora: Annotated[LoraConfig | None, Field(exclude_if=lambda value: value is None)] = None
 
     @property
     def head_dim(self) -> int:

@@ -105,6 +105,10 @@ class GptFamily(ModelFamily):
         """See :class:`~swarm.models.family.ModelFamily`: the same tensors under a Llama's names."""
         return {_llama_name(name): tensor for name, tensor in weights.items()}
 
+    def exported_module(self, path: str) -> str:
+        """See :class:`~swarm.models.family.ModelFamily`."""
+        return _llama_name(path + ".weight").removesuffix(".weight")
+
 
 # --- initial weights -------------------------------------------------------------------------------------------------
 # Drawn by numpy's ziggurat (table look-ups and multiplications), not by torch, whose normal sampler uses a different

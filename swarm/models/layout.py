@@ -71,12 +71,13 @@ class FlatLayout:
 
     @classmethod
     def from_shapes(cls, shapes: Iterable[tuple[str, tuple[int, ...]]], decayed: Iterable[str] = ()) -> FlatLayout:
-        """Return the layout of tensors given by name and shape: their places follow from these two."""
+        """Return the layout of tensors given by name and shape: their places follow from these two. Without any it is
+        one gap, so that whatever is done with vectors needs no case of its own for a part that has nothing to train."""
         slots, offset = [], 0
         for name, shape in shapes:
             slots.append(Slot(name, shape, offset))
             offset += -(-math.prod(shape) // ALIGNMENT) * ALIGNMENT
-        return cls(tuple(slots), offset, frozenset(decayed))
+        return cls(tuple(slots), offset or ALIGNMENT, frozenset(decayed))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -107,6 +108,8 @@ class FlatLayout:
 
     def decay_runs(self) -> tuple[tuple[int, int, bool], ...]:
         """The whole vector as the fewest (start, stop, decay), gaps counted to the slot before them."""
+        if not self.slots:
+            return ((0, self.elements, False),)
         runs: list[tuple[int, int, bool]] = []
         ends = [slot.offset for slot in self.slots[1:]] + [self.elements]
         for slot, stop in zip(self.slots, ends, strict=True):
@@ -122,10 +125,12 @@ class FlatLayout:
 
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return by name what a part's state is made of: parameters, a tied one once, then persistent buffers of floats."""
+    """Return by name what a part's state is made of: parameters, a tied one once, then persistent buffers of floats;
+    none of what is frozen (:attr:`swarm.models.family.PartModule.frozen`)."""
     kept = module.state_dict(keep_vars=True)
     buffers = {name: b for name, b in module.named_buffers() if name in kept and b.is_floating_point()}
-    return {**dict(module.named_parameters()), **buffers}
+    frozen: frozenset[str] = getattr(module, "frozen", frozenset())
+    return {name: t for name, t in (*module.named_parameters(), *buffers.items()) if name not in frozen}
 
 
 def install_weights(
@@ -142,6 +147,21 @@ def install_weights(
     for a missing name or a wrong shape.
     """
     held = state_of(module)
+    device = device or (next(iter(weights.values())).device if weights else torch.device("cpu"))
+    install_tensors(module, held, weights, device, requires_grad=requires_grad)
+    if any(buffer.device != device for buffer in module.buffers()):
+        module.to(device)
+
+
+def install_tensors(
+    module: nn.Module,
+    held: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
+    device: torch.device,
+    *,
+    requires_grad: bool = False,
+) -> None:
+    """Put ``weights`` where the module's tensors ``held`` are, by name; see :func:`install_weights`."""
     for name, old in held.items():
         tensor = weights.get(name)
         if tensor is None or tensor.shape != old.shape:
@@ -149,8 +169,7 @@ def install_weights(
             raise StateError(f"{name}: expected shape {tuple(old.shape)}, found {found}; is it the same model?")
     fresh: dict[int, Tensor] = {}
     for name, old in held.items():
-        tensor = weights[name].detach().to(old.dtype)  # first: half as much is moved
-        tensor = tensor if device is None else tensor.to(device)
+        tensor = weights[name].detach().to(old.dtype).to(device)  # first: half as much is moved
         is_parameter = isinstance(old, nn.Parameter)
         fresh[id(old)] = nn.Parameter(tensor, requires_grad=requires_grad) if is_parameter else tensor
     places = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
@@ -158,9 +177,6 @@ def install_weights(
         if id(old) in fresh:
             owner, _, leaf = name.rpartition(".")
             setattr(module.get_submodule(owner), leaf, fresh[id(old)])
-    device = device or next(iter(weights.values())).device
-    if any(buffer.device != device for buffer in module.buffers()):
-        module.to(device)
 
 
 @torch.no_grad()

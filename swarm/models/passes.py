@@ -46,7 +46,7 @@ def run_forward(module: PartModule, x: Tensor, *, seed: int | None, graph: bool)
             return module(x, seed), None
     inputs = _leaf(x)
     output: Tensor = module(x if inputs is None else inputs, seed)
-    return output.detach(), Graph(output, inputs, _trained(module.parameters_of("forward")))
+    return output.detach(), Graph(output, inputs, _trained(module.trained_of("forward")))
 
 
 def run_loss(
@@ -60,14 +60,14 @@ def run_loss(
     inputs = _leaf(x) if graph else None
     with torch.set_grad_enabled(graph):
         total, count = module.loss(module(x if inputs is None else inputs, seed), targets)
-    kept = Graph(total, inputs, _trained(dict(module.named_parameters()))) if graph else None
+    kept = Graph(total, inputs, _trained(module.trained_of())) if graph else None
     return total.item(), count, kept
 
 
 def run_embedding(module: PartModule, tokens: Tensor, *, seed: int | None) -> tuple[Tensor, Graph]:
     """int64 tokens (B, T) → hidden (B, T, D) and its graph. Raises Violation for ids outside the vocabulary."""
     output = module.embed(_enter(module, tokens), seed)
-    return output.detach(), Graph(output, None, _trained(module.parameters_of("embed")))
+    return output.detach(), Graph(output, None, _trained(module.trained_of("embed")))
 
 
 def run_head(module: PartModule, hidden: Tensor, targets: Tensor) -> tuple[float, int, Tensor, Gradients]:
@@ -77,7 +77,7 @@ def run_head(module: PartModule, hidden: Tensor, targets: Tensor) -> tuple[float
     """
     hidden = _enter(module, hidden)
     inputs = hidden.detach().requires_grad_()
-    parameters = _trained(module.parameters_of("head"))
+    parameters = _trained(module.trained_of("head"))
     total, count = module.loss(inputs, _checked(module, targets))
     grad_hidden, gradients = run_backward(Graph(total, inputs, parameters), None)
     if grad_hidden is None:
@@ -97,6 +97,8 @@ def run_backward(graph: Graph, grad_output: Tensor | None) -> tuple[Tensor | Non
     if grad_output is not None:
         grad_output = _aligned(grad_output, output.device).to(output.dtype)
     head: Sequence[Tensor] = () if graph.input is None else (graph.input,)
+    if not (head or graph.parameters):  # a table that is frozen: there is nothing to go back to
+        return None, []
     found = torch.autograd.grad((output,), (*head, *graph.parameters.values()), (grad_output,))
     graph.input = None
     gradients = list(zip(graph.parameters, found[len(head) :], strict=True))

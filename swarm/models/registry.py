@@ -18,6 +18,8 @@ from swarm.models.gpt_config import GptConfig
 from swarm.models.gpt_family import GptFamily
 from swarm.models.hf.hf_config import HfConfig
 from swarm.models.hf.hf_family import HfFamily
+from swarm.models.lora import LoraFamily
+from swarm.models.lora_config import LoraConfig
 from swarm.models.spec import ModelConfig
 from swarm.schema import Section
 
@@ -43,7 +45,15 @@ DEFAULT = "gpt"
 
 def family_of(model: ModelConfig) -> ModelFamily:
     """Return what follows from a model's config."""
-    return FAMILIES[model.family].family(model)
+    family = FAMILIES[model.family].family(model)
+    lora = lora_of(model)
+    return family if lora is None else LoraFamily(model, family, lora)
+
+
+def lora_of(model: ModelConfig) -> LoraConfig | None:
+    """Return the adapters that are trained in place of the model's weights; None where these are."""
+    lora: LoraConfig | None = getattr(model, "lora", None)  # a family that has no such key has no adapters
+    return lora
 
 
 # --- the manifest's [model] ------------------------------------------------------------------------------------------

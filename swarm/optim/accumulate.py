@@ -74,6 +74,8 @@ class Accumulator:
         for name, gradient in gradients:
             if gradient.shape != self._views[name].shape:
                 raise BugError(f"gradient of {name} has shape {tuple(gradient.shape)}")
+        if not gradients:  # a part with nothing to train
+            return
         # A sum is not finite when an element is not: one pass and no temporary, a twelfth of what looking at each
         # element costs. Only sums that overflow need that look.
         sums = torch.stack([gradient.sum(dtype=torch.float32) for _, gradient in gradients])

@@ -63,7 +63,9 @@ class Muon:
         others = AdamW(self.config).element_step(numbers, in_c=mean.device.type == "cpu")
         directions, runs = torch.zeros_like(mean), []
         ends = [slot.offset for slot in layout.slots[1:]] + [layout.elements]
-        for slot, stop in zip(layout.slots, ends, strict=True):
+        if not layout.slots:
+            runs.append(ElementRun(0, layout.elements, others(False)))
+        for slot, stop in zip(layout.slots, ends, strict=False):
             if slot.name not in layout.matrices:
                 runs.append(ElementRun(slot.offset, stop, others(slot.name in layout.decayed)))
                 continue

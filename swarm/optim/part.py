@@ -12,7 +12,7 @@ hashed piece by piece and forgotten, and made again when the step is decided. So
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from weakref import WeakSet
 
 import torch
@@ -22,6 +22,7 @@ from swarm.errors import BugError, StateError
 from swarm.ids import MicrobatchId
 from swarm.models.family import PartModule
 from swarm.models.layout import FlatLayout, install_weights, refresh_weights
+from swarm.models.lora import Stored, install_base
 from swarm.models.passes import (
     Gradients,
     Graph,
@@ -173,6 +174,10 @@ class TrainedPart(PartState):
         self._module = family.build(spec)
         super().__init__(spec, family.layout(self._module), update, device, lends=lends)
         self._accumulator = Accumulator(self.layout, accumulator, device)
+
+    def install_base(self, stored: Mapping[str, Stored]) -> None:
+        """Have the frozen weights of a part that trains adapters: once, before :meth:`install`. Raises StateError."""
+        install_base(self._module, stored, self._device)
 
     # --- passes --------------------------------------------------------------------------------------------------
 

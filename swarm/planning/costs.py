@@ -11,9 +11,10 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def model_parameter_count(model: ModelConfig) -> int:
-    """Parameters of the whole model."""
+    """Parameters of the whole model, those that are not trained included."""
     family = family_of(model)
-    return family.cost(family.whole, model.context).parameters
+    cost = family.cost(family.whole, model.context)
+    return cost.parameters + cost.frozen
 
 
 def training_flops_per_token(model: ModelConfig, spec: PartSpec, sequence: int) -> int:
@@ -37,7 +38,8 @@ def training_bytes(
 ) -> int:
     """Memory that training a part takes beside its activations, at most: see :func:`held_bytes`."""
     held = held_bytes(model, vectors=vectors, exact=exact, local=local)
-    return (held + ROUND_BYTES) * family_of(model).cost(spec, model.context).parameters
+    cost = family_of(model).cost(spec, model.context)
+    return (held + ROUND_BYTES) * cost.parameters + cost.frozen_bytes
 
 
 # --- what forwards leave for their backwards -------------------------------------------------------------------------
@@ -61,7 +63,7 @@ def graph_bytes(model: ModelConfig, spec: PartSpec, rows: int, *, checkpointing:
     each = _BYTES[boundary.dtype]
     if checkpointing:
         return (spec.last_layer - spec.first_layer) * boundary.elements * each
-    part, a_token = family.build(spec), 0.0
+    part, a_token = family.dense(spec), 0.0
     tables = {id(table.weight) for table in part.modules() if isinstance(table, nn.Embedding)}
     for name, parameter in part.parameters_of("forward").items():
         if parameter.ndim < 2:

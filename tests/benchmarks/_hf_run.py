@@ -12,10 +12,12 @@ from data_shards.build import build_shard, split_documents
 from data_shards.tokenize import tokenizer_digest, train_tokenizer
 from peers.data.text import built_in_corpus
 from peers.foreign_model import ChosenModel, choose_model
+from peers.frozen import with_frozen
 from peers.home.run_directory import RunDirectory
 from peers.manifest_file import write_manifest
 from swarm.optim.schedules import OptimizerConfig
 from swarm.pipeline.batch import BatchConfig, Packing
+from swarm.state.frozen import FrozenStore
 from tests.benchmarks._parity_run import (
     TRAINERS,
     Data,
@@ -69,7 +71,7 @@ class FineTuned:
 def fine_tune(root: Path, name: str, *, steps: int, packing: Packing = "stream") -> FineTuned:
     """Write a model of random weights as files, train it in a swarm, replay it, export it."""
     root.mkdir()
-    chosen = _pretrained(root / "model", name)
+    chosen = pretrained(root / "model", name)
     scale = Scale(
         model=chosen.config,
         batch=BatchConfig(microbatch_size=2, microbatches_per_step=8, packing=packing),
@@ -77,12 +79,7 @@ def fine_tune(root: Path, name: str, *, steps: int, packing: Packing = "stream")
         steps=steps,
         characters=CHARACTERS,
     )
-    group = WiredGroup(root / "launch.log")
-    try:
-        group.open()
-        trained, killed = _train(group, root, scale, chosen)
-    finally:
-        group.stop()
+    trained, killed = train_and_kill(root, scale, chosen)
     from tests.benchmarks._parity_compare import compare_exact
 
     measured = compare_exact(trained, files=chosen.files)
@@ -98,7 +95,7 @@ def fine_tune(root: Path, name: str, *, steps: int, packing: Packing = "stream")
     )
 
 
-def _pretrained(directory: Path, name: str) -> ChosenModel:
+def pretrained(directory: Path, name: str) -> ChosenModel:
     """A model's directory as it comes from a hub, with random weights and a tokenizer of the built-in text."""
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
@@ -118,6 +115,16 @@ def _documents() -> list[str]:
     return [text[at : at + 100] for at in range(0, len(text), 100)]
 
 
+def train_and_kill(root: Path, scale: Scale, chosen: ChosenModel) -> tuple[TrainedRun, tuple[str, ...]]:
+    """Train in a swarm of processes, and kill :data:`VICTIMS`; return the run, and who was killed."""
+    group = WiredGroup(root / "launch.log")
+    try:
+        group.open()
+        return _train(group, root, scale, chosen)
+    finally:
+        group.stop()
+
+
 def _train(group: WiredGroup, root: Path, scale: Scale, chosen: ChosenModel) -> tuple[TrainedRun, tuple[str, ...]]:
     directory = RunDirectory(root / "run")
     data = Data(root=root / "data", tokenizer=tokenizer_digest(chosen.tokenizer))
@@ -127,6 +134,7 @@ def _train(group: WiredGroup, root: Path, scale: Scale, chosen: ChosenModel) -> 
     for trainer, texts in enumerate(split_documents(_documents(), TRAINERS, 0.0, seed=0).shards):
         build_shard(shards.shard(trainer), texts, chosen.tokenizer)
     manifest = make_manifest(LAYOUT, scale, data, reproducible=True)
+    manifest = with_frozen(manifest, chosen.files, FrozenStore(directory.frozen), lambda _: None)
     data.copy_to(directory)
     write_manifest(manifest, directory.manifest)
     running = local_run(group, directory, manifest, replace(shape_of(LAYOUT, manifest), chosen=chosen))

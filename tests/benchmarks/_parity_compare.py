@@ -11,6 +11,7 @@ from time import monotonic
 import torch
 from torch import Tensor
 
+from swarm.models.lora import Stored
 from swarm.models.registry import family_of
 from swarm.state.checkpoints.parts import load_weights
 from tests.benchmarks._parity_replay import ExactLoop, PlainLoop, Replay, replay
@@ -73,11 +74,11 @@ def compare_plain(run: TrainedRun) -> Comparison:
     )
 
 
-def compare_exact(run: TrainedRun, files: Path | None = None) -> Comparison:
+def compare_exact(run: TrainedRun, files: Path | None = None, base: Mapping[str, Stored] | None = None) -> Comparison:
     """A reproducible run, which began with the weights of ``files`` or random ones, against the loop that does its
-    arithmetic."""
+    arithmetic; ``base`` are the frozen weights of one that trains adapters."""
     began = monotonic()
-    replayed = replay(run, ExactLoop(run.manifest, files))
+    replayed = replay(run, ExactLoop(run.manifest, files, base))
     seconds = monotonic() - began
     losses = digests = 0
     for record, step in zip(run.records[1:], replayed.steps, strict=True):

@@ -23,6 +23,7 @@ from swarm.consensus.records import Contribution
 from swarm.ids import MicrobatchId, PeerId
 from swarm.models.dropout import dropout_seed
 from swarm.models.layout import install_weights
+from swarm.models.lora import Stored, install_base
 from swarm.models.packing import packed
 from swarm.models.registry import family_of
 from swarm.optim.accumulate import Accumulator
@@ -183,7 +184,8 @@ class ExactLoop:
     Everything else, the split, the wire, the ledger, the averaging, the norm and the schedule, is what is tested.
     """
 
-    def __init__(self, manifest: Manifest, files: Path | None = None) -> None:
+    def __init__(self, manifest: Manifest, files: Path | None = None, base: Mapping[str, Stored] | None = None) -> None:
+        """``files`` are the model's, ``base`` the frozen weights of a run that trains adapters."""
         self._manifest, self._config, self._steps = manifest, manifest.optimizer, manifest.run.steps
         family = family_of(manifest.model)
         self._model = family.build(family.whole)
@@ -191,11 +193,13 @@ class ExactLoop:
         params = self._layout.flatten(family.initial_weights(manifest.run.seed, files=files))
         self._state = AdamWState(params, torch.zeros_like(params), torch.zeros_like(params))
         self._sum = Accumulator(self._layout, "float64", torch.device("cpu"))
+        if base is not None:
+            install_base(self._model, base, torch.device("cpu"))
         install_weights(self._model, self._layout.views(params), requires_grad=True)
 
     def step(self, number: int, samples: Sequence[Sample]) -> ReplayedStep:
         """See :class:`Loop`. The order of ``samples`` must not matter."""
-        named = dict(self._model.named_parameters())
+        named = self._model.trained_of()
         loss_sums, tokens = [], 0
         for sample in samples:
             with packed(sample.positions):

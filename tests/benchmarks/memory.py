@@ -16,22 +16,25 @@ from typing import Any
 from tests.benchmarks.runner import ROOT, Result, Size
 
 MODES = ("full_fp32", "full_bf16", "sgd_fp32", "muon_fp32")
+ADAPTED = ("lora_bf16", "lora_nf4")
+"""Adapters of rank 8 beside frozen weights: per frozen weight."""
+BARS = {"full_fp32_bytes_bar": 17.0, "full_bf16_bytes_bar": 19.0, "lora_nf4_base_bytes_bar": 0.7}
 KEYS = (
-    *(f"{mode}_bytes" for mode in MODES), "full_fp32_bytes_bar", "full_bf16_bytes_bar", "parameters",
+    *(f"{mode}_bytes" for mode in MODES), *(f"{mode}_base_bytes" for mode in ADAPTED), *BARS, "parameters",
 )  # fmt: skip
-BARS = {"full_fp32_bytes_bar": 17.0, "full_bf16_bytes_bar": 19.0}
-COLUMNS = ("mode", "predicted", "holds", "closing", "backward", "part")
+COLUMNS = ("mode", "predicted", "frozen", "holds", "closing", "backward", "part")
 WIDTHS = {Size.SMOKE: 256, Size.DEFAULT: 1024, Size.FULL: 2048}
 
 
 def run(size: Size) -> Result:
     """Bytes a parameter of a part in every mode, and what is predicted."""
-    found = {mode: _measured(mode, WIDTHS[size]) for mode in MODES}
+    found = {mode: _measured(mode, WIDTHS[size]) for mode in (*MODES, *ADAPTED)}
+    kinds = ("predicted", "base", "holds", "closing", "backward")
     rows = [
-        (mode, one["predicted"], one["holds"], one["closing"], one["backward"], f"{one['parameters'] / 1e6:.1f} M")
-        for mode, one in found.items()
+        (mode, *(one.get(kind) for kind in kinds), f"{one['parameters'] / 1e6:.1f} M") for mode, one in found.items()
     ]
-    summary: dict[str, Any] = {f"{mode}_bytes": max(one["holds"], one["closing"]) for mode, one in found.items()}
+    summary: dict[str, Any] = {f"{mode}_bytes": max(found[mode]["holds"], found[mode]["closing"]) for mode in MODES}
+    summary |= {f"{mode}_base_bytes": found[mode]["base"] for mode in ADAPTED}
     summary |= BARS | {"parameters": found[MODES[0]]["parameters"]}
     return Result(
         columns=COLUMNS,
@@ -39,6 +42,7 @@ def run(size: Size) -> Result:
         summary=summary,
         notes=(
             "bytes a parameter; MODE_bytes is the larger of holds and closing",
+            "lora_*: in bfloat16; frozen and predicted are the frozen weights alone, the others all that is held",
             "holds and closing: a peer keeps what backward has freed, so it stays as large as that",
             "the step's mean, 4 bytes, and the round's copy of the sum, 4 more, are the averaging's and not counted",
         ),

@@ -19,6 +19,9 @@ from data_shards.tokenize import tokenizer_digest, train_tokenizer
 from peers.checkpoints.keeper import CheckpointKeeper
 from peers.console.words import command_to_join
 from peers.data.source import open_source
+from peers.foreign_model import files_here
+from peers.frozen import frozen_services, with_frozen
+from peers.home.places import FROZEN
 from peers.settings import PeerSettings, member_settings
 from swarm.clock import Clock, SystemClock
 from swarm.config import Manifest, parse_manifest
@@ -28,10 +31,12 @@ from swarm.ids import PeerId, RunId
 from swarm.membership.composition import compose
 from swarm.membership.membership import Membership
 from swarm.membership.roles import PeerContext
+from swarm.models.registry import lora_of
 from swarm.monitoring.recorder import Recorder
 from swarm.network.protocols import Directory, Endpoint
 from swarm.security.signing import PrivateIdentity
 from swarm.sim.network import SimNetwork
+from swarm.state.frozen import FrozenStore
 from tests.harness.rigs.common import EventList, EventT
 from tests.harness.settings import split
 
@@ -79,6 +84,8 @@ class LocalPeer:
         around = dataclasses.replace(
             self.around, source=None if data is None else open_source(manifest, data, self.endpoint.peer)
         )
+        for service in frozen_services(manifest.model, around.files):
+            self.endpoint.mount(service)
         self.membership = compose(
             member_settings(self.settings),
             around,
@@ -117,6 +124,8 @@ class LocalSwarm:
         for path, shard in zip(self.shards, texts, strict=True):
             build_shard(path, shard, self.tokenizer)
         self.manifest = small_manifest(self.tokenizer, hosts, trainers, overrides)
+        if lora_of(self.manifest.model) is not None:  # the founder has what is frozen, the others fetch it
+            self.manifest = with_frozen(self.manifest, None, FrozenStore(root / "bootstrap" / FROZEN), lambda _: None)
         self.network = SimNetwork(self._clock(""))
         self.hosts, self._max_in_flight = hosts, max_in_flight
         self.peers: dict[str, LocalPeer] = {}
@@ -179,6 +188,7 @@ class LocalSwarm:
             watch=HealthWatch(endpoint, clock, incarnation=self._incarnations()),
             how_to_join=command_to_join,
             activation_checkpointing=settings.options.activation_checkpointing,
+            files=files_here(self.manifest.model, settings),
         )
         self.peers[name] = LocalPeer(
             settings=settings,

@@ -11,7 +11,7 @@ from peers.chaos.faults import Fault, JoinerStorm, Kill, Restart
 from peers.chaos.invariants.check import check_run
 from peers.chaos.plan import FaultPlan, On, Strike
 from swarm.errors import RunEnded
-from swarm.events import Committed, CopyHeld, JourneyCompleted, PeerLost, StepClosed, StepGivenUp
+from swarm.events import Committed, CopyHeld, FrozenReady, JourneyCompleted, PeerLost, StepClosed, StepGivenUp
 from swarm.health.verdicts import ANEW_S
 from swarm.sim.links import Links
 from swarm.sim.loop import run_world
@@ -31,13 +31,15 @@ def holders(swarm: SimSwarm, part: str, step: int = -1) -> list[str]:
 
 
 def swarm_of(
-    root: Path, hosts: int, trainers: int, *, copies: int = 2, ends: str = "private", hop_s: float = 0.0
+    root: Path, hosts: int, trainers: int, *, copies: int = 2, ends: str = "private", hop_s: float = 0.0, **model: Any
 ) -> SimSwarm:
     """Two stages; a peer's events are in its home."""
     run, split = {"steps": STEPS, "copies": copies}, {"stages": 2, "ends": ends}
     stage_s = {"forward": hop_s, "backward": hop_s} if hop_s else None
     links = Links.parse({"default": {"latency_ms": 20}}) if hop_s else None
-    return SimSwarm(root, hosts=hosts, trainers=trainers, run=run, split=split, stage_s=stage_s, links=links)
+    return SimSwarm(
+        root, hosts=hosts, trainers=trainers, run=run, split=split, stage_s=stage_s, links=links, model=model
+    )
 
 
 def struck(swarm: SimSwarm, victims: tuple[str, ...], *then: Fault, when: On = MIDST) -> None:
@@ -76,6 +78,17 @@ def test_stage_whose_replicas_all_die_is_taken_over_from_a_copy(tmp_path: Path) 
     assert holders(swarm, lost[0], 2) == sorted(victims)
     assert [len(holders(swarm, part)) for part in ("ends", "stage-0", "stage-1")] == [1, 1, 1]
     assert {event.part for event in swarm.events(CopyHeld)} == {"ends", "stage-0", "stage-1"}
+
+
+def test_stage_of_adapters_is_taken_over_with_what_is_frozen_beside_them(tmp_path: Path) -> None:
+    swarm = swarm_of(tmp_path, hosts=4, trainers=1, lora={"rank": 4, "base": "nf4"})
+    victims = ("host-1", "host-3")
+    struck(swarm, victims)
+    check(swarm, victims)
+    lost = next(event.lost for event in swarm.events(StepGivenUp))
+    (rescuer,) = holders(swarm, lost[0])
+    fetched = {event.part for event in swarm.peers[rescuer].events.of(FrozenReady)}
+    assert fetched == {"stage-0", "stage-1"}  # its own part's, and those of the copy that it kept
 
 
 @pytest.mark.parametrize("when", [DECIDED, On(StepClosed, peer="host-3", where={"step": 2})])

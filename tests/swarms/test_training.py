@@ -25,6 +25,24 @@ SHAPES = {
     "bfloat16 inside": {"hosts": 2, "trainers": 1, "model": {"compute": "bfloat16"}},
     "reproducible": {"hosts": 4, "trainers": 2, "run": {"reproducible": True}},
     "more trainers than microbatches": {"hosts": 2, "trainers": 3, "batch": {"microbatches_per_step": 2}},
+    "adapters": {"hosts": 4, "trainers": 2, "model": {"lora": {"rank": 4, "base": "nf4"}}},
+    "adapters, hosted ends": {
+        "hosts": 3,
+        "trainers": 1,
+        "split": {"ends": "hosted"},
+        "model": {"lora": {"rank": 4}, "compute": "bfloat16"},
+    },
+    "stages with nothing to train": {
+        "hosts": 4,
+        "trainers": 2,
+        "model": {"lora": {"rank": 4, "targets": ["0.attention.query"]}},
+    },
+    "adapters, Muon": {
+        "hosts": 2,
+        "trainers": 1,
+        "model": {"lora": {"rank": 8, "targets": ["query"]}},
+        "optimizer": {"name": "muon"},
+    },
     "dropout": {"hosts": 2, "trainers": 1, "model": {"dropout": 0.1}},
 }
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 
 from swarm.errors import ConfigError
+from swarm.models.lora_config import LoraConfig
 from swarm.models.spec import DType
 from swarm.schema import Section
 
@@ -97,6 +98,7 @@ class HfConfig(Section):
     attention: Literal["sdpa", "eager"] = "sdpa"
     compute: DType = "float32"
     config: Annotated[str, StringConstraints(max_length=MAX_CONFIG_BYTES)]
+    lora: Annotated[LoraConfig | None, Field(exclude_if=lambda value: value is None)] = None
 
     def check(self) -> None:
         """Check the config and that the other keys are those that it gives. Raises ConfigError."""

@@ -123,6 +123,10 @@ class HfFamily(ModelFamily):
 
         return stored_names(self._part(spec, _in_float32(self._model)), weights)
 
+    def exported_module(self, path: str) -> str:
+        """See :class:`~swarm.models.family.ModelFamily`."""
+        return path.removeprefix("model.")
+
     def _part(self, spec: PartSpec, model: HfConfig) -> HfPart:
         require_transformers()
         from swarm.models.hf.part import HfPart
@@ -156,7 +160,7 @@ def _anatomy(dumped: str) -> Anatomy:
 
 def _in_float32(model: HfConfig) -> HfConfig:
     """Return the model in the dtype of master weights and files, whatever it is computed in."""
-    return model.model_copy(update={"compute": "float32"})
+    return model.model_copy(update={"compute": "float32", "lora": None})
 
 
 def require_transformers() -> None:

@@ -26,6 +26,7 @@ from swarm.state.checkpoints.shelf import (
     RecordRequest,
 )
 from swarm.state.download import ChunkDonor, Data, PeerChunks, Wanted
+from swarm.state.frozen import FrozenStore, frozen_donor
 from swarm.state.sharing import DonorT
 
 T = TypeVar("T")
@@ -40,6 +41,10 @@ class Donor(ChunkDonor, Protocol):
 
     async def record(self, step: int) -> bytes:
         """The bytes of a step's record."""
+
+    @property
+    def frozen(self) -> ChunkDonor:
+        """The same as a source of frozen weights."""
 
 
 class PeerDonor(PeerChunks):
@@ -61,12 +66,19 @@ class PeerDonor(PeerChunks):
         )
         return bytes(payload)
 
+    @property
+    def frozen(self) -> ChunkDonor:
+        """See :class:`Donor`."""
+        return frozen_donor(self._endpoint, self._peer)
+
 
 class DirectoryDonor:
-    """Checkpoints of another directory of this machine: another home's, or a copied one."""
+    """Checkpoints of another directory of this machine: another home's, or a copied one. ``frozen`` is where frozen
+    weights are that belong to them."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, frozen: FrozenStore | None = None) -> None:
         self._root, self._parts = root, StoredParts(root)
+        self._frozen = frozen or FrozenStore(root / "frozen")
 
     def __str__(self) -> str:
         return str(self._root)
@@ -88,6 +100,11 @@ class DirectoryDonor:
         """See :class:`~swarm.state.download.ChunkDonor`."""
         return await self._read(self._parts.chunk, wanted.chunk(number))
 
+    @property
+    def frozen(self) -> ChunkDonor:
+        """See :class:`Donor`."""
+        return _FrozenFiles(self._frozen)
+
     async def _read(self, work: Callable[..., T], *asked: Message) -> T:
         try:
             return await asyncio.to_thread(work, *asked)
@@ -95,6 +112,27 @@ class DirectoryDonor:
             raise Refused(f"{self._root}: {error.strerror}") from error
         except StateError as error:
             raise Refused(str(error)) from error
+
+
+class _FrozenFiles:
+    """The frozen weights of another directory, as a :class:`~swarm.state.download.ChunkDonor`."""
+
+    def __init__(self, store: FrozenStore) -> None:
+        self._store = store
+
+    def __str__(self) -> str:
+        return str(self._store.root)
+
+    def _donor(self, wanted: Wanted) -> DirectoryDonor:
+        return DirectoryDonor(self._store.place(wanted.digest))
+
+    async def hashes(self, wanted: Wanted) -> Data:
+        """See :class:`~swarm.state.download.ChunkDonor`."""
+        return await self._donor(wanted).hashes(wanted)
+
+    async def chunk(self, wanted: Wanted, number: int, timeout_s: float) -> Data:
+        """See :class:`~swarm.state.download.ChunkDonor`."""
+        return await self._donor(wanted).chunk(wanted, number, timeout_s)
 
 
 def _offer(donor: Donor, step: int, digests: Mapping[str, str], there: Iterable[str]) -> Offer[Donor]:

@@ -11,12 +11,11 @@ from pathlib import Path
 
 from swarm.clock import SystemClock
 from swarm.disk import make_directory, reserve, sync_directory
-from swarm.errors import Busy, PeerError, StateError
+from swarm.errors import Busy, PeerError, StateError, WrongStep
 from swarm.ids import PartName, RunId
-from swarm.state.checkpoints.donors import Donor
 from swarm.state.checkpoints.files import part_path, refused_by_disk
 from swarm.state.checkpoints.format import PartFile, opened, write_at
-from swarm.state.download import Data, Download, DownloadContext, Wanted
+from swarm.state.download import ChunkDonor, Data, Download, DownloadContext, Wanted
 from swarm.state.snapshot import HASH_BYTES, is_chunk
 
 logger = logging.getLogger(__name__)
@@ -108,7 +107,7 @@ class BegunFile:
         return list(self.path.parent.glob(f".{self.path.name}.*.pull"))
 
 
-async def fetch_part(file: BegunFile, donors: Sequence[Donor], *, progress: Progress) -> Path:
+async def fetch_part(file: BegunFile, donors: Sequence[ChunkDonor], *, progress: Progress) -> Path:
     """Have a part's file in place, from all donors at once.
 
     What came before a failure, of this call or an earlier one, stays beside the file's name and is not fetched again.
@@ -116,18 +115,19 @@ async def fetch_part(file: BegunFile, donors: Sequence[Donor], *, progress: Prog
     Raises StateError when the disk refuses, or when nobody is left: it says who failed and how. Cancelled, it leaves
     what came.
     """
-    wanted, failures = file.wanted, dict[Donor, str]()
-    tries, waits = Counter[Donor](), Counter[Donor]()
+    wanted, failures = file.wanted, dict[ChunkDonor, str]()
+    tries, waits = Counter[ChunkDonor](), Counter[ChunkDonor]()
     here: int | None = None
 
-    def told(donor: Donor, done: int, total: int) -> None:
+    def told(donor: ChunkDonor, done: int, total: int) -> None:
         nonlocal here
         here = done
         waits.pop(donor, None)
         progress(wanted.part, file.size * done // max(1, total), file.size)
 
-    def dropped(donor: Donor, error: PeerError) -> float | None:
-        logger.warning("%s of step %d from %s: %s", wanted.part, wanted.step, donor, error)
+    def dropped(donor: ChunkDonor, error: PeerError) -> float | None:
+        level = logging.INFO if isinstance(error, WrongStep) else logging.WARNING  # it merely has none
+        logger.log(level, "%s of step %d from %s: %s", wanted.part, wanted.step, donor, error)
         failures[donor] = error.reason
         counted, most = (waits, MAX_WAITS) if isinstance(error, Busy) else (tries, MAX_TRIES)
         counted[donor] += 1
@@ -145,5 +145,5 @@ async def fetch_part(file: BegunFile, donors: Sequence[Donor], *, progress: Prog
         raise StateError(f"nobody has a good {wanted.part} of step {wanted.step}: {said}") from error
 
 
-def _itself(donor: Donor) -> Donor:
+def _itself(donor: ChunkDonor) -> ChunkDonor:
     return donor

@@ -67,6 +67,23 @@ DESCRIBE_FILE = Rpc("checkpoint/1/describe", DescribeRequest, Empty)
 CHUNK_OF_FILE = Rpc("checkpoint/1/chunk", ChunkRequest, Empty)
 
 
+class DiskReads:
+    """Reads of files for others, at most MAX_READS at once; others wait. ``what`` begins a refusal."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._disk = what, asyncio.Semaphore(MAX_READS)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """In a thread. Raises Refused for what is damaged, WrongStep for what is not there (any more)."""
+        try:
+            async with self._disk:
+                return await asyncio.to_thread(work)
+        except FileNotFoundError as error:
+            raise WrongStep(f"{self._what} not here (any more)") from error
+        except (StateError, OSError) as error:
+            raise Refused(f"{self._what} not to be read: {type(error).__name__}") from error
+
+
 class CheckpointShelf:
     """Serves the checkpoints below a root. At most MAX_READS requests touch the disk at once, others wait for it. One
     caller has at most MAX_CHUNKS and MAX_TOLD answers on their way, and a few when all have ALL_CHUNKS and ALL_TOLD: a
@@ -74,7 +91,7 @@ class CheckpointShelf:
 
     def __init__(self, root: Path) -> None:
         self._root, self._parts = root, StoredParts(root)
-        self._disk = asyncio.Semaphore(MAX_READS)
+        self._disk = DiskReads("that checkpoint is")
         self._chunks, self._told = OpenAnswers(MAX_CHUNKS, ALL_CHUNKS), OpenAnswers(MAX_TOLD, ALL_TOLD)
 
     def methods(self) -> Sequence[AnyMethod]:
@@ -88,27 +105,17 @@ class CheckpointShelf:
         )
 
     async def _list(self, caller: PeerId, body: ListRequest) -> Offered:
-        return Offered(steps=await self._on_disk(self._offered))
+        return Offered(steps=await self._disk.run(self._offered))
 
     async def _record(self, caller: PeerId, body: RecordRequest, incoming: Incoming) -> Answer[Empty]:
         path = step_directory(self._root, body.step) / RECORD
-        return Answer(Empty(), await self._on_disk(lambda: _whole(path)))
+        return Answer(Empty(), await self._disk.run(lambda: _whole(path)))
 
     async def _describe(self, caller: PeerId, body: DescribeRequest, incoming: Incoming) -> Answer[Empty]:
-        return Answer(Empty(), await self._on_disk(lambda: self._parts.hashes(body)))
+        return Answer(Empty(), await self._disk.run(lambda: self._parts.hashes(body)))
 
     async def _chunk(self, caller: PeerId, body: ChunkRequest, incoming: Incoming) -> Answer[Empty]:
-        return Answer(Empty(), await self._on_disk(lambda: self._parts.chunk(body)))
-
-    async def _on_disk(self, work: Callable[[], T]) -> T:
-        """In a thread. Raises Refused for what is damaged, WrongStep for what is not there (any more)."""
-        try:
-            async with self._disk:
-                return await asyncio.to_thread(work)
-        except FileNotFoundError as error:
-            raise WrongStep("that checkpoint is not here (any more)") from error
-        except (StateError, OSError) as error:
-            raise Refused(f"that checkpoint cannot be read: {type(error).__name__}") from error
+        return Answer(Empty(), await self._disk.run(lambda: self._parts.chunk(body)))
 
     def _offered(self) -> tuple[OfferedStep, ...]:
         found = (held(self._root, step) for step in steps(self._root)[-MAX_STEPS:])

@@ -262,13 +262,13 @@ class KeptRun:
         return directory
 
 
-def kept_run(*, name: str = "kept", nonce: str = "00000000deadbeef") -> KeptRun:
+def kept_run(*, name: str = "kept", nonce: str = "00000000deadbeef", **model: Any) -> KeptRun:
     """Return a run of which nothing is kept yet."""
     tokenizer = train_tokenizer([WORDS], 300)
     manifest = parse_manifest(
         {
             "run": {"name": name, "nonce": nonce, "steps": 100, "start_when": {"stage_hosts": 2, "trainers": 1}},
-            "model": {"vocab_size": 300, "dim": 32, "layers": 2, "heads": 2, "context": 16},
+            "model": {"vocab_size": 300, "dim": 32, "layers": 2, "heads": 2, "context": 16, **model},
             "split": {"stages": 2},
             "tokenizer": {"digest": tokenizer_digest(tokenizer)},
             "batch": {"microbatch_size": 2, "microbatches_per_step": 6},

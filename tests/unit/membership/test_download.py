@@ -15,6 +15,7 @@ from swarm.ids import PartName, PeerId
 from swarm.membership import download
 from swarm.membership.download import PartDownload, download_part
 from swarm.network.protocols import Answer
+from swarm.state.frozen import ModelFiles
 from swarm.state.snapshot import digest, initial_snapshot
 from swarm.state.transfer import CHUNK, DESCRIBE
 from tests.harness.expect import eventually
@@ -44,7 +45,7 @@ class Scene:
             clock=self.world.clock,
             events=self.events,
             device=SimpleNamespace(run=inline),
-            files=None,
+            files=ModelFiles(),
         )
 
     async def run(self, work: Any) -> None:
@@ -116,7 +117,7 @@ async def test_part_is_read_from_the_models_files_at_the_start_if_they_are_the_r
     weights = state.layout.views(state.params if same else state.params + 1)
     family = SimpleNamespace(initial_weights=lambda seed, spec, files: weights if files == tmp_path else None)
     begun = initial_snapshot(state.part, state.layout, state.layout.views(state.params))
-    scene.around.files, scene.record.step = tmp_path, 0
+    scene.around.files, scene.record.step = ModelFiles(tmp_path), 0
     scene.record.digests = {state.part: digest(begun)}
     scene.around.manifest = SimpleNamespace(model=None, run=SimpleNamespace(seed=0))
     with pytest.MonkeyPatch.context() as patch:

@@ -174,7 +174,7 @@ class World:
     async def _be_reachable(self, through: Sequence[PeerId]) -> str:
         return self.unreachable
 
-    async def _build(self, around: Any, name: str) -> Any:
+    async def _build(self, around: Any, name: str, donors: Any) -> Any:
         return SimpleNamespace(spec=SimpleNamespace(name=name), step=-1)
 
     def _download(self, around: Any, record: CloseRecord, part: Any) -> Fetching:

@@ -19,6 +19,7 @@ from swarm.membership.settings import MemberSettings
 from swarm.models.registry import family_of
 from swarm.sim.device import InlineDevice
 from swarm.sim.loop import run_world
+from swarm.state.frozen import ModelFiles
 from swarm.state.snapshot import digest, initial_snapshot
 from tests.harness.settings import checked_settings
 from tests.harness.simulated import SimSwarm
@@ -33,7 +34,7 @@ def _manifest(ends: str = "private") -> Manifest:
 
 async def _founding(manifest: Manifest, ends_seed: int | None = None) -> dict[str, str]:
     """Digest of each part with which a founder begins."""
-    around = SimpleNamespace(manifest=manifest, device=InlineDevice(torch.device("cpu")), files=None)
+    around = SimpleNamespace(manifest=manifest, device=InlineDevice(torch.device("cpu")), files=ModelFiles())
     origin, snapshots = await InitialWeights(cast(Any, around), ends_seed).load()
     assert origin.digests == {snapshot.part: digest(snapshot) for snapshot in snapshots}
     return dict(origin.digests)

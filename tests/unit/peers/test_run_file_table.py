@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pydantic_core import PydanticUndefined
@@ -23,6 +23,8 @@ def _keys(section: type[Section], prefix: str = "") -> Iterator[tuple[str, Any]]
     """(dotted key, default) of every setting; the default of one that has none is None."""
     for name, field in section.model_fields.items():
         kind = type(field.default) if isinstance(field.default, Section) else field.annotation  # of several: our own
+        inside = [one for one in get_args(kind) if isinstance(one, type) and issubclass(one, Section)]
+        kind = inside[0] if type(None) in get_args(kind) and inside else kind  # a section that may be left out
         if isinstance(kind, type) and issubclass(kind, Section):
             yield from _keys(kind, f"{prefix}{name}.")
         else:
@@ -50,4 +52,5 @@ def _same(said: str, default: object) -> bool:
     if default is None or said == "–":
         return default is None and said == "–"
     found = json.loads(said)
+    found = tuple(found) if isinstance(found, list) else found
     return type(found) is type(default) and found == default

@@ -1,0 +1,109 @@
+"""``swarm export --adapter``: the adapters of a checkpoint as a directory that peft loads beside the model."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+from torch import Tensor
+
+from peers.checkpoints.choice import ChosenStep
+from peers.commands.export import Exported, bytes_of
+from peers.commands.model_directory import making, write_json, write_tensors
+from peers.console.interrupt import check
+from peers.console.words import amount, count
+from swarm.disk import write_whole
+from swarm.errors import ConfigError
+from swarm.models.hf.hf_config import HfConfig
+from swarm.models.lora import LoraFamily
+from swarm.models.peft_form import CONFIG, WEIGHTS, adapter_config, adapter_tensors
+from swarm.models.registry import family_of
+from swarm.state.checkpoints.parts import load_part_weights
+
+
+def check_kind(chosen: ChosenStep, *, adapter: bool, merge: bool) -> None:
+    """Raises ConfigError where what is asked for does not fit the run: one that trains adapters has two forms."""
+    has = isinstance(family_of(chosen.manifest.model), LoraFamily)
+    if adapter and merge:
+        raise ConfigError("--adapter", "--merge", "one of the two", "Leave one of them out.")
+    if (adapter or merge) and not has:
+        name = "--adapter" if adapter else "--merge"
+        raise ConfigError(name, True, "a run that trains adapters", f"Leave {name} out.", why="this one trains all")
+    if has and not (adapter or merge):
+        why = "the run trains adapters"
+        remedy = "Add --adapter to write them alone, for peft, or --merge for the model with them in it."
+        raise ConfigError("swarm export", None, "--adapter or --merge", remedy, why=why)
+
+
+def export_adapter(chosen: ChosenStep, into: Path, told: Callable[[str], None]) -> Exported:
+    """Write the adapters into a new or empty directory, whole or not at all. Needs no frozen weights.
+
+    Args:
+        chosen: The checkpoint of a run that trains adapters.
+        into: The directory.
+        told: Called with a line for each part.
+
+    Raises:
+        ConfigError: The directory is in use, or the family has no form outside of swarm.
+        StateError: A part of the checkpoint is damaged, named with what is wrong; or the disk refuses.
+    """
+    family = family_of(chosen.manifest.model)
+    assert isinstance(family, LoraFamily)  # noqa: S101 - checked by :func:`check_kind`
+    parts, tensors = family.parts(chosen.manifest.split), dict[str, Tensor]()
+    for spec in parts:
+        check()
+        weights = load_part_weights(chosen.directory.checkpoints, chosen.record, spec.name)
+        found = adapter_tensors(family, spec, weights)
+        told(f"{spec.name}: {count(len(found) // 2, 'adapter')}")
+        tensors |= found
+    base, revision = _named_base(chosen)
+    with making(into) as hidden:
+        size = write_tensors(hidden / WEIGHTS, {k: ("F32", one.shape, bytes_of(one)) for k, one in tensors.items()})
+        write_json(hidden / CONFIG, adapter_config(family, parts, base=base, revision=revision))
+        write_whole(hidden / "README.md", [_card(chosen, family, size).encode()])
+        files = tuple(sorted(path.name for path in hidden.iterdir()))
+    return Exported(files=files, parameters=sum(one.numel() for one in tensors.values()), bytes=size)
+
+
+def load_adapter(into: Path, chosen: ChosenStep) -> str:
+    """Return a line that loads the adapters beside their model, ready to paste."""
+    base, _ = _named_base(chosen)
+    program = (
+        "from transformers import AutoModelForCausalLM as M; from peft import PeftModel; "
+        f"print(PeftModel.from_pretrained(M.from_pretrained({json.dumps(base or 'BASE')}), {json.dumps(str(into))}))"
+    )
+    return f"python -c {shlex.quote(program)}"
+
+
+def _named_base(chosen: ChosenStep) -> tuple[str, str]:
+    """What the model beside the adapters is called, and its revision; "" where it has no name. Step 0 of the run,
+    merged, is that model as it was stored."""
+    model = chosen.manifest.model
+    return (model.source, model.revision) if isinstance(model, HfConfig) and not model.scratch else ("", "")
+
+
+def _card(chosen: ChosenStep, family: LoraFamily, size: int) -> str:
+    run, lora, (base, _) = chosen.manifest.run, family.lora, _named_base(chosen)
+    return f"""---
+library_name: peft
+base_model: {base or "unknown"}
+tags: [swarm, decentralized-training, lora]
+---
+
+# Adapters of {run.name}, step {chosen.step}
+
+Low-rank adapters that peers trained together with swarm, without a centre, beside a model whose weights stayed as they
+were, kept in {lora.base}: rank {lora.rank}, alpha {lora.alpha:g}, {amount(size)}B.
+
+```python
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained({json.dumps(base or "BASE")})
+model = PeftModel.from_pretrained(model, ".")
+```
+
+They were trained beside the weights that `swarm export DIR --merge --step 0` writes.
+"""

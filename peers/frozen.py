@@ -1,0 +1,151 @@
+"""The frozen weights of runs that train adapters, on this machine: made when a run is founded, found, and removed."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from peers.console.words import command_name
+from peers.home.places import FROZEN, RUNS, home_directory
+from peers.home.run_directory import RunDirectory, known_runs
+from swarm.config import Manifest, load_manifest
+from swarm.errors import ConfigError, Incompatible, StateError
+from swarm.ids import PartName
+from swarm.membership.parts import FrozenPart
+from swarm.models.lora import LoraFamily, Stored
+from swarm.models.registry import AnyModel, family_of, lora_of
+from swarm.network.protocols import Service
+from swarm.state.frozen import FrozenShelf, FrozenStore, ModelFiles, wanted_frozen
+
+
+def frozen_store(home: Path | str | None) -> FrozenStore:
+    """Return where this home keeps them. Raises ConfigError for a home that cannot be one."""
+    return FrozenStore(home_directory(home) / FROZEN)
+
+
+def with_frozen(manifest: Manifest, files: Path | None, store: FrozenStore, told: Callable[[str], None]) -> Manifest:
+    """Return the manifest with the digests of its frozen weights, all of which are in the store from then on.
+
+    Args:
+        manifest: Any run's; one that trains all its weights is returned as it is.
+        files: The directory of the model's files; None for a model that begins with random weights.
+        store: Where to keep them.
+        told: Called with a line for each part that was made.
+
+    Raises:
+        ConfigError: No module of the model is a target of an adapter.
+        Incompatible: The manifest names other frozen weights than these files give.
+        StateError: The files or the disk fail. What was made stays, and is not made again.
+    """
+    family = family_of(manifest.model)
+    if not isinstance(family, LoraFamily):
+        return manifest
+    specs = family.parts(manifest.split)
+    if not any(family.adapted(family.build(spec)) for spec in specs):
+        remedy = "Name some as q_proj or as mlp.down_proj, or leave it out for all."
+        allowed = "names of linear modules of the model's layers"
+        raise ConfigError("model.lora.targets", ", ".join(family.lora.targets), allowed, remedy)
+    said, digests = family.lora.digests, dict[PartName, str]()
+    for spec in specs:
+        layout, name = family.base(spec), spec.name
+        if name in said and store.holds(wanted_frozen(name, layout, said[name])):
+            digests[name] = said[name]
+            continue
+        vector = layout.pack(family.base_weights(manifest.run.seed, spec, files))
+        digests[name] = store.keep(name, layout, vector)
+        told(f"{name}: {layout.bytes / 1e6:,.1f} MB in {family.lora.base}, {digests[name][:12]}, in {store.root}")
+        if said and digests[name] != said.get(name):
+            named = f"weights whose digest begins {said.get(name, '')[:12]} for {name}"
+            remedy = "Give the files that the run was founded with, or leave digests out to found another run."
+            raise Incompatible("model.lora.digests", digests[name][:12], named, remedy)
+    lora = family.lora.model_copy(update={"digests": digests})
+    return manifest.model_copy(update={"model": manifest.model.model_copy(update={"lora": lora})})
+
+
+def frozen_services(model: AnyModel, files: ModelFiles) -> list[Service]:
+    """Return what hands out a run's frozen weights; nothing for one that has none."""
+    lora = lora_of(model)
+    if lora is None or files.frozen is None:
+        return []
+    return [FrozenShelf(files.frozen, {PartName(part): found for part, found in lora.digests.items()})]
+
+
+def store_of(directory: RunDirectory) -> FrozenStore:
+    """Return where the frozen weights of a run are that is kept on this machine: in the home in which its directory
+    lies, else in the directory."""
+    runs = directory.root.absolute().parent
+    return FrozenStore(runs.parent / FROZEN if runs.name == RUNS else directory.frozen)
+
+
+def frozen_of(manifest: Manifest, part: PartName, store: FrozenStore) -> dict[str, Stored]:
+    """Return the frozen weights of a part by name, verified. Raises StateError with what to do where they are not
+    here."""
+    frozen = FrozenPart(manifest, part, store)
+    if not frozen.here:
+        remedy = f"Make them of the model's files: {command_name()} ckpt frozen --add DIR, or fetch them: ckpt pull"
+        raise StateError(f"the weights beside the adapters of {part}, {frozen.wanted.digest[:12]}, are not in "
+                         f"{store.root}. {remedy}")  # fmt: skip
+    return dict(frozen.load())
+
+
+def frozen_of_all(manifest: Manifest, store: FrozenStore) -> dict[str, Stored]:
+    """Return those of the whole model. Raises as :func:`frozen_of`."""
+    parts = family_of(manifest.model).parts(manifest.split)
+    return {name: stored for spec in parts for name, stored in frozen_of(manifest, spec.name, store).items()}
+
+
+# --- swarm ckpt frozen -----------------------------------------------------------------------------------------------
+
+
+def listed_frozen(home: Path | str | None) -> list[dict[str, Any]]:
+    """Return what a home keeps, as plain data: with the names of the runs there that need it."""
+    users: dict[str, set[str]] = {}
+    # Founders, and peers that joined lately, have their run's file where they live.
+    lives = home_directory(home).glob(f"*/sessions/*/{RunDirectory(Path()).manifest}")
+    for manifest in (*(directory.manifest for directory in known_runs(home)), *lives):
+        for found, name in _digests_of(manifest):
+            users.setdefault(found, set()).add(name)
+    return [
+        {"digest": one.digest, "part": one.part, "bytes": one.bytes, "complete": one.whole,
+         "runs": sorted(users.get(one.digest, ()))}
+        for one in frozen_store(home).listing()
+    ]  # fmt: skip
+
+
+def remove_frozen(home: Path | str | None, wanted: str, *, unused: bool) -> list[dict[str, Any]]:
+    """Remove those whose digest begins so, or all that no run of this home needs; returns what was removed.
+
+    A running peer has its own in memory, but can hand out to nobody what is removed here. Raises ConfigError for a
+    digest that there is not, StateError when the disk refuses.
+    """
+    kept = listed_frozen(home)
+    gone = [one for one in kept if not one["runs"]] if unused else [o for o in kept if o["digest"].startswith(wanted)]
+    if not gone and not unused:
+        there = ", ".join(one["digest"][:12] for one in kept)
+        allowed = f"how a digest begins: one of {there}" if kept else "nothing: no such weights are kept here"
+        raise ConfigError("--remove", wanted, allowed, "See swarm ckpt frozen, also for another --home.")
+    store = frozen_store(home)
+    for one in gone:
+        try:
+            store.remove(one["digest"])
+        except OSError as error:
+            raise StateError(f"{store.place(one['digest'])}: {error.strerror}. It was not removed.") from None
+    return gone
+
+
+def add_frozen(directory: RunDirectory, files: Path, told: Callable[[str], None]) -> None:
+    """Make the frozen weights of a run of the model's files on this machine. Raises as :func:`with_frozen`."""
+    with_frozen(load_manifest(directory.manifest), files, store_of(directory), told)
+
+
+def _digests_of(manifest: Path) -> list[tuple[str, str]]:
+    """(digest, name of the run) of the frozen weights that a run needs, as its file says; none where it cannot be
+    read."""
+    try:
+        said = tomllib.loads(manifest.read_text(encoding="utf-8"))
+        digests = said.get("model", {}).get("lora", {}).get("digests", {})
+        return [(str(one), str(said.get("run", {}).get("name", ""))) for one in digests.values()]
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, AttributeError):
+        return []

@@ -1,0 +1,153 @@
+"""Make a part of the run's model on this peer; and where a run trains adapters, have the weights beside them, which are
+frozen: from this machine's disk, from the model's files, or from peers that have them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from swarm.config import Manifest
+from swarm.disk import free_bytes
+from swarm.errors import StateError
+from swarm.events import FrozenFetching, FrozenReady, SyncProgress
+from swarm.ids import PartName, PeerId
+from swarm.membership.roles import PeerContext, spec_of
+from swarm.membership.rules import local_rules_of, update_of
+from swarm.models.lora import BaseLayout, LoraFamily, Stored
+from swarm.models.passes import rehearse
+from swarm.models.registry import family_of, lora_of
+from swarm.optim.accumulate import AccumulatorDType
+from swarm.optim.local_part import LocalPart
+from swarm.optim.part import TrainedPart
+from swarm.state.checkpoints.fetch import BegunFile, fetch_part
+from swarm.state.download import Wanted
+from swarm.state.frozen import FrozenStore, frozen_donor, wanted_frozen
+
+logger = logging.getLogger(__name__)
+
+PROGRESS_EVERY_S = 0.3
+
+
+async def build_empty(around: PeerContext, name: PartName, donors: Sequence[PeerId] = ()) -> TrainedPart:
+    """The part, without what is trained of it; ``donors`` may have what is frozen, where that is not here.
+
+    Raises StateError for a part that the model does not have, and as :func:`ensure_frozen`.
+    """
+    manifest, device = around.manifest, around.device.torch_device
+    spec = spec_of(manifest, name)
+    frozen = await ensure_frozen(around, name, donors)
+    stored = None if frozen is None else await asyncio.to_thread(frozen.load)
+
+    def build() -> TrainedPart:
+        part: TrainedPart
+        if manifest.averaging.mode == "local":
+            part = LocalPart(spec, manifest.model, local_rules_of(manifest), device=device)
+        else:
+            accumulator: AccumulatorDType = "float64" if manifest.run.reproducible else "float32"
+            part = TrainedPart(spec, manifest.model, update_of(manifest), device=device, accumulator=accumulator)
+        if stored is not None:
+            part.install_base(stored)
+        return part
+
+    await around.device.run(rehearse)
+    return await around.device.run(build)
+
+
+# --- frozen weights --------------------------------------------------------------------------------------------------
+
+
+class FrozenPart:
+    """The frozen weights of one part of a run. Made without reading any."""
+
+    def __init__(self, manifest: Manifest, name: PartName, store: FrozenStore) -> None:
+        """Raises StateError for a part that the model does not have, or of which the run says no digest. Builds the
+        part without weights: some milliseconds, a second for the first of a large model."""
+        family = family_of(manifest.model)
+        assert isinstance(family, LoraFamily)  # noqa: S101 - only such runs have any
+        self.spec, self._family, self._store, self._manifest = spec_of(manifest, name), family, store, manifest
+        if name not in family.lora.digests:
+            raise StateError(f"the run names no frozen weights for {name}: its founder has to found it anew")
+        self.layout: BaseLayout = family.base(self.spec)
+        self.wanted: Wanted = wanted_frozen(name, self.layout, family.lora.digests[name])
+
+    @property
+    def here(self) -> bool:
+        """Whether they are on the disk."""
+        return self._store.holds(self.wanted)
+
+    def load(self) -> Mapping[str, Stored]:
+        """Return them by name, verified. Raises StateError. Blocking: a pass over the disk, and a hash."""
+        return self.layout.views(self._store.load(self.wanted))
+
+    def make(self, files: Path | None) -> bool:
+        """Make them of the model's files, or of the run's seed, and keep them; whether they are the run's. Raises
+        StateError. Blocking: minutes for a large part."""
+        weights = self._family.base_weights(self._manifest.run.seed, self.spec, files)
+        return self._store.keep(self.spec.name, self.layout, self.layout.pack(weights)) == self.wanted.digest
+
+    def begun(self) -> BegunFile:
+        """Return their file while it is fetched."""
+        return BegunFile(self._store.place(self.wanted.digest), self.wanted, self._manifest.run_id)
+
+
+async def ensure_frozen(around: PeerContext, name: PartName, donors: Sequence[PeerId]) -> FrozenPart | None:
+    """Have the frozen weights of a part on this machine's disk; None in a run that trains all its weights.
+
+    What was fetched before this peer was killed is not fetched again. Raises StateError when nobody has them, or the
+    disk has no room for them; what came stays. Cancelled, it leaves that too.
+    """
+    if lora_of(around.manifest.model) is None:
+        return None
+    if (store := around.files.frozen) is None:
+        raise StateError(f"this peer has nowhere to keep the frozen weights of {name}")
+    began, part = around.clock.monotonic(), await asyncio.to_thread(FrozenPart, around.manifest, name, store)
+    if await asyncio.to_thread(lambda: part.here):
+        return part
+    source = "peers"
+    if around.files.directory is not None and await _made(part, around.files.directory):
+        source = "files"
+    else:
+        await _fetched(around, part, donors, store)
+    seconds = around.clock.monotonic() - began
+    around.events.emit(FrozenReady(part=name, bytes=part.layout.bytes, seconds=seconds, source=source))
+    return part
+
+
+async def _made(part: FrozenPart, files: Path) -> bool:
+    """Whether the model's files on this machine gave the run's frozen weights."""
+    try:
+        same = await asyncio.to_thread(part.make, files)
+    except StateError as error:
+        logger.warning("the frozen weights of %s are fetched: %s", part.spec.name, error)
+        return False
+    if not same:
+        logger.warning("the frozen weights of %s are fetched: the files in %s have others", part.spec.name, files)
+    return same
+
+
+async def _fetched(around: PeerContext, part: FrozenPart, donors: Sequence[PeerId], store: FrozenStore) -> None:
+    begun, me, name = part.begun(), around.endpoint.peer, part.spec.name
+    free = await asyncio.to_thread(free_bytes, store.root)
+    around.events.emit(
+        FrozenFetching(part=name, bytes_total=begun.lacking_bytes, bytes_free=free, directory=str(store.root))
+    )
+    if begun.lacking_bytes > free:
+        lacking = f"{begun.lacking_bytes / 1e9:.1f} GB of frozen weights are to come, and {free / 1e9:.1f} GB are free"
+        raise StateError(f"{name}: {lacking} in {store.root}. Free some space there.")
+    told = around.clock.monotonic()
+
+    def progress(_: PartName, done: int, total: int) -> None:
+        nonlocal told
+        if around.clock.monotonic() - told >= PROGRESS_EVERY_S or done == total:
+            told = around.clock.monotonic()
+            around.events.emit(SyncProgress(part=name, step=0, donor=me, bytes_received=done, bytes_total=total))
+
+    try:
+        await fetch_part(
+            begun, [frozen_donor(around.endpoint, peer) for peer in donors if peer != me], progress=progress
+        )
+    except StateError:
+        if not await asyncio.to_thread(lambda: part.here):  # another process of this machine may have been faster
+            raise

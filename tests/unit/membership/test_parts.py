@@ -1,0 +1,144 @@
+"""Where a peer gets the frozen weights of its part: its disk, the model's files, or others."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from peers.frozen import with_frozen
+from swarm.clock import SystemClock
+from swarm.config import Manifest, RunConfig, TokenizerConfig
+from swarm.errors import ConfigError, Incompatible, StateError
+from swarm.events import FrozenFetching, FrozenReady
+from swarm.ids import PartName
+from swarm.membership import parts
+from swarm.membership.parts import FrozenPart, ensure_frozen
+from swarm.membership.roles import PeerContext
+from swarm.models.lora_config import LoraConfig
+from swarm.models.registry import lora_of
+from swarm.sim.network import SimNetwork
+from swarm.state.frozen import FrozenShelf, FrozenStore, ModelFiles
+from tests.harness.rigs.common import EventList
+from tests.harness.rigs.models import MODEL
+
+STAGE = PartName("stage-0")
+
+
+def manifest_of(lora: LoraConfig | None = None, seed: int = 0) -> Manifest:
+    model = MODEL.model_copy(update={"lora": lora or LoraConfig(rank=4, base="nf4")})
+    return Manifest(model=model, run=RunConfig(seed=seed), tokenizer=TokenizerConfig(digest="0" * 64))
+
+
+@pytest.fixture
+def told() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def founded(tmp_path: Path, told: list[str]) -> tuple[Manifest, FrozenStore]:
+    store = FrozenStore(tmp_path / "founder")
+    return with_frozen(manifest_of(), None, store, told.append), store
+
+
+async def around(manifest: Manifest, files: ModelFiles, donors: dict[str, Any]) -> Any:
+    network = SimNetwork(SystemClock())
+    endpoint = network.endpoint("me")
+    for name, shelf in donors.items():
+        other = network.endpoint(name)
+        other.mount(shelf)
+        await other.enter(manifest.run_id)
+    await endpoint.enter(manifest.run_id)
+    found = SimpleNamespace(manifest=manifest, files=files, endpoint=endpoint, clock=SystemClock(), events=EventList())
+    return cast(PeerContext, found)
+
+
+def digests(manifest: Manifest) -> dict[PartName, str]:
+    lora = lora_of(manifest.model)
+    assert lora is not None
+    return {PartName(part): found for part, found in lora.digests.items()}
+
+
+def test_founder_keeps_all_parts_and_names_them(founded: tuple[Manifest, FrozenStore], told: list[str]) -> None:
+    manifest, store = founded
+    assert set(digests(manifest)) == {"stage-0", "stage-1", "ends"}
+    assert {one.digest for one in store.listing()} == set(digests(manifest).values())
+    assert len(told) == 3
+    assert with_frozen(manifest, None, store, told.append) == manifest
+    assert len(told) == 3  # nothing was made again
+
+
+def test_run_that_names_other_weights_than_are_here_is_refused(
+    founded: tuple[Manifest, FrozenStore], tmp_path: Path
+) -> None:
+    manifest, _ = founded
+    other = manifest.model_copy(update={"run": RunConfig(seed=1)})
+    with pytest.raises(Incompatible, match="whose digest begins"):
+        with_frozen(other, None, FrozenStore(tmp_path / "other"), lambda _: None)
+
+
+def test_targets_that_the_model_does_not_have_are_refused(tmp_path: Path) -> None:
+    manifest = manifest_of(LoraConfig(targets=("q_proj",)))  # ours is called otherwise
+    with pytest.raises(ConfigError, match="targets"):
+        with_frozen(manifest, None, FrozenStore(tmp_path), lambda _: None)
+
+
+async def test_they_come_from_peers_once(founded: tuple[Manifest, FrozenStore], tmp_path: Path) -> None:
+    manifest, store = founded
+    here = FrozenStore(tmp_path / "here")
+    donors = {"empty": FrozenShelf(FrozenStore(tmp_path / "empty"), digests(manifest)),
+              "founder": FrozenShelf(store, digests(manifest))}  # fmt: skip
+    me = await around(manifest, ModelFiles(frozen=here), donors)
+    for _ in range(2):
+        part = await ensure_frozen(me, STAGE, tuple(donors))
+        assert part is not None
+        assert part.here
+    assert [one.part for one in me.events.of(FrozenFetching)] == [STAGE]
+    assert [one.source for one in me.events.of(FrozenReady)] == ["peers"]
+    assert part.load().keys() == FrozenPart(manifest, STAGE, store).load().keys()
+
+
+async def test_files_of_the_model_are_read_where_they_give_the_same(
+    founded: tuple[Manifest, FrozenStore], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    manifest, store = founded
+    me = await around(manifest, ModelFiles(tmp_path, FrozenStore(tmp_path / "here")), {})
+    await ensure_frozen(me, STAGE, ())
+    assert [one.source for one in me.events.of(FrozenReady)] == ["files"]
+    other = manifest.model_copy(update={"run": RunConfig(seed=1)})  # as if they were another model's
+    shelf = {"founder": FrozenShelf(store, digests(manifest))}
+    late = await around(other, ModelFiles(tmp_path, FrozenStore(tmp_path / "late")), shelf)
+    with caplog.at_level(logging.WARNING):
+        await ensure_frozen(late, STAGE, tuple(shelf))
+    assert "have others" in caplog.text
+    assert [one.source for one in late.events.of(FrozenReady)] == ["peers"]
+
+
+async def test_disk_without_room_says_how_much_is_to_come(
+    founded: tuple[Manifest, FrozenStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest, _ = founded
+    me = await around(manifest, ModelFiles(frozen=FrozenStore(tmp_path / "here")), {})
+    monkeypatch.setattr(parts, "free_bytes", lambda path: 1000)
+    with pytest.raises(StateError, match="GB are free in"):
+        await ensure_frozen(me, STAGE, ())
+    assert me.events.of(FrozenFetching)[0].bytes_free == 1000
+
+
+async def test_nobody_has_them(founded: tuple[Manifest, FrozenStore], tmp_path: Path) -> None:
+    manifest, _ = founded
+    donors = {"empty": FrozenShelf(FrozenStore(tmp_path / "empty"), digests(manifest))}
+    me = await around(manifest, ModelFiles(frozen=FrozenStore(tmp_path / "here")), donors)
+    with pytest.raises(StateError, match="nobody"):
+        await ensure_frozen(me, STAGE, ())
+    nowhere = await around(manifest, ModelFiles(), donors)
+    with pytest.raises(StateError, match="nowhere to keep"):
+        await ensure_frozen(nowhere, STAGE, ())
+
+
+def test_run_that_names_no_digest_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="found it anew"):
+        FrozenPart(manifest_of(), STAGE, FrozenStore(tmp_path))

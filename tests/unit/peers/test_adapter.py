@@ -1,0 +1,151 @@
+"""Adapters exported alone and merged, and the weights beside them listed, made and removed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from peers.checkpoints.choice import choose_step
+from peers.cli.app import run as swarm
+from peers.commands.evaluate import load_checkpoint
+from peers.frozen import listed_frozen, store_of, with_frozen
+from peers.home.places import RUNS
+from peers.home.run_directory import RunDirectory
+from swarm.models.lora import LoraFamily
+from swarm.models.registry import family_of
+from tests.harness.rigs.peers import KeptRun, kept_run, printed
+
+STEP = 10
+TOKENS = torch.arange(24).view(2, 12)
+
+
+class _Trained(KeptRun):
+    """Its adapters have been trained: B is not zero any more."""
+
+    def states(self, step: int, seed: int = 0) -> dict[Any, Any]:
+        found = super().states(step, seed)
+        for state in found.values():
+            drawn = torch.Generator().manual_seed(step)
+            for name, view in state.weights.items():
+                if step and name.endswith("lora_b"):
+                    view.copy_(torch.randn(view.shape, generator=drawn) * 0.1)
+        return found
+
+
+def run_in(home: Path, base: str = "nf4") -> RunDirectory:
+    kept = kept_run(lora={"rank": 8, "base": base})
+    directory = RunDirectory(home / RUNS / "kept")
+    manifest = with_frozen(kept.manifest, None, store_of(directory), lambda _: None)
+    return _Trained(**(dataclasses.asdict(kept) | {"manifest": manifest, "keys": kept.keys})).keep(directory.root, STEP)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return run_in(tmp_path / "home")
+
+
+def logits(path: Path, adapters: Path | None = None) -> Tensor:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    model: Any = AutoModelForCausalLM.from_pretrained(path, local_files_only=True)
+    if adapters is not None:
+        model = PeftModel.from_pretrained(model, str(adapters))
+    with torch.no_grad():
+        found: Tensor = model(input_ids=TOKENS, use_cache=False).logits
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft asks transformers for it
+@pytest.mark.parametrize("base", ["nf4", "bfloat16", "float32"])
+def test_adapters_in_peft_the_merged_model_and_our_own_give_the_same(tmp_path: Path, base: str) -> None:
+    directory = run_in(tmp_path / "home", base)
+    said = ["--run", str(directory.root)]
+    assert swarm(["export", str(tmp_path / "adapters"), "--adapter", *said]) == 0
+    assert swarm(["export", str(tmp_path / "merged"), "--merge", *said]) == 0
+    # What the adapters were trained beside: B is drawn after step 0 only.
+    ours = load_checkpoint(directory).model
+    with torch.no_grad():
+        expected = ours.logits(ours(TOKENS))
+    torch.testing.assert_close(logits(tmp_path / "merged"), expected, rtol=1e-4, atol=1e-5)
+    without = _beside(directory, tmp_path / "beside")
+    assert not torch.allclose(logits(without), expected, atol=1e-2)
+    torch.testing.assert_close(logits(without, tmp_path / "adapters"), expected, rtol=1e-4, atol=1e-5)
+    config = json.loads((tmp_path / "adapters" / "adapter_config.json").read_text(encoding="utf-8"))
+    assert (config["r"], config["lora_alpha"], len(config["target_modules"])) == (8, 32.0, 14)
+
+
+def _beside(directory: RunDirectory, into: Path) -> Path:
+    """The frozen weights as a model of transformers: the merged one less its adapters."""
+    from peers.commands import export as exporting
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exporting, "merged", _unmerged)
+        exporting.export(choose_step(directory), into, "float32", lambda line: None)
+    return into
+
+
+def _unmerged(family: LoraFamily, spec: Any, adapters: Any, base: Any) -> dict[str, Tensor]:
+    from swarm.models.lora import dense_of
+
+    return {name: dense_of(stored, torch.float32) for name, stored in base.items()}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [((), "--adapter or --merge"), (("--adapter", "--merge"), "one of the two")],
+)
+def test_export_of_adapters_asks_which_form(
+    run: RunDirectory, tmp_path: Path, options: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert swarm(["export", str(tmp_path / "model"), "--run", str(run.root), *options]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "model").exists()
+
+
+def test_run_that_trains_all_weights_has_no_adapters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = kept_run().keep(tmp_path / "run", STEP)
+    assert swarm(["export", str(tmp_path / "model"), "--run", str(directory.root), "--adapter"]) == 2
+    assert "this one trains all" in capsys.readouterr().err
+
+
+def test_weights_beside_adapters_are_listed_removed_and_made_again(
+    run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / "home"
+    kept = listed_frozen(home)
+    assert {one["part"] for one in kept} == {"stage-0", "stage-1", "ends"}
+    assert all(one["complete"] and one["runs"] == ["kept"] for one in kept)
+    assert swarm(["ckpt", "frozen", "--unused", "--home", str(home), "--json"]) == 0
+    assert printed(capsys)["removed"] == []
+    gone = kept[0]["digest"]
+    assert swarm(["ckpt", "frozen", "--remove", gone[:16], "--home", str(home)]) == 0
+    assert f"removed {gone[:12]}" in capsys.readouterr().out
+    assert swarm(["export", str(tmp_path / "model"), "--merge", "--run", str(run.root)]) != 0
+    assert "ckpt frozen --add" in capsys.readouterr().err
+    again = ["ckpt", "frozen", "--add", str(tmp_path), "--run", str(run.root), "--home", str(home)]
+    assert swarm(again) == 0
+    assert [one["digest"] for one in listed_frozen(home)].count(gone) == 1
+    run.manifest.unlink()
+    assert swarm(["ckpt", "frozen", "--unused", "--home", str(home)]) == 0
+    assert listed_frozen(home) == []
+
+
+def test_digest_that_is_not_here_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert swarm(["ckpt", "frozen", "--remove", "abcd", "--home", str(tmp_path)]) == 2
+    assert "no such weights are kept here" in capsys.readouterr().err
+
+
+def test_family_counts_what_is_trained_and_what_is_not(run: RunDirectory) -> None:
+    family = family_of(choose_step(run).manifest.model)
+    assert isinstance(family, LoraFamily)
+    cost = family.cost(family.whole, 16)
+    assert 0 < cost.parameters < cost.frozen
