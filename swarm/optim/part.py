@@ -36,6 +36,7 @@ from swarm.models.registry import family_of
 from swarm.models.spec import ModelConfig, PartSpec
 from swarm.optim.accumulate import Accumulator, AccumulatorDType
 from swarm.optim.update import StepNumbers, StepPlan, Update, Vectors, hashes_after, step_in_place, stepped
+from swarm.planning.costs import MemoryKind
 from swarm.state.snapshot import Snapshot, root_of
 
 # --- the state alone: weights and what the optimizer keeps, and how an update changes them ----------------------------
@@ -130,6 +131,16 @@ class PartState:
     def discard(self) -> None:
         """Forget what was prepared; the open step stays as it is."""
         self._plan = None
+
+    def tensors(self) -> dict[MemoryKind, list[Tensor]]:
+        """What is held now, by kind, for who counts its storages, of which several tensors may share one. For that any
+        thread may ask, while the device's goes on."""
+        state, plan = self._state or (), self._plan
+        return {
+            "weights": [*state[:1]],
+            "optimizer": [*state[1:]],
+            "round": [] if plan is None else [*plan.sources],
+        }
 
     def _become(self, state: Vectors, step: int) -> None:
         """Hold other vectors from now on, those of the state after this step."""
@@ -229,6 +240,12 @@ class TrainedPart(PartState):
         """Return this replica's input to the round when ``assigned``, with so many target tokens, count for it: the sum
         of their gradients; None while anything else is in it, or one is missing. A copy, as :meth:`gradient_sum`."""
         return self.gradient_sum() if self.microbatches == assigned else None
+
+    def tensors(self) -> dict[MemoryKind, list[Tensor]]:
+        """See :meth:`PartState.tensors`."""
+        held = super().tensors()
+        weights = [*held["weights"], *self._module.parameters(), *self._module.buffers()]
+        return {**held, "weights": weights, "gradients": [self._accumulator.total]}
 
     def _become(self, state: Vectors, step: int) -> None:
         self._compute_with(state[0])
