@@ -76,6 +76,22 @@ def free_memory(device: torch.device | None = None) -> int:
 _CGROUP = Path("/sys/fs/cgroup")
 
 
+def resident_memory() -> int:
+    """Return the bytes of the machine's memory that this process has, whatever it has them for."""
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def allocated_memory(device: torch.device) -> int | None:
+    """Return the bytes of a GPU's memory that this process's tensors have; None of any other device."""
+    if device.type != "cuda":
+        return None
+    import torch
+
+    return int(torch.cuda.memory_allocated(device))
+
+
 class DeviceThread:
     """Runs callables one at a time, first in first out, on a thread of its own; torch modules live there only.
 

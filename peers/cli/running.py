@@ -219,8 +219,8 @@ def status(
 ) -> None:
     """Show the peers of this machine.
 
-    Shows what each running peer does and waits for, and how the others ended: those of the last day, or all of them
-    with --all or --json.
+    Shows what each running peer does and waits for and what its memory holds, and how the others ended: those of the
+    last day, or all of them with --all or --json.
     Exits with 3 when no peer runs, also when all have left in order; with --peer, when that peer does not run or does
     not answer; with --healthy, when any running peer does not answer.
 

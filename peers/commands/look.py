@@ -14,12 +14,15 @@ from peers.control.client import PATIENCE_S, NotServing, ask
 from peers.control.status import MemberReport, StatusReport
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_UNREACHABLE
 from peers.home.places import PlaceInfo, look_at_place
-from swarm.membership.status_types import PartTurnout
+from swarm.membership.status_types import MemoryReport, PartTurnout
 
 LATE_S = 86_400.0
 """How long a peer that ended is of interest to who did not ask for it."""
 
-T = TypeVar("T", StatusReport, MemberReport, PartTurnout)
+MAX_KINDS, MAX_KIND_CHARS = 32, 32
+"""Of memory, in a peer's answer; a later version may have more than this one knows."""
+
+T = TypeVar("T", StatusReport, MemberReport, PartTurnout, MemoryReport)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,11 +138,29 @@ def standing_from(kind: type[T], answer: object, who: str) -> T:
     fields = {field.name for field in dataclasses.fields(kind)}
     if isinstance(answer, Mapping) and isinstance(parts := answer.get("averaging"), list):
         answer = {**answer, "averaging": [standing_from(PartTurnout, part, who) for part in parts]}
+    if isinstance(answer, Mapping) and answer.get("memory") is not None:
+        answer = {**answer, "memory": _memory_from(answer["memory"], who)}
     if not isinstance(answer, Mapping) or not fields <= answer.keys():
-        raise CommandError(f"{who} sent an answer that this version of swarm cannot read",
+        raise _unreadable(who)
+    return kind(**{name: _frozen(answer[name]) for name in fields})
+
+
+def _memory_from(answer: object, who: str) -> MemoryReport:
+    """Raises CommandError as :func:`standing_from`, also for what is no number of bytes."""
+    memory = standing_from(MemoryReport, answer, who)
+    for kinds in (memory.predicted, memory.measured):
+        if not isinstance(kinds, Mapping) or len(kinds) > MAX_KINDS or max(map(len, kinds), default=0) > MAX_KIND_CHARS:
+            raise _unreadable(who)
+    sizes = [*memory.predicted.values(), *memory.measured.values(), memory.resident, memory.allocated or 0]
+    if not all(type(size) is int and 0 <= size < 1 << 60 for size in sizes):
+        raise _unreadable(who)
+    return memory
+
+
+def _unreadable(who: str) -> CommandError:
+    return CommandError(f"{who} sent an answer that this version of swarm cannot read",
                         check="was the peer started with another version?",
                         exit_code=EXIT_INCOMPATIBLE)  # fmt: skip
-    return kind(**{name: _frozen(answer[name]) for name in fields})
 
 
 def members_from(answer: object, who: str) -> list[MemberReport]:

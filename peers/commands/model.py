@@ -10,7 +10,7 @@ from peers.console.words import count
 from peers.foreign_model import ForeignModel, find_model
 from swarm.errors import ConfigError, StateError
 from swarm.models.spec import SplitConfig
-from swarm.planning.costs import ROUND_BYTES, held_bytes
+from swarm.planning.costs import bytes_by_kind, copy_bytes, graph_bytes
 
 SCHEMA = 1
 
@@ -31,14 +31,17 @@ def examine(given: str, *, stages: int | None, context: int | None) -> dict[str,
 
     family, anatomy = HfFamily(model), anatomy_of(model)
     tried = self_test(model, free=free_memory())
-    parts = []
+    each, parts = bytes_by_kind(model), []
     for spec in family.parts(SplitConfig(stages=stages, ends="private")):
         cost = family.cost(spec, model.context)
         parts.append({
             "part": spec.name,
             "layers": [spec.first_layer, spec.last_layer],
             "parameters": cost.parameters,
-            "training_bytes": (held_bytes(model) + ROUND_BYTES) * cost.parameters,
+            "training_bytes": sum(each.values()) * cost.parameters,
+            "memory": {kind: size * cost.parameters for kind, size in each.items()},
+            "graph_bytes_a_row": graph_bytes(model, spec, 1),
+            "copy_bytes": copy_bytes(model, spec),
             "download_bytes": 12 * cost.parameters,
             "gflops_a_row": round(3 * cost.forward_flops * model.context / 1e9, 3),
         })  # fmt: skip
@@ -92,6 +95,10 @@ def lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
                 f"activations, joining downloads {part['download_bytes'] / 1e9:.3g} GB"
             ),
         )
+        kinds = ", ".join(f"{kind} {size / 1e9:.3g} GB" for kind, size in part["memory"].items())
+        graph, copy = part["graph_bytes_a_row"], part["copy_bytes"]
+        more = f"a graph {graph / 1e6:.3g} MB a row, a copy kept for others {copy / 1e9:.3g} GB"
+        yield "", f"in memory: {kinds}; {more}"
     yield "between", f"{facts['boundary_bytes_a_row'] / 1e6:.3g} MB a row cross each boundary, each way"
 
 

@@ -9,7 +9,7 @@ from peers.commands.look import Seen
 from peers.console.words import amount, command_name, count, one_line, short_address, short_id
 from peers.control.status import ALONE, MemberReport, StatusReport
 from peers.home.place_state import PlaceState
-from swarm.membership.status_types import PartTurnout
+from swarm.membership.status_types import MemoryReport, PartTurnout
 
 NO_PART = "no part"
 
@@ -25,6 +25,7 @@ def status_lines(seen: Sequence[Seen]) -> list[str]:
         for one, row in zip(live, rows[1:], strict=True):
             lines += [row, *(f"    {remark}" for remark in _remarks(one))]
     lines += averaging_lines(live)
+    lines += memory_lines(live)
     ended = [one for one in seen if not one.place.live]
     if ended:
         lines += [*([""] if live else []), "not running"]
@@ -48,6 +49,39 @@ def averaging_lines(seen: Sequence[Seen]) -> list[str]:
         lines += ["", f"averaging in {_run(standing.run_name, standing.run)}, when step {parts[0].step} closed{what}"]
         lines += [f"  {row}" for row in table([(one.part, turnout_text(one)) for one in parts])]
     return lines
+
+
+def memory_lines(seen: Sequence[Seen]) -> list[str]:
+    """Return a table of what the memory of these peers holds by kind, two rows for each that says so: what is predicted
+    and what is there. A kind that nobody has is left out."""
+    told = [(one.standing.name, memory) for one in seen if one.standing and (memory := one.standing.memory)]
+    known = dict.fromkeys(kind for _, memory in told for kind in (*memory.predicted, *memory.measured))
+    kinds = [kind for kind in known if any(kind == held for _, memory in told for held, _, _ in _kinds(memory))]
+    rows = [("memory, bytes", "", *kinds, "all", "process", "GPU")]
+    for name, memory in told:
+        for label, held in (("predicted", memory.predicted), ("measured", memory.measured)):
+            sizes = [amount(held[kind]) if held.get(kind) else "-" for kind in kinds]
+            gpu = "-" if memory.allocated is None else amount(memory.allocated)
+            whole = (amount(memory.resident), gpu) if held is memory.measured else ("", "")
+            rows.append((name if held is memory.predicted else "", label, *sizes, amount(sum(held.values())), *whole))
+    return ["", *table(rows)] if kinds else []
+
+
+def memory_text(memory: MemoryReport) -> str:
+    """``60 M bytes predicted, 41 M measured: weights 12 M, 12 M; graphs 24 M, 5.0 M; 512 M in the process``."""
+    kinds = "; ".join(f"{kind} {amount(most)}, {amount(now)}" for kind, most, now in _kinds(memory))
+    sums = f"{amount(sum(memory.predicted.values()))} bytes predicted, {amount(sum(memory.measured.values()))} measured"
+    gpu = "" if memory.allocated is None else f", {amount(memory.allocated)} on the GPU"
+    return f"{sums}{f': {kinds}' if kinds else ''}; {amount(memory.resident)} in the process{gpu}"
+
+
+def _kinds(memory: MemoryReport) -> list[tuple[str, int, int]]:
+    """Each kind that is not nothing, what is predicted of it, and what is measured."""
+    pairs = [
+        (kind, memory.predicted.get(kind, 0), memory.measured.get(kind, 0))
+        for kind in dict.fromkeys([*memory.predicted, *memory.measured])
+    ]
+    return [pair for pair in pairs if pair[1] or pair[2]]
 
 
 def turnout_text(turnout: PartTurnout) -> str:
@@ -173,6 +207,7 @@ def _facts(standing: StatusReport) -> list[tuple[str, str]]:
         *(("averaging", f"{one.part}: {turnout_text(one)}") for one in standing.averaging),
         ("loss", "" if standing.loss is None else f"{standing.loss:.3f}"),
         ("tokens/s", "" if standing.tokens_per_s is None else amount(standing.tokens_per_s)),
+        ("memory", "" if standing.memory is None else memory_text(standing.memory)),
         ("reach", standing.reachability),
         *(("address", address) for address in standing.addresses),
         ("since", when(standing.started)),

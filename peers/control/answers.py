@@ -80,6 +80,7 @@ class NodeCommands:
             averages="" if manifest is None else manifest.averaging.described,
             mixed=0 if situation is None else situation.mixed,
             mixed_alone=0 if situation is None else situation.mixed_alone,
+            memory=None if situation is None else situation.memory(),
         )
 
     def _fewer_copies(self) -> str:

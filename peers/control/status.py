@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swarm.membership.status_types import PartTurnout, Phase
+from swarm.membership.status_types import MemoryReport, PartTurnout, Phase
 
 SCHEMA = 1
 ALONE = "alone: nobody to average with"
@@ -23,7 +23,8 @@ class StatusReport:
     empty when it takes all. ``loss`` and ``tokens_per_s`` are of the last closed step, None before the first, the
     latter also for a step that this peer did not see open; ``averaging`` is of that step, each part's, ``averages``
     says in words what the run averages when. Where replicas train apart this one has ``mixed`` so often since it was
-    started, ``mixed_alone`` of these with nobody. ``started`` is seconds since the epoch.
+    started, ``mixed_alone`` of these with nobody. ``started`` is seconds since the epoch; ``memory`` is
+    None before it takes part in a run.
     """
 
     schema: int = SCHEMA
@@ -54,6 +55,7 @@ class StatusReport:
     averages: str = ""
     mixed: int = 0
     mixed_alone: int = 0
+    memory: MemoryReport | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

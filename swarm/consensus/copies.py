@@ -120,6 +120,10 @@ class Updates:
         """The update of a step; None when it is not kept."""
         return next((mean for kept, mean in self._kept.get(part, ()) if kept == step), None)
 
+    def means(self) -> list[torch.Tensor]:
+        """All updates that are kept."""
+        return [mean for kept in self._kept.values() for _, mean in kept]
+
     def steps(self, part: PartName) -> list[int]:
         """Steps whose update is kept."""
         return [step for step, _ in self._kept.get(part, ())]

@@ -18,6 +18,7 @@ from swarm.membership.holding import LocalSGD, RoleManager
 from swarm.membership.joining import Joining
 from swarm.membership.leaving import Leaving
 from swarm.membership.membership import Membership
+from swarm.membership.memory import MemoryAccount
 from swarm.membership.observer_service import ObserverService
 from swarm.membership.observers import Observers
 from swarm.membership.quorum import MissingReplicas, Quorum
@@ -87,6 +88,7 @@ def compose(
     allreduce, mixing = AllReduce(endpoint, clock), LocalSGD(run, holding)
     average = Rounds(around, allreduce, run.deadline.seconds, observers.averaged, run.history)
     member = _member(run, holding, following, average, leader)
+    run.situation.memory = MemoryAccount(run, holding, copies, average, observers).report
 
     # How it comes and goes.
     announcer, first = Announcer(run), FirstContact(endpoint, clock, contact, founder)

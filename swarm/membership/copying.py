@@ -51,6 +51,10 @@ class Copies:
         """Return the parts of which a copy is here, sorted."""
         return tuple(sorted(part for part, kept in self.kept.items() if kept.copy.step is not None))
 
+    def tensors(self) -> list[torch.Tensor]:
+        """What the copies hold now."""
+        return [tensor for kept in self.kept.values() for tensor in kept.copy.tensors()]
+
     def held(self, part: PartName, step: int) -> PartState | None:
         """Return our copy, if it is exactly at the state after this step. It goes on with the run:
         :meth:`Copying.take` it to keep it there."""

@@ -40,6 +40,11 @@ class RoleManager:
         self.leg_over: Callable[[], None] = lambda: None
 
     @property
+    def role(self) -> Role | None:
+        """What is done now; None before a part is here, and for a bootstrap."""
+        return self._role
+
+    @property
     def part(self) -> TrainedPart | None:
         """What is held now."""
         return None if self._role is None else self._role.part

@@ -100,6 +100,11 @@ class ObserverService:
         newest = self._decisions.newest
         return None if newest is None else newest.record.step
 
+    def means(self) -> list[torch.Tensor]:
+        """The means that are held for others: of the open step, and of those before that somebody still needs."""
+        averaged = self._averaged
+        return [*([] if averaged is None else [averaged.mean]), *self._updates.means()]
+
     async def publish(self, decision: Decision, part: PartName | None) -> None:
         """A step was decided and swapped here, where ``part`` is held. Its update is kept only when somebody follows
         that part."""

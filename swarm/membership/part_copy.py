@@ -115,6 +115,12 @@ class PartCopy:
         """What it holds. It moves on with the run, until whoever runs it stops."""
         return self._state if self._record is not None else None
 
+    def tensors(self) -> list[torch.Tensor]:
+        """What is held now: the state, and an update that is not decided yet."""
+        state, ahead = self._state, self._ahead
+        held = [] if state is None else [one for kind in state.tensors().values() for one in kind]
+        return held if ahead is None else [*held, ahead.mean]
+
     async def snapshot(self) -> Snapshot | None:
         """The state, for others; None while there is none. Waits for an update that is being taken."""
         state = self.state

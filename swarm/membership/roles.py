@@ -36,7 +36,7 @@ from swarm.pipeline.trainer.journey import FinishedJourney
 from swarm.pipeline.trainer.taken import MAX_IN_FLIGHT
 from swarm.pipeline.trainer.trainer import Trainer
 from swarm.pipeline.wiring import Wiring
-from swarm.planning.costs import graph_bytes, graphs_under_way, needs_checkpointing, training_bytes
+from swarm.planning.costs import MemoryKind, bytes_by_kind, graph_bytes, graphs_under_way, needs_checkpointing
 from swarm.security.signing import PrivateIdentity, verify
 from swarm.state.frozen import ModelFiles
 from swarm.step.member.remote_leader import RemoteLeader
@@ -99,25 +99,42 @@ def check_memory(around: PeerContext, name: PartName) -> None:
         raise StateError(f"{reason}. Join where there is more, or found a run with more stages.")
 
 
+def part_bytes(manifest: Manifest, spec: PartSpec, *, apart: bool = False) -> dict[MemoryKind, int]:
+    """What training a part takes in this run beside its activations, at most, by kind; see
+    :func:`~swarm.planning.costs.bytes_by_kind`."""
+    model, local = manifest.model, manifest.averaging.mode == "local"
+    vectors, exact = len(update_of(manifest).vectors), manifest.run.reproducible
+    cost = family_of(model).cost(spec, model.context)
+    each = bytes_by_kind(model, vectors=vectors, exact=exact, local=local, apart=apart)
+    return {kind: size * cost.parameters for kind, size in each.items()} | {"frozen": cost.frozen_bytes}
+
+
 def part_training_bytes(manifest: Manifest, spec: PartSpec) -> int:
-    """What training a part of this run takes: see :func:`~swarm.planning.costs.training_bytes`."""
-    exact, local = manifest.run.reproducible, manifest.averaging.mode == "local"
-    vectors = len(update_of(manifest).vectors)
-    return training_bytes(manifest.model, spec, vectors=vectors, exact=exact, local=local)
+    """All of them together."""
+    return sum(part_bytes(manifest, spec).values())
 
 
 class GraphMemory:
-    """Whether the graphs of a stage fit into the memory that is left, as the roster changes. What is left is looked up
-    once, before there are any. Cost: a part is built without weights, some milliseconds."""
+    """How many graphs a stage may have at a time as the roster changes, of how many bytes, and whether they fit into
+    the memory that is left, where its owner does not say how they are kept. What is left is looked up once, before
+    there are any. Cost: a part is built without weights, some milliseconds."""
 
     def __init__(self, around: PeerContext, part: TrainedPart) -> None:
         manifest, device = around.manifest, around.device.torch_device
         self._part, self._microbatches, self._on = part, manifest.step_microbatches, False
-        self._graph = graph_bytes(manifest.model, part.spec, manifest.batch.microbatch_size)
+        self._choice, self._under_way = around.activation_checkpointing, 1
+        rows = manifest.batch.microbatch_size
+        self._graph = graph_bytes(manifest.model, part.spec, rows)
+        self._thrifty = graph_bytes(manifest.model, part.spec, rows, checkpointing=True)
         state = 4 * len(update_of(manifest).vectors) * part.layout.elements
         # The state is there; the rest of what training takes on the host is allocated later, on a GPU it is there, too.
         later = 0 if device.type == "cuda" else max(0, part_training_bytes(manifest, part.spec) - state)
         self._left = max(0, free_memory(device) - later)
+
+    @property
+    def expected(self) -> tuple[int, int]:
+        """How many graphs there may be at a time, and the bytes of one as they are kept now."""
+        return self._under_way, self._thrifty if self._on else self._graph
 
     def follow(self, roster: Roster) -> None:
         """Have the part checkpoint activations from now on where this roster may bring it more graphs than fit."""
@@ -125,9 +142,11 @@ class GraphMemory:
         under_way = graphs_under_way(self._microbatches, len(roster.replicas(name)), at_once)
         if self._part.spec.head:  # its backward follows each forward at once
             under_way = 1
-        before, self._on = self._on, needs_checkpointing(self._graph, under_way, self._left)
+        self._under_way, before = under_way, self._on
+        short = needs_checkpointing(self._graph, under_way, self._left)
+        self._on = short if self._choice == "auto" else self._choice == "on"
         self._part.checkpoint_activations(self._on)
-        if self._on != before:
+        if self._on != before and self._choice == "auto":
             how = "are computed again in the backward" if self._on else "are kept for the backward again"
             figures = f"{under_way} graphs of {self._graph / 1e9:.2g} GB, {self._left / 1e9:.2g} GB are left"
             logger.info("%s: activations %s: %s", name, how, figures)
@@ -139,9 +158,8 @@ class StageRole:
     def __init__(self, around: PeerContext, part: TrainedPart, stage: int, roster: Roster) -> None:
         manifest, specs = around.manifest, around.boundary()
         self.part = part
-        part.checkpoint_activations(around.activation_checkpointing == "on")
-        self._memory = GraphMemory(around, part) if around.activation_checkpointing == "auto" else None
-        self._follow(roster)
+        self._memory = GraphMemory(around, part)
+        self._memory.follow(roster)
         settings = StageSettings(
             run=manifest.run_id,
             seed=manifest.run.seed,
@@ -166,11 +184,12 @@ class StageRole:
         roster = record.members
         places = Participants.of(roster.trainers, roster.stages())
         self.service.open_step(record.step + 1, places, after)
-        self._follow(roster)
+        self._memory.follow(roster)
 
-    def _follow(self, roster: Roster) -> None:
-        if self._memory is not None:
-            self._memory.follow(roster)
+    @property
+    def expected_graphs(self) -> tuple[int, int]:
+        """How many graphs there may be at a time, and about how many bytes one has."""
+        return self._memory.expected
 
     async def run(self) -> None:
         """Compute, until cancelled."""
@@ -185,6 +204,10 @@ class TrainerRole:
     ) -> None:
         manifest, specs = around.manifest, around.boundary()
         self.part, self._peer = part, around.endpoint.peer
+        size = manifest.batch.microbatch_size
+        graph = 0 if part is None else graph_bytes(manifest.model, part.spec, size)
+        at_once = min(manifest.step_microbatches, in_flight or MAX_IN_FLIGHT)
+        self.expected_graphs = (at_once if graph else 0, graph)
         stages = roster.stages()
         context = JourneyContext(
             run=manifest.run_id,

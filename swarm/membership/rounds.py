@@ -45,6 +45,13 @@ class Rounds:
     ) -> None:
         self._around, self._allreduce, self._leader_waits_s = around, allreduce, leader_waits_s
         self._averaged, self._history = averaged, history
+        self._under_way: torch.Tensor | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the sum that is averaged just now, and of the mean that comes of it."""
+        sums = self._under_way
+        return 0 if sums is None else sums.nbytes + 4 * sums.numel()
 
     async def __call__(self, wanted: Round, sums: torch.Tensor) -> RoundResult:
         """All rounds of our part's averaging. Raises RoundFailed."""
@@ -69,7 +76,11 @@ class Rounds:
         strategy = plainest(wanted.attempt, wanted.members) if wanted.plainly else strategy_at(name, wanted.members)
         # Comparing schedules for many members takes longer than a loop should stand still.
         plans = await asyncio.to_thread(plan_rounds, call, strategy, self._around.endpoint.peer)
-        result = await average(self._allreduce, plans, sums, self._around.events)
+        self._under_way = sums
+        try:
+            result = await average(self._allreduce, plans, sums, self._around.events)
+        finally:
+            self._under_way = None
         await self._averaged(wanted.part, wanted.step, result.tensor)
         return result
 

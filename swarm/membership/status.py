@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from swarm.consensus.records import CloseRecord
 from swarm.events import DiskRefused, DiskTook, Draining, EventSink, PartAssigned, Reachability, Waiting
 from swarm.ids import PartName
-from swarm.membership.status_types import PartTurnout, Phase
+from swarm.membership.status_types import MemoryReport, PartTurnout, Phase
+
+
+def _unknown() -> MemoryReport | None:
+    return None
 
 
 @dataclass(slots=True)
@@ -15,7 +20,8 @@ class PeerStatus:
     """One peer's own view of itself. ``loss`` and ``tokens_per_s`` are of the newest closed step, the latter unknown
     for one that was open before this peer took part; ``averaging`` says who was in the averaging of each of its parts;
     ``disk`` is what the disk does not take, with the reason; ``mixed`` how often it mixed its weights with others, and
-    ``mixed_alone`` how often nobody was there to do so with."""
+    ``mixed_alone`` how often nobody was there to do so with; ``memory`` counts what its memory holds when it is asked
+    for."""
 
     events: EventSink
     phase: Phase = "starting"
@@ -30,6 +36,7 @@ class PeerStatus:
     disk: dict[str, str] = field(default_factory=dict)
     mixed: int = 0
     mixed_alone: int = 0
+    memory: Callable[[], MemoryReport | None] = _unknown
 
     def wait_for(self, what: str) -> None:
         """Say what this peer waits for; nothing is said twice."""

@@ -12,6 +12,18 @@ ENDED = "the run was ended with step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryReport:
+    """Bytes of memory by kind (:data:`swarm.planning.costs.MemoryKind`): ``predicted`` at most in a step, ``measured``
+    now, of graphs their number times what one is predicted to have. ``resident`` is the whole process's, ``allocated``
+    what torch has on its GPU; None without one."""
+
+    predicted: Mapping[str, int]
+    measured: Mapping[str, int]
+    resident: int
+    allocated: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartTurnout:
     """How many replicas of a part were live when ``step`` closed, took part in its averaging, and have something in the
     result. ``why`` says by name why others have not, and who was lost; ``alone``: there was nobody to average with."""

@@ -328,6 +328,15 @@ def install_base(part: PartModule, stored: Mapping[str, Stored], device: torch.d
             module.__dict__["stored"] = stored[path + ".weight"].to(device)
 
 
+def frozen_tensors(part: PartModule) -> list[Tensor]:
+    """Return what a part holds that is not trained; nothing of one without adapters."""
+    found: list[Tensor] = [p for name, p in part.named_parameters() if name in part.frozen]
+    for module in part.modules():
+        stored = module.__dict__.get("stored")
+        found += [stored.packed, stored.scales] if isinstance(stored, Nf4) else [] if stored is None else [stored]
+    return found
+
+
 def merged(
     family: LoraFamily, spec: PartSpec, adapters: Mapping[str, Tensor], base: Mapping[str, Stored]
 ) -> dict[str, Tensor]:

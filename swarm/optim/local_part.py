@@ -23,6 +23,7 @@ from swarm.optim.outer import Outer, OuterNesterov
 from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig, learning_rate
 from swarm.optim.update import StepNumbers, Update, Vectors, stepped
+from swarm.planning.costs import MemoryKind
 
 _CPU = torch.device("cpu")
 
@@ -93,6 +94,16 @@ class LocalPart(TrainedPart):
         if super().microbatches:
             self._take_step()
         return (self._installed()[0] - self._mine[0].to(_CPU)) * float(tokens)
+
+    def tensors(self) -> dict[MemoryKind, list[Tensor]]:
+        """See :meth:`PartState.tensors`. A version that others may fetch is the round's."""
+        held, own, version = super().tensors(), self._own or (), self._version
+        return {
+            **held,
+            "weights": [*held["weights"], *own[:1]],
+            "optimizer": [*held["optimizer"], *own[1:]],
+            "round": [*held["round"], *([] if version is None else [version.params])],
+        }
 
     # --- versions ------------------------------------------------------------------------------------------------
 

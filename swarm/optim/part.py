@@ -22,7 +22,7 @@ from swarm.errors import BugError, StateError
 from swarm.ids import MicrobatchId
 from swarm.models.family import PartModule
 from swarm.models.layout import FlatLayout, install_weights, refresh_weights
-from swarm.models.lora import Stored, install_base
+from swarm.models.lora import Stored, frozen_tensors, install_base
 from swarm.models.passes import (
     Gradients,
     Graph,
@@ -37,6 +37,7 @@ from swarm.models.registry import family_of
 from swarm.models.spec import ModelConfig, PartSpec
 from swarm.optim.accumulate import Accumulator, AccumulatorDType
 from swarm.optim.update import StepNumbers, StepPlan, Update, Vectors, hashes_after, step_in_place, stepped
+from swarm.planning.costs import MemoryKind
 from swarm.state.snapshot import Snapshot, root_of
 
 # --- the state alone: weights and what the optimizer keeps, and how an update changes them ----------------------------
@@ -131,6 +132,16 @@ class PartState:
     def discard(self) -> None:
         """Forget what was prepared; the open step stays as it is."""
         self._plan = None
+
+    def tensors(self) -> dict[MemoryKind, list[Tensor]]:
+        """What is held now, by kind, for who counts its storages, of which several tensors may share one. For that any
+        thread may ask, while the device's goes on."""
+        state, plan = self._state or (), self._plan
+        return {
+            "weights": [*state[:1]],
+            "optimizer": [*state[1:]],
+            "round": [] if plan is None else [*plan.sources],
+        }
 
     def _become(self, state: Vectors, step: int) -> None:
         """Hold other vectors from now on, those of the state after this step."""
@@ -234,6 +245,13 @@ class TrainedPart(PartState):
         """Return this replica's input to the round when ``assigned``, with so many target tokens, count for it: the sum
         of their gradients; None while anything else is in it, or one is missing. A copy, as :meth:`gradient_sum`."""
         return self.gradient_sum() if self.microbatches == assigned else None
+
+    def tensors(self) -> dict[MemoryKind, list[Tensor]]:
+        """See :meth:`PartState.tensors`."""
+        held = super().tensors()
+        frozen = frozen_tensors(self._module)
+        weights = [*held["weights"], *self._module.trained_of().values(), *self._module.buffers()]
+        return {**held, "weights": weights, "gradients": [self._accumulator.total], "frozen": frozen}
 
     def _become(self, state: Vectors, step: int) -> None:
         self._compute_with(state[0])

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from swarm.network.protocols import Payload
 
 RETENTION_BYTES = 1 << 30
 """Default budget of one peer."""
+
+
+class HeldOfMicrobatches(NamedTuple):
+    """What a peer holds of microbatches: how many graphs, and bytes of payloads."""
+
+    graphs: int
+    payload_bytes: int
 
 
 class Retained(Protocol):

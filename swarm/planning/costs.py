@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from torch import nn
 
 from swarm.models.registry import family_of
@@ -22,15 +24,37 @@ def training_flops_per_token(model: ModelConfig, spec: PartSpec, sequence: int) 
     return 3 * family_of(model).cost(spec, sequence).forward_flops
 
 
+# --- what training a part holds --------------------------------------------------------------------------------------
+
+
+MemoryKind = Literal["weights", "optimizer", "gradients", "round", "frozen", "graphs", "payloads", "copies"]
+"""What a peer's memory holds: ``weights``, float32 and those that are computed with; the ``optimizer``'s vectors beside
+them; the sum of a step's ``gradients``; what is averaged in a ``round``; weights that are ``frozen`` beside adapters;
+``graphs`` of microbatches under way, and the ``payloads`` that are retained of microbatches; ``copies`` of other
+parts."""
+
 ROUND_BYTES = 8
 """A parameter's, while a step is averaged: the copy of the sum that is sent, and the mean that comes of it."""
 
 
+def bytes_by_kind(
+    model: ModelConfig, *, vectors: int = 3, exact: bool = False, local: bool = False, apart: bool = False
+) -> dict[MemoryKind, int]:
+    """Bytes a parameter that who trains a part holds: ``vectors`` of the optimizer's state, the weights among them, and
+    the sum of a step; in bfloat16, or on a device ``apart`` from the host, a copy of the weights. ``exact`` sums are
+    float64, and who trains ``local`` steps keeps what it began with, too."""
+    copied = 2 if model.compute == "bfloat16" else 4 if apart else 0
+    return {
+        "weights": 4 + copied + (4 if local else 0),
+        "optimizer": 4 * (vectors - 1) + (8 if local else 0),
+        "gradients": 8 if exact else 4,
+        "round": ROUND_BYTES,
+    }
+
+
 def held_bytes(model: ModelConfig, *, vectors: int = 3, exact: bool = False, local: bool = False) -> int:
-    """Bytes a parameter that who trains a part holds on the host: ``vectors`` of the optimizer's state, the weights
-    among them, and the sum of a step; in bfloat16 a copy of the weights. ``exact`` sums are float64, and who trains
-    ``local`` steps keeps what it began with, too."""
-    return 4 * vectors + (8 if exact else 4) + (2 if model.compute == "bfloat16" else 0) + (12 if local else 0)
+    """Bytes a parameter that who trains a part holds on the host, all kinds but the round's: :func:`bytes_by_kind`."""
+    return sum(bytes_by_kind(model, vectors=vectors, exact=exact, local=local).values()) - ROUND_BYTES
 
 
 def training_bytes(
@@ -40,6 +64,11 @@ def training_bytes(
     held = held_bytes(model, vectors=vectors, exact=exact, local=local)
     cost = family_of(model).cost(spec, model.context)
     return (held + ROUND_BYTES) * cost.parameters + cost.frozen_bytes
+
+
+def copy_bytes(model: ModelConfig, spec: PartSpec, *, vectors: int = 3) -> int:
+    """Memory that a copy of a part takes which this peer does not train: the optimizer's state, weights included."""
+    return 4 * vectors * family_of(model).cost(spec, model.context).parameters
 
 
 # --- what forwards leave for their backwards -------------------------------------------------------------------------
@@ -56,11 +85,14 @@ def graph_bytes(model: ModelConfig, spec: PartSpec, rows: int, *, checkpointing:
 
     With activation checkpointing it is what goes into each layer. Else it follows from the weights' shapes: for each
     token a matrix has what it was given and what it answered kept, as many elements as it has rows and columns, and a
-    norm two tensors in float32. Scores of attention, where they are kept (``eager``), come on top. Needs no weights.
+    norm two tensors in float32. Scores of attention, where they are kept (``eager``), come on top. Of private ends it
+    is what the embedding made, for their head is gone through both ways at once. Needs no weights.
     """
     family = family_of(model)
     boundary = family.boundary(rows, model.context)
     each = _BYTES[boundary.dtype]
+    if spec.embedding and spec.first_layer == spec.last_layer:
+        return boundary.elements * each
     if checkpointing:
         return (spec.last_layer - spec.first_layer) * boundary.elements * each
     part, a_token = family.dense(spec), 0.0

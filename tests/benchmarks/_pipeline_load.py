@@ -67,11 +67,13 @@ def gradient_of(size: Size) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """One round: how long to warm up and to measure, in seconds, and whose CPU to note: role → process ids."""
+    """One round: how long to warm up and to measure, in seconds, whose CPU to note, role → process ids, and whether our
+    trainer is to say, too, where its own goes."""
 
     warmup_s: float
     seconds: float
     pids: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    profile: bool = False
 
 
 @dataclass(slots=True)

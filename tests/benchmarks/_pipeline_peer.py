@@ -44,6 +44,7 @@ from swarm.pipeline.trainer.journey import FinishedJourney
 from swarm.pipeline.trainer.trainer import Trainer
 from swarm.pipeline.wiring import Wiring
 from swarm.security.signing import verify
+from tests.benchmarks._pipeline_cpu import CpuProfile
 from tests.benchmarks._pipeline_load import (
     SIZES,
     STAGES,
@@ -163,6 +164,14 @@ class Host:
             self._busy.cancel()
             await asyncio.gather(self._busy, return_exceptions=True)
         return {"microbatches": await self._machine.device.run(self._close_step)}
+
+    async def profile(self, warmup_s: float, seconds: float) -> dict[str, Any]:
+        """CPU seconds by kind in a window of the open step."""
+        await asyncio.sleep(warmup_s)
+        profile = CpuProfile()
+        profile.start()
+        await asyncio.sleep(seconds)
+        return {"kinds": profile.finish()}
 
     async def _serve(self) -> None:
         async with self._machine.attended():
@@ -312,9 +321,14 @@ class Feeder:
             self._trainer.open_step(step, self._stages, 1, None)
             feeding = group.create_task(self._trainer.feed(step, leader))
             await asyncio.sleep(order.warmup_s)
+            profile = CpuProfile() if order.profile else None
+            if profile is not None:
+                profile.start()
             window.open()
             await asyncio.sleep(order.seconds)
-            found = window.close()
+            found: dict[str, Any] = {**window.close()}
+            if profile is not None:
+                found["kinds"] = profile.finish()
             leader.open = False
             while len(leader.seconds) < len(self._trainer.started(step)):
                 leader.home.clear()
@@ -354,6 +368,8 @@ async def _obey(order: dict[str, Any], machine: Machine, peer: Feeder | Host) ->
             return await peer.begin(step)
         case {"end": int()}, Host():
             return await peer.end()
+        case {"profile": [warmup_s, seconds]}, Host():
+            return await peer.profile(warmup_s, seconds)
         case {"step": int(step), "order": given}, Feeder():
             return await peer.round(step, Order(**given))
     raise ValueError(f"an order that this peer does not understand: {order}")

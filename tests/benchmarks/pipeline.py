@@ -1,7 +1,8 @@
 """Tokens per second of four pipelined stages on loopback, beside bare torch and stock hivemind.
 
 All candidates compute the same four blocks, forward and backward, without ends, on the same cores in turns. Processes
-of a candidate that is not being measured wait on their standard input.
+of a candidate that is not being measured wait on their standard input. Where our CPU goes is measured in rounds of its
+own, afterwards (``_pipeline_cpu``).
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tests.benchmarks.runner import Result, Size
+from tests.benchmarks._pipeline_cpu import NOTES, shares
+from tests.benchmarks.runner import Result, Size, Table
 
 if TYPE_CHECKING:
     from tests.benchmarks._pipeline_load import Order
@@ -57,6 +59,8 @@ SPANS = {
 }
 """By model. A smoke leaves the medium one out, which differs in its numbers alone."""
 
+PROFILED = frozenset({Size.DEFAULT})
+
 _STARTS, _STARTED_S = 5, 45.0
 _MODULE = "tests.benchmarks._pipeline_"
 
@@ -66,7 +70,8 @@ Figures = dict[str, float]
 async def run(size: Size) -> Result:
     """Tokens per second of four stages on loopback, beside bare torch and stock hivemind (small size only)."""
     found = await measure(tuple(SPANS[size]), size)
-    return to_result(found, ROUNDS[size])
+    tables = await where_cpu_goes(SPANS[size]) if size in PROFILED else []
+    return to_result(found, ROUNDS[size], tables)
 
 
 async def measure(
@@ -81,6 +86,17 @@ async def measure(
                     figures = await candidate.round(SPANS[size][name])
                     found[f"{name} {candidate.name}"].append(figures)
                     print(f"{name} round {number}: {candidate.name}: {_short(figures)}", file=sys.stderr, flush=True)
+    return found
+
+
+async def where_cpu_goes(spans: Mapping[str, Span]) -> list[Table]:
+    """A table for each model, from peers that nothing else is measured of."""
+    from tests.benchmarks._pipeline_load import SIZES
+
+    found = []
+    for name, span in spans.items():
+        async with _ours("ours", SIZES[name]) as ours:
+            found.append(replace(await ours.profile(span), title=f"where our CPU goes, {name}"))
     return found
 
 
@@ -190,16 +206,29 @@ class Ours:
             await worker.ask(message)
 
     async def round(self, span: Span) -> Figures:
-        """See :class:`Candidate`. One step is open all the time. Raises RuntimeError when a host's step has not all
-        that came home."""
+        """See :class:`Candidate`. Raises as :meth:`_report`."""
+        report, _ = await self._report(_order(span, self.pids()))
+        return figures_of([report], self.size.tokens)
+
+    async def profile(self, span: Span) -> Table:
+        """As :meth:`round`, but everybody looks where its CPU goes, which costs some of it."""
+        report, hosts = await self._report(replace(_order(span, self.pids()), profile=True))
+        return shares(hosts, report["kinds"], report)
+
+    async def _report(self, order: Order) -> tuple[dict[str, Any], list[dict[str, float]]]:
+        """What the trainer says of a round, in which one step is open all the time, and the hosts' CPU seconds by kind
+        where the order asks for them. Raises RuntimeError when a host's step has not all that came home."""
         self.step += 1
         for host in self.hosts:
             await host.ask({"begin": self.step})
-        report = await self.trainer.ask({"step": self.step, "order": asdict(_order(span, self.pids()))})
+        window = [order.warmup_s, order.seconds]
+        looking = [host.ask({"profile": window}) for host in self.hosts] if order.profile else []
+        asked = self.trainer.ask({"step": self.step, "order": asdict(order)})
+        report, *looks = await asyncio.gather(asked, *looking)
         counts = [(await host.ask({"end": self.step}))["microbatches"] for host in self.hosts]
         if counts != [report["whole_step"]] * len(counts):
             raise RuntimeError(f"{report['whole_step']} microbatches came home, the stages' sums have {counts}")
-        return figures_of([report], self.size.tokens)
+        return report, [look["kinds"] for look in looks]
 
 
 @contextlib.asynccontextmanager
@@ -316,8 +345,8 @@ def medians(rounds: Sequence[Figures]) -> Figures:
     return {name: median(figures[name] for figures in rounds) for name in rounds[0]}
 
 
-def to_result(found: Mapping[str, Sequence[Figures]], rounds: int) -> Result:
-    """Table and summary. Bare torch is the better of its two forms."""
+def to_result(found: Mapping[str, Sequence[Figures]], rounds: int, tables: Sequence[Table] = ()) -> Result:
+    """Table and summary, and further ``tables``. Bare torch is the better of its two forms."""
     all_of = {name: medians(figures) for name, figures in found.items()}
     rates = {name: figures["tokens_per_s"] for name, figures in all_of.items()}
     bare = {
@@ -337,6 +366,7 @@ def to_result(found: Mapping[str, Sequence[Figures]], rounds: int) -> Result:
         columns=("candidate", "tokens_per_s", "microbatches", "role", "processors_busy", "cpu_ms_per_microbatch"),
         rows=[row for name, figures in all_of.items() for row in _rows(name, figures)],
         summary=summary,
+        tables=tables,
         notes=(
             "four blocks, one per stage; small d 256, 4 heads, sequence 128, microbatch 8; medium d 512, 8 heads, "
             "sequence 256, microbatch 4; ours bfloat16 on the wire, hivemind float16",
@@ -346,6 +376,7 @@ def to_result(found: Mapping[str, Sequence[Figures]], rounds: int) -> Result:
             "no optimizer step falls into a window, nor does asking the step's leader",
             "hivemind computes each forward again in its backward, has no optimizer, and 8 threads each with one "
             "microbatch in flight; while others are measured its processes are stopped",
+            *(NOTES if tables else ()),
         ),
     )
 

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -46,18 +46,28 @@ class Size(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows under columns, units in the column names."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """What a benchmark found.
 
     ``columns`` and ``rows`` are the table, units in the column names. ``summary`` holds the figures that count, ready
     for JSON, each target beside what was measured. ``notes`` say what a reader must know: what was not measured, what
-    failed, what is noise.
+    failed, what is noise. ``tables`` are further ones, each with its title.
     """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     summary: dict[str, Any]
     notes: Sequence[str] = field(default=())
+    tables: Sequence[Table] = field(default=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +98,7 @@ class Measurement:
             "columns": list(self.result.columns),
             "rows": [list(row) for row in self.result.rows],
             "notes": list(self.result.notes),
+            "tables": [asdict(table) for table in self.result.tables],
         }
         return json.dumps(body, ensure_ascii=False, allow_nan=False)
 
@@ -95,11 +106,17 @@ class Measurement:
         """The same as a section of the log book, in Markdown."""
         lines = [f"## {self.date} {self.name}{'' if self.size is Size.DEFAULT else f' --{self.size}'}", ""]
         lines += [f"`{self.command}` at {self.commit}, {self.seconds:.1f} s, on {self.machine}", ""]
-        lines += ["| " + " | ".join(self.result.columns) + " |", "|" + "---|" * len(self.result.columns)]
-        lines += ["| " + " | ".join(map(_shown, row)) + " |" for row in self.result.rows]
+        lines += _markdown(self.result)
+        for more in self.result.tables:
+            lines += ["", f"{more.title}:", "", *_markdown(more)]
         lines += ["", "Summary: " + ", ".join(f"{key} = {value}" for key, value in self.result.summary.items())]
         lines += [f"\n- {note}" if number == 0 else f"- {note}" for number, note in enumerate(self.result.notes)]
         return "\n".join(lines) + "\n"
+
+
+def _markdown(found: Result | Table) -> list[str]:
+    lines = ["| " + " | ".join(found.columns) + " |", "|" + "---|" * len(found.columns)]
+    return [*lines, *("| " + " | ".join(map(_shown, row)) + " |" for row in found.rows)]
 
 
 def discover() -> dict[str, Callable[[Size], Any]]:
@@ -167,7 +184,7 @@ async def _awaited(result: Awaitable[Result]) -> Result:
     return await result
 
 
-def table(result: Result) -> str:
+def table(result: Result | Table) -> str:
     """The rows under their columns, numbers to the right."""
     cells = [[_shown(cell) for cell in row] for row in result.rows]
     widths = [max(len(text) for text in column) for column in zip(result.columns, *cells, strict=True)]
@@ -224,6 +241,8 @@ def _shown(cell: Cell) -> str:
 def show(measurement: Measurement) -> None:
     """Print the machine, the table, the notes and, last, the JSON line."""
     print(f"machine: {measurement.machine}\n\n{table(measurement.result)}\n")
+    for more in measurement.result.tables:
+        print(f"{more.title}\n\n{table(more)}\n")
     for note in measurement.result.notes:
         print(f"note: {note}")
     print(measurement.line(), flush=True)

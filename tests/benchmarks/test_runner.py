@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import importlib
 import json
 import sys
@@ -13,7 +14,7 @@ import pytest
 
 from tests import benchmarks
 from tests.benchmarks import runner
-from tests.benchmarks.runner import Result, Size, append_to_log, main, measure, table
+from tests.benchmarks.runner import Result, Size, Table, append_to_log, main, measure, show, table
 
 RESULT = Result(
     columns=("candidate", "rate_mib_s", "note"),
@@ -140,3 +141,22 @@ def test_log_entry_of_a_result_has_date_command_rows_and_notes(tmp_path: Path) -
     assert "| ours | 290.1 | raw |" in text
     assert "ratio = 2.378" in text
     assert "- loopback only" in text
+
+
+def test_further_tables_are_shown_logged_and_in_the_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    more = Table(title="where it goes", columns=("kind", "percent"), rows=(("ours", 61.25), ("theirs", None)))
+    found = measure("plain", plain, size=Size.DEFAULT, command="x")
+    found = dataclasses.replace(found, result=dataclasses.replace(RESULT, tables=(more,)))
+    log = tmp_path / "LOG.md"
+    append_to_log(found, log)
+    assert (
+        "where it goes:\n\n| kind | percent |\n|---|---|\n| ours | 61.25 |\n| theirs | - |\n\nSummary"
+        in log.read_text()
+    )
+    show(found)
+    out = capsys.readouterr().out
+    assert "\nwhere it goes\n\nkind    percent\n" in out
+    rows = json.loads(out.splitlines()[-1])["tables"]
+    assert rows == [
+        {"title": "where it goes", "columns": ["kind", "percent"], "rows": [["ours", 61.25], ["theirs", None]]}
+    ]

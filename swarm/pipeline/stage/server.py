@@ -36,6 +36,7 @@ from swarm.pipeline.messages import (
     Targets,
 )
 from swarm.pipeline.recall import Recalls, Takeover
+from swarm.pipeline.retention import HeldOfMicrobatches
 from swarm.pipeline.settle import Assigned, StageSettling, settle
 from swarm.pipeline.stage.admission import AdmissionRules, Participants, StageContext, StageSettings
 from swarm.pipeline.stage.memory import MemoryRelief
@@ -197,6 +198,11 @@ class StageServer:
         part = stage_part(self._settings.stage)
         dropped = RetentionDropped(step=step, microbatch=microbatch, part=part, bytes_dropped=size, reason=reason)
         self._context.events.emit(dropped)
+
+    def held(self) -> HeldOfMicrobatches:
+        """What is held of microbatches now."""
+        graphs = sum(state.tensors.graph is not None for state in self._table)
+        return HeldOfMicrobatches(graphs, self._table.retention.bytes)
 
     # --- steps ---------------------------------------------------------------------------------------------------
 

@@ -66,6 +66,11 @@ class TrainerEnds:
             self._retention.forget(kept)
         self._kept.clear()
 
+    @property
+    def retained_bytes(self) -> int:
+        """Bytes that are retained now. Cost: a pass over the microbatches of the open step."""
+        return sum(kept.retained_bytes for kept in self._kept.values())
+
     def _find(self, step: int, microbatch: MicrobatchId) -> IssuedMicrobatch:
         """What is retained, or for once what can be read again: nobody can make us hold more by asking."""
         kept = self._kept.get((step, microbatch))

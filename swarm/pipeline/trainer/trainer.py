@@ -30,7 +30,7 @@ from swarm.pipeline.messages import (
     JourneyMessage,
     Output,
 )
-from swarm.pipeline.retention import RETENTION_BYTES
+from swarm.pipeline.retention import RETENTION_BYTES, HeldOfMicrobatches
 from swarm.pipeline.settle import Assigned, settle
 from swarm.pipeline.trainer.blame import OwnFailure, Poisoned
 from swarm.pipeline.trainer.context import JourneyContext
@@ -116,6 +116,11 @@ class Trainer:
     def cursor(self) -> tuple[int, int]:
         """(epoch, position) of the next microbatch of our shard."""
         return self._source.cursor
+
+    def held(self) -> HeldOfMicrobatches:
+        """What is held of microbatches now; with private ends each journey has the graph of its embedding."""
+        graphs = 0 if self._context.ends is None else len(self._journeys)
+        return HeldOfMicrobatches(graphs, self._ends.retained_bytes)
 
     def open_step(
         self,

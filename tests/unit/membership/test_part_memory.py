@@ -17,9 +17,14 @@ from swarm.sim.device import InlineDevice
 from tests.harness.swarm import small_manifest
 
 
+def around_of(manifest: Any, checkpointing: str = "auto") -> Any:
+    device = InlineDevice(torch.device("cpu"))
+    return SimpleNamespace(manifest=manifest, device=device, activation_checkpointing=checkpointing)
+
+
 def test_part_that_does_not_fit_is_refused_with_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = small_manifest(train_tokenizer(["some words"], 300), 2, 1, {"split": {"stages": 2}})
-    around = cast(Any, SimpleNamespace(manifest=manifest, device=InlineDevice(torch.device("cpu"))))
+    around = around_of(manifest)
     name = PartName("stage-0")
     needed = training_bytes(manifest.model, roles.spec_of(manifest, name), exact=manifest.run.reproducible)
     monkeypatch.setattr(roles, "free_memory", lambda: needed - 1)
@@ -47,7 +52,7 @@ def roster(replicas: int, trainers: int = 1) -> Any:
 def test_stage_computes_activations_again_while_its_graphs_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     overrides = {"split": {"stages": 2}, "batch": {"microbatches_per_step": 12}}
     manifest = small_manifest(train_tokenizer(["some words"], 300), 2, 1, overrides)
-    around = cast(Any, SimpleNamespace(manifest=manifest, device=InlineDevice(torch.device("cpu"))))
+    around = around_of(manifest)
     spec = roles.spec_of(manifest, PartName("stage-0"))
     elements = 1000
     graph = graph_bytes(manifest.model, spec, manifest.batch.microbatch_size)
@@ -67,7 +72,7 @@ def test_stage_computes_activations_again_while_its_graphs_do_not_fit(monkeypatc
 
 def test_last_stage_with_head_has_one_graph_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = small_manifest(train_tokenizer(["some words"], 300), 2, 1, {"split": {"stages": 2, "ends": "hosted"}})
-    around = cast(Any, SimpleNamespace(manifest=manifest, device=InlineDevice(torch.device("cpu"))))
+    around = around_of(manifest)
     told = {}
     for name in ("stage-0", "stage-1"):
         spec = roles.spec_of(manifest, PartName(name))
@@ -78,3 +83,18 @@ def test_last_stage_with_head_has_one_graph_at_a_time(monkeypatch: pytest.Monkey
         roles.GraphMemory(around, cast(Any, part)).follow(roster(1))
         told[name] = part.told
     assert told == {"stage-0": [True], "stage-1": [False]}
+
+
+@pytest.mark.parametrize(("choice", "on"), [("on", True), ("off", False)])
+def test_stage_expects_graphs_as_its_owner_wants_them_whatever_is_left(
+    monkeypatch: pytest.MonkeyPatch, choice: str, on: bool
+) -> None:
+    overrides = {"split": {"stages": 2}, "batch": {"microbatches_per_step": 12}}
+    manifest = small_manifest(train_tokenizer(["some words"], 300), 2, 1, overrides)
+    monkeypatch.setattr(roles, "free_memory", lambda device: 0 if choice == "off" else 1 << 60)
+    spec = roles.spec_of(manifest, PartName("stage-0"))
+    part = Part(spec, 1000)
+    memory = roles.GraphMemory(around_of(manifest, choice), cast(Any, part))
+    memory.follow(roster(2))
+    each = graph_bytes(manifest.model, spec, manifest.batch.microbatch_size, checkpointing=on)
+    assert (part.told, memory.expected) == ([on], (6, each))

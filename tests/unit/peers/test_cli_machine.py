@@ -27,7 +27,7 @@ from peers.home.places import PlaceInfo, list_places, look_at_place, take_place
 from swarm.averaging.config import AveragingConfig, LocalConfig
 from swarm.clock import SystemClock
 from swarm.ids import PartName, stage_part
-from swarm.membership.status_types import PartTurnout
+from swarm.membership.status_types import MemoryReport, PartTurnout
 from swarm.step.blocked import few_voters
 from tests.harness.rigs.peers import PROBE, FakeClock, kept_run, printed
 from tests.harness.standing_peer import INVITE, PEER, RUN, running, standing
@@ -354,6 +354,58 @@ def test_status_says_what_is_averaged_when_and_how_often_a_peer_mixed_alone() ->
     assert f"averaging in tiny (9f2c41000000), when step 12 closed: {words}" in lines
     assert f"    mixed: {alone}" in lines
     assert f"mixed      {alone}" in detail_lines(one)
+
+
+MEMORY = MemoryReport(
+    predicted={"copies": 0, "weights": 12_000_000, "graphs": 24_000_000, "round": 0},
+    measured={"copies": 0, "weights": 12_000_000, "graphs": 0, "round": 5_000},
+    resident=512_000_000,
+    allocated=None,
+)
+
+
+def test_status_shows_memory_by_kind_as_predicted_and_as_measured() -> None:
+    place = PlaceInfo(name="1", path=Path("h/1"), live=True, state=None)
+    alone = MemoryReport(predicted={}, measured={"copies": 7}, resident=1, allocated=3_000_000)
+    host = dataclasses.replace(standing("otter"), memory=MEMORY)
+    founder = dataclasses.replace(standing("owl"), memory=alone)
+    lines = status_lines([Seen(place=place, standing=one) for one in (host, founder, standing("hen"))])
+    table = [line.split() for line in lines[lines.index("") + 1 :]]
+    assert table == [
+        ["memory,", "bytes", "copies", "weights", "graphs", "round", "all", "process", "GPU"],
+        ["otter", "predicted", "-", "12.0", "M", "24.0", "M", "-", "36.0", "M"],
+        ["measured", "-", "12.0", "M", "-", "5.0", "k", "12.0", "M", "512", "M", "-"],
+        ["owl", "predicted", "-", "-", "-", "-", "0"],
+        ["measured", "7", "-", "-", "-", "7", "1", "3.0", "M"],
+    ]
+    words = "weights 12.0 M, 12.0 M; graphs 24.0 M, 0; round 0, 5.0 k; 512 M in the process"
+    line = f"memory    36.0 M bytes predicted, 12.0 M measured: {words}"
+    assert line in detail_lines(Seen(place=place, standing=host))
+    assert "memory" not in "\n".join(status_lines([Seen(place=place, standing=standing("hen"))]))
+    answer = json.loads(json.dumps(dataclasses.asdict(host)))
+    assert standing_from(StatusReport, answer, "otter") == host
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"predicted": [1]},
+        {"measured": {"weights": -1}},
+        {"measured": {"weights": True}},
+        {"measured": {"weights": 1.5}},
+        {"measured": {"weights": 1 << 60}},
+        {"measured": {"w" * 33: 1}},
+        {"measured": {str(number): 1 for number in range(33)}},
+        {"resident": None},
+        {"allocated": "x"},
+        7,
+    ],
+)
+def test_memory_that_is_no_number_of_bytes_for_each_of_some_kinds_is_not_read(odd: Any) -> None:
+    memory = dataclasses.asdict(MEMORY) | odd if isinstance(odd, dict) else odd
+    answer = dataclasses.asdict(standing("otter")) | {"memory": memory}
+    with pytest.raises(CommandError, match="cannot read"):
+        standing_from(StatusReport, answer, "otter")
 
 
 @pytest.mark.parametrize("answer", [None, {}, [1], "x"])

@@ -197,6 +197,14 @@ def test_check_says_how_it_is_cut_what_a_part_takes_and_what_is_missing(director
     assert (facts["trainable"], facts["packing"], facts["ends"]) == (True, True, ["private", "hosted"])
     assert [part["layers"] for part in facts["parts"]] == [[0, 2], [2, 4], [0, 0]]
     assert facts["parts"][0]["training_bytes"] == 24 * facts["parts"][0]["parameters"]
+    for part in facts["parts"]:
+        assert sum(part["memory"].values()) == part["training_bytes"]
+        assert part["memory"]["optimizer"] == 8 * part["parameters"]
+        assert part["copy_bytes"] == 12 * part["parameters"]
+        assert part["graph_bytes_a_row"] > 0
+    told = [text for label, text in lines(facts) if not label]
+    assert len(told) == 3
+    assert all(text.startswith("in memory: weights") and "a graph" in text for text in told)
     said = dict(lines(facts))
     assert "the bits of the whole" in said["self-test"]
     assert "neither model.safetensors" in said["weights"]

@@ -1,0 +1,110 @@
+"""What a peer's memory holds, by kind: what it is expected to, from the manifest and the roster, and what it does.
+
+Both are for people, who compare them; nothing is decided by them. What it does hold is counted where it lies, tensor by
+tensor, without a look at anything else of the process: of graphs their number, with the bytes that one is expected to
+have. What is neither (torch, buffers of the network, what a backward makes) is in the process's memory alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import get_args
+
+from torch import Tensor
+
+from swarm.consensus.copies import copies_of
+from swarm.device import allocated_memory, resident_memory
+from swarm.ids import PartName
+from swarm.membership.copying import Copies
+from swarm.membership.holding import RoleManager
+from swarm.membership.observer_service import ObserverService
+from swarm.membership.roles import PeerContext, Role, part_bytes, spec_of
+from swarm.membership.rounds import Rounds
+from swarm.membership.rules import update_of
+from swarm.membership.run import RunContext
+from swarm.membership.status_types import MemoryReport
+from swarm.pipeline.retention import RETENTION_BYTES
+from swarm.planning.costs import MemoryKind, copy_bytes
+
+KINDS: tuple[MemoryKind, ...] = get_args(MemoryKind)
+
+
+class MemoryAccount:
+    """One peer's, made anew whenever it is asked for. Cost: some microseconds for each tensor that is held."""
+
+    def __init__(
+        self, run: RunContext, holding: RoleManager, copies: Copies, rounds: Rounds, observers: ObserverService
+    ) -> None:
+        self._run, self._holding, self._copies = run, holding, copies
+        self._rounds, self._observers = rounds, observers
+        self._of_copies: dict[PartName, int] = {}
+
+    def report(self) -> MemoryReport:
+        """Return it as it is now. On the event loop."""
+        device = self._run.around.device.torch_device
+        return MemoryReport(
+            predicted=_of_all_kinds(self._predicted(self._run.around)),
+            measured=_of_all_kinds(self._measured()),
+            resident=resident_memory(),
+            allocated=allocated_memory(device),
+        )
+
+    def _predicted(self, around: PeerContext) -> dict[MemoryKind, int]:
+        role, part = self._holding.role, self._holding.part
+        found: dict[MemoryKind, int] = {"copies": sum(map(self._copy_bytes, self._wanted()))}
+        if part is not None:
+            apart = around.device.torch_device.type != "cpu"
+            found |= part_bytes(around.manifest, part.spec, apart=apart)
+        if role is not None:
+            number, each = role.expected_graphs
+            found |= {"graphs": number * each, "payloads": self._payloads(role)}
+        return found
+
+    def _payloads(self, role: Role) -> int:
+        """Of each microbatch of its share of a step a replica retains what came in and the gradient that came back, and
+        a trainer with ends the same of its own."""
+        if role.part is None:
+            return 0
+        specs, step = self._run.around.boundary(), self._run.around.manifest.step_microbatches
+        share = -(-step // max(1, len(self._run.position.roster.replicas(role.part.spec.name))))
+        return min(RETENTION_BYTES, share * (specs.activation_bytes + specs.gradient_bytes))
+
+    def _wanted(self) -> tuple[PartName, ...]:
+        roster, me, manifest = self._run.position.roster, self._run.around.endpoint.peer, self._run.around.manifest
+        return tuple(copies_of(roster, me, manifest.run.copies)) if me in roster else ()
+
+    def _copy_bytes(self, part: PartName) -> int:
+        if part not in self._of_copies:
+            manifest = self._run.around.manifest
+            vectors = len(update_of(manifest).vectors)
+            self._of_copies[part] = copy_bytes(manifest.model, spec_of(manifest, part), vectors=vectors)
+        return self._of_copies[part]
+
+    def _measured(self) -> dict[MemoryKind, int]:
+        role, part = self._holding.role, self._holding.part
+        held = {} if part is None else part.tensors()
+        held["round"] = [*held.get("round", ()), *self._observers.means()]
+        held["copies"] = self._copies.tensors()
+        found = storage_bytes(held)
+        found["round"] += self._rounds.held_bytes
+        if role is not None:
+            graphs, found["payloads"] = role.service.held()
+            found["graphs"] = graphs * role.expected_graphs[1]
+        return found
+
+
+def _of_all_kinds(found: Mapping[MemoryKind, int]) -> dict[str, int]:
+    return {kind: found.get(kind, 0) for kind in KINDS}
+
+
+def storage_bytes(held: Mapping[MemoryKind, Iterable[Tensor]]) -> dict[MemoryKind, int]:
+    """Bytes of what these tensors lie in, each counted once, by the first kind that names it."""
+    found, seen = dict.fromkeys(held, 0), set()
+    for kind, tensors in held.items():
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            place = (tensor.device, storage.data_ptr())
+            if not tensor.is_meta and place not in seen:
+                seen.add(place)
+                found[kind] += storage.nbytes()
+    return found
