@@ -69,7 +69,9 @@ MAX_DESCRIPTORS = 1 << 16
 
 def open_device(settings: PeerSettings) -> Device:
     """Return the device that the settings name. Raises ConfigError for one that is not there."""
-    return DeviceThread(resolve_device(settings.options.device), threads=settings.options.threads)
+    options = settings.options
+    limit = None if options.max_memory is None else int(options.max_memory * 1e9)
+    return DeviceThread(resolve_device(options.device), threads=options.threads, max_memory=limit)
 
 
 def run_peer(settings: PeerSettings, device: Callable[[PeerSettings], Device] = open_device) -> int:

@@ -16,7 +16,7 @@ from peers.options.model import Address, Name, PeerOptions
 from peers.options.reading import check_options, expected
 from swarm.errors import ConfigError
 from swarm.membership.settings import MemberSettings
-from swarm.schema import in_words
+from swarm.schema import BesideField, in_words
 
 PATIENCE_S = 120.0
 
@@ -39,6 +39,7 @@ class PeerSettings(BaseModel):
         model_files: Directory of the model's files: a bootstrap's run begins with the weights in them, and others need
             not download these.
         frozen: Where this machine keeps frozen weights, for all runs; by default in ``home``.
+        beside: The peers with which it was started, one for each device, by the ends of their ids.
         patience_s: How long a bootstrap waits for the peers that the run needs; None: for ever.
         run_directory: Where this machine keeps the run: manifest, tokenizer, and the checkpoints that its peers write
             and those they end with; ``{run}`` in it stands for the run's name and id.
@@ -64,6 +65,7 @@ class PeerSettings(BaseModel):
     ends_seed: Annotated[int | None, Field(ge=0, repr=False)] = None
     model_files: Path | None = None
     frozen: Path | None = None
+    beside: BesideField = ()
     patience_s: Annotated[float, Field(gt=0)] | None = PATIENCE_S
     run_directory: Path | None = None
     checkpoints_kept: Annotated[int, Field(ge=1)] | None = None
@@ -99,6 +101,7 @@ def member_settings(settings: PeerSettings) -> MemberSettings:
         name=settings.name,
         stage=settings.options.stage,
         region=settings.options.region,
+        beside=settings.beside,
         dial_out_only=settings.options.dial_out_only,
         max_in_flight=settings.options.max_in_flight,
         ends_seed=settings.ends_seed,

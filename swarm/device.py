@@ -44,6 +44,9 @@ class Device(Protocol):
     def torch_device(self) -> torch.device:
         """Where modules and their inputs belong."""
 
+    def free_memory(self) -> int:
+        """Return the bytes of its memory that this peer may still take. Blocking: some milliseconds."""
+
     async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``fn`` after everything asked for before."""
 
@@ -56,12 +59,16 @@ class Device(Protocol):
 
 def free_memory(device: torch.device | None = None) -> int:
     """Return the bytes of memory that this process may still take: what the machine has, within its container's
-    limit; of a GPU, what it has left and what torch holds there unused."""
+    limit; of a GPU, what it has left and what torch holds there unused; of Apple's, what it is recommended to have."""
     if device is not None and device.type == "cuda":
         import torch
 
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + unused
+    if device is not None and device.type == "mps":
+        import torch
+
+        return max(0, int(torch.mps.recommended_max_memory()) - int(torch.mps.current_allocated_memory()))
     import psutil  # only a running peer needs it
 
     free = int(psutil.virtual_memory().available)
@@ -85,11 +92,11 @@ def resident_memory() -> int:
 
 def allocated_memory(device: torch.device) -> int | None:
     """Return the bytes of a GPU's memory that this process's tensors have; None of any other device."""
-    if device.type != "cuda":
+    if device.type not in ("cuda", "mps"):
         return None
     import torch
 
-    return int(torch.cuda.memory_allocated(device))
+    return int(torch.cuda.memory_allocated(device) if device.type == "cuda" else torch.mps.current_allocated_memory())
 
 
 class DeviceThread:
@@ -101,16 +108,25 @@ class DeviceThread:
     loop wait, and whose tensors come and go.
     """
 
-    def __init__(self, device: torch.device, *, threads: int = 1) -> None:
+    def __init__(self, device: torch.device, *, threads: int = 1, max_memory: int | None = None) -> None:
+        """``max_memory`` bytes are what this peer plans with at most, of what the device has."""
         sys.setswitchinterval(min(SWITCH_INTERVAL_S, sys.getswitchinterval()))
         keep_freed_memory()
-        self._device = device
+        self._device, self._max_memory = device, max_memory
         self._executor = ThreadPoolExecutor(1, "device", initializer=_set_threads, initargs=(threads,))
 
     @property
     def torch_device(self) -> torch.device:
         """Where modules and their inputs belong."""
         return self._device
+
+    def free_memory(self) -> int:
+        """See :class:`Device`."""
+        free = free_memory(self._device)
+        if self._max_memory is None:
+            return free
+        taken = allocated_memory(self._device)
+        return min(free, max(0, self._max_memory - (resident_memory() if taken is None else taken)))
 
     async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``fn`` after everything asked for before; its exceptions come out here.
@@ -145,24 +161,34 @@ def keep_freed_memory() -> None:
         libc.mallopt(_M_ARENA_MAX, 1)
 
 
+NAMES = "auto, mps, cpu, cuda or cuda:N"
+
+
 def resolve_device(text: str) -> torch.device:
-    """``cpu``, ``cuda`` or ``cuda:N`` as a device. Raises ConfigError for another name or an absent GPU.
+    """Return a device by its name: ``cpu``, ``cuda`` or ``cuda:N`` (NVIDIA's and, in a build of torch for ROCm, AMD's),
+    ``mps`` (Apple's), or ``auto``, the first of cuda, mps and cpu that is there. Raises ConfigError for another name or
+    an absent GPU.
 
     Imports torch: seconds, on a cold start.
     """
     import torch
 
+    found, apple = torch.cuda.device_count(), torch.backends.mps.is_available()
+    if text == "auto":
+        return torch.device("cuda" if found else "mps" if apple else "cpu")
     try:
         device = torch.device(text)
     except RuntimeError as error:
-        raise ConfigError("device", text, "cpu, cuda or cuda:N", "Correct the name.") from error
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError("device", text, "cpu, cuda or cuda:N", "Correct the name.")
-    found = torch.cuda.device_count()
+        raise ConfigError("device", text, NAMES, "Correct the name.") from error
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise ConfigError("device", text, NAMES, "Correct the name.")
     if device.type == "cuda" and (device.index or 0) >= found:
         allowed = "cpu" if not found else f"cpu, or cuda:0 … cuda:{found - 1}"
         remedy = "Use cpu, or check that nvidia-smi lists the GPU and that torch is a CUDA build (torch.version.cuda)."
         raise ConfigError("device", text, allowed, remedy)
+    if device.type == "mps" and not apple:
+        remedy = "Use cpu, or a Mac with Apple silicon and a torch that can use it."
+        raise ConfigError("device", text, "cpu here", remedy, why="torch finds no MPS here")
     return device
 
 

@@ -17,6 +17,13 @@ PartField = Annotated[str, StringConstraints(pattern=r"^(ends|stage-[0-9]{1,3})$
 RegionField = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{0,32}$")]
 """Where a peer is, as its owner calls it; "" where nobody said."""
 
+ID_TAIL, MAX_BESIDE = 12, 15
+BesideField = Annotated[
+    tuple[Annotated[str, StringConstraints(pattern=rf"^[1-9A-HJ-NP-Za-km-z0]{{1,{ID_TAIL}}}$")], ...],
+    Field(max_length=MAX_BESIDE),
+]
+"""The peers on a peer's machine that it was started with, by the ends of their ids: 70 bits each."""
+
 DigestField = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16,64}$")]
 AFTER_CHARS = 16
 """How much of a record's hash says what a round or a journey of the next step follows."""

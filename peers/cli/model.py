@@ -112,7 +112,7 @@ def evaluate(
         int | None,
         typer.Option(metavar="N", min=1, help="Tokens from window to window.  [default: half a window]"),
     ] = None,
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="Compute on this device: cpu, cuda or cuda:N.")] = "cpu",
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="Compute on auto, mps, cpu, cuda or cuda:N.")] = "cpu",
     threads: Annotated[int, typer.Option(metavar="N", min=1, max=1024, help="Compute with this many CPU threads.")] = 1,
     home: Home = None,
     as_json: AsJson = False,

@@ -89,7 +89,7 @@ def quickstart(
         EndsChoice,
         typer.Option(help="private: token ids and labels never leave a trainer; hosted: stages hold the ends."),
     ] = EndsChoice.private,
-    device: Annotated[str, typer.Option(help="Device of every peer: cpu, cuda or cuda:N.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Device of every peer: auto, mps, cpu, cuda or cuda:N.")] = "cpu",
     local_steps: Annotated[
         int,
         typer.Option(

@@ -3,6 +3,7 @@ checked first, and nothing slow is imported before that."""
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -33,12 +34,13 @@ MAX_KNOWN = 8
 """Addresses of a place's own memory that are tried beside those of the invite."""
 
 
-def join(options: PeerOptions, *, words: bool, json_lines: bool) -> int:
+def join(options: PeerOptions, *, words: bool, json_lines: bool, beside: tuple[str, ...] = ()) -> int:
     """Run one peer until its run is over or it has left; returns its exit code, 0 at once where the run has ended on
     this machine before. Blocking.
 
-    Without an invite it waits for one in the invite file, where ``options`` name one. Raises ConfigError, Incompatible
-    or CommandError, having dialled nobody, for what cannot be used.
+    Without an invite it waits for one in the invite file, where ``options`` name one. Of several devices each gets a
+    peer in a process of its own; ``beside`` are the others that were started with this one. Raises ConfigError,
+    Incompatible or CommandError, having dialled nobody, for what cannot be used.
     """
     from peers.home.places import home_directory, take_place
     from peers.invites.invite import contacts_from
@@ -52,14 +54,12 @@ def join(options: PeerOptions, *, words: bool, json_lines: bool) -> int:
     contacts = contacts_from(given)
     role = options.part_taken
     say(f"swarm {__version__}", f"joins {contacts.run_name or 'the run of a peer'} as {_title(role)}")
-    check_listen(options.listen)
-    check_announce(options.announce)
-    check_device(options.device)
-    if options.model_files is not None and not (options.model_files / "config.json").is_file():
-        remedy = "Name the model's directory, or leave it out: the part is downloaded from other peers."
-        raise ConfigError("--model-files", str(options.model_files), "a directory with a config.json", remedy)
-    if options.checkpoints is not None:
-        check_checkpoints(options.checkpoints)
+    _check(options)
+    if "," in options.device:
+        from peers.local.siblings import join_each
+
+        each = dataclasses.replace(options, invite=given)
+        return join_each(each, home_directory(options.home), words=words, json_lines=json_lines)
     words_of_data, data = _checked_data(options) if role == "trainer" else ("", "")
     if words_of_data:
         say("data", words_of_data)
@@ -80,9 +80,22 @@ def join(options: PeerOptions, *, words: bool, json_lines: bool) -> int:
         who = know_thyself(place, options.name)
         say("identity", who.described())
         say("contact", f"dialling {', '.join(contacts.addresses)}")
-        peer = _peer_settings(place, who, contacts, options)
+        peer = _peer_settings(place, who, contacts, options).model_copy(update={"beside": beside})
         place.trains_on(data)
         return live(place, peer.model_copy(update={"verbose": words, "json_lines": json_lines}))
+
+
+def _check(options: PeerOptions) -> None:
+    """Raises ConfigError for what this machine does not have."""
+    check_listen(options.listen)
+    check_announce(options.announce)
+    for device in options.device.split(","):
+        check_device(device)
+    if options.model_files is not None and not (options.model_files / "config.json").is_file():
+        remedy = "Name the model's directory, or leave it out: the part is downloaded from other peers."
+        raise ConfigError("--model-files", str(options.model_files), "a directory with a config.json", remedy)
+    if options.checkpoints is not None:
+        check_checkpoints(options.checkpoints)
 
 
 def _from_standard_input() -> str:

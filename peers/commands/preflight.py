@@ -29,7 +29,7 @@ def check_device(device: str, root: Path = Path("/")) -> None:
     """
     if re.fullmatch(DEVICE, device) is None:
         raise ConfigError("--device", device, DEVICE_WORDS, "Correct the name.")
-    if device != "cpu" and not any(any(root.glob(trace)) for trace in GPU_TRACES):
+    if device.startswith("cuda") and not any(any(root.glob(trace)) for trace in GPU_TRACES):
         remedy, why = (
             "Leave --device out to use the CPU. Does nvidia-smi list a GPU?",
             "no GPU driver is on this machine",

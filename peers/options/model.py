@@ -24,8 +24,10 @@ from peers.options.fields import (
 )
 from peers.preemption.choice import ALLOWED, METADATA_URL, read_choice, read_url
 
-DEVICE = r"cpu|cuda(:[0-9]{1,3})?"
-DEVICE_WORDS = "cpu, cuda or cuda:N"
+DEVICE = r"auto|cpu|mps|cuda(:[0-9]{1,3})?"
+DEVICE_WORDS = "auto, mps, cpu, cuda or cuda:N"
+DEVICES_WORDS = f"{DEVICE_WORDS}, or several with commas"
+MAX_DEVICES = 16
 ANY_PORT = "/ip4/0.0.0.0/tcp/0"
 GRACE_S = 60.0
 """Enough for the step under way of most models; a platform that kills sooner should be told less."""
@@ -38,7 +40,7 @@ Name = Annotated[
     str, matching(r"[a-z0-9][a-z0-9-]{0,40}", "1 to 41 small letters, digits and dashes, the first no dash")
 ]
 Region = Annotated[str, matching(r"[a-z0-9-]{0,32}", "up to 32 small letters, digits and dashes")]
-Device = Annotated[str, matching(DEVICE, DEVICE_WORDS)]
+Devices = Annotated[str, matching(rf"({DEVICE})(,({DEVICE})){{0,{MAX_DEVICES - 1}}}", DEVICES_WORDS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +149,20 @@ class PeerOptions:
             help="With strategy server: let no other peer call this one for averaging.",
         ),
     ] = False  # fmt: skip
-    device: Annotated[Device, Option(metavar="DEVICE", of=_JOIN, help="Compute on this device.")] = "cpu"
+    device: Annotated[
+        Devices,
+        Option(
+            metavar="DEVICE", of=_JOIN,
+            help="Compute on this device (cuda is also AMD's); of several each gets a peer: cuda:0,cuda:1.",
+        ),
+    ] = "cpu"  # fmt: skip
+    max_memory: Annotated[
+        Annotated[float, between(0.1, 1e6)] | None,
+        Option(
+            metavar="GB", of=_JOIN, default="all that is free",
+            help="Plan with so much memory of the device at most: for the part, and for what its microbatches keep.",
+        ),
+    ] = None  # fmt: skip
     threads: Annotated[
         int, between(1, 1024), Option(metavar="N", of=_JOIN, help="Compute with this many CPU threads.")
     ] = 1

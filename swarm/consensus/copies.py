@@ -23,7 +23,7 @@ MAX_COPIES = 4
 def copy_holders(roster: Roster, part: PartName, copies: int) -> tuple[PeerId, ...]:
     """Up to ``copies`` peers that hold another part or none: as many as there are, of private ends only such as host no
     stage. Whose own part can spare it comes first, since it could be moved to this one; a part that nobody in the
-    roster holds has no copies.
+    roster holds has no copies. No machine keeps one of a part that is held there, or two of one.
 
     The same everywhere. When one peer leaves or joins, few others change (rendezvous hashing). Cost: one hash for each
     peer and part.
@@ -56,14 +56,16 @@ def copy_rate(total_bytes: int, step_s: float | None) -> float:
 def _duties(roster: Roster, copies: int) -> Mapping[PartName, tuple[PeerId, ...]]:
     """Assign duties: every peer gets one before any gets a second; within a round the pairs of peer and part are served
     in an order of their own, so that who is gone changes only what it had, and what follows from it."""
-    held = Counter(member.part for member in roster.members)
+    machines = roster.machines
+    places = {(member.part, machines[PeerId(member.peer)]) for member in roster.members}
+    held = Counter(part for part, _ in places)
     pairs = sorted(
         (_stays_needed(held, member.part), _draw(member.peer, part), PeerId(member.peer), part)
         for part in roster.parts
         for member in roster.members
-        if _may_keep(member, part)
+        if _may_keep(member, part) and (part, machines[PeerId(member.peer)]) not in places
     )
-    able = Counter(part for *_, part in pairs)
+    able = Counter(part for part, _ in {(part, machines[peer]) for *_, peer, part in pairs})
     wanted = {part: min(copies, able[part]) for part in roster.parts}
     holders: dict[PartName, list[PeerId]] = {part: [] for part in roster.parts}
     load: Counter[PeerId] = Counter()
@@ -71,7 +73,8 @@ def _duties(roster: Roster, copies: int) -> Mapping[PartName, tuple[PeerId, ...]
     while any(len(holders[part]) < wanted[part] for part in holders):
         most += 1
         for _, _, peer, part in pairs:
-            if load[peer] < most and len(holders[part]) < wanted[part] and peer not in holders[part]:
+            there = {machines[holder] for holder in holders[part]}
+            if load[peer] < most and len(holders[part]) < wanted[part] and machines[peer] not in there:
                 holders[part].append(peer)
                 load[peer] += 1
     return {part: tuple(peers) for part, peers in holders.items()}

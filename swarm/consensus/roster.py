@@ -8,13 +8,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, model_serializer
 
+from swarm.consensus.machines import machines_of, tail
 from swarm.errors import Advice, Ending, Refused, RunEnded
 from swarm.ids import ENDS, PartName, PeerId, stage_of, stage_part
-from swarm.schema import Message, PartField, PeerIdField, RegionField
+from swarm.schema import BesideField, Message, PartField, PeerIdField, RegionField
 
 Role = Literal["bootstrap", "stage", "trainer"]
 
@@ -23,6 +25,7 @@ class Member(Message):
     """One peer of the roster. ``part`` is what it holds: its stage, the private ends, or nothing. ``incarnation`` is
     the life of it that takes part, another one for every process: see :mod:`swarm.consensus.incarnation`. ``region`` is
     where it says that it is; ``outgoing``: it calls others, and where averaging has the choice nobody calls it.
+    ``beside`` are the peers with which it was started on one machine, as it says: see :mod:`swarm.consensus.machines`.
     ``worked`` is written for who holds no part: about when work of it was committed last, 0 for long ago or never."""
 
     peer: PeerIdField
@@ -33,13 +36,15 @@ class Member(Message):
     incarnation: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     region: RegionField = ""
     outgoing: bool = False
+    beside: BesideField = ()
     worked: Annotated[int, Field(ge=0, lt=2**53)] = 0
 
     @model_serializer(mode="wrap")
     def _as_ever(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave unset fields out, so that records made before a field existed keep their hash."""
         plain: dict[str, Any] = dump(self)
-        return {key: value for key, value in plain.items() if value or key not in ("region", "outgoing", "worked")}
+        later = ("region", "outgoing", "beside", "worked")
+        return {key: value for key, value in plain.items() if value or key not in later}
 
     @property
     def entitled(self) -> bool:
@@ -71,8 +76,17 @@ class Roster:
 
     @property
     def entitled(self) -> tuple[PeerId, ...]:
-        """The members that may vote, in the roster's order."""
-        return tuple(PeerId(member.peer) for member in self.members if member.entitled)
+        """The members that may vote, in the roster's order: of a machine the first, since they die together."""
+        found: dict[PeerId, PeerId] = {}
+        for member in self.members:
+            if member.entitled:
+                found.setdefault(self.machines[PeerId(member.peer)], PeerId(member.peer))
+        return tuple(found.values())
+
+    @cached_property
+    def machines(self) -> Mapping[PeerId, PeerId]:
+        """By peer which one stands for its machine: itself, unless it was started beside others."""
+        return machines_of({PeerId(member.peer): member.beside for member in self.members})
 
     @property
     def lives(self) -> Mapping[PeerId, int]:
@@ -88,6 +102,12 @@ class Roster:
     def parts(self) -> tuple[PartName, ...]:
         """Every part that somebody holds, sorted: ``ends`` first."""
         return tuple(sorted({PartName(member.part) for member in self.members if member.part is not None}))
+
+    def parts_beside(self, peer: PeerId, beside: Collection[str]) -> tuple[PartName, ...]:
+        """Return the parts that are held on the machine of a peer, itself left out, that says who is ``beside`` it and
+        may not be here yet."""
+        others = [m for m in self.members if m.peer != peer and tail(m.peer) in beside and tail(peer) in m.beside]
+        return tuple(PartName(member.part) for member in others if member.part is not None)
 
     def replicas(self, part: PartName) -> tuple[PeerId, ...]:
         """Return the holders of a part, in rank order."""
@@ -116,12 +136,14 @@ class Candidate(Message):
     addresses: Annotated[tuple[Annotated[str, StringConstraints(max_length=300)], ...], Field(max_length=8)]
     region: RegionField = ""
     outgoing: bool = False
+    beside: BesideField = ()
 
 
 def assign_stages(
     candidates: Iterable[Candidate], stages: int, *, private_ends: bool
 ) -> tuple[Roster, dict[PeerId, str]]:
-    """Give every stage host a stage: wishes first, then the stage with the fewest replicas, lower stages first.
+    """Give every stage host a stage: wishes first, then the stage with the fewest replicas, of several one that nobody
+    on its machine has, lower stages first.
 
     Returns the roster and a reason per peer. A wish is not heard when the stage does not exist, or when granting it
     would leave too few hosts to hold every stage. Raises Refused when there are fewer hosts than stages.
@@ -131,7 +153,14 @@ def assign_stages(
     if len(hosts) < stages:
         raise Refused(f"{len(hosts)} stage hosts cannot hold {stages} stages")
     replicas = dict.fromkeys(range(stages), 0)
+    machines = machines_of({PeerId(candidate.peer): candidate.beside for candidate in ordered})
     places: dict[str, int] = {}
+
+    def beside(host: str, stage: int) -> int:
+        return sum(
+            place == stage and machines[PeerId(peer)] == machines[PeerId(host)] for peer, place in places.items()
+        )
+
     reasons: dict[PeerId, str] = {}
     for host in hosts:
         unplaced = len(hosts) - len(places) - 1
@@ -142,7 +171,7 @@ def assign_stages(
             reasons[PeerId(host.peer)] = "asked for"
     for host in hosts:
         if host.peer not in places:
-            stage = min(replicas, key=lambda s: (replicas[s], s))
+            stage = min(replicas, key=lambda s: (replicas[s], beside(host.peer, s), s))
             reasons[PeerId(host.peer)] = f"fewest replicas ({replicas[stage]})"
             places[host.peer] = stage
             replicas[stage] += 1
@@ -153,13 +182,14 @@ def assign_stages(
 class Places:
     """The places of a run: its number of stages, with private or hosted ends. ``lost`` are the parts that nobody holds
     any more, ``leaving`` the peers that have been asked to leave, ``barred`` the parts to which the asking peer would
-    not be let in."""
+    not be let in, ``beside`` the parts that are held on its machine."""
 
     stages: int
     private_ends: bool
     lost: Collection[str] = ()
     leaving: Collection[PeerId] = ()
     barred: Collection[str] = ()
+    beside: Collection[str] = ()
 
 
 def choose_place(
@@ -180,7 +210,12 @@ def choose_place(
     staying = {stage: [peer for peer in held if peer not in places.leaving] for stage, held in replicas.items()}
     free = {stage: len(held) for stage, held in staying.items() if stage_part(stage) not in places.barred}
     counts = lost or free or {stage: len(held) for stage, held in staying.items()}
-    stage = min(counts, key=lambda s: (counts[s], hashlib.sha256(f"{peer}|{s}".encode()).digest()))
+
+    def last(stage: int) -> tuple[int, bool, bytes]:
+        drawn = hashlib.sha256(f"{peer}|{stage}".encode()).digest()
+        return counts[stage], stage_part(stage) in places.beside, drawn
+
+    stage = min(counts, key=last)
     if lost:
         return stage_part(stage), "all that held it are lost"
     leaving = len(replicas[stage]) - len(staying[stage])
@@ -188,7 +223,7 @@ def choose_place(
     return stage_part(stage), f"it has the fewest replicas ({counts[stage]}{besides})"
 
 
-COMMON = ("peer", "role", "name", "addresses", "region", "outgoing")
+COMMON = ("peer", "role", "name", "addresses", "region", "outgoing", "beside")
 """What a candidate says of itself that the roster says, too."""
 
 

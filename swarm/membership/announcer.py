@@ -48,6 +48,7 @@ class Announcer:
             step=situation.step,
             region=settings.region,
             outgoing=only_calls(settings, self._endpoint.addresses),
+            beside=settings.beside,
         )
 
     async def run(self) -> None:

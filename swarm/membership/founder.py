@@ -34,7 +34,7 @@ FOUNDING_TIMEOUT_S = 120.0
 replaced by the next who waits."""
 
 
-SAID = ("role", "name", "stage", "addresses", "region", "outgoing")
+SAID = ("role", "name", "stage", "addresses", "region", "outgoing", "beside")
 """What a record in the directory says of a candidate."""
 
 

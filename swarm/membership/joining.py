@@ -221,6 +221,7 @@ class Joining:
                     lost=lost,
                     leaving=leaving,
                     barred=self._barred(head.members),
+                    beside=head.members.parts_beside(self._around.endpoint.peer, settings.beside),
                 ),
             )
         except Refused as refused:
@@ -345,6 +346,7 @@ class Joining:
             incarnation=around.watch.incarnation,
             region=self._run.settings.region,
             outgoing=only_calls(self._run.settings, around.endpoint.addresses),
+            beside=self._run.settings.beside,
         )
         signature = around.identity.sign(admission_bytes(around.manifest.run_id, step, head.hash(), member))
         body = Admission(step=step, member=member, signature=signature)

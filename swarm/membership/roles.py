@@ -17,7 +17,7 @@ from swarm.compression.registry import codec_named
 from swarm.config import Manifest
 from swarm.consensus.records import CloseRecord, Contribution
 from swarm.consensus.roster import HowToJoin, Roster, join_words
-from swarm.device import Device, free_memory
+from swarm.device import Device
 from swarm.errors import Advice, ConfigError, Ending, RunEnded, StateError, WrongStep
 from swarm.events import EventSink
 from swarm.health.watch import HealthWatch
@@ -93,7 +93,7 @@ def spec_of(manifest: Manifest, name: PartName) -> PartSpec:
 
 def check_memory(around: PeerContext, name: PartName) -> None:
     """Raises StateError for a part that this machine's memory does not hold. Blocking: some milliseconds."""
-    needed, free = part_training_bytes(around.manifest, spec_of(around.manifest, name)), free_memory()
+    needed, free = part_training_bytes(around.manifest, spec_of(around.manifest, name)), around.device.free_memory()
     if around.device.torch_device.type == "cpu" and needed > free:
         reason = f"training {name} takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free here"
         raise StateError(f"{reason}. Join where there is more, or found a run with more stages.")
@@ -129,7 +129,7 @@ class GraphMemory:
         state = 4 * len(update_of(manifest).vectors) * part.layout.elements
         # The state is there; the rest of what training takes on the host is allocated later, on a GPU it is there, too.
         later = 0 if device.type == "cuda" else max(0, part_training_bytes(manifest, part.spec) - state)
-        self._left = max(0, free_memory(device) - later)
+        self._left = max(0, around.device.free_memory() - later)
 
     @property
     def expected(self) -> tuple[int, int]:

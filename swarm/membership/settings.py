@@ -17,6 +17,7 @@ class MemberSettings:
         stage: The stage that a host wants to hold; None: wherever it is needed most.
         region: Where it is; "" for nowhere in particular.
         dial_out_only: Others shall not have to call it for averaging, where the run leaves them the choice.
+        beside: The peers with which it was started on this machine, by the ends of their ids.
         max_in_flight: Bounds a trainer's journeys; None lets it choose from what it measures.
         ends_seed: Seed of the private ends' initial weights, for a founder; None: a secret one, kept nowhere.
         patience_s: How long a founder waits for the peers that the run needs; None: for ever.
@@ -29,6 +30,7 @@ class MemberSettings:
     stage: int | None = None
     region: str = ""
     dial_out_only: bool = False
+    beside: tuple[str, ...] = ()
     max_in_flight: int | None = None
     ends_seed: int | None = field(default=None, repr=False)
     patience_s: float | None = None

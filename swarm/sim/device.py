@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from swarm.clock import Clock
-from swarm.device import Device
+from swarm.device import Device, free_memory
 from swarm.errors import BugError, ConfigError
 
 if TYPE_CHECKING:
@@ -32,6 +32,10 @@ class InlineDevice:
     def torch_device(self) -> torch.device:
         """See :class:`swarm.device.Device`."""
         return self._device
+
+    def free_memory(self) -> int:
+        """See :class:`swarm.device.Device`."""
+        return free_memory(self._device)
 
     async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """See :meth:`swarm.device.DeviceThread.run`. Blocks the loop for as long as ``fn`` takes."""
@@ -72,6 +76,10 @@ class SimulatedDevice:
     def torch_device(self) -> torch.device:
         """See :class:`swarm.device.Device`."""
         return self._inner.torch_device
+
+    def free_memory(self) -> int:
+        """See :class:`swarm.device.Device`."""
+        return self._inner.free_memory()
 
     def spend(self, seconds: float) -> None:
         """The callable that is running takes so long on this device. From within the callable only."""

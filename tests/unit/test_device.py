@@ -10,7 +10,16 @@ import pytest
 import pytest_asyncio
 import torch
 
-from swarm.device import SWITCH_INTERVAL_S, DeviceThread, is_out_of_memory, release_memory, resolve_device
+from swarm import device as devices
+from swarm.device import (
+    SWITCH_INTERVAL_S,
+    DeviceThread,
+    allocated_memory,
+    free_memory,
+    is_out_of_memory,
+    release_memory,
+    resolve_device,
+)
 from swarm.errors import ConfigError
 
 
@@ -130,3 +139,35 @@ def test_out_of_memory_is_what_an_accelerator_says(error: Exception, memory: boo
 
 def test_release_memory_of_a_cpu_does_nothing() -> None:
     release_memory(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "apple", "found"), [(0, False, "cpu"), (0, True, "mps"), (2, False, "cuda"), (1, True, "cuda")]
+)
+def test_auto_takes_a_gpu_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, apple: bool, found: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: apple)
+    assert resolve_device("auto").type == found
+
+
+def test_apples_device_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="torch finds no MPS here"):
+        resolve_device("mps")
+
+
+def test_memory_of_apples_device_is_what_it_is_recommended_to_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 1000)
+    monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: 300)
+    assert (free_memory(torch.device("mps")), allocated_memory(torch.device("mps"))) == (700, 300)
+
+
+@pytest.mark.parametrize(("limit", "left"), [(None, 500), (200, 0), (400, 100), (10_000, 500)])
+def test_peer_plans_with_no_more_memory_than_its_owner_gives(
+    monkeypatch: pytest.MonkeyPatch, limit: int | None, left: int
+) -> None:
+    monkeypatch.setattr(devices, "free_memory", lambda device: 500)
+    monkeypatch.setattr(devices, "resident_memory", lambda: 300)
+    assert DeviceThread(torch.device("cpu"), max_memory=limit).free_memory() == left

@@ -17,7 +17,7 @@ from swarm import WIRE_VERSION
 from swarm.errors import BugError, Violation
 from swarm.ids import PeerId, RunId
 from swarm.network.rpc.bodies import decode, pack, unpack
-from swarm.schema import Count, PartField, Record, RegionField
+from swarm.schema import BesideField, Count, PartField, Record, RegionField
 from swarm.security.signing import SIGNATURE_BYTES, PrivateIdentity, verify
 
 MAX_TTL_S = 120.0
@@ -55,6 +55,7 @@ class PeerRecord(Record):
     step: Count
     region: RegionField = ""
     outgoing: bool = False
+    beside: BesideField = ()
     wire: Literal[2] = WIRE_VERSION
 
 

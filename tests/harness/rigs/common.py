@@ -63,6 +63,10 @@ class InlineDevice:
         """See :class:`swarm.device.DeviceThread`."""
         return torch.device("cpu")
 
+    def free_memory(self) -> int:
+        """See :class:`swarm.device.DeviceThread`."""
+        return 1 << 40
+
     async def run(self, fn: Callable[..., Any], /, *args: Any) -> Any:
         """See :class:`swarm.device.DeviceThread`."""
         if self.gate is None:

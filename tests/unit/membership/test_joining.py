@@ -133,7 +133,7 @@ class World:
             watch=SimpleNamespace(follow=lambda roster: None, gone={}, incarnation=7, twin=self._twin),
             be_reachable=self._be_reachable,
         )
-        settings = SimpleNamespace(role="stage", stage=stage, name="j", region="eu", dial_out_only=False)
+        settings = SimpleNamespace(role="stage", stage=stage, name="j", region="eu", dial_out_only=False, beside=())
         monkeypatch.setattr(joining, "Observer", self._observer)
         monkeypatch.setattr(download, "build_empty", self._build)
         monkeypatch.setattr(download, "check_memory", lambda around, name: None)

@@ -13,6 +13,7 @@ from swarm.errors import StateError
 from swarm.ids import PartName
 from swarm.membership import roles
 from swarm.planning.costs import GRAPH_SHARE, graph_bytes, training_bytes
+from swarm.sim import device as sim_device
 from swarm.sim.device import InlineDevice
 from tests.harness.swarm import small_manifest
 
@@ -27,10 +28,10 @@ def test_part_that_does_not_fit_is_refused_with_what_is_missing(monkeypatch: pyt
     around = around_of(manifest)
     name = PartName("stage-0")
     needed = training_bytes(manifest.model, roles.spec_of(manifest, name), exact=manifest.run.reproducible)
-    monkeypatch.setattr(roles, "free_memory", lambda: needed - 1)
+    monkeypatch.setattr(sim_device, "free_memory", lambda device: needed - 1)
     with pytest.raises(StateError, match=r"training stage-0 takes .* GB of memory are free here"):
         roles.check_memory(around, name)
-    monkeypatch.setattr(roles, "free_memory", lambda: needed)
+    monkeypatch.setattr(sim_device, "free_memory", lambda device: needed)
     roles.check_memory(around, name)
 
 
@@ -58,13 +59,13 @@ def test_stage_computes_activations_again_while_its_graphs_do_not_fit(monkeypatc
     graph = graph_bytes(manifest.model, spec, manifest.batch.microbatch_size)
     still = training_bytes(manifest.model, spec, exact=manifest.run.reproducible) - 3 * 4 * elements
     enough = still + int(6 * graph / GRAPH_SHARE)
-    monkeypatch.setattr(roles, "free_memory", lambda device: enough)
+    monkeypatch.setattr(sim_device, "free_memory", lambda device: enough)
     part = Part(spec, elements)
     memory = roles.GraphMemory(around, cast(Any, part))
     for replicas in (2, 1, 1, 3):  # 12 microbatches: 6, 12, 12 and 4 for each of them
         memory.follow(roster(replicas))
     assert part.told == [False, True, True, False]
-    monkeypatch.setattr(roles, "free_memory", lambda device: enough - 4)
+    monkeypatch.setattr(sim_device, "free_memory", lambda device: enough - 4)
     memory = roles.GraphMemory(around, cast(Any, part))
     memory.follow(roster(2))
     assert part.told[-1], "a few bytes less are too few"
@@ -78,7 +79,7 @@ def test_last_stage_with_head_has_one_graph_at_a_time(monkeypatch: pytest.Monkey
         spec = roles.spec_of(manifest, PartName(name))
         graph = graph_bytes(manifest.model, spec, manifest.batch.microbatch_size)
         needed = training_bytes(manifest.model, spec, exact=manifest.run.reproducible)
-        monkeypatch.setattr(roles, "free_memory", lambda device, left=needed + int(graph / GRAPH_SHARE): left)
+        monkeypatch.setattr(sim_device, "free_memory", lambda device, left=needed + int(graph / GRAPH_SHARE): left)
         part = Part(spec, 0)
         roles.GraphMemory(around, cast(Any, part)).follow(roster(1))
         told[name] = part.told
@@ -91,7 +92,7 @@ def test_stage_expects_graphs_as_its_owner_wants_them_whatever_is_left(
 ) -> None:
     overrides = {"split": {"stages": 2}, "batch": {"microbatches_per_step": 12}}
     manifest = small_manifest(train_tokenizer(["some words"], 300), 2, 1, overrides)
-    monkeypatch.setattr(roles, "free_memory", lambda device: 0 if choice == "off" else 1 << 60)
+    monkeypatch.setattr(sim_device, "free_memory", lambda device: 0 if choice == "off" else 1 << 60)
     spec = roles.spec_of(manifest, PartName("stage-0"))
     part = Part(spec, 1000)
     memory = roles.GraphMemory(around_of(manifest, choice), cast(Any, part))
