@@ -44,16 +44,25 @@ def with_frozen(manifest: Manifest, files: Path | None, store: FrozenStore, told
         return manifest
     specs = family.parts(manifest.split)
     if not any(family.adapted(family.build(spec)) for spec in specs):
-        remedy = "Name some as q_proj or as mlp.down_proj, or leave it out for all."
-        allowed = "names of linear modules of the model's layers"
-        raise ConfigError("model.lora.targets", ", ".join(family.lora.targets), allowed, remedy)
+        named = sorted(set().union(*(family.choices(spec) for spec in specs)))
+        remedy = "Name some of them, or leave it out for all (--lora-targets)."
+        raise ConfigError("model.lora.targets", ", ".join(family.lora.targets), ", ".join(named), remedy)
     said, digests = family.lora.digests, dict[PartName, str]()
     for spec in specs:
         layout, name = family.base(spec), spec.name
         if name in said and store.holds(wanted_frozen(name, layout, said[name])):
             digests[name] = said[name]
             continue
-        vector = layout.pack(family.base_weights(manifest.run.seed, spec, files))
+        try:
+            weights = family.base_weights(manifest.run.seed, spec, files)
+        except StateError as error:
+            if not said:
+                raise
+            how = f"{command_name()} ckpt frozen --run {manifest.run_id[:12]} --add DIR, or fetch them: ckpt pull"
+            raise StateError(
+                f"{error} The frozen weights of {name} are not in {store.root}: make them with {how}"
+            ) from None
+        vector = layout.pack(weights)
         digests[name] = store.keep(name, layout, vector)
         told(f"{name}: {layout.bytes / 1e6:,.1f} MB in {family.lora.base}, {digests[name][:12]}, in {store.root}")
         if said and digests[name] != said.get(name):

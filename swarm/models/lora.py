@@ -135,6 +135,10 @@ class LoraFamily(ModelFamily):
         :meth:`~swarm.models.family.ModelFamily.initial_weights`."""
         return self.inner.initial_weights(seed, spec, files)
 
+    def choices(self, spec: PartSpec) -> set[str]:
+        """Return what the linear modules of a part's layers are called, by the last of their path."""
+        return {path.rpartition(".")[2] for path, _ in self._linear(self.inner.build(spec))}
+
     def adapted(self, part: PartModule) -> list[str]:
         """Return the paths of the modules of a part, which :meth:`build` made, that have an adapter."""
         return [path for path, module in part.named_modules() if hasattr(module, "lora_a")]

@@ -149,3 +149,11 @@ def test_family_counts_what_is_trained_and_what_is_not(run: RunDirectory) -> Non
     assert isinstance(family, LoraFamily)
     cost = family.cost(family.whole, 16)
     assert 0 < cost.parameters < cost.frozen
+
+
+@pytest.mark.parametrize("given", [("--lora-base", "nf4"), ("--lora-alpha", "8"), ("--lora-targets", "q_proj")])
+def test_options_of_adapters_want_a_rank(
+    tmp_path: Path, given: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert swarm(["new", "--preset", "tiny", *given, "--home", str(tmp_path)]) == 2
+    assert "Add --lora-rank 16" in capsys.readouterr().err
