@@ -44,9 +44,9 @@ def with_frozen(manifest: Manifest, files: Path | None, store: FrozenStore, told
         return manifest
     specs = family.parts(manifest.split)
     if not any(family.adapted(family.build(spec)) for spec in specs):
-        named = sorted(set().union(*(family.choices(spec) for spec in specs)))
+        there = sorted(set().union(*(family.choices(spec) for spec in specs)))
         remedy = "Name some of them, or leave it out for all (--lora-targets)."
-        raise ConfigError("model.lora.targets", ", ".join(family.lora.targets), ", ".join(named), remedy)
+        raise ConfigError("model.lora.targets", ", ".join(family.lora.targets), ", ".join(there), remedy)
     said, digests = family.lora.digests, dict[PartName, str]()
     for spec in specs:
         layout, name = family.base(spec), spec.name

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from swarm.config import Manifest
+from swarm.device import compute_reproducibly
 from swarm.disk import free_bytes
 from swarm.errors import StateError
 from swarm.events import FrozenFetching, FrozenReady, SyncProgress
@@ -51,6 +52,8 @@ async def build_empty(around: PeerContext, name: PartName, donors: Sequence[Peer
             part.install_base(stored)
         return part
 
+    if manifest.run.reproducible:
+        compute_reproducibly(device)
     await around.device.run(rehearse)
     return await around.device.run(build)
 

@@ -50,8 +50,7 @@ class Accumulator:
             raise BugError(f"{microbatch} is already in the sum")
         self._check(gradients)
         self._microbatches.add(microbatch)
-        for name, gradient in gradients:
-            self._views[name].add_(self._exact(gradient))
+        self._take(gradients, +1)
 
     def remove(self, microbatch: MicrobatchId, gradients: Gradients) -> None:
         """Take one microbatch out again, given the same gradients, recomputed. Exact in float64; in float32 up to the
@@ -60,8 +59,7 @@ class Accumulator:
             raise BugError(f"{microbatch} is not in the sum")
         self._check(gradients)
         self._microbatches.remove(microbatch)
-        for name, gradient in gradients:
-            self._views[name].sub_(self._exact(gradient))
+        self._take(gradients, -1)
 
     def reset(self) -> None:
         """Empty: ready for the next step."""
@@ -85,7 +83,11 @@ class Accumulator:
             if not bool(gradient.isfinite().all()):
                 raise Violation(f"the gradient of {name} is not finite")
 
-    def _exact(self, gradient: Tensor) -> Tensor:
-        if self._sum.dtype != torch.float64:
-            return gradient
-        return gradient.double().mul_(GRID).round_().div_(GRID)
+    def _take(self, gradients: Gradients, sign: int) -> None:
+        """Add or subtract them: on a GPU in a few launches, but one after the other where each is rounded first."""
+        if self._sum.dtype == torch.float64:
+            for name, gradient in gradients:
+                self._views[name].add_(gradient.double().mul_(GRID).round_().div_(GRID), alpha=sign)
+        elif gradients:
+            views, found = [self._views[name] for name, _ in gradients], [gradient for _, gradient in gradients]
+            torch._foreach_add_(views, found, alpha=sign)

@@ -176,8 +176,12 @@ class StageCompute:
         self.part, self._specs, self._device = part, specs, device
         self._gate = NormGate()
 
+    def _decoded(self, payload: Payload) -> torch.Tensor:
+        """An activation or gradient, on the host."""
+        return self._specs.codec.decode(payload, self._specs.activation, check_finite=True)
+
     def _activation(self, payload: Payload) -> torch.Tensor:
-        return self._specs.codec.decode(payload, self._specs.activation, check_finite=True).to(self._device)
+        return self._decoded(payload).to(self._device)
 
     def _input(self, payload: Payload, first: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The stage's input, and the positions of packed rows."""
@@ -216,12 +220,13 @@ class StageCompute:
         that the norm gate refuses, and WrongStep when the step has been closed meanwhile.
         """
         _check_step(self.part, material.step)
-        if sender is not None and material.gradient is not None:
-            norm = float(torch.linalg.vector_norm(self._activation(material.gradient).float()))
+        decoded = None if material.gradient is None else self._decoded(material.gradient)
+        if sender is not None and decoded is not None:
+            norm = float(torch.linalg.vector_norm(decoded.float()))  # on the host: a GPU is not waited for
             refusal = self._gate.check(sender, norm)
             if refusal is not None:
                 raise Violation(refusal, peer=sender)
-        result, gradients = self._backward(material, graph)
+        result, gradients = self._backward(material, graph, decoded)
         if material.microbatch not in self.part.microbatches:
             _change(self.part, material.microbatch, gradients)
         return result
@@ -236,7 +241,10 @@ class StageCompute:
         if material.microbatch in self.part.microbatches:
             _change(self.part, material.microbatch, self._backward(material, None)[1])
 
-    def _backward(self, material: Material, graph: Graph | None) -> tuple[Contributed, Gradients]:
+    def _backward(
+        self, material: Material, graph: Graph | None, decoded: torch.Tensor | None = None
+    ) -> tuple[Contributed, Gradients]:
+        """``decoded`` is the material's gradient on the host, where that has been decoded already."""
         loss_sum, tokens, gradient = 0.0, 0, None
         if material.targets is not None:
             labels = INT32.decode(material.targets, self._specs.tokens)
@@ -245,7 +253,7 @@ class StageCompute:
                 loss_sum, tokens, graph = self.part.forward_loss(inputs, labels, seed=material.seed)
             _check_loss(loss_sum)
         elif material.gradient is not None:
-            gradient = self._activation(material.gradient)
+            gradient = (self._decoded(material.gradient) if decoded is None else decoded).to(self._device)
             if graph is None:
                 inputs, positions = self._input(material.input, material.first)
                 with packed(positions):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -15,6 +16,7 @@ from swarm.device import (
     SWITCH_INTERVAL_S,
     DeviceThread,
     allocated_memory,
+    compute_reproducibly,
     free_memory,
     is_out_of_memory,
     release_memory,
@@ -171,3 +173,17 @@ def test_peer_plans_with_no_more_memory_than_its_owner_gives(
     monkeypatch.setattr(devices, "free_memory", lambda device: 500)
     monkeypatch.setattr(devices, "resident_memory", lambda: 300)
     assert DeviceThread(torch.device("cpu"), max_memory=limit).free_memory() == left
+
+
+@pytest.mark.parametrize(("name", "asked"), [("cpu", []), ("cuda", [True])])
+def test_gpu_is_asked_for_the_same_bits_again_and_a_cpu_is_not(
+    monkeypatch: pytest.MonkeyPatch, name: str, asked: list[bool]
+) -> None:
+    told: list[bool] = []
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda mode, warn_only: told.append(mode))
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is as before afterwards
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    compute_reproducibly(torch.device(name))
+    assert told == asked
+    assert ("CUBLAS_WORKSPACE_CONFIG" in os.environ) == bool(asked)
