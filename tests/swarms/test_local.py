@@ -52,6 +52,15 @@ async def test_replicas_that_train_apart_hold_the_same_weights_at_every_close_an
     assert {event.step for event in swarm.events(RoundDone)} == set(range(1, STEPS + 1))
 
 
+async def test_adapters_are_trained_apart_as_whole_models_are(tmp_path: Path) -> None:
+    model = {"lora": {"rank": 4, "base": "nf4"}}
+    swarm = LocalSwarm(tmp_path, averaging=LOCAL, model=model, **SHAPE)
+    await swarm.run()
+    assert not swarm.events(DigestMismatch)
+    losses = [record["loss_sum"] / record["tokens"] for record in swarm.history()[1:]]
+    assert losses[-1] < losses[0], losses
+
+
 def test_replica_that_dies_takes_what_it_learnt_with_it_and_the_others_go_on(tmp_path: Path) -> None:
     swarm = SimSwarm(
         tmp_path, averaging=LOCAL, may_fail=True, stage_s={"forward": 0.1, "backward": 0.2}, links=LINKS, **SHAPE
