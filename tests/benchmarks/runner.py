@@ -98,8 +98,9 @@ class Measurement:
             "columns": list(self.result.columns),
             "rows": [list(row) for row in self.result.rows],
             "notes": list(self.result.notes),
-            "tables": [asdict(table) for table in self.result.tables],
         }
+        if self.result.tables:
+            body["tables"] = [asdict(table) for table in self.result.tables]
         return json.dumps(body, ensure_ascii=False, allow_nan=False)
 
     def entry(self) -> str:
