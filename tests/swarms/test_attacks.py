@@ -96,8 +96,8 @@ def test_replica_that_hands_on_500_fold_gradients_spoils_no_sum(
 ) -> None:
     honest, lies = StageCompute._backward, set[MicrobatchId]()
 
-    def backward(compute: StageCompute, material: Material, graph: Any) -> tuple[Contributed, Any]:
-        result, gradients = honest(compute, material, graph)
+    def backward(compute: StageCompute, material: Material, graph: Any, *known: Any) -> tuple[Contributed, Any]:
+        result, gradients = honest(compute, material, graph, *known)
         if PEER.get() != "host-0" or material.step < 8 or result.gradient is None:
             return result, gradients
         lies.add(material.microbatch)
