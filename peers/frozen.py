@@ -85,7 +85,8 @@ def store_of(directory: RunDirectory) -> FrozenStore:
     """Return where the frozen weights of a run are that is kept on this machine: in the home in which its directory
     lies, else in the directory."""
     runs = directory.root.absolute().parent
-    return FrozenStore(runs.parent / FROZEN if runs.name == RUNS else directory.frozen)
+    at_home = runs.name == RUNS and not directory.frozen.is_dir()
+    return FrozenStore(runs.parent / FROZEN if at_home else directory.frozen)
 
 
 def frozen_of(manifest: Manifest, part: PartName, store: FrozenStore) -> dict[str, Stored]:

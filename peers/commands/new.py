@@ -49,9 +49,9 @@ def new(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines
     check_listen(options.listen)
     check_announce(options.announce)
     founded = _founded(foundation, options, say)
-    from peers.frozen import frozen_store, with_frozen
+    from peers.frozen import frozen_store, store_of, with_frozen
 
-    store = frozen_store(options.home)
+    store = frozen_store(options.home) if founded.resumed is None else store_of(founded.resumed.directory)
     frozen = with_frozen(founded.manifest, founded.model_files, store, lambda text: say("frozen", text))
     founded = dataclasses.replace(founded, manifest=frozen)
     for label, text in summary(founded):
@@ -72,7 +72,7 @@ def new(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines
             manifest=manifest_file,
             tokenizer=tokenizer_file,
             model_files=founded.model_files,
-            frozen=frozen_store(options.home).root.absolute(),
+            frozen=store.root.absolute(),
             **_resumed(founded),
             patience_s=None,
             control=place.control.absolute(),
@@ -164,6 +164,8 @@ def _private(manifest: Manifest) -> list[tuple[str, str]]:
         return []
     trusted = "whoever hosts the first or the last stage can read the trainers' text: trust them with it"
     told, copies = [("private", trusted)], manifest.run.copies
+    if getattr(manifest.model, "lora", None) is not None:
+        told.append(("", "the ends are frozen, and every peer can have them: whoever hosts a stage reads more of it"))
     if getattr(manifest.model, "scratch", True) is False:
         told.append(("", "whoever has the model's files has the ends that it begins with, and reads more of it"))
     if copies > 1:

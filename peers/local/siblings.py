@@ -73,7 +73,7 @@ def _counted_up(address: str, number: int) -> str:
 def join_each(options: PeerOptions, home: Path, *, words: bool, json_lines: bool) -> int:
     """Run them all until the last has ended; returns the largest of their exit codes. Blocking; the main thread only.
 
-    SIGTERM and Ctrl-C are handed on to each: they leave in order, and at once when it comes again. Raises ConfigError
+    SIGTERM, SIGHUP and Ctrl-C are handed on to each: they leave in order, and at once when it comes again. Raises ConfigError
     as :func:`siblings_of`, having started nobody.
     """
     siblings = siblings_of(options)
@@ -86,7 +86,7 @@ def join_each(options: PeerOptions, home: Path, *, words: bool, json_lines: bool
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
 
-    before = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     try:
         for own, peer in zip(siblings, peers, strict=True):
             beside = [tail(other) for other in peers if other != peer]

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import secrets
+import time
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence, Set
 from typing import Protocol, runtime_checkable
 
@@ -34,6 +36,8 @@ FOUNDING_TIMEOUT_S = 120.0
 replaced by the next who waits."""
 
 
+SILENT_S = 30.0
+"""Who has asked for no frozen weights for so long fetches none."""
 SAID = ("role", "name", "stage", "addresses", "region", "outgoing", "beside")
 """What a record in the directory says of a candidate."""
 
@@ -186,7 +190,9 @@ class Founder:
     def _fetches(self, peer: PeerId, since: float) -> bool:
         """Whether it gets frozen weights from us, as fast as it must."""
         store, seconds = self._around.files.frozen, self._around.clock.monotonic() - since
-        return store is not None and store.given[peer] > SLOWEST_BYTES_S * (seconds - FOUNDING_TIMEOUT_S)
+        if store is None or time.monotonic() - store.asked.get(peer, -math.inf) > SILENT_S:
+            return False
+        return store.given[peer] > SLOWEST_BYTES_S * (seconds - FOUNDING_TIMEOUT_S)
 
     async def _give_up(self, reason: str) -> None:
         """Tell those who wait that the run will not start. A courtesy: takes at most GIVE_UP_S."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -62,6 +63,8 @@ class FrozenStore:
         self.root = root
         self.given = Counter[PeerId]()
         """Bytes that each peer was given by this process."""
+        self.asked: dict[PeerId, float] = {}
+        """When each peer was given something last, by the monotonic clock."""
 
     def place(self, expected: str) -> Path:
         """Return the directory of the file with this digest."""
@@ -76,11 +79,16 @@ class FrozenStore:
             return False
 
     def load(self, wanted: Wanted) -> Tensor:
-        """Return the string of bytes, every one of them checked: a pass over the disk and a hash. Raises StateError."""
+        """Return the string of bytes, every one of them checked: a pass over the disk and a hash. Raises StateError for
+        a file that is damaged, which is removed then: it is fetched or made anew when it is wanted again."""
         path = part_path(self.place(wanted.digest), wanted.step, wanted.part)
-        snapshot, found = load_file(path)
-        if found != wanted.digest or snapshot.layout != wanted.layout:
-            raise StateError(f"{path}: it is not what its directory says. Remove {path.parent.parent}")
+        try:
+            snapshot, found = load_file(path)
+            if found != wanted.digest or snapshot.layout != wanted.layout:
+                raise StateError(f"{path}: it is not what its directory says.")
+        except StateError as error:
+            path.unlink(missing_ok=True)
+            raise StateError(f"{error} It was removed: start again, and it is fetched or made anew.") from None
         return snapshot.vectors[0]
 
     def keep(self, part: PartName, layout: BaseLayout, vector: Tensor) -> str:
@@ -152,6 +160,7 @@ class FrozenShelf:
         parts = self._of(asked)
         chunk = await self._disk.run(lambda: parts.chunk(asked))
         self._store.given[caller] += len(chunk)
+        self._store.asked[caller] = time.monotonic()
         return Answer(Empty(), chunk)
 
     def _of(self, asked: DescribeRequest) -> StoredParts:

@@ -42,6 +42,9 @@ REFUSED: Mapping[str, str] = {
 LEAK_WHEN_PACKED = frozenset({"jamba", "lfm2", "mamba", "mamba2", "qwen3_5_text", "qwen3_next", "recurrent_gemma"})
 """Their layers carry a state from token to token, also from one packed document into the next."""
 
+NOT_ADAPTED = frozenset({"jamba", "mamba"})
+"""Their layers multiply by the weights of linear modules without calling these, so that an adapter would do nothing."""
+
 _QUADRATIC = frozenset({"codegen", "gpt_bigcode", "gpt_neo", "gptj", "mpt"})
 """Build a table of positions × positions."""
 
@@ -107,6 +110,10 @@ class HfConfig(Section):
             raise _refused(
                 "model.architecture", self.architecture, f"the config's model_type {theirs.get('model_type')}"
             )
+        if self.lora is not None and self.architecture in NOT_ADAPTED:
+            why = "its layers use the weights of linear modules without calling them, where an adapter would be"
+            remedy = "Train all of its weights, or take another model."
+            raise ConfigError("model.lora", self.architecture, "another kind of model", remedy, why=why)
         if self.config != canonical(theirs):
             raise _refused("model.config", self.config[:80], "canonical JSON: sorted keys and no spaces")
         largest = max((n for n in numbers_of(theirs, POSITION_KEYS)), default=self.context)

@@ -55,8 +55,11 @@ def test_damaged_ones_are_refused_and_not_used(store: FrozenStore) -> None:
     data[-100] ^= 1
     file.write_bytes(data)
     assert store.holds(wanted)  # by its header
-    with pytest.raises(StateError, match="does not match the digest"):
+    with pytest.raises(StateError, match=r"does not match the digest.*made anew"):
         store.load(wanted)
+    assert not store.holds(wanted)
+    assert kept(store) == wanted.digest  # made anew
+    assert store.holds(wanted)
     file.write_bytes(data[:1000])
     assert not store.holds(wanted)
 
