@@ -71,7 +71,8 @@ def open_device(settings: PeerSettings) -> Device:
     """Return the device that the settings name. Raises ConfigError for one that is not there."""
     options = settings.options
     limit = None if options.max_memory is None else int(options.max_memory * 1e9)
-    return DeviceThread(resolve_device(options.device), threads=options.threads, max_memory=limit)
+    device = resolve_device(options.device)
+    return DeviceThread(device, threads=options.threads, max_memory=limit, host_memory=settings.host_bytes)
 
 
 def run_peer(settings: PeerSettings, device: Callable[[PeerSettings], Device] = open_device) -> int:
@@ -155,12 +156,7 @@ class Node:
     """One peer, from opening its endpoint to closing it."""
 
     def __init__(
-        self,
-        settings: PeerSettings,
-        identity: StoredIdentity,
-        events: EventSink,
-        clock: SystemClock,
-        orders: Orders,
+        self, settings: PeerSettings, identity: StoredIdentity, events: EventSink, clock: SystemClock, orders: Orders
     ) -> None:
         self._settings, self._identity, self._events, self._clock = settings, identity, events, clock
         self._born = clock.monotonic()

@@ -40,6 +40,7 @@ class PeerSettings(BaseModel):
             not download these.
         frozen: Where this machine keeps frozen weights, for all runs; by default in ``home``.
         beside: The peers with which it was started, one for each device, by the ends of their ids.
+        host_bytes: Its share of the machine's memory, where it was started beside others; None: all that is free.
         patience_s: How long a bootstrap waits for the peers that the run needs; None: for ever.
         run_directory: Where this machine keeps the run: manifest, tokenizer, and the checkpoints that its peers write
             and those they end with; ``{run}`` in it stands for the run's name and id.
@@ -66,6 +67,7 @@ class PeerSettings(BaseModel):
     model_files: Path | None = None
     frozen: Path | None = None
     beside: BesideField = ()
+    host_bytes: Annotated[int | None, Field(ge=0)] = None
     patience_s: Annotated[float, Field(gt=0)] | None = PATIENCE_S
     run_directory: Path | None = None
     checkpoints_kept: Annotated[int, Field(ge=1)] | None = None

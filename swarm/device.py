@@ -48,6 +48,9 @@ class Device(Protocol):
     def free_memory(self) -> int:
         """Return the bytes of its memory that this peer may still take. Blocking: some milliseconds."""
 
+    def free_host_memory(self) -> int:
+        """Return the bytes of the machine's memory that this peer may still take: a CPU's own."""
+
     async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``fn`` after everything asked for before."""
 
@@ -60,7 +63,8 @@ class Device(Protocol):
 
 def free_memory(device: torch.device | None = None) -> int:
     """Return the bytes of memory that this process may still take: what the machine has, within its container's
-    limit; of a GPU, what it has left and what torch holds there unused; of Apple's, what it is recommended to have."""
+    limit; of a GPU, what it has left and what torch holds there unused; of Apple's, whose memory is the machine's, no
+    more than it is recommended to have."""
     if device is not None and device.type == "cuda":
         import torch
 
@@ -69,7 +73,8 @@ def free_memory(device: torch.device | None = None) -> int:
     if device is not None and device.type == "mps":
         import torch
 
-        return max(0, int(torch.mps.recommended_max_memory()) - int(torch.mps.current_allocated_memory()))
+        left = int(torch.mps.recommended_max_memory()) - int(torch.mps.current_allocated_memory())
+        return min(max(0, left), free_memory())
     import psutil  # only a running peer needs it
 
     free = int(psutil.virtual_memory().available)
@@ -109,11 +114,14 @@ class DeviceThread:
     loop wait, and whose tensors come and go.
     """
 
-    def __init__(self, device: torch.device, *, threads: int = 1, max_memory: int | None = None) -> None:
-        """``max_memory`` bytes are what this peer plans with at most, of what the device has."""
+    def __init__(
+        self, device: torch.device, *, threads: int = 1, max_memory: int | None = None, host_memory: int | None = None
+    ) -> None:
+        """``max_memory`` bytes are what this peer plans with at most, of what the device has, and ``host_memory`` of
+        what the machine has; None: all that is free."""
         sys.setswitchinterval(min(SWITCH_INTERVAL_S, sys.getswitchinterval()))
         keep_freed_memory()
-        self._device, self._max_memory = device, max_memory
+        self._device, self._max_memory, self._host_memory = device, max_memory, host_memory
         self._executor = ThreadPoolExecutor(1, "device", initializer=_set_threads, initargs=(threads,))
 
     @property
@@ -123,11 +131,13 @@ class DeviceThread:
 
     def free_memory(self) -> int:
         """See :class:`Device`."""
-        free = free_memory(self._device)
-        if self._max_memory is None:
-            return free
-        taken = allocated_memory(self._device)
-        return min(free, max(0, self._max_memory - (resident_memory() if taken is None else taken)))
+        if (taken := allocated_memory(self._device)) is None:
+            return _within(self._max_memory, resident_memory(), self.free_host_memory())
+        return _within(self._max_memory, taken, free_memory(self._device))
+
+    def free_host_memory(self) -> int:
+        """See :class:`Device`."""
+        return _within(self._host_memory, resident_memory(), free_memory())
 
     async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``fn`` after everything asked for before; its exceptions come out here.
@@ -145,6 +155,11 @@ class DeviceThread:
     async def close(self) -> None:
         """Drop what has not started (its awaiters are cancelled), wait for what runs, end the thread. Idempotent."""
         await asyncio.to_thread(self._executor.shutdown, wait=True, cancel_futures=True)
+
+
+def _within(limit: int | None, taken: int, free: int) -> int:
+    """Return how many of the ``free`` bytes may be taken by who has ``taken`` some of its ``limit``. Pure."""
+    return free if limit is None else min(free, max(0, limit - taken))
 
 
 def keep_freed_memory() -> None:

@@ -19,12 +19,13 @@ from peers.session import Who, echo, know_thyself, live, open_session, silent
 from peers.settings import exact_settings
 from swarm import __version__
 from swarm.clock import SystemClock
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, SwarmError
 from swarm.membership.status_types import ENDED
 
 if TYPE_CHECKING:
     from peers.home.places import HeldPlace
     from peers.invites.invite import Contacts
+    from peers.local.siblings import Company
     from peers.settings import PeerSettings
 
 
@@ -34,13 +35,13 @@ MAX_KNOWN = 8
 """Addresses of a place's own memory that are tried beside those of the invite."""
 
 
-def join(options: PeerOptions, *, words: bool, json_lines: bool, beside: tuple[str, ...] = ()) -> int:
+def join(options: PeerOptions, *, words: bool, json_lines: bool, company: Company | None = None) -> int:
     """Run one peer until its run is over or it has left; returns its exit code, 0 at once where the run has ended on
     this machine before. Blocking.
 
     Without an invite it waits for one in the invite file, where ``options`` name one. Of several devices each gets a
-    peer in a process of its own; ``beside`` are the others that were started with this one. Raises ConfigError,
-    Incompatible or CommandError, having dialled nobody, for what cannot be used.
+    peer in a process of its own, whose ``company`` are the others. Raises ConfigError, Incompatible or CommandError,
+    having dialled nobody, for what cannot be used.
     """
     from peers.home.places import home_directory, take_place
     from peers.invites.invite import contacts_from
@@ -80,9 +81,10 @@ def join(options: PeerOptions, *, words: bool, json_lines: bool, beside: tuple[s
         who = know_thyself(place, options.name)
         say("identity", who.described())
         say("contact", f"dialling {', '.join(contacts.addresses)}")
-        peer = _peer_settings(place, who, contacts, options).model_copy(update={"beside": beside})
+        peer = _peer_settings(place, who, contacts, options)
         place.trains_on(data)
-        return live(place, peer.model_copy(update={"verbose": words, "json_lines": json_lines}))
+        given_by_us = {} if company is None else dataclasses.asdict(company)
+        return live(place, peer.model_copy(update={"verbose": words, "json_lines": json_lines, **given_by_us}))
 
 
 def _check(options: PeerOptions) -> None:
@@ -157,3 +159,21 @@ def _checked_data(options: PeerOptions) -> tuple[str, str]:
 
 def _title(role: str) -> str:
     return "a stage host" if role == "stage" else f"a {role}"
+
+
+def main() -> int:
+    """Run one of several peers that a ``swarm join`` starts, as it is told on the standard input."""
+    from peers.console.words import report_error
+    from peers.exit_codes import exit_code_of
+    from peers.local.siblings import ordered
+
+    options, company, words, json_lines = ordered(sys.stdin.read())
+    try:
+        return join(options, words=words, json_lines=json_lines, company=company)
+    except SwarmError as error:
+        report_error(error)
+        return exit_code_of(error)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,11 +1,13 @@
 """``swarm join --device A,B``: a peer for each device of this machine, started, told apart and ended together.
 
-Each is a process of its own with a place of its own, so that the death of one leaves the others alone. They know each
-other's ids from the start, and say so in the roster: one vote and one death (:mod:`swarm.consensus.machines`).
+Each is a process of its own with a place of its own, so that the death of one leaves the others alone; ours ends all.
+They know each other's ids from the start, and say so in the roster: one vote and one death
+(:mod:`swarm.consensus.machines`). And each is told its share of the machine's memory, for all look at it at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -13,20 +15,24 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from pydantic import TypeAdapter
 
+from peers.commands.preflight import check_listen
+from peers.console.interrupt import SIGNALS
 from peers.exit_codes import EXIT_OK
 from peers.home.identity import create_identity
+from peers.local.launcher import launched
 from peers.options.model import PeerOptions
 from swarm.consensus.machines import tail
+from swarm.device import free_memory
 from swarm.errors import ConfigError
 
 _PORT = re.compile(r"^(.*/(?:tcp|udp)/)([1-9][0-9]*)(.*)$")
-_OPTIONS = TypeAdapter(PeerOptions)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,19 +43,34 @@ class Sibling:
     options: PeerOptions
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Company:
+    """What one of them knows of the others: ``beside`` are the ends of their ids, ``host_bytes`` is its own share of
+    the machine's memory."""
+
+    beside: tuple[str, ...] = ()
+    host_bytes: int | None = None
+
+
+_OPTIONS, _COMPANY = TypeAdapter(PeerOptions), TypeAdapter(Company)
+
+
 def siblings_of(options: PeerOptions) -> list[Sibling]:
     """Return a peer for each device that the options name. Pure.
 
     Ports that are named are counted up from peer to peer, names and places get a number. Raises ConfigError for a
-    trainer, whose text one peer reads, and for a GPU that is named twice.
+    trainer, whose text one peer reads, for a GPU that is named twice, and for ``auto``, which is one device.
     """
-    devices = options.device.split(",")
+    devices = ["cuda:0" if device == "cuda" else device for device in options.device.split(",")]
     if options.part_taken != "stage":
         remedy = "Start a trainer with one device; stage hosts may have several."
         raise ConfigError("--device", options.device, "one device for a trainer", remedy)
     twice = {device for device in devices if device != "cpu" and devices.count(device) > 1}
     if twice:
-        raise ConfigError("--device", options.device, "each GPU once", f"Name {twice.pop()} once.")
+        raise ConfigError("--device", options.device, "each GPU once", f"Name {min(twice)} once.")
+    if "auto" in devices:
+        remedy = "Name them all, as cuda:0,cuda:1; or auto alone for one peer."
+        raise ConfigError("--device", options.device, "devices by name where there are several", remedy)
     return [_sibling(options, device, number) for number, device in enumerate(devices)]
 
 
@@ -62,7 +83,7 @@ def _sibling(options: PeerOptions, device: str, number: int) -> Sibling:
         listen=tuple(_counted_up(address, number) for address in options.listen),
         announce=tuple(_counted_up(address, number) for address in options.announce),
     )
-    return Sibling(label=device if options.device.split(",").count(device) == 1 else f"{device}#{number}", options=own)
+    return Sibling(label=f"cpu#{number}" if device == "cpu" else device, options=own)
 
 
 def _counted_up(address: str, number: int) -> str:
@@ -73,81 +94,108 @@ def _counted_up(address: str, number: int) -> str:
 def join_each(options: PeerOptions, home: Path, *, words: bool, json_lines: bool) -> int:
     """Run them all until the last has ended; returns the largest of their exit codes. Blocking; the main thread only.
 
-    SIGTERM, SIGHUP and Ctrl-C are handed on to each: they leave in order, and at once when it comes again. Raises ConfigError
-    as :func:`siblings_of`, having started nobody.
+    SIGTERM and Ctrl-C are handed on to each: they leave in order, and at once when it comes again. Raises ConfigError
+    as :func:`siblings_of`, and for a port that is taken, having started nobody.
     """
     siblings = siblings_of(options)
+    for one in siblings:
+        check_listen(one.options.listen)
     peers = [create_identity(home, str(one.options.place)).peer for one in siblings]
+    share = free_memory() // len(siblings)
     started: list[subprocess.Popen[str]] = []
+    readers: list[threading.Thread] = []
     lock = threading.Lock()
-
-    def hand_on(number: int, frame: object) -> None:
-        for process in started:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-
-    before = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    try:
-        for own, peer in zip(siblings, peers, strict=True):
-            beside = [tail(other) for other in peers if other != peer]
-            started.append(_start(own.options, beside, words=words, json_lines=json_lines))
-        readers = [
-            threading.Thread(target=_repeat, args=(process.stdout, "" if json_lines else one.label, lock), daemon=True)
-            for one, process in zip(siblings, started, strict=True)
-        ]
-        for reader in readers:
-            reader.start()
-        codes = [process.wait() for process in started]
-        for reader in readers:
-            reader.join()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for process in started:
-            if process.poll() is None:
-                process.kill()
+    with _handed_on(started) as all_started:
+        try:
+            for one, peer in zip(siblings, peers, strict=True):
+                company = Company(beside=tuple(tail(other) for other in peers if other != peer), host_bytes=share)
+                process = _start(one.options, company, words=words, json_lines=json_lines)
+                started.append(process)
+                for source, sink, label in (
+                    (process.stdout, sys.stdout, "" if json_lines else one.label),
+                    (process.stderr, sys.stderr, one.label),
+                ):
+                    readers.append(threading.Thread(target=_repeat, args=(source, sink, label, lock), daemon=True))
+                    readers[-1].start()
+            all_started()
+            codes = [process.wait() for process in started]
+            for reader in readers:
+                reader.join()
+        finally:
+            for process in started:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
     return max((128 - code if code < 0 else code for code in codes), default=EXIT_OK)
 
 
-def _start(options: PeerOptions, beside: Sequence[str], *, words: bool, json_lines: bool) -> subprocess.Popen[str]:
-    plain = _OPTIONS.dump_python(dataclasses.replace(options, origins={}), mode="json")
-    order = {"options": plain, "beside": list(beside), "words": words, "json_lines": json_lines}
+@contextmanager
+def _handed_on(started: Sequence[subprocess.Popen[str]]) -> Iterator[Callable[[], None]]:
+    """Hand every signal that is to end us on to who runs. Call what comes of it once all are ``started``: until then
+    signals are kept, since who is started after one would not have it."""
+    early: list[int] = []
+    complete = False
+
+    def send(number: int) -> None:
+        for process in started:
+            if process.poll() is None:
+                process.send_signal(number)
+
+    def on_signal(number: int, frame: object) -> None:
+        if complete:
+            send(number)
+        else:
+            early.append(number)
+
+    def all_started() -> None:
+        nonlocal complete
+        complete = True
+        for number in early:
+            send(number)
+
+    before = {number: signal.signal(number, on_signal) for number in SIGNALS}
+    try:
+        yield all_started
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _start(options: PeerOptions, company: Company, *, words: bool, json_lines: bool) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "peers.local.siblings"],
+        launched([sys.executable, "-m", "peers.commands.join"]),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=subprocess.PIPE,
         text=True,
         errors="replace",
         start_new_session=True,  # Ctrl-C is ours to hand on
     )
     assert process.stdin is not None  # noqa: S101 - asked for
-    process.stdin.write(json.dumps(order))
-    process.stdin.close()
+    with contextlib.suppress(BrokenPipeError), process.stdin as orders:  # who is dead already says so by its code
+        orders.write(order_for(options, company, words=words, json_lines=json_lines))
     return process
 
 
-def _repeat(lines: IO[str] | None, label: str, lock: threading.Lock) -> None:
-    for line in lines or ():
-        with lock:
-            print(f"{label + ' ' if label else ''}{line.rstrip()}", flush=True)  # noqa: T201 - what they say is shown
+def _repeat(source: IO[str], sink: IO[str], label: str, lock: threading.Lock) -> None:
+    """Read to the end, also when nobody reads us any more: who cannot write would wait."""
+    with source:
+        for line in source:
+            with lock, contextlib.suppress(OSError, ValueError):
+                print(f"{label + ' ' if label else ''}{line.rstrip()}", file=sink, flush=True)
 
 
-def main() -> int:
-    """Run one of them, whose order is on the standard input."""
-    from peers.commands.join import join
-    from peers.console.words import report_error
-    from peers.exit_codes import exit_code_of
-    from swarm.errors import SwarmError
+def order_for(options: PeerOptions, company: Company, *, words: bool, json_lines: bool) -> str:
+    """Return what one of them is told: see :func:`ordered`."""
+    plain = _OPTIONS.dump_python(dataclasses.replace(options, origins={}), mode="json")
+    return json.dumps(
+        {"options": plain, "company": dataclasses.asdict(company), "words": words, "json_lines": json_lines}
+    )
 
-    order: dict[str, Any] = json.loads(sys.stdin.read())
+
+def ordered(text: str) -> tuple[PeerOptions, Company, bool, bool]:
+    """Return what :func:`order_for` wrote: the options of one of them, the others, whether it shows words, and
+    whether events."""
+    order: dict[str, Any] = json.loads(text)
     options = _OPTIONS.validate_python(order["options"], strict=False)
-    try:
-        return join(options, words=order["words"], json_lines=order["json_lines"], beside=tuple(order["beside"]))
-    except SwarmError as error:
-        report_error(error)
-        return exit_code_of(error)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return options, _COMPANY.validate_python(order["company"], strict=False), order["words"], order["json_lines"]

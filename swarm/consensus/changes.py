@@ -1,4 +1,4 @@
-"""Decide which peers join and leave when a step closes. Pure.
+"""Decide which peers join and leave when a step closes, and who of them has worked lately. Pure.
 
 A peer asks for itself, with its signature, for one step after one record; the leader of that step gathers what it was
 asked and puts the resulting roster into the close record; every member computes the same roster from the same requests
@@ -282,3 +282,25 @@ def _another(member: Member, how: HowToJoin) -> str:
     """Return, in words, the condition under which a member can be spared."""
     part = PartName(member.part) if member.role == "stage" and member.part else None
     return f"another must join first ({how(part)}), or all be asked to leave, which ends the run in order"
+
+
+# --- who has worked --------------------------------------------------------------------------------------------------
+
+
+WORK_STEPS = 16
+"""For so many steps committed work gives a vote to who holds no part."""
+
+
+def with_work(roster: Roster, step: int, workers: Collection[str]) -> Roster:
+    """Return the roster that the record of ``step`` names, in which work of ``workers`` was committed. What is noted of
+    a member changes at most every WORK_STEPS / 2 steps."""
+
+    def worked(member: Member) -> int:
+        age = step - member.worked
+        if member.part is not None:
+            return 0
+        if member.peer in workers and (not member.worked or age >= WORK_STEPS // 2):
+            return step
+        return member.worked if age < WORK_STEPS else 0
+
+    return Roster(m if (at := worked(m)) == m.worked else m.model_copy(update={"worked": at}) for m in roster.members)

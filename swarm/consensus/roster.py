@@ -113,6 +113,10 @@ class Roster:
         """Return the holders of a part, in rank order."""
         return tuple(PeerId(member.peer) for member in self.members if member.part == part)
 
+    def spread(self, part: PartName) -> int:
+        """Return on how many machines a part is held: so many deaths lose it."""
+        return len({self.machines[peer] for peer in self.replicas(part)})
+
     def stages(self) -> tuple[tuple[PeerId, ...], ...]:
         """Replicas of every stage, in the order of the stages."""
         names = [part for part in self.parts if part != ENDS]
@@ -182,7 +186,7 @@ def assign_stages(
 class Places:
     """The places of a run: its number of stages, with private or hosted ends. ``lost`` are the parts that nobody holds
     any more, ``leaving`` the peers that have been asked to leave, ``barred`` the parts to which the asking peer would
-    not be let in, ``beside`` the parts that are held on its machine."""
+    not be let in, ``beside`` the parts that are held on its machine, ``unfit`` those that its memory does not hold."""
 
     stages: int
     private_ends: bool
@@ -190,6 +194,7 @@ class Places:
     leaving: Collection[PeerId] = ()
     barred: Collection[str] = ()
     beside: Collection[str] = ()
+    unfit: Collection[str] = ()
 
 
 def choose_place(
@@ -197,7 +202,8 @@ def choose_place(
 ) -> tuple[PartName | None, str]:
     """(part, why) for a peer that joins a run in progress: its wish, else a stage that is lost, else the one with the
     fewest replicas that stay, whose loss would hurt most; of several each peer takes another, so that those who join
-    together spread. Raises Refused for a stage that the run does not have."""
+    together spread. One that does not fit is its place only where none does, or by its wish: it cannot take it. Raises
+    Refused for a stage that the run does not have."""
     stages, private_ends = places.stages, places.private_ends
     if role != "stage":
         return (ENDS, "every trainer holds the ends") if role == "trainer" and private_ends else (None, f"a {role}")
@@ -205,8 +211,9 @@ def choose_place(
         if wish >= stages:
             raise Refused(f"there is no stage {wish}: the run's are 0 to {stages - 1}")
         return stage_part(wish), "asked for"
-    lost = {stage: 0 for stage in range(stages) if stage_part(stage) in places.lost}
-    replicas = {stage: roster.replicas(stage_part(stage)) for stage in range(stages)}
+    fitting = [stage for stage in range(stages) if stage_part(stage) not in places.unfit] or range(stages)
+    lost = {stage: 0 for stage in fitting if stage_part(stage) in places.lost}
+    replicas = {stage: roster.replicas(stage_part(stage)) for stage in fitting}
     staying = {stage: [peer for peer in held if peer not in places.leaving] for stage, held in replicas.items()}
     free = {stage: len(held) for stage, held in staying.items() if stage_part(stage) not in places.barred}
     counts = lost or free or {stage: len(held) for stage, held in staying.items()}
@@ -286,28 +293,6 @@ def part_lost(roster: Roster, part: PartName, gone: Mapping[PeerId, str]) -> Run
         Ending.UNREACHABLE,
         remedy=Advice.RESUME,
     )
-
-
-# --- who has worked --------------------------------------------------------------------------------------------------
-
-
-WORK_STEPS = 16
-"""For so many steps committed work gives a vote to who holds no part."""
-
-
-def with_work(roster: Roster, step: int, workers: Collection[str]) -> Roster:
-    """Return the roster that the record of ``step`` names, in which work of ``workers`` was committed. What is noted of
-    a member changes at most every WORK_STEPS / 2 steps."""
-
-    def worked(member: Member) -> int:
-        age = step - member.worked
-        if member.part is not None:
-            return 0
-        if member.peer in workers and (not member.worked or age >= WORK_STEPS // 2):
-            return step
-        return member.worked if age < WORK_STEPS else 0
-
-    return Roster(m if (at := worked(m)) == m.worked else m.model_copy(update={"worked": at}) for m in roster.members)
 
 
 # --- serving ---------------------------------------------------------------------------------------------------------

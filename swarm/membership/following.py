@@ -15,6 +15,7 @@ from swarm.membership.download import download_part
 from swarm.membership.holding import RoleManager
 from swarm.membership.observer_service import ObserverService
 from swarm.membership.parts import build_empty
+from swarm.membership.roles import check_memory
 from swarm.membership.run import RunContext
 from swarm.membership.step_events import StepEvents
 from swarm.optim.part import TrainedPart
@@ -87,6 +88,7 @@ class Following:
         if own is not None:
             part = await self._kept(PartName(own), record)
         if own is not None and part is None:
+            await around.device.run(check_memory, around, PartName(own))
             part = await build_empty(around, PartName(own), (donor, *record.members.peers))
             await download_part(around, record, part, donor)
         await self.prepare(part, record)

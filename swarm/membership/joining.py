@@ -25,12 +25,12 @@ from swarm.errors import (
     Unreachable,
     WrongStep,
 )
-from swarm.ids import ENDS, PartName, PeerId
+from swarm.ids import ENDS, PartName, PeerId, stage_part
 from swarm.membership.announcer import only_calls
 from swarm.membership.download import StateFetch
 from swarm.membership.leaving import ended_in_order
 from swarm.membership.observer import Observer, ObserverContext
-from swarm.membership.roles import insist_on_being_reached
+from swarm.membership.roles import MORE_MEMORY, insist_on_being_reached, lacking_memory
 from swarm.membership.run import RunContext
 from swarm.membership.survey import Survey
 from swarm.optim.part import TrainedPart
@@ -209,6 +209,7 @@ class Joining:
             return self._run.situation.part
         free = settings.role == "stage" and settings.stage is None
         leaving = await self._survey.leaving(head.members) if free else ()
+        unfit = await asyncio.to_thread(self._unfit)
         try:
             part, reason = choose_place(
                 head.members,
@@ -222,13 +223,26 @@ class Joining:
                     leaving=leaving,
                     barred=self._barred(head.members),
                     beside=head.members.parts_beside(self._around.endpoint.peer, settings.beside),
+                    unfit=unfit,
                 ),
             )
         except Refused as refused:
             raise RunEnded(refused.reason, Ending.MISUSED) from refused
+        if part in unfit:
+            none = "no stage fits: " if free else ""
+            raise RunEnded(f"{none}{unfit[part]}", Ending.MISUSED, remedy=MORE_MEMORY)
         if (part, reason) != (self._run.situation.part, self._run.situation.reason):
             self._run.situation.assigned(part, reason)
         return part
+
+    def _unfit(self) -> dict[PartName, str]:
+        """The parts that this peer might take and whose training its memory does not hold, each with the reason."""
+        split, settings = self._around.manifest.split, self._run.settings
+        parts = [ENDS] if settings.role == "trainer" and split.ends == "private" else []
+        if settings.role == "stage":
+            parts = [stage_part(stage) for stage in range(split.stages) if settings.stage in (None, stage)]
+        reasons = {part: lacking_memory(self._around, part) for part in parts}
+        return {part: reason for part, reason in reasons.items() if reason}
 
     def _barred(self, roster: Roster) -> tuple[PartName, ...]:
         """The parts whose replicas need one that others can call, which this peer is not."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from swarm.config import Manifest
 from swarm.device import compute_reproducibly
 from swarm.disk import free_bytes
-from swarm.errors import StateError
+from swarm.errors import ConfigError, StateError
 from swarm.events import FrozenFetching, FrozenReady, SyncProgress
 from swarm.ids import PartName, PeerId
 from swarm.membership.roles import PeerContext, spec_of
@@ -34,7 +34,8 @@ PROGRESS_EVERY_S = 0.3
 async def build_empty(around: PeerContext, name: PartName, donors: Sequence[PeerId] = ()) -> TrainedPart:
     """The part, without what is trained of it; ``donors`` may have what is frozen, where that is not here.
 
-    Raises StateError for a part that the model does not have, and as :func:`ensure_frozen`.
+    Raises StateError for a part that the model does not have, ConfigError for a device that cannot compute as the run
+    does, and as :func:`ensure_frozen`.
     """
     manifest, device = around.manifest, around.device.torch_device
     spec = spec_of(manifest, name)
@@ -52,6 +53,9 @@ async def build_empty(around: PeerContext, name: PartName, donors: Sequence[Peer
             part.install_base(stored)
         return part
 
+    if manifest.run.reproducible and device.type == "mps":
+        why = "this run is reproducible: it sums gradients in float64, which Apple's GPU does not have"
+        raise ConfigError("device", str(device), "cpu or cuda", "Use cpu.", why=why)
     if manifest.run.reproducible:
         compute_reproducibly(device)
     await around.device.run(rehearse)

@@ -36,7 +36,14 @@ from swarm.pipeline.trainer.journey import FinishedJourney
 from swarm.pipeline.trainer.taken import MAX_IN_FLIGHT
 from swarm.pipeline.trainer.trainer import Trainer
 from swarm.pipeline.wiring import Wiring
-from swarm.planning.costs import MemoryKind, bytes_by_kind, graph_bytes, graphs_under_way, needs_checkpointing
+from swarm.planning.costs import (
+    MemoryKind,
+    apart_bytes,
+    bytes_by_kind,
+    graph_bytes,
+    graphs_under_way,
+    needs_checkpointing,
+)
 from swarm.security.signing import PrivateIdentity, verify
 from swarm.state.frozen import ModelFiles
 from swarm.step.member.remote_leader import RemoteLeader
@@ -91,12 +98,31 @@ def spec_of(manifest: Manifest, name: PartName) -> PartSpec:
     return spec
 
 
+MORE_MEMORY = "Join where there is more, allow this peer more where that is limited, or found a run with more stages."
+
+
+def lacking_memory(around: PeerContext, name: PartName) -> str:
+    """Return what a part takes that this peer's memory does not hold, or its device's; "" for a part that fits.
+    Blocking: some milliseconds."""
+    manifest, device, spec = around.manifest, around.device.torch_device, spec_of(around.manifest, name)
+    takes = sum(part_bytes(manifest, spec, apart=device.type != "cpu").values())
+    if device.type == "cpu":
+        wants = [(takes, around.device.free_memory(), "memory")]
+    else:
+        apart = apart_bytes(manifest.model, spec, exact=manifest.run.reproducible)
+        on_host = takes if device.type == "mps" else takes - apart  # Apple's GPU has no memory of its own
+        wants = [(on_host, around.device.free_host_memory(), "memory")]
+        wants.append((apart, around.device.free_memory(), f"memory of {device}"))
+    for needed, free, what in wants:
+        if needed > free:
+            return f"training {name} takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of {what} are free here"
+    return ""
+
+
 def check_memory(around: PeerContext, name: PartName) -> None:
-    """Raises StateError for a part that this machine's memory does not hold. Blocking: some milliseconds."""
-    needed, free = part_training_bytes(around.manifest, spec_of(around.manifest, name)), around.device.free_memory()
-    if around.device.torch_device.type == "cpu" and needed > free:
-        reason = f"training {name} takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free here"
-        raise StateError(f"{reason}. Join where there is more, or found a run with more stages.")
+    """Raises StateError for a part that this peer's memory does not hold. Blocking: some milliseconds."""
+    if reason := lacking_memory(around, name):
+        raise StateError(f"{reason}. {MORE_MEMORY}")
 
 
 def part_bytes(manifest: Manifest, spec: PartSpec, *, apart: bool = False) -> dict[MemoryKind, int]:

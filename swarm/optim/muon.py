@@ -62,6 +62,8 @@ class Muon:
         blend = partial(_blend, clip, single(beta), single(1.0 - beta))
         others = AdamW(self.config).element_step(numbers, in_c=mean.device.type == "cpu")
         directions, runs = torch.zeros_like(mean), []
+        if device.type == "mps":  # it has no float64
+            device = _CPU
         ends = [slot.offset for slot in layout.slots[1:]] + [layout.elements]
         if not layout.slots:
             runs.append(ElementRun(0, layout.elements, others(False)))

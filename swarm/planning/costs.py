@@ -57,6 +57,17 @@ def held_bytes(model: ModelConfig, *, vectors: int = 3, exact: bool = False, loc
     return sum(bytes_by_kind(model, vectors=vectors, exact=exact, local=local).values()) - ROUND_BYTES
 
 
+def apart_bytes(model: ModelConfig, spec: PartSpec, *, exact: bool = False) -> int:
+    """Memory of a device apart from the host that training a part takes beside its activations, at most: the weights
+    that are computed with, the sum of gradients, and what is frozen. The rest of :func:`bytes_by_kind` lies on the
+    host."""
+    each, cost = (
+        (2 if model.compute == "bfloat16" else 4) + (8 if exact else 4),
+        family_of(model).cost(spec, model.context),
+    )
+    return each * cost.parameters + cost.frozen_bytes
+
+
 def training_bytes(
     model: ModelConfig, spec: PartSpec, *, vectors: int = 3, exact: bool = False, local: bool = False
 ) -> int:

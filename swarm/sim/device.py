@@ -37,6 +37,10 @@ class InlineDevice:
         """See :class:`swarm.device.Device`."""
         return free_memory(self._device)
 
+    def free_host_memory(self) -> int:
+        """See :class:`swarm.device.Device`."""
+        return free_memory()
+
     async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """See :meth:`swarm.device.DeviceThread.run`. Blocks the loop for as long as ``fn`` takes."""
         async with self._line:
@@ -80,6 +84,10 @@ class SimulatedDevice:
     def free_memory(self) -> int:
         """See :class:`swarm.device.Device`."""
         return self._inner.free_memory()
+
+    def free_host_memory(self) -> int:
+        """See :class:`swarm.device.Device`."""
+        return self._inner.free_host_memory()
 
     def spend(self, seconds: float) -> None:
         """The callable that is running takes so long on this device. From within the callable only."""

@@ -40,7 +40,7 @@ class Snapshot:
             if (
                 vector.shape != (self.layout.elements,)
                 or vector.dtype != torch.float32
-                or vector.is_cuda
+                or vector.device.type != "cpu"
                 or not vector.is_contiguous()
             ):
                 raise StateError(f"{self.part}: a vector of {vector.dtype} {tuple(vector.shape)} on {vector.device}")

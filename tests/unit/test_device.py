@@ -170,9 +170,27 @@ def test_memory_of_apples_device_is_what_it_is_recommended_to_have(monkeypatch: 
 def test_peer_plans_with_no_more_memory_than_its_owner_gives(
     monkeypatch: pytest.MonkeyPatch, limit: int | None, left: int
 ) -> None:
-    monkeypatch.setattr(devices, "free_memory", lambda device: 500)
+    monkeypatch.setattr(devices, "free_memory", lambda device=None: 500)
     monkeypatch.setattr(devices, "resident_memory", lambda: 300)
     assert DeviceThread(torch.device("cpu"), max_memory=limit).free_memory() == left
+
+
+def test_peer_beside_others_plans_with_its_share_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "free_memory", lambda device=None: 500 if device is None else 90)
+    monkeypatch.setattr(devices, "resident_memory", lambda: 300)
+    cpu = DeviceThread(torch.device("cpu"), max_memory=1000, host_memory=700)
+    assert (cpu.free_memory(), cpu.free_host_memory()) == (400, 400)
+    assert DeviceThread(torch.device("cpu"), max_memory=350, host_memory=700).free_memory() == 50
+    monkeypatch.setattr(devices, "allocated_memory", lambda device: 20)
+    gpu = DeviceThread(torch.device("cuda"), max_memory=60, host_memory=700)
+    assert (gpu.free_memory(), gpu.free_host_memory()) == (40, 400), "its own memory is another"
+    assert DeviceThread(torch.device("cuda"), host_memory=0).free_memory() == 90
+
+
+def test_apples_device_has_no_more_than_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 1 << 60)
+    monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: 0)
+    assert free_memory(torch.device("mps")) < 1 << 60
 
 
 @pytest.mark.parametrize(("name", "asked"), [("cpu", []), ("cuda", [True])])

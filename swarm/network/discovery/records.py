@@ -11,7 +11,7 @@ import struct
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgpack
-from pydantic import Field, StringConstraints
+from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, model_serializer
 
 from swarm import WIRE_VERSION
 from swarm.errors import BugError, Violation
@@ -57,6 +57,12 @@ class PeerRecord(Record):
     outgoing: bool = False
     beside: BesideField = ()
     wire: Literal[2] = WIRE_VERSION
+
+    @model_serializer(mode="wrap")
+    def _as_ever(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Peers of before know nothing of ``beside``."""
+        plain: dict[str, Any] = dump(self)
+        return {key: value for key, value in plain.items() if value or key != "beside"}
 
 
 def key_name(run: RunId, kind: type[Record]) -> str:

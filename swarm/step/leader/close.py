@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 
 from swarm.consensus.acceptor import Promised, Vote, majority, must_propose
 from swarm.consensus.branches import best
-from swarm.consensus.changes import Changes
+from swarm.consensus.changes import Changes, with_work
 from swarm.consensus.ledger import reassigned
 from swarm.consensus.records import CloseRecord, Contribution, voters
-from swarm.consensus.roster import Roster, with_work
+from swarm.consensus.roster import Roster
 from swarm.errors import OutOfSync, PeerError, Refused, Superseded, Violation, WrongStep
 from swarm.events import AttemptFailed, Committed, DigestMismatch, TermBegan, WorkExcluded
 from swarm.ids import PartName, PeerId

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Collection, Mapping
 
 from swarm.consensus.acceptor import Vote, has_majority
-from swarm.consensus.changes import ChangeRules, OpenStepFacts
+from swarm.consensus.changes import ChangeRules, OpenStepFacts, with_work
 from swarm.consensus.history import History
 from swarm.consensus.records import CloseRecord, Decision, check_acceptances, check_confirmed, voters
-from swarm.consensus.roster import Roster, lost_parts, needed, part_lost, with_work
+from swarm.consensus.roster import Roster, lost_parts, needed, part_lost
 from swarm.errors import Busy, OutOfSync, Refused, RunEnded, Violation
 from swarm.ids import PartName, PeerId
 from swarm.step.decisions import ATTEMPTS_PER_TERM, NORM_TOLERANCE, given_up, totals

@@ -67,6 +67,8 @@ class InlineDevice:
         """See :class:`swarm.device.DeviceThread`."""
         return 1 << 40
 
+    free_host_memory = free_memory
+
     async def run(self, fn: Callable[..., Any], /, *args: Any) -> Any:
         """See :class:`swarm.device.DeviceThread`."""
         if self.gate is None:

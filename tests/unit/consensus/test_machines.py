@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from pydantic import ValidationError
 
@@ -65,6 +67,21 @@ def test_machine_keeps_no_copy_of_what_is_held_there_nor_two_of_one() -> None:
     for part in (FIRST, SECOND):
         assert len(copy_holders(three, part, 2)) == 1
     assert sum(len(copies_of(three, peer(name), 2)) for name in "ef") == 2
+
+
+def test_part_is_spread_over_machines_not_peers() -> None:
+    roster = Roster([member("a", FIRST, "b"), member("b", FIRST, "a"), member("c", SECOND), member("d", SECOND)])
+    assert [roster.spread(part) for part in (FIRST, SECOND, ENDS)] == [1, 2, 0]
+
+
+def test_who_joins_takes_a_stage_that_fits_before_one_that_is_lost() -> None:
+    roster = Roster([member("a", FIRST), member("b", FIRST)])
+    places = partial(Places, stages=2, private_ends=True, lost=(SECOND,))
+    choose = partial(choose_place, roster, peer("c"), "stage")
+    assert choose(None, places())[0] == SECOND
+    assert choose(None, places(unfit=(SECOND,)))[0] == FIRST
+    assert choose(None, places(unfit=(FIRST, SECOND)))[0] == SECOND, "none fits: it says so of the one it would take"
+    assert choose(1, places(unfit=(SECOND,)))[0] == SECOND, "a wish is a wish"
 
 
 def test_stages_of_one_machine_differ_where_they_may() -> None:

@@ -137,6 +137,8 @@ class World:
         monkeypatch.setattr(joining, "Observer", self._observer)
         monkeypatch.setattr(download, "build_empty", self._build)
         monkeypatch.setattr(download, "check_memory", lambda around, name: None)
+        self.unfit: dict[str, str] = {}
+        monkeypatch.setattr(joining, "lacking_memory", lambda around, name: self.unfit.get(name, ""))
         monkeypatch.setattr(download, "PartDownload", self._download)
         context = SimpleNamespace(
             around=self.around,
@@ -458,6 +460,20 @@ async def test_joiner_that_hears_of_its_twin_ends_at_once(monkeypatch: pytest.Mo
     with pytest.raises(RunEnded, match="takes part in the run already"):
         await world.joining.run(CONTACT)
     assert world.clock.now == 0.0
+
+
+async def test_joiner_takes_a_stage_that_fits_and_ends_where_none_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, stage=None)
+    world.unfit = {stage_part(0): "it takes 9.0 GB"}
+    await world.joining.run(CONTACT)
+    assert world.admissions[0][1].member.part == stage_part(1)
+    none = World(monkeypatch, stage=None)
+    none.unfit = {stage_part(0): "it takes 9.0 GB", stage_part(1): "it takes 9.0 GB"}
+    with pytest.raises(RunEnded, match="no stage fits: it takes 9.0 GB") as error:
+        await none.joining.run(CONTACT)
+    assert error.value.ending is Ending.MISUSED
+    assert "allow this peer more" in error.value.remedy
+    assert not none.downloads
 
 
 async def test_joiner_that_wishes_for_a_stage_that_is_not_is_a_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:

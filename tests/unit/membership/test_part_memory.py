@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from data_shards.tokenize import train_tokenizer
-from swarm.errors import StateError
+from swarm.errors import ConfigError, StateError
 from swarm.ids import PartName
 from swarm.membership import roles
-from swarm.planning.costs import GRAPH_SHARE, graph_bytes, training_bytes
+from swarm.membership.parts import build_empty
+from swarm.planning.costs import GRAPH_SHARE, apart_bytes, graph_bytes, training_bytes
 from swarm.sim import device as sim_device
 from swarm.sim.device import InlineDevice
 from tests.harness.swarm import small_manifest
@@ -33,6 +34,45 @@ def test_part_that_does_not_fit_is_refused_with_what_is_missing(monkeypatch: pyt
         roles.check_memory(around, name)
     monkeypatch.setattr(sim_device, "free_memory", lambda device: needed)
     roles.check_memory(around, name)
+
+
+class Accelerator(InlineDevice):
+    """A device apart, with so much memory; nothing is computed on it."""
+
+    def __init__(self, name: str, host: int, own: int) -> None:
+        super().__init__(torch.device(name))
+        self.host, self.own = host, own
+
+    def free_memory(self) -> int:
+        return self.own
+
+    def free_host_memory(self) -> int:
+        return self.host
+
+
+def test_part_has_to_fit_into_a_gpu_and_what_lies_beside_it_into_the_machine() -> None:
+    manifest = small_manifest(train_tokenizer(["some words"], 300), 2, 1, {"split": {"stages": 2}})
+    name, spec = PartName("stage-0"), roles.spec_of(manifest, PartName("stage-0"))
+    own = apart_bytes(manifest.model, spec, exact=manifest.run.reproducible)
+    both = sum(roles.part_bytes(manifest, spec, apart=True).values())
+    assert 0 < own < both
+
+    def lacking(kind: str, host: int, own: int) -> str:
+        around = SimpleNamespace(manifest=manifest, device=Accelerator(kind, host, own))
+        return roles.lacking_memory(cast(Any, around), name)
+
+    assert lacking("cuda:1", both - own, own) == ""
+    assert "GB of memory are free here" in lacking("cuda:1", both - own - 1, own)
+    assert "GB of memory of cuda:1 are free here" in lacking("cuda:1", both - own, own - 1)
+    assert lacking("mps", both, own) == ""
+    assert "GB of memory are free here" in lacking("mps", both - 1, both), "its memory is the machine's"
+
+
+async def test_reproducible_run_is_refused_on_a_device_without_float64() -> None:
+    manifest = small_manifest(train_tokenizer(["some words"], 300), 2, 1, {"run": {"reproducible": True}})
+    around = SimpleNamespace(manifest=manifest, device=Accelerator("mps", 0, 0))
+    with pytest.raises(ConfigError, match="float64"):
+        await build_empty(cast(Any, around), PartName("stage-0"))
 
 
 class Part:

@@ -188,7 +188,7 @@ def test_port_that_is_taken_is_about_the_option_that_was_given() -> None:
     ("flags", "words"),
     [
         ({"name": "Bad Name"}, "1 to 41 small letters, digits and dashes, the first no dash"),
-        ({"device": "tpu"}, "cpu, cuda or cuda:N"),
+        ({"device": "tpu"}, "auto, mps, cpu, cuda or cuda:N, or several with commas"),
         ({"threads": 0}, "a whole number from 1 to 1024"),
         ({"role": "boss"}, "auto, stage or trainer"),
     ],

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from peers.local.siblings import _OPTIONS, siblings_of
+from peers.local import siblings
+from peers.local.siblings import Company, join_each, ordered, siblings_of
 from peers.options.model import PeerOptions
 from swarm.errors import ConfigError
 
@@ -33,14 +38,59 @@ def test_named_ports_are_counted_up_and_free_ones_stay() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "said"),
-    [({"device": "cuda:1,cuda:0,cuda:1"}, "each GPU once"), ({"role": "trainer"}, "one device for a trainer")],
+    [
+        ({"device": "cuda:1,cuda:0,cuda:1"}, "each GPU once"),
+        ({"device": "cuda,cuda:0"}, "each GPU once"),
+        ({"device": "cpu,auto"}, "devices by name"),
+        ({"role": "trainer"}, "one device for a trainer"),
+    ],
 )
 def test_devices_that_cannot_each_have_a_peer_are_refused(changes: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         siblings_of(replace(OPTIONS, **changes))  # type: ignore[arg-type]
 
 
+ANSWERS = """
+import os, pathlib, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+order = pathlib.Path(sys.argv[1]) / f"order-{os.getpid()}"
+order.write_text(sys.stdin.read())
+if '"place": "device-0"' in order.read_text():
+    print("it broke", file=sys.stderr)
+    os.open(sys.argv[1] + "/broke", os.O_WRONLY)
+    sys.exit(3)
+pathlib.Path(sys.argv[1], "broke").read_bytes()
+print("it runs", flush=True)
+os.kill(os.getppid(), signal.SIGTERM)
+signal.sigwait({signal.SIGTERM})
+print("it leaves")
+"""
+
+
+def test_others_go_on_when_one_breaks_and_leave_when_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(siblings, "launched", lambda command: [sys.executable, "-c", ANSWERS, str(tmp_path)])
+    monkeypatch.setattr(siblings, "free_memory", lambda: 1001)
+    os.mkfifo(tmp_path / "broke")  # read to its end when the first is gone
+    before = signal.getsignal(signal.SIGTERM)
+    options = replace(OPTIONS, device="cpu,cpu", stage=0, max_memory=3.5)
+    assert join_each(options, tmp_path / "home", words=True, json_lines=False) == 3
+    assert signal.getsignal(signal.SIGTERM) is before
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("cpu#1 it runs\ncpu#1 it leaves\n", "cpu#0 it broke\n")
+    first, second = sorted((ordered(file.read_text()) for file in tmp_path.glob("order-*")), key=lambda o: o[0].place)
+    assert (first[0], second[0]) == tuple(one.options for one in siblings_of(options))
+    assert (first[2:], second[1].host_bytes) == ((True, False), 500)
+    assert len({*first[1].beside, *second[1].beside}) == 2
+
+
 def test_options_reach_the_other_process_as_they_are() -> None:
     options = replace(OPTIONS, listen=("/ip4/0.0.0.0/tcp/1",), max_memory=3.5, stage=0)
-    plain = _OPTIONS.dump_python(replace(options, origins={}), mode="json")
-    assert _OPTIONS.validate_python(plain, strict=False) == options
+    company = Company(beside=("abc",), host_bytes=7)
+    assert ordered(siblings.order_for(options, company, words=False, json_lines=True)) == (
+        options,
+        company,
+        False,
+        True,
+    )
