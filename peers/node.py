@@ -72,6 +72,7 @@ def open_device(settings: PeerSettings) -> Device:
     options = settings.options
     limit = None if options.max_memory is None else int(options.max_memory * 1e9)
     device = resolve_device(options.device)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # a reproducible run needs it; before its first use
     return DeviceThread(device, threads=options.threads, max_memory=limit, host_memory=settings.host_bytes)
 
 

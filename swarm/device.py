@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -230,12 +229,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def compute_reproducibly(device: torch.device) -> None:
     """Have a GPU give the same bits when it computes the same again: slower, and for the whole process. Nothing on a
-    CPU, whose kernels do. Before the first computation: cuBLAS reads its variable once."""
+    CPU, whose kernels do. cuBLAS wants CUBLAS_WORKSPACE_CONFIG in the environment for it, which whoever starts the peer
+    sets."""
     if device.type != "cuda":
         return
     import torch
 
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(mode=True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import random
 import secrets
-import time
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence, Set
 from typing import Protocol, runtime_checkable
 
@@ -107,6 +105,7 @@ class Founder:
         start = around.manifest.run.start_when
         places: dict[Role, int] = {"stage": start.stage_hosts, "trainer": start.trainers}
         self._room = WaitingRoom(places, random.Random())
+        self._given: dict[PeerId, tuple[int, float]] = {}
 
     @contextlib.contextmanager
     def expecting(self) -> Iterator[None]:
@@ -189,10 +188,13 @@ class Founder:
 
     def _fetches(self, peer: PeerId, since: float) -> bool:
         """Whether it gets frozen weights from us, as fast as it must."""
-        store, seconds = self._around.files.frozen, self._around.clock.monotonic() - since
-        if store is None or time.monotonic() - store.asked.get(peer, -math.inf) > SILENT_S:
+        store, now = self._around.files.frozen, self._around.clock.monotonic()
+        if store is None:
             return False
-        return store.given[peer] > SLOWEST_BYTES_S * (seconds - FOUNDING_TIMEOUT_S)
+        given, (before, at) = store.given[peer], self._given.get(peer, (0, now))
+        if given > before or peer not in self._given:
+            self._given[peer] = before, at = given, now
+        return now - at < SILENT_S and given > SLOWEST_BYTES_S * (now - since - FOUNDING_TIMEOUT_S)
 
     async def _give_up(self, reason: str) -> None:
         """Tell those who wait that the run will not start. A courtesy: takes at most GIVE_UP_S."""

@@ -177,7 +177,6 @@ class StageCompute:
         self._gate = NormGate()
 
     def _decoded(self, payload: Payload) -> torch.Tensor:
-        """An activation or gradient, on the host."""
         return self._specs.codec.decode(payload, self._specs.activation, check_finite=True)
 
     def _activation(self, payload: Payload) -> torch.Tensor:
@@ -242,9 +241,8 @@ class StageCompute:
             _change(self.part, material.microbatch, self._backward(material, None)[1])
 
     def _backward(
-        self, material: Material, graph: Graph | None, decoded: torch.Tensor | None = None
+        self, material: Material, graph: Graph | None, known: torch.Tensor | None = None
     ) -> tuple[Contributed, Gradients]:
-        """``decoded`` is the material's gradient on the host, where that has been decoded already."""
         loss_sum, tokens, gradient = 0.0, 0, None
         if material.targets is not None:
             labels = INT32.decode(material.targets, self._specs.tokens)
@@ -253,7 +251,7 @@ class StageCompute:
                 loss_sum, tokens, graph = self.part.forward_loss(inputs, labels, seed=material.seed)
             _check_loss(loss_sum)
         elif material.gradient is not None:
-            gradient = (self._decoded(material.gradient) if decoded is None else decoded).to(self._device)
+            gradient = (self._decoded(material.gradient) if known is None else known).to(self._device)
             if graph is None:
                 inputs, positions = self._input(material.input, material.first)
                 with packed(positions):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -63,8 +62,6 @@ class FrozenStore:
         self.root = root
         self.given = Counter[PeerId]()
         """Bytes that each peer was given by this process."""
-        self.asked: dict[PeerId, float] = {}
-        """When each peer was given something last, by the monotonic clock."""
 
     def place(self, expected: str) -> Path:
         """Return the directory of the file with this digest."""
@@ -160,7 +157,6 @@ class FrozenShelf:
         parts = self._of(asked)
         chunk = await self._disk.run(lambda: parts.chunk(asked))
         self._store.given[caller] += len(chunk)
-        self._store.asked[caller] = time.monotonic()
         return Answer(Empty(), chunk)
 
     def _of(self, asked: DescribeRequest) -> StoredParts:
