@@ -29,8 +29,8 @@ CUDA = re.compile(r"(torch|triton|cuda-.*|nvidia-.*)")
 """Packages that the CUDA build of torch consists of, itself among them."""
 BUILD = ["hatchling", "editables", "setuptools"]
 """What builds the project, and the packages that have no wheel."""
-IMAGE = ["--extra", "hf"]
-"""What the image has beside the project: peers in it join runs of models of transformers."""
+IMAGE = ["--extra", "hf", "--extra", "observe"]
+"""What the image has beside the project: peers in it join runs of models of transformers, and serve dashboards."""
 INDEX = "https://download.pytorch.org/whl/cpu"
 """Where the CPU builds of torch are, as in the Makefile."""
 _ENTRY = re.compile(r"^([a-z0-9][a-z0-9-]*)===?([^ ]+)((?:.*\n)(?: .*\n)*)", re.MULTILINE)
