@@ -29,14 +29,14 @@ from peers.data.source import data_given, data_opened, open_source, shard_for
 from peers.exit_codes import EXIT_CODES, EXIT_DRAINED, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, exit_code_of
 from peers.foreign_model import files_here
 from peers.frozen import frozen_services
+from peers.guards import watch_daemon, watch_preemption, watch_signals
 from peers.manifest_file import manifest_sent
 from peers.options.reading import blamed
-from peers.orders import ForcedExit, Orders
-from peers.preemption.watcher import PreemptionWatcher
+from peers.orders import Orders
 from peers.settings import PeerSettings, member_settings
 from swarm.clock import SystemClock
 from swarm.config import Manifest, load_manifest
-from swarm.device import Device, DeviceThread, resolve_device
+from swarm.device import Device, DeviceThread, MeteredDevice, resolve_device
 from swarm.errors import ConfigError, DeadlineMissed, Ending, PeerError, RunEnded, SwarmError, Unreachable
 from swarm.events import EventSink, PeerStarted, PeerStopped, RunFound, Waiting
 from swarm.health.watch import HealthWatch
@@ -52,6 +52,7 @@ from swarm.membership.contact import (
 )
 from swarm.membership.membership import Membership
 from swarm.membership.roles import PeerContext
+from swarm.membership.vitals import VitalsBoard, VitalsService
 from swarm.models.registry import family_of
 from swarm.monitoring.recorder import LoopLagProbe, Recorder
 from swarm.network.addresses import by_peer, parse_address
@@ -173,7 +174,7 @@ class Node:
         """Live on this device; returns why it is over and the exit code. Raises, in an ExceptionGroup, RunEnded or
         another SwarmError when it does not end in order."""
         settings = self._settings
-        device = open_device(settings)
+        device = MeteredDevice(open_device(settings), self._clock)
         control = None if settings.control is None else ControlServer(settings.control, self._commands.table())
         try:
             if control is not None:
@@ -214,16 +215,16 @@ class Node:
             self._events.emit(Waiting(what="one of the peers that it knows to answer"))
             await self._clock.sleep(CONTACT_PAUSE_S)
 
-    async def _until_over(self, endpoint: LibP2PEndpoint, device: Device) -> tuple[str, int]:
+    async def _until_over(self, endpoint: LibP2PEndpoint, device: MeteredDevice) -> tuple[str, int]:
         """Run all concurrent tasks; the first to fail ends the rest."""
         endpoint.allow_relay(self._is_known)  # before anybody is let in: from its first frame on a stranger is one
         watch = HealthWatch(endpoint, self._clock, incarnation=secrets.randbits(62))
         async with asyncio.TaskGroup() as group:
             guards = [
-                group.create_task(self._watch_daemon(endpoint)),
-                group.create_task(self._watch_signals(watch)),
+                group.create_task(watch_daemon(endpoint, self._settings.name)),
+                group.create_task(watch_signals(self._orders, watch, self._identity.peer, self._settings.name)),
                 group.create_task(LoopLagProbe(self._events, self._clock).run()),
-                group.create_task(self._watch_preemption()),
+                group.create_task(watch_preemption(self._settings, self._clock, self._events, self._orders)),
             ]
             try:
                 return await self._take_part(endpoint, device, watch)
@@ -231,31 +232,9 @@ class Node:
                 for guard in guards:
                     guard.cancel()
 
-    # --- guards --------------------------------------------------------------------------------------------------
-
-    async def _watch_daemon(self, endpoint: LibP2PEndpoint) -> None:
-        reason = await endpoint.wait_daemon()
-        if not reason:
-            return  # the endpoint was closed
-        raise RunEnded(
-            f"{self._settings.name}: {reason}",
-            Ending.UNREACHABLE,
-            check="does this machine have memory left, and may p2pd, a program of the package hivemind, run on it?",
-            remedy="Then start this peer again, with the command that started it.",
-        )
-
-    async def _watch_signals(self, watch: HealthWatch) -> None:
-        reason, exit_code = await self._orders.forced()
-        await watch.tell_all(self._identity.peer, reason)
-        raise ForcedExit(f"{self._settings.name} {reason}", exit_code)
-
-    async def _watch_preemption(self) -> None:
-        watcher = PreemptionWatcher(self._clock, self._events, self._orders.by_notice)
-        await watcher.run(self._settings.options.preemption, self._settings.options.preemption_url)
-
     # --- taking part ---------------------------------------------------------------------------------------------
 
-    async def _take_part(self, endpoint: LibP2PEndpoint, device: Device, watch: HealthWatch) -> tuple[str, int]:
+    async def _take_part(self, endpoint: LibP2PEndpoint, device: MeteredDevice, watch: HealthWatch) -> tuple[str, int]:
         """Learn what the run is, become a member, and stay one until its last step is closed or it has left."""
         manifest, tokenizer = await self._find_run(endpoint)
         _check_stage(self._settings.options.stage, manifest)
@@ -282,7 +261,7 @@ class Node:
         await self._reaching(endpoint.enter(manifest.run_id))
         # First, so that the addresses told to others hold the relays through which they must come.
         self._reach = reach = await reachability(endpoint, [self._contact] if self._contact else [], self._clock)
-        membership = await self._become_member(around, endpoint)
+        membership = await self._become_member(around, endpoint, device)
         self._emit_started(endpoint)
         membership.situation.reached(reach.how, reach.detail, reach.addresses)
         try:
@@ -350,7 +329,7 @@ class Node:
         self._events.emit(data_opened(manifest, source.microbatches_per_epoch))
         return source
 
-    async def _become_member(self, around: PeerContext, endpoint: LibP2PEndpoint) -> Membership:
+    async def _become_member(self, around: PeerContext, endpoint: LibP2PEndpoint, device: MeteredDevice) -> Membership:
         contact = founder = self._identity.peer
         if self._contact is not None:
             contact = self._contact
@@ -365,7 +344,10 @@ class Node:
             keeper=CheckpointKeeper(self._settings, around),
         )
         self._membership = membership
-        self._commands.adopt(around.manifest, endpoint, membership, around.watch)
+        vitals = VitalsService(membership.situation, device, endpoint, self._clock, endpoint.links)
+        endpoint.mount(vitals)
+        board = VitalsBoard(endpoint, self._clock, vitals)
+        self._commands.adopt(around.manifest, endpoint, membership, around.watch, board)
         self._orders.adopt(functools.partial(self._leave, endpoint, membership))
         self._first |= {contact, founder}  # the genesis comes from its founder before there is a roster
         return membership

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
+from swarm.clock import Clock
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -154,6 +155,52 @@ class DeviceThread:
     async def close(self) -> None:
         """Drop what has not started (its awaiters are cancelled), wait for what runs, end the thread. Idempotent."""
         await asyncio.to_thread(self._executor.shutdown, wait=True, cancel_futures=True)
+
+
+class MeteredDevice:
+    """A device, and how long it has had work: ``busy_s``, whatever the work was. Waiting in its line counts once."""
+
+    def __init__(self, device: Device, clock: Clock) -> None:
+        self._device, self._clock = device, clock
+        self._works, self._since, self._busy_s = 0, 0.0, 0.0
+
+    @property
+    def torch_device(self) -> torch.device:
+        """See :class:`Device`."""
+        return self._device.torch_device
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds, those of the work under way included."""
+        return self._busy_s + (self._clock.monotonic() - self._since if self._works else 0.0)
+
+    def free_memory(self) -> int:
+        """See :class:`Device`."""
+        return self._device.free_memory()
+
+    def free_host_memory(self) -> int:
+        """See :class:`Device`."""
+        return self._device.free_host_memory()
+
+    async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """See :class:`Device`."""
+        if not self._works:
+            self._since = self._clock.monotonic()
+        self._works += 1
+        try:
+            return await self._device.run(fn, *args, **kwargs)
+        finally:
+            self._works -= 1
+            if not self._works:
+                self._busy_s += self._clock.monotonic() - self._since
+
+    def place(self, part: T) -> T:
+        """See :class:`Device`."""
+        return self._device.place(part)
+
+    async def close(self) -> None:
+        """See :class:`Device`."""
+        await self._device.close()
 
 
 def _within(limit: int | None, taken: int, free: int) -> int:

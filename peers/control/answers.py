@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from peers.control.server import Command
-from peers.control.status import MemberReport, StatusReport
+from peers.control.status import MemberReport, StatusReport, SwarmLook
 from peers.invites.invite import invite_to
 from peers.settings import PeerSettings
 from swarm.config import Manifest
@@ -18,6 +18,7 @@ from swarm.errors import Ending, PeerError, RunEnded
 from swarm.health.watch import HealthWatch
 from swarm.ids import ENDS, PeerId
 from swarm.membership.membership import Membership
+from swarm.membership.vitals import Vitals, VitalsBoard
 from swarm.network.discovery.records import PeerRecord
 from swarm.network.endpoint import LibP2PEndpoint
 from swarm.step.blocked import few_voters
@@ -35,15 +36,29 @@ class NodeCommands:
         self._endpoint: LibP2PEndpoint | None = None
         self._membership: Membership | None = None
         self._watch: HealthWatch | None = None
+        self._board: VitalsBoard | None = None
 
-    def adopt(self, manifest: Manifest, endpoint: LibP2PEndpoint, membership: Membership, watch: HealthWatch) -> None:
-        """The peer takes part in a run; ``watch`` says who of the others does not answer."""
+    def adopt(
+        self,
+        manifest: Manifest,
+        endpoint: LibP2PEndpoint,
+        membership: Membership,
+        watch: HealthWatch,
+        board: VitalsBoard | None = None,
+    ) -> None:
+        """The peer takes part in a run; ``watch`` says who of the others does not answer, ``board`` how they are."""
         self._manifest, self._endpoint, self._membership = manifest, endpoint, membership
-        self._watch = watch
+        self._watch, self._board = watch, board
 
     def table(self) -> Mapping[str, Command]:
         """The commands by name, for :class:`peers.control.server.ControlServer`."""
-        return {"status": self._status, "peers": self._peers, "drain": self._drain, "invite": self._invite}
+        return {
+            "status": self._status,
+            "peers": self._peers,
+            "drain": self._drain,
+            "invite": self._invite,
+            "look": self._look,
+        }
 
     async def _status(self, request: Mapping[str, Any]) -> StatusReport:
         return self.standing()
@@ -120,6 +135,19 @@ class NodeCommands:
             for member in membership.roster.members
         ]
         return members + [one for one in await self._announced(links) if one.peer not in membership.roster]
+
+    async def _look(self, request: Mapping[str, Any]) -> SwarmLook:
+        return await self.look()
+
+    async def look(self) -> SwarmLook:
+        """What a view of the whole swarm shows of the present: the members, and what each says about itself."""
+        members = await self._peers({})
+        said: dict[PeerId, Vitals] = {}
+        if self._board is not None and self._membership is not None:
+            said = await self._board.look([peer for peer in self._membership.roster.peers if peer not in self._lost()])
+        trips = {} if self._board is None else {str(peer): s for peer, s in self._board.round_trips.items()}
+        vitals = {str(peer): vitals.model_dump() for peer, vitals in said.items()}
+        return SwarmLook(seen=self.standing(), members=tuple(members), vitals=vitals, round_trips=trips)
 
     def _lost(self) -> Mapping[str, str]:
         """Members that do not answer, and why: the roster is without them once the open step closes."""

@@ -5,7 +5,9 @@ Plain data with stable names; scripts read it. ``schema`` grows when a field cha
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from swarm.membership.status_types import MemoryReport, PartTurnout, Phase
 
@@ -76,3 +78,15 @@ class MemberReport:
     region: str = ""
     outgoing: bool = False
     lost: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwarmLook:
+    """The whole swarm, now, as one peer sees it: itself, the members, and what each of them says about itself
+    (:class:`swarm.membership.vitals.Vitals`, as plain data) with the seconds from question to answer; who is missing
+    there did not answer."""
+
+    seen: StatusReport
+    members: tuple[MemberReport, ...]
+    vitals: Mapping[str, Mapping[str, Any]]
+    round_trips: Mapping[str, float]

@@ -89,20 +89,20 @@ def compose(
     average = Rounds(around, allreduce, run.deadline.seconds, observers.averaged, run.history)
     member = _member(run, holding, following, average, leader)
     run.situation.memory = MemoryAccount(run, holding, copies, average, observers).report
+    run.situation.activity = functools.partial(holding.activity, average)
 
     # How it comes and goes.
     announcer, first = Announcer(run), FirstContact(endpoint, clock, contact, founder)
-    found = None
+    watching, found = Watching(run, member, first), None
+    watch.report_to(watching)
     if run.founds:
         beginning = keeper.beginning() or InitialWeights(around, settings.ends_seed)
         found = Founder(around, directory, run.calls, announcer.record, donor, beginning)
     entering = Entering(run, first, found, holding, following, Joining(run, member, following.prepare))
     leaving, parting = Leaving(run, observers.observers, announcer), ExitBarrier()
-    watching = Watching(run, member, first)
     watch_leader = LeaderWatch(endpoint.peer, run.position, lead, watch, clock, run.deadline.seconds)
     steps = StepLoop(member, _closing(run, lead), parting, holding.feed(), entering.again, watch_leader)
 
-    watch.report_to(watching)
     services: tuple[Service, ...] = (
         watch, member, lead, leader, allreduce, parting, donor, observers,
         _rescue(run, member, copies), *keeper.services(),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 
 from swarm.averaging.gossip.mixing import Held, Mix, Mixing, MixingContext, MixingRules, Taking
 from swarm.averaging.gossip.pushing import Pushing, PushSum
@@ -19,11 +20,13 @@ from swarm.consensus.roster import Roster
 from swarm.events import Event, EventSink, Mixed
 from swarm.ids import MicrobatchId, PeerId, stage_of
 from swarm.membership.roles import PeerContext, Role, StageRole, TrainerRole
+from swarm.membership.rounds import Rounds
 from swarm.membership.rules import reach_of
 from swarm.membership.run import RunContext
 from swarm.membership.status import PeerStatus
 from swarm.optim.local_part import LocalPart
 from swarm.optim.part import TrainedPart
+from swarm.pipeline.activity import PipelineActivity
 from swarm.step.loop import Feed
 from swarm.step.member.remote_leader import RemoteLeader
 
@@ -85,6 +88,11 @@ class RoleManager:
                 working.cancel()
                 changed.cancel()
                 await asyncio.gather(working, return_exceptions=True)
+
+    def activity(self, rounds: Rounds) -> PipelineActivity:
+        """What is done for microbatches now, and whether one of the ``rounds`` of the part goes on beside it."""
+        doing = PipelineActivity() if self._role is None else self._role.service.activity()
+        return replace(doing, averaging=rounds.held_bytes > 0)
 
     def feed(self) -> Feed | None:
         """A trainer's work for one step, told to whoever leads it; None for a peer that does not train with data."""

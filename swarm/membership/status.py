@@ -9,6 +9,7 @@ from swarm.consensus.records import CloseRecord
 from swarm.events import DiskRefused, DiskTook, Draining, EventSink, PartAssigned, Reachability, Waiting
 from swarm.ids import PartName
 from swarm.membership.status_types import MemoryReport, PartTurnout, Phase
+from swarm.pipeline.activity import PipelineActivity
 
 
 def _unknown() -> MemoryReport | None:
@@ -21,7 +22,7 @@ class PeerStatus:
     for one that was open before this peer took part; ``averaging`` says who was in the averaging of each of its parts;
     ``disk`` is what the disk does not take, with the reason; ``mixed`` how often it mixed its weights with others, and
     ``mixed_alone`` how often nobody was there to do so with; ``memory`` counts what its memory holds when it is asked
-    for."""
+    for, and ``activity`` says what it does for microbatches."""
 
     events: EventSink
     phase: Phase = "starting"
@@ -37,6 +38,7 @@ class PeerStatus:
     mixed: int = 0
     mixed_alone: int = 0
     memory: Callable[[], MemoryReport | None] = _unknown
+    activity: Callable[[], PipelineActivity] = PipelineActivity
 
     def wait_for(self, what: str) -> None:
         """Say what this peer waits for; nothing is said twice."""

@@ -21,6 +21,7 @@ from statistics import median
 
 from swarm.errors import Refused
 from swarm.ids import PeerId
+from swarm.pipeline.activity import Parole
 from swarm.waiting import ExponentialBackoff
 
 FIRST_GUESS_S = 1e-3
@@ -50,6 +51,7 @@ class _Replica:
     left_out_until: float = 0.0
     soonest: float = 0.0
     tried: bool = False
+    why: str = ""
 
     @property
     def on_parole(self) -> bool:
@@ -163,15 +165,15 @@ class Wiring:
     def _moved(self, old: float | None, new: float) -> float:
         return new if old is None else self._gamma * new + (1 - self._gamma) * old
 
-    def fail(self, stage: int, peer: PeerId, *, now: float) -> float:
+    def fail(self, stage: int, peer: PeerId, *, now: float, reason: str = "") -> float:
         """A hop failed there, or was not done in time: leave the replica out. Returns for how many seconds; 0 for one
-        that is not known. What fails before it was tried again is the same failure."""
+        that is not known. What fails before it was tried again is the same failure. ``reason`` is for people."""
         replica = self._stages[stage].get(peer)
         if replica is None:
             return 0.0
         if replica.on_parole and not replica.tried:
             return replica.leave_s
-        replica.leave_s = replica.leaves.pause_s()
+        replica.leave_s, replica.why = replica.leaves.pause_s(), reason
         replica.left_out_until, replica.soonest, replica.tried = now + replica.leave_s, now + FIRST_LEAVE_S, False
         return replica.leave_s
 
@@ -179,6 +181,15 @@ class Wiring:
         """Median of the replicas' averages; a first guess before anything was measured."""
         measured = [replica.average_s for replica in self._stages[stage].values() if replica.average_s is not None]
         return median(measured) if measured else FIRST_GUESS_S
+
+    def on_parole(self, *, now: float) -> tuple[Parole, ...]:
+        """Those that are left out, or tried with one microbatch at a time, and why."""
+        return tuple(
+            Parole(peer=peer, left_s=max(0.0, replica.left_out_until - now), reason=replica.why)
+            for stage in self._stages
+            for peer, replica in stage.items()
+            if replica.on_parole
+        )
 
     def statistics(self) -> list[dict[PeerId, ReplicaStatistics]]:
         """Per stage and replica, as it is now."""

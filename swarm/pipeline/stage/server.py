@@ -17,6 +17,7 @@ from swarm.errors import Busy, Refused, WrongStep
 from swarm.events import RetentionDropped
 from swarm.ids import PeerId, stage_part
 from swarm.network.protocols import Answer, AnyMethod, Incoming
+from swarm.pipeline.activity import PipelineActivity
 from swarm.pipeline.messages import (
     ADOPT,
     ATTEND,
@@ -40,7 +41,7 @@ from swarm.pipeline.retention import HeldOfMicrobatches
 from swarm.pipeline.settle import Assigned, StageSettling, settle
 from swarm.pipeline.stage.admission import AdmissionRules, Participants, StageContext, StageSettings
 from swarm.pipeline.stage.memory import MemoryRelief
-from swarm.pipeline.stage.microbatch_state import Action, MicrobatchState, MicrobatchTable, Next
+from swarm.pipeline.stage.microbatch_state import Action, MicrobatchState, MicrobatchTable, Next, Phase
 from swarm.pipeline.stage.worker import Handover, Worker
 from swarm.schema import Empty
 
@@ -203,6 +204,16 @@ class StageServer:
         """What is held of microbatches now."""
         graphs = sum(state.tensors.graph is not None for state in self._table)
         return HeldOfMicrobatches(graphs, self._table.retention.bytes)
+
+    def activity(self) -> PipelineActivity:
+        """What is done now."""
+        pace, phases = self._worker.pace, [state.phase for state in self._table]
+        return PipelineActivity(
+            queued=phases.count(Phase.QUEUED) + phases.count(Phase.QUEUED_BACK),
+            under_way=len(phases) - phases.count(Phase.ACCUMULATED) - phases.count(Phase.TAKEN_OUT),
+            microbatches=pace.microbatches,
+            compute_s=pace.compute_s,
+        )
 
     # --- steps ---------------------------------------------------------------------------------------------------
 

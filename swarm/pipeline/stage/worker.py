@@ -13,6 +13,7 @@ from swarm.events import Accumulated
 from swarm.ids import JourneyKey, PeerId, stage_part
 from swarm.models.dropout import dropout_seed
 from swarm.network.protocols import Payload, RequestT, Rpc
+from swarm.pipeline.activity import ComputePace
 from swarm.pipeline.compute import Contributed, Material
 from swarm.pipeline.messages import (
     BACKWARD,
@@ -56,6 +57,7 @@ class Worker:
         self._settings, self._context, self._table = settings, context, table
         self._handover, self._memory, self._spawn = handover, memory, spawn
         self._wake = asyncio.Event()
+        self.pace = ComputePace()
 
     async def run(self) -> None:
         """Work until cancelled. Raises BugError, which ends the replica."""
@@ -129,6 +131,7 @@ class Worker:
             self.queue("backward", state)
             return
         elapsed = self._context.clock.monotonic() - started
+        self.pace.observe("forward", elapsed)
         self._spawn(self._handover.report_forward(state, (queued, elapsed)))
         self._spawn(self._handover.pass_forward(state, output))
 
@@ -163,6 +166,7 @@ class Worker:
         part = stage_part(self._settings.stage)
         self._context.events.emit(Accumulated(step=state.key.step, microbatch=state.key.microbatch, part=part))
         elapsed = self._context.clock.monotonic() - started
+        self.pace.observe("backward", elapsed)
         self._spawn(self._handover.report_backward(state, (queued, elapsed)))
         self._spawn(self._handover.pass_backward(state, result.gradient))
         self._table.retention.hold(state)

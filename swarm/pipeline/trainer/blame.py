@@ -44,12 +44,13 @@ class JourneyFailures:
     def gone(self, at: int, peer: PeerId, error: PeerError) -> None:
         """It does not answer, or not in time: it is left out for a while, and the health watch looks at it."""
         self._context.suspect(peer, error.reason)
-        self._context.wiring.fail(at, peer, now=self._context.clock.monotonic())
+        self._context.wiring.fail(at, peer, now=self._context.clock.monotonic(), reason=error.reason)
 
     def answered(self, at: int, peer: PeerId) -> None:
         """The hop was done by ``peer``: whoever failed on it before is left out for a while, unlike with poison."""
         for other in self.failed(at) - {peer}:
-            self._context.wiring.fail(at, other, now=self._context.clock.monotonic())
+            why = "it failed on a microbatch that another replica computed"
+            self._context.wiring.fail(at, other, now=self._context.clock.monotonic(), reason=why)
         self._failures.pop(at, None)
 
     def _check(self, at: int, error: PeerError) -> None:

@@ -16,6 +16,7 @@ from swarm.errors import PeerError, Refused, StateError, Violation, WrongStep
 from swarm.events import JourneyCompleted, JourneySetAside, JourneyStarted
 from swarm.ids import MicrobatchId, PeerId
 from swarm.network.protocols import Answer, AnyMethod, Incoming
+from swarm.pipeline.activity import PipelineActivity
 from swarm.pipeline.batch import BatchSource
 from swarm.pipeline.compute import BoundarySpecs
 from swarm.pipeline.messages import (
@@ -121,6 +122,11 @@ class Trainer:
         """What is held of microbatches now; with private ends each journey has the graph of its embedding."""
         graphs = 0 if self._context.ends is None else len(self._journeys)
         return HeldOfMicrobatches(graphs, self._ends.retained_bytes)
+
+    def activity(self) -> PipelineActivity:
+        """What is done now: of a trainer, the journeys under way and whom it leaves out."""
+        now = self._context.clock.monotonic()
+        return PipelineActivity(under_way=len(self._journeys), parole=self._context.wiring.on_parole(now=now))
 
     def open_step(
         self,

@@ -11,6 +11,7 @@ import pytest
 
 from peers import node
 from peers.exit_codes import EXIT_UNREACHABLE, exit_code_of
+from peers.guards import watch_daemon
 from peers.node import MAX_DESCRIPTORS, Node, allow_descriptors
 from peers.orders import Orders
 from peers.settings import PeerSettings
@@ -42,10 +43,10 @@ def _node(tmp_path: Path) -> Node:
     return Node(settings, identity, NullSink(), SystemClock(), Orders(settings.options.grace))
 
 
-async def test_node_whose_daemon_is_not_replaced_ends_saying_what_to_check_and_do(tmp_path: Path) -> None:
+async def test_node_whose_daemon_is_not_replaced_ends_saying_what_to_check_and_do() -> None:
     gone = cast(LibP2PEndpoint, _Endpoint("our libp2p daemon died 5 times within 60 s"))
     with pytest.raises(RunEnded, match="brave-otter: our libp2p daemon died 5 times") as ended:
-        await _node(tmp_path)._watch_daemon(gone)
+        await watch_daemon(gone, "brave-otter")
     assert exit_code_of(ended.value) == EXIT_UNREACHABLE
     assert "p2pd" in ended.value.check
     assert ended.value.remedy
@@ -73,8 +74,8 @@ async def test_node_whose_contacts_do_not_answer_tries_some_more_times(
     assert len(tried) == min(late + 1, CONTACT_TRIES)
 
 
-async def test_node_whose_endpoint_was_closed_has_nothing_to_say(tmp_path: Path) -> None:
-    await _node(tmp_path)._watch_daemon(cast(LibP2PEndpoint, _Endpoint("")))
+async def test_node_whose_endpoint_was_closed_has_nothing_to_say() -> None:
+    await watch_daemon(cast(LibP2PEndpoint, _Endpoint("")), "brave-otter")
 
 
 @pytest.mark.parametrize(

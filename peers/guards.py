@@ -1,0 +1,39 @@
+"""What may end a peer from outside, watched from its start to its end: its daemon, its signals, a notice."""
+
+from __future__ import annotations
+
+from peers.orders import ForcedExit, Orders
+from peers.preemption.watcher import PreemptionWatcher
+from peers.settings import PeerSettings
+from swarm.clock import Clock
+from swarm.errors import Ending, RunEnded
+from swarm.events import EventSink
+from swarm.health.watch import HealthWatch
+from swarm.ids import PeerId
+from swarm.network.endpoint import LibP2PEndpoint
+
+
+async def watch_daemon(endpoint: LibP2PEndpoint, name: str) -> None:
+    """Return when the endpoint is closed. Raises RunEnded when its daemon is gone for good."""
+    reason = await endpoint.wait_daemon()
+    if not reason:
+        return
+    raise RunEnded(
+        f"{name}: {reason}",
+        Ending.UNREACHABLE,
+        check="does this machine have memory left, and may p2pd, a program of the package hivemind, run on it?",
+        remedy="Then start this peer again, with the command that started it.",
+    )
+
+
+async def watch_signals(orders: Orders, watch: HealthWatch, me: PeerId, name: str) -> None:
+    """Raises ForcedExit when the peer is to end at once; the others are told first."""
+    reason, exit_code = await orders.forced()
+    await watch.tell_all(me, reason)
+    raise ForcedExit(f"{name} {reason}", exit_code)
+
+
+async def watch_preemption(settings: PeerSettings, clock: Clock, events: EventSink, orders: Orders) -> None:
+    """Have the peer leave when its machine is taken back, until cancelled."""
+    watcher = PreemptionWatcher(clock, events, orders.by_notice)
+    await watcher.run(settings.options.preemption, settings.options.preemption_url)
