@@ -17,7 +17,7 @@ BASE ?= HEAD
 # Test processes. Tests marked `process` share one of them, so they never run at the same time.
 WORKERS ?= 2
 
-.PHONY: help setup lock quickstart check test test-long smoke nemesis golden lint format bench gpu-check image swarm-up swarm-down clean
+.PHONY: help setup lock quickstart check test test-long test-browser smoke nemesis golden lint format bench gpu-check image swarm-up swarm-down clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ check: setup lint ## before each commit: lint, types, and the tests of what diff
 
 test-long: setup ## those that take longest; ARGS passed to pytest
 	@$(VENV)/bin/python -m pytest -m long -n $(WORKERS) --dist loadgroup $(ARGS)
+
+test-browser: setup ## the dashboard in a headless Chromium (Debian: apt install chromium chromium-driver); ARGS passed to pytest
+	@$(VENV)/bin/python -m pytest -m browser -o faulthandler_timeout=0 $(ARGS)
 
 nemesis: setup ## the tests with faults that take minutes, in one process; ARGS passed to pytest
 	@$(VENV)/bin/python -m pytest -m nemesis -o faulthandler_timeout=0 $(ARGS)

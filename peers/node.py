@@ -25,6 +25,7 @@ from peers.console.narration import EventNarration
 from peers.console.words import command_to_join, one_line, reason_of, report_error, with_commands
 from peers.control.answers import NodeCommands
 from peers.control.server import ControlServer
+from peers.dashboard.start import serve_own
 from peers.data.source import data_given, data_opened, open_source, shard_for
 from peers.exit_codes import EXIT_CODES, EXIT_DRAINED, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, exit_code_of
 from peers.foreign_model import files_here
@@ -224,6 +225,7 @@ class Node:
                 group.create_task(watch_daemon(endpoint, self._settings.name)),
                 group.create_task(watch_signals(self._orders, watch, self._identity.peer, self._settings.name)),
                 group.create_task(LoopLagProbe(self._events, self._clock).run()),
+                group.create_task(serve_own(self._settings, self._commands.look, self._events)),
                 group.create_task(watch_preemption(self._settings, self._clock, self._events, self._orders)),
             ]
             try:

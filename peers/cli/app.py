@@ -12,6 +12,7 @@ import typer
 
 from peers.cli.chaos import chaos
 from peers.cli.ckpt import ckpt
+from peers.cli.dashboard import dashboard
 from peers.cli.data import data
 from peers.cli.history import history
 from peers.cli.model import evaluate, export, look, sample
@@ -56,6 +57,7 @@ for _command in (new, join):
     app.command(cls=LightCommand, epilog=_EPILOG)(_command)
 app.command(cls=LightCommand, epilog=_EPILOG)(status)
 app.command(cls=LightCommand, epilog=_EPILOG)(peers)
+app.command(cls=LightCommand, epilog=_EPILOG)(dashboard)
 app.command(cls=LightCommand, epilog=_EPILOG)(drain)
 app.command(cls=LightCommand, epilog=_EPILOG)(invite)
 app.command("id", cls=LightCommand, epilog=_EPILOG)(identity)

@@ -111,7 +111,7 @@ def check_port(port: int) -> None:
         remedy = "Choose another, or leave --port out to take any free one."
         match error.errno:
             case errno.EADDRINUSE:
-                allowed = f"a free port; {port} is taken{_holder(port)}"
+                allowed = f"a free port; {port} is taken{port_holder(port)}"
             case errno.EACCES:
                 allowed, remedy = "a port this user may open", f"Choose one from 1024 on. {remedy}"
             case _:
@@ -138,7 +138,7 @@ def _check_bind(text: str, family: int, kind: int, place: tuple[str, int]) -> No
 def _refused(text: str, error: OSError, port: int) -> ConfigError:
     if error.errno == errno.EADDRINUSE:
         remedy = f"Stop that process, or take any free port: --listen {ANY_PORT}"
-        return ConfigError("--listen", text, f"a free port; {port} is taken{_holder(port)}", remedy)
+        return ConfigError("--listen", text, f"a free port; {port} is taken{port_holder(port)}", remedy)
     if error.errno == errno.EADDRNOTAVAIL:
         remedy = f"Listen on all of them: --listen {ANY_PORT.removesuffix('0')}{port}"
         return ConfigError("--listen", text, "an address of this machine", remedy)
@@ -149,7 +149,7 @@ def _refused(text: str, error: OSError, port: int) -> ConfigError:
     return ConfigError("--listen", text, "an address to listen on", f"Take any: --listen {ANY_PORT}", why=why)
 
 
-def _holder(port: int) -> str:
+def port_holder(port: int) -> str:
     """`` by python (pid 812)`` when that can be seen."""
     import psutil
 

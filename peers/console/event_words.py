@@ -17,6 +17,7 @@ from swarm.events import (
     CutOff,
     DaemonLost,
     DaemonRestarted,
+    DashboardServed,
     DataOpened,
     DigestMismatch,
     DiskRefused,
@@ -88,6 +89,8 @@ def _describe_place(event: Event) -> tuple[str, str] | None:
     match event:
         case Reachability():
             return "reachability", f"{event.how}{': ' if event.detail else ''}{harmless(event.detail)}"
+        case DashboardServed():
+            return "dashboard", f"{event.address}{f' (its token: {harmless(event.token)})' if event.token else ''}"
         case Waiting():
             return ("waiting", harmless(event.what)) if event.what else None
         case PartAssigned():

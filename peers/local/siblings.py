@@ -82,6 +82,7 @@ def _sibling(options: PeerOptions, device: str, number: int) -> Sibling:
         name=None if options.name is None else f"{options.name[:38]}-{number}",
         listen=tuple(_counted_up(address, number) for address in options.listen),
         announce=tuple(_counted_up(address, number) for address in options.announce),
+        dashboard=None if number else options.dashboard,  # one page is about the whole run
     )
     return Sibling(label=f"cpu#{number}" if device == "cpu" else device, options=own)
 

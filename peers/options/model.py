@@ -3,6 +3,8 @@
 :class:`PeerOptions` describes a peer, and is read from the command, the environment or a TOML file.
 :class:`Foundation` describes the run to found and :class:`Invocation` one start of a command; both are read from the
 command alone. :mod:`peers.options.fields` says how a field is read, :mod:`peers.options.reading` reads them.
+
+Over 400 lines: one table of all options.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
+from peers.dashboard.place import PLACE_WORDS, listening_place
 from peers.options.fields import (
     MODEL_CONFIG,
     FilePath,
@@ -211,6 +214,13 @@ class PeerOptions:
         Annotated[str, understood(read_url, "a URL like http://127.0.0.1:8080")] | None,
         Option(metavar="URL", help="Ask a cloud's metadata service at this URL.", default=METADATA_URL),
     ] = None
+    dashboard: Annotated[
+        Annotated[str, understood(listening_place, PLACE_WORDS)] | None,
+        Option(
+            metavar="PORT", default="none",
+            help="Serve a page about the run at this port of this machine; ADDRESS:PORT for others, with a token.",
+        ),
+    ] = None  # fmt: skip
     invite_file: Annotated[
         FilePath | None,
         Option(

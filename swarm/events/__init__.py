@@ -27,6 +27,7 @@ from swarm.events.microbatch import WorkExcluded as WorkExcluded
 from swarm.events.microbatch import WorkWithdrawn as WorkWithdrawn
 from swarm.events.peer import DaemonLost as DaemonLost
 from swarm.events.peer import DaemonRestarted as DaemonRestarted
+from swarm.events.peer import DashboardServed as DashboardServed
 from swarm.events.peer import DataOpened as DataOpened
 from swarm.events.peer import Draining as Draining
 from swarm.events.peer import Invited as Invited

@@ -49,6 +49,15 @@ class Reachability(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DashboardServed(Event):
+    """A page about the run is at ``address``; ``token`` says where the token is that it takes, "" where it takes
+    none."""
+
+    address: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting(Event):
     """The peer cannot go on until something else happens; written when what it waits for changes."""
 

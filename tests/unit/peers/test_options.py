@@ -45,6 +45,7 @@ SAID: dict[str, Any] = {
     "grace": 2.5,
     "preemption": "auto",
     "preemption_url": "http://127.0.0.1:5",
+    "dashboard": "7301",
     "invite_file": "invite",
 }
 """A value of each that is not its default, as a file has it."""
@@ -77,6 +78,7 @@ WRONG: dict[str, Any] = {
     "grace": "nan",
     "preemption": "file:",
     "preemption_url": "ftp://x",
+    "dashboard": "0.0.0.0:x",
     "invite_file": "",
 }
 

@@ -1,0 +1,220 @@
+"""Starts a dashboard: where it listens, who may read it, and from where it sees the run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import ipaddress
+import os
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from peers.commands.history_source import HISTORY
+from peers.commands.preflight import port_holder
+from peers.console.interrupt import SIGNALS, Interrupted
+from peers.console.words import CommandError
+from peers.control.choose import choose_speaker
+from peers.control.status import SwarmLook
+from peers.dashboard.access import Access, is_loopback, new_token
+from peers.dashboard.overview import Overview
+from peers.dashboard.place import PLACE_WORDS, PORT, listening_place
+from peers.dashboard.sources import EVENTS, FilesSource, PlaceSource, RunSource, directory_source, neither_nor
+from peers.home.places import home_directory
+from swarm.clock import SystemClock
+from swarm.errors import ConfigError
+from swarm.events import DashboardServed, EventSink
+
+if TYPE_CHECKING:
+    from peers.settings import PeerSettings
+
+TOKEN_VARIABLE, TOKEN_FILE = "SWARM_DASHBOARD_TOKEN", "dashboard-token"
+EXTRA = "pip install 'swarm-trainer[observe]', or make setup in a clone"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DashboardOptions:
+    """``listen`` see :func:`~peers.dashboard.place.listening_place`; ``names`` are host names under
+    which browsers may ask for it."""
+
+    listen: str
+    names: tuple[str, ...] = ()
+    show_addresses: bool = False
+    home: str | None = None
+
+
+def open_listener(option: str, host: str, port: int) -> socket.socket:
+    """Return a socket that listens. Raises ConfigError naming who has the port, where that can be seen."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        holder = port_holder(port)
+        why = f"{error.strerror or error}{f': taken{holder}' if holder else ''}"
+        remedy = f"Choose another port, or 0 for any that is free: {option} 0"
+        raise ConfigError(option, f"{host}:{port}", "an address of this machine and a free port", remedy,
+                          why=why) from None  # fmt: skip
+    listener.setblocking(False)
+    return listener
+
+
+def token_for(host: str, home: Path) -> str | None:
+    """Return the token without which nobody may read; None where only this machine can ask. It is that of the
+    environment, else the one of the home, made there at first. Raises ConfigError."""
+    if is_loopback(host):
+        return None
+    if given := os.environ.get(TOKEN_VARIABLE):
+        return given
+    path = home / TOKEN_FILE
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError), open(path, "x", opener=_private) as file:
+            file.write(new_token() + "\n")
+        token = path.read_text().strip()
+    except OSError as error:
+        raise ConfigError("--home", str(path), "a file that this user may write", f"Set {TOKEN_VARIABLE} instead.",
+                          why=str(error.strerror)) from error  # fmt: skip
+    if len(token) < 16:
+        raise ConfigError("token", str(path), "a token of 16 characters at least", "Remove the file: another is made.")
+    return token
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def check_extra() -> None:
+    """Raises CommandError where what serves the page is not installed."""
+    try:
+        import prometheus_client  # noqa: F401
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise CommandError(f"a dashboard takes the package {error.name}, which is not installed",
+                           check="it is in the extra observe", next_=EXTRA) from error  # fmt: skip
+
+
+class DashboardPlace:
+    """An open dashboard, before it is served: its socket, who may read it, and its address for people."""
+
+    def __init__(self, option: str, options: DashboardOptions) -> None:
+        """Raises ConfigError, with nothing left open."""
+        try:
+            host, port = listening_place(options.listen)
+        except ValueError:
+            remedy = f"For example {option} {PORT} for this machine alone, or {option} 0.0.0.0:{PORT}."
+            raise ConfigError(option, options.listen, PLACE_WORDS, remedy) from None
+        token = token_for(host, home_directory(options.home))
+        self.listener = open_listener(option, host, port)
+        self.access = Access(host=host, token=token, names=options.names)
+        port = self.listener.getsockname()[1]
+        shown = socket.gethostname() if ipaddress.ip_address(_numeric(host)).is_unspecified else host
+        self.address = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}/"
+        self.url = f"{self.address}#token={token}" if token else self.address
+
+    async def serve(self, source: RunSource, overview: Overview) -> None:
+        """Serve until cancelled."""
+        from peers.dashboard.feed import StateFeed
+        from peers.dashboard.server import serve
+
+        await serve(StateFeed(source, overview, SystemClock()), self.access, self.listener)
+
+
+def _numeric(host: str) -> str:
+    return "127.0.0.1" if host == "localhost" else host
+
+
+def check_dashboard(listen: str | None, home: str | None) -> None:
+    """Refuse what no peer could serve a dashboard at, before anything slow. Raises ConfigError or CommandError."""
+    if listen is not None:
+        check_extra()
+        DashboardPlace("--dashboard", DashboardOptions(listen=listen, home=home)).listener.close()
+
+
+async def serve_own(settings: PeerSettings, look: Callable[[], Awaitable[SwarmLook]], events: EventSink) -> None:
+    """Serve the dashboard of the peer with these settings, where they ask for one, until cancelled. ``look`` asks the
+    others how they are. Raises ConfigError."""
+    options = settings.options
+    if options.dashboard is None:
+        return
+    home = None if options.home is None else str(options.home)
+    place = DashboardPlace("--dashboard", DashboardOptions(listen=options.dashboard, home=home))
+    token = "" if place.access.token is None else f"{TOKEN_VARIABLE} or {home_directory(home) / TOKEN_FILE}"
+    events.emit(DashboardServed(address=place.address, token=token))
+
+    async def plain() -> Mapping[str, Any]:
+        return dataclasses.asdict(await look())
+
+    directory = settings.home
+    source = FilesSource({settings.name: directory / EVENTS}, directory / HISTORY, plain)
+    await place.serve(source, Overview({"kind": "peer", "label": f"what {settings.name} sees"}))
+
+
+def run_dashboard(run: str | None, peer: str | None, options: DashboardOptions, say: Callable[[str], None]) -> None:
+    """Serve the page of a run until interrupted: of ``run``, a directory or an invite, else of a peer of this machine.
+    Blocking. Raises Interrupted, CommandError, ConfigError, or RunEnded for a run that cannot be reached."""
+    check_extra()
+    if run is not None and peer is not None:
+        raise ConfigError("--peer", peer, "a peer of this machine, and another run is named already",
+                          "Leave one of them out.")  # fmt: skip
+    asyncio.run(_until_signal(_seen_from(run, peer, options.home), options, say))
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """Where a run is seen from, of which kind that is, and what it is called."""
+
+    source: contextlib.AbstractAsyncContextManager[RunSource]
+    kind: str
+    label: str
+
+
+def _seen_from(run: str | None, peer: str | None, home: str | None) -> _View:
+    if run is None:
+        place = choose_speaker(home_directory(home), peer, command="dashboard")
+        return _View(contextlib.nullcontext(PlaceSource(place)), "peer", f"what {place.described} sees")
+    if os.path.isdir(run):  # unlike Path's it says no to a name that is too long, as an invite is
+        files, name = directory_source(Path(run))
+        return _View(contextlib.nullcontext(files), "files", f"the files in {name}")
+    if not run.lstrip().startswith(("swarm1:", "/ip4/", "/ip6/", "/dns")):
+        raise neither_nor(run)
+    from peers.dashboard.observer import ObserverSource  # torch and hivemind: some seconds
+    from peers.invites.invite import contacts_from
+
+    contacts = contacts_from((run,))
+    label = f"{contacts.run_name or 'the run'}, as an observer"
+    return _View(ObserverSource.open(contacts, SystemClock()), "observer", label)
+
+
+async def _until_signal(view: _View, options: DashboardOptions, say: Callable[[str], None]) -> None:
+    loop, received = asyncio.get_running_loop(), list[int]()
+    task = asyncio.current_task()
+    assert task is not None  # noqa: S101 - we are one
+
+    def stop(number: int) -> None:
+        if not received:
+            received.append(number)
+            task.cancel()
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, stop, number)
+    place = DashboardPlace("--listen", options)
+    try:
+        async with view.source as source:
+            say(f"dashboard     {place.url}")
+            say(f"              shows {view.label}; Ctrl-C ends it, and nothing else")
+            overview = Overview({"kind": view.kind, "label": view.label}, addresses=options.show_addresses)
+            await place.serve(source, overview)
+    except asyncio.CancelledError:
+        if received:
+            raise Interrupted(received[0]) from None
+        raise
+    finally:
+        place.listener.close()

@@ -1,0 +1,99 @@
+"""A dashboard that is served to a test: what it shows is scripted, and time goes on when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from peers.dashboard.access import Access
+from peers.dashboard.feed import StateFeed
+from peers.dashboard.overview import Overview
+from peers.dashboard.server import serve
+from peers.dashboard.start import open_listener
+from tests.harness.rigs.clocks import HandClock
+from tests.harness.rigs.peers import eventful
+
+
+class ScriptedSource:
+    """A run whose next record comes with each look; ``extra`` goes into what is seen then."""
+
+    def __init__(self, steps: int = 3) -> None:
+        self.lines = eventful().lines
+        self.left, self.looks = steps, 0
+        self.extra: Mapping[str, Any] = {}
+
+    async def poll(self, overview: Overview, *, watched: bool) -> None:
+        """See :class:`peers.dashboard.sources.RunSource`."""
+        self.looks += watched
+        if self.left and self.lines:
+            self.left -= 1
+            overview.record(self.lines.pop(0).record, 1000.0 + self.left)
+        overview.look(self.extra)
+
+
+class ServedDashboard:
+    """The dashboard, while it is served."""
+
+    def __init__(
+        self, feed: StateFeed, source: ScriptedSource, clock: HandClock, port: int, task: asyncio.Task[None]
+    ) -> None:
+        self.feed, self.source, self.clock, self.port, self.task = feed, source, clock, port, task
+
+    async def ask(self, path: str, *, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
+        """Ask once; header names with ``_`` for ``-``. Returns status, headers and body."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            asked = {"host": f"127.0.0.1:{self.port}"} | {
+                name.replace("_", "-"): value for name, value in headers.items()
+            }
+            lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in asked.items() if value)]
+            writer.write("\r\n".join([*lines, "", ""]).encode())
+            answer = await reader.read()
+        finally:
+            writer.close()
+        head, _, body = answer.partition(b"\r\n\r\n")
+        status, *rest = head.decode().split("\r\n")
+        found = {name.lower(): value for name, _, value in (line.partition(": ") for line in rest)}
+        return int(status.split()[1]), found, body
+
+    async def stream(self, **headers: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open the stream of events, and read the head of the answer."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 24)
+        more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        writer.write(f"GET /api/v1/events HTTP/1.1\r\nhost: 127.0.0.1:{self.port}\r\n{more}\r\n".encode())
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b" 200 " in head, head
+        return reader, writer
+
+    async def close(self) -> None:
+        """End it as a peer does that is told to leave."""
+        self.task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.task
+
+
+async def message(reader: asyncio.StreamReader) -> tuple[str, dict[str, Any]]:
+    """Return the next message of a stream, and what kind it is."""
+    text = (await reader.readuntil(b"\n\n")).decode()
+    kind = text.partition("event: ")[2].partition("\n")[0]
+    return kind, json.loads(text.partition("data: ")[2].partition("\n")[0])
+
+
+@contextlib.asynccontextmanager
+async def served(*, token: str | None = None, steps: int = 3, **access: Any) -> AsyncIterator[ServedDashboard]:
+    """Serve on a free port of this machine."""
+    listener = open_listener("--listen", "127.0.0.1", 0)
+    clock, source = HandClock(), ScriptedSource(steps)
+    overview = Overview({"kind": "peer", "label": "a test"})
+    feed = StateFeed(source, overview, clock)
+    rules = Access(**{"host": "127.0.0.1", "token": token} | access)
+    dashboard = ServedDashboard(
+        feed, source, clock, listener.getsockname()[1], asyncio.create_task(serve(feed, rules, listener))
+    )
+    try:
+        yield dashboard
+    finally:
+        await dashboard.close()

@@ -1,0 +1,280 @@
+"""What is shown of a run, folded from its records, its events and what its members say."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peers.control.status import MemberReport, SwarmLook
+from peers.dashboard.folds import MAX_POINTS, Log, Rates, StepPoint, StepSeries, without_addresses
+from peers.dashboard.overview import Overview
+from peers.dashboard.sources import FilesSource, HistoryTail, directory_source
+from swarm.errors import ConfigError
+from swarm.events import HopMoved, PeerBack, PeerLost, PeerStarted, RosterChanged, RunFound
+from swarm.ids import PeerId, RunId
+from swarm.membership.vitals import LinkVitals, ParoleVitals, Vitals
+from tests.harness.rigs.peers import PEERS, TRAINER, batch, closed, eventful, told, write
+
+OTTER, MOLE, HERON, TERN, VOLE = (PEERS[name] for name in ("otter", "mole", "heron", "tern", "vole"))
+
+
+def seen(**source: str) -> Overview:
+    """An overview of the eventful chain, whose steps close every second."""
+    overview = Overview({"kind": "observer", "label": "a test", **source})
+    for number, line in enumerate(eventful().lines):
+        overview.record(line.record, 100.0 + number)
+    return overview
+
+
+def vitals(**changes: Any) -> dict[str, Any]:
+    """What a member says about itself."""
+    fields: dict[str, Any] = {
+        "phase": "ready", "waiting_for": "", "part": "stage-0", "step": 6, "queued": 2, "under_way": 3,
+        "microbatches": 9, "compute_s": 0.25, "averaging": False, "busy_s": 0.0, "waiting_s": 0.0, "idle_s": 0.0,
+        "bytes_sent": 0, "bytes_received": 0, "reachability": "direct", "wall": 0.0,
+    }  # fmt: skip
+    return Vitals(**(fields | changes)).model_dump()
+
+
+def look(said: dict[str, dict[str, Any]], *members: MemberReport, **more: Any) -> dict[str, Any]:
+    """What a peer sees, as its control socket gives it."""
+    return {"members": [dataclasses.asdict(one) for one in members], "vitals": said, "round_trips": {}, **more}
+
+
+def member(name: str, state: str = "member", **more: Any) -> MemberReport:
+    """One of those that a peer sees."""
+    fields: dict[str, Any] = {
+        "role": "stage",
+        "part": "stage-0",
+        "link": "direct",
+        "addresses": ("/ip4/10.0.0.1/tcp/1",),
+    }
+    return MemberReport(name=name, peer=PEERS[name], state=state, **(fields | more))
+
+
+# --- from records ----------------------------------------------------------------------------------------------------
+
+
+def test_records_say_who_is_there_what_counts_and_who_came_and_went() -> None:
+    state = seen().document(200.0)
+    assert (state["step"], state["members"], state["state"], state["tokens"]) == (6, 3, "training", 6 * 21)
+    assert [row[0] for row in state["steps"]] == [1, 2, 3, 4, 5, 6]
+    assert state["steps"][-1][4:] == [3, 106.0]
+    assert state["tokens_per_s"] == 21.0
+    assert sorted((one["step"], one["what"], one["name"]) for one in state["churn"]) == [
+        (2, "joined", "tern"), (2, "joined", "vole"), (3, "lost", "mole"), (4, "left", "vole"),
+    ]  # fmt: skip
+    assert {one["name"]: one["state"] for one in state["peers"].values()} == {
+        "otter": "member", "heron": "member", "tern": "member", "mole": "lost", "vole": "left",
+    }  # fmt: skip
+    otter, heron = state["peers"][OTTER], state["peers"][HERON]
+    assert (otter["microbatches"], otter["tokens"], otter["trained_microbatches"]) == (12, 6 * 21, 0)
+    assert (heron["microbatches"], heron["trained_microbatches"], heron["trained_tokens"]) == (0, 12, 6 * 21)
+    assert [part["part"] for part in state["parts"]] == ["ends", "stage-0"]
+    stage = state["parts"][1]
+    assert (stage["peers"], stage["live"], stage["participating"], stage["averaged"]) == ([OTTER, TERN], 2, 2, 1)
+    assert stage["why"] == {"tern": "no microbatch this step"}
+    json.dumps(state, allow_nan=False)
+
+
+def test_steps_that_did_not_count_are_taken_back() -> None:
+    overview, lines = seen(), eventful().lines
+    overview.record(lines[5].record, 300.0)
+    state = overview.document(301.0)
+    assert (state["step"], state["tokens"]) == (5, 5 * 21)
+    assert state["peers"][OTTER]["microbatches"] == 10
+    overview.record(lines[6].record, 302.0)
+    assert overview.document(303.0)["peers"][OTTER]["microbatches"] == 12
+
+
+def test_long_run_keeps_few_points_and_the_newest() -> None:
+    series = StepSeries()
+    for step in range(1, 4 * MAX_POINTS):
+        series.add(StepPoint(step=step, loss=1.0, tokens=10, microbatches=1, at=float(step)))
+    rows = series.rows()
+    assert len(rows) <= MAX_POINTS
+    assert rows[-1][0] == series.last == 4 * MAX_POINTS - 1
+    assert series.tokens == 10 * (4 * MAX_POINTS - 1)
+    assert series.tokens_per_s() == 10.0
+    series.rewind(100)
+    assert series.last < 100
+    assert series.tokens_per_s() is None
+
+
+def test_many_peers_come_and_go_and_few_are_kept() -> None:
+    log = Log(most=3)
+    for number in range(5):
+        log.add(what="lost", name=f"peer-{number}")
+    log.add(what="lost", name="peer-4")
+    assert [(entry["n"], entry["name"], entry.get("times")) for entry in log] == [
+        (3, "peer-2", None), (4, "peer-3", None), (6, "peer-4", 2),
+    ]  # fmt: skip
+
+
+# --- from events -----------------------------------------------------------------------------------------------------
+
+
+def test_events_say_when_and_why() -> None:
+    overview = Overview({"kind": "files", "label": "a test"})
+    events = [
+        told(PeerStarted(role="stage", name="otter", pid=1, addresses=("/ip4/10.1.2.3/tcp/4",), seconds=1.0), wall=1.0),
+        told(RunFound(run=RunId("5a" * 32), name="deep", stages=1, steps=50, wire=1, source=PeerId("x")), wall=2.0),
+        closed(1, wall=10.0, loss=3.5), closed(1, "b", wall=9.5), closed(2, wall=12.0, loss=float("nan")),
+        told(PeerLost(peer=MOLE, name="mole", reason="10.9.8.7:31 does not answer"), wall=12.5),
+        told(HopMoved(step=3, microbatch=batch(1), stage=0, old=MOLE, new=OTTER, reason="unreachable"), wall=13.0),
+        told(HopMoved(step=3, microbatch=batch(2), stage=0, old=MOLE, new=OTTER, reason="unreachable"), wall=13.1),
+    ]  # fmt: skip
+    for event in events:
+        overview.event(event.record)
+    state = overview.document(14.0)
+    assert (state["run"]["name"], state["run"]["steps"], state["step"], state["loss"]) == ("deep", 50, 2, None)
+    assert state["steps"][0] == [1, 3.5, 200.0, 1, None, 9.5]
+    assert [(one["label"], one["text"]) for one in state["events"]] == [
+        ("listening", "(address)"),
+        ("run", "deep, 5a5a5a5a5a5a: 1 stage, 50 steps, wire version 1; from x"),
+        ("lost", "mole: (address) does not answer"),
+    ]
+    assert [(one["what"], one["why"], one.get("times")) for one in state["moves"]] == [("microbatch", "unreachable", 2)]
+    assert overview.document(500.0)["state"] == "past"
+
+
+def test_what_many_peers_tell_alike_is_shown_once() -> None:
+    overview = Overview({"kind": "files", "label": "a test"})
+    for name in ("a", "b", "c"):
+        overview.event(told(RosterChanged(step=2, joined=(), left=({"name": "mole", "part": "stage-0"},)), name).record)
+        overview.event(told(PeerBack(peer=MOLE, name="mole"), name).record)
+    assert [entry["label"] for entry in overview.document(1.0)["events"]] == ["roster", "back"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("dial /ip4/10.0.0.1/tcp/31337/p2p/12D3 failed", "dial (address) failed"),
+        ("at 192.168.1.20:8080, and [2001:db8:0:1::5]:80", "at (address), and (address)"),
+        ("version 1.2.3 of step 12", "version 1.2.3 of step 12"),
+        ("two\nlines \x1b[31mred", "two lines [31mred"),
+    ],
+)
+def test_texts_have_no_network_address_and_are_one_line(text: str, shown: str) -> None:
+    assert without_addresses(text) == shown
+
+
+# --- from what members say -------------------------------------------------------------------------------------------
+
+
+def test_members_say_how_they_are_and_what_they_do_between_two_answers() -> None:
+    overview = seen()
+    links = [LinkVitals(peer=TERN, kind="relayed", bytes_sent=1000, bytes_received=0)]
+    overview.look(
+        look({OTTER: vitals(links=tuple(links)), HERON: vitals(), TERN: vitals()}, member("otter"), member("tern"))
+    )
+    links = [LinkVitals(peer=TERN, kind="relayed", bytes_sent=5000, bytes_received=0)]
+    parole = (ParoleVitals(peer=TERN, left_s=1.24, reason="late at 10.0.0.9"),)
+    later = vitals(busy_s=2.0, waiting_s=1.0, idle_s=1.0, bytes_sent=4000, links=tuple(links))
+    overview.look(look({OTTER: later, HERON: vitals(parole=parole), TERN: vitals()}, member("otter"), member("tern")))
+    state = overview.document(200.0)
+    otter = state["peers"][OTTER]
+    assert (otter["state"], otter["busy"], otter["waiting"], otter["idle"]) == ("training", 0.5, 0.25, 0.25)
+    assert (otter["queued"], otter["under_way"], otter["compute_ms"], otter["sent_per_s"]) == (2, 3, 250.0, 1000.0)
+    assert state["peers"][TERN]["parole"] == [{"by": "heron", "left_s": 1.2, "why": "late at (address)"}]
+    assert state["links"] == [{"from": OTTER, "to": TERN, "kind": "relayed", "bytes_per_s": 1000.0}]
+    assert "addresses" not in otter
+
+
+def test_who_does_not_answer_waits_or_leaves_is_told_apart() -> None:
+    overview = seen()
+    said = {OTTER: vitals(phase="syncing", waiting_for="its part"), HERON: vitals()}
+    silent = member("tern", "lost", lost="no answer to 6 pings from 10.0.0.1")
+    overview.look(look(said, member("otter"), silent, member("mole", "waiting")))
+    peers = overview.document(200.0)["peers"]
+    assert (peers[OTTER]["state"], peers[OTTER]["why"]) == ("syncing", "its part")
+    assert (peers[TERN]["state"], peers[TERN]["why"]) == ("silent", "no answer to 6 pings from (address)")
+    assert (peers[MOLE]["state"], peers[MOLE]["here"]) == ("waiting", False)
+    overview.look(look({HERON: vitals()}, member("otter")))
+    assert overview.document(201.0)["peers"][OTTER]["why"] == "it did not answer just now"
+
+
+def test_addresses_are_shown_where_asked_for() -> None:
+    overview = Overview({"kind": "peer", "label": "a test"}, addresses=True)
+    overview.record(eventful().lines[0].record)
+    overview.look(look({OTTER: vitals()}, member("otter")))
+    overview.event(told(PeerLost(peer=MOLE, name="mole", reason="10.9.8.7 is silent")).record)
+    state = overview.document(1.0)
+    assert state["peers"][OTTER]["addresses"] == ["/ip4/10.0.0.1/tcp/1"]
+    assert state["events"][0]["text"] == "mole: 10.9.8.7 is silent"
+
+
+def test_peer_that_was_started_anew_has_no_rates_from_before() -> None:
+    rates = Rates()
+    rates.look({OTTER: vitals(busy_s=100.0)})
+    rates.look({OTTER: vitals(busy_s=1.0)})
+    assert rates.by_peer == {}
+    rates.look({OTTER: vitals(busy_s=2.0, idle_s=2.0)})
+    assert rates.by_peer[OTTER].busy == pytest.approx(1 / 3)
+    rates.look({})
+    assert rates.by_peer == {}
+
+
+def test_look_is_plain_data() -> None:
+    assert json.loads(json.dumps(look({OTTER: vitals()}, member("otter"))))
+    assert {field.name for field in dataclasses.fields(SwarmLook)} >= {"members", "vitals", "round_trips", "seen"}
+
+
+# --- from files ------------------------------------------------------------------------------------------------------
+
+
+async def test_directory_of_a_run_shows_its_records_as_they_are_written(tmp_path: Path) -> None:
+    lines = eventful().lines
+    path = write(tmp_path / "peers" / "otter" / "history.jsonl", lines[:3], torn=lines[3].encode()[:9])
+    (path.parent / "events.jsonl").write_text("")
+    source, label = directory_source(tmp_path)
+    overview = Overview({"kind": "files", "label": label})
+    await source.poll(overview, watched=True)
+    assert (label, overview.document(0.0)["step"]) == (tmp_path.name, 2)
+    write(path, lines)
+    await source.poll(overview, watched=True)
+    assert overview.document(0.0)["step"] == 6
+
+
+def test_history_that_was_begun_anew_is_read_from_its_start(tmp_path: Path) -> None:
+    lines = eventful().lines
+    tail = HistoryTail(write(tmp_path / "history.jsonl", lines))
+    assert len(list(tail.read())) == 7
+    assert not list(tail.read())
+    (tmp_path / "history.jsonl").unlink()
+    assert not list(tail.read())
+    write(tmp_path / "history.jsonl", lines[:2])
+    assert [line.record.step for line in tail.read()] == [0, 1]
+
+
+def test_line_that_no_peer_has_written_ends_a_history(tmp_path: Path) -> None:
+    path = write(tmp_path / "history.jsonl", eventful().lines[:2])
+    path.write_bytes(path.read_bytes() + b'{"run": "nonsense"}\n')
+    assert len(list(HistoryTail(path).read())) == 2
+
+
+def test_directory_without_a_run_is_an_error_that_says_what_to_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"events\.jsonl") as refused:
+        directory_source(tmp_path)
+    assert "swarm quickstart" in str(refused.value)
+
+
+async def test_nobody_is_asked_while_nobody_looks(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    async def ask() -> dict[str, Any]:
+        asked.append(1)
+        return look({OTTER: vitals()}, member("otter"))
+
+    source = FilesSource({}, write(tmp_path / "history.jsonl", eventful().lines[:1]), ask)
+    overview = Overview({"kind": "peer", "label": "a test"})
+    await source.poll(overview, watched=False)
+    assert not asked
+    await source.poll(overview, watched=True)
+    assert asked
+    assert overview.document(0.0)["peers"][OTTER]["state"] == "training"
+    assert TRAINER == HERON
