@@ -18,6 +18,7 @@ from swarm.state.checkpoints.files import part_path, refused_by_disk
 from swarm.state.checkpoints.format import PartFile, opened, write_at
 from swarm.state.download import ChunkDonor, Data, Download, DownloadContext, Wanted
 from swarm.state.snapshot import HASH_BYTES, is_chunk
+from swarm.waiting import TokenBucket
 
 logger = logging.getLogger(__name__)
 
@@ -119,8 +120,10 @@ class BegunFile:
         return list(self.path.parent.glob(f".{self.path.name}.*.pull"))
 
 
-async def fetch_part(file: BegunFile, donors: Sequence[ChunkDonor], *, progress: Progress) -> Path:
-    """Have a part's file in place, from all donors at once.
+async def fetch_part(
+    file: BegunFile, donors: Sequence[ChunkDonor], *, progress: Progress, pace: TokenBucket | None = None
+) -> Path:
+    """Have a part's file in place, from all donors at once; ``pace`` holds back what is asked for.
 
     What came before a failure, of this call or an earlier one, stays beside the file's name and is not fetched again.
     Who lies is left out at its first wrong chunk; who fails otherwise is asked again, and who is busy is waited for.
@@ -137,7 +140,7 @@ async def fetch_part(file: BegunFile, donors: Sequence[ChunkDonor], *, progress:
                 if waited and file.whole:
                     return file.path
                 if ours:
-                    return await _fetched(file, donors, progress)
+                    return await _fetched(file, donors, progress, pace)
             if not waited:
                 logger.info("another process of this machine fetches %s: waiting for it", file.path)
             waited = True
@@ -150,7 +153,7 @@ async def fetch_part(file: BegunFile, donors: Sequence[ChunkDonor], *, progress:
                 one.rmdir()
 
 
-async def _fetched(file: BegunFile, donors: Sequence[ChunkDonor], progress: Progress) -> Path:
+async def _fetched(file: BegunFile, donors: Sequence[ChunkDonor], progress: Progress, pace: TokenBucket | None) -> Path:
     wanted, failures = file.wanted, dict[ChunkDonor, str]()
     tries, waits = Counter[ChunkDonor](), Counter[ChunkDonor]()
     here: int | None = None
@@ -169,7 +172,7 @@ async def _fetched(file: BegunFile, donors: Sequence[ChunkDonor], progress: Prog
         counted[donor] += 1
         return PAUSE_S if counted[donor] < most else None
 
-    context = DownloadContext(donor=_itself, clock=SystemClock(), progress=told, dropped=dropped)
+    context = DownloadContext(donor=_itself, clock=SystemClock(), pace=pace, progress=told, dropped=dropped)
     try:
         return await Download(context, wanted, file).fetch(donors)
     except PeerError as error:
