@@ -157,12 +157,17 @@ def choose_model(given: str, *, scratch: bool, context: int | None, packing: Pac
 
 
 def check_parts(model: HfConfig, split: SplitConfig) -> None:
-    """Build each part without weights. Raises ConfigError for a cut that the model does not bear."""
+    """Build each part without weights, and try a small model with adapters where it has them: some seconds more. Raises
+    ConfigError for a cut, or adapters, that the model does not bear."""
     from swarm.models.hf.hf_family import HfFamily
 
     family = HfFamily(model)
     for spec in family.parts(split):
         family.build(spec)
+    if model.lora is not None:
+        from swarm.models.hf.selftest import check_adapters
+
+        check_adapters(model)
 
 
 def check_founding(model: HfConfig, split: SplitConfig) -> None:
