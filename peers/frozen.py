@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import tomllib
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from swarm.ids import PartName
 from swarm.membership.parts import FrozenPart
 from swarm.models.lora import LoraFamily, Stored
 from swarm.models.registry import AnyModel, family_of, lora_of
+from swarm.models.spec import PartSpec
 from swarm.network.protocols import Service
 from swarm.state.frozen import FrozenShelf, FrozenStore, ModelFiles, wanted_frozen
 
@@ -59,17 +61,8 @@ def with_frozen(manifest: Manifest, files: Path | None, store: FrozenStore, told
         if name in said and store.holds(wanted_frozen(name, layout, said[name])):
             digests[name] = said[name]
             continue
-        try:
-            weights = family.base_weights(manifest.run.seed, spec, files)
-        except StateError as error:
-            if not said:
-                raise
-            how = f"{command_name()} ckpt frozen --run {manifest.run_id[:12]} --add DIR, or fetch them: ckpt pull"
-            raise StateError(
-                f"{error} The frozen weights of {name} are not in {store.root}: make them with {how}"
-            ) from None
-        vector = layout.pack(weights)
-        digests[name] = store.keep(name, layout, vector)
+        digests[name] = _made(family, spec, manifest, files, store)
+        gc.collect()  # the modules that the weights were read into refer to themselves, and would lie beside the next
         told(f"{name}: {layout.bytes / 1e6:,.1f} MB in {family.lora.base}, {digests[name][:12]}, in {store.root}")
         if said and digests[name] != said.get(name):
             named = f"weights whose digest begins {said.get(name, '')[:12]} for {name}"
@@ -77,6 +70,21 @@ def with_frozen(manifest: Manifest, files: Path | None, store: FrozenStore, told
             raise Incompatible("model.lora.digests", digests[name][:12], named, remedy)
     lora = family.lora.model_copy(update={"digests": digests})
     return manifest.model_copy(update={"model": manifest.model.model_copy(update={"lora": lora})})
+
+
+def _made(family: LoraFamily, spec: PartSpec, manifest: Manifest, files: Path | None, store: FrozenStore) -> str:
+    """Make and keep a part's frozen weights; returns their digest."""
+    layout = family.base(spec)
+    try:
+        weights = family.base_weights(manifest.run.seed, spec, files)
+    except StateError as error:
+        if not family.lora.digests:
+            raise
+        how = f"{command_name()} ckpt frozen --run {manifest.run_id[:12]} --add DIR, or fetch them: ckpt pull"
+        raise StateError(
+            f"{error} The frozen weights of {spec.name} are not in {store.root}: make them with {how}"
+        ) from None
+    return store.keep(spec.name, layout, layout.pack(weights))
 
 
 def frozen_services(model: AnyModel, files: ModelFiles) -> list[Service]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import shutil
 from pathlib import Path
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
 from peers.frozen import with_frozen
 from swarm.clock import SystemClock
@@ -20,12 +22,15 @@ from swarm.ids import PartName
 from swarm.membership import parts
 from swarm.membership.parts import FrozenPart, Sparing, ensure_frozen
 from swarm.membership.roles import PeerContext
-from swarm.models.lora_config import LoraConfig
-from swarm.models.registry import lora_of
+from swarm.models.lora_config import BaseDType, LoraConfig
+from swarm.models.registry import family_of, lora_of
+from swarm.models.spec import SplitConfig
+from swarm.planning.costs import founding_bytes, storing_bytes
 from swarm.sim.network import SimNetwork
 from swarm.state.frozen import FrozenShelf, FrozenStore, ModelFiles
 from swarm.waiting import TokenBucket
 from tests.harness.rigs.common import EventList
+from tests.harness.rigs.foreign import foreign_model
 from tests.harness.rigs.models import MODEL
 
 STAGE = PartName("stage-0")
@@ -72,6 +77,25 @@ def test_founder_keeps_all_parts_and_names_them(founded: tuple[Manifest, FrozenS
     assert len(told) == 3
     assert with_frozen(manifest, None, store, told.append) == manifest
     assert len(told) == 3  # nothing was made again
+
+
+@pytest.mark.parametrize(("base", "stages"), [("nf4", 1), ("bfloat16", 1), ("float32", 1), ("float32", 2)])
+def test_founder_needs_no_more_memory_for_them_than_is_predicted(base: BaseDType, stages: int, tmp_path: Path) -> None:
+    model = foreign_model("llama", hidden_size=128, intermediate_size=384, vocab_size=4096, num_hidden_layers=4)
+    model = model.model_copy(update={"lora": LoraConfig(rank=2, base=base)})
+    manifest = manifest_of().model_copy(update={"model": model})
+    family, split = family_of(model), SplitConfig(stages=stages, ends="hosted")
+    manifest = manifest.model_copy(update={"split": split})
+    family.warm_up()
+    with torch.profiler.profile(profile_memory=True) as seen:
+        with_frozen(manifest, None, FrozenStore(tmp_path / base), lambda _: None)
+    changes = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
+    changes.sort(key=lambda event: event.start_ns())
+    peak = max(itertools.accumulate(event.nbytes() for event in changes))
+    predicted = max(storing_bytes(model, spec) for spec in family.parts(split))
+    assert peak <= 1.001 * predicted, "and some tables of angles"
+    assert predicted <= 1.5 * peak
+    assert founding_bytes(model, split) == 12 * family.cost(family.whole, model.context).parameters + predicted
 
 
 def test_run_that_names_other_weights_than_are_here_is_refused(
