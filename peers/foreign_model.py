@@ -24,7 +24,7 @@ from swarm.models.hf.hf_config import (
     numbers_of,
     read_config,
 )
-from swarm.models.registry import AnyModel, family_of
+from swarm.models.registry import AnyModel
 from swarm.models.spec import DType, SplitConfig
 from swarm.pipeline.batch import Packing
 from swarm.state.frozen import FrozenStore, ModelFiles
@@ -157,23 +157,26 @@ def choose_model(given: str, *, scratch: bool, context: int | None, packing: Pac
 
 
 def check_parts(model: HfConfig, split: SplitConfig) -> None:
-    """Build each part without weights. Raises ConfigError for a cut that the model does not bear."""
+    """Build each part without weights, and try a small model with adapters where it has them: some seconds more. Raises
+    ConfigError for a cut, or adapters, that the model does not bear."""
     from swarm.models.hf.hf_family import HfFamily
 
     family = HfFamily(model)
     for spec in family.parts(split):
         family.build(spec)
+    if model.lora is not None:
+        from swarm.models.hf.selftest import check_adapters
+
+        check_adapters(model)
 
 
 def check_founding(model: HfConfig, split: SplitConfig) -> None:
-    """Raise ConfigError where this machine has not the memory to found a run of the model: for its founder has all
-    parts' first state, three vectors, until everybody has his; of weights that are frozen it reads one part after the
-    other, in float32."""
+    """Raise ConfigError where this machine has not the memory to found a run of the model
+    (:func:`~swarm.planning.costs.founding_bytes`)."""
     from swarm.device import free_memory
+    from swarm.planning.costs import founding_bytes
 
-    family = family_of(model)
-    frozen = max(family.cost(spec, model.context).frozen for spec in family.parts(split))
-    needed, free = 12 * family.cost(family.whole, model.context).parameters + 5 * frozen, free_memory()
+    needed, free = founding_bytes(model, split), free_memory()
     if needed > free:
         why = f"its founder holds {needed / 1e9:.1f} GB until the run has begun, and {free / 1e9:.1f} GB are free here"
         raise ConfigError(OPTION, model.source, "a machine with more memory", "Found the run there.", why=why)

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import gc
+import hashlib
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from peers.console.words import command_name
 from peers.home.places import FROZEN, RUNS, home_directory
 from peers.home.run_directory import RunDirectory, known_runs
+from peers.manifest_file import render_tables
 from swarm.config import Manifest, load_manifest
+from swarm.disk import write_whole
 from swarm.errors import ConfigError, Incompatible, StateError
 from swarm.ids import PartName
 from swarm.membership.parts import FrozenPart
 from swarm.models.lora import LoraFamily, Stored
 from swarm.models.registry import AnyModel, family_of, lora_of
+from swarm.models.spec import PartSpec
 from swarm.network.protocols import Service
 from swarm.state.frozen import FrozenShelf, FrozenStore, ModelFiles, wanted_frozen
+
+_NOTES = "users"
+"""Below the store: a note for each run that needs some of them and is kept elsewhere than in this home."""
 
 
 def frozen_store(home: Path | str | None) -> FrozenStore:
@@ -53,17 +61,8 @@ def with_frozen(manifest: Manifest, files: Path | None, store: FrozenStore, told
         if name in said and store.holds(wanted_frozen(name, layout, said[name])):
             digests[name] = said[name]
             continue
-        try:
-            weights = family.base_weights(manifest.run.seed, spec, files)
-        except StateError as error:
-            if not said:
-                raise
-            how = f"{command_name()} ckpt frozen --run {manifest.run_id[:12]} --add DIR, or fetch them: ckpt pull"
-            raise StateError(
-                f"{error} The frozen weights of {name} are not in {store.root}: make them with {how}"
-            ) from None
-        vector = layout.pack(weights)
-        digests[name] = store.keep(name, layout, vector)
+        digests[name] = _made(family, spec, manifest, files, store)
+        gc.collect()  # the modules that the weights were read into refer to themselves, and would lie beside the next
         told(f"{name}: {layout.bytes / 1e6:,.1f} MB in {family.lora.base}, {digests[name][:12]}, in {store.root}")
         if said and digests[name] != said.get(name):
             named = f"weights whose digest begins {said.get(name, '')[:12]} for {name}"
@@ -71,6 +70,21 @@ def with_frozen(manifest: Manifest, files: Path | None, store: FrozenStore, told
             raise Incompatible("model.lora.digests", digests[name][:12], named, remedy)
     lora = family.lora.model_copy(update={"digests": digests})
     return manifest.model_copy(update={"model": manifest.model.model_copy(update={"lora": lora})})
+
+
+def _made(family: LoraFamily, spec: PartSpec, manifest: Manifest, files: Path | None, store: FrozenStore) -> str:
+    """Make and keep a part's frozen weights; returns their digest."""
+    layout = family.base(spec)
+    try:
+        weights = family.base_weights(manifest.run.seed, spec, files)
+    except StateError as error:
+        if not family.lora.digests:
+            raise
+        how = f"{command_name()} ckpt frozen --run {manifest.run_id[:12]} --add DIR, or fetch them: ckpt pull"
+        raise StateError(
+            f"{error} The frozen weights of {spec.name} are not in {store.root}: make them with {how}"
+        ) from None
+    return store.keep(spec.name, layout, layout.pack(weights))
 
 
 def frozen_services(model: AnyModel, files: ModelFiles) -> list[Service]:
@@ -87,6 +101,21 @@ def store_of(directory: RunDirectory) -> FrozenStore:
     runs = directory.root.absolute().parent
     at_home = runs.name == RUNS and not directory.frozen.is_dir()
     return FrozenStore(runs.parent / FROZEN if at_home else directory.frozen)
+
+
+def note_use(directory: RunDirectory, manifest: Manifest, store: FrozenStore | None) -> None:
+    """Note in the store which of its weights a run needs that is kept where nobody would look for it, so that they do
+    not count as unused. Nothing for other runs. Blocking; raises OSError."""
+    lora = lora_of(manifest.model)
+    if lora is None or store is None or store_of(directory).root.absolute() == store.root.absolute():
+        return
+    kept = str(directory.root.absolute())
+    name = hashlib.sha256(f"{manifest.run_id} {kept}".encode()).hexdigest()[:32]
+    said: dict[str, Any] = {
+        "run": {"name": manifest.run.name, "directory": kept},
+        "model": {"lora": {"digests": dict(lora.digests)}},
+    }
+    write_whole(store.root / _NOTES / f"{name}.toml", [render_tables(said).encode()])
 
 
 def frozen_of(manifest: Manifest, part: PartName, store: FrozenStore) -> dict[str, Stored]:
@@ -110,12 +139,11 @@ def frozen_of_all(manifest: Manifest, store: FrozenStore) -> dict[str, Stored]:
 
 
 def listed_frozen(home: Path | str | None) -> list[dict[str, Any]]:
-    """Return what a home keeps, as plain data: with the names of the runs there that need it."""
+    """Return what a home keeps, as plain data: with the names of the runs there that need it, and of those that its
+    peers keep elsewhere with where."""
     users: dict[str, set[str]] = {}
-    # Founders, and peers that joined lately, have their run's file where they live.
-    lives = home_directory(home).glob(f"*/sessions/*/{RunDirectory(Path()).manifest}")
-    for manifest in (*(directory.manifest for directory in known_runs(home)), *lives):
-        for found, name in _digests_of(manifest):
+    for file in _files_that_name(home):
+        for found, name in _digests_of(file) or ():
             users.setdefault(found, set()).add(name)
     return [
         {"digest": one.digest, "part": one.part, "bytes": one.bytes, "complete": one.whole,
@@ -128,8 +156,12 @@ def remove_frozen(home: Path | str | None, wanted: str, *, unused: bool) -> list
     """Remove those whose digest begins so, or all that no run of this home needs; returns what was removed.
 
     A running peer has its own in memory, but can hand out to nobody what is removed here. Raises ConfigError for a
-    digest that there is not, StateError when the disk refuses.
+    digest that there is not, StateError when the disk refuses, or where the file of a run cannot be read: that may need
+    any of those that look unused.
     """
+    if unused and (unread := [file for file in _files_that_name(home) if _digests_of(file) is None]):
+        remedy = f"Mend it or remove it; or remove single ones: {command_name()} ckpt frozen --remove DIGEST"
+        raise StateError(f"{unread[0]}: it cannot be read, so what its run needs is not known. {remedy}")
     kept = listed_frozen(home)
     gone = [one for one in kept if not one["runs"]] if unused else [o for o in kept if o["digest"].startswith(wanted)]
     if not gone and not unused:
@@ -150,12 +182,28 @@ def add_frozen(directory: RunDirectory, files: Path, told: Callable[[str], None]
     with_frozen(load_manifest(directory.manifest), files, store_of(directory), told)
 
 
-def _digests_of(manifest: Path) -> list[tuple[str, str]]:
-    """(digest, name of the run) of the frozen weights that a run needs, as its file says; none where it cannot be
-    read."""
+def _files_that_name(home: Path | str | None) -> Iterator[Path]:
+    """The files that say which frozen weights the runs of this home need."""
+    at = home_directory(home)
+    yield from (directory.manifest for directory in known_runs(home))
+    # Founders, and peers that joined lately, have their run's file where they live.
+    yield from at.glob(f"*/sessions/*/{RunDirectory(Path()).manifest}")
+    yield from (at / FROZEN / _NOTES).glob("*.toml")
+
+
+def _digests_of(file: Path) -> list[tuple[str, str]] | None:
+    """(digest, run) of the frozen weights that a run needs, as a file of it says; None where it cannot be read.
+
+    A run that is kept elsewhere counts also while its directory is not there: it may lie on a disk that is not mounted.
+    """
     try:
-        said = tomllib.loads(manifest.read_text(encoding="utf-8"))
-        digests = said.get("model", {}).get("lora", {}).get("digests", {})
-        return [(str(one), str(said.get("run", {}).get("name", ""))) for one in digests.values()]
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, AttributeError):
+        said = tomllib.loads(file.read_text(encoding="utf-8"))
+        run, digests = said.get("run", {}), said.get("model", {}).get("lora", {}).get("digests", {})
+        name, directory = str(run.get("name", "")), run.get("directory")
+        if directory is not None:
+            name = f"{name} in {directory}{'' if Path(directory).exists() else ', which is not there now'}"
+        return [(str(one), name) for one in digests.values()]
+    except FileNotFoundError:
         return []
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, AttributeError, TypeError):
+        return None

@@ -243,7 +243,7 @@ class Node:
         files = await asyncio.to_thread(files_here, manifest.model, self._settings)
         await asyncio.to_thread(family_of(manifest.model).warm_up)
         if (kept := self._settings.run_directory) is not None:
-            await asyncio.to_thread(keep_run, run_directory_of(kept, manifest), manifest, tokenizer)
+            await asyncio.to_thread(keep_run, run_directory_of(kept, manifest), manifest, tokenizer, files.frozen)
         around = PeerContext(
             manifest=manifest,
             identity=self._identity.private,

@@ -177,9 +177,19 @@ def _write(path: Path, pieces: Sequence[Piece], mode: int) -> None:
 
 def free_bytes(path: Path) -> int:
     """Return how many bytes the disk of this path, which need not be there yet, has for us. Raises OSError."""
+    return shutil.disk_usage(_there(path)).free
+
+
+def reserved_bytes(path: Path) -> int:
+    """Return how many bytes of that disk stay free by what can be done without: a twentieth, 1 GiB at least. Raises
+    OSError."""
+    return max(1 << 30, shutil.disk_usage(_there(path)).total // 20)
+
+
+def _there(path: Path) -> Path:
     while not path.exists() and path != path.parent:
         path = path.parent
-    return shutil.disk_usage(path).free
+    return path
 
 
 def reserve(descriptor: int, size: int) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from data_shards.tokenize import tokenizer_digest
 from peers.checkpoints.proof import Proof, stray
 from peers.console.words import with_commands
+from peers.frozen import note_use
 from peers.home.run_directory import RunDirectory
 from peers.manifest_file import write_manifest as write_run_manifest
 from swarm.clock import Clock
@@ -36,6 +37,7 @@ from swarm.state.checkpoints.files import (
 )
 from swarm.state.checkpoints.parts import write_part
 from swarm.state.checkpoints.rotation import aside_directory, rotate, set_aside
+from swarm.state.frozen import FrozenStore
 from swarm.state.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
@@ -56,9 +58,10 @@ def run_directory_of(pattern: Path, manifest: Manifest) -> RunDirectory:
     return RunDirectory(Path(str(pattern).replace("{run}", f"{manifest.run.name}-{manifest.run_id[:12]}")))
 
 
-def keep_run(directory: RunDirectory, manifest: Manifest, tokenizer: bytes) -> None:
+def keep_run(directory: RunDirectory, manifest: Manifest, tokenizer: bytes, frozen: FrozenStore | None = None) -> None:
     """Have manifest and tokenizer there, whole, which it takes to use the checkpoints. What is there already stays,
-    another peer wrote the same, unless it cannot be used. Blocking: some syncs of the disk where something is missing.
+    another peer wrote the same, unless it cannot be used. The store of ``frozen`` weights learns who needs them, where
+    the directory is no place where one looks for that. Blocking: some syncs of the disk where something is missing.
     Raises StateError when the disk refuses, OtherWire for the directory of a run of another wire version."""
     try:
         if not _is_tokenizer(directory.tokenizer, manifest):
@@ -67,6 +70,7 @@ def keep_run(directory: RunDirectory, manifest: Manifest, tokenizer: bytes) -> N
         if not _is_manifest(directory.manifest):
             with alone(directory.manifest, wait=True):
                 write_run_manifest(manifest, directory.manifest)
+        note_use(directory, manifest, frozen)
     except OSError as error:
         raise StateError(f"{directory.root}: {error.strerror}. Check space and permissions.") from error
 

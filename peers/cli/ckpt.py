@@ -103,7 +103,7 @@ def frozen(
         Path | None, typer.Option("--run", metavar="DIR", help="A run's directory, or the beginning of its id.")
     ] = None,
     remove: Annotated[str | None, typer.Option(metavar="DIGEST", help="Remove those whose digest begins so.")] = None,
-    unused: Annotated[bool, typer.Option("--unused", help="Remove those that no run here needs.")] = False,
+    unused: Annotated[bool, typer.Option("--unused", help="Remove those that no run of this home needs.")] = False,
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
@@ -114,7 +114,10 @@ def frozen(
     from peers.console.words import amount
     from peers.frozen import add_frozen, listed_frozen, remove_frozen
     from peers.home.run_directory import find_run_directory
+    from swarm.errors import ConfigError
 
+    if remove and unused:
+        raise ConfigError("--unused", remove, "no --remove beside it", "Give one of the two, then the other.")
     if add is not None:
         add_frozen(find_run_directory(run, home, key="--run"), add, lambda line: typer.echo(line, err=as_json))
     gone = remove_frozen(home, remove or "", unused=unused) if remove or unused else []

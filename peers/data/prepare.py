@@ -30,6 +30,7 @@ from swarm.config import Manifest, RunConfig, StartWhen, TokenizerConfig, check_
 from swarm.disk import write_whole
 from swarm.errors import ConfigError, StateError
 from swarm.models.gpt_config import GptConfig
+from swarm.models.hf.hf_config import HfConfig
 from swarm.models.lora_config import LoraConfig
 from swarm.models.registry import AnyModel, family_of
 from swarm.models.spec import SplitConfig
@@ -204,8 +205,8 @@ def _prepare_chats(shape: RunShape, chosen: ChosenModel, corpus: Corpus, directo
 
 def _checked_manifest(shape: RunShape, tokenizer_json: bytes, directory: RunDirectory) -> Manifest:
     manifest = make_manifest(shape, tokenizer_digest(tokenizer_json), new_nonce())
-    if shape.chosen is not None:
-        check_parts(shape.chosen.config, manifest.split)
+    if isinstance(manifest.model, HfConfig):
+        check_parts(manifest.model, manifest.split)
     if shape.lora is None:
         return manifest
     from peers.frozen import with_frozen  # torch

@@ -16,7 +16,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,10 +27,12 @@ from peers.commands.preflight import check_listen
 from peers.console.interrupt import SIGNALS
 from peers.exit_codes import EXIT_OK
 from peers.home.identity import create_identity
+from peers.home.places import look_at_place
 from peers.local.launcher import launched
 from peers.options.model import PeerOptions
 from swarm.consensus.machines import tail
 from swarm.device import free_memory
+from swarm.disk import alone
 from swarm.errors import ConfigError
 
 _PORT = re.compile(r"^(.*/(?:tcp|udp)/)([1-9][0-9]*)(.*)$")
@@ -101,6 +104,30 @@ def join_each(options: PeerOptions, home: Path, *, words: bool, json_lines: bool
     siblings = siblings_of(options)
     for one in siblings:
         check_listen(one.options.listen)
+    if options.place is not None:
+        return _run_each(siblings, home, words=words, json_lines=json_lines)
+    with _in_free_places(siblings, home) as placed:
+        return _run_each(placed, home, words=words, json_lines=json_lines)
+
+
+@contextmanager
+def _in_free_places(siblings: Sequence[Sibling], home: Path) -> Iterator[list[Sibling]]:
+    """Give each the first place ``device-N`` that nobody uses. They are ours while this is open, though their peers
+    take them a while later: who starts now as well gets others."""
+    with ExitStack() as claims:
+        free = (name for name in map("device-{}".format, count()) if _claimed(home / name, claims))
+        yield [dataclasses.replace(one, options=dataclasses.replace(one.options, place=next(free))) for one in siblings]
+
+
+def _claimed(place: Path, claims: ExitStack) -> bool:
+    try:
+        ours = claims.enter_context(alone(place / "company", wait=False))
+    except OSError:
+        return True  # who takes the place says what is wrong with it
+    return ours and not look_at_place(place).live
+
+
+def _run_each(siblings: Sequence[Sibling], home: Path, *, words: bool, json_lines: bool) -> int:
     peers = [create_identity(home, str(one.options.place)).peer for one in siblings]
     share = free_memory() // len(siblings)
     started: list[subprocess.Popen[str]] = []

@@ -76,7 +76,12 @@ class Roster:
 
     @property
     def entitled(self) -> tuple[PeerId, ...]:
-        """The members that may vote, in the roster's order: of a machine the first, since they die together."""
+        """The members that may vote, in the roster's order: of a machine the first, since they die together.
+
+        Where that one's process dies alone, its machine has no vote until the next record. Another one beside it must
+        not stand in: that it is dead is no fact of the roster, peers would count by different voters, and a machine
+        whose first peer is only cut off would vote twice.
+        """
         found: dict[PeerId, PeerId] = {}
         for member in self.members:
             if member.entitled:

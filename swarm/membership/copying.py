@@ -86,6 +86,7 @@ class Copying:
             turn=asyncio.Lock(),
             copied=service.copied,
             dropped=service.dropped,
+            disk_refuses=run.situation.disk_refuses,
         )
         self._wanted: frozenset[PartName] = frozenset()
         self._taken: set[PartName] = set()

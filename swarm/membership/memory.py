@@ -18,11 +18,12 @@ from swarm.ids import PartName
 from swarm.membership.copying import Copies
 from swarm.membership.holding import RoleManager
 from swarm.membership.observer_service import ObserverService
-from swarm.membership.roles import PeerContext, Role, part_bytes, spec_of
+from swarm.membership.roles import Role, part_bytes, spec_of
 from swarm.membership.rounds import Rounds
 from swarm.membership.rules import update_of
 from swarm.membership.run import RunContext
 from swarm.membership.status_types import MemoryReport
+from swarm.models.spec import PartSpec
 from swarm.pipeline.retention import RETENTION_BYTES
 from swarm.planning.costs import MemoryKind, copy_bytes
 
@@ -30,7 +31,8 @@ KINDS: tuple[MemoryKind, ...] = get_args(MemoryKind)
 
 
 class MemoryAccount:
-    """One peer's, made anew whenever it is asked for. Cost: some microseconds for each tensor that is held."""
+    """One peer's, made anew whenever it is asked for; what follows from the manifest is computed once for each part,
+    for which that is built without weights. Cost: some microseconds for each tensor that is held."""
 
     def __init__(
         self, run: RunContext, holding: RoleManager, copies: Copies, rounds: Rounds, observers: ObserverService
@@ -38,23 +40,23 @@ class MemoryAccount:
         self._run, self._holding, self._copies = run, holding, copies
         self._rounds, self._observers = rounds, observers
         self._of_copies: dict[PartName, int] = {}
+        self._of_parts: dict[PartName, dict[MemoryKind, int]] = {}
 
     def report(self) -> MemoryReport:
         """Return it as it is now. On the event loop."""
         device = self._run.around.device.torch_device
         return MemoryReport(
-            predicted=_of_all_kinds(self._predicted(self._run.around)),
+            predicted=_of_all_kinds(self._predicted()),
             measured=_of_all_kinds(self._measured()),
             resident=resident_memory(),
             allocated=allocated_memory(device),
         )
 
-    def _predicted(self, around: PeerContext) -> dict[MemoryKind, int]:
+    def _predicted(self) -> dict[MemoryKind, int]:
         role, part = self._holding.role, self._holding.part
         found: dict[MemoryKind, int] = {"copies": sum(map(self._copy_bytes, self._wanted()))}
         if part is not None:
-            apart = around.device.torch_device.type != "cpu"
-            found |= part_bytes(around.manifest, part.spec, apart=apart)
+            found |= self._part_bytes(part.spec)
         if role is not None:
             number, each = role.expected_graphs
             found |= {"graphs": number * each, "payloads": self._payloads(role)}
@@ -72,6 +74,12 @@ class MemoryAccount:
     def _wanted(self) -> tuple[PartName, ...]:
         roster, me, manifest = self._run.position.roster, self._run.around.endpoint.peer, self._run.around.manifest
         return tuple(copies_of(roster, me, manifest.run.copies)) if me in roster else ()
+
+    def _part_bytes(self, spec: PartSpec) -> dict[MemoryKind, int]:
+        if spec.name not in self._of_parts:
+            apart = self._run.around.device.torch_device.type != "cpu"
+            self._of_parts[spec.name] = part_bytes(self._run.around.manifest, spec, apart=apart)
+        return self._of_parts[spec.name]
 
     def _copy_bytes(self, part: PartName) -> int:
         if part not in self._of_copies:

@@ -20,7 +20,7 @@ from functools import partial
 import torch
 
 from swarm.clock import Clock
-from swarm.consensus.copies import KEPT_UPDATES, copy_holders, copy_rate
+from swarm.consensus.copies import COPY_BYTES_S, KEPT_UPDATES, copy_holders, copy_rate
 from swarm.consensus.records import CloseRecord, Decision, RecentDecisions
 from swarm.consensus.roster import Roster
 from swarm.device import Executor
@@ -29,7 +29,7 @@ from swarm.events import CopyDropped, CopyHeld, DonorDropped
 from swarm.ids import PartName, PeerId
 from swarm.membership.observer import Observer, ObserverContext, take_update
 from swarm.membership.observers import LEASE_S
-from swarm.membership.parts import ensure_frozen
+from swarm.membership.parts import Sparing, ensure_frozen
 from swarm.membership.roles import PeerContext, spec_of
 from swarm.membership.rules import update_of
 from swarm.optim.part import PartState
@@ -60,7 +60,8 @@ class _Ahead:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyContext:
     """What the copies of one peer share. ``host`` runs what takes long; ``turn`` is held by the one that downloads;
-    ``copied`` is told of every decision whose result a copy holds, ``dropped`` when it holds nothing any more."""
+    ``copied`` is told of every decision whose result a copy holds, ``dropped`` when it holds nothing any more,
+    ``disk_refuses`` of what this machine's disk has no room for, and why; "" once it has."""
 
     around: PeerContext
     records: RecentRecords
@@ -68,6 +69,7 @@ class CopyContext:
     turn: asyncio.Lock
     copied: Callable[[PartName, Decision], Awaitable[None]]
     dropped: Callable[[PartName], Awaitable[None]]
+    disk_refuses: Callable[[str, str], None]
 
 
 class PartCopy:
@@ -169,6 +171,7 @@ class PartCopy:
         if self._record is not None:
             self._context.around.events.emit(CopyDropped(part=self.part, reason=reason))
         self._state = self._record = self._ahead = None
+        self._refuses("")
         await self._context.dropped(self.part)
 
     # --- following -----------------------------------------------------------------------------------------------
@@ -182,8 +185,7 @@ class PartCopy:
         me = self._context.around.endpoint.peer
         if self._record is None:
             async with self._context.turn:
-                # What is frozen beside it, too: without that the copy would be of no use. It stays on the disk.
-                await ensure_frozen(self._context.around, self.part, (*self._donors(head.members), *head.members.peers))
+                await self._have_frozen(head.members)
                 await self._fetch(observer, await observer.start(me, wanted=self._context.records.head))
         else:
             await observer.start(me, wanted=self._record)
@@ -191,6 +193,15 @@ class PartCopy:
         while True:
             if not await self._step_ahead(observer):
                 await observer.follow()
+
+    async def _have_frozen(self, roster: Roster) -> None:
+        """What is frozen beside it: without that the copy would be of no use. It stays on the disk."""
+        sparing = Sparing(pace=TokenBucket(COPY_BYTES_S, BURST_BYTES), refuses=self._refuses)
+        await ensure_frozen(self._context.around, self.part, (*self._donors(roster), *roster.peers), sparing)
+        self._refuses("")
+
+    def _refuses(self, reason: str) -> None:
+        self._context.disk_refuses(f"the frozen weights of a copy of {self.part}", reason)
 
     async def _step_ahead(self, observer: Observer) -> bool:
         """Take the next step with an update that is here before it is decided. False when there was none, another was

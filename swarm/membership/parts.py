@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.config import Manifest
 from swarm.device import compute_reproducibly
-from swarm.disk import free_bytes
+from swarm.disk import free_bytes, reserved_bytes
 from swarm.errors import ConfigError, StateError
 from swarm.events import FrozenFetching, FrozenReady, SyncProgress
 from swarm.ids import PartName, PeerId
@@ -25,6 +26,7 @@ from swarm.optim.part import TrainedPart
 from swarm.state.checkpoints.fetch import BegunFile, fetch_part
 from swarm.state.download import Wanted
 from swarm.state.frozen import FrozenStore, frozen_donor, wanted_frozen
+from swarm.waiting import TokenBucket
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +101,18 @@ class FrozenPart:
         return BegunFile(self._store.place(self.wanted.digest), self.wanted, self._manifest.run_id)
 
 
-async def ensure_frozen(around: PeerContext, name: PartName, donors: Sequence[PeerId]) -> FrozenPart | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sparing:
+    """How to fetch what a peer keeps for others only: at a ``pace``, and leaving some of the disk free; ``refuses`` is
+    told where that is too full."""
+
+    pace: TokenBucket
+    refuses: Callable[[str], None]
+
+
+async def ensure_frozen(
+    around: PeerContext, name: PartName, donors: Sequence[PeerId], sparing: Sparing | None = None
+) -> FrozenPart | None:
     """Have the frozen weights of a part on this machine's disk; None in a run that trains all its weights.
 
     What was fetched before this peer was killed is not fetched again. Raises StateError when nobody has them, or the
@@ -116,7 +129,7 @@ async def ensure_frozen(around: PeerContext, name: PartName, donors: Sequence[Pe
     if around.files.directory is not None and await _made(part, around.files.directory):
         source = "files"
     else:
-        await _fetched(around, part, donors, store)
+        await _fetched(around, part, donors, store, sparing)
     seconds = around.clock.monotonic() - began
     around.events.emit(FrozenReady(part=name, bytes=part.layout.bytes, seconds=seconds, source=source))
     return part
@@ -134,9 +147,13 @@ async def _made(part: FrozenPart, files: Path) -> bool:
     return same
 
 
-async def _fetched(around: PeerContext, part: FrozenPart, donors: Sequence[PeerId], store: FrozenStore) -> None:
+async def _fetched(
+    around: PeerContext, part: FrozenPart, donors: Sequence[PeerId], store: FrozenStore, sparing: Sparing | None
+) -> None:
     begun, me, name = part.begun(), around.endpoint.peer, part.spec.name
     free = await asyncio.to_thread(free_bytes, store.root)
+    if sparing is not None:
+        _check_reserve(begun.lacking_bytes, free, await asyncio.to_thread(reserved_bytes, store.root), store, sparing)
     around.events.emit(
         FrozenFetching(part=name, bytes_total=begun.lacking_bytes, bytes_free=free, directory=str(store.root))
     )
@@ -151,10 +168,18 @@ async def _fetched(around: PeerContext, part: FrozenPart, donors: Sequence[PeerI
             told = around.clock.monotonic()
             around.events.emit(SyncProgress(part=name, step=0, donor=me, bytes_received=done, bytes_total=total))
 
+    sources = [frozen_donor(around.endpoint, peer) for peer in donors if peer != me]
     try:
-        await fetch_part(
-            begun, [frozen_donor(around.endpoint, peer) for peer in donors if peer != me], progress=progress
-        )
+        await fetch_part(begun, sources, progress=progress, pace=None if sparing is None else sparing.pace)
     except StateError:
         if not await asyncio.to_thread(lambda: part.here):  # another process of this machine may have been faster
             raise
+
+
+def _check_reserve(lacking: int, free: int, reserved: int, store: FrozenStore, sparing: Sparing) -> None:
+    if lacking + reserved <= free:
+        return
+    to_come = f"{lacking / 1e9:.1f} GB are to come into {store.root}"
+    reason = f"{to_come}, {free / 1e9:.1f} GB are free there, and {reserved / 1e9:.1f} GB of them stay free"
+    sparing.refuses(reason)
+    raise StateError(reason)

@@ -132,7 +132,7 @@ def part_bytes(manifest: Manifest, spec: PartSpec, *, apart: bool = False) -> di
     vectors, exact = len(update_of(manifest).vectors), manifest.run.reproducible
     cost = family_of(model).cost(spec, model.context)
     each = bytes_by_kind(model, vectors=vectors, exact=exact, local=local, apart=apart)
-    return {kind: size * cost.parameters for kind, size in each.items()} | {"frozen": cost.frozen_bytes}
+    return {kind: size * cost.parameters for kind, size in each.items()} | {"frozen": cost.frozen_held}
 
 
 def part_training_bytes(manifest: Manifest, spec: PartSpec) -> int:

@@ -137,12 +137,14 @@ class PartModule(nn.Module):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartCost:
     """The cost of a part: elements of its parameters that are trained, and operations of its forward per token of a
-    row. A multiply-add counts as two. ``frozen`` are the elements beside those, which take ``frozen_bytes``."""
+    row. A multiply-add counts as two. ``frozen`` are the elements beside those, which take ``frozen_bytes`` as they
+    are stored, and ``frozen_held`` bytes where the part is used: with those of which it has a copy in another dtype."""
 
     parameters: int
     forward_flops: int
     frozen: int = 0
     frozen_bytes: int = 0
+    frozen_held: int = 0
 
 
 class ModelFamily(ABC):

@@ -98,12 +98,16 @@ class LoraFamily(ModelFamily):
     def cost(self, spec: PartSpec, sequence: int) -> PartCost:
         """See :class:`~swarm.models.family.ModelFamily`: ``parameters`` are the adapters'."""
         whole, part = self.inner.cost(spec, sequence), self.build(spec)
-        trained = sum(tensor.numel() for tensor in state_of(part).values())
+        trained, base = sum(tensor.numel() for tensor in state_of(part).values()), self.base(spec)
+        kinds = {slot.name: slot.kind for slot in base.slots}
+        # What is stored apart is no tensor of the part: it lies in the string, all of which is held for it.
+        copied = [t for name, t in _held(part).items() if t.dtype != getattr(torch, kinds[name], None)]
         return PartCost(
             parameters=trained,
             forward_flops=whole.forward_flops + 2 * trained,
             frozen=whole.parameters,
-            frozen_bytes=self.base(spec).bytes,
+            frozen_bytes=base.bytes,
+            frozen_held=base.bytes + sum(tensor.numel() * tensor.element_size() for tensor in copied),
         )
 
     def used_share(self, name: str, parameter: Tensor) -> float:
@@ -325,11 +329,16 @@ def install_base(part: PartModule, stored: Mapping[str, Stored], device: torch.d
     StateError for a missing name or a wrong shape."""
     if lacking := sorted(part.frozen - stored.keys()):
         raise StateError(f"{lacking[0]} is not among the frozen weights; is it the same model?")
-    held = {name: t for name, t in (*part.named_parameters(), *part.named_buffers()) if name in part.frozen}
+    held = _held(part)
     install_tensors(part, held, {name: dense_of(stored[name], tensor.dtype) for name, tensor in held.items()}, device)
     for path, module in part.named_modules():
         if hasattr(module, "stored"):
             module.__dict__["stored"] = stored[path + ".weight"].to(device)
+
+
+def _held(part: PartModule) -> dict[str, Tensor]:
+    """The frozen weights that are tensors of the part: all that are not stored apart."""
+    return {name: t for name, t in (*part.named_parameters(), *part.named_buffers()) if name in part.frozen}
 
 
 def frozen_tensors(part: PartModule) -> list[Tensor]:

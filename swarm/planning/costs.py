@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from torch import nn
 
+from swarm.models.lora import LoraFamily
 from swarm.models.registry import family_of
-from swarm.models.spec import ModelConfig, PartSpec
+from swarm.models.spec import ModelConfig, PartSpec, SplitConfig
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -35,6 +37,9 @@ parts."""
 
 ROUND_BYTES = 8
 """A parameter's, while a step is averaged: the copy of the sum that is sent, and the mean that comes of it."""
+
+QUANTISING_BYTES = 18
+"""A weight's, while its matrix is stored in four bits: two copies in float32, and its code, first as 64 bits."""
 
 
 def bytes_by_kind(
@@ -65,7 +70,7 @@ def apart_bytes(model: ModelConfig, spec: PartSpec, *, exact: bool = False) -> i
         (2 if model.compute == "bfloat16" else 4) + (8 if exact else 4),
         family_of(model).cost(spec, model.context),
     )
-    return each * cost.parameters + cost.frozen_bytes
+    return each * cost.parameters + cost.frozen_held
 
 
 def training_bytes(
@@ -74,7 +79,27 @@ def training_bytes(
     """Memory that training a part takes beside its activations, at most: see :func:`held_bytes`."""
     held = held_bytes(model, vectors=vectors, exact=exact, local=local)
     cost = family_of(model).cost(spec, model.context)
-    return (held + ROUND_BYTES) * cost.parameters + cost.frozen_bytes
+    return (held + ROUND_BYTES) * cost.parameters + cost.frozen_held
+
+
+def founding_bytes(model: ModelConfig, split: SplitConfig) -> int:
+    """Memory that the founder of a run takes, at most: the first state of all parts, three vectors, until everybody has
+    his; and of weights that are frozen what :func:`storing_bytes` says of one part after the other."""
+    family = family_of(model)
+    storing = max(storing_bytes(model, spec) for spec in family.parts(split))
+    return 12 * family.cost(family.whole, model.context).parameters + storing
+
+
+def storing_bytes(model: ModelConfig, spec: PartSpec) -> int:
+    """Memory that making a part's frozen weights takes, at most: those of the model in float32, what they are stored
+    as, and what it takes to store the largest matrix in four bits. Nothing for a model without adapters."""
+    family = family_of(model)
+    if not isinstance(family, LoraFamily):
+        return 0
+    layout = family.base(spec)
+    largest = max((math.prod(slot.shape) for slot in layout.slots if slot.kind == "nf4"), default=0)
+    elements = sum(math.prod(slot.shape) for slot in layout.slots)
+    return 4 * elements + layout.bytes + QUANTISING_BYTES * largest
 
 
 def copy_bytes(model: ModelConfig, spec: PartSpec, *, vectors: int = 3) -> int:

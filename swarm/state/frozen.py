@@ -56,7 +56,8 @@ class KeptFrozen:
 
 
 class FrozenStore:
-    """All below one directory. Blocking. Several processes may use it: a file is there whole or not at all."""
+    """All below one directory. Blocking. Several processes may use it: a file is there whole or not at all, and one of
+    them fetches it (:func:`swarm.state.checkpoints.fetch.fetch_part`)."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

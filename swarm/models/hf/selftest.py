@@ -1,7 +1,9 @@
 """Try, before a run is founded, whether a model gives the same bits cut as whole: logits and gradients.
 
 The model that is tried has the config's widths and kinds of layers, but few layers and a small vocabulary, and random
-weights. Beside the bits it is tried that no token sees a later one, and that packed documents do not see each other.
+weights. Beside the bits it is tried that no token sees a later one, and that packed documents do not see each other;
+of a run that trains adapters, that the parts with them compute what the whole model does where they are added to its
+weights (:func:`check_adapters`).
 
 Cost: a few seconds, and memory for some four layers.
 """
@@ -9,7 +11,7 @@ Cost: a few seconds, and memory for some four layers.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swarm.errors import ConfigError
+from swarm.models.family import PartModule
 from swarm.models.hf.hf_config import EXPERT_KEYS, LAYER_KEYS, USED_EXPERT_KEYS, HfConfig, canonical
 from swarm.models.hf.hf_family import HfFamily, anatomy_of
 from swarm.models.hf.part import HfPart
 from swarm.models.hf.skeleton import skeleton
 from swarm.models.layout import install_weights
+from swarm.models.lora import LoraFamily, install_base, merged, stands_upright
+from swarm.models.lora_config import BaseDType
 from swarm.models.packing import packed
 from swarm.models.spec import SplitConfig
 
@@ -32,6 +37,8 @@ _COPIES = 4
 """How many times the small model's weights are in memory at once: whole, in parts, and two gradients."""
 LEAK = 1e-4
 """By how much a logit may differ where a sum is taken in another order."""
+ADAPTED = 1e-3
+"""By how much of the largest a logit or a gradient may differ where adapters are added before or after a product."""
 _SHIFT = 0.05
 """Added noise: some families begin with weights of zero, which would hide a difference."""
 _PACKED = ((5, 7), (8, 4))
@@ -96,6 +103,68 @@ def self_test(model: HfConfig, *, free: int | None = None, seed: int = 0) -> Sel
     return SelfTest(alone, together, _leaks(whole, tokens, positions), _future(whole, tokens))
 
 
+def check_adapters(model: HfConfig, *, seed: int = 0) -> None:
+    """Try a small model of the config with its adapters. Raise ConfigError where its parts fail, or differ from the
+    whole with merged weights by more than rounding: where it uses weights without a call of their module, say. A config
+    without adapters passes, and so does one whose targets are not among the small model's layers."""
+    if model.lora is None:
+        return
+    small = reduced(model)
+    # What is kept in four bits is used as what is kept in bfloat16 is, and takes minutes to make at large widths.
+    base: BaseDType = "float32" if model.lora.base == "float32" else "bfloat16"
+    family = LoraFamily(small, HfFamily(small), model.lora.model_copy(update={"base": base}))
+    generator = torch.Generator().manual_seed(seed)
+    try:
+        differs = _adapted_difference(family, small, generator)
+    except (ConfigError, MemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever the model's own code raises without a weight that it expects
+        why = f"with adapters it fails: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    else:
+        why = "" if differs <= ADAPTED else f"with adapters, logits or gradients differ by {differs:.2g} of the largest"
+    if why:
+        remedy = "Train all of its weights, name other modules, or keep the frozen weights in float32."
+        allowed = "a model that calls the modules that are adapted or kept smaller"
+        raise ConfigError("model.lora", model.architecture, allowed, remedy, why=why)
+
+
+def _adapted_difference(family: LoraFamily, model: HfConfig, generator: torch.Generator) -> float:
+    """The largest difference of logits, or of an adapter's gradient, as a share of the largest of them."""
+    plain, weights = _whole(model, generator)
+    layout = family.base(family.whole)
+    stored = layout.views(layout.pack(weights))
+    adapters = {
+        name: _SHIFT * torch.randn(one.shape, generator=generator) for name, one in family.initial_weights(0).items()
+    }
+    if not adapters:
+        return 0.0
+    install_weights(plain, merged(family, family.whole, adapters, stored), requires_grad=True)
+    parts = []
+    for spec in family.parts(_cut_of(model)):
+        part = family.build(spec)
+        install_base(part, stored, torch.device("cpu"))
+        install_weights(part, adapters, requires_grad=True, device=torch.device("cpu"))
+        parts.append(part)
+    tokens, targets = (torch.randint(3, model.vocab_size, (ROWS, TOKENS), generator=generator) for _ in range(2))
+    expected = _logits(plain, tokens, None)
+    named = dict(plain.named_parameters())
+    of_weights = dict(zip(named, _gradients(_loss(expected, targets), list(named.values())), strict=True))
+    logits, got = _through_parts(parts, tokens, targets)
+    wanted = dict[str, Tensor]()
+    whole = family.build(family.whole)
+    for path in family.adapted(whole):
+        a, b, grad = adapters[f"{path}.lora_a"], adapters[f"{path}.lora_b"], of_weights[f"{path}.weight"]
+        grad = grad.t() if stands_upright(whole.get_submodule(path)) else grad
+        wanted |= {
+            f"{path}.lora_a": family.lora.scale * b.t() @ grad,
+            f"{path}.lora_b": family.lora.scale * grad @ a.t(),
+        }
+    if set(got) != set(wanted):
+        return float("inf")
+    pairs = [(expected.detach(), logits.detach()), *((wanted[name], got[name]) for name in wanted)]
+    return max(float((one - other).abs().max() / one.abs().max().clamp(min=LEAK)) for one, other in pairs)
+
+
 def reduced(model: HfConfig) -> HfConfig:
     """Return the config with few layers, experts and token ids, and with windows that a few tokens fill."""
     layers, vocab = min(LAYERS, model.layers), min(VOCABULARY, model.vocab_size)
@@ -155,11 +224,15 @@ def _whole(model: HfConfig, generator: torch.Generator) -> tuple[Any, dict[str, 
 def _parts(model: HfConfig, weights: Mapping[str, Tensor]) -> list[HfPart]:
     """Two stages, or one where there is one layer, and the ends."""
     family, found = HfFamily(model), []
-    for spec in family.parts(SplitConfig(stages=min(2, model.layers), ends="private")):
+    for spec in family.parts(_cut_of(model)):
         part = HfPart(model, spec, skeleton(model), anatomy_of(model))
         install_weights(part, weights, requires_grad=True)
         found.append(part)
     return found
+
+
+def _cut_of(model: HfConfig) -> SplitConfig:
+    return SplitConfig(stages=min(2, model.layers), ends="private")
 
 
 def _difference(whole: Any, parts: list[HfPart], tokens: Tensor, targets: Tensor, positions: Tensor | None) -> float:
@@ -167,6 +240,15 @@ def _difference(whole: Any, parts: list[HfPart], tokens: Tensor, targets: Tensor
     expected = _logits(whole, tokens, positions)
     named = dict(whole.named_parameters())
     wanted = dict(zip(named, _gradients(_loss(expected, targets), list(named.values())), strict=True))
+    logits, got = _through_parts(parts, tokens, targets)
+    if set(got) != set(wanted):
+        return float("inf")
+    differences = [(logits - expected).abs().max(), *((wanted[name] - got[name]).abs().max() for name in wanted)]
+    return max(float(one.detach()) for one in differences)
+
+
+def _through_parts(parts: Sequence[PartModule], tokens: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """The logits, and the gradient of what is trained by name."""
     *stages, ends = parts
     crossings = [ends.embed(tokens)]
     inputs = []
@@ -180,17 +262,16 @@ def _difference(whole: Any, parts: list[HfPart], tokens: Tensor, targets: Tensor
     for stage, output, given in zip(reversed(stages), reversed(crossings[1:]), reversed(inputs), strict=True):
         back = _backward(stage, output, back, given, got)
     _backward(ends, crossings[0], back, None, got)
-    if set(got) != set(wanted):
-        return float("inf")
-    differences = [(logits - expected).abs().max(), *((wanted[name] - got[name]).abs().max() for name in wanted)]
-    return max(float(one.detach()) for one in differences)
+    return logits, got
 
 
 def _backward(
-    part: HfPart, output: Tensor, grad: Tensor | None, given: Tensor | None, got: dict[str, Tensor]
+    part: PartModule, output: Tensor, grad: Tensor | None, given: Tensor | None, got: dict[str, Tensor]
 ) -> Tensor | None:
-    named = dict(part.named_parameters())
+    named = {name: parameter for name, parameter in part.named_parameters() if parameter.requires_grad}
     inputs = [] if given is None else [given]
+    if not (named or inputs):
+        return None
     found = _gradients(output, [*inputs, *named.values()], grad)
     for name, gradient in zip(named, found[len(inputs) :], strict=True):
         got[name] = got[name] + gradient if name in got else gradient

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -10,13 +11,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from swarm.clock import SystemClock
-from swarm.disk import make_directory, reserve, sync_directory
+from swarm.disk import alone, make_directory, reserve, sync_directory
 from swarm.errors import Busy, PeerError, StateError, WrongStep
 from swarm.ids import PartName, RunId
 from swarm.state.checkpoints.files import part_path, refused_by_disk
 from swarm.state.checkpoints.format import PartFile, opened, write_at
 from swarm.state.download import ChunkDonor, Data, Download, DownloadContext, Wanted
 from swarm.state.snapshot import HASH_BYTES, is_chunk
+from swarm.waiting import TokenBucket
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +27,8 @@ MAX_TRIES = 3
 PAUSE_S, MAX_WAITS = 1.0, 60
 """How long a donor that failed or is busy is left alone, and how often a busy one without anything from it meanwhile
 before it is left out."""
+OTHERS_LOOK_S = 0.5
+"""How often to look whether another process of this machine still fetches the same file."""
 
 Progress = Callable[[PartName, int, int], None]
 """Told (part, bytes that are here, bytes in all)."""
@@ -41,8 +45,17 @@ class BegunFile:
     def __init__(self, root: Path, wanted: Wanted, run: RunId) -> None:
         self.wanted, self.path = wanted, part_path(root, wanted.step, wanted.part)
         self.begun = self.path.with_name(f".{self.path.name}.{wanted.digest[:16]}.pull")
+        self.is_begun = False
         self._run = run
         self._file = self._with(bytes(HASH_BYTES * wanted.cut.chunks))
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is there under its name, as far as its header says."""
+        try:
+            return PartFile.read(self.path).state.describe() == self.wanted.describe()
+        except (StateError, OSError):
+            return False
 
     @property
     def size(self) -> int:
@@ -59,7 +72,7 @@ class BegunFile:
 
     def begin(self, hashes: bytes) -> Sequence[int]:
         """See :class:`~swarm.state.download.Sink`. Of other begun files of this part, only the newest is kept."""
-        self._file = file = self._with(hashes)
+        self._file, self.is_begun = (file := self._with(hashes)), True
         make_directory(self.path.parent)
         others = sorted((one for one in self._all_begun() if one != self.begun), key=lambda one: one.stat().st_mtime)
         for other in others[:-1]:
@@ -107,14 +120,40 @@ class BegunFile:
         return list(self.path.parent.glob(f".{self.path.name}.*.pull"))
 
 
-async def fetch_part(file: BegunFile, donors: Sequence[ChunkDonor], *, progress: Progress) -> Path:
-    """Have a part's file in place, from all donors at once.
+async def fetch_part(
+    file: BegunFile, donors: Sequence[ChunkDonor], *, progress: Progress, pace: TokenBucket | None = None
+) -> Path:
+    """Have a part's file in place, from all donors at once; ``pace`` holds back what is asked for.
 
     What came before a failure, of this call or an earlier one, stays beside the file's name and is not fetched again.
     Who lies is left out at its first wrong chunk; who fails otherwise is asked again, and who is busy is waited for.
+    Of several processes here one fetches it; the others wait until it is there, and go on where that one failed.
     Raises StateError when the disk refuses, or when nobody is left: it says who failed and how. Cancelled, it leaves
     what came.
     """
+    waited, directory = False, file.path.parent
+    made = [one for one in (directory, *directory.parents) if not one.exists()]
+    try:
+        await asyncio.to_thread(make_directory, directory)
+        while True:
+            with alone(file.begun, wait=False) as ours:
+                if waited and file.whole:
+                    return file.path
+                if ours:
+                    return await _fetched(file, donors, progress, pace)
+            if not waited:
+                logger.info("another process of this machine fetches %s: waiting for it", file.path)
+            waited = True
+            await SystemClock().sleep(OTHERS_LOOK_S)
+    except OSError as error:
+        raise refused_by_disk(file.path, error) from error
+    finally:
+        with contextlib.suppress(OSError):  # those that hold something stay
+            for one in () if file.is_begun else made:
+                one.rmdir()
+
+
+async def _fetched(file: BegunFile, donors: Sequence[ChunkDonor], progress: Progress, pace: TokenBucket | None) -> Path:
     wanted, failures = file.wanted, dict[ChunkDonor, str]()
     tries, waits = Counter[ChunkDonor](), Counter[ChunkDonor]()
     here: int | None = None
@@ -133,11 +172,9 @@ async def fetch_part(file: BegunFile, donors: Sequence[ChunkDonor], *, progress:
         counted[donor] += 1
         return PAUSE_S if counted[donor] < most else None
 
-    context = DownloadContext(donor=_itself, clock=SystemClock(), progress=told, dropped=dropped)
+    context = DownloadContext(donor=_itself, clock=SystemClock(), pace=pace, progress=told, dropped=dropped)
     try:
         return await Download(context, wanted, file).fetch(donors)
-    except OSError as error:
-        raise refused_by_disk(file.path, error) from error
     except PeerError as error:
         if here == 0:  # it is begun, and that is all
             file.forget()

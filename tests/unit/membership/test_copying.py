@@ -51,7 +51,9 @@ def copies(run: KeptRun, me: PeerId, **kept: Copy) -> Copying:
     )
     desk = SimpleNamespace(copied=None, dropped=None)
     here = Copies()
-    found = Copying(cast(Any, SimpleNamespace(around=around, rules=rules_of(run.manifest))), here, cast(Any, desk))
+    situation = SimpleNamespace(disk_refuses=None)
+    peer = SimpleNamespace(around=around, rules=rules_of(run.manifest), situation=situation)
+    found = Copying(cast(Any, peer), here, cast(Any, desk))
     for name, copy in kept.items():
         here.kept[PartName(name.replace("_", "-"))] = KeptCopy(cast(Any, copy), cast(Any, None))
     return found

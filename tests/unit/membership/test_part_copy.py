@@ -11,13 +11,15 @@ import pytest
 import torch
 
 from swarm.averaging.config import AveragingConfig
+from swarm.consensus.copies import COPY_BYTES_S
 from swarm.consensus.records import CloseRecord, Decision
-from swarm.errors import OutOfSync, PeerError, Unreachable, WrongStep
+from swarm.errors import OutOfSync, PeerError, StateError, Unreachable, WrongStep
 from swarm.events import CopyDropped, CopyHeld
 from swarm.ids import PartName, PeerId
 from swarm.membership import part_copy
 from swarm.membership.observer import ObserverContext
 from swarm.membership.part_copy import DECIDED_S, CopyContext, PartCopy, RecentRecords
+from swarm.membership.parts import Sparing
 from swarm.models.spec import SplitConfig
 from swarm.optim.schedules import OptimizerConfig
 from swarm.state.snapshot import Snapshot
@@ -97,6 +99,7 @@ class Scene:
         self.updates: asyncio.Queue[Decision | PeerError] = asyncio.Queue()
         self.resumed = self.closed = 0
         self.told: list[tuple[str, int]] = []
+        self.refused: list[tuple[str, str]] = []
         self.records = RecentRecords(self.clock)
         manifest = SimpleNamespace(
             run_id=RUN,
@@ -116,6 +119,7 @@ class Scene:
             turn=asyncio.Lock(),
             copied=self._copied,
             dropped=self._dropped,
+            disk_refuses=lambda what, reason: self.refused.append((what, reason)),
         )
         monkeypatch.setattr(part_copy, "Observer", lambda context, donors, name: Scripted(self, context, donors))
         monkeypatch.setattr(part_copy, "Download", lambda context, wanted, sink: self)
@@ -219,6 +223,28 @@ async def test_copy_that_is_late_knows_itself_that_a_step_was_given_up(monkeypat
     await scene.clock.advance(1.0)
     assert scene.copy.holds(2)
     assert not scene.events.of(CopyDropped)
+    await ended(running)
+
+
+async def test_copy_for_which_the_disk_has_no_room_says_so_and_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    rooms, rates = [False, False, True], list[float]()
+
+    async def ensure(around: object, name: PartName, donors: object, sparing: Sparing) -> None:
+        rates.append(sparing.pace.rate)
+        if not rooms.pop(0):
+            sparing.refuses("it is full")
+            raise StateError("it is full")
+
+    monkeypatch.setattr(part_copy, "ensure_frozen", ensure)
+    scene, running = await begun(monkeypatch)
+    what = f"the frozen weights of a copy of {STAGE}"
+    assert scene.refused == [(what, "it is full")]
+    for _ in range(4):
+        await scene.clock.advance(1.0)
+        await turns()
+    assert scene.refused == [(what, "it is full"), (what, "it is full"), (what, "")]
+    assert scene.copy.holds(0)
+    assert rates == [COPY_BYTES_S] * 3
     await ended(running)
 
 

@@ -11,6 +11,7 @@ import torch
 from data_shards.tokenize import train_tokenizer
 from swarm.errors import ConfigError, StateError
 from swarm.ids import PartName
+from swarm.membership import memory as accounts
 from swarm.membership import roles
 from swarm.membership.parts import build_empty
 from swarm.planning.costs import GRAPH_SHARE, apart_bytes, graph_bytes, training_bytes
@@ -66,6 +67,32 @@ def test_part_has_to_fit_into_a_gpu_and_what_lies_beside_it_into_the_machine() -
     assert "GB of memory of cuda:1 are free here" in lacking("cuda:1", both - own, own - 1)
     assert lacking("mps", both, own) == ""
     assert "GB of memory are free here" in lacking("mps", both - 1, both), "its memory is the machine's"
+
+
+def test_what_a_part_and_a_copy_take_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = small_manifest(train_tokenizer(["some words"], 300), 2, 1, {"split": {"stages": 2}})
+    asked: list[object] = []
+
+    def counted(usual: Any) -> Any:
+        return lambda manifest, spec, **more: asked.append(spec.name) or usual(manifest, spec, **more)
+
+    monkeypatch.setattr(accounts, "part_bytes", counted(accounts.part_bytes))
+    monkeypatch.setattr(accounts, "copy_bytes", counted(accounts.copy_bytes))
+    monkeypatch.setattr(accounts, "copies_of", lambda *_: (PartName("stage-1"),))
+    endpoint = SimpleNamespace(peer="me")
+    around = SimpleNamespace(manifest=manifest, device=InlineDevice(torch.device("cpu")), endpoint=endpoint)
+    run: Any = SimpleNamespace(around=around, position=SimpleNamespace(roster=("me",)))
+    specs = [roles.spec_of(manifest, PartName(name)) for name in ("stage-0", "stage-0", "ends", "stage-0")]
+    held = [SimpleNamespace(spec=spec, tensors=dict) for spec in specs]
+    holding: Any = SimpleNamespace(role=None, part=None)
+    other: Any = SimpleNamespace(tensors=list, means=list, held_bytes=0)
+    account = accounts.MemoryAccount(run, holding, other, other, other)
+    found = []
+    for holding.part in held:
+        found.append(account.report().predicted)
+    assert sorted(map(str, asked)) == ["ends", "stage-0", "stage-1"]
+    assert found[0] == found[1] == found[3] != found[2]
+    assert all(one["copies"] for one in found)
 
 
 async def test_reproducible_run_is_refused_on_a_device_without_float64() -> None:

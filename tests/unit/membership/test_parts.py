@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
 from peers.frozen import with_frozen
 from swarm.clock import SystemClock
 from swarm.config import Manifest, RunConfig, TokenizerConfig
+from swarm.disk import reserved_bytes
 from swarm.errors import ConfigError, Incompatible, StateError
 from swarm.events import FrozenFetching, FrozenReady
 from swarm.ids import PartName
 from swarm.membership import parts
-from swarm.membership.parts import FrozenPart, ensure_frozen
+from swarm.membership.parts import FrozenPart, Sparing, ensure_frozen
 from swarm.membership.roles import PeerContext
-from swarm.models.lora_config import LoraConfig
-from swarm.models.registry import lora_of
+from swarm.models.lora_config import BaseDType, LoraConfig
+from swarm.models.registry import family_of, lora_of
+from swarm.models.spec import SplitConfig
+from swarm.planning.costs import founding_bytes, storing_bytes
 from swarm.sim.network import SimNetwork
 from swarm.state.frozen import FrozenShelf, FrozenStore, ModelFiles
+from swarm.waiting import TokenBucket
 from tests.harness.rigs.common import EventList
+from tests.harness.rigs.foreign import foreign_model
 from tests.harness.rigs.models import MODEL
 
 STAGE = PartName("stage-0")
@@ -69,6 +77,25 @@ def test_founder_keeps_all_parts_and_names_them(founded: tuple[Manifest, FrozenS
     assert len(told) == 3
     assert with_frozen(manifest, None, store, told.append) == manifest
     assert len(told) == 3  # nothing was made again
+
+
+@pytest.mark.parametrize(("base", "stages"), [("nf4", 1), ("bfloat16", 1), ("float32", 1), ("float32", 2)])
+def test_founder_needs_no_more_memory_for_them_than_is_predicted(base: BaseDType, stages: int, tmp_path: Path) -> None:
+    model = foreign_model("llama", hidden_size=128, intermediate_size=384, vocab_size=4096, num_hidden_layers=4)
+    model = model.model_copy(update={"lora": LoraConfig(rank=2, base=base)})
+    manifest = manifest_of().model_copy(update={"model": model})
+    family, split = family_of(model), SplitConfig(stages=stages, ends="hosted")
+    manifest = manifest.model_copy(update={"split": split})
+    family.warm_up()
+    with torch.profiler.profile(profile_memory=True) as seen:
+        with_frozen(manifest, None, FrozenStore(tmp_path / base), lambda _: None)
+    changes = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
+    changes.sort(key=lambda event: event.start_ns())
+    peak = max(itertools.accumulate(event.nbytes() for event in changes))
+    predicted = max(storing_bytes(model, spec) for spec in family.parts(split))
+    assert peak <= 1.001 * predicted, "and some tables of angles"
+    assert predicted <= 1.5 * peak
+    assert founding_bytes(model, split) == 12 * family.cost(family.whole, model.context).parameters + predicted
 
 
 def test_run_that_names_other_weights_than_are_here_is_refused(
@@ -126,6 +153,60 @@ async def test_disk_without_room_says_how_much_is_to_come(
     with pytest.raises(StateError, match="GB are free in"):
         await ensure_frozen(me, STAGE, ())
     assert me.events.of(FrozenFetching)[0].bytes_free == 1000
+
+
+class Pace(TokenBucket):
+    def __init__(self) -> None:
+        super().__init__(1e12, 1e12)
+        self.taken = 0.0
+
+    def take(self, size: float, now: float) -> None:
+        self.taken += size
+
+
+async def test_those_of_a_copy_come_at_its_pace_and_leave_some_of_the_disk_free(
+    founded: tuple[Manifest, FrozenStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest, store = founded
+    shelf = {"founder": FrozenShelf(store, digests(manifest))}
+    me = await around(manifest, ModelFiles(frozen=FrozenStore(tmp_path / "here")), shelf)
+    part = FrozenPart(manifest, STAGE, FrozenStore(tmp_path / "here"))
+    enough = part.begun().lacking_bytes + 1000
+    refused: list[str] = []
+    sparing = Sparing(pace=Pace(), refuses=refused.append)
+    monkeypatch.setattr(parts, "reserved_bytes", lambda path: 1000)
+    monkeypatch.setattr(parts, "free_bytes", lambda path: enough - 1)
+    with pytest.raises(StateError, match="GB of them stay free"):
+        await ensure_frozen(me, STAGE, tuple(shelf), sparing)
+    assert [str(tmp_path / "here") in reason for reason in refused] == [True]
+    assert me.events.events == []
+    monkeypatch.setattr(parts, "free_bytes", lambda path: enough)
+    await ensure_frozen(me, STAGE, tuple(shelf), sparing)
+    assert part.here
+    assert sparing.pace.taken == part.layout.bytes  # type: ignore[attr-defined]
+    assert len(refused) == 1
+
+
+@pytest.mark.parametrize(("total", "reserved"), [(4 << 30, 1 << 30), (100 << 30, 5 << 30)])
+def test_reserve_of_a_disk_is_a_twentieth_and_not_too_little(
+    total: int, reserved: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: asked.append(path) or SimpleNamespace(total=total))
+    assert reserved_bytes(tmp_path / "not" / "there") == reserved
+    assert asked == [tmp_path]
+
+
+async def test_those_of_its_own_part_may_fill_the_disk(
+    founded: tuple[Manifest, FrozenStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest, store = founded
+    shelf = {"founder": FrozenShelf(store, digests(manifest))}
+    me = await around(manifest, ModelFiles(frozen=FrozenStore(tmp_path / "here")), shelf)
+    part = FrozenPart(manifest, STAGE, FrozenStore(tmp_path / "here"))
+    monkeypatch.setattr(parts, "free_bytes", lambda path: part.begun().lacking_bytes)
+    await ensure_frozen(me, STAGE, tuple(shelf))
+    assert part.here
 
 
 async def test_nobody_has_them(founded: tuple[Manifest, FrozenStore], tmp_path: Path) -> None:

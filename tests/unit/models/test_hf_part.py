@@ -10,11 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from peers.foreign_model import check_parts
 from swarm.errors import BugError, ConfigError, StateError
 from swarm.models.family import PartModule
 from swarm.models.hf.hf_config import LEAK_WHEN_PACKED, HfConfig, canonical
 from swarm.models.hf.hf_family import HfFamily
 from swarm.models.layout import install_weights
+from swarm.models.lora_config import BaseDType, LoraConfig
 from swarm.models.registry import family_of
 from swarm.models.spec import SplitConfig
 from tests.harness.rigs.foreign import LEAKING, SMALL, foreign_config, foreign_model
@@ -48,6 +50,32 @@ def test_model_gives_the_bits_of_the_whole_when_it_is_cut(name: str) -> None:
     found = self_test(foreign_model(name))
     assert (found.equal, found.causal, found.packs) == (True, True, name not in LEAK_WHEN_PACKED)
     found.check(name)
+
+
+@pytest.mark.parametrize("name", [*SMALL, "lfm2"])
+def test_adapted_parts_are_tried_against_the_whole_with_merged_weights(name: str) -> None:
+    from swarm.models.hf.selftest import check_adapters
+
+    check_adapters(foreign_model(name).model_copy(update={"lora": LoraConfig(rank=4, base="nf4")}))
+
+
+@pytest.mark.parametrize(
+    ("base", "said"), [("nf4", "with adapters it fails"), ("float32", "logits or gradients differ")]
+)
+def test_adapters_of_modules_that_are_not_called_are_found_out_without_a_list_of_names(
+    base: BaseDType, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from swarm.models.hf import hf_config
+    from swarm.models.hf.selftest import check_adapters
+
+    monkeypatch.setattr(hf_config, "NOT_ADAPTED", frozenset())
+    model = foreign_model("mamba", time_step_rank=16)
+    with pytest.raises(ConfigError, match=said):
+        check_adapters(model.model_copy(update={"lora": LoraConfig(rank=4, base=base)}))
+    check_adapters(model.model_copy(update={"lora": LoraConfig(rank=4, base="float32", targets=("in_proj",))}))
+    check_adapters(model)
+    with pytest.raises(ConfigError, match=said):  # where a run is founded
+        check_parts(model.model_copy(update={"lora": LoraConfig(rank=4, base=base)}), TWO)
 
 
 def test_those_whose_documents_leak_are_known_by_name() -> None:

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from swarm.membership.memory import storage_bytes
+from swarm.models.lora import LoraFamily
+from swarm.models.lora_config import BaseDType, LoraConfig
 from swarm.models.registry import family_of
 from swarm.models.spec import SplitConfig
 from swarm.optim.adamw import AdamW
@@ -18,7 +20,7 @@ from swarm.optim.part import PartState, TrainedPart
 from swarm.optim.schedules import OptimizerConfig
 from swarm.optim.sgd import Sgd
 from swarm.optim.update import Update
-from swarm.planning.costs import bytes_by_kind, copy_bytes
+from swarm.planning.costs import ROUND_BYTES, bytes_by_kind, copy_bytes, held_bytes, training_bytes
 from swarm.state.snapshot import Snapshot, initial_snapshot
 from tests.harness.rigs.optim import MODEL
 from tests.unit.optim.test_local_part import RULES, SPEC, train
@@ -72,6 +74,24 @@ def test_copy_holds_the_state_alone() -> None:
     found = storage_bytes(copy.tensors())
     assert sum(found.values()) == 12 * copy.layout.elements
     assert copy_bytes(MODEL, spec) == pytest.approx(sum(found.values()), rel=0.02)
+
+
+@pytest.mark.parametrize("base", ["nf4", "bfloat16", "float32"])
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+@pytest.mark.parametrize("ends", ["private", "hosted"])
+def test_part_beside_frozen_weights_holds_no_more_of_them_than_is_predicted(
+    base: BaseDType, compute: str, ends: str
+) -> None:
+    model = MODEL.model_copy(update={"compute": compute, "lora": LoraConfig(rank=2, base=base)})
+    family = family_of(model)
+    assert isinstance(family, LoraFamily)
+    for spec in family.parts(SplitConfig(stages=2, ends=ends)):
+        layout, part = family.base(spec), TrainedPart(spec, model, AdamW(CONFIG))
+        part.install_base(layout.views(layout.pack(family.base_weights(0, spec, None))))
+        found, predicted = storage_bytes(part.tensors())["frozen"], family.cost(spec, model.context).frozen_held
+        assert 0.6 * predicted <= found <= predicted, "what nothing uses of the string is let go"
+        others = training_bytes(model, spec) - held_bytes(model) * family.cost(spec, model.context).parameters
+        assert others - ROUND_BYTES * family.cost(spec, model.context).parameters == predicted
 
 
 def test_storage_that_several_tensors_share_counts_once_and_one_without_memory_not_at_all() -> None:

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from peers.checkpoints.choice import choose_step
+from peers.checkpoints.writer import keep_run
 from peers.cli.app import run as swarm
 from peers.commands.evaluate import load_checkpoint
-from peers.frozen import listed_frozen, store_of, with_frozen
+from peers.frozen import frozen_store, listed_frozen, store_of, with_frozen
 from peers.home.places import RUNS
 from peers.home.run_directory import RunDirectory
 from swarm.models.lora import LoraFamily
@@ -137,6 +138,49 @@ def test_weights_beside_adapters_are_listed_removed_and_made_again(
     run.manifest.unlink()
     assert swarm(["ckpt", "frozen", "--unused", "--home", str(home)]) == 0
     assert listed_frozen(home) == []
+
+
+def test_weights_of_a_run_that_is_kept_elsewhere_are_no_unused_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept, home, elsewhere = kept_run(lora={"rank": 8, "base": "nf4"}), tmp_path / "home", tmp_path / "disk" / "run"
+    store = frozen_store(home)
+    manifest = with_frozen(kept.manifest, None, store, lambda _: None)
+    keep_run(RunDirectory(elsewhere), manifest, kept.tokenizer, store)
+    keep_run(RunDirectory(elsewhere), manifest, kept.tokenizer, store)
+    assert [one["runs"] for one in listed_frozen(home)] == [[f"kept in {elsewhere}"]] * 3
+    (tmp_path / "disk").rename(tmp_path / "not mounted")
+    unused = ["ckpt", "frozen", "--unused", "--home", str(home)]
+    assert swarm([*unused, "--json"]) == 0
+    assert printed(capsys)["removed"] == []
+    assert [one["runs"] for one in listed_frozen(home)] == [[f"kept in {elsewhere}, which is not there now"]] * 3
+    (note,) = (store.root / "users").iterdir()
+    note.write_bytes(b"\xff")
+    assert swarm(unused) != 0
+    assert "what its run needs is not known" in capsys.readouterr().err
+    note.unlink()
+    assert swarm(unused) == 0
+    assert listed_frozen(home) == []
+
+
+def test_runs_that_this_home_keeps_leave_no_note(tmp_path: Path) -> None:
+    kept, home = kept_run(lora={"rank": 8, "base": "nf4"}), tmp_path / "home"
+    store = frozen_store(home)
+    manifest = with_frozen(kept.manifest, None, store, lambda _: None)
+    keep_run(RunDirectory(home / RUNS / "kept"), manifest, kept.tokenizer, store)
+    keep_run(RunDirectory(tmp_path / "run"), kept_run().manifest, kept.tokenizer, store)
+    assert not (store.root / "users").exists()
+
+
+def test_one_digest_and_all_unused_ones_are_not_removed_at_once(
+    run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / "home"
+    kept = listed_frozen(home)
+    both = ["ckpt", "frozen", "--unused", "--remove", kept[0]["digest"], "--home", str(home)]
+    assert swarm(both) == 2
+    assert "one of the two" in capsys.readouterr().err
+    assert listed_frozen(home) == kept
 
 
 def test_digest_that_is_not_here_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from peers.home.places import take_place
 from peers.local import siblings
 from peers.local.siblings import Company, join_each, ordered, siblings_of
 from peers.options.model import PeerOptions
+from swarm.clock import SystemClock
 from swarm.errors import ConfigError
 
 OPTIONS = PeerOptions(invite=("swarm1:abc",), device="cuda:0,cuda:1")
@@ -83,6 +85,30 @@ def test_others_go_on_when_one_breaks_and_leave_when_told(
     assert (first[0], second[0]) == tuple(one.options for one in siblings_of(options))
     assert (first[2:], second[1].host_bytes) == ((True, False), 500)
     assert len({*first[1].beside, *second[1].beside}) == 2
+
+
+def test_each_join_of_a_home_has_places_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[list[str | None]] = []
+
+    def run(found: list[siblings.Sibling], home: Path, **_: bool) -> int:
+        ran.append([one.options.place for one in found])
+        if len(ran) < 3:  # while the places of this one are chosen, but not taken yet
+            join_each(options, home, words=False, json_lines=False)
+        return 0
+
+    monkeypatch.setattr(siblings, "_run_each", run)
+    options = replace(OPTIONS, device="cpu,cpu")
+    with take_place(tmp_path, "device-2", clock=SystemClock()):
+        join_each(options, tmp_path, words=False, json_lines=False)
+    join_each(options, tmp_path, words=False, json_lines=False)
+    join_each(replace(options, place="lab"), tmp_path, words=False, json_lines=False)
+    assert ran == [
+        ["device-0", "device-1"],
+        ["device-3", "device-4"],
+        ["device-5", "device-6"],
+        ["device-0", "device-1"],
+        ["lab-0", "lab-1"],
+    ]
 
 
 def test_options_reach_the_other_process_as_they_are() -> None:

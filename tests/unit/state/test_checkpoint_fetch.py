@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -448,6 +449,44 @@ async def test_fetch_part_waits_for_a_donor_that_is_busy_as_long_as_something_co
         await fetch(here, record, [donor], S1)
     assert donor.asked == [0, 0]
     assert [entry.name for entry in step_directory(here, 10).iterdir()] == ["stage-0.safetensors"], "an empty file"
+
+
+@pytest.mark.parametrize("twist", ["as_it_is", "dies"])
+async def test_fetch_part_of_two_processes_waits_and_asks_for_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, twist: str
+) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    record = keep(there, 10)
+    began, waits, usual = asyncio.Event(), asyncio.Event(), checkpoint_fetch.alone
+
+    @contextlib.contextmanager
+    def alone(path: Path, *, wait: bool) -> Iterator[bool]:
+        with usual(path, wait=wait) as ours:
+            if not ours:
+                waits.set()
+            yield ours
+
+    class First(Twisted):
+        async def hashes(self, state: Wanted) -> Data:
+            began.set()
+            await waits.wait()
+            return await super().hashes(state)
+
+    monkeypatch.setattr(checkpoint_fetch, "alone", alone)
+    monkeypatch.setattr(checkpoint_fetch, "OTHERS_LOOK_S", 0.0)
+    first = First(DirectoryDonor(there), "first", {"as_it_is": as_it_is, "dies": dies}[twist])
+    second = Twisted(DirectoryDonor(there), "second", as_it_is)
+    one = asyncio.create_task(fetch(here, record, [first]))
+    await began.wait()
+    assert await fetch(here, record, [second]) == part_path(here, 10, S0)
+    if twist == "dies":
+        with pytest.raises(StateError, match="it died"):
+            await one
+        assert 0 < len(second.asked) < CHUNKS
+    else:
+        assert await one == part_path(here, 10, S0)
+        assert second.asked == []
+    assert [entry.name for entry in step_directory(here, 10).iterdir()] == ["stage-0.safetensors"]
 
 
 async def test_fetch_part_keeps_two_begun_files_at_most_and_none_that_nobody_proved(tmp_path: Path) -> None:
