@@ -17,7 +17,7 @@ BASE ?= HEAD
 # Test processes. Tests marked `process` share one of them, so they never run at the same time.
 WORKERS ?= 2
 
-.PHONY: help setup lock quickstart check test test-long test-browser smoke nemesis golden lint format bench gpu-check image swarm-up swarm-down clean
+.PHONY: help setup lock quickstart check test test-long test-browser pictures smoke nemesis golden lint format bench gpu-check image swarm-up swarm-down clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ smoke: setup ## every benchmark at its smallest, in minutes; ARGS passed to pyte
 
 golden: setup ## does this checkout do to the bit what the base commit does? ARGS="--stories sync,kill-host --seeds 2"
 	@$(VENV)/bin/python -m tests.golden $(ARGS)
+
+pictures: setup ## the README's pictures, from a real run with churn: look at them before they are committed
+	@$(VENV)/bin/python -m tests.harness.pictures
 
 lint: setup ## ruff and mypy, nothing changed
 	@$(VENV)/bin/ruff check .

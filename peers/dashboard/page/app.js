@@ -110,7 +110,7 @@ function announce(entry) { by("announce").textContent = `${entry.name} ${WHAT[en
 
 const NONE = "–";
 const STATES = {
-  training: ["training", "good"], member: ["member", "good"], waiting: ["waiting to join", "warn"], syncing: ["getting its part", "warn"],
+  training: ["training", "good"], ready: ["ready", "good"], member: ["member", "good"], waiting: ["waiting to join", "warn"], syncing: ["getting its part", "warn"],
   starting: ["starting", "warn"], draining: ["leaving in order", "warn"], silent: ["does not answer", "bad"], lost: ["lost", "bad"],
   left: ["left", "off"], ended: ["ended", "off"],
 };
@@ -298,22 +298,28 @@ function charts() {
   timeline.show(lives(range), range);
 }
 
+// Each peer with the spans of steps in which it was there: who comes back has several.
 function lives({ first, last }) {
   const found = new Map();
   for (const [peer, one] of Object.entries(state.peers)) {
-    if (one.state !== "waiting") found.set(peer, { name: one.name, from: first, to: last, off: !one.here, marks: [] });
+    if (one.state !== "waiting") found.set(peer, { name: one.name, off: !one.here, spans: [{ from: first, to: null }], marks: [] });
   }
   for (const entry of state.churn) {
     const life = found.get(entry.peer);
     if (!life || entry.step < first) continue;
-    if (entry.what === "joined") { life.from = entry.step; life.marks.push({ step: entry.step, sign: "▸" }); }
+    const span = life.spans[life.spans.length - 1];
+    if (entry.what === "joined") {
+      if (span.to === null) span.from = entry.step;
+      else life.spans.push({ from: entry.step, to: null });
+      life.marks.push({ step: entry.step, sign: "▸" });
+    }
     if (entry.what === "left" || entry.what === "lost") {
-      life.to = entry.step;
+      span.to = entry.step;
       life.marks.push({ step: entry.step, sign: entry.what === "lost" ? "✕" : "◂", bad: entry.what === "lost" });
     }
   }
-  for (const [peer, life] of found) if (!life.off && state.peers[peer].here) life.to = last;
-  return [...found.values()].sort((a, b) => a.from - b.from || (a.name < b.name ? -1 : 1)).slice(-40);
+  for (const life of found.values()) for (const span of life.spans) span.to ??= last;
+  return [...found.values()].sort((a, b) => a.spans[0].from - b.spans[0].from || (a.name < b.name ? -1 : 1)).slice(-40);
 }
 
 function tables() {

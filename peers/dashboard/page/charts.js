@@ -110,7 +110,7 @@ export class Curve {
   }
 }
 
-// lives: [{name, from, to, off, marks: [{step, sign, bad}]}]
+// lives: [{name, off, spans: [{from, to}], marks: [{step, sign, bad}]}]
 export class Timeline {
   constructor(svg) {
     this.svg = svg; this.lives = []; this.range = { first: 0, last: 1 };
@@ -124,8 +124,10 @@ export class Timeline {
     const { width, left, x } = frame(this.svg, height, this.range);
     this.lives.forEach((life, index) => {
       const y = TOP + ROW * (index + 0.5);
-      const from = Math.max(left, x(life.from)), to = Math.min(width - RIGHT, Math.max(x(life.to), from + 2));
-      this.svg.append(element("line", { class: life.off ? "life off" : "life", x1: from, x2: to, y1: y, y2: y }));
+      for (const span of life.spans) {
+        const from = Math.max(left, x(span.from)), to = Math.min(width - RIGHT, Math.max(x(span.to), from + 2));
+        this.svg.append(element("line", { class: life.off ? "life off" : "life", x1: from, x2: to, y1: y, y2: y }));
+      }
       for (const mark of life.marks) {
         this.svg.append(element("text", { class: mark.bad ? "mark bad" : "mark", x: x(mark.step), y: y + 4, "text-anchor": "middle" }, mark.sign));
       }
