@@ -20,6 +20,7 @@ from peers.cli.options import LightCommand, LightGroup
 from peers.cli.quickstart import quickstart
 from peers.cli.running import drain, identity, invite, peers, status
 from peers.cli.start import join, new
+from peers.cli.top import top
 from peers.console.interrupt import received
 from peers.console.words import CommandError, command_name, listed, report_error
 from peers.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_USAGE, exit_code_of
@@ -58,6 +59,7 @@ for _command in (new, join):
 app.command(cls=LightCommand, epilog=_EPILOG)(status)
 app.command(cls=LightCommand, epilog=_EPILOG)(peers)
 app.command(cls=LightCommand, epilog=_EPILOG)(dashboard)
+app.command(cls=LightCommand, epilog=_EPILOG)(top)
 app.command(cls=LightCommand, epilog=_EPILOG)(drain)
 app.command(cls=LightCommand, epilog=_EPILOG)(invite)
 app.command("id", cls=LightCommand, epilog=_EPILOG)(identity)

@@ -312,7 +312,7 @@ class Overview:
         if said is None:
             stopped = self._known.stopped.get(peer)
             return ("left", stopped) if stopped is not None else (state, "")
-        works = said["part"] is not None or shown.get("role") == "trainer"
+        works = said.get("part") or shown.get("part") or shown.get("role") == "trainer"
         phase = "training" if said["phase"] == "ready" and works else said["phase"]
         return phase, self._text(said["waiting_for"])
 

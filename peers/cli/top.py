@@ -1,0 +1,104 @@
+"""``swarm top``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from peers.cli.options import Home, Peer
+from peers.exit_codes import EXIT_ERROR, EXIT_USAGE
+
+if TYPE_CHECKING:
+    from peers.dashboard.feed import StateFeed
+    from swarm.clock import Clock
+
+
+def top(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN",
+            show_default=False,
+            help="Directory of a run of this machine, also of a past one.  [default: the run of the peer here]",
+        ),
+    ] = None,
+    peer: Peer = None,
+    home: Home = None,
+) -> None:
+    """Watch a run in the terminal.
+
+    Shows how far the run is, what each replica of each part does, the loss with the peers that came and went, what each
+    peer contributed, and what happened; anew every second, until you press q. The key ? explains it.
+
+    Asks a peer of this machine, as swarm peers does, or reads the files of the run in a directory. Needs the extra:
+    pip install 'swarm-trainer[top]'.
+
+    Example: swarm top
+
+    Example: swarm top out/first
+    """
+    import asyncio
+
+    from peers.console.words import CommandError, command_name
+    from swarm.clock import SystemClock
+
+    if run is not None and peer is not None:
+        raise CommandError("--peer is a peer of this machine, and RUN a directory", next_="Leave one of them out.",
+                           exit_code=EXIT_USAGE)  # fmt: skip
+    if not _on_terminal():
+        swarm = command_name()
+        raise CommandError("swarm top draws on a terminal, and this is none",
+                           check="are stdin, stdout and stderr a terminal, without < > and |?",
+                           next_=f"{swarm} status for text, or {swarm} dashboard for a browser",
+                           exit_code=EXIT_USAGE)  # fmt: skip
+    _needs_textual()
+    clock = SystemClock()
+    ended = asyncio.run(_watched(feed_of(run, peer, home, clock), clock))
+    if ended is not None:
+        raise ended
+
+
+def _on_terminal() -> bool:
+    """Textual reads keys from stdin and draws on stderr; who sends stdout elsewhere wants text."""
+    return all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+
+
+def _needs_textual() -> None:
+    from importlib.util import find_spec
+
+    from peers.console.words import CommandError
+
+    if find_spec("textual") is None:
+        raise CommandError("swarm top needs textual, which is not installed", check="pip list | grep textual",
+                           next_="pip install 'swarm-trainer[top]'", exit_code=EXIT_ERROR)  # fmt: skip
+
+
+def feed_of(run: str | None, peer: str | None, home: str | None, clock: Clock) -> StateFeed:
+    """Return what keeps the state of the wanted run up to date. Raises ConfigError and CommandError for none."""
+    from peers.control.choose import choose_speaker
+    from peers.dashboard.feed import StateFeed
+    from peers.dashboard.overview import Overview
+    from peers.dashboard.sources import PlaceSource, directory_source
+    from peers.home.places import home_directory
+
+    if run is not None:
+        files, label = directory_source(Path(run))
+        return StateFeed(files, Overview({"kind": "files", "label": label}), clock)
+    place = choose_speaker(home_directory(home), peer, command="top")
+    return StateFeed(PlaceSource(place), Overview({"kind": "peer", "label": place.described}), clock)
+
+
+async def _watched(feed: StateFeed, clock: Clock) -> BaseException | None:
+    """Show it until somebody quits, or what ends it is returned."""
+    import asyncio
+
+    from peers.console.interrupt import SIGNALS, Interrupted
+    from peers.top.app import TopApp
+
+    app = TopApp(feed, clock)
+    for number in SIGNALS:  # the terminal is put back as it was before the command ends
+        asyncio.get_running_loop().add_signal_handler(number, app.exit, Interrupted(number))
+    return await app.run_async()
