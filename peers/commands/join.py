@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from peers.commands.preflight import check_announce, check_checkpoints, check_device, check_listen
 from peers.console.words import command_name, print_error
-from peers.dashboard.start import check_dashboard
 from peers.exit_codes import EXIT_OK
 from peers.home.last_events import done_again, newest_closing
 from peers.home.places import FROZEN, RUNS
@@ -92,7 +91,10 @@ def _check(options: PeerOptions) -> None:
     """Raises ConfigError for what this machine does not have."""
     check_listen(options.listen)
     check_announce(options.announce)
-    check_dashboard(options.dashboard, None if options.home is None else str(options.home))
+    if options.dashboard is not None:
+        from peers.dashboard.start import check_dashboard
+
+        check_dashboard(options.dashboard, None if options.home is None else str(options.home))
     for device in options.device.split(","):
         check_device(device)
     if options.model_files is not None and not (options.model_files / "config.json").is_file():

@@ -131,11 +131,10 @@ def _numeric(host: str) -> str:
     return "127.0.0.1" if host == "localhost" else host
 
 
-def check_dashboard(listen: str | None, home: str | None) -> None:
+def check_dashboard(listen: str, home: str | None) -> None:
     """Refuse what no peer could serve a dashboard at, before anything slow. Raises ConfigError or CommandError."""
-    if listen is not None:
-        check_extra()
-        DashboardPlace("--dashboard", DashboardOptions(listen=listen, home=home)).listener.close()
+    check_extra()
+    DashboardPlace("--dashboard", DashboardOptions(listen=listen, home=home)).listener.close()
 
 
 async def serve_own(settings: PeerSettings, look: Callable[[], Awaitable[SwarmLook]], events: EventSink) -> None:
