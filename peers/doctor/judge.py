@@ -208,7 +208,7 @@ class Gain:
 
     ``replicas`` are its replicas now, of ``parameters`` each, of which ``bytes_a_parameter`` travel in each of a step's
     ``rounds`` of averaging. ``step_s`` is a step's time, 0.0 where nobody knows it, ``watched`` whether it was seen and
-    not reckoned. ``whole_s`` are seconds of a microbatch through the whole model here, ``link`` bytes a second, each 0.0
+    not reckoned. ``whole_s`` are a microbatch's seconds through the whole model here, ``link`` bytes a second, each 0.0
     where unknown. With ``alone_fits`` this machine's memory holds the whole model.
     """
 

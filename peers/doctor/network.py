@@ -25,7 +25,7 @@ from swarm.config import Manifest
 from swarm.consensus.records import CloseRecord
 from swarm.errors import PeerError, Unreachable
 from swarm.ids import PeerId
-from swarm.membership.contact import NO_CONTACT, cannot_reach, find_run
+from swarm.membership.contact import NO_CONTACT, ask_standing, cannot_reach, find_run
 from swarm.network.addresses import by_peer, ip_of, is_loopback, is_relayed, parse_address
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
 from swarm.network.libp2p.identity import load_or_create
@@ -154,7 +154,7 @@ async def guest_of(
         try:
             contact, manifest, _ = await find_run(endpoint, by_peer(at), contacts.run, manifest_sent)
             await endpoint.enter(manifest.run_id)
-            seen = await _look(endpoint, contact, manifest)
+            seen = await _look(endpoint, clock, contact, manifest)
             yield RunGuest(endpoint, clock, seen, contacts)
         finally:
             await asyncio.shield(endpoint.close())
@@ -177,9 +177,9 @@ async def _open(
         raise
 
 
-async def _look(endpoint: LibP2PEndpoint, contact: PeerId, manifest: Manifest) -> RunSeen:
+async def _look(endpoint: LibP2PEndpoint, clock: Clock, contact: PeerId, manifest: Manifest) -> RunSeen:
     """Ask where the run stands and who takes part, whose addresses are known from then on."""
-    standing, _ = await endpoint.call(contact, STANDING, StandingRequest(), timeout_s=CALL_S)
+    standing = await ask_standing(endpoint, clock, contact)
     head: CloseRecord | None = None
     if standing.closed is not None:
         answer, _ = await endpoint.call(contact, START, StartRequest(part=None), timeout_s=CALL_S)

@@ -17,7 +17,7 @@ from peers.console.words import command_name, listed
 from peers.doctor.machine import DoctorWishes, MachineFacts
 from peers.doctor.results import CheckResult, DoctorReport, Level, refused
 from swarm.clock import Clock
-from swarm.errors import ConfigError, SwarmError
+from swarm.errors import ConfigError, PeerError, SwarmError
 
 if TYPE_CHECKING:
     from peers.doctor.compute import BlockSpeed, DeviceBench, PlannedPart
@@ -36,7 +36,7 @@ CLOSING_S, LAST_S = 2.5, 0.4
 STARTUP_S, LINK_S, SPEED_S, WATCH_S = 6.0, 3.0, 2.5, 4.0
 MAX_MEMBERS = 32
 """Of a run that are asked how they are."""
-OF_THE_RUN = ("run", "round trip", "clock", "bandwidth", "reachable", "parts", "speed", "worth it")
+OF_THE_RUN = ("round trip", "clock", "bandwidth", "reachable", "parts", "speed", "worth it")
 
 
 class SlowChecks:
@@ -71,13 +71,13 @@ class SlowChecks:
             await self._ask_run(self._contacts, reached, computing=computing)
 
     def _say_what_is_missing(self) -> None:
-        """Of the checks that need the run, those without a result: in one line, where it was not even found."""
+        """Of the checks that need the run, those without a result: in one line, where it could not be asked at all."""
         there = {result.name for result in self._report.results}
         missing = [name for name in OF_THE_RUN if name not in there]
-        if "run" in missing:
-            found = f"it could not be asked, so nothing is known of {listed([n for n in missing if n != 'run'])}"
-            missing = []
-            self._report.add(CheckResult(name="run", found=found, level="skipped"))
+        if not self._report.passed("run"):
+            found = f"it could not be asked, so nothing is known of {listed(missing)}"
+            self._report.add(CheckResult(name="of the run", found=found, level="skipped"))
+            return
         found = "something that it needs failed, or took too long"
         self._report.add(*(CheckResult(name=name, found=found, level="skipped") for name in missing))
 
@@ -199,8 +199,7 @@ class SlowChecks:
             if not welcome:
                 self._report.add(_late("run", "no contact says in time what its run is", "fail"))
         except SwarmError as error:
-            name = "round trip" if welcome else "run"
-            self._report.add(refused(name, "the contact cannot be asked", error))
+            self._report.add(refused("run", "the contact cannot be asked", error))
 
     async def _look_around(self, guest: RunGuest, *, computing: bool) -> None:
         from peers.doctor.judge import judge_run
@@ -224,9 +223,14 @@ class SlowChecks:
         """What the members say, and the link with the contact; one after the other, or one would measure the other."""
         from peers.doctor.judge import judge_bandwidth, judge_clock, judge_round_trip
         from swarm.membership.vitals import VitalsBoard
+        from swarm.network.reach.probe import ProbedLink
 
         seen, add, board = guest.seen, self._report.add, VitalsBoard(guest.endpoint, self._clock)
-        contact_s = await guest.round_trip()
+        try:
+            contact_s = await guest.round_trip()
+        except PeerError as error:
+            add(refused("round trip", "the contact is gone again", error))
+            return RunFigures(vitals={}, link=ProbedLink(up=0.0, down=0.0, up_bytes=0, down_bytes=0))
         said = await board.look(seen.members[:MAX_MEMBERS])
         now = self._clock.wall()
         trips = [seconds for peer, seconds in board.round_trips.items() if peer != seen.contact]
@@ -306,11 +310,11 @@ class RunFigures:
 
 
 def _age_s(clock: Clock) -> float:
-    """Since this process was started, which is where a person begins to wait."""
+    """Since this process was started, which is where a person begins to wait: a second or so, if it is a command's."""
     import psutil
 
     born: float = psutil.Process().create_time()
-    return min(5.0, max(0.0, clock.wall() - born))
+    return min(2.0, max(0.0, clock.wall() - born))
 
 
 def _averaged_bytes(manifest: Manifest) -> float:

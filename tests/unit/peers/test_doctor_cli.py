@@ -144,7 +144,7 @@ def test_doctor_of_a_run_that_is_gone_says_so_and_what_it_could_not_ask(
     assert "✗ contact      nobody answers: " in shown
     assert "(Connection refused)" in shown
     assert "✓ computes     cpu" in shown
-    assert "- run          skipped: it could not be asked" in shown
+    assert "- of the run   skipped: it could not be asked" in shown
     assert shown.splitlines()[-1] == "this machine cannot join as it is: for contact see above"
 
 
