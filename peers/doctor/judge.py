@@ -72,7 +72,7 @@ def judge_clock(offsets: Sequence[float]) -> CheckResult:
     """This clock beside the peers': seconds by which each of theirs is ahead."""
     if not offsets:
         return CheckResult(name="clock", found="no peer says what time it has", level="skipped")
-    ahead, peers = median(offsets), count(len(offsets), "peer")
+    ahead, peers = max(-1e9, min(1e9, median(offsets))), count(len(offsets), "peer")  # a peer may say anything
     off = f"{abs(ahead):.1f} s {'behind' if ahead > 0 else 'ahead of'}"
     base = CheckResult(
         name="clock",
@@ -288,6 +288,15 @@ def judge_gain(gain: Gain) -> CheckResult:
     )
 
 
+def claimed_seconds(vitals: Iterable[Vitals]) -> dict[str, list[float]]:
+    """Return what the replicas of each stage say a microbatch takes there; claims that cannot be meant are left out."""
+    found: dict[str, list[float]] = {}
+    for one in vitals:
+        if one.part is not None and one.part.startswith(STAGE) and 1e-6 < one.compute_s < 1e6:
+            found.setdefault(one.part, []).append(one.compute_s)
+    return found
+
+
 def step_seconds(
     watched: Sequence[tuple[float, int]], vitals: Iterable[Vitals], microbatches: int
 ) -> tuple[float, bool]:
@@ -302,8 +311,5 @@ def step_seconds(
     if len(watched) >= 3:  # the first closed at an unknown time before
         (first, low), (last, high) = watched[1], watched[-1]
         return (last - first) / (high - low), True
-    rates: dict[str, float] = {}
-    for one in vitals:
-        if one.part is not None and one.part.startswith(STAGE) and one.compute_s:
-            rates[one.part] = rates.get(one.part, 0.0) + 1 / one.compute_s
+    rates = {part: sum(1 / seconds for seconds in each) for part, each in claimed_seconds(vitals).items()}
     return (microbatches / min(rates.values()), False) if rates else (0.0, False)

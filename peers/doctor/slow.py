@@ -255,10 +255,10 @@ class SlowChecks:
         own: BlockSpeed | None,
         watched: Sequence[tuple[float, int]],
     ) -> None:
-        from peers.doctor.judge import Gain, judge_gain, judge_speed, step_seconds
+        from peers.doctor.judge import Gain, claimed_seconds, judge_gain, judge_speed, step_seconds
 
         manifest, vitals = seen.manifest, figures.vitals
-        replicas = [one.compute_s for one in vitals.values() if one.part == stage.part and one.compute_s]
+        replicas = claimed_seconds(vitals.values()).get(stage.part, [])
         if own is not None:
             self._report.add(judge_speed(stage.part, own, replicas))
         step_s, was_seen = step_seconds(watched, vitals.values(), manifest.step_microbatches)

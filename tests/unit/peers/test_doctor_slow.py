@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from peers.doctor.contacts import Knock
+from peers.doctor.contacts import Knock, judge_contacts, knock_at
 from peers.doctor.machine import DoctorWishes, look
 from peers.doctor.results import CheckResult, DoctorReport
 from peers.doctor.slow import SlowChecks, in_thread, still_working
@@ -19,11 +20,13 @@ from peers.invites.invite import Contacts
 from swarm.clock import SystemClock
 from swarm.config import parse_manifest
 from swarm.errors import Incompatible, Unreachable
+from swarm.network.addresses import GREETING
 from swarm.network.reach.probe import ProbedLink
 from swarm.network.reach.reachability import Reach
 
 PEER = "12D3KooWMrSnzaXRF41zHeiKFu6JxTnmWJGKBmEmoW2LsquAx6zW"
-CONTACTS = Contacts(addresses=(f"/ip4/127.0.0.1/tcp/31337/p2p/{PEER}",))
+FAR, NEAR = (f"/ip4/{host}/tcp/31337/p2p/{PEER}" for host in ("192.0.2.7", "127.0.0.1"))
+CONTACTS = Contacts(addresses=(NEAR,))
 MANIFEST = parse_manifest(
     {
         "run": {"name": "mine", "start_when": {"stage_hosts": 2, "trainers": 1}},
@@ -162,3 +165,52 @@ async def test_in_thread_hands_on_results_and_errors() -> None:
     with pytest.raises(ZeroDivisionError):
         await in_thread(lambda: 1 // 0)
     assert not still_working()
+
+
+# --- contacts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answered", "said"),
+    [("closed", "no peer listens"), ("silent", "firewall"), ("no route", "no way there"), ("no name", "no address"),
+     ("no peer", "something else")],
+)  # fmt: skip
+def test_judge_contacts_says_why_nobody_answers(answered: Any, said: str) -> None:
+    result = judge_contacts([Knock(address=FAR, answered=answered), Knock(address=NEAR, answered="closed")])
+    assert (result.level, said in result.cause, "swarm invite" in result.next) == ("fail", True, True)
+
+
+def test_judge_contacts_of_one_machine_only_says_so() -> None:
+    result = judge_contacts([Knock(address=NEAR, answered="closed")])
+    assert "one machine only" in result.cause
+
+
+def test_judge_contacts_one_that_answers_is_enough() -> None:
+    knocks = [Knock(address=FAR, answered="silent"), Knock(address=NEAR, answered="peer", seconds=0.002)]
+    result = judge_contacts(knocks)
+    assert (result.level, result.found.startswith("1 of 2 addresses answer"), "2 ms" in result.found) == (
+        "ok", True, True,
+    )  # fmt: skip
+    quic = Knock(address=f"/ip4/192.0.2.7/udp/9/quic-v1/p2p/{PEER}", answered="untried")
+    assert judge_contacts([quic]).level == "ok"
+
+
+async def test_knock_tells_a_peer_from_another_service_and_a_closed_port() -> None:
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(GREETING)
+        writer.close()
+
+    async def other(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"SSH-2.0-OpenSSH_9.6 and more words")
+        writer.close()
+
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        servers = [await asyncio.start_server(serve, "127.0.0.1", 0) for serve in (greet, other)]
+        ports = [*(server.sockets[0].getsockname()[1] for server in servers), closed.getsockname()[1]]
+        found = await knock_at([f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}" for port in ports])
+        for server in servers:
+            server.close()
+            await server.wait_closed()
+    assert [knock.answered for knock in found] == ["peer", "no peer", "closed"]
+    assert found[2].words == "Connection refused"
