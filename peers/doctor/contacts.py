@@ -101,6 +101,14 @@ _CHECKS: dict[Answered, str] = {
 }
 
 
+_NEW_INVITE = "Ask somebody in the run for a new invite: swarm invite"
+_NEXTS: dict[Answered, str] = {
+    "silent": "Have that port opened there (swarm new --port N), or ask another peer for an invite: swarm invite",
+    "no route": "Connect this machine, or ask for an invite with an address that it can reach: swarm invite",
+    "no name": "Ask for an invite with an IP address: swarm new --announce /ip4/ADDRESS/tcp/N",
+}
+
+
 def judge_contacts(knocks: Sequence[Knock]) -> CheckResult:
     """Say whether any address of an invite answers, and why not. Pure."""
     said = {"addresses": [dataclasses.asdict(knock) for knock in knocks]}
@@ -120,9 +128,7 @@ def judge_contacts(knocks: Sequence[Knock]) -> CheckResult:
     outward = [knock for knock in knocks if not is_loopback(Multiaddr(knock.address))]
     if outward:
         kind = outward[0].answered
-        return base.fails(
-            _CAUSES[kind], check=_CHECKS[kind], next_="Ask somebody in the run for a new invite: swarm invite"
-        )
+        return base.fails(_CAUSES[kind], check=_CHECKS[kind], next_=_NEXTS.get(kind, _NEW_INVITE))
     return base.fails(
         "the invite is of use on one machine only: that peer ended, or this is another machine",
         check="on the machine where the invite was made: swarm status",
