@@ -112,10 +112,10 @@ def judge_bandwidth(link: ProbedLink, swarm: Sequence[float]) -> CheckResult:
         return CheckResult(name="bandwidth", found=f"not measured: {link.problem}", level="skipped", facts=said)
     others = f"; members measured {_rate(median(swarm))} between them" if swarm else ""
     down = f"{_rate(link.down)} down" if link.down else "down not measured"
-    probe = size(max(link.up_bytes, link.down_bytes))
+    probe = f"{size(link.up_bytes)} there{f' and {size(link.down_bytes)} back' if link.down else ''}"
     base = CheckResult(
         name="bandwidth",
-        found=f"at least {_rate(link.up)} up, {down} (a probe of {probe} each way with the contact){others}",
+        found=f"at least {_rate(link.up)} up, {down} (measured with {probe}, with the contact){others}",
         facts=said,
     )
     if link.up < THIN_LINK or 0 < link.down < THIN_LINK:

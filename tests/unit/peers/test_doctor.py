@@ -182,12 +182,12 @@ def test_judge_round_trip_warns_of_a_long_one_and_not_of_one_busy_peer() -> None
 
 
 def test_judge_bandwidth_says_what_was_measured_and_with_how_much() -> None:
-    link = ProbedLink(up=2.5e6, down=5e6, up_bytes=1 << 20, down_bytes=1 << 20)
+    link = ProbedLink(up=2.5e6, down=5e6, up_bytes=1 << 16, down_bytes=1 << 20)
     result = judge_bandwidth(link, [1e6, 3e6, 2e6])
     assert (result.level, result.found) == (
         "ok",
-        "at least 20.0 Mbit/s up, 40.0 Mbit/s down (a probe of 1 MB each way with the contact); members measured "
-        "16.0 Mbit/s between them",
+        "at least 20.0 Mbit/s up, 40.0 Mbit/s down (measured with 66 kB there and 1 MB back, with the contact); "
+        "members measured 16.0 Mbit/s between them",
     )
     assert advised(judge_bandwidth(dataclasses.replace(link, up=1e4), [])).level == "warn"
     none = ProbedLink(up=0, down=0, up_bytes=0, down_bytes=0, problem="no method here")
