@@ -12,6 +12,8 @@ EXIT_ERROR = 1
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
 EXIT_INCOMPATIBLE = 4
+EXIT_DOCTOR = 5
+"""A check of this machine failed: it cannot join as it is."""
 EXIT_DRAINED = 75
 """A peer left in order because it was told to stop (EX_TEMPFAIL): its supervisor may start it again, elsewhere."""
 EXIT_INTERRUPTED = 130

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
 import sys
@@ -11,11 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
-from swarm.clock import Clock
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
+
+    from swarm.clock import Clock  # it imports asyncio, as does whatever runs a device: not who only asks for memory
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -145,6 +145,8 @@ class DeviceThread:
         Cancelled while waiting in line, the work is dropped; cancelled while it runs, it runs to its end and the
         result is dropped. After :meth:`close`, RuntimeError.
         """
+        import asyncio
+
         future = self._executor.submit(fn, *args, **kwargs)
         return await asyncio.wrap_future(future)
 
@@ -154,6 +156,8 @@ class DeviceThread:
 
     async def close(self) -> None:
         """Drop what has not started (its awaiters are cancelled), wait for what runs, end the thread. Idempotent."""
+        import asyncio
+
         await asyncio.to_thread(self._executor.shutdown, wait=True, cancel_futures=True)
 
 

@@ -95,7 +95,7 @@ def test_layers_of_our_sources_hold() -> None:
     assert violations(our_sources(), load_rules(ROOT / "pyproject.toml")) == []
 
 
-_COMMANDS = "chaos|ckpt|data|drain|history|id|invite|join|new|peers|quickstart|sample|status"
+_COMMANDS = "chaos|ckpt|data|doctor|drain|history|id|invite|join|new|peers|quickstart|sample|status"
 _COMMAND_LINE = re.compile(rf"\bswarm ({_COMMANDS})\b|(?<![\w-])--[a-z]")
 
 

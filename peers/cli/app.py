@@ -14,6 +14,7 @@ from peers.cli.chaos import chaos
 from peers.cli.ckpt import ckpt
 from peers.cli.dashboard import dashboard
 from peers.cli.data import data
+from peers.cli.doctor import doctor
 from peers.cli.history import history
 from peers.cli.model import evaluate, export, look, sample
 from peers.cli.options import LightCommand, LightGroup
@@ -35,6 +36,7 @@ Exit codes:
   2    wrong usage or setting
   3    a peer failed or cannot be reached
   4    incompatible manifest or version
+  5    a check of this machine failed (swarm doctor)
   75   left in order after SIGTERM, or because the machine is taken back
   130  interrupted by Ctrl-C (143: by SIGTERM)"""
 
@@ -56,6 +58,7 @@ app.command(
 )(quickstart)
 for _command in (new, join):
     app.command(cls=LightCommand, epilog=_EPILOG)(_command)
+app.command(cls=LightCommand, epilog=_EPILOG)(doctor)
 app.command(cls=LightCommand, epilog=_EPILOG)(status)
 app.command(cls=LightCommand, epilog=_EPILOG)(peers)
 app.command(cls=LightCommand, epilog=_EPILOG)(dashboard)

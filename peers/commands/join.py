@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from peers.commands.preflight import check_announce, check_checkpoints, check_device, check_listen
 from peers.console.words import command_name, print_error
+from peers.doctor.machine import check_before_start
 from peers.exit_codes import EXIT_OK
 from peers.home.last_events import done_again, newest_closing
 from peers.home.places import FROZEN, RUNS
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 
 CHECKPOINTS_KEPT = 3
-MAX_INVITE_CHARS = 8192
 MAX_KNOWN = 8
 """Addresses of a place's own memory that are tried beside those of the invite."""
 
@@ -44,18 +44,19 @@ def join(options: PeerOptions, *, words: bool, json_lines: bool, company: Compan
     having dialled nobody, for what cannot be used.
     """
     from peers.home.places import home_directory, take_place
-    from peers.invites.invite import contacts_from
+    from peers.invites.invite import contacts_from, invite_on_standard_input
 
     say = echo if words else silent
     given = options.invite
     if given == ("-",):
-        given = (_from_standard_input(),)
+        given = (invite_on_standard_input(),)
     if not given and options.invite_file is not None:
         given = (_awaited(options.invite_file, say),)
     contacts = contacts_from(given)
     role = options.part_taken
     say(f"swarm {__version__}", f"joins {contacts.run_name or 'the run of a peer'} as {_title(role)}")
     _check(options)
+    check_before_start(home_directory(options.home), say)
     if "," in options.device:
         from peers.local.siblings import join_each
 
@@ -102,17 +103,6 @@ def _check(options: PeerOptions) -> None:
         raise ConfigError("--model-files", str(options.model_files), "a directory with a config.json", remedy)
     if options.checkpoints is not None:
         check_checkpoints(options.checkpoints)
-
-
-def _from_standard_input() -> str:
-    """The invite on standard input, of a terminal its first line: so that no list of processes shows it. Raises
-    ConfigError."""
-    read = sys.stdin.readline if sys.stdin.isatty() else sys.stdin.read
-    line = read(MAX_INVITE_CHARS).strip()
-    if not line:
-        raise ConfigError("INVITE", "-", "an invite on standard input",
-                          f"For example: {command_name()} join - < FILE", why="there is none")  # fmt: skip
-    return line
 
 
 def _awaited(file: Path, say: Callable[[str, str], None]) -> str:

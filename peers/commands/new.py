@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from peers.commands.preflight import check_announce, check_listen, check_output
 from peers.console.words import command_name, count
+from peers.doctor.machine import check_before_start
 from peers.options.model import Foundation, PeerOptions
 from peers.session import echo, know_thyself, live, open_session, silent
 from peers.settings import exact_settings
@@ -48,6 +49,11 @@ def new(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines
     say(f"swarm {__version__}", "goes on with a run" if foundation.resume else "founds a run")
     check_listen(options.listen)
     check_announce(options.announce)
+    if options.dashboard is not None:
+        from peers.dashboard.start import check_dashboard
+
+        check_dashboard(options.dashboard, None if options.home is None else str(options.home))
+    check_before_start(home, say)
     founded = _founded(foundation, options, say)
     from peers.frozen import frozen_store, store_of, with_frozen
 

@@ -10,10 +10,12 @@ import base64
 import json
 import re
 import socket
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from peers.console.words import command_name
 from swarm import WIRE_VERSION
 from swarm.errors import ConfigError, Incompatible
 from swarm.ids import RunId
@@ -119,6 +121,17 @@ def contacts_from(arguments: Sequence[str]) -> Contacts:
         run=invites[0].run if invites else None,
         run_name=invites[0].name if invites else None,
     )
+
+
+def invite_on_standard_input() -> str:
+    """Read the invite from standard input, of a terminal its first line: so that no list of processes shows it. Raises
+    ConfigError."""
+    read = sys.stdin.readline if sys.stdin.isatty() else sys.stdin.read
+    line = read(2 * MAX_CHARACTERS).strip()
+    if not line:
+        raise ConfigError("INVITE", "-", "an invite on standard input",
+                          f"For example: {command_name()} join - < FILE", why="there is none")  # fmt: skip
+    return line
 
 
 def _joined(arguments: Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from swarm.clock import Clock
 from swarm.compression.registry import codec_named
@@ -101,7 +101,19 @@ def spec_of(manifest: Manifest, name: PartName) -> PartSpec:
 MORE_MEMORY = "Join where there is more, allow this peer more where that is limited, or found a run with more stages."
 
 
-def lacking_memory(around: PeerContext, name: PartName) -> str:
+class MemoryContext(Protocol):
+    """A run, and the device on which a part of it is to be trained."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """The run's."""
+
+    @property
+    def device(self) -> Device:
+        """With the memory that is free."""
+
+
+def lacking_memory(around: MemoryContext, name: PartName) -> str:
     """Return what a part takes that this peer's memory does not hold, or its device's; "" for a part that fits.
     Blocking: some milliseconds."""
     manifest, device, spec = around.manifest, around.device.torch_device, spec_of(around.manifest, name)

@@ -23,6 +23,9 @@ LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 MAX_ADDRESSES = 8
 """How many a peer tells others: what fits into a record and is worth dialling."""
 
+GREETING = b"\x13/multistream/1.0.0\n"
+"""What a libp2p listener says first on a TCP connection; other services on that port do not."""
+
 _VIRTUAL = ("docker", "br-", "veth", "virbr", "cni", "flannel", "podman", "lxc", "lxdbr", "vmnet", "vboxnet")
 """What the interfaces are called whose networks exist on one machine only, under the same address on many."""
 

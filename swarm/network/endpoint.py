@@ -33,6 +33,7 @@ from swarm.network.libp2p.streams import Outgoing, StreamServer
 from swarm.network.libp2p.supervisor import Mending, RestartLimits, Supervisor
 from swarm.network.protocols import PUBLIC_PREFIX, LinkStatistics, May, Payload, ReplyT, RequestT, Rpc, Service
 from swarm.network.reach.presence import Presence, Recovery
+from swarm.network.reach.probe import ProbeService
 from swarm.network.reach.reachability import LinkKind
 from swarm.network.reach.seats import MayRelay
 from swarm.network.rpc.dispatcher import Dispatcher, ServeLimits
@@ -198,6 +199,7 @@ class LibP2PEndpoint:
         self._daemon.p2p.namespace = f"swarm/directory/1/{run[:32]}/"
         await self._outgoing.connect_any({split_peer(address)[1] for address in self._config.bootstrap})
         self.mount(await self._presence.serve())
+        self.mount(ProbeService(self._clock))
         for name in ("control", "tensors"):
             await self._incoming.serve(self._daemon.p2p, f"swarm/{name}/1/{run[:32]}")
         config = DirectoryConfig(run=run, kinds=self._config.kinds, bootstrap=self._config.bootstrap)

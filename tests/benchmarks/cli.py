@@ -3,28 +3,66 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from statistics import median
 
+from peers.exit_codes import EXIT_DOCTOR
+from swarm.network.addresses import GREETING
 from tests.benchmarks.runner import ROOT, Cell, Result, Size
 from tests.harness.standing_peer import running
 
 TARGET_MS = 300
+DOCTOR_TARGET_S = 15
 MEMBERS = 64
 ROUNDS = {Size.SMOKE: 1, Size.DEFAULT: 12, Size.FULL: 30}
-KEYS = ("help_ms", "status_ms", "peers_ms", "help_target_ms", "status_target_ms", "peers_target_ms")
-COMMANDS = {"help": ("--help",), "status": ("status",), "peers": ("peers", "--json")}
+DOCTOR_ROUNDS = {Size.SMOKE: 1, Size.DEFAULT: 3, Size.FULL: 10}
+COMMANDS = {
+    "help": ("--help",),
+    "status": ("status",),
+    "peers": ("peers", "--json"),
+    "doctor_quick": ("doctor", "--quick"),
+}
+KEYS = (
+    *(f"{name}_ms" for name in COMMANDS), *(f"{name}_target_ms" for name in COMMANDS), "doctor_s", "doctor_target_s"
+)  # fmt: skip
+PEER = "12D3KooWMrSnzaXRF41zHeiKFu6JxTnmWJGKBmEmoW2LsquAx6zW"
 
 
 def run(size: Size) -> Result:
-    """Milliseconds of swarm --help, status and peers --json, with a live peer of a swarm of 64 to ask."""
+    """Milliseconds of swarm --help, status, peers --json and doctor --quick; seconds of swarm doctor at its worst."""
     with tempfile.TemporaryDirectory(prefix="cli-") as scratch, running(Path(scratch), "--members", str(MEMBERS)):
-        return result(measure(_runner(Path(scratch)), ROUNDS[size]))
+        once = _runner(Path(scratch))
+        found = measure(once, ROUNDS[size])
+        with silent_peer() as address:
+            return result(found, [once(("doctor", address)) for _ in range(DOCTOR_ROUNDS[size])])
+
+
+@contextmanager
+def silent_peer() -> Iterator[str]:
+    """The address of somebody who greets as a peer does, and says nothing more: what one waits for the longest."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as kept:
+
+        def greet() -> None:
+            with suppress(OSError):  # the listener is closed
+                while True:
+                    caller, _ = listener.accept()
+                    kept.enter_context(caller).sendall(GREETING)
+
+        greeter = threading.Thread(target=greet)
+        greeter.start()
+        try:
+            yield f"/ip4/127.0.0.1/tcp/{listener.getsockname()[1]}/p2p/{PEER}"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            greeter.join()
 
 
 def measure(once: Callable[[Sequence[str]], float], rounds: int) -> dict[str, list[float]]:
@@ -38,14 +76,17 @@ def measure(once: Callable[[Sequence[str]], float], rounds: int) -> dict[str, li
     return found
 
 
-def result(found: Mapping[str, Sequence[float]]) -> Result:
-    """Medians beside the target, in milliseconds."""
+def result(found: Mapping[str, Sequence[float]], doctor: Sequence[float]) -> Result:
+    """Medians beside the target, in milliseconds; of ``doctor`` the worst, in seconds."""
     rows: list[list[Cell]] = []
     for name, seconds in found.items():
         words = " ".join(("swarm", *COMMANDS[name])) if name in COMMANDS else "python -c pass"
         rows.append([words, *(round(1000 * value, 1) for value in (median(seconds), min(seconds), max(seconds)))])
-    summary = {f"{name}_ms": round(1000 * median(found[name]), 1) for name in COMMANDS}
-    targets = {f"{name}_target_ms": TARGET_MS for name in COMMANDS}
+    milliseconds = (round(1000 * value, 1) for value in (median(doctor), min(doctor), max(doctor)))
+    rows.append(["swarm doctor INVITE", *milliseconds])
+    summary: dict[str, float] = {f"{name}_ms": round(1000 * median(found[name]), 1) for name in COMMANDS}
+    targets: dict[str, float] = {f"{name}_target_ms": TARGET_MS for name in COMMANDS}
+    targets |= {"doctor_s": round(max(doctor), 2), "doctor_target_s": DOCTOR_TARGET_S}
     return Result(
         columns=("command", "median_ms", "min_ms", "max_ms"),
         rows=rows,
@@ -54,6 +95,7 @@ def result(found: Mapping[str, Sequence[float]]) -> Result:
             f"a whole process each time, from its start to its exit; {len(found['help'])} rounds, commands in turns",
             f"the peer asked is a process of its own with a real control socket, in a swarm of {MEMBERS}; it trains "
             "nothing: a busy one may answer later",
+            f"doctor_s is the slowest of {len(doctor)} of an invite whose peer greets and then says nothing",
         ),
     )
 
@@ -67,7 +109,10 @@ def _runner(home: Path) -> Callable[[Sequence[str]], float]:
         command = [*swarm, *arguments] if arguments else [sys.executable, "-c", "pass"]
         started = time.perf_counter()
         # No time-out: with one, subprocess looks for the end every 50 ms only, and that would be measured.
-        subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=True)
-        return time.perf_counter() - started
+        ended = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+        took = time.perf_counter() - started
+        if ended.returncode not in (0, EXIT_DOCTOR):
+            raise subprocess.CalledProcessError(ended.returncode, command)
+        return took
 
     return once

@@ -18,14 +18,15 @@ def test_measure_takes_turns_and_leaves_the_first_round_out() -> None:
 
     found = measure(once, 2)
     assert ran == [(), *COMMANDS.values()] * 3
-    assert found == {"python": [4, 8], "help": [5, 9], "status": [6, 10], "peers": [7, 11]}
+    assert found == {"python": [5, 10], "help": [6, 11], "status": [7, 12], "peers": [8, 13], "doctor_quick": [9, 14]}
 
 
 def test_result_has_medians_beside_targets() -> None:
     found = {name: [0.3, 0.1, 0.2] for name in ("python", *COMMANDS)}
-    told = result(found)
+    told = result(found, [9.0, 11.126, 10.0])
     assert told.summary == {
-        "help_ms": 200, "status_ms": 200, "peers_ms": 200,
-        "help_target_ms": 300, "status_target_ms": 300, "peers_target_ms": 300,
+        "help_ms": 200, "status_ms": 200, "peers_ms": 200, "doctor_quick_ms": 200,
+        "help_target_ms": 300, "status_target_ms": 300, "peers_target_ms": 300, "doctor_quick_target_ms": 300,
+        "doctor_s": 11.13, "doctor_target_s": 15,
     }  # fmt: skip
     assert told.rows[2] == ["swarm status", 200, 100, 300]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,3 +42,21 @@ def test_run_over_four_machines_two_of_them_behind_nat(tmp_path: Path) -> None:
             "p2p-circuit" in str(peers[name].events("Reachability")[0]["addresses"]) for name in ("left", "right")
         )
         assert len(peers["left"].events("Accumulated")) == 4 * 4
+
+
+def test_doctor_on_other_machines_says_how_peers_reach_them(tmp_path: Path) -> None:
+    with lan("boot", "far") as net, behind_nat(net, "left"), by_hand(tmp_path, forked=False) as hand:
+        _, invite = found(hand, steps=4, listen=ANYWHERE, prefix=net.command("boot", []))
+
+        def checks(host: str) -> tuple[int, dict[str, dict[str, Any]]]:
+            command = [sys.executable, "-m", "peers.cli", "doctor", invite, "--json", "--timeout", "60"]
+            ended = net.run(host, command, check=False, capture_output=True, text=True, timeout=120)
+            return ended.returncode, {check["name"]: check for check in json.loads(ended.stdout)["checks"]}
+
+        code, far = checks("far")
+        assert (code, far["reachable"]["level"], far["reachable"]["facts"]["how"]) == (0, "ok", "direct"), far
+        code, left = checks("left")
+        assert (code, left["reachable"]["level"], left["reachable"]["facts"]["how"]) == (0, "warn", "relayed"), left
+        net.unplug("left")
+        code, gone = checks("left")
+        assert (code, gone["contact"]["level"], "finds no way" in gone["contact"]["cause"]) == (5, "fail", True), gone

@@ -18,7 +18,7 @@ from multiaddr import Multiaddr
 from swarm.clock import Clock
 from swarm.errors import Busy, Refused
 from swarm.ids import PeerId
-from swarm.network.addresses import ip_of, is_relayed, split_peer, tcp_port_of
+from swarm.network.addresses import GREETING, ip_of, is_relayed, split_peer, tcp_port_of
 from swarm.network.libp2p.attach import AttachedP2P
 from swarm.network.protocols import AnyMethod
 from swarm.network.reach.reachability import (
@@ -37,8 +37,6 @@ from swarm.network.reach.seats import RESERVED_S
 _DIAL_S = 0.8
 _MAX_DIALS = 4
 _MAX_CALLERS = 8
-_GREETING = b"\x13/multistream/1.0.0\n"
-"""What a libp2p listener says first; other services on that port do not."""
 
 _Ip = IPv4Address | IPv6Address
 
@@ -165,7 +163,7 @@ async def _greets(host: str, port: int) -> bool:
         async with asyncio.timeout(_DIAL_S):
             reader, writer = await asyncio.open_connection(host, port)
             try:
-                return await reader.readexactly(len(_GREETING)) == _GREETING
+                return await reader.readexactly(len(GREETING)) == GREETING
             finally:
                 writer.close()
     except (OSError, EOFError):

@@ -1,0 +1,105 @@
+"""``swarm doctor``: why this machine cannot join, or that it can."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from typing import Annotated
+
+import typer
+
+from peers.cli.options import AsJson, Home
+
+Typed = str | None
+
+
+def doctor(
+    invite: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="INVITE",
+            show_default=False,
+            envvar="SWARM_INVITE",
+            show_envvar=False,
+            help="Also try the run of this invite, or of peers' multiaddrs; - reads it from standard input.",
+        ),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Look at this machine only, in a third of a second.")] = False,
+    device: Annotated[
+        Typed,
+        typer.Option(
+            "--device",
+            metavar="DEVICE",
+            envvar="SWARM_DEVICE",
+            show_envvar=False,
+            help="Try this device: auto, mps, cpu, cuda or cuda:N.  [default: cpu]",
+        ),
+    ] = None,
+    threads: Annotated[
+        Typed,
+        typer.Option(
+            "--threads",
+            metavar="N",
+            envvar="SWARM_THREADS",
+            show_envvar=False,
+            help="Measure its speed with this many CPU threads.  [default: 1]",
+        ),
+    ] = None,
+    listen: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--listen",
+            metavar="ADDR",
+            envvar="SWARM_LISTEN",
+            show_envvar=False,
+            help="Be called at this multiaddr; repeat for more.  [default: /ip4/0.0.0.0/tcp/0]",
+        ),
+    ] = None,
+    port: Annotated[
+        Typed, typer.Option("--port", metavar="N", help="Be called at this TCP port of all interfaces.")
+    ] = None,
+    timeout: Annotated[
+        Typed, typer.Option("--timeout", metavar="S", help="End within this many seconds.  [default: 15]")
+    ] = None,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say why this machine cannot join a run, or that it can.
+
+    Looks at Python, torch, device, memory, disk, open files and port; with an INVITE also at the way to its peers and
+    back, the clock, the link, which parts of the model fit, and how fast they are here beside the others. Prints each
+    check as it ends, and what to do where one fails. Joins nothing and leaves nothing.
+
+    Exits with 5 when a check failed. What only costs speed is a warning.
+
+    Example: swarm doctor swarm1:eyJydW4…
+
+    Example: swarm doctor --quick
+    """  # fmt: skip
+    from peers.commands.doctor import examine, read_wishes
+    from peers.doctor.results import CheckResult, prints_marks
+
+    plain = not prints_marks()
+
+    def show(result: CheckResult) -> None:
+        if not as_json:
+            print("\n".join(result.lines(plain=plain)), flush=True)
+
+    typed = {"device": device, "threads": threads, "port": port, "timeout": timeout, "home": home}
+    wishes = read_wishes(typed, invite=_several(invite), listen=_several(listen))
+    report = examine(wishes, quick=quick, show=show)
+    if as_json:
+        print(json.dumps(report.document()), flush=True)
+    else:
+        print(report.verdict(quick=quick, invited=bool(wishes.invite)), flush=True)
+    sys.stdout.flush()
+    if report.unfinished:
+        os._exit(report.exit_code)  # a thread that does not end would hold up the interpreter, or crash it
+    raise typer.Exit(report.exit_code)
+
+
+def _several(typed: list[str] | None) -> tuple[str, ...]:
+    """What was repeated, or stands in a variable with commas or spaces."""
+    return tuple(filter(None, (piece for text in typed or () for piece in re.split(r"[,\s]+", text))))

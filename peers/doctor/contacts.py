@@ -1,0 +1,137 @@
+"""Knock at the addresses of an invite, before torch is there: is anybody there, and is it a peer?
+
+A libp2p listener greets whoever connects, so one TCP connection tells a peer from another service, a closed port from a
+firewall, and how long the way is. Sends nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import errno
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from multiaddr import Multiaddr
+
+from peers.console.words import short_address
+from peers.doctor.results import CheckResult
+from swarm.network.addresses import GREETING, is_loopback, is_relayed, tcp_port_of
+
+KNOCK_S = 3.0
+_HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6")
+
+Answered = Literal["peer", "closed", "silent", "no route", "no name", "no peer", "untried"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knock:
+    """What happened at one address: who ``answered``, after how many seconds, and the system's own words."""
+
+    address: str
+    answered: Answered
+    seconds: float = 0.0
+    words: str = ""
+
+    @property
+    def may_answer(self) -> bool:
+        """Whether it is worth dialling: what cannot be knocked at (QUIC, a name's records) may well answer."""
+        return self.answered in ("peer", "untried")
+
+
+async def knock_at(addresses: Sequence[str], *, within_s: float = KNOCK_S) -> list[Knock]:
+    """Knock at all of them at once. Ends within ``within_s`` seconds."""
+    return list(await asyncio.gather(*(_knock(text, within_s) for text in addresses)))
+
+
+async def _knock(text: str, within_s: float) -> Knock:
+    address = Multiaddr(text)
+    host = next((address.value_for_protocol(p.name) for p in address.protocols() if p.name in _HOSTS), None)
+    port = tcp_port_of(address)
+    if host is None or port is None:
+        return Knock(address=text, answered="untried", words="no TCP address")
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    try:
+        async with asyncio.timeout(within_s):
+            reader, writer = await asyncio.open_connection(host, port)
+            took = loop.time() - began
+            try:
+                greeting = await reader.readexactly(len(GREETING))
+            finally:
+                writer.close()
+    except TimeoutError:
+        return Knock(address=text, answered="silent", words=f"no answer in {within_s:g} s")
+    except EOFError:
+        return Knock(address=text, answered="no peer", words="it hung up")
+    except OSError as error:
+        return Knock(address=text, answered=_answered(error), words=_words(error))
+    return Knock(address=text, answered="peer" if greeting == GREETING else "no peer", seconds=took)
+
+
+def _words(error: OSError) -> str:
+    """The system's, without the address, which is said already; of an unknown name the resolver's."""
+    named = error.errno in errno.errorcode and not isinstance(error, socket.gaierror)
+    return os.strerror(error.errno) if named and error.errno else error.strerror or str(error)
+
+
+def _answered(error: OSError) -> Answered:
+    if isinstance(error, socket.gaierror):
+        return "no name"
+    closed = (errno.ECONNREFUSED, errno.ECONNRESET)
+    return "closed" if error.errno in closed else "silent" if error.errno == errno.ETIMEDOUT else "no route"
+
+
+_CAUSES: dict[Answered, str] = {
+    "closed": "the machine is there, and no peer listens at that port: it ended, or came back at another port",
+    "silent": "nothing answers: the machine is off, or a firewall drops what comes",
+    "no route": "this machine finds no way there",
+    "no name": "the name has no address",
+    "no peer": "something else than a peer listens there",
+}
+_CHECKS: dict[Answered, str] = {
+    "closed": "does the peer of the invite still run? swarm status, on its machine",
+    "silent": "is that machine on, and its port open in its firewall? Does this network let calls out to that port?",
+    "no route": "is this machine on a network? ip route; of the same one, for private addresses?",
+    "no name": "getent hosts NAME",
+    "no peer": "is it the right invite? Another program may have taken the port since.",
+}
+
+
+_NEW_INVITE = "Ask somebody in the run for a new invite: swarm invite"
+_NEXTS: dict[Answered, str] = {
+    "silent": "Have that port opened there (swarm new --port N), or ask another peer for an invite: swarm invite",
+    "no route": "Connect this machine, or ask for an invite with an address that it can reach: swarm invite",
+    "no name": "Ask for an invite with an IP address: swarm new --announce /ip4/ADDRESS/tcp/N",
+}
+
+
+def judge_contacts(knocks: Sequence[Knock]) -> CheckResult:
+    """Say whether any address of an invite answers, and why not. Pure."""
+    said = {"addresses": [dataclasses.asdict(knock) for knock in knocks]}
+    there = [knock for knock in knocks if knock.answered == "peer"]
+    if there:
+        quickest = min(there, key=lambda knock: knock.seconds)
+        at = f"{short_address(quickest.address)} after {1000 * quickest.seconds:.3g} ms"
+        way = ", through a relay" if is_relayed(Multiaddr(quickest.address)) else ""
+        all_ = (
+            f"{len(there)} of {len(knocks)} addresses answer{way}: {at}" if len(knocks) > 1 else f"answers{way}: {at}"
+        )
+        return CheckResult(name="contact", found=all_, facts=said)
+    shown = ", ".join(f"{short_address(knock.address)} ({knock.words or knock.answered})" for knock in knocks)
+    if any(knock.may_answer for knock in knocks):
+        return CheckResult(name="contact", found=f"to be dialled: {shown}", facts=said)
+    base = CheckResult(name="contact", found=f"nobody answers: {shown}", facts=said)
+    outward = [knock for knock in knocks if not is_loopback(Multiaddr(knock.address))]
+    if outward:
+        kind = outward[0].answered
+        return base.fails(_CAUSES[kind], check=_CHECKS[kind], next_=_NEXTS.get(kind, _NEW_INVITE))
+    return base.fails(
+        "the invite is of use on one machine only: that peer ended, or this is another machine",
+        check="on the machine where the invite was made: swarm status",
+        next_="Start a peer there that listens on all interfaces (--listen /ip4/0.0.0.0/tcp/0), and ask it for a new "
+        "invite: swarm invite",
+    )

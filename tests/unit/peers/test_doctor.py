@@ -1,0 +1,353 @@
+"""What the checks of ``swarm doctor`` say of facts that are given, without a machine that has them."""
+
+from __future__ import annotations
+
+import dataclasses
+import resource
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from peers.console.words import CommandError
+from peers.doctor.compute import BlockSpeed, DeviceSeen, PlannedPart
+from peers.doctor.judge import (
+    Gain,
+    judge_bandwidth,
+    judge_clock,
+    judge_device,
+    judge_gain,
+    judge_parts,
+    judge_reach,
+    judge_round_trip,
+    judge_run,
+    judge_speed,
+    step_seconds,
+)
+from peers.doctor.machine import MachineFacts, TorchBuild, check_before_start, judge_machine, look, size
+from peers.doctor.results import CheckResult, DoctorReport, raise_first, refused
+from peers.exit_codes import EXIT_DOCTOR, EXIT_OK
+from swarm.errors import Advice, ConfigError, Ending, RunEnded, Unreachable
+from swarm.ids import PartName
+from swarm.network.reach.probe import ProbedLink
+from swarm.network.reach.reachability import How, Reach
+
+PEER = "12D3KooWMrSnzaXRF41zHeiKFu6JxTnmWJGKBmEmoW2LsquAx6zW"
+MB = 1_000_000
+SOUND = MachineFacts(
+    python=(3, 12, 1), system="Linux", machine="x86_64", cores=8, missing=(), daemon="",
+    torch=TorchBuild(version="2.13.0+cpu"), gpu=False, memory_free=8000 * MB, memory_total=16000 * MB,
+    disk=Path("/data"), disk_free=50_000 * MB, disk_error="", files_soft=1024, files_hard=65536,
+)  # fmt: skip
+
+
+def judged(name: str, **other: Any) -> CheckResult:
+    """The check of that name of a sound machine but for these facts."""
+    return next(one for one in judge_machine(dataclasses.replace(SOUND, **other)) if one.name == name)
+
+
+def advised(result: CheckResult) -> CheckResult:
+    """A result that failed or warns, with its cause and something to do or to look at."""
+    assert result.level in ("warn", "fail"), result
+    assert result.cause
+    assert result.check or result.next
+    return result
+
+
+# --- the machine -----------------------------------------------------------------------------------------------------
+
+
+def test_judge_machine_of_a_sound_one_finds_nothing() -> None:
+    assert {result.name: result.level for result in judge_machine(SOUND)} == dict.fromkeys(
+        ("python", "torch", "memory", "disk", "open files"), "ok"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "facts", "level", "said"),
+    [
+        ("python", {"missing": ("hivemind", "blake3")}, "fail", "hivemind and blake3"),
+        ("python", {"daemon": "p2pd is built for x86_64, and this machine is aarch64"}, "fail", "aarch64"),
+        ("python", {"system": "Darwin"}, "fail", "built for Linux"),
+        ("python", {"python": (3, 14, 0)}, "warn", "above 3.13"),
+        ("torch", {"torch": None}, "fail", "computes with it"),
+        ("torch", {"gpu": True}, "warn", "cannot use it"),
+        ("memory", {"memory_free": 200 * MB}, "fail", "367 MB"),
+        ("memory", {"memory_free": 700 * MB}, "warn", "little is left"),
+        ("disk", {"disk_free": 10 * MB}, "fail", "67 MB at least"),
+        ("disk", {"disk_free": 500 * MB}, "warn", "12 bytes a parameter"),
+        ("disk", {"disk_error": "Permission denied"}, "fail", "Permission denied"),
+        ("open files", {"files_hard": 128}, "fail", "take 256"),
+        ("open files", {"files_hard": 512}, "warn", "of 200, 1024"),
+    ],
+)
+def test_judge_machine_says_what_is_wrong_and_what_to_do(
+    name: str, facts: dict[str, Any], level: str, said: str
+) -> None:
+    result = advised(judged(name, **facts))
+    assert (result.level, said in result.cause) == (level, True), result
+
+
+def test_judge_machine_takes_a_gpu_with_its_torch_and_no_limit_of_files() -> None:
+    build = TorchBuild(version="2.13.0+cu130", cuda="13.0")
+    assert judged("torch", gpu=True, torch=build).found == "2.13.0+cu130, built for CUDA 13.0"
+    assert judged("open files", files_hard=resource.RLIM_INFINITY).found == "no limit"
+
+
+def test_look_reads_this_machine_and_makes_nothing(tmp_path: Path) -> None:
+    facts = look(tmp_path / "no" / "home")
+    assert (facts.disk, facts.disk_error, facts.missing, facts.daemon) == (tmp_path, "", (), "")
+    assert facts.torch is not None
+    assert facts.torch.version[:1].isdigit()
+    assert 0 < facts.memory_free <= facts.memory_total
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_look_finds_the_trace_of_a_gpu(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    assert not look(tmp_path, tmp_path).gpu
+    (tmp_path / "dev" / "nvidia0").touch()
+    assert look(tmp_path, tmp_path).gpu
+
+
+def test_check_before_start_stops_with_the_cause_or_says_its_doubts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[tuple[str, str]] = []
+    facts = dataclasses.replace(SOUND, files_hard=128, memory_free=100 * MB)
+    monkeypatch.setattr("peers.doctor.machine.look", lambda home: facts)
+    with pytest.raises(CommandError) as caught:
+        check_before_start(tmp_path, lambda label, text: said.append((label, text)))
+    assert caught.value.exit_code == EXIT_DOCTOR
+    assert caught.value.cause.startswith("memory: 100 MB free")
+    assert "also: open files" in caught.value.cause
+    facts = dataclasses.replace(SOUND, files_hard=512, disk_error="Permission denied")
+    check_before_start(tmp_path, lambda label, text: said.append((label, text)))
+    assert [label for label, _ in said] == ["open files"], "a home that cannot be written has an error of its own"
+
+
+@pytest.mark.parametrize(
+    ("amount", "words"), [(12, "12 bytes"), (9e4, "90 kB"), (367e6, "367 MB"), (1.25e9, "1.25 GB")]
+)
+def test_size_of_bytes_for_people(amount: float, words: str) -> None:
+    assert size(amount) == words
+
+
+# --- the run ---------------------------------------------------------------------------------------------------------
+
+
+def seen(closed: int | None, *, lost: tuple[str, ...] = (), ended: bool = False) -> Any:
+    """A run of 60 steps and three peers."""
+    return SimpleNamespace(
+        manifest=SimpleNamespace(run=SimpleNamespace(name="mine", steps=60), run_id="ab" * 32),
+        standing=SimpleNamespace(closed=closed, waiting_for="1 of 2 stage hosts are here", lost=lost),
+        head=None if closed is None else SimpleNamespace(ended=ended),
+        members=("a", "b", "c"),
+        contact="a",
+    )
+
+
+def test_judge_run_says_where_it_stands() -> None:
+    assert judge_run(seen(12)).found == "mine (abababababab), step 12 of 60, 3 peers"
+    before = judge_run(seen(None, lost=("stage-0",)))
+    assert (before.level, before.found.endswith("has not begun: 1 of 2 stage hosts are here")) == ("ok", True)
+    assert advised(judge_run(seen(12, lost=("stage-1",)))).cause == "nobody holds stage-1 any more"
+    for over in (seen(60), seen(12, ended=True)):
+        assert advised(judge_run(over)).level == "fail"
+
+
+@pytest.mark.parametrize(
+    ("offsets", "level", "said"),
+    [
+        ([], "skipped", "no peer says"),
+        ([0.4, -0.2, 0.3], "ok", "within a second of 3 peers"),
+        ([1.6], "ok", "1.6 s behind 1 peer"),
+        ([5.0, 5.5, 900.0], "warn", "5.5 s behind 3 peers"),
+        ([-60.0, -61.0], "fail", "60.5 s ahead of 2 peers"),
+        ([1e300], "fail", "1000000000.0 s behind 1 peer"),
+    ],
+)
+def test_judge_clock_takes_the_median(offsets: list[float], level: str, said: str) -> None:
+    result = judge_clock(offsets)
+    assert (result.level, said in result.found) == (level, True), result
+    if level in ("warn", "fail"):
+        advised(result)
+
+
+def test_judge_round_trip_warns_of_a_long_one_and_not_of_one_busy_peer() -> None:
+    assert judge_round_trip(0.012, [0.02, 0.03, 0.04]).found == "12 ms to the contact, median of 3 other members 30 ms"
+    assert judge_round_trip(0.9, [0.02]).level == "ok"
+    assert advised(judge_round_trip(0.9, [0.8])).level == "warn"
+
+
+def test_judge_bandwidth_says_what_was_measured_and_with_how_much() -> None:
+    link = ProbedLink(up=2.5e6, down=5e6, up_bytes=1 << 16, down_bytes=1 << 20)
+    result = judge_bandwidth(link, [1e6, 3e6, 2e6])
+    assert (result.level, result.found) == (
+        "ok",
+        "at least 20.0 Mbit/s up, 40.0 Mbit/s down (measured with 66 kB there and 1 MB back, with the contact); "
+        "members measured 16.0 Mbit/s between them",
+    )
+    assert advised(judge_bandwidth(dataclasses.replace(link, up=1e4), [])).level == "warn"
+    none = ProbedLink(up=0, down=0, up_bytes=0, down_bytes=0, problem="no method here")
+    assert (judge_bandwidth(none, []).level, judge_bandwidth(none, []).found) == (
+        "skipped",
+        "not measured: no method here",
+    )
+
+
+@pytest.mark.parametrize(
+    ("how", "near", "level"),
+    [("direct", False, "ok"), ("local", True, "ok"), ("local", False, "fail"), ("relayed", False, "warn"),
+     ("unknown", False, "warn"), ("outgoing", False, "fail")],
+)  # fmt: skip
+def test_judge_reach_of_each_kind(how: How, near: bool, level: str) -> None:
+    result = judge_reach(Reach(how, f"{PEER} said so", ()), "hole-punched", near=near)
+    assert (result.level, PEER in result.found, "punched hole" in result.found) == (level, False, True)
+    if level != "ok":
+        advised(result)
+
+
+def parts(*lacking: str) -> list[PlannedPart]:
+    """Two stages and the ends, with what each lacks."""
+    names = ("stage-0", "stage-1", "ends")
+    return [
+        PlannedPart(part=PartName(name), bytes=500 * MB, parameters=20 * MB, lacking=missing)
+        for name, missing in zip(names, lacking, strict=True)
+    ]
+
+
+def test_judge_parts_says_which_fit_and_how_to_join_with_one() -> None:
+    assert judge_parts(parts("", "", ""), 10_000 * MB).found == "all 3 fit; the largest takes 500 MB and activations"
+    some = advised(judge_parts(parts("too little", "", "too little"), 10_000 * MB))
+    assert (some.level, "join INVITE --stage 1" in some.next) == ("warn", True)
+    assert "--role trainer" in advised(judge_parts(parts("x", "x", ""), 10_000 * MB)).next
+    assert advised(judge_parts(parts("x", "x", "x"), 10_000 * MB)).level == "fail"
+    assert "720 MB" in advised(judge_parts(parts("", "", ""), 100 * MB)).cause
+
+
+def test_judge_speed_beside_the_replicas_and_alone() -> None:
+    own = BlockSpeed(stage_s=0.2, whole_s=0.9, measured="2 layers, 8 of 8 rows, best of 3")
+    assert judge_speed("stage-0", own, [0.1, 0.1, 0.4]).found.endswith("100 ms at 3 replicas: 2 times as long")
+    assert judge_speed("stage-0", own, [1.0]).found.endswith("1 s at 1 replica: 5 times as fast")
+    assert judge_speed("stage-0", own, []).found.endswith("no replica says how long it takes there")
+
+
+def test_judge_device_says_how_much_memory_is_free() -> None:
+    cpu = DeviceSeen(device="cpu", title="the CPU", free=8000 * MB, total=0, torch="2.13.0")
+    assert judge_device(cpu).found == "cpu: the CPU computes, 8 GB of memory free"
+    gpu = dataclasses.replace(cpu, device="cuda:0", title="NVIDIA H100", total=80_000 * MB)
+    assert judge_device(gpu).found == "cuda:0: NVIDIA H100 computes, 8 GB of 80 GB free"
+
+
+# --- is it worth it? -------------------------------------------------------------------------------------------------
+
+GAIN = Gain(
+    part="stage-0", replicas=3, parameters=100 * MB, bytes_a_parameter=4.0, rounds=1, tokens_a_step=16_000,
+    tokens_a_microbatch=1000, step_s=20.0, watched=True, whole_s=2.0, link=100e6, alone_fits=True,
+)  # fmt: skip
+
+
+def test_gain_reckons_what_is_averaged_and_both_speeds() -> None:
+    assert GAIN.averaged_bytes == 2 * 4 * 100 * MB * 3 / 4
+    assert (GAIN.averaging_s, GAIN.swarm_tokens_s, GAIN.alone_tokens_s) == (6.0, 800.0, 500.0)
+    assert dataclasses.replace(GAIN, replicas=0).averaged_bytes == 0
+    assert dataclasses.replace(GAIN, link=0.0).averaging_s == 0
+    assert dataclasses.replace(GAIN, alone_fits=False).alone_tokens_s == 0
+
+
+def test_judge_gain_of_a_machine_that_helps_gives_the_numbers() -> None:
+    result = judge_gain(GAIN)
+    assert result.level == "ok"
+    for words in ("swarm trains 800 tokens a second, this machine alone 500", "a step takes 20 s", "6 s of this link"):
+        assert words in result.found, result.found
+
+
+def test_judge_gain_says_when_the_swarm_would_be_slower_with_it() -> None:
+    result = advised(judge_gain(dataclasses.replace(GAIN, link=1e6)))
+    assert "each step would wait 600 s for averaging over this link, and takes 20 s now" in result.cause
+    assert "--role trainer" in result.next
+
+
+def test_judge_gain_says_when_it_alone_would_be_faster() -> None:
+    result = advised(judge_gain(dataclasses.replace(GAIN, whole_s=0.5)))
+    assert "alone would be faster than the swarm: 2.0 k tokens a second beside 800" in result.cause
+
+
+def test_judge_gain_without_any_figure_says_so() -> None:
+    unknown = dataclasses.replace(GAIN, step_s=0.0, link=0.0)
+    assert judge_gain(unknown).found == "alone it trains 500 tokens a second"
+    result = judge_gain(dataclasses.replace(unknown, alone_fits=False))
+    assert (result.level, result.found) == ("skipped", "nobody knows yet what a step takes")
+
+
+def vitals(part: str | None, compute_s: float) -> Any:
+    return SimpleNamespace(part=part, compute_s=compute_s)
+
+
+def test_step_seconds_are_watched_or_those_of_the_slowest_stage() -> None:
+    said = [
+        vitals("stage-0", 0.5),
+        vitals("stage-0", 0.5),
+        vitals("stage-1", 0.4),
+        vitals("ends", 9.0),
+        vitals(None, 0),
+    ]
+    assert step_seconds([(0.0, 4), (1.0, 5), (5.0, 7)], cast(Any, said), 16) == (2.0, True)
+    assert step_seconds([(0.0, 4), (1.0, 5)], cast(Any, said), 16) == (6.4, False)
+    assert step_seconds([], [vitals("stage-0", 0.0), vitals("stage-0", 1e300)], 16) == (0.0, False)
+
+
+# --- results ---------------------------------------------------------------------------------------------------------
+
+
+def test_check_result_lines_are_marked_and_harmless() -> None:
+    base = CheckResult(name="port", found="taken\x1b[31m by\nsomebody")
+    assert base.lines() == ["✓ port         taken [31m by somebody"]
+    failed = base.fails("it is taken", check="ss -ltn", next_="take another")
+    assert failed.lines(plain=True)[0].startswith("x port")
+    assert failed.lines()[1:] == ["    cause: it is taken", "    check: ss -ltn", "    next:  take another"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConfigError("--listen", "x", "a free port", "Take another.", why="it is taken"),
+        CommandError("it is taken", check="expected a free port", next_="Take another."),
+        RunEnded("it is taken", Ending.UNREACHABLE, check="expected a free port", remedy="Take another."),
+    ],
+)
+def test_refused_says_what_the_error_says(error: Any) -> None:
+    result = refused("port", "no port", error)
+    assert (result.level, "it is taken" in result.cause) == ("fail", True)
+    assert (result.check, result.next) == ("expected a free port", "Take another.")
+
+
+def test_refused_has_commands_for_the_advice_of_the_library() -> None:
+    error = RunEnded("nobody answers", Ending.UNREACHABLE, check="is it there?", remedy=Advice.NEW_INVITE)
+    assert "swarm invite" in refused("run", "not asked", error).next
+    assert refused("run", "not asked", Unreachable("gone")).cause == "gone"
+
+
+def test_doctor_report_has_the_exit_code_and_the_last_word() -> None:
+    shown: list[CheckResult] = []
+    report = DoctorReport(shown.append)
+    report.add(CheckResult(name="memory", found="little").warns("little"))
+    assert (report.exit_code, len(shown)) == (EXIT_OK, 1)
+    assert "--quick" in report.verdict(quick=True, invited=True)
+    assert "swarm doctor INVITE" in report.verdict(quick=False, invited=False)
+    assert "not all was looked at" in report.verdict(quick=False, invited=True)
+    report.add(CheckResult(name="reachable", found="direct"))
+    assert report.verdict(quick=False, invited=True) == "this machine can join; for memory see above"
+    report.add(CheckResult(name="port", found="taken").fails("taken"))
+    assert report.exit_code == EXIT_DOCTOR
+    assert report.verdict(quick=False, invited=True) == "this machine cannot join as it is: for port see above"
+    document = report.document()
+    assert (document["schema"], document["ok"], [one["level"] for one in document["checks"]]) == (
+        1, False, ["warn", "ok", "fail"],
+    )  # fmt: skip
+
+
+def test_raise_first_passes_over_warnings() -> None:
+    raise_first([CheckResult(name="memory", found="little").warns("little")])
