@@ -27,13 +27,13 @@ look();
 """  # noqa: E501 - as it is read by a browser
 
 
-def page_figures(*, seconds: float, loads: int, viewers: int = VIEWERS) -> dict[str, float]:
+def page_figures(*, seconds: float, loads: int, viewers: int = VIEWERS) -> dict[str, float | None]:
     """Found a small swarm whose founder serves a dashboard, and measure it.
 
     Returns:
         ``viewers_core_share``: core-seconds a second of the serving peer with that many viewers, less those without;
         ``viewers_step_ratio``: steps a second with them over those without; ``page_bytes_s`` is what one viewer gets.
-        ``first_paint_ms`` and ``first_run_ms`` (the page, and the run on it), where this machine has a browser.
+        ``first_paint_ms`` and ``first_run_ms`` (the page, and the run on it), None on a machine without a browser.
     """
     with tempfile.TemporaryDirectory(prefix="page-") as scratch, by_hand(Path(scratch)) as hand:
         manifest = Path(scratch) / "run.toml"
@@ -45,10 +45,8 @@ def page_figures(*, seconds: float, loads: int, viewers: int = VIEWERS) -> dict[
             hand.start("join", invite, "--role", role, *LOCAL)
         founder.wait_step(5)
         pid = int(founder.wait_event("PeerStarted")["pid"])
-        found = asyncio.run(_viewed(url, founder, pid, seconds, viewers))
-        if not missing():
-            found |= _painted(url, loads)
-        return found
+        found: dict[str, float | None] = {**asyncio.run(_viewed(url, founder, pid, seconds, viewers))}
+        return found | ({"first_paint_ms": None, "first_run_ms": None} if missing() else _painted(url, loads))
 
 
 async def _viewed(url: str, founder: Started, pid: int, seconds: float, viewers: int) -> dict[str, float]:

@@ -26,7 +26,7 @@ def test_result_has_medians_beside_targets() -> None:
     told = result(found, [9.0, 11.126, 10.0])
     assert told.summary == {
         "help_ms": 200, "status_ms": 200, "peers_ms": 200, "doctor_quick_ms": 200,
-        "help_target_ms": 300, "status_target_ms": 300, "peers_target_ms": 300, "doctor_quick_target_ms": 300,
+        "help_target_ms": 150, "status_target_ms": 150, "peers_target_ms": 150, "doctor_quick_target_ms": 300,
         "doctor_s": 11.13, "doctor_target_s": 15,
     }  # fmt: skip
     assert told.rows[2] == ["swarm status", 200, 100, 300]

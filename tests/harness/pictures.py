@@ -1,24 +1,27 @@
 """Makes the README's pictures from a real run with churn: ``python -m tests.harness.pictures``, or ``make pictures``.
 
 A small swarm is founded on this machine, a peer of it is killed, another joins and a third leaves in order; then its
-dashboard is photographed in light and dark.
+dashboard is photographed in light and dark, and ``swarm top`` beside it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import re
 import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from swarm.clock import SystemClock
 from tests.harness.browser import browser, missing
 from tests.harness.by_hand import ByHand, Started, by_hand
 from tests.harness.sources import ROOT
 
 PICTURES = ROOT / "tests" / "pictures"
 LOCAL = ("--listen", "/ip4/127.0.0.1/tcp/0")
-STEPS = 120
+STEPS = 200
 MANIFEST = f"""
 [run]
 name = "stories"
@@ -71,6 +74,20 @@ def photograph(url: str, path: Path, *, width: int, dark: bool, height: int | No
         driver.save_screenshot(str(path))
 
 
+async def photograph_terminal(home: Path) -> str:
+    """``swarm top`` of a peer of this home, in a large terminal."""
+    from peers.cli.top import feed_of
+    from peers.top.app import TopApp
+
+    clock = SystemClock()
+    app = TopApp(feed_of(None, None, str(home), clock), clock)
+    async with app.run_test(size=(150, 42)) as pilot:
+        await clock.sleep(8.0)  # shares of time are known after a few looks
+        await pilot.pause()
+        # Without the font that it would fetch from elsewhere.
+        return re.sub(r"@font-face \{.*?\}\s*", "", app.export_screenshot(title="swarm top"), flags=re.DOTALL)
+
+
 def main() -> int:
     """Make them."""
     if why := missing():
@@ -81,6 +98,7 @@ def main() -> int:
         url, _ = churned(hand)
         photograph(url, PICTURES / "dashboard.png", width=1200, dark=False, height=1500)
         photograph(url, PICTURES / "dashboard-dark.png", width=1200, dark=True, height=1500)
+        (PICTURES / "top.svg").write_text(asyncio.run(photograph_terminal(hand.home)))
     for path in sorted(PICTURES.iterdir()):
         print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1e3:.0f} kB")
     return 0
