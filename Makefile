@@ -17,7 +17,7 @@ BASE ?= HEAD
 # Test processes. Tests marked `process` share one of them, so they never run at the same time.
 WORKERS ?= 2
 
-.PHONY: help setup lock quickstart check test test-long test-browser pictures smoke nemesis golden lint format bench gpu-check image swarm-up swarm-down clean
+.PHONY: help setup lock quickstart check test test-long test-browser test-extras pictures smoke nemesis golden lint format bench gpu-check image swarm-up swarm-down clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,12 @@ test-long: setup ## those that take longest; ARGS passed to pytest
 
 test-browser: setup ## the dashboard in a headless Chromium (Debian: apt install chromium chromium-driver); ARGS passed to pytest
 	@$(VENV)/bin/python -m pytest -m browser -o faulthandler_timeout=0 $(ARGS)
+
+test-extras: setup ## those of --report-to with the trackers themselves, offline; installs them into .venv-extras
+	@cmp -s locks/extras.txt .venv-extras/.lock || { rm -rf .venv-extras && $(VENV)/bin/python -m pip install \
+	  --disable-pip-version-check --quiet --require-hashes --no-deps --target .venv-extras -r locks/extras.txt \
+	  && cp locks/extras.txt .venv-extras/.lock; }
+	@PYTHONPATH=.venv-extras $(VENV)/bin/python -m pytest -m extras $(ARGS)
 
 nemesis: setup ## the tests with faults that take minutes, in one process; ARGS passed to pytest
 	@$(VENV)/bin/python -m pytest -m nemesis -o faulthandler_timeout=0 $(ARGS)
@@ -81,5 +87,5 @@ swarm-down: ## remove it: containers, networks, volumes
 	@docker/down.sh
 
 clean: ## remove .venv and caches; keeps out/
-	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) .venv-extras build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -34,6 +34,7 @@ from peers.guards import watch_daemon, watch_preemption, watch_signals
 from peers.manifest_file import manifest_sent
 from peers.options.reading import blamed
 from peers.orders import Orders
+from peers.reporting.reporter import reporting_of
 from peers.settings import PeerSettings, member_settings
 from swarm.clock import SystemClock
 from swarm.config import Manifest, load_manifest
@@ -113,7 +114,8 @@ async def _run_peer(settings: PeerSettings, device: Callable[[PeerSettings], Dev
     clock = SystemClock()
     identity = load_or_create(settings.identity)
     recorder = Recorder(settings.home / "events.jsonl", identity.peer, clock)
-    events = EventNarration(settings, recorder, clock, peer=identity.peer)
+    reporting = reporting_of(settings, recorder, clock)
+    events = EventNarration(settings, reporting, clock, peer=identity.peer)
     node = Node(settings, identity, events, clock, orders)
     reason, exit_code = f"{settings.name} was interrupted", EXIT_INTERRUPTED
     verdict: SwarmError | None = None
@@ -131,6 +133,7 @@ async def _run_peer(settings: PeerSettings, device: Callable[[PeerSettings], Dev
     finally:
         events.emit(PeerStopped(reason=reason, exit_code=exit_code))
         recorder.close()
+        reporting.close()
     if settings.verbose or settings.json_lines:
         if verdict is not None and EXIT_OK < exit_code < EXIT_DRAINED:
             report_error(verdict)

@@ -85,6 +85,15 @@ def quickstart(
         Path | None, typer.Option(help="Write everything to this new directory.  [default: out/<date-time>]")
     ] = None,
     report: Annotated[Path | None, typer.Option(help="Also write the JSON report here.")] = None,
+    report_to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TRACKER", help="Hand the run's figures on: tensorboard, wandb, mlflow, or several with commas."
+        ),
+    ] = None,
+    report_dir: Annotated[
+        Path | None, typer.Option(help="With --report-to: directory of its files.  [default: reports/ in --out]")
+    ] = None,
     ends: Annotated[
         EndsChoice,
         typer.Option(help="private: token ids and labels never leave a trainer; hosted: stages hold the ends."),
@@ -131,7 +140,14 @@ def quickstart(
         lora=_lora(lora_rank, lora_base),
     )
     options = QuickstartOptions(
-        shape=shape, text=tuple(text or ()), out=out, report=report, device=device, json=as_json
+        shape=shape,
+        text=tuple(text or ()),
+        out=out,
+        report=report,
+        device=device,
+        json=as_json,
+        report_to=report_to,
+        report_dir=report_dir,
     )
     raise typer.Exit(run_quickstart(options, SystemClock()))
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peers.commands.preflight import check_announce, check_checkpoints, check_device, check_listen
+from peers.commands.preflight import check_announce, check_checkpoints, check_device, check_listen, check_reporting
 from peers.console.words import command_name, print_error
 from peers.doctor.machine import check_before_start
 from peers.exit_codes import EXIT_OK
@@ -103,6 +103,7 @@ def _check(options: PeerOptions) -> None:
         raise ConfigError("--model-files", str(options.model_files), "a directory with a config.json", remedy)
     if options.checkpoints is not None:
         check_checkpoints(options.checkpoints)
+    check_reporting(options.report_to, options.report_dir)
 
 
 def _awaited(file: Path, say: Callable[[str, str], None]) -> str:

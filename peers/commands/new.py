@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from peers.commands.preflight import check_announce, check_listen, check_output
+from peers.commands.preflight import check_announce, check_listen, check_output, check_reporting
 from peers.console.words import command_name, count
 from peers.doctor.machine import check_before_start
 from peers.options.model import Foundation, PeerOptions
@@ -53,6 +53,7 @@ def new(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines
         from peers.dashboard.start import check_dashboard
 
         check_dashboard(options.dashboard, None if options.home is None else str(options.home))
+    check_reporting(options.report_to, options.report_dir)
     check_before_start(home, say)
     founded = _founded(foundation, options, say)
     from peers.frozen import frozen_store, store_of, with_frozen

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from peers.console.words import another_path
 from peers.options.model import ANY_PORT, DEVICE, DEVICE_WORDS
+from peers.reporting.trackers import check_trackers
 from swarm.errors import ConfigError
 
 GPU_TRACES = ("dev/nvidia*", "proc/driver/nvidia/gpus/*", "dev/nvgpu*", "dev/nvhost-gpu", "dev/dxg", "dev/kfd")
@@ -40,6 +41,20 @@ def check_device(device: str, root: Path = Path("/")) -> None:
 def check_checkpoints(pattern: Path) -> None:
     """Refuse a place for checkpoints in which this user cannot write, up to what ``{run}`` in it stands for. Tries it,
     and leaves nothing. Raises ConfigError."""
+    _check_writable("--checkpoints", pattern, "keep the run in the home")
+
+
+def check_reporting(trackers: str | None, directory: Path | None) -> None:
+    """Refuse trackers that are not here, or could not write. Raises ConfigError."""
+    check_trackers(trackers)
+    if directory is not None:
+        if trackers is None:
+            remedy = "Add --report-to tensorboard, or leave it out."
+            raise ConfigError("--report-dir", str(directory), "only together with --report-to", remedy)
+        _check_writable("--report-dir", directory, "write into the session")
+
+
+def _check_writable(option: str, pattern: Path, otherwise: str) -> None:
     place = next(path for path in (pattern, *pattern.parents) if "{run}" not in str(path))
     missing = [path for path in (place, *place.parents) if not path.exists()]
     made: list[Path] = []
@@ -50,10 +65,8 @@ def check_checkpoints(pattern: Path) -> None:
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
-        remedy = (
-            f"{error.strerror or error}: name another with --checkpoints, or leave it out to keep the run in the home."
-        )
-        raise ConfigError("--checkpoints", str(pattern), "a directory that this user may write", remedy) from None
+        remedy = f"{error.strerror or error}: name another with {option}, or leave it out to {otherwise}."
+        raise ConfigError(option, str(pattern), "a directory that this user may write", remedy) from None
     finally:
         for path in reversed(made):
             path.rmdir()

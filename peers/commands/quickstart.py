@@ -15,10 +15,11 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from peers.commands.preflight import check_device, check_output
+from peers.commands.preflight import check_device, check_output, check_reporting
 from peers.console.interrupt import Interrupted, allow, check, defer, interruptible, received
 from peers.console.words import (
     MANY_TIMES,
@@ -62,6 +63,8 @@ class QuickstartOptions:
     report: Path | None = None
     device: str = "cpu"
     json: bool = False
+    report_to: str | None = None
+    report_dir: Path | None = None
 
 
 def _little(prepared: PreparedRun) -> str:
@@ -84,6 +87,7 @@ def quickstart(options: QuickstartOptions, clock: Clock, *, make_group: Callable
     check_device(options.device)
     if options.report is not None:
         check_output("--report", options.report)
+    check_reporting(options.report_to, options.report_dir)
     if options.text:
         read_corpus(options.text, chats=options.shape.speaks)
     # From the first trace on disk on, an interrupt must find somebody who says what is kept.
@@ -166,7 +170,15 @@ class _Quickstart:
             view=self._view,
             clock=self._clock,
             on_change=self._show,
+            reports=self._reports(),
         ).train()
+
+    def _reports(self) -> dict[str, Any]:
+        """Return what its one reporter is told: it sees the whole run, from the first step on."""
+        if self._options.report_to is None:
+            return {}
+        directory = self._options.report_dir or self._directory.root / "reports"
+        return {"report_to": self._options.report_to, "report_dir": directory.absolute()}
 
     def _prepare(self) -> Manifest:
         text, chats = self._options.text, self._shape.speaks

@@ -56,7 +56,8 @@ def peer_names(shape: RunShape) -> tuple[str, ...]:
 
 @dataclass(slots=True, kw_only=True)
 class LocalRun:
-    """The shared objects of one run's loop. ``on_change`` is called after every look at the events."""
+    """The shared objects of one run's loop. ``on_change`` is called after every look at the events; ``reports`` are the
+    options ``report_to`` and ``report_dir`` of the one peer that reports."""
 
     shape: RunShape
     manifest: Manifest
@@ -67,6 +68,7 @@ class LocalRun:
     view: RunView
     clock: Clock
     on_change: Callable[[], None]
+    reports: Mapping[str, Any] = field(default_factory=dict)
     _casualties: list[PeerExit] = field(default_factory=list)
 
     def train(self) -> None:
@@ -97,7 +99,7 @@ class LocalRun:
             ends_seed=self.manifest.run.seed,
             frozen=self.directory.frozen.absolute(),
             model_files=None if self.shape.chosen is None else self.shape.chosen.files,
-            options=LOCAL,
+            options=dataclasses.replace(LOCAL, **self.reports),
         )
 
     def _others(self, bootstrap: tuple[str, ...]) -> list[PeerSettings]:

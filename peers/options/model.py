@@ -43,6 +43,9 @@ Name = Annotated[
     str, matching(r"[a-z0-9][a-z0-9-]{0,40}", "1 to 41 small letters, digits and dashes, the first no dash")
 ]
 Region = Annotated[str, matching(r"[a-z0-9-]{0,32}", "up to 32 small letters, digits and dashes")]
+Trackers = Annotated[
+    str, matching(r"((tensorboard|wandb|mlflow)(,(?!$)|$))+", "tensorboard, wandb or mlflow, or several with commas")
+]
 Devices = Annotated[str, matching(rf"({DEVICE})(,({DEVICE})){{0,{MAX_DEVICES - 1}}}", DEVICES_WORDS)]
 
 
@@ -228,6 +231,16 @@ class PeerOptions:
             help="swarm new: write the invite to this file, or return to the run of the invite in it; swarm join: wait "
             "for an invite in it.",
         ),
+    ] = None
+    report_to: Annotated[
+        Trackers | None,
+        Option(
+            metavar="TRACKER", help="Hand the run's figures on: tensorboard, wandb, mlflow, or several with commas."
+        ),
+    ] = None
+    report_dir: Annotated[
+        FilePath | None,
+        Option(metavar="DIR", help="Directory of the files of --report-to.", default="reports/ in the session"),
     ] = None
     origins: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
     """The source of each setting that is not its default, by key, in words: an option, a variable, or a file."""

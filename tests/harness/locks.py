@@ -31,8 +31,12 @@ BUILD = ["hatchling", "editables", "setuptools"]
 """What builds the project, and the packages that have no wheel."""
 IMAGE = ["--extra", "hf", "--extra", "observe"]
 """What the image has beside the project: peers in it join runs of models of transformers, and serve dashboards."""
+DEV = ["--extra", "dev", "--extra", "data", "--extra", "top", *IMAGE]
+TRACKERS = ["--extra", "tensorboard", "--extra", "wandb", "--extra", "mlflow"]
+"""What ``make setup`` leaves out: ``extras.txt`` has what they need beside the rest."""
 INDEX = "https://download.pytorch.org/whl/cpu"
 """Where the CPU builds of torch are, as in the Makefile."""
+_PINNED = ("dev.txt", "extras.txt", "torch-cuda.txt")
 _ENTRY = re.compile(r"^([a-z0-9][a-z0-9-]*)===?([^ ]+)((?:.*\n)(?: .*\n)*)", re.MULTILINE)
 _ASKED = ["--quiet", "--universal", "--python-version", "3.11", "--generate-hashes", "--no-annotate", "--no-header"]
 
@@ -47,11 +51,12 @@ def entries(text: str) -> dict[str, str]:
     return {name: f"{name}==={version}{rest}" for name, version, rest in _ENTRY.findall(text)}
 
 
-def split(everything: str, run: str, build: str) -> dict[str, str]:
+def split(everything: str, dev: str, run: str, build: str) -> dict[str, str]:
     """Cut a resolution into files.
 
     Args:
         everything: The resolution of all extras and of what builds.
+        dev: That of what developing needs and of what builds, with the same pins.
         run: That of what the image holds, with the same pins.
         build: That of what builds, with the same pins.
 
@@ -63,7 +68,8 @@ def split(everything: str, run: str, build: str) -> dict[str, str]:
     return {
         "build.txt": "".join(lines for name, lines in pins.items() if name in entries(build)),
         "run.txt": "".join(lines for name, lines in pins.items() if name in entries(run)),
-        "dev.txt": "".join(pins.values()),
+        "dev.txt": "".join(lines for name, lines in pins.items() if name in entries(dev)),
+        "extras.txt": "".join(lines for name, lines in pins.items() if name not in entries(dev)),
         "torch-cuda.txt": "".join(cuda.values()),
     }
 
@@ -116,12 +122,11 @@ def main(arguments: list[str]) -> int:
     project = ["pyproject.toml"]
     with tempfile.TemporaryDirectory() as scratch:
         pins = Path(scratch) / "pins.txt"
-        pins.write_text(
-            "".join(path.read_text() for path in (LOCKS / "dev.txt", LOCKS / "torch-cuda.txt") if path.exists())
-        )
-        everything = _compile(BUILD, pins, "--all-extras", *arguments, *project)
+        pins.write_text("".join((LOCKS / name).read_text() for name in _PINNED if (LOCKS / name).exists()))
+        everything = _compile(BUILD, pins, *DEV, *TRACKERS, *arguments, *project)
         pins.write_text(everything)
-        texts = split(everything, _compile([], pins, *IMAGE, *project), _compile(BUILD, pins))
+        dev = _compile(BUILD, pins, *DEV, *project)
+        texts = split(everything, dev, _compile([], pins, *IMAGE, *project), _compile(BUILD, pins))
     (version,) = re.findall(r"^torch===(\S+)", texts["torch-cuda.txt"], re.MULTILINE)
     cpu = LOCKS / "torch-cpu.txt"
     try:

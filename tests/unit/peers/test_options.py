@@ -47,6 +47,8 @@ SAID: dict[str, Any] = {
     "preemption_url": "http://127.0.0.1:5",
     "dashboard": "7301",
     "invite_file": "invite",
+    "report_to": "tensorboard,mlflow",
+    "report_dir": "reports",
 }
 """A value of each that is not its default, as a file has it."""
 BESIDE = {"preemption_url": {"preemption": "auto"}}
@@ -80,6 +82,8 @@ WRONG: dict[str, Any] = {
     "preemption_url": "ftp://x",
     "dashboard": "0.0.0.0:x",
     "invite_file": "",
+    "report_to": "tensorboard,comet",
+    "report_dir": "",
 }
 
 

@@ -1,0 +1,1 @@
+"""A run's figures for trackers of experiments: ``--report-to``."""
