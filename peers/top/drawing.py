@@ -141,6 +141,7 @@ def grid(state: State, width: int, height: int) -> Content:
     for heading, found in (
         ("without a part", [one for one in others if one["here"]]),
         ("waiting to be let in", [one for one in others if one["state"] == "waiting"]),
+        ("left and lost", [one for one in others if one["state"] in ("left", "lost")]),
     ):
         if found:
             rows.append([(fitted(f"{heading}: {len(found)}", width), _BOLD)])
@@ -252,7 +253,7 @@ def curve_of(rows: Sequence[Sequence[Any]], columns: int) -> list[float]:
         total, number = sums.get(column, (0.0, 0))
         sums[column] = total + loss, number + 1
     curve, newest = [], known[0][1]
-    for column in range(min(columns, last - first + 1)):
+    for column in range(columns):
         if column in sums:
             newest = sums[column][0] / sums[column][1]
         curve.append(newest)
@@ -260,9 +261,8 @@ def curve_of(rows: Sequence[Sequence[Any]], columns: int) -> list[float]:
 
 
 def _column(step: int, first: int, last: int, columns: int) -> int:
-    """Return where a step stands: a column of its own while there are enough."""
-    steps = last - first + 1
-    return step - first if steps <= columns else (step - first) * columns // steps
+    """Return the first column of a step, or the one that it shares with others."""
+    return (step - first) * columns // (last - first + 1)
 
 
 def _level(value: float, low: float, high: float, most: int) -> int:

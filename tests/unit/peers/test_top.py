@@ -171,7 +171,9 @@ async def test_marks_stand_under_the_steps_at_which_peers_came_and_went() -> Non
         await pilot.pause()
         bars, marks = shown(app).splitlines()[2:4]
         assert bars.startswith(" loss  0.16 ")
-        assert marks[len(" loss  0.16 ") :] == " +!-"
+        columns = 78 - 16
+        stand = {number * columns // 5: mark for number, mark in enumerate(" +!-")}
+        assert marks[len(" loss  0.16 ") :] == "".join(stand.get(at, " ") for at in range(max(stand) + 1))
 
 
 async def test_names_and_reasons_of_others_are_shown_as_they_are() -> None:
@@ -348,14 +350,21 @@ def test_a_hundred_peers_are_a_hundred_rows_of_the_same_width() -> None:
     assert max(len(line) for line in lines) <= 120
 
 
+def test_who_is_gone_is_listed_last() -> None:
+    overview = Overview({"kind": "files", "label": "x"})
+    all_of(found(), decided(0, 1, 2, 3, 4))(overview)
+    lines = [line.split() for line in grid(overview.document(1010.0), 80, 24).plain.splitlines()]
+    assert [line[:2] for line in lines[-3:]] == [["left", "and"], ["mole", "lost"], ["vole", "left"]]
+
+
 def test_the_curve_of_many_steps_has_a_mean_for_each_column() -> None:
     rows = [[step, float(step), None, 8, 3, None] for step in range(1, 101)]
     assert curve_of(rows, 10) == [5.5, 15.5, 25.5, 35.5, 45.5, 55.5, 65.5, 75.5, 85.5, 95.5]
-    assert curve_of(rows[:3], 10) == [1.0, 2.0, 3.0]
+    assert curve_of(rows[:3], 6) == [1.0, 1.0, 2.0, 2.0, 3.0, 3.0], "few steps are as wide"
     assert curve_of([[1, None, None, 0, 3, None]], 10) == []
     rows[49][1] = float("nan")
     assert max(curve_of(rows, 10)) == 95.5
-    assert curve_of([[1, 2.0], [2, None], [3, 4.0]], 9) == [2.0, 2.0, 4.0]
+    assert curve_of([[1, 2.0], [2, None], [3, 4.0]], 3) == [2.0, 2.0, 4.0]
 
 
 def test_the_plot_is_as_large_as_it_is_told() -> None:
