@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes the image that docker/Dockerfile starts from, where the one that it pins cannot be had: Debian with Python and its
 # venv module, made by debootstrap from the snapshot below, so that it is the same wherever it is made. With --nemesis: the
-# image that faults of the network come from, on an official image where one is here or can be had, else by debootstrap.
+# image that faults of the network come from; with --observe: Debian's Prometheus. Both are made on an official image where
+# one is here or can be had, else by debootstrap.
 #
 # Does nothing when the image is there and was made by this very file. debootstrap needs root, and is installed where
 # apt-get can. Nothing is left outside Docker but the packages in the cache. Reads from the environment:
@@ -36,14 +37,22 @@ pinned=$(sed -n 's/^ARG BASE_IMAGE=//p' "$here/Dockerfile" 2>/dev/null || true)
 case "${1:-}" in
   "")
     image=swarm-base:3.11 packages=python3,python3-venv,ca-certificates
+    finish='ln -sf python3 /usr/bin/python'
     otherwise="Or name an image that has Python 3.11: make image BASE_IMAGE=…"
     ;;
   --nemesis)
     image=swarm-nemesis:local packages=iproute2,iptables,libfaketime
-    otherwise="Or where a registry is reached, as anybody: ${ENGINE:-docker} pull debian:$suite-slim, and this again"
+    # One place for every architecture.
+    finish='cp /usr/lib/*/faketime/libfaketimeMT.so.1 /usr/lib/libfaketime.so'
     ;;
-  *) fail "no such option: $1" "There is --nemesis, and nothing." ;;
+  --observe)
+    image=swarm-observe:local packages=prometheus
+    # A volume that is put there begins with this owner.
+    finish='install -d -o prometheus -g prometheus /data'
+    ;;
+  *) fail "no such option: $1" "There is --nemesis, --observe, and nothing." ;;
 esac
+: "${otherwise:=Or where a registry is reached, as anybody: $engine pull debian:$suite-slim, and this again}"
 
 made_by=$({ cat "${BASH_SOURCE[0]}" && printf '%s\n' "$suite" "$packages"; } | sha256sum | cut -c 1-16)
 
@@ -63,13 +72,13 @@ find_official() {
   [[ -n $pinned ]] && timeout "$pull_s" "$engine" pull --quiet "$pinned" >/dev/null 2>&1 && printf '%s\n' "$pinned"
 }
 
-# The nemesis needs no more of a base than apt: who has such an image, or a registry, needs no root.
-build_nemesis() {
+# These need no more of a base than apt: who has such an image, or a registry, needs no root.
+build_on_official() {
   local official
   official=$(find_official) || { say "there is no image of Debian here, and none can be had: it is made by debootstrap"; return 1; }
   say "making $image from $official (a minute or two)"
   "$here/build.sh" --tag "$image" --label "swarm.made-by=$made_by" --build-arg "OFFICIAL=$official" \
-    --build-arg "MIRROR=$mirror" --build-arg "PACKAGES=${packages//,/ }" - >/dev/null < <(on_official) \
+    --build-arg "MIRROR=$mirror" --build-arg "PACKAGES=${packages//,/ }" --build-arg "FINISH=$finish" - >/dev/null < <(on_official) \
     || { say "that did not work, its own message is above: it is made by debootstrap"; return 1; }
 }
 
@@ -79,11 +88,12 @@ ARG OFFICIAL
 FROM ${OFFICIAL}
 ARG MIRROR=
 ARG PACKAGES
+ARG FINISH
 RUN if [ -n "$MIRROR" ]; then \
       rm -f /etc/apt/sources.list.d/* && . /etc/os-release && echo "deb $MIRROR $VERSION_CODENAME main" >/etc/apt/sources.list; \
     fi \
  && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $PACKAGES \
- && rm -rf /var/lib/apt/lists/* && cp /usr/lib/*/faketime/libfaketimeMT.so.1 /usr/lib/libfaketime.so
+ && rm -rf /var/lib/apt/lists/* && eval "$FINISH"
 ENV LANG=C.UTF-8
 CMD ["/bin/sh"]
 DOCKERFILE
@@ -124,7 +134,7 @@ fingerprint() { dpkg-query --admindir "$1/var/lib/dpkg" --show | sort | sha256su
 
 main() {
   local debootstrap tree
-  if is_there || { [[ $image == *nemesis* ]] && build_nemesis; }; then
+  if is_there || { [[ $image != swarm-base:* ]] && build_on_official; }; then
     printf '%s\n' "$image"
     return
   fi
@@ -143,9 +153,7 @@ main() {
       "Its last words are above. Another mirror: DEBIAN_MIRROR=http://… make image" \
       "Signatures are checked: that needs the packages gpgv and debian-archive-keyring."; }
   slim "$tree"
-  [[ $image == *nemesis* ]] || ln -sf python3 "$tree/usr/bin/python"
-  # One place for every architecture.
-  [[ $image != *nemesis* ]] || cp "$tree"/usr/lib/*/faketime/libfaketimeMT.so.1 "$tree/usr/lib/libfaketime.so"
+  chroot "$tree" /bin/sh -c "$finish"
   tar -C "$tree" --one-file-system --numeric-owner -c . \
     | "$engine" import --change "LABEL swarm.made-by=$made_by swarm.debian=${mirror:-today} swarm.packages=$(fingerprint "$tree")" \
       --change 'ENV LANG=C.UTF-8' --change 'CMD ["/bin/sh"]' - "$image" >/dev/null

@@ -17,7 +17,7 @@ if [[ -z $found ]]; then
 fi
 # All of them at once, peers at their time of grace or not: what they would hand over is removed with them.
 docker ps -q --filter "label=com.docker.compose.project=$project" | xargs -r docker kill >/dev/null 2>&1 || true
-down() { COMPOSE_PROFILES=more,nat ./compose.sh down --volumes --remove-orphans --timeout 1; }
+down() { COMPOSE_PROFILES=more,nat,observe ./compose.sh down --volumes --remove-orphans --timeout 1; }
 # The engine may keep the endpoint of a container that is gone, and refuses to remove its network: take all off it.
 detach() {
   local network name
@@ -35,5 +35,5 @@ if [[ -n $found ]]; then
 fi
 echo "swarm-down: no container, network or volume is left. To have the disk back, too:"
 echo "  docker image prune --force --filter label=swarm.stage=build"
-echo "  docker image ls --format '{{.Repository}}:{{.Tag}}' | grep -E '^swarm-(trainer|base|nemesis):' | xargs -r docker image rm"
+echo "  docker image ls --format '{{.Repository}}:{{.Tag}}' | grep -E '^swarm-(trainer|base|nemesis|observe):' | xargs -r docker image rm"
 echo "  rm -rf docker/wheels docker/.cache"

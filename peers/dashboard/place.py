@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 
 PORT = 7300
+TOKEN_VARIABLE = "SWARM_DASHBOARD_TOKEN"
+"""A secret, and so no option that a list of processes shows."""
 PLACE_WORDS = f"a port, or an address and a port, as {PORT} or 0.0.0.0:{PORT}"
 
 

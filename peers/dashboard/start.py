@@ -21,7 +21,7 @@ from peers.control.choose import choose_speaker
 from peers.control.status import SwarmLook
 from peers.dashboard.access import Access, is_loopback, new_token
 from peers.dashboard.overview import Overview
-from peers.dashboard.place import PLACE_WORDS, PORT, listening_place
+from peers.dashboard.place import PLACE_WORDS, PORT, TOKEN_VARIABLE, listening_place
 from peers.dashboard.sources import EVENTS, FilesSource, PlaceSource, RunSource, directory_source, neither_nor
 from peers.home.places import home_directory
 from swarm.clock import SystemClock
@@ -31,7 +31,7 @@ from swarm.events import DashboardServed, EventSink
 if TYPE_CHECKING:
     from peers.settings import PeerSettings
 
-TOKEN_VARIABLE, TOKEN_FILE = "SWARM_DASHBOARD_TOKEN", "dashboard-token"
+TOKEN_FILE = "dashboard-token"
 EXTRA = "pip install 'swarm-trainer[observe]', or make setup in a clone"
 
 

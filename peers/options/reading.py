@@ -22,6 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from peers.commands.preflight import check_port
 from peers.console.words import another_path, command_name
+from peers.dashboard.place import TOKEN_VARIABLE
 from peers.options.fields import PREFIX, REFUSED, Setting, settings_of
 from peers.options.model import ANY_PORT, Foundation, Invocation, PeerOptions
 from peers.preemption.choice import read_choice
@@ -149,10 +150,10 @@ def _of_command(model: type, command: str, typed: Mapping[str, Any]) -> dict[str
 def _of_environment() -> dict[str, Given]:
     """Return the settings in variables. An empty variable is unset: supervisors pass unset variables on like that."""
     settings = {one.variable: one for one in settings_of(PeerOptions).values()}
-    found = {}
+    known, found = {*settings, TOKEN_VARIABLE}, {}
     given = {name: value for name, value in sorted(os.environ.items()) if name.startswith(PREFIX)}
     given = {name: value for name, value in given.items() if not name.startswith(FOR_TESTS)}
-    if unknown := [name for name in given if name not in settings and not _OF_A_SERVICE.fullmatch(name)]:
+    if unknown := [name for name in given if name not in known and not _OF_A_SERVICE.fullmatch(name)]:
         close = difflib.get_close_matches(unknown[0], settings, n=1)
         meant = f"Did you mean {close[0]}? If not: " if close else ""
         allowed, why = f"one of {', '.join(sorted(settings))}", "there is no such setting"

@@ -21,7 +21,7 @@ def docker(*arguments: str, timeout_s: float = 120) -> str:
     return done.stdout.strip()
 
 
-def _made(script: str, *arguments: str, **more: str) -> str:
+def made(script: str, *arguments: str, **more: str) -> str:
     """The image that a script of the project makes, as it calls it."""
     command, environment = [ROOT / "docker" / script, *arguments], os.environ | more
     done = subprocess.run(command, capture_output=True, text=True, timeout=1400, check=False, env=environment)
@@ -40,13 +40,13 @@ def cleared() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def base() -> str:
     """The base image: kept, it holds nothing of the checkout."""
-    return _made("base-image.sh")
+    return made("base-image.sh")
 
 
 @pytest.fixture(scope="session")
 def nemesis() -> str:
     """The image that faults of the network come from: kept as well."""
-    return _made("base-image.sh", "--nemesis")
+    return made("base-image.sh", "--nemesis")
 
 
 @pytest.fixture(scope="session")
@@ -59,11 +59,11 @@ def stand_in(base: str, nemesis: str, cleared: None, tmp_path_factory: pytest.Te
         "RUN printf '#!/bin/sh\\nexec python3 /stand_in.py \"$@\"\\n' > /usr/bin/swarm"
         " && chmod 755 /usr/bin/swarm && chmod 644 /stand_in.py\n"
     )
-    _made("build.sh", "--label", label(), "--tag", name, str(context))
+    made("build.sh", "--label", label(), "--tag", name, str(context))
     return name
 
 
 @pytest.fixture(scope="session")
 def image(base: str, cleared: None) -> str:
     """The image of a peer, from this checkout."""
-    return _made("image.sh", BASE_IMAGE=base, TAG=f"test-{test_id()}")
+    return made("image.sh", BASE_IMAGE=base, TAG=f"test-{test_id()}")

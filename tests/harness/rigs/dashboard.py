@@ -10,11 +10,45 @@ from typing import Any
 
 from peers.dashboard.access import Access
 from peers.dashboard.feed import StateFeed
+from peers.dashboard.metrics import exposition
 from peers.dashboard.overview import Overview
 from peers.dashboard.server import serve
 from peers.dashboard.start import open_listener
+from swarm.membership.vitals import Vitals
 from tests.harness.rigs.clocks import HandClock
-from tests.harness.rigs.peers import eventful
+from tests.harness.rigs.peers import PEERS, eventful
+from tests.harness.sources import ROOT
+
+
+def vitals(**changes: Any) -> dict[str, Any]:
+    """What a member says about itself."""
+    fields: dict[str, Any] = {
+        "phase": "ready", "waiting_for": "", "part": "stage-0", "step": 6, "queued": 2, "under_way": 3,
+        "microbatches": 9, "compute_s": 0.25, "averaging": False, "busy_s": 0.0, "waiting_s": 0.0, "idle_s": 0.0,
+        "bytes_sent": 0, "bytes_received": 0, "reachability": "direct", "wall": 0.0,
+    }  # fmt: skip
+    return Vitals(**(fields | changes)).model_dump()
+
+
+def eventful_exposition() -> str:
+    """The eventful chain as Prometheus reads it, with answers of its members, so that there is every metric."""
+    overview = Overview({"kind": "peer", "label": "a test"})
+    for number, line in enumerate(eventful().lines):
+        overview.record(line.record, float(number))
+    for busy_s in (0.0, 3.0):
+        overview.look({"members": [], "vitals": {PEERS["otter"]: vitals(busy_s=busy_s)}})
+    return exposition(overview.document(9.0), 1).decode()
+
+
+def board() -> dict[str, Any]:
+    """Return the board that Grafana is given."""
+    found: dict[str, Any] = json.loads((ROOT / "docker" / "observe" / "grafana-board.json").read_text())
+    return found
+
+
+def board_expressions() -> list[str]:
+    """Return what the board's panels ask Prometheus, with its variables in it."""
+    return [target["expr"] for panel in board()["panels"] for target in panel["targets"]]
 
 
 class ScriptedSource:

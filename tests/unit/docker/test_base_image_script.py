@@ -23,6 +23,15 @@ def test_nemesis_is_made_from_an_official_image_that_is_here(place: Place) -> No
     assert not place.calls("pull")
 
 
+def test_prometheus_is_made_the_same_way_with_a_directory_of_its_own(place: Place) -> None:
+    place.images({"debian:bookworm-slim": "official"})
+    done = place.run("docker/base-image.sh", "--observe")
+    assert (done.returncode, done.stdout) == (0, "swarm-observe:local\n"), done.stderr
+    (build,) = place.calls("build")
+    finish = "FINISH=install -d -o prometheus -g prometheus /data"
+    assert {"OFFICIAL=debian:bookworm-slim", "MIRROR=", "PACKAGES=prometheus", finish} <= set(build)
+
+
 @pytest.mark.parametrize("fails", ["pull", "build"])
 def test_nemesis_without_official_image_or_its_packages_is_made_by_debootstrap(place: Place, fails: str) -> None:
     place.program("debootstrap", "#!/bin/sh\necho bootstrapped\nexit 1\n")

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from peers.cli.app import run
+from peers.dashboard.place import TOKEN_VARIABLE
 from peers.options.fields import Setting, settings_of
 from peers.options.model import Foundation, Invocation, PeerOptions
 from peers.options.reading import read_foundation, read_invocation, read_peer_options
@@ -220,9 +222,13 @@ def test_page_s_table_is_the_model() -> None:
     assert rows == [row(one) for one in PEER.values()], "\n".join(row(one) for one in PEER.values())
 
 
+def test_dashboard_s_token_is_no_setting_and_still_may_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, "only-in-the-environment")
+    assert "only-in" not in repr(read_peer_options("join", {}))
+
+
 def test_containers_set_no_variable_that_is_none() -> None:
-    text = (ROOT / "docker" / "compose.yaml").read_text(encoding="utf-8")
-    environments = re.findall(r"environment:.*?\{(.*?)\}", text)
-    used = {name for one in environments for name in re.findall(r"SWARM_\w+(?=:)", one)}
-    assert used
-    assert used <= {setting.variable for setting in PEER.values()}
+    services = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text(encoding="utf-8"))["services"].values()
+    used = {name for service in services for name in service.get("environment", ())}
+    assert {"SWARM_INVITE_FILE", "SWARM_DASHBOARD"} <= used
+    assert used <= {setting.variable for setting in PEER.values()} | {TOKEN_VARIABLE}

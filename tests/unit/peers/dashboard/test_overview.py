@@ -16,7 +16,8 @@ from peers.dashboard.sources import FilesSource, HistoryTail, directory_source
 from swarm.errors import ConfigError
 from swarm.events import HopMoved, PeerBack, PeerLost, PeerStarted, RosterChanged, RunFound
 from swarm.ids import PeerId, RunId
-from swarm.membership.vitals import LinkVitals, ParoleVitals, Vitals
+from swarm.membership.vitals import LinkVitals, ParoleVitals
+from tests.harness.rigs.dashboard import vitals
 from tests.harness.rigs.peers import PEERS, TRAINER, batch, closed, eventful, told, write
 
 OTTER, MOLE, HERON, TERN, VOLE = (PEERS[name] for name in ("otter", "mole", "heron", "tern", "vole"))
@@ -28,16 +29,6 @@ def seen(**source: str) -> Overview:
     for number, line in enumerate(eventful().lines):
         overview.record(line.record, 100.0 + number)
     return overview
-
-
-def vitals(**changes: Any) -> dict[str, Any]:
-    """What a member says about itself."""
-    fields: dict[str, Any] = {
-        "phase": "ready", "waiting_for": "", "part": "stage-0", "step": 6, "queued": 2, "under_way": 3,
-        "microbatches": 9, "compute_s": 0.25, "averaging": False, "busy_s": 0.0, "waiting_s": 0.0, "idle_s": 0.0,
-        "bytes_sent": 0, "bytes_received": 0, "reachability": "direct", "wall": 0.0,
-    }  # fmt: skip
-    return Vitals(**(fields | changes)).model_dump()
 
 
 def look(said: dict[str, dict[str, Any]], *members: MemberReport, **more: Any) -> dict[str, Any]:

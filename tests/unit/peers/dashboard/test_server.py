@@ -17,9 +17,9 @@ from peers.dashboard.access import HEADERS, Access
 from peers.dashboard.feed import MAX_BEHIND, StateFeed, Viewer, patch
 from peers.dashboard.metrics import exposition
 from peers.dashboard.overview import Overview
-from peers.dashboard.place import listening_place
+from peers.dashboard.place import TOKEN_VARIABLE, listening_place
 from peers.dashboard.server import ASSETS
-from peers.dashboard.start import TOKEN_FILE, TOKEN_VARIABLE, DashboardOptions, DashboardPlace, token_for
+from peers.dashboard.start import TOKEN_FILE, DashboardOptions, DashboardPlace, token_for
 from swarm.consensus.roster import Member
 from swarm.errors import ConfigError
 from tests.harness.rigs.clocks import HandClock, turns
