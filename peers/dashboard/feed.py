@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from peers.dashboard.overview import Overview
 from peers.dashboard.sources import RunSource
 from swarm.clock import Clock
-from swarm.errors import PeerError
+from swarm.errors import PeerError, SwarmError
 
 logger = logging.getLogger(__name__)
 
@@ -48,12 +48,13 @@ class Viewer:
 
 
 class StateFeed:
-    """The state of one run, and whoever looks at it."""
+    """The state of one run, and whoever looks at it. What is made of a state is made once, however many ask."""
 
     def __init__(self, source: RunSource, overview: Overview, clock: Clock) -> None:
         self._source, self._overview, self._clock = source, overview, clock
         self._viewers: set[Viewer] = set()
         self._state: dict[str, Any] = overview.document(clock.wall())
+        self._made: dict[str, bytes] = {}
         self._asked_at = clock.monotonic()
 
     @property
@@ -63,8 +64,17 @@ class StateFeed:
 
     def state(self) -> Mapping[str, Any]:
         """Return the newest state, for who asks once; it is kept fresh for a while from here on."""
+        if not self._watched():  # nobody has looked for a while: what was seen then is not shown as present
+            self._take(self._overview.document(self._clock.wall()))
         self._asked_at = self._clock.monotonic()
         return self._state
+
+    def made(self, kind: str, make: Callable[[Mapping[str, Any]], bytes]) -> bytes:
+        """Return what ``make`` makes of the newest state; once for each state and ``kind``."""
+        state = self.state()
+        if kind not in self._made:
+            self._made[kind] = make(state)
+        return self._made[kind]
 
     async def run(self) -> None:
         """Keep it up to date until cancelled."""
@@ -73,24 +83,39 @@ class StateFeed:
             await self._clock.sleep(EVERY_S)
 
     async def update(self) -> None:
-        """Look once, and tell the viewers."""
-        watched = bool(self._viewers) or self._clock.monotonic() - self._asked_at < SCRAPED_S
+        """Look once, and tell the viewers. Failures are logged: what peers and files say must not end who looks."""
+        watched = self._watched()
         try:
             await self._source.poll(self._overview, watched=watched)
-        except (OSError, PeerError) as error:  # a disk or a peer that is away for a moment
+            if not watched:
+                self._overview.look({})
+                return
+            state = await asyncio.to_thread(self._overview.document, self._clock.wall())
+            message = encoded("patch", patch(self._state, state)) if self._viewers else b""
+        except PeerError as error:
             logger.warning("the run cannot be seen now: %s", error)
-        before, self._state = self._state, self._overview.document(self._clock.wall())
-        if self._viewers:
-            message = encoded("patch", patch(before, self._state))
-            for viewer in self._viewers:
-                viewer.give(message)
+            return
+        except SwarmError:  # there is nothing to look at any more
+            raise
+        except Exception:
+            logger.exception("the run cannot be seen now")
+            return
+        self._take(state)
+        for viewer in self._viewers:
+            viewer.give(message)
+
+    def _watched(self) -> bool:
+        return bool(self._viewers) or self._clock.monotonic() - self._asked_at < SCRAPED_S
+
+    def _take(self, state: dict[str, Any]) -> None:
+        self._state, self._made = state, {}
 
     def enter(self) -> Viewer:
         """A viewer comes: it gets the whole state first. Raises TooManyViewers."""
         if len(self._viewers) >= MAX_VIEWERS:
             raise TooManyViewers
         viewer = Viewer()
-        viewer.give(encoded("state", self._state))
+        viewer.give(self.made("first", lambda state: encoded("state", state)))
         self._viewers.add(viewer)
         return viewer
 

@@ -6,7 +6,6 @@ All of it is bounded, however long the run is and however many peers it has had.
 from __future__ import annotations
 
 import itertools
-import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import Any
 
 from peers.console.event_words import describe, harmless
 from swarm.consensus.records import CloseRecord
-from swarm.consensus.roster import Roster
+from swarm.consensus.roster import Member, Roster
 from swarm.events import (
     DataOpened,
     Draining,
@@ -28,6 +27,7 @@ from swarm.events import (
     TermBegan,
     Waiting,
 )
+from swarm.network.addresses import without_addresses
 
 MAX_POINTS = 1500
 """Of a curve; of a longer run every second, fourth, … step is kept."""
@@ -37,16 +37,10 @@ REVISABLE = 256
 WINDOW_STEPS = 8
 """Over how many steps the present speed is taken."""
 
-_ADDRESS = re.compile(
-    r"/(?:ip[46]|dns[46]?|dnsaddr|unix)/\S+"  # a multiaddr
-    r"|\b(?:\d{1,3}\.){3}\d{1,3}(?::\d+)?\b"
-    r"|\[?\b(?:[0-9a-fA-F]{1,4}:){3,7}[0-9a-fA-F:.]*\]?(?::\d+)?"
-)
 
-
-def without_addresses(text: str) -> str:
-    """Return text of others with every network address in it left out, as one harmless line."""
-    return harmless(_ADDRESS.sub("(address)", text))
+def clean(text: str) -> str:
+    """Return text of others as one harmless line without network addresses."""
+    return harmless(without_addresses(text))
 
 
 # --- steps -----------------------------------------------------------------------------------------------------------
@@ -73,11 +67,11 @@ class StepPoint:
 
 
 class StepSeries:
-    """The curve of a run."""
+    """The curve of a run. Of a long one every second, fourth, … step is kept, and the newest."""
 
     def __init__(self) -> None:
         self._points: dict[int, StepPoint] = {}
-        self._recent: deque[StepPoint] = deque(maxlen=WINDOW_STEPS + 1)
+        self._recent: deque[StepPoint] = deque(maxlen=REVISABLE)
         self._stride = 1
         self.last = 0
         self.tokens = 0
@@ -92,32 +86,32 @@ class StepSeries:
         return self._points.get(self.last)
 
     def add(self, point: StepPoint) -> None:
-        """Take a step, or what somebody else says of one that is known."""
+        """Take the next step, or what somebody else says of one that is known; an older one that is not kept any more
+        is passed over."""
         known = self._points.get(point.step)
-        if known is None:
+        if known is not None:
+            _complete(known, point)
+        elif point.step > self.last:
             self.tokens += point.tokens
+            if self.last % self._stride:
+                self._points.pop(self.last, None)  # it was kept as the newest only
             self._points[point.step] = point
-            if point.step > self.last:
-                self._recent.append(point)
-                self.last = point.step
+            self._recent.append(point)
+            self.last = point.step
             self._thin()
-            return
-        for name in ("members", "seconds", "at"):
-            if getattr(known, name) is None:
-                setattr(known, name, getattr(point, name))
-        if point.at is not None and known.at is not None:
-            known.at = min(known.at, point.at)
 
     def rewind(self, step: int) -> None:
         """Steps from this one on did not count."""
-        for late in [one for one in self._points if one >= step]:
-            self.tokens -= self._points.pop(late).tokens
-        self._recent = deque((point for point in self._recent if point.step < step), maxlen=WINDOW_STEPS + 1)
+        self.tokens -= sum(point.tokens for point in self._recent if point.step >= step)
+        self._points = {known: point for known, point in self._points.items() if known < step}
+        self._recent = deque((point for point in self._recent if point.step < step), maxlen=REVISABLE)
+        if self._recent:
+            self._points.setdefault(self._recent[-1].step, self._recent[-1])
         self.last = max(self._points, default=0)
 
     def tokens_per_s(self) -> float | None:
         """Target tokens a second over the newest steps; None where their times are not known."""
-        timed = [point for point in self._recent if point.at is not None]
+        timed = [point for point in list(self._recent)[-WINDOW_STEPS - 1 :] if point.at is not None]
         if len(timed) >= 2 and (span := (timed[-1].at or 0.0) - (timed[0].at or 0.0)) > 0:
             return sum(point.tokens for point in timed[1:]) / span
         known = self.newest
@@ -128,10 +122,19 @@ class StepSeries:
         return [self._points[step].row() for step in sorted(self._points)]
 
     def _thin(self) -> None:
-        while len(self._points) > MAX_POINTS:
+        if len(self._points) > MAX_POINTS:
             self._stride *= 2
             kept = {step: point for step, point in self._points.items() if step % self._stride == 0}
             self._points = {**kept, self.last: self._points[self.last]}
+
+
+def _complete(known: StepPoint, point: StepPoint) -> None:
+    """Fill in what is not known of a step yet."""
+    for name in ("members", "seconds", "at"):
+        if getattr(known, name) is None:
+            setattr(known, name, getattr(point, name))
+    if point.at is not None and known.at is not None:
+        known.at = min(known.at, point.at)
 
 
 # --- what counts of each peer's work ----------------------------------------------------------------------------------
@@ -178,7 +181,11 @@ class Contributions:
             self.by_peer.setdefault(peer, Share()).add(share)
 
     def rewind(self, step: int) -> None:
-        """Steps from this one on did not count."""
+        """Steps from this one on did not count. Of more than are remembered nothing is known any more: what counts is
+        counted from here on."""
+        if self._steps and self._steps[0][0] > step:
+            self._steps.clear()
+            self.by_peer.clear()
         while self._steps and self._steps[-1][0] >= step:
             for peer, share in self._steps.pop()[1].items():
                 self.by_peer[peer].add(share, -1)
@@ -194,7 +201,8 @@ _OF_ONE = (PeerStarted, PeerReady, PeerStopped, PartAssigned, Draining, DataOpen
 
 
 class Log:
-    """The newest entries of a kind, each with a number ``n`` by which a reader knows what is new to it."""
+    """The newest entries of a kind. Each has an ``id``, and a number ``n`` that grows whenever one changes: by it a
+    reader knows what is new."""
 
     def __init__(self, most: int = MAX_LOGGED) -> None:
         self._numbers = itertools.count(1)
@@ -210,11 +218,12 @@ class Log:
     def add(self, **entry: Any) -> None:
         """Append one, unless it is the newest again: that is counted in its ``times``."""
         last = self._kept[-1] if self._kept else {}
-        same = {key: value for key, value in last.items() if key not in ("n", "times", "at")}
+        same = {key: value for key, value in last.items() if key not in ("id", "n", "times", "at")}
         if same and same == {key: value for key, value in entry.items() if key != "at"}:
             self._kept[-1] = {**last, "n": next(self._numbers), "times": last.get("times", 1) + 1}
             return
-        self._kept.append({"n": next(self._numbers), **entry})
+        number = next(self._numbers)
+        self._kept.append({"id": number, "n": number, **entry})
 
     def tell(self, event: Event, at: float, who: str, clean: Callable[[str], str]) -> None:
         """Append an event in words, if it has any; what many tell alike is told once."""
@@ -237,6 +246,28 @@ def changes(record: CloseRecord, before: Roster) -> Iterable[tuple[str, str, str
     for peer in before.peers:
         if peer not in after:
             yield ("lost" if peer in absent else "left"), peer, before[peer].part or before[peer].role
+
+
+# --- who was there ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Gone:
+    """A peer that was in the roster and is not any more."""
+
+    member: Member
+    state: str
+    step: int
+
+
+@dataclass(slots=True)
+class KnownPeers:
+    """What is known of peers beside the roster: who is gone, why one does not answer or stopped, and all names."""
+
+    gone: dict[str, Gone] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
+    stopped: dict[str, str] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
 
 
 # --- rates -----------------------------------------------------------------------------------------------------------

@@ -12,13 +12,13 @@ from prometheus_client.registry import Collector
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
-RUN = {
+RUN_GAUGES = {
     "swarm_step": ("The newest closed step", "step"),
     "swarm_loss": ("Loss of that step, nats a target token", "loss"),
     "swarm_tokens_per_second": ("Target tokens a second over the newest steps", "tokens_per_s"),
     "swarm_members": ("Peers in the run", "members"),
 }
-PEER = {
+PEER_GAUGES = {
     "swarm_peer_busy_ratio": ("Share of time in which its device had work", "busy"),
     "swarm_peer_waiting_ratio": ("Share of time in which it waited for others", "waiting"),
     "swarm_peer_idle_ratio": ("Share of time in which it had nothing to do", "idle"),
@@ -32,7 +32,7 @@ PEER_TOTALS = {
     "swarm_peer_committed_tokens": ("Target tokens of these", "tokens"),
     "swarm_peer_brought_microbatches": ("Microbatches of its data that close records count", "trained_microbatches"),
 }
-PART = {
+PART_GAUGES = {
     "swarm_part_live_replicas": ("Replicas of a part of the model that are there", "live"),
     "swarm_part_participating_replicas": ("Those in its newest averaging", "participating"),
     "swarm_part_averaged_replicas": ("Those with work in its result", "averaged"),
@@ -47,18 +47,18 @@ class _Collector(Collector):
         state = self._state
         run = state["run"]
         yield InfoMetricFamily("swarm_run", "The run", {"run": run["id"], "name": run["name"]})
-        for name, (words, key) in RUN.items():
+        for name, (words, key) in RUN_GAUGES.items():
             if state[key] is not None:
                 yield GaugeMetricFamily(name, words, float(state[key]))
         yield CounterMetricFamily("swarm_tokens", "Target tokens of all closed steps", float(state["tokens"]))
         yield GaugeMetricFamily("swarm_dashboard_viewers", "Who looks at this dashboard", float(self._viewers))
         yield self._by_state()
         here = {peer: one for peer, one in state["peers"].items() if one["here"]}
-        for name, (words, key) in PEER.items():
+        for name, (words, key) in PEER_GAUGES.items():
             yield _of_peers(GaugeMetricFamily(name, words, labels=_PEER_LABELS), here, key)
         for name, (words, key) in PEER_TOTALS.items():
             yield _of_peers(CounterMetricFamily(name, words, labels=_PEER_LABELS), here, key)
-        for name, (words, key) in PART.items():
+        for name, (words, key) in PART_GAUGES.items():
             family = GaugeMetricFamily(name, words, labels=("part",))
             for part in state["parts"]:
                 if part[key] is not None:

@@ -55,9 +55,11 @@ class ObserverSource:
     def __init__(self, endpoint: LibP2PEndpoint, clock: Clock, manifest: Manifest, contact: PeerId) -> None:
         self._endpoint, self._clock, self._manifest, self._contact = endpoint, clock, manifest, contact
         self._board = VitalsBoard(endpoint, clock)
+        self._random = random.Random(endpoint.peer)
         self._parameters = model_parameter_count(manifest.model)
         self._records: deque[tuple[CloseRecord, float | None]] = deque()
         self._head: CloseRecord | None = None
+        self._following: asyncio.Task[None] | None = None
         self._context = ObserverContext(
             run=manifest.run_id, endpoint=endpoint, device=_Inline(), verify=verify, observe=self._observed
         )
@@ -84,7 +86,7 @@ class ObserverSource:
                 contact, manifest, _ = await find_run(endpoint, by_peer(addresses), expected, manifest_sent)
                 await endpoint.enter(manifest.run_id)
                 self = cls(endpoint, clock, manifest, contact)
-                following = asyncio.create_task(self._follow())
+                self._following = following = asyncio.create_task(self._follow())
                 try:
                     yield self
                 finally:
@@ -94,7 +96,9 @@ class ObserverSource:
                 await endpoint.close()
 
     async def poll(self, overview: Overview, *, watched: bool) -> None:
-        """See :class:`peers.dashboard.sources.RunSource`."""
+        """See :class:`peers.dashboard.sources.RunSource`. Raises what has ended the following."""
+        if self._following is not None and self._following.done():
+            self._following.result()
         overview.founded(self._manifest, self._parameters)
         while self._records:
             overview.record(*self._records.popleft())
@@ -141,7 +145,7 @@ class ObserverSource:
     def _guides(self) -> list[PeerId]:
         """Return who may lead on: the contact at first, then members of the newest roster, others for each of us."""
         members = [] if self._head is None else list(self._head.members.peers)
-        random.Random(self._endpoint.peer).shuffle(members)
+        self._random.shuffle(members)
         return members[:MAX_GUIDES] or [self._contact]
 
     def _over(self, record: CloseRecord) -> bool:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from peers.console.event_words import harmless
 from peers.dashboard.folds import (
     Contributions,
+    Gone,
+    KnownPeers,
     Log,
     PeerRates,
     Rates,
@@ -21,7 +22,7 @@ from peers.dashboard.folds import (
     StepPoint,
     StepSeries,
     changes,
-    without_addresses,
+    clean,
 )
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Member, Roster
@@ -46,27 +47,10 @@ if TYPE_CHECKING:
 SCHEMA = 1
 MAX_GONE = 200
 MAX_LINKS = 60
+PHASES = frozenset({"starting", "waiting", "syncing", "ready", "draining", "ended"})
+"""What a peer may say of itself; anything else is shown as ``unknown``."""
 SILENT_S = 60.0
 """Files to which nobody wrote for so long are of a run that is over, or was cut short."""
-
-
-@dataclass(slots=True)
-class Gone:
-    """A peer that was in the roster and is not any more."""
-
-    member: Member
-    state: str
-    step: int
-
-
-@dataclass(slots=True)
-class KnownPeers:
-    """What is known of peers beside the roster: who is gone, why one does not answer or stopped, and all names."""
-
-    gone: dict[str, Gone] = field(default_factory=dict)
-    lost: dict[str, str] = field(default_factory=dict)
-    stopped: dict[str, str] = field(default_factory=dict)
-    names: dict[str, str] = field(default_factory=dict)
 
 
 class Overview:
@@ -77,6 +61,9 @@ class Overview:
 
     def __init__(self, source: Mapping[str, str], *, addresses: bool = False) -> None:
         self._source, self._addresses = dict(source), addresses
+        self._begin()
+
+    def _begin(self) -> None:
         self._run: dict[str, Any] = {"id": "", "name": "", "steps": None, "stages": None, "parameters": None}
         self._record: CloseRecord | None = None
         self._before = Roster(())
@@ -96,7 +83,7 @@ class Overview:
         self._news_at = max(self._news_at, at)
         match event:
             case PeerStarted():
-                self._known.names[recorded.peer] = without_addresses(event.name)
+                self._known.names[recorded.peer] = clean(event.name)
             case RunFound():
                 self._run |= {"id": event.run, "name": event.name, "steps": event.steps, "stages": event.stages}
             case RunStarted():
@@ -111,7 +98,7 @@ class Overview:
                 self._known.lost.pop(event.peer, None)
             case PeerStopped():
                 self._known.stopped[recorded.peer] = self._text(event.reason)
-        self.logs["events"].tell(event, at, self.name(recorded.peer), self._text)
+        self.logs["events"].tell(event, at, recorded.peer, self._text)
 
     def founded(self, manifest: Manifest, parameters: int) -> None:
         """Take what the run is."""
@@ -121,6 +108,8 @@ class Overview:
 
     def record(self, record: CloseRecord, at: float | None = None) -> None:
         """Take the next close record; ``at`` is when it was decided, None where that is not known."""
+        if self._record is not None and record.run != self._record.run:  # another run in the same place
+            self._begin()
         known = self._record
         if known is not None and record.step <= known.step:  # what was closed since did not count
             self.shares.rewind(record.step)
@@ -130,7 +119,9 @@ class Overview:
         self.shares.add(record)
         if not record.founding:
             earlier = self.steps.newest
-            spent = at - earlier.at if at is not None and earlier is not None and earlier.at is not None else None
+            spent = None
+            if at is not None and earlier is not None and earlier.at is not None and record.step == earlier.step + 1:
+                spent = at - earlier.at
             loss = None if record.void else record.loss
             point = StepPoint(
                 step=record.step,
@@ -180,7 +171,7 @@ class Overview:
         for what, peer, part in changes(record, before) if not record.founding else ():
             member = record.members[peer] if peer in record.members else before[peer]
             why = self._known.lost.pop(peer, "") if what == "lost" else ""
-            name = without_addresses(member.name) or peer[-6:]
+            name = clean(member.name) or peer[-6:]
             self.logs["churn"].add(at=at, step=record.step, what=what, peer=peer, name=name, part=part, why=why)
             if what in ("lost", "left"):
                 self._known.gone[peer] = Gone(member, what, record.step)
@@ -199,10 +190,10 @@ class Overview:
         """Return what a peer is called, for people; the end of its id where nobody said."""
         for roster in ((self._record.members if self._record else Roster(())), self._before):
             if peer in roster and roster[peer].name:
-                return without_addresses(roster[peer].name)
+                return clean(roster[peer].name)
         gone = self._known.gone.get(peer)
         if gone is not None and gone.member.name:
-            return without_addresses(gone.member.name)
+            return clean(gone.member.name)
         return self._known.names.get(peer) or peer[-6:]
 
     def document(self, at: float) -> dict[str, Any]:
@@ -212,7 +203,7 @@ class Overview:
         return {
             "schema": SCHEMA,
             "source": self._source,
-            "run": {**self._run, "name": without_addresses(self._run["name"] or seen.get("run_name", ""))},
+            "run": {**self._run, "name": clean(self._run["name"] or seen.get("run_name", ""))},
             "at": at,
             "state": self._state(seen, at),
             "notes": self._notes(seen),
@@ -225,14 +216,17 @@ class Overview:
             "peers": peers,
             "links": self._links(peers),
             "steps": self.steps.rows(),
-            **{kind: list(log) for kind, log in self.logs.items()},
+            "churn": list(self.logs["churn"]),
+            "moves": list(self.logs["moves"]),
+            "events": [{**entry, "who": self.name(entry["who"])} for entry in self.logs["events"]],
         }
 
     def _state(self, seen: Mapping[str, Any], at: float) -> str:
         record, steps = self._record, self._run["steps"]
         if record is not None and (record.ended or (steps is not None and record.step >= steps)):
             return "ended"
-        if self._source["kind"] == "files" and at - self._news_at > SILENT_S:
+        heard = self._news_at or self._source["kind"] == "files"
+        if heard and not seen and at - self._news_at > SILENT_S:
             return "past"
         if seen.get("phase") in ("starting", "waiting") or record is None:
             return "waiting"
@@ -260,21 +254,24 @@ class Overview:
         for peer, gone in self._known.gone.items():
             if peer not in found:
                 found[peer] = self._peer(peer, gone.member, None, gone.state)
+        paroles = self._paroles()
+        for peer, one in found.items():
+            one["parole"] = paroles.get(peer, [])
         return found
 
     def _peer(self, peer: str, member: Member | None, report: Mapping[str, Any] | None, state: str) -> dict[str, Any]:
         said = (self._look.get("vitals") or {}).get(peer)
         rates, share = self.rates.by_peer.get(peer, PeerRates()), self.shares.by_peer.get(peer, Share())
-        shown = report or {}
+        shown, here = report or {}, state not in ("left", "lost", "waiting")
         state, why = self._standing(peer, state, shown, said)
         one: dict[str, Any] = {
-            "name": without_addresses(shown.get("name") or (member.name if member else "")) or peer[-6:],
+            "name": clean(shown.get("name") or (member.name if member else "")) or peer[-6:],
             "role": shown.get("role") or (member.role if member else ""),
             "part": shown.get("part") if report else (member.part if member else None),
             "region": shown.get("region") or (member.region if member else ""),
             "state": state,
             "why": why,
-            "here": state not in ("left", "lost", "waiting"),
+            "here": here,
             "link": shown.get("link", "unknown"),
             "copies": list(shown.get("copies", ())),
             "busy": rates.busy,
@@ -287,7 +284,6 @@ class Overview:
             "tokens": share.tokens,
             "trained_microbatches": share.trained_microbatches,
             "trained_tokens": share.trained_tokens,
-            "parole": self._parole(peer),
             **_of_vitals(said),
         }
         if self._record is not None and peer in self._record.links:
@@ -311,18 +307,19 @@ class Overview:
             return "silent", "it did not answer just now"
         if said is None:
             stopped = self._known.stopped.get(peer)
-            return ("left", stopped) if stopped is not None else (state, "")
+            return ("ended", stopped) if stopped is not None else (state, "")
         works = said.get("part") or shown.get("part") or shown.get("role") == "trainer"
-        phase = "training" if said["phase"] == "ready" and works else said["phase"]
-        return phase, self._text(said["waiting_for"])
+        phase = said["phase"] if said["phase"] in PHASES else "unknown"
+        return ("training" if phase == "ready" and works else phase), self._text(said["waiting_for"])
 
-    def _parole(self, peer: str) -> list[dict[str, Any]]:
-        return [
-            {"by": self.name(trainer), "left_s": round(one["left_s"], 1), "why": self._text(one["reason"])}
-            for trainer, said in (self._look.get("vitals") or {}).items()
-            for one in said["parole"]
-            if one["peer"] == peer
-        ]
+    def _paroles(self) -> dict[str, list[dict[str, Any]]]:
+        """Return by replica which trainers leave it out."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        for trainer, said in (self._look.get("vitals") or {}).items():
+            for one in said["parole"]:
+                told = {"by": self.name(trainer), "left_s": round(one["left_s"], 1), "why": self._text(one["reason"])}
+                found.setdefault(one["peer"], []).append(told)
+        return found
 
     def _parts(self, peers: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return each part of the model, who holds it, and who was in its newest averaging."""
@@ -338,7 +335,7 @@ class Overview:
             if turnout is not None:
                 why = {self.name(peer): self._text(reason) for peer, reason in turnout.why.items()}
             if part in told and turnout is not None and told[part]["step"] == turnout.step:
-                why |= {without_addresses(name): self._text(reason) for name, reason in told[part]["why"].items()}
+                why |= {clean(name): self._text(reason) for name, reason in told[part]["why"].items()}
             parts.append(
                 {
                     "part": part,
@@ -371,7 +368,7 @@ class Overview:
         ]
 
     def _text(self, text: str) -> str:
-        return harmless(text) if self._addresses else without_addresses(text)
+        return harmless(text) if self._addresses else clean(text)
 
 
 def _of_vitals(said: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -383,7 +380,7 @@ def _of_vitals(said: Mapping[str, Any] | None) -> dict[str, Any]:
         "under_way": said["under_way"],
         "compute_ms": _ms(said["compute_s"]) if said["compute_s"] else None,
         "averaging": said["averaging"],
-        "reachability": without_addresses(said["reachability"]),
+        "reachability": clean(said["reachability"]),
     }
 
 

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
 from importlib.resources import files
 from typing import Any
 
@@ -28,7 +28,7 @@ from peers.dashboard.metrics import CONTENT_TYPE, exposition
 MAX_CONNECTIONS = 512
 REQUEST_S = 10.0
 SLOW_S = 10.0
-"""A viewer that takes nothing for so long is cut off."""
+"""A viewer that takes nothing for so long is cut off, and so is who has not taken an answer."""
 END_S = 1.0
 """How long answers under way may take when the server ends."""
 MAX_REQUEST_BYTES = 16 * 1024
@@ -47,11 +47,12 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class Connections:
-    """The connections that are open, by the client's address."""
+    """The connections that are open, by the client's address and port, as ASGI names it."""
 
     def __init__(self, most: int = MAX_CONNECTIONS) -> None:
         self._most = most
         self._open: dict[Any, asyncio.Transport] = {}
+        self._deadlines: dict[Any, asyncio.TimerHandle] = {}
         self.refused = 0
 
     def admit(self, client: Any, transport: asyncio.Transport) -> bool:
@@ -62,8 +63,20 @@ class Connections:
         self._open[client] = transport
         return True
 
+    def within(self, client: Any, seconds: float) -> None:
+        """Cut a connection off unless it is over in so many seconds; in the place of what was said before."""
+        self.without_end(client)
+        loop = asyncio.get_running_loop()
+        self._deadlines[client] = loop.call_later(seconds, self.cut, client)
+
+    def without_end(self, client: Any) -> None:
+        """Let a connection stay."""
+        if (deadline := self._deadlines.pop(client, None)) is not None:
+            deadline.cancel()
+
     def closed(self, client: Any) -> None:
         """It is gone."""
+        self.without_end(client)
         self._open.pop(client, None)
 
     def cut(self, client: Any) -> None:
@@ -83,32 +96,29 @@ def bounded_protocol(connections: Connections) -> type[H11Protocol]:
     class BoundedHTTP(H11Protocol):
         """One connection."""
 
-        admitted = False
-        deadline: asyncio.TimerHandle | None = None
+        admitted = asked = False
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             """See asyncio.Protocol."""
-            self.name = transport.get_extra_info("peername")
+            self.name = tuple(transport.get_extra_info("peername")[:2])  # of IPv6 there is more in it
             self.admitted = connections.admit(self.name, transport)
             if not self.admitted:
                 transport.abort()
                 return
-            self.deadline = self.loop.call_later(REQUEST_S, transport.abort)
+            connections.within(self.name, REQUEST_S)
             super().connection_made(transport)
 
         def data_received(self, data: bytes) -> None:
             """See asyncio.Protocol."""
             super().data_received(data)
-            if self.cycle is not None and self.deadline is not None:
-                self.deadline.cancel()
-                self.deadline = None
+            if self.cycle is not None and not self.asked:
+                self.asked = True
+                connections.within(self.name, SLOW_S)
 
         def connection_lost(self, exc: Exception | None) -> None:
             """See asyncio.Protocol."""
             if not self.admitted:
                 return
-            if self.deadline is not None:
-                self.deadline.cancel()
             connections.closed(self.name)
             super().connection_lost(exc)
 
@@ -147,11 +157,11 @@ def application(feed: StateFeed, access: Access, connections: Connections) -> Ga
     """Return the ASGI application."""
 
     async def state(request: Request) -> Response:
-        text = json.dumps(feed.state(), separators=(",", ":"), allow_nan=False)
-        return Response(text, media_type="application/json")
+        return Response(feed.made("state", _plain), media_type="application/json")
 
     async def metrics(request: Request) -> Response:
-        return Response(exposition(feed.state(), feed.viewers), media_type=CONTENT_TYPE)
+        made = feed.made("metrics", lambda state: exposition(state, feed.viewers))
+        return Response(made, media_type=CONTENT_TYPE)
 
     routes = [Route(path, _asset(*asset), methods=["GET"]) for path, asset in ASSETS.items()]
     routes += [
@@ -160,6 +170,10 @@ def application(feed: StateFeed, access: Access, connections: Connections) -> Ga
         Route("/metrics", metrics, methods=["GET"]),
     ]
     return Gate(Starlette(routes=routes), access)
+
+
+def _plain(state: Mapping[str, Any]) -> bytes:
+    return json.dumps(state, separators=(",", ":"), allow_nan=False).encode()
 
 
 def _asset(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
@@ -188,11 +202,13 @@ class Stream:
         except TooManyViewers:
             await PlainTextResponse("too many look already: try again later\n", 503)(scope, receive, send)
             return
+        client = tuple(scope["client"])
+        self._connections.without_end(client)
         gone = asyncio.create_task(_until_gone(receive))
         gone.add_done_callback(lambda _: viewer.dropped.set())
         # Whoever does not read would keep what waits for it, and its connection, for ever.
         dropped = asyncio.create_task(viewer.dropped.wait())
-        dropped.add_done_callback(lambda _: self._connections.cut(scope["client"]))
+        dropped.add_done_callback(lambda _: self._connections.cut(client))
         try:
             start = [(b"content-type", b"text/event-stream"), (b"x-accel-buffering", b"no")]
             await send({"type": "http.response.start", "status": 200, "headers": start})

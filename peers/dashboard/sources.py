@@ -68,6 +68,7 @@ class FilesSource:
 
     def __init__(self, events: Mapping[str, Path], history: Path, look: Look | None = None) -> None:
         self._events, self._history, self._look = EventTail(events), HistoryTail(history), look
+        self._looking: asyncio.Task[Mapping[str, Any] | None] | None = None
 
     async def poll(self, overview: Overview, *, watched: bool) -> None:
         """See :class:`RunSource`."""
@@ -76,8 +77,14 @@ class FilesSource:
             overview.event(one.record)
         for line in await asyncio.to_thread(lambda: list(self._history.read())):
             overview.record(line.record)
-        if watched and self._look is not None and (found := await self._look()) is not None:
-            overview.look(found)
+        if self._looking is not None and self._looking.done():
+            looked, self._looking = self._looking, None
+            if watched and (found := looked.result()) is not None:
+                overview.look(found)
+        if (
+            watched and self._look is not None and self._looking is None
+        ):  # it may take seconds: steps are shown meanwhile
+            self._looking = asyncio.ensure_future(self._look())
 
 
 class PlaceSource:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import ipaddress
+import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping
@@ -27,6 +28,8 @@ from peers.home.places import home_directory
 from swarm.clock import SystemClock
 from swarm.errors import ConfigError
 from swarm.events import DashboardServed, EventSink
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from peers.settings import PeerSettings
@@ -139,7 +142,7 @@ def check_dashboard(listen: str, home: str | None) -> None:
 
 async def serve_own(settings: PeerSettings, look: Callable[[], Awaitable[SwarmLook]], events: EventSink) -> None:
     """Serve the dashboard of the peer with these settings, where they ask for one, until cancelled. ``look`` asks the
-    others how they are. Raises ConfigError."""
+    others how they are. Raises ConfigError where it cannot begin; what fails later costs the dashboard alone."""
     options = settings.options
     if options.dashboard is None:
         return
@@ -149,11 +152,17 @@ async def serve_own(settings: PeerSettings, look: Callable[[], Awaitable[SwarmLo
     events.emit(DashboardServed(address=place.address, token=token))
 
     async def plain() -> Mapping[str, Any]:
-        return dataclasses.asdict(await look())
+        found = await look()
+        members = [dataclasses.asdict(member) for member in found.members]
+        seen = dataclasses.asdict(found.seen)  # not of it all: what the members said is plain, and large
+        return {"seen": seen, "members": members, "vitals": found.vitals, "round_trips": found.round_trips}
 
     directory = settings.home
     source = FilesSource({settings.name: directory / EVENTS}, directory / HISTORY, plain)
-    await place.serve(source, Overview({"kind": "peer", "label": f"what {settings.name} sees"}))
+    try:
+        await place.serve(source, Overview({"kind": "peer", "label": f"what {settings.name} sees"}))
+    except Exception:  # the border of the dashboard: a peer's work is worth more
+        logger.exception("the dashboard has ended; the peer goes on without it")
 
 
 def run_dashboard(run: str | None, peer: str | None, options: DashboardOptions, say: Callable[[str], None]) -> None:

@@ -13,10 +13,12 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from swarm.clock import Clock
 from swarm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from swarm.clock import Clock  # it imports asyncio: not for who only checks what is asked for
 
 FACTS = ("name", "run", "steps", "stages", "wire")
 """What a tracker is told of a run, beside the name of the peer that reports."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -17,19 +17,23 @@ from swarm.device import MeteredDevice
 from swarm.errors import PeerError
 from swarm.ids import PeerId
 from swarm.membership.status import PeerStatus
+from swarm.network.addresses import without_addresses
 from swarm.network.protocols import AnyMethod, Endpoint, Rpc
 from swarm.pipeline.activity import PipelineActivity
 from swarm.schema import Count, Finite, Message, PartField, PeerIdField
 
-MAX_LINKS, MAX_PAROLE, MAX_REASON = 64, 64, 200
+MAX_LINKS, MAX_PAROLE, MAX_REASON = 16, 64, 200
 ASK_S = 1.5
 """How long a member may take to answer: who looks wants to see who does not."""
 MAX_ASKED_AT_ONCE = 32
+LOOK_S = 3.0
+"""How long one look at all members may take: who has not answered by then is not waited for."""
 FRESH_S = 0.9
 """What was said so long ago at most is said again to whoever asks next."""
 
 Words = Annotated[str, StringConstraints(max_length=MAX_REASON)]
-Seconds = Annotated[Finite, Field(ge=0)]
+Seconds = Annotated[Finite, Field(ge=0, le=1e10)]
+Kind = Literal["direct", "relayed", "unknown"]
 
 
 class VitalsRequest(Message):
@@ -40,7 +44,7 @@ class LinkVitals(Message):
     """One link of a peer: ``kind`` is direct, relayed or unknown; bytes since the peer started."""
 
     peer: PeerIdField
-    kind: Annotated[str, StringConstraints(max_length=16)]
+    kind: Kind
     bytes_sent: Count
     bytes_received: Count
 
@@ -82,7 +86,7 @@ class Vitals(Message):
 
 VITALS = Rpc("vitals/1/standing", VitalsRequest, Vitals)
 
-LinkKinds = Callable[[], Awaitable[Mapping[PeerId, str]]]
+LinkKinds = Callable[[], Awaitable[Mapping[PeerId, Kind]]]
 
 
 class VitalsService:
@@ -118,7 +122,7 @@ class VitalsService:
         sent, received = traffic.total
         return Vitals(
             phase=status.phase,
-            waiting_for=status.waiting_for[:MAX_REASON],
+            waiting_for=without_addresses(status.waiting_for)[:MAX_REASON],
             part=status.part,
             step=status.step,
             queued=doing.queued,
@@ -135,7 +139,7 @@ class VitalsService:
             wall=self._clock.wall(),
             links=await self._links(traffic.bytes_sent, traffic.bytes_received),
             parole=tuple(
-                ParoleVitals(peer=one.peer, left_s=one.left_s, reason=one.reason[:MAX_REASON])
+                ParoleVitals(peer=one.peer, left_s=one.left_s, reason=without_addresses(one.reason)[:MAX_REASON])
                 for one in doing.parole[:MAX_PAROLE]
             ),
         )
@@ -154,7 +158,7 @@ class VitalsService:
         try:
             kinds = await self._kinds()
         except PeerError:
-            kinds = {}
+            kinds = dict[PeerId, Kind]()
         both = {peer: (sent.get(peer, 0), received.get(peer, 0)) for peer in {*sent, *received} if peer}
         most = sorted(both, key=lambda peer: (-sum(both[peer]), peer))[:MAX_LINKS]
         return tuple(
@@ -179,16 +183,24 @@ class VitalsBoard:
         self.round_trips: dict[PeerId, float] = {}
 
     async def look(self, members: Sequence[PeerId]) -> dict[PeerId, Vitals]:
-        """Ask all ``members``; returns the answers of those that gave one. At most ASK_S for every MAX_ASKED_AT_ONCE of
-        them. Never raises a PeerError; cancel freely."""
+        """Ask all ``members``; returns the answers that came within LOOK_S. Never raises a PeerError; cancel freely."""
         async with self._asking:
             now = self._clock.monotonic()
             if self._at is None or now - self._at >= FRESH_S:
-                answers = await asyncio.gather(*map(self._ask, members))
-                self.said = {peer: said for peer, said in zip(members, answers, strict=True) if said is not None}
+                self.said = {peer: said for peer, said in (await self._ask_all(members)).items() if said is not None}
                 self.round_trips = {peer: s for peer, s in self.round_trips.items() if peer in self.said}
                 self._at = now
             return self.said
+
+    async def _ask_all(self, members: Sequence[PeerId]) -> dict[PeerId, Vitals | None]:
+        asking = {peer: asyncio.create_task(self._ask(peer)) for peer in members}
+        try:
+            if asking:
+                await asyncio.wait(asking.values(), timeout=LOOK_S)
+            return {peer: task.result() for peer, task in asking.items() if task.done()}
+        finally:
+            for task in asking.values():
+                task.cancel()
 
     async def _ask(self, peer: PeerId) -> Vitals | None:
         if self._own is not None and peer == self._endpoint.peer:

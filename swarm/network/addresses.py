@@ -202,3 +202,34 @@ def _check_peer(key: str, text: str, address: Multiaddr, wanted: bool) -> None:
         raise ConfigError(
             key, text, "the peer id of an Ed25519 key (12D3KooW…)", "Copy it again; other key types are not used."
         )
+
+
+# --- texts for people ------------------------------------------------------------------------------------------------
+
+_MULTIADDR = re.compile(r"/(?:ip[46]|dns[46]?|dnsaddr|unix)/\S+")
+_MAYBE_ADDRESS = re.compile(r"[0-9A-Za-z.:%\[\]]+")
+_MAX_IP_CHARS = 80
+"""More than an IPv6 address with brackets, zone and port has."""
+
+
+def without_addresses(text: str) -> str:
+    """Return a text with every multiaddr and IP address in it, with its port, left out."""
+    return _MAYBE_ADDRESS.sub(_left_out, _MULTIADDR.sub("(address)", text))
+
+
+def _left_out(found: re.Match[str]) -> str:
+    token = found[0].rstrip(".:")
+    if len(token) > _MAX_IP_CHARS or not ("." in token or ":" in token):
+        return found[0]
+    rest = found[0][len(token) :]
+    host, _, port = token.rpartition(":")
+    candidates = [token.strip("[]"), host.strip("[]")] if port.isdigit() else [token.strip("[]")]
+    return f"(address){rest}" if any(map(_is_ip, candidates)) else found[0]
+
+
+def _is_ip(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True

@@ -39,7 +39,7 @@ class Page:
 
         async def go() -> None:
             for _ in range(steps):
-                await self.dashboard.clock.advance(1.0)
+                await self.dashboard.clock.look()
 
         asyncio.run_coroutine_threadsafe(go(), self.loop).result(20)
 

@@ -75,10 +75,11 @@ function apply(patch) {
     if (at >= 0) state.steps[at] = row;
     else state.steps.push(row);
   }
+  if (patch.steps) state.steps.sort((a, b) => a[0] - b[0]);
   for (const log of ["churn", "moves", "events"]) {
     for (const entry of patch[log] || []) {
-      const last = state[log][state[log].length - 1];
-      if (entry.times && last && last.what === entry.what && last.label === entry.label && entry.times > (last.times || 1)) state[log].pop();
+      const at = state[log].findIndex((known) => known.id === entry.id);
+      if (at >= 0) state[log].splice(at, 1);
       state[log].push(entry);
       if (log === "churn") announce(entry);
     }
@@ -119,6 +120,7 @@ const RUN_STATES = {
 };
 const WHAT = { joined: ["joined", "good"], left: ["left in order", "warn"], lost: ["was lost", "bad"], moved: ["took over another part", "warn"] };
 
+const words = (name) => Object.hasOwn(STATES, name) ? STATES[name] : [name, "off"];
 const number = (value, digits = 0) => value === null || value === undefined ? NONE
   : value.toLocaleString("en", { maximumFractionDigits: digits, minimumFractionDigits: 0 });
 const fixed = (value, digits) => value === null || value === undefined ? NONE : value.toFixed(digits);
@@ -172,8 +174,8 @@ function render() {
   const title = run.name || (run.id ? `run ${run.id.slice(0, 12)}` : "a run");
   put(by("run"), title);
   document.title = `${state.step ? `${state.step} · ` : ""}${title} · swarm`;
-  const [words, mood] = RUN_STATES[state.state];
-  put(by("state"), words);
+  const [said, mood] = RUN_STATES[state.state];
+  put(by("state"), said);
   by("state").className = `chip ${mood}`;
   keyed(by("notes"), state.notes.map((note) => [note, note]), () => make("li"), put);
   by("notes").hidden = !state.notes.length;
@@ -239,10 +241,10 @@ function card(one, peer) {
 }
 
 function fill(one, peer) {
-  const [words, mood] = STATES[peer.state] || [peer.state, "off"];
+  const [said, mood] = words(peer.state);
   one.className = `card ${mood}${peer.parole.length ? " warn" : ""}`;
   put(one.querySelector("strong"), peer.name);
-  put(one.querySelector(".what"), [words, peer.link === "relayed" || peer.reachability === "relayed" ? "through a relay" : "",
+  put(one.querySelector(".what"), [said, peer.link === "relayed" || peer.reachability === "relayed" ? "through a relay" : "",
     peer.averaging ? "averaging" : ""].filter(Boolean).join(", "));
   const bar = one.querySelector(".bar"), known = peer.busy !== null;
   bar.hidden = !known;
@@ -258,10 +260,10 @@ function facts(id) {
   const peer = state.peers[id];
   if (!peer) return;
   put(by("peer-name"), peer.name);
-  const [words] = STATES[peer.state] || [peer.state];
+  const [said] = words(peer.state);
   const shown = [
     ["Peer id", id],
-    ["State", peer.why ? `${words}: ${peer.why}` : words],
+    ["State", peer.why ? `${said}: ${peer.why}` : said],
     ["Role", peer.role === "stage" ? "stage host" : peer.role],
     ["Holds", partName(peer.part)],
     ["Keeps copies of", peer.copies.map(partName).join(", ") || "nothing"],
@@ -329,7 +331,7 @@ function tables() {
   const workers = all.filter(([, peer]) => peer.microbatches || peer.trained_microbatches || peer.here)
     .sort(([, a], [, b]) => b.microbatches - a.microbatches || b.trained_microbatches - a.trained_microbatches || (a.name < b.name ? -1 : 1));
   put(by("since"), state.steps.length && state.steps[0][0] > 1 ? ` since step ${state.steps[0][0]}` : "");
-  rows(by("shares"), workers, (peer) => [peer.here ? peer.name : `${peer.name} (${(STATES[peer.state] || [peer.state])[0]})`,
+  rows(by("shares"), workers, (peer) => [peer.here ? peer.name : `${peer.name} (${(words(peer.state))[0]})`,
     partName(peer.part), number(peer.microbatches), number(peer.tokens), total ? peer.microbatches / total : null, number(peer.trained_microbatches)]);
   const links = state.links.map((link) => [`${link.from}>${link.to}`, link]);
   by("link-table").hidden = by("link-table").parentElement.hidden = !links.length;

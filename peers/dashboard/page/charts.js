@@ -13,12 +13,11 @@ function element(name, attributes, text) {
 // Round numbers that divide a range into some four pieces.
 export function ticks(low, high, count = 4) {
   const span = high - low;
-  if (!(span > 0)) return [low];
+  if (!(span > Math.abs(high) * 1e-9) || !Number.isFinite(span)) return [low];
   const raw = span / count, power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= raw);
-  const found = [];
-  for (let at = Math.ceil(low / step) * step; at <= high + step * 1e-9; at += step) found.push(Number(at.toPrecision(12)));
-  return found;
+  const first = Math.ceil(low / step), last = Math.min(first + 20, Math.floor(high / step + 1e-9));
+  return Array.from({ length: Math.max(0, last - first + 1) }, (_, index) => Number(((first + index) * step).toPrecision(12)));
 }
 
 function scale(steps) {
@@ -65,7 +64,7 @@ export class Curve {
     }
     const values = rows.map(this.value);
     let low = Math.min(...values), high = Math.max(...values);
-    if (low === high) { low -= Math.abs(low) * 0.1 + 0.1; high += Math.abs(high) * 0.1 + 0.1; }
+    if (high - low <= Math.abs(high) * 1e-9) { low -= Math.abs(low) * 0.1 + 0.1; high += Math.abs(high) * 0.1 + 0.1; }
     const y = (value) => TOP + (1 - (value - low) / (high - low)) * (height - TOP - BOTTOM);
     for (const tick of ticks(low, high)) {
       svg.append(element("line", { class: "grid", x1: left, x2: width - RIGHT, y1: y(tick), y2: y(tick) }));

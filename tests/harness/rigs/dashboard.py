@@ -68,11 +68,28 @@ class ScriptedSource:
         overview.look(self.extra)
 
 
+class SteppedClock(HandClock):
+    """Time of a feed, which sleeps between two looks."""
+
+    async def look(self) -> None:
+        """Let it look once more, and wait until it has."""
+        await self._slept()
+        await self.advance(1.0)
+        await self._slept()
+
+    async def _slept(self) -> None:
+        for _ in range(20_000):
+            if self._sleepers:
+                return
+            await asyncio.sleep(0.001)
+        raise AssertionError("the feed does not sleep")
+
+
 class ServedDashboard:
     """The dashboard, while it is served."""
 
     def __init__(
-        self, feed: StateFeed, source: ScriptedSource, clock: HandClock, port: int, task: asyncio.Task[None]
+        self, feed: StateFeed, source: ScriptedSource, clock: SteppedClock, port: int, task: asyncio.Task[None]
     ) -> None:
         self.feed, self.source, self.clock, self.port, self.task = feed, source, clock, port, task
 
@@ -120,7 +137,7 @@ async def message(reader: asyncio.StreamReader) -> tuple[str, dict[str, Any]]:
 async def served(*, token: str | None = None, steps: int = 3, **access: Any) -> AsyncIterator[ServedDashboard]:
     """Serve on a free port of this machine."""
     listener = open_listener("--listen", "127.0.0.1", 0)
-    clock, source = HandClock(), ScriptedSource(steps)
+    clock, source = SteppedClock(), ScriptedSource(steps)
     overview = Overview({"kind": "peer", "label": "a test"})
     feed = StateFeed(source, overview, clock)
     rules = Access(**{"host": "127.0.0.1", "token": token} | access)

@@ -47,7 +47,7 @@ async def test_viewer_gets_the_state_and_then_what_is_new() -> None:
         kind, state = await message(reader)
         assert (kind, state["step"]) == ("state", 0)
         for _ in range(3):
-            await dashboard.clock.advance(1.0)
+            await dashboard.clock.look()
         found = [(await message(reader))[1] for _ in range(2)]
         assert [row[0] for one in found for row in one.get("steps", ())] == [1, 2] or found[0]["set"]["members"] == 3
         assert dashboard.feed.viewers == 1
@@ -196,7 +196,7 @@ async def test_of_a_thousand_connections_most_are_refused_and_viewers_go_on(monk
                 if one.fileno() % 50 == 0:
                     await asyncio.sleep(0)
             await until(lambda: sum(map(_closed, many)) >= 900, "most connections are refused")
-            await dashboard.clock.advance(1.0)
+            await dashboard.clock.look()
             assert (await message(reader))[0] == "patch"
         finally:
             for one in many:
@@ -240,11 +240,71 @@ async def test_reader_that_never_reads_is_cut_off_and_costs_nobody_else(monkeypa
             if dashboard.feed.viewers < 2:
                 break
             dashboard.source.extra = {"members": [], "vitals": {}, "seen": {"disk": f"{number}" * 100_000}}
-            await dashboard.clock.advance(1.0)
+            await dashboard.clock.look()
             assert (await message(good))[0] == "patch"
         assert dashboard.feed.viewers == 1, "who does not read is dropped"
         lazy.close()
         writer.close()
+
+
+async def test_who_does_not_take_an_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut: list[Any] = []
+    monkeypatch.setattr(serving, "SLOW_S", 0.05)
+    monkeypatch.setattr(serving.Connections, "cut", lambda self, client: cut.append(client))
+    async with served() as dashboard:
+        dashboard.source.extra = {"members": [], "vitals": {}, "seen": {"disk": "x" * 20_000_000}}
+        await dashboard.clock.look()
+        lazy = socket.socket()
+        lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        lazy.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(lazy, ("127.0.0.1", dashboard.port))
+        request = f"GET /api/v1/state HTTP/1.1\r\nhost: 127.0.0.1:{dashboard.port}\r\n\r\n"
+        await asyncio.get_running_loop().sock_sendall(lazy, request.encode())
+        await until(lambda: lazy.getsockname() in cut, "it is cut off")
+        lazy.close()
+
+
+async def test_over_ipv6_a_reader_that_never_reads_is_cut_off_too() -> None:
+    connections = serving.Connections()
+    cut: list[int] = []
+
+    class Transport:
+        def get_extra_info(self, name: str) -> tuple[str, int, int, int]:
+            return ("::1", 4711, 0, 0)
+
+        def abort(self) -> None:
+            cut.append(1)
+
+    transport: Any = Transport()
+    assert connections.admit(tuple(transport.get_extra_info("peername")[:2]), transport)
+    connections.cut(("::1", 4711))  # as ASGI names it
+    assert cut == [1]
+
+
+async def test_many_who_ask_cost_one_answer_a_second() -> None:
+    made: list[int] = []
+    feed = StateFeed(ScriptedSource(), Overview({"kind": "peer", "label": "a test"}), HandClock())
+
+    def make(state: Any) -> bytes:
+        made.append(1)
+        return b"x"
+
+    assert [feed.made("kind", make) for _ in range(5)] == [b"x"] * 5
+    assert made == [1]
+    await feed.update()
+    feed.made("kind", make)
+    assert made == [1, 1]
+
+
+async def test_what_was_seen_long_ago_is_not_shown_as_present() -> None:
+    clock, source = HandClock(), ScriptedSource()
+    feed = StateFeed(source, Overview({"kind": "peer", "label": "a test"}), clock)
+    source.extra = {"members": [], "vitals": {}, "seen": {"disk": "full"}}
+    await feed.update()
+    assert feed.state()["notes"] == ["full"]
+    clock.now += 100.0
+    await feed.update()
+    assert feed.state()["notes"] == []
 
 
 async def test_viewer_that_falls_behind_is_dropped() -> None:
@@ -270,7 +330,7 @@ async def test_source_that_fails_for_a_moment_costs_no_viewer() -> None:
     source.poll = working
     await feed.update()
     await turns()
-    assert viewer.waiting.qsize() == 3
+    assert viewer.waiting.qsize() == 2, "the state, and what was new when the disk was back"
     assert not viewer.dropped.is_set()
 
 
