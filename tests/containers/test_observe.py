@@ -15,7 +15,7 @@ import pytest
 
 from tests.containers.conftest import docker, made
 from tests.harness import in_engine
-from tests.harness.expect import wait_until
+from tests.harness.expect import NotInTime, wait_until
 from tests.harness.rigs.dashboard import board_expressions, eventful_exposition
 from tests.harness.sources import ROOT
 
@@ -39,6 +39,15 @@ def founder(base: str, cleared: None, tmp_path: Path) -> str:
     name = f"swarm-stand-in-founder:test-{in_engine.test_id()}"
     made("build.sh", "--label", in_engine.label(), "--tag", name, str(tmp_path))
     return name
+
+
+def is_ready(place: str) -> bool:
+    """Whether Prometheus answers queries; until then it refuses the connection, or answers 503."""
+    try:
+        with urllib.request.urlopen(f"http://{place}/-/ready", timeout=10) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
 
 
 def test_prometheus_has_data_for_every_expression_of_the_board(founder: str) -> None:
@@ -70,13 +79,14 @@ def test_prometheus_has_data_for_every_expression_of_the_board(founder: str) -> 
             with urllib.request.urlopen(url, timeout=10) as answer:
                 return list(json.load(answer)["data"]["result"])
 
-        def all_have_data() -> bool:
-            try:
-                return all(series(expression) for expression in board_expressions())
-            except ConnectionError:
-                return False  # it is starting
+        def without_data() -> list[str]:
+            return [expression for expression in board_expressions() if not series(expression)]
 
-        wait_until(all_have_data, deadline_s=WITHIN_S, what="every expression of the board has data")
+        wait_until(lambda: is_ready(place), deadline_s=WITHIN_S, what="Prometheus has started")
+        try:
+            wait_until(lambda: not without_data(), deadline_s=WITHIN_S)
+        except NotInTime:
+            raise AssertionError(f"no data for {without_data()}") from None
         assert [one["value"][1] for one in series('swarm_step{instance="$instance"}')] == ["6"]
         parts = {one["metric"]["part"] for one in series('swarm_part_live_replicas{instance="$instance"}')}
         assert parts == {"ends", "stage-0"}
