@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
 from swarm.errors import ConfigError
+from swarm.phases import Phases, advance, complete
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +26,9 @@ SWITCH_INTERVAL_S = 0.0005
 """A thread that wants the interpreter lock waits this long before it asks the holder to let go. With Python's 5 ms
 each wake-up of the loop could wait 5 ms behind Python code on the device thread (torch's kernels release the lock)."""
 
+
+LANES = 3
+"""Pieces of work that a GPU has under way at once: one arrives and one leaves while another is computed."""
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 _KEPT_BYTES = 256 << 20
@@ -53,6 +58,13 @@ class Device(Protocol):
 
     async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``fn`` after everything asked for before."""
+
+    @property
+    def lanes(self) -> int:
+        """Return how many pieces of work in phases are worth having under way at once."""
+
+    async def run_phases(self, phases: Phases[T]) -> T:
+        """Do a piece of work; return what it returns. Cancelled, it ends with the phase that it is in."""
 
     def place(self, part: T) -> T:
         """Return a part as this device works on it; whoever computes with one asks here first."""
@@ -112,6 +124,9 @@ class DeviceThread:
     the thread itself: OpenMP keeps that number per calling thread. The interpreter's switch interval and what the
     allocator gives back to the kernel are process-wide; they are set here, because it is this thread that makes the
     loop wait, and whose tensors come and go.
+
+    Work in phases has two more threads where the device is CUDA, each with a stream of its own that the GPU serves
+    first: what arrives and what leaves is copied while something else is computed.
     """
 
     def __init__(
@@ -123,6 +138,11 @@ class DeviceThread:
         keep_freed_memory()
         self._device, self._max_memory, self._host_memory = device, max_memory, host_memory
         self._executor = ThreadPoolExecutor(1, "device", initializer=_set_threads, initargs=(threads,))
+        self._copiers = [
+            ThreadPoolExecutor(1, f"device-{name}", initializer=_set_stream, initargs=(device,))
+            for name in ("in", "out")
+            if device.type == "cuda"
+        ]
 
     @property
     def torch_device(self) -> torch.device:
@@ -150,15 +170,33 @@ class DeviceThread:
         future = self._executor.submit(fn, *args, **kwargs)
         return await asyncio.wrap_future(future)
 
+    @property
+    def lanes(self) -> int:
+        """See :class:`Device`."""
+        return LANES if self._copiers else 1
+
+    async def run_phases(self, phases: Phases[T]) -> T:
+        """See :class:`Device`."""
+        import asyncio
+
+        if not self._copiers:
+            return await self.run(complete, phases)
+        threads = cycle((self._copiers[0], self._executor, self._copiers[1], self._executor))
+        while (end := await asyncio.wrap_future(next(threads).submit(advance, phases))) is None:
+            pass
+        value: T = end.value
+        return value
+
     def place(self, part: T) -> T:
         """Return the part as it is."""
         return part
 
     async def close(self) -> None:
-        """Drop what has not started (its awaiters are cancelled), wait for what runs, end the thread. Idempotent."""
+        """Drop what has not started (its awaiters are cancelled), wait for what runs, end the threads. Idempotent."""
         import asyncio
 
-        await asyncio.to_thread(self._executor.shutdown, wait=True, cancel_futures=True)
+        for thread in (*self._copiers, self._executor):
+            await asyncio.to_thread(thread.shutdown, wait=True, cancel_futures=True)
 
 
 class MeteredDevice:
@@ -188,11 +226,26 @@ class MeteredDevice:
 
     async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """See :class:`Device`."""
+        with self._working():
+            return await self._device.run(fn, *args, **kwargs)
+
+    @property
+    def lanes(self) -> int:
+        """See :class:`Device`."""
+        return self._device.lanes
+
+    async def run_phases(self, phases: Phases[T]) -> T:
+        """See :class:`Device`."""
+        with self._working():
+            return await self._device.run_phases(phases)
+
+    @contextlib.contextmanager
+    def _working(self) -> Iterator[None]:
         if not self._works:
             self._since = self._clock.monotonic()
         self._works += 1
         try:
-            return await self._device.run(fn, *args, **kwargs)
+            yield
         finally:
             self._works -= 1
             if not self._works:
@@ -298,6 +351,14 @@ def release_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
     elif device.type == "mps":
         torch.mps.empty_cache()
+
+
+def _set_stream(device: torch.device) -> None:
+    """Give this thread a stream of the GPU that is served before the one on which is computed: it has little to do."""
+    import torch
+
+    torch.set_num_threads(1)
+    torch.cuda.set_stream(torch.cuda.Stream(device, priority=-1))  # type: ignore[no-untyped-call]
 
 
 def _set_threads(threads: int) -> None:

@@ -85,6 +85,14 @@ class BlockwiseInt8:
             _decode(steps[piece], scales[start // BLOCK : (start + _PIECE) // BLOCK], values[piece])
         return torch.from_numpy(values).view(spec.shape).to(target)
 
+    def narrow(self, tensor: Tensor, context: EncodeContext) -> Tensor:
+        """See :class:`~swarm.compression.codec.Codec`. On the host, whatever the tensor's device."""
+        return torch.from_numpy(np.frombuffer(self.encode(tensor, context), dtype=np.uint8))
+
+    def widen(self, wire: Tensor, spec: TensorSpec) -> Tensor:
+        """See :class:`~swarm.compression.codec.Codec`. Decoded on the host, then moved to the device of the bytes."""
+        return self.decode(wire.cpu().numpy().data, spec).to(wire.device)
+
 
 INT8 = BlockwiseInt8()
 

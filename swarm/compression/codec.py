@@ -56,3 +56,11 @@ class Codec(Protocol):
         Raises Violation for a wrong length and, with ``check_finite``, for Inf or NaN; nothing is allocated before the
         length is right.
         """
+
+    def narrow(self, tensor: Tensor, context: EncodeContext) -> Tensor:
+        """Return the bytes that :meth:`encode` gives, uint8 (bytes,), on the device where they were made: the tensor's
+        where the codec can."""
+
+    def widen(self, wire: Tensor, spec: TensorSpec) -> Tensor:
+        """Return what :meth:`decode` gives for such bytes, on the device where they are; Inf and NaN pass. Raises
+        Violation for a wrong length."""

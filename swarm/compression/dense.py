@@ -45,9 +45,7 @@ class DenseCodec:
 
     def encode(self, tensor: Tensor, context: EncodeContext) -> memoryview:
         """See :class:`~swarm.compression.codec.Codec`. Aliases a contiguous CPU tensor that has the wire's dtype."""
-        source = tensor.detach()
-        wire = self._narrow(source).cpu().contiguous()
-        return wire.view(-1).view(torch.uint8).numpy().data
+        return self.narrow(tensor, context).cpu().numpy().data
 
     def decode(self, buffer: bytes | bytearray | memoryview, spec: TensorSpec, *, check_finite: bool = False) -> Tensor:
         """See :class:`~swarm.compression.codec.Codec`."""
@@ -62,11 +60,21 @@ class DenseCodec:
         # frombuffer warns of read-only memory, which it cannot protect: that case pays one copy.
         wire = torch.frombuffer(bytearray(view) if view.readonly else view, dtype=self.dtype)
         values = wire.view(spec.shape).to(target)
-        if check_finite and values.is_floating_point() and not _all_finite(values):
+        if check_finite and values.is_floating_point() and not all_finite(values):
             raise Violation(f"a value is not finite in {spec.dtype}")
         return values
 
-    def _narrow(self, source: Tensor) -> Tensor:
+    def narrow(self, tensor: Tensor, context: EncodeContext) -> Tensor:
+        """See :class:`~swarm.compression.codec.Codec`. On the tensor's device."""
+        return self._converted(tensor.detach()).contiguous().view(-1).view(torch.uint8)
+
+    def widen(self, wire: Tensor, spec: TensorSpec) -> Tensor:
+        """See :class:`~swarm.compression.codec.Codec`. On their device; a view of them where the dtype allows it."""
+        if wire.numel() != self.wire_bytes(spec):
+            raise Violation(f"{wire.numel()} bytes for {self.name} {spec.shape}: expected {self.wire_bytes(spec)}")
+        return wire.view(self.dtype).view(spec.shape).to(getattr(torch, spec.dtype))
+
+    def _converted(self, source: Tensor) -> Tensor:
         if self.dtype == torch.int32:
             return _to_int32(source)
         if not source.is_floating_point():
@@ -94,6 +102,7 @@ def _to_int32(source: Tensor) -> Tensor:
     return source.to(torch.int32)
 
 
-def _all_finite(wire: Tensor) -> bool:
+def all_finite(values: Tensor) -> bool:
+    """Return whether no element is Inf or NaN. Waits for the device."""
     # A sum is not finite when an element is not: one pass and no temporary. Only a sum that overflows needs a look.
-    return bool(wire.sum(dtype=torch.float32).isfinite()) or bool(wire.isfinite().all())
+    return bool(values.sum(dtype=torch.float32).isfinite()) or bool(values.isfinite().all())

@@ -28,7 +28,8 @@ from swarm.models.spec import PartSpec, token_spec
 from swarm.network.protocols import Endpoint
 from swarm.optim.part import TrainedPart
 from swarm.pipeline.batch import BatchSource
-from swarm.pipeline.compute import BoundarySpecs, EndsCompute, StageCompute
+from swarm.pipeline.boundary import BoundarySpecs
+from swarm.pipeline.compute import EndsCompute, StageCompute
 from swarm.pipeline.stage.admission import Participants, StageContext, StageSettings
 from swarm.pipeline.stage.server import StageServer
 from swarm.pipeline.trainer.context import JourneyContext

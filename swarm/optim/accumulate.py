@@ -40,15 +40,15 @@ class Accumulator:
         """The sum itself, not a copy: (elements,), gaps zero. Valid until the next call that changes it."""
         return self._sum
 
-    def add(self, microbatch: MicrobatchId, gradients: Gradients) -> None:
-        """Add one microbatch, all of it or nothing.
+    def add(self, microbatch: MicrobatchId, gradients: Gradients, *, checked: bool = False) -> None:
+        """Add one microbatch, all of it or nothing. ``checked``: :meth:`check` has seen these gradients.
 
-        Raises BugError when it is in the sum already or a parameter's gradient is missing, named twice or misshapen,
-        and Violation when a value is not finite: the caller adds whose gradient it was.
+        Raises BugError when it is in the sum already, and else as :meth:`check`.
         """
         if microbatch in self._microbatches:
             raise BugError(f"{microbatch} is already in the sum")
-        self._check(gradients)
+        if not checked:
+            self.check(gradients)
         self._microbatches.add(microbatch)
         self._take(gradients, +1)
 
@@ -57,7 +57,7 @@ class Accumulator:
         rounding of the additions since. Raises as :meth:`add`, BugError when it is not in the sum."""
         if microbatch not in self._microbatches:
             raise BugError(f"{microbatch} is not in the sum")
-        self._check(gradients)
+        self.check(gradients)
         self._microbatches.remove(microbatch)
         self._take(gradients, -1)
 
@@ -66,7 +66,9 @@ class Accumulator:
         self._sum.zero_()
         self._microbatches.clear()
 
-    def _check(self, gradients: Gradients) -> None:
+    def check(self, gradients: Gradients) -> None:
+        """Raise BugError when a parameter's gradient is missing, named twice or misshapen, and Violation when a value
+        is not finite: the caller adds whose gradient it was. Waits for the device."""
         if sorted(name for name, _ in gradients) != sorted(self._views):
             raise BugError(f"gradients of {[name for name, _ in gradients]} for a part of {list(self._views)}")
         for name, gradient in gradients:

@@ -69,12 +69,12 @@ class LocalPart(TrainedPart):
         """Microbatches of the open step that went into the weights, or will with the next optimizer step."""
         return frozenset(self._counted)
 
-    def accumulate(self, microbatch: MicrobatchId, gradients: Gradients) -> None:
+    def accumulate(self, microbatch: MicrobatchId, gradients: Gradients, *, checked: bool = False) -> None:
         """Add to the batch, and take an optimizer step when our share of one is there. Raises as
         :meth:`TrainedPart.accumulate`. Cost: now and then one AdamW step."""
         if microbatch in self._counted:
             raise BugError(f"{microbatch} was counted already")
-        super().accumulate(microbatch, gradients)
+        super().accumulate(microbatch, gradients, checked=checked)
         self._counted.add(microbatch)
         if len(super().microbatches) >= self._share:
             self._take_step()

@@ -229,9 +229,14 @@ class TrainedPart(PartState):
         """Microbatches accumulated in the open step."""
         return self._accumulator.microbatches
 
-    def accumulate(self, microbatch: MicrobatchId, gradients: Gradients) -> None:
+    def check(self, gradients: Gradients) -> None:
+        """See :meth:`~swarm.optim.accumulate.Accumulator.check`. ``gradients`` are of one pass: one of a name. Any
+        thread may."""
+        self._accumulator.check(gradients)
+
+    def accumulate(self, microbatch: MicrobatchId, gradients: Gradients, *, checked: bool = False) -> None:
         """Add to the open step, once; see :meth:`~swarm.optim.accumulate.Accumulator.add`."""
-        self._accumulator.add(microbatch, summed(gradients))
+        self._accumulator.add(microbatch, summed(gradients), checked=checked)
 
     def reverse(self, microbatch: MicrobatchId, gradients: Gradients) -> None:
         """Undo an accumulation; see :meth:`~swarm.optim.accumulate.Accumulator.remove`."""

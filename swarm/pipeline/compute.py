@@ -1,4 +1,4 @@
-"""Compute one microbatch on the device thread: decode, differentiate, encode. Synchronous, no network.
+"""Compute one microbatch: decode, differentiate, encode. Synchronous, no network.
 
 :class:`StageCompute` is a replica's work, :class:`EndsCompute` a trainer's; a :class:`NormGate` refuses gradients that
 are far too large. Payloads are wire bytes; B is the microbatch size, T the context, D the model width.
@@ -10,23 +10,31 @@ import math
 from collections import deque
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from swarm.compression.codec import Codec, EncodeContext
 from swarm.compression.dense import INT32
 from swarm.device import is_out_of_memory
 from swarm.errors import BugError, PeerError, Violation, WrongStep
 from swarm.ids import MicrobatchId, PeerId
-from swarm.models.packing import decode_starts, encode_starts, packed, starts_bytes
-from swarm.models.spec import TensorSpec
+from swarm.models.packing import packed
 from swarm.network.protocols import Payload
+from swarm.phases import Phases
+from swarm.pipeline.boundary import (
+    BoundarySpecs,
+    Mark,
+    Place,
+    coming_back,
+    entered,
+    going_forward,
+    mark,
+    wait,
+    with_starts,
+)
 
 Graph = Any
 Gradients = Any
-Place = tuple[int, MicrobatchId]
-"""What is computed: step and microbatch."""
 
 
 class StagePart(Protocol):
@@ -45,8 +53,11 @@ class StagePart(Protocol):
     def backward(self, graph: Graph, grad_output: torch.Tensor | None) -> tuple[torch.Tensor | None, Gradients]:
         """Gradient of the input (None for token ids) and of every parameter, separate for this microbatch."""
 
-    def accumulate(self, microbatch: MicrobatchId, gradients: Gradients) -> None:
-        """Add to the open step, once. Raises Violation for non-finite gradients, before anything is added."""
+    def check(self, gradients: Gradients) -> None:
+        """Raise Violation for gradients that are not finite. Any thread may."""
+
+    def accumulate(self, microbatch: MicrobatchId, gradients: Gradients, *, checked: bool = False) -> None:
+        """Add to the open step, once. Raises as :meth:`check`, before anything is added, where that was not asked."""
 
     def reverse(self, microbatch: MicrobatchId, gradients: Gradients) -> None:
         """Take the same gradients out of the open step again."""
@@ -72,7 +83,7 @@ class EndsPart(Protocol):
     def embed_backward(self, graph: Graph, grad: torch.Tensor) -> Gradients:
         """Gradients of the embedding."""
 
-    def accumulate(self, microbatch: MicrobatchId, gradients: Gradients) -> None:
+    def accumulate(self, microbatch: MicrobatchId, gradients: Gradients, *, checked: bool = False) -> None:
         """As for a stage."""
 
     def reverse(self, microbatch: MicrobatchId, gradients: Gradients) -> None:
@@ -81,56 +92,6 @@ class EndsPart(Protocol):
     @property
     def microbatches(self) -> frozenset[MicrobatchId]:
         """As for a stage."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BoundarySpecs:
-    """What crosses a stage boundary in this run, and how it is encoded."""
-
-    activation: TensorSpec
-    tokens: TensorSpec
-    codec: Codec
-    hosted: bool
-    packed: bool = False
-
-    @property
-    def gradient_bytes(self) -> int:
-        """Exact size of a boundary gradient's payload."""
-        return self.codec.wire_bytes(self.activation)
-
-    @property
-    def activation_bytes(self) -> int:
-        """Exact size of what goes forward to a stage: an activation, in packed rows with where documents begin."""
-        return self.gradient_bytes + self.starts_bytes
-
-    @property
-    def target_bytes(self) -> int:
-        """Exact size of hosted targets, (B, T)."""
-        return INT32.wire_bytes(self.tokens)
-
-    @property
-    def token_bytes(self) -> int:
-        """Exact size of hosted token ids, (B, T), in packed rows with where documents begin."""
-        return self.target_bytes + self.starts_bytes
-
-    @property
-    def starts_bytes(self) -> int:
-        """Exact size of where documents begin, behind each payload that goes forward."""
-        return starts_bytes(*self.tokens.shape) if self.packed else 0
-
-    def parted(self, payload: Payload) -> tuple[Payload, torch.Tensor | None]:
-        """Part what goes forward into the tensor and the positions (B, T) of packed rows."""
-        if not self.packed:
-            return payload, None
-        data = memoryview(payload).cast("B")
-        split = data.nbytes - self.starts_bytes
-        rows, sequence = self.tokens.shape
-        return data[:split], decode_starts(data[split:], rows, sequence)
-
-
-def with_starts(payload: Payload, positions: torch.Tensor | None) -> Payload:
-    """Return what goes forward: a tensor's payload, and behind it where the documents of packed rows begin."""
-    return payload if positions is None else memoryview(b"".join((payload, encode_starts(positions))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,31 +117,27 @@ class Contributed:
     tokens: int = 0
 
 
-def going_forward(place: Place) -> EncodeContext:
-    """Return what tells a codec that encodes an activation, or token ids, which they are."""
-    return EncodeContext(step=place[0], microbatch=place[1], direction="forward")
+class BackwardResult(NamedTuple):
+    """A backward that a device was asked for: the input's gradient, None for token ids; the parameters'; a hosted last
+    stage's loss and the targets that it is over."""
 
-
-def _coming_back(place: Place) -> EncodeContext:
-    """Return what tells a codec that encodes a gradient which it is."""
-    return EncodeContext(step=place[0], microbatch=place[1], direction="backward")
+    grad_input: torch.Tensor | None
+    gradients: Gradients
+    loss_sum: float
+    tokens: int
 
 
 class StageCompute:
     """One replica's work on one microbatch, from payload to payload.
 
-    Computing again what was computed before gives the same bits: same input, same seed, same parameters.
+    Computing again what was computed before gives the same bits: same input, same seed, same parameters. What is done
+    for each microbatch is in phases (:mod:`swarm.phases`), so that a GPU goes on computing while payloads come and go;
+    what is done now and then is not.
     """
 
     def __init__(self, part: StagePart, specs: BoundarySpecs, device: torch.device) -> None:
         self.part, self._specs, self._device = part, specs, device
         self._gate = NormGate()
-
-    def _decoded(self, payload: Payload) -> torch.Tensor:
-        return self._specs.codec.decode(payload, self._specs.activation, check_finite=True)
-
-    def _activation(self, payload: Payload) -> torch.Tensor:
-        return self._decoded(payload).to(self._device)
 
     def _input(self, payload: Payload, first: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The stage's input, and the positions of packed rows."""
@@ -188,30 +145,34 @@ class StageCompute:
         positions = None if positions is None else positions.to(self._device)
         if first and self._specs.hosted:
             return INT32.decode(payload, self._specs.tokens), positions  # checked there, then moved
-        return self._activation(payload), positions
+        return self._specs.arrive(payload, self._device), positions
 
     def held(self) -> frozenset[MicrobatchId]:
         """The microbatches in the open step."""
         return self.part.microbatches
 
-    def forward(self, payload: Payload, seed: int, place: Place, *, first: bool) -> tuple[Payload, Graph]:
+    def forward(self, payload: Payload, seed: int, place: Place, *, first: bool) -> Phases[tuple[Payload, Graph]]:
         """Input bytes → output bytes and the graph. Raises Violation for an output that is not finite."""
         inputs, positions = self._input(payload, first)
-        with packed(positions):
-            output, graph = self.part.forward(inputs, seed=seed)
-        return self._output(output, positions, place), graph
+        yield
+        with packed(entered(positions)):
+            output, graph = self.part.forward(entered(inputs), seed=seed)
+        ready = mark(self._device)
+        yield
+        return self._output(output, positions, place, ready), graph
 
     def output(self, payload: Payload, seed: int, place: Place, *, first: bool) -> Payload:
         """Input bytes → output bytes again, without a graph. Raises as :meth:`forward`."""
         inputs, positions = self._input(payload, first)
         with packed(positions):
             output, _ = self.part.forward(inputs, seed=seed, graph=False)
-        return self._output(output, positions, place)
+        return self._output(output, positions, place, mark(self._device))
 
-    def _output(self, output: torch.Tensor, positions: torch.Tensor | None, place: Place) -> Payload:
-        return with_starts(self._encode(output, "output", going_forward(place)), positions)
+    def _output(self, output: torch.Tensor, positions: torch.Tensor | None, place: Place, ready: Mark) -> Payload:
+        payload = self._specs.leave(output, going_forward(place), "output", ready)
+        return with_starts(payload, positions)
 
-    def contribute(self, material: Material, graph: Graph | None, sender: PeerId | None) -> Contributed:
+    def contribute(self, material: Material, graph: Graph | None, sender: PeerId | None) -> Phases[Contributed]:
         """Both directions, or the way back only where there is a ``graph``; the microbatch is in the open step
         afterwards, once, whether it was before or not.
 
@@ -219,31 +180,40 @@ class StageCompute:
         that the norm gate refuses, and WrongStep when the step has been closed meanwhile.
         """
         _check_step(self.part, material.step)
-        decoded = None if material.gradient is None else self._decoded(material.gradient)
-        if sender is not None and decoded is not None:
-            norm = float(torch.linalg.vector_norm(decoded.float()))  # on the host: a GPU is not waited for
-            refusal = self._gate.check(sender, norm)
-            if refusal is not None:
-                raise Violation(refusal, peer=sender)
-        result, gradients = self._backward(material, graph, decoded)
+        arrived, norm = None, 0.0
+        if material.gradient is not None:
+            arrived = self._specs.arrive(material.gradient, self._device)
+            norm = 0.0 if sender is None else float(torch.linalg.vector_norm(arrived, dtype=torch.float32))
+        yield
+        _check_step(self.part, material.step)
+        if sender is not None and arrived is not None and (refusal := self._gate.check(sender, norm)) is not None:
+            raise Violation(refusal, peer=sender)
+        result = self._backward(material, graph, entered(arrived))
+        ready = mark(self._device)
+        yield
+        contributed = self._contributed(material, result, ready)
+        self.part.check(result.gradients)
+        yield
+        _check_step(self.part, material.step)
         if material.microbatch not in self.part.microbatches:
-            _change(self.part, material.microbatch, gradients)
-        return result
+            _change(self.part, material.microbatch, result.gradients, checked=True)
+        return contributed
 
     def gradient(self, material: Material) -> memoryview | None:
         """The input's gradient again; nothing is added."""
-        return self._backward(material, None)[0].gradient
+        return self._contributed(material, self._backward(material, None), mark(self._device)).gradient
 
     def reverse(self, material: Material) -> None:
         """Take the microbatch out of the open step, if it is there. Exact in float64."""
         _check_step(self.part, material.step)
         if material.microbatch in self.part.microbatches:
-            _change(self.part, material.microbatch, self._backward(material, None)[1])
+            _change(self.part, material.microbatch, self._backward(material, None).gradients)
 
     def _backward(
-        self, material: Material, graph: Graph | None, known: torch.Tensor | None = None
-    ) -> tuple[Contributed, Gradients]:
-        loss_sum, tokens, gradient = 0.0, 0, None
+        self, material: Material, graph: Graph | None, gradient: torch.Tensor | None = None
+    ) -> BackwardResult:
+        """``gradient`` is the material's, where it has arrived on the device."""
+        loss_sum, tokens = 0.0, 0
         if material.targets is not None:
             labels = INT32.decode(material.targets, self._specs.tokens)
             inputs, positions = self._input(material.input, material.first)
@@ -251,7 +221,8 @@ class StageCompute:
                 loss_sum, tokens, graph = self.part.forward_loss(inputs, labels, seed=material.seed)
             _check_loss(loss_sum)
         elif material.gradient is not None:
-            gradient = (self._decoded(material.gradient) if known is None else known).to(self._device)
+            if gradient is None:
+                gradient = self._specs.arrive(material.gradient, self._device)
             if graph is None:
                 inputs, positions = self._input(material.input, material.first)
                 with packed(positions):
@@ -259,15 +230,15 @@ class StageCompute:
         else:
             raise BugError("a backward was asked for without a gradient or targets")
         grad_input, gradients = self.part.backward(graph, gradient)
-        if grad_input is None:
-            return Contributed(None, loss_sum, tokens), gradients
-        context = _coming_back((material.step, material.microbatch))
-        return Contributed(self._encode(grad_input, "gradient of the input", context), loss_sum, tokens), gradients
+        return BackwardResult(grad_input, gradients, loss_sum, tokens)
 
-    def _encode(self, tensor: torch.Tensor, what: str, context: EncodeContext) -> memoryview:
-        """What is not finite is refused by whoever gets it, who would then be blamed for it."""
-        _check_finite(tensor, what)
-        return self._specs.codec.encode(tensor, context)
+    def _contributed(self, material: Material, result: BackwardResult, ready: Mark) -> Contributed:
+        payload, context = None, coming_back((material.step, material.microbatch))
+        if result.grad_input is not None:
+            payload = self._specs.leave(result.grad_input, context, "gradient of the input", ready)
+        else:
+            wait(ready)
+        return Contributed(payload, result.loss_sum, result.tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,25 +272,24 @@ class EndsCompute:
         """Token ids → activation bytes for the first stage; ``positions`` of packed rows."""
         with packed(None if positions is None else positions.to(self._device)):
             hidden, graph = self.part.embed(tokens, seed=seed)
-        _check_finite(hidden, "embedding")
-        return with_starts(self._specs.codec.encode(hidden, going_forward(place)), positions), graph
+        payload = self._specs.leave(hidden, going_forward(place), "embedding", mark(self._device))
+        return with_starts(payload, positions), graph
 
     def loss(self, payload: Payload, targets: torch.Tensor, place: Place) -> tuple[float, int, memoryview, Gradients]:
         """Last stage's output → loss sum, targets counted, gradient bytes for the way back, head gradients."""
         payload, _ = self._specs.parted(payload)  # no layer of the ends looks across a row
-        hidden = self._specs.codec.decode(payload, self._specs.activation, check_finite=True).to(self._device)
+        hidden = self._specs.arrive(payload, self._device)
         loss_sum, tokens, grad_hidden, gradients = self.part.loss(hidden, targets)
         _check_loss(loss_sum)
-        _check_finite(grad_hidden, "gradient of the loss")
-        return loss_sum, tokens, self._specs.codec.encode(grad_hidden, _coming_back(place)), gradients
+        back = self._specs.leave(grad_hidden, coming_back(place), "gradient of the loss", mark(self._device))
+        return loss_sum, tokens, back, gradients
 
     def finish(self, graph: Graph, payload: Payload, head_gradients: Gradients, place: Place) -> None:
         """Input gradient from the first stage → the microbatch is in the ends' open step, once, whether it was before
         or not. Raises WrongStep when that step has been closed meanwhile."""
         step, microbatch = place
         _check_step(self.part, step)
-        gradient = self._specs.codec.decode(payload, self._specs.activation, check_finite=True).to(self._device)
-        embedding_gradients = self.part.embed_backward(graph, gradient)
+        embedding_gradients = self.part.embed_backward(graph, self._specs.arrive(payload, self._device))
         if microbatch not in self.part.microbatches:
             _change(self.part, microbatch, [*embedding_gradients, *head_gradients])
 
@@ -339,18 +309,12 @@ class EndsCompute:
         place = (material.step, material.microbatch)
         graph = self.embed(material.tokens, material.seed, place, material.positions)[1]
         head = self.loss(material.output, material.targets, place)[3]
-        decoded = self._specs.codec.decode(material.gradient, self._specs.activation, check_finite=True)
-        return [*self.part.embed_backward(graph, decoded.to(self._device)), *head]
+        return [*self.part.embed_backward(graph, self._specs.arrive(material.gradient, self._device)), *head]
 
 
 def _check_loss(loss_sum: float) -> None:
     if not math.isfinite(loss_sum):
         raise Violation(f"the loss is {loss_sum}")
-
-
-def _check_finite(tensor: torch.Tensor, what: str) -> None:
-    if not bool(torch.isfinite(tensor).all()):
-        raise Violation(f"the {what} is not finite")
 
 
 def _check_step(part: StagePart | EndsPart, step: int) -> None:
@@ -359,13 +323,18 @@ def _check_step(part: StagePart | EndsPart, step: int) -> None:
         raise WrongStep(f"step {step} is not open any more, step {part.step + 1} is")
 
 
-def _change(part: StagePart | EndsPart, microbatch: MicrobatchId, gradients: Gradients) -> None:
+def _change(
+    part: StagePart | EndsPart, microbatch: MicrobatchId, gradients: Gradients, *, checked: bool = False
+) -> None:
     """Add the microbatch to the open step's sum, or take it out where it is in. The last thing that is done for it, so
     that whatever failed before has changed nothing. A change that broke off half-way cannot be mended: BugError, which
     ends the replica; one that found no memory before it began comes out as it is."""
     held = microbatch in part.microbatches
     try:
-        (part.reverse if held else part.accumulate)(microbatch, gradients)
+        if held:
+            part.reverse(microbatch, gradients)
+        else:
+            part.accumulate(microbatch, gradients, checked=checked)
     except (PeerError, BugError):
         raise
     except Exception as error:

@@ -10,6 +10,7 @@ from typing import Protocol
 from swarm.errors import PeerError, Refused, WrongStep
 from swarm.events import ContributionReplayed, ContributionReversed
 from swarm.ids import MicrobatchId, PeerId, stage_part
+from swarm.phases import complete
 from swarm.pipeline.messages import ATTEND, ProbeRequest
 from swarm.pipeline.recall import Errand, Missing, Recalls
 from swarm.pipeline.stage.admission import StageContext, StageSettings
@@ -142,7 +143,7 @@ class StageSettling:
 
         def compute() -> None:
             new = state.key.microbatch not in self._context.compute.held()
-            result = self._context.compute.contribute(material, None, None)
+            result = complete(self._context.compute.contribute(material, None, None))
             state.accumulate(result.loss_sum, result.tokens)
             self._computed[state.index] = partial(self._replayed, state, new)
 

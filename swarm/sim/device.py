@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from swarm.clock import Clock
 from swarm.device import Device, free_memory
 from swarm.errors import BugError, ConfigError
+from swarm.phases import OnePhase
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +23,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class InlineDevice:
+class InlineDevice(OnePhase):
     """Runs callables in the event loop, so that a world under a virtual clock repeats itself. Without threads."""
 
     def __init__(self, device: torch.device) -> None:
@@ -57,7 +58,7 @@ class InlineDevice:
         self._closed = True
 
 
-class SimulatedDevice:
+class SimulatedDevice(OnePhase):
     """A device on which work takes ``slowness`` times as long as it says.
 
     What a callable states with :meth:`spend` is slept while the next one waits in line; what it really took (nothing,

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from swarm.optim import native
 from tests.benchmarks import device
 from tests.benchmarks._supervised import supervised
 from tests.benchmarks.runner import Size, measure, show
@@ -47,6 +48,7 @@ def main() -> int:
     if missing is not None:
         print(missing, file=sys.stderr)
         return 2
+    native.build()  # as set-up does
     measurement = measure("device", device.run, size=Size.FULL, command="make gpu-check")
     show(measurement)
     code, said = verdict(measurement.result.summary)

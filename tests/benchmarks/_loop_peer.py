@@ -42,7 +42,9 @@ from swarm.network.protocols import Answer, AnyMethod, Incoming, Payload, Rpc
 from swarm.optim.adamw import AdamW
 from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig
-from swarm.pipeline.compute import BoundarySpecs, Graph, Material, StageCompute
+from swarm.phases import complete
+from swarm.pipeline.boundary import BoundarySpecs
+from swarm.pipeline.compute import Graph, Material, StageCompute
 from swarm.schema import Empty
 from swarm.state.snapshot import initial_snapshot
 
@@ -107,7 +109,7 @@ class StageWork:
     async def _microbatches(self, device: DeviceThread) -> None:
         for number in self._numbers:
             place = (self._part.step + 1, _microbatch(number))
-            self.output, graph = await device.run(self._compute.forward, self.input, number, place, first=True)
+            self.output, graph = await device.run_phases(self._compute.forward(self.input, number, place, first=True))
             await device.run(self._contribute, self.input, number, graph)
             self.jobs += 2
             if number % MICROBATCHES_PER_STEP == MICROBATCHES_PER_STEP - 1:
@@ -124,7 +126,7 @@ class StageWork:
             input=payload,
             gradient=self._gradient,
         )
-        self._compute.contribute(material, graph, PeerId("trainer"))
+        complete(self._compute.contribute(material, graph, PeerId("trainer")))
 
     def _close_step(self) -> None:
         mean = self._part.gradient_sum() / (MICROBATCHES_PER_STEP * MICROBATCH * SEQUENCE)

@@ -36,7 +36,8 @@ from swarm.network.protocols import Payload
 from swarm.optim.adamw import AdamW
 from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig
-from swarm.pipeline.compute import BoundarySpecs, Place, StageCompute
+from swarm.pipeline.boundary import BoundarySpecs, Place
+from swarm.pipeline.compute import StageCompute
 from swarm.pipeline.stage.admission import Participants, StageContext, StageSettings
 from swarm.pipeline.stage.server import StageServer
 from swarm.pipeline.trainer.context import JourneyContext

@@ -48,6 +48,7 @@ PROMISES = (
         for compute in ("float32", "bfloat16")
     ),
     "install_keeps_digest", "step_digest_equals_cpu", "prepare_repeats", "swap_holds_what_was_prepared",
+    "lanes_give_the_same_bytes", "lanes_give_the_same_sum", "free_memory_tells_what_is_taken", "out_of_memory_is_told",
     *(
         f"codec_{codec}_from_{dtype}"
         for codec in ("float32", "bfloat16", "float16", "int8", "float64")
@@ -116,11 +117,13 @@ def run(size: Size) -> Result:
 
 def checked(device: torch.device, attempts: Attempts) -> dict[str, float | bool]:
     """Every answer of every check by its key in the summary; those of a check that raised are False."""
+    from tests.benchmarks._stage import SMALL
     from tests.benchmarks._stage_checks import checks
     from tests.benchmarks._stage_codecs import codec_checks
+    from tests.benchmarks._stage_lanes import lane_checks
 
     found: dict[str, float | bool] = {}
-    for one in (*checks(device), *codec_checks(device)):
+    for one in (*checks(device), *codec_checks(device), *lane_checks(device, SMALL)):
         keys = [f"{device.type}_{name}" for name in one.names]
         answers = attempts(next(key for key in keys if not key.endswith("_distance")), one.work)
         if answers is None:
@@ -155,7 +158,8 @@ def _measured_step(case: tuple[Stage, DType, Codec], device: torch.device, size:
     from tests.benchmarks._stage_step import WholeStep
 
     one = WholeStep(*case, device)
-    _rounds(STEP_ROUNDS[size], partial(one.round, 5 if device.type == "cuda" else 2))
+    _rounds(STEP_ROUNDS[size], partial(one.round, 32 if device.type == "cuda" else 2))
+    one.close()
     return one
 
 

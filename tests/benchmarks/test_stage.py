@@ -14,12 +14,13 @@ from torch import Tensor
 from swarm.compression.codec import EncodeContext
 from swarm.compression.dense import BFLOAT16, FLOAT32, DenseCodec
 from swarm.compression.registry import REGISTERED
-from tests.benchmarks import _stage_checks, _stage_codecs, _stage_costs
+from tests.benchmarks import _stage_checks, _stage_codecs, _stage_costs, _stage_lanes
 from tests.benchmarks._gpu_check import verdict
 from tests.benchmarks._stage import Size
 from tests.benchmarks._stage_checks import TOLERANCE, Check, check, largest_distance
 from tests.benchmarks._stage_codecs import codec_checks, same_bytes, samples
 from tests.benchmarks._stage_costs import MICROBATCH_PHASES, STEP_PHASES, Candidate
+from tests.benchmarks._stage_lanes import lane_checks
 from tests.benchmarks._stage_step import Memory, WholeStep
 from tests.benchmarks.device import Attempts, checked, failures, step_figures
 from tests.benchmarks.runner import ROOT
@@ -33,6 +34,11 @@ def test_check_of_the_cpu_itself_finds_every_promise_kept() -> None:
     assert {answer for name, answer in found.items() if name.endswith("_distance")} == {0}
     assert {f"{name}_{compute}_parity" for name in ("hf_stage", "ends") for compute in TOLERANCE} <= found.keys()
     assert [name for name, kept in found.items() if not name.endswith("_distance") and kept is not True] == []
+
+
+def test_lanes_give_what_one_piece_of_work_at_a_time_gives() -> None:
+    found = {name: answer for one in lane_checks(CPU, TINY) for name, answer in one.work().items()}
+    assert found == {"lanes_give_the_same_bytes": True, "lanes_give_the_same_sum": True}
 
 
 def test_candidate_after_a_round_has_a_time_for_every_phase() -> None:
@@ -150,6 +156,7 @@ def test_check_that_raises_fails_its_promises_and_the_others_are_tried(monkeypat
     ]
     monkeypatch.setattr(_stage_checks, "checks", lambda device: tried)
     monkeypatch.setattr(_stage_codecs, "codec_checks", lambda device: [])
+    monkeypatch.setattr(_stage_lanes, "lane_checks", lambda device, size: [])
     attempts = Attempts(go_on=True)
     assert checked(CPU, attempts) == {"cpu_ends_float32_parity": False, "cpu_prepare_repeats": True}
     assert list(attempts.errors) == ["cpu_ends_float32_parity"]

@@ -94,17 +94,17 @@ def test_replica_that_claims_to_take_no_time_gets_its_share_and_a_half_at_most(
 def test_replica_that_hands_on_500_fold_gradients_spoils_no_sum(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest, lies = StageCompute._backward, set[MicrobatchId]()
+    honest, lies = StageCompute._contributed, set[MicrobatchId]()
 
-    def backward(compute: StageCompute, material: Material, graph: Any, *known: Any) -> tuple[Contributed, Any]:
-        result, gradients = honest(compute, material, graph, *known)
+    def contributed(compute: StageCompute, material: Material, *about: Any) -> Contributed:
+        result = honest(compute, material, *about)
         if PEER.get() != "host-0" or material.step < 8 or result.gradient is None:
-            return result, gradients
+            return result
         lies.add(material.microbatch)
         wrong = torch.frombuffer(bytearray(result.gradient), dtype=torch.float32) * 500
-        return replace(result, gradient=memoryview(wrong.numpy()).cast("B")), gradients
+        return replace(result, gradient=memoryview(wrong.numpy()).cast("B"))
 
-    monkeypatch.setattr(StageCompute, "_backward", backward)
+    monkeypatch.setattr(StageCompute, "_contributed", contributed)
     swarm = SimSwarm(tmp_path, **LEARNS)
     run_world(swarm.run())
     assert len(lies) >= 6, "the gates have seen enough by then"

@@ -22,6 +22,7 @@ from swarm.device import (
     resolve_device,
 )
 from swarm.errors import ConfigError
+from swarm.phases import Phases
 
 
 @pytest.fixture(autouse=True)
@@ -201,3 +202,84 @@ def test_gpu_is_asked_for_the_same_bits_again_and_a_cpu_is_not(
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     compute_reproducibly(torch.device(name))
     assert told == asked
+
+
+# --- work in phases --------------------------------------------------------------------------------------------------
+
+
+@pytest_asyncio.fixture
+async def lanes(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[DeviceThread]:
+    """What runs a GPU's work, without the GPU."""
+    monkeypatch.setattr(devices, "_set_stream", lambda device: None)
+    thread = DeviceThread(torch.device("cuda"))
+    yield thread
+    await thread.close()
+
+
+def _places() -> Phases[list[str]]:
+    """Return the threads on which its phases were done."""
+    seen = []
+    for _ in range(3):
+        seen.append(threading.current_thread().name)
+        yield
+    return [*seen, threading.current_thread().name]
+
+
+async def test_phases_on_cuda_come_and_go_on_threads_of_their_own(lanes: DeviceThread) -> None:
+    first, second = await asyncio.gather(lanes.run_phases(_places()), lanes.run_phases(_places()))
+    assert first == second == ["device-in_0", "device_0", "device-out_0", "device_0"]
+    assert await lanes.run(lambda: threading.current_thread().name) == "device_0"
+    assert lanes.lanes == 3
+
+
+async def test_phases_elsewhere_are_done_in_one_go(device: DeviceThread) -> None:
+    assert await device.run_phases(_places()) == ["device_0"] * 4
+    assert device.lanes == 1
+
+
+async def test_phases_of_one_piece_are_done_while_another_waits(lanes: DeviceThread) -> None:
+    computed = threading.Event()
+
+    def waits() -> Phases[str]:
+        yield
+        yield
+        assert computed.wait(10), "nothing was computed meanwhile"
+        return "left"
+
+    def computes() -> Phases[str]:
+        yield
+        computed.set()
+        return "computed"
+
+    assert await asyncio.gather(lanes.run_phases(waits()), lanes.run_phases(computes())) == ["left", "computed"]
+
+
+@pytest.mark.parametrize("phase", [0, 1, 2, 3])
+async def test_phase_that_fails_ends_the_work(lanes: DeviceThread, phase: int) -> None:
+    def fails() -> Phases[None]:
+        for _ in range(phase):
+            yield
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await lanes.run_phases(fails())
+
+
+async def test_phases_cancelled_end_with_the_one_under_way(lanes: DeviceThread) -> None:
+    began, release, done = threading.Event(), threading.Event(), []
+
+    def work() -> Phases[None]:
+        began.set()
+        release.wait(10)
+        done.append("arrived")
+        yield
+        done.append("computed")
+
+    task = asyncio.create_task(lanes.run_phases(work()))
+    await asyncio.to_thread(began.wait, 10)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    release.set()
+    await lanes.run_phases(_places())
+    assert done == ["arrived"]

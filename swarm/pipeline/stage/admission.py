@@ -12,7 +12,8 @@ from swarm.errors import Busy, Refused, Violation, WrongStep
 from swarm.events import EventSink
 from swarm.ids import MicrobatchId, PeerId, RunId
 from swarm.network.protocols import Endpoint
-from swarm.pipeline.compute import BoundarySpecs, StageCompute
+from swarm.pipeline.boundary import BoundarySpecs
+from swarm.pipeline.compute import StageCompute
 from swarm.pipeline.messages import Adopt, Backward, Forward, JourneyMessage, Recall, Resend, Targets
 from swarm.pipeline.retention import RETENTION_BYTES
 from swarm.pipeline.stage.microbatch_state import MicrobatchState, MicrobatchTable

@@ -1,4 +1,4 @@
-"""Compute what a replica has admitted, one piece at a time in the order of its queue, and hand the results on."""
+"""Compute what a replica has admitted in the order of its queue, and hand the results on."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from swarm.events import Accumulated
 from swarm.ids import JourneyKey, PeerId, stage_part
 from swarm.models.dropout import dropout_seed
 from swarm.network.protocols import Payload, RequestT, Rpc
+from swarm.phases import Phases
 from swarm.pipeline.activity import ComputePace
-from swarm.pipeline.compute import Contributed, Material
+from swarm.pipeline.compute import Contributed, Graph, Material
 from swarm.pipeline.messages import (
     BACKWARD,
     BLOCKED,
@@ -35,7 +36,7 @@ from swarm.pipeline.stage.memory import MemoryRelief
 from swarm.pipeline.stage.microbatch_state import Action, MicrobatchState, MicrobatchTable
 from swarm.schema import Empty
 from swarm.security.signing import receipt_bytes
-from swarm.waiting import retry_while_busy
+from swarm.waiting import first_done, retry_while_busy
 
 logger = logging.getLogger(__name__)
 Spawn = Callable[[Coroutine[Any, Any, None]], None]
@@ -61,6 +62,13 @@ class Worker:
 
     async def run(self) -> None:
         """Work until cancelled. Raises BugError, which ends the replica."""
+        lanes = self._context.device.lanes
+        if lanes == 1:
+            return await self._take_turns()
+        await first_done(*(self._take_turns() for _ in range(lanes)))
+
+    async def _take_turns(self) -> None:
+        """Do one piece after the other of the queue."""
         while True:
             state = self._table.queue.pop(self._table.step)
             if state is None:
@@ -121,9 +129,11 @@ class Worker:
         place = (state.key.step, state.key.microbatch)
         if payload is None:
             raise BugError("a forward was queued without its input")
-        output, graph = await self._context.device.run(
-            lambda: self._context.compute.forward(payload, seed, place, first=self._settings.first)
-        )
+
+        def compute() -> Phases[tuple[Payload, Graph]]:
+            return (yield from self._context.compute.forward(payload, seed, place, first=self._settings.first))
+
+        output, graph = await self._context.device.run_phases(compute())
         if state.dropped:
             return
         follows = state.computed(output, graph)
@@ -151,14 +161,14 @@ class Worker:
         )
         graph, sender = state.take_graph(), tensors.gradient_sender
 
-        def compute() -> Contributed:
-            result = self._context.compute.contribute(material, graph, sender)
+        def compute() -> Phases[Contributed]:
+            result = yield from self._context.compute.contribute(material, graph, sender)
             state.accumulate(result.loss_sum, result.tokens)
             return result
 
         state.in_use += 1
         try:
-            result = await self._context.device.run(compute)
+            result = await self._context.device.run_phases(compute())
         finally:
             state.in_use -= 1
         if state.dropped:  # its lineage was given up meanwhile: nothing of it counts

@@ -12,7 +12,8 @@ from swarm.ids import MicrobatchId, PeerId
 from swarm.models.dropout import dropout_seed
 from swarm.network.protocols import Answer, Incoming, Payload
 from swarm.pipeline.batch import BatchSource
-from swarm.pipeline.compute import BoundarySpecs, EndsCompute, EndsMaterial, going_forward, with_starts
+from swarm.pipeline.boundary import BoundarySpecs, going_forward, with_starts
+from swarm.pipeline.compute import EndsCompute, EndsMaterial
 from swarm.pipeline.messages import RECALL, Recall, TrainerRecall, What
 from swarm.pipeline.recall import MAX_RECALLS, NESTED_SHARE
 from swarm.pipeline.retention import Retained, Retention

@@ -16,7 +16,8 @@ from swarm.errors import Refused, SwarmError, Violation
 from swarm.ids import JourneyKey, PeerId
 from swarm.models.dropout import dropout_seed
 from swarm.network.protocols import Payload
-from swarm.pipeline.compute import EndsCompute, going_forward, with_starts
+from swarm.pipeline.boundary import going_forward, with_starts
+from swarm.pipeline.compute import EndsCompute
 from swarm.pipeline.messages import Blocked, HopReport
 from swarm.pipeline.trainer.blame import OwnFailure, Poisoned
 from swarm.pipeline.trainer.context import JourneyContext

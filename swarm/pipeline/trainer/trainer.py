@@ -18,7 +18,7 @@ from swarm.ids import MicrobatchId, PeerId
 from swarm.network.protocols import Answer, AnyMethod, Incoming
 from swarm.pipeline.activity import PipelineActivity
 from swarm.pipeline.batch import BatchSource
-from swarm.pipeline.compute import BoundarySpecs
+from swarm.pipeline.boundary import BoundarySpecs
 from swarm.pipeline.messages import (
     BLOCKED,
     GRADIENT,

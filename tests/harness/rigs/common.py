@@ -14,6 +14,7 @@ import torch
 from swarm.events import Event
 from swarm.ids import PeerId, RunId
 from swarm.network.protocols import Incoming, Service
+from swarm.phases import OnePhase
 from swarm.schema import Message
 
 T = TypeVar("T")
@@ -46,7 +47,7 @@ async def inline(work: Callable[..., T], /, *args: Any) -> T:
     return work(*args)
 
 
-class InlineDevice:
+class InlineDevice(OnePhase):
     """A device thread that is the loop itself, whose work ``gate`` holds up.
 
     What is held up is done even when its awaiter is cancelled, as on the real one. With ``forgets`` it is not: a gate

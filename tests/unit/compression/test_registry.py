@@ -18,7 +18,9 @@ from swarm.config import parse_manifest
 from swarm.errors import ConfigError
 from swarm.ids import MicrobatchId, PeerId
 from swarm.models.spec import TensorSpec
-from swarm.pipeline.compute import BoundarySpecs, EndsCompute, EndsMaterial, Material, StageCompute
+from swarm.phases import complete
+from swarm.pipeline.boundary import BoundarySpecs
+from swarm.pipeline.compute import EndsCompute, EndsMaterial, Material, StageCompute
 
 SPEC = TensorSpec((2, 3, 4), "float32")
 MICROBATCH = MicrobatchId(PeerId("a"), "0" * 16, 0, 7)
@@ -113,6 +115,12 @@ class Noisy:
         noise = torch.from_numpy(np.random.default_rng(seed).random(tensor.shape, dtype=np.float32))
         return self.inner.encode(tensor + noise, context)
 
+    def narrow(self, tensor: torch.Tensor, context: EncodeContext) -> torch.Tensor:
+        return torch.frombuffer(bytearray(self.encode(tensor, context)), dtype=torch.uint8)
+
+    def widen(self, wire: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+        return self.inner.widen(wire, spec)
+
     def decode(self, buffer: Any, spec: TensorSpec, *, check_finite: bool = False) -> torch.Tensor:
         return self.inner.decode(buffer, spec, check_finite=check_finite)
 
@@ -138,7 +146,10 @@ class Part:
     def embed_backward(self, graph: Any, grad: torch.Tensor) -> Any:
         return []
 
-    def accumulate(self, microbatch: MicrobatchId, gradients: Any) -> None:
+    def check(self, gradients: Any) -> None:
+        pass
+
+    def accumulate(self, microbatch: MicrobatchId, gradients: Any, *, checked: bool = False) -> None:
         self.microbatches |= {microbatch}
 
 
@@ -149,11 +160,11 @@ CPU = torch.device("cpu")
 def test_what_is_recalled_has_the_very_same_bytes_whatever_the_codec() -> None:
     replica, another = (StageCompute(Part(), SPECS, CPU) for _ in range(2))
     payload, place = bytes(96), (5, MICROBATCH)
-    first = bytes(replica.forward(payload, 0, place, first=False)[0])
+    first = bytes(complete(replica.forward(payload, 0, place, first=False))[0])
     assert bytes(another.output(payload, 0, place, first=False)) == first
     assert bytes(another.output(payload, 0, (6, MICROBATCH), first=False)) != first
     material = Material(step=5, microbatch=MICROBATCH, seed=0, first=False, input=payload, gradient=payload)
-    contributed = replica.contribute(material, None, None).gradient
+    contributed = complete(replica.contribute(material, None, None)).gradient
     again = another.gradient(material)
     assert contributed is not None
     assert again is not None

@@ -102,7 +102,7 @@ async def test_sum_that_broke_off_for_want_of_memory_ends_the_replica() -> None:
     scene = ReplicaScene()
     await scene.open()
 
-    def accumulate(one: Any, gradients: Any) -> None:
+    def accumulate(one: Any, gradients: Any, **how: Any) -> None:
         scene.part.held[one] = 0.0
         raise torch.OutOfMemoryError(NO_MEMORY)
 

@@ -21,7 +21,7 @@ from swarm.models.spec import SplitConfig, token_spec
 from swarm.optim.adamw import AdamW
 from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig
-from swarm.pipeline.compute import BoundarySpecs
+from swarm.pipeline.boundary import BoundarySpecs
 from swarm.sim.network import SimNetwork
 from swarm.state.snapshot import initial_snapshot
 from tests.harness.rigs.pipeline import (

@@ -111,8 +111,8 @@ class Crew:
         return hook
 
     def _after(self, usual: Any, peer: PeerId, fault: Callable[[PeerId], None]) -> Any:
-        def accumulate(microbatch: MicrobatchId, gradients: Any) -> None:
-            usual(microbatch, gradients)
+        def accumulate(microbatch: MicrobatchId, gradients: Any, **how: Any) -> None:
+            usual(microbatch, gradients, **how)
             if not self.struck:
                 fault(peer)
 

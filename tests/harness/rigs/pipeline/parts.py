@@ -15,7 +15,7 @@ from swarm.errors import BugError
 from swarm.ids import MicrobatchId, PeerId
 from swarm.models.spec import TensorSpec
 from swarm.network.protocols import Answer, AnyMethod, Incoming, Payload, Rpc
-from swarm.pipeline.compute import BoundarySpecs
+from swarm.pipeline.boundary import BoundarySpecs
 from swarm.pipeline.messages import (
     ADOPT,
     ATTEND,
@@ -133,7 +133,10 @@ class CheapPart:
         graph.input = None
         return gradient + 1, float(gradient.sum())
 
-    def accumulate(self, microbatch: MicrobatchId, gradients: Any) -> None:
+    def check(self, gradients: Any) -> None:
+        """See :class:`~swarm.pipeline.compute.StagePart`."""
+
+    def accumulate(self, microbatch: MicrobatchId, gradients: Any, *, checked: bool = False) -> None:
         """See :class:`~swarm.pipeline.compute.StagePart`."""
         self._hook("accumulate")
         if microbatch in self.held:

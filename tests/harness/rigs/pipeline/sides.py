@@ -12,7 +12,8 @@ import torch
 
 from swarm.clock import SystemClock
 from swarm.ids import MicrobatchId, PeerId
-from swarm.pipeline.compute import BoundarySpecs, EndsCompute, StageCompute
+from swarm.pipeline.boundary import BoundarySpecs
+from swarm.pipeline.compute import EndsCompute, StageCompute
 from swarm.pipeline.stage.admission import Participants, StageContext, StageSettings
 from swarm.pipeline.stage.server import StageServer
 from swarm.pipeline.trainer.context import JourneyContext

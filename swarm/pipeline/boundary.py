@@ -1,0 +1,165 @@
+"""What crosses a boundary between stages: its shape and codec, and its way between bytes on the host and a tensor on
+the device that computes with it.
+
+On a CUDA device the bytes go through page-locked memory, and decoding, encoding and the look for Inf and NaN are the
+device's work: a host that does them takes several times as long as a large stage's forward and backward. Whoever waits
+for them waits on the calling thread's stream alone, so that what another thread asked for goes on beside
+(:meth:`~swarm.device.Device.run_phases`). Every device gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from swarm.compression.codec import Codec, EncodeContext
+from swarm.compression.dense import INT32, all_finite
+from swarm.errors import Violation
+from swarm.ids import MicrobatchId
+from swarm.models.packing import decode_starts, encode_starts, starts_bytes
+from swarm.models.spec import TensorSpec
+from swarm.network.protocols import Payload
+
+Place = tuple[int, MicrobatchId]
+"""What is computed: step and microbatch."""
+
+Mark = Any
+"""An event of CUDA, or None: see :func:`mark`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundarySpecs:
+    """What crosses a stage boundary in this run, and how it is encoded."""
+
+    activation: TensorSpec
+    tokens: TensorSpec
+    codec: Codec
+    hosted: bool
+    packed: bool = False
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Exact size of a boundary gradient's payload."""
+        return self.codec.wire_bytes(self.activation)
+
+    @property
+    def activation_bytes(self) -> int:
+        """Exact size of what goes forward to a stage: an activation, in packed rows with where documents begin."""
+        return self.gradient_bytes + self.starts_bytes
+
+    @property
+    def target_bytes(self) -> int:
+        """Exact size of hosted targets, (B, T)."""
+        return INT32.wire_bytes(self.tokens)
+
+    @property
+    def token_bytes(self) -> int:
+        """Exact size of hosted token ids, (B, T), in packed rows with where documents begin."""
+        return self.target_bytes + self.starts_bytes
+
+    @property
+    def starts_bytes(self) -> int:
+        """Exact size of where documents begin, behind each payload that goes forward."""
+        return starts_bytes(*self.tokens.shape) if self.packed else 0
+
+    def parted(self, payload: Payload) -> tuple[Payload, Tensor | None]:
+        """Part what goes forward into the tensor and the positions (B, T) of packed rows."""
+        if not self.packed:
+            return payload, None
+        data = memoryview(payload).cast("B")
+        split = data.nbytes - self.starts_bytes
+        rows, sequence = self.tokens.shape
+        return data[:split], decode_starts(data[split:], rows, sequence)
+
+    def arrive(self, payload: Payload, device: torch.device) -> Tensor:
+        """Return an activation, or its gradient, on the device, and complete there.
+
+        Raises Violation for a wrong length and for what is not finite. Another thread than the caller's takes it with
+        :func:`entered`. Cost on CUDA: one copy of the payload on the host, and twice its bytes of the device's memory
+        for a moment.
+        """
+        if device.type != "cuda":
+            return self.codec.decode(payload, self.activation, check_finite=True).to(device)
+        wire = _page_locked(payload, self.codec.wire_bytes(self.activation))
+        values = self.codec.widen(wire.to(device, non_blocking=True), self.activation)
+        if not all_finite(values):
+            raise Violation(f"a value is not finite in {self.activation.dtype}")
+        return values
+
+    def leave(self, tensor: Tensor, context: EncodeContext, what: str, ready: Mark) -> memoryview:
+        """Return the payload of an activation, or of its gradient.
+
+        Raises Violation for what is not finite: whoever gets it would refuse it, and blame us. From CUDA the payload
+        lies in page-locked memory for as long as somebody holds it.
+
+        Args:
+            tensor: On any device.
+            context: What it is, for the codec.
+            what: What it is, for a person.
+            ready: What :func:`mark` gave when the work that it comes of had been asked for; that is waited for.
+        """
+        if ready is not None:
+            torch.cuda.current_stream(tensor.device).wait_event(ready)
+        if not all_finite(tensor):
+            raise Violation(f"the {what} is not finite")
+        if ready is None:
+            return self.codec.encode(tensor, context)
+        found = self.codec.narrow(tensor, context)
+        wire = torch.empty(found.shape, dtype=torch.uint8, pin_memory=True)
+        wire.copy_(found, non_blocking=True)
+        torch.cuda.current_stream(tensor.device).synchronize()
+        return wire.numpy().data
+
+
+def with_starts(payload: Payload, positions: Tensor | None) -> Payload:
+    """Return what goes forward: a tensor's payload, and behind it where the documents of packed rows begin."""
+    return payload if positions is None else memoryview(b"".join((payload, encode_starts(positions))))
+
+
+def going_forward(place: Place) -> EncodeContext:
+    """Return what tells a codec that encodes an activation, or token ids, which they are."""
+    return EncodeContext(step=place[0], microbatch=place[1], direction="forward")
+
+
+def coming_back(place: Place) -> EncodeContext:
+    """Return what tells a codec that encodes a gradient which it is."""
+    return EncodeContext(step=place[0], microbatch=place[1], direction="backward")
+
+
+# --- between threads that use one device -----------------------------------------------------------------------------
+
+
+MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
+
+
+def entered(tensor: MaybeTensor) -> MaybeTensor:
+    """Return a tensor that arrived on another thread, for this one to compute with: its memory is not given to others
+    before that has been done."""
+    if tensor is not None and tensor.is_cuda:
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))
+    return tensor
+
+
+def mark(device: torch.device) -> Mark:
+    """Return what tells when the work that this thread has given the device so far is done; None but on CUDA."""
+    return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+
+
+def wait(ready: Mark) -> None:
+    """Have what this thread asks of the device from now on follow what :func:`mark` was asked behind."""
+    if ready is not None:
+        torch.cuda.current_stream().wait_event(ready)
+
+
+def _page_locked(payload: Payload, size: int) -> Tensor:
+    """Return a copy of a payload from where a device can fetch it by itself, uint8 (size,)."""
+    data = np.frombuffer(payload, dtype=np.uint8)
+    if data.size != size:
+        raise Violation(f"{data.size} bytes came, {size} were expected")
+    wire = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    wire.numpy()[:] = data
+    return wire
