@@ -76,6 +76,8 @@ class SimulatedDevice(OnePhase):
         self._resting: set[asyncio.Task[None]] = set()
         self.slowness = 1.0
         self.busy_s = 0.0
+        self.on_busy: list[Callable[[float, float], None]] = []
+        """Hear, at the end of each piece of work that took time, when on the clock it began and ended."""
 
     @property
     def torch_device(self) -> torch.device:
@@ -112,6 +114,9 @@ class SimulatedDevice(OnePhase):
             self.busy_s += took + max(0.0, rest)
             if rest > 0:
                 await self._clock.sleep(rest)
+            if (ended := self._clock.monotonic()) > began:
+                for hear in self.on_busy:
+                    hear(began, ended)
 
     def _free(self, work: asyncio.Future[Any]) -> None:
         self._resting.discard(work)

@@ -288,7 +288,8 @@ class SimEndpoint:
             raise await self._fail(server, error) from error
         create = asyncio.get_running_loop().create_task
         copy = self.network.received(self.peer, server.peer, payload)
-        work = server._serve(self, admitted, (wire_bytes(len(request), size), copy, deadline))
+        wire = wire_bytes(len(request), size) + self.network.added_weight(admitted.method.rpc.name, self.peer, size)
+        work = server._serve(self, admitted, (wire, copy, deadline))
         serving = create(work, context=server._context.copy())
         self._asked[serving] = None
         release = functools.partial(server.desk.release, self.peer, admitted)
@@ -319,7 +320,9 @@ class SimEndpoint:
         try:
             await self._travel(caller, self, wire)
             body, answer = await handle(admitted, caller.peer, Incoming(memoryview(payload), deadline))
-            await self._travel(self, caller, wire_bytes(len(body), memoryview(answer.payload).nbytes))
+            size = memoryview(answer.payload).nbytes
+            more = self.network.added_weight(admitted.method.rpc.name, self.peer, size)
+            await self._travel(self, caller, wire_bytes(len(body), size) + more)
             return body, answer.payload
         except PeerError as error:
             raise await caller._fail(self, error) from error

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 from swarm.clock import Clock
 from swarm.errors import Unreachable
@@ -15,16 +17,56 @@ Delay = Callable[[PeerId, PeerId, int], float]
 """(from, to, bytes) -> seconds that a message takes."""
 
 
+ACTIVATIONS = ("pipeline/1/", "trainer/1/")
+"""Methods whose payloads are activations and gradients between stages, but for token ids."""
+TOKENS = "pipeline/1/targets"
+AVERAGES = ("averaging/1/", "versions/1/", "mass/1/")
+"""Methods whose payloads are a part's sums, means or weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PayloadWeights:
+    """Bytes on the virtual wire for which one byte of a payload stands, so that a tiny real model is as heavy on its
+    links as a large one. All other messages, heads, records and digests among them, weigh what they are.
+
+    Attributes:
+        activations: Of what travels between stages.
+        averages: Of what travels in averaging, by a pattern of the sender's name, because parts differ in real size.
+            The first that fits counts.
+    """
+
+    activations: float = 1.0
+    averages: Mapping[str, float] = field(default_factory=dict)
+
+    def added(self, method: str, sender: str, payload_bytes: int) -> int:
+        """Return the bytes that a payload weighs beyond its own; negative where it stands for a smaller one.
+
+        Args:
+            method: Name of the call that it belongs to, as its question or its answer.
+            sender: Name of the peer that sends it.
+            payload_bytes: Its real size.
+        """
+        factor = 1.0
+        if method.startswith(ACTIVATIONS) and method != TOKENS:
+            factor = self.activations
+        elif method.startswith(AVERAGES):
+            fitting = (weight for pattern, weight in self.averages.items() if fnmatchcase(sender, pattern))
+            factor = next(fitting, 1.0)
+        return round(payload_bytes * (factor - 1.0))
+
+
 def _no_delay(source: PeerId, target: PeerId, size: int) -> float:
     return 0.0
 
 
 class Wires:
     """Carries messages as ``traffic`` describes, whose names of peers are ``names`` (by default their ids); ``delay``
-    is added. Commands take effect at once, also on what is under way."""
+    is added; ``weights`` say for how many bytes payloads stand. Commands take effect at once, also on what is under
+    way."""
 
     def __init__(self, clock: Clock, traffic: Traffic | None, delay: Delay = _no_delay) -> None:
         self.clock, self.traffic, self.delay = clock, traffic or Traffic(), delay
+        self.weights = PayloadWeights()
         self.names: dict[PeerId, str] = {}
         self._held: set[PeerId] = set()
         self._spoilt: dict[tuple[PeerId, PeerId], int] = {}
@@ -76,6 +118,10 @@ class Wires:
             self._spoilt[source, target] = left - 1
             copy[min(len(copy) - 1, len(copy) // 8 * 4 + 3)] ^= 0x40
         return copy
+
+    def added_weight(self, method: str, sender: PeerId, payload_bytes: int) -> int:
+        """See :meth:`PayloadWeights.added`."""
+        return self.weights.added(method, self._named(sender), payload_bytes)
 
     async def carry(self, source: PeerId, target: PeerId, size: int) -> None:
         """Let a message travel. Waits while the link is cut or a side is held: a deadline may end it. Raises

@@ -47,6 +47,18 @@ def test_paced_compute_takes_its_time_one_after_the_other_and_gives_real_bytes()
     assert took == busy == 1.0
 
 
+def test_whoever_listens_hears_when_the_device_was_busy() -> None:
+    async def main() -> list[tuple[float, float]]:
+        device, heard = virtual(), list[tuple[float, float]]()
+        device.on_busy.append(lambda began, ended: heard.append((began, ended)))
+        await asyncio.sleep(1.0)
+        await asyncio.gather(*(device.run(lambda: device.spend(2.0)) for _ in range(2)))
+        await device.run(lambda: None)  # takes no time
+        return heard
+
+    assert run_world(main()) == [(1.0, 3.0), (3.0, 5.0)]
+
+
 def test_slow_device_stretches_what_is_stated() -> None:
     async def main() -> float:
         device = virtual()
