@@ -6,15 +6,11 @@ devices that take a stated time. So a run repeats itself, and a busy machine cha
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import json
-import os
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-from tests.benchmarks.runner import ROOT, Result, Size
+from tests.benchmarks._cases import play_cases
+from tests.benchmarks.runner import Result, Size
 
 TARGETS = {0.01: 0.90, 0.05: 0.80}
 """By churn, the expected share of replicas that are preempted per step."""
@@ -38,11 +34,7 @@ COLUMNS = (
 
 async def run(size: Size) -> Result:
     """Committed samples beside what the replicas that were there could have done, replayed from a spot trace."""
-    cases = list_cases(size)
-    free = asyncio.Semaphore(len(os.sched_getaffinity(0)))
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_play(case, free)) for case in cases]
-    return to_result([task.result() for task in tasks])
+    return to_result(await play_cases("goodput", list_cases(size)))
 
 
 def list_cases(size: Size) -> list[dict[str, Any]]:
@@ -50,26 +42,6 @@ def list_cases(size: Size) -> list[dict[str, Any]]:
     more = SLOWER[size]
     cases = [{"churn": churn, "seed": seed, "steps": STEPS[size], **more} for seed in SEEDS[size] for churn in TARGETS]
     return [*cases, {"churn": 0.0, "seed": 1, "steps": STEPS_IN_PEACE[size], **more}]
-
-
-async def _play(case: dict[str, Any], free: asyncio.Semaphore) -> dict[str, Any]:
-    """One case in a process of its own, killed on cancel. Raises RuntimeError with what it said when it fails."""
-    async with free:
-        print(f"goodput: {case} begins", file=sys.stderr)
-        command = (sys.executable, "-m", "tests.benchmarks._goodput_case", json.dumps(case))
-        process = await asyncio.create_subprocess_exec(
-            *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-        )
-        try:
-            said, complained = await process.communicate()
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-        if process.returncode != 0:
-            raise RuntimeError(f"{case} ended with {process.returncode}: {complained.decode()[-2000:]}")
-        figures: dict[str, Any] = json.loads(said.splitlines()[-1])
-        print(f"goodput: {case} is done: {figures['goodput']}", file=sys.stderr)
-        return figures
 
 
 def to_result(runs: Sequence[dict[str, Any]]) -> Result:

@@ -1,0 +1,106 @@
+"""How much of its devices' time a swarm on thin, long links works, and what it has the rest for.
+
+Whole swarms in one process each, in virtual time: real peers and numbers, devices that take a stated time, payloads
+that stand for larger ones (:mod:`tests.benchmarks._wan_swarm`); beside them hub and spoke in the same network
+(:mod:`tests.benchmarks._wan_hub`). So a run repeats itself, and a busy machine changes nothing but how long it takes.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from tests.benchmarks._cases import play_cases
+from tests.benchmarks._wan_cells import CELLS, MODES, NAMED, OVERRIDES, Cell, bound, plain_bound, published
+from tests.benchmarks._wan_timeline import KINDS, USEFUL
+from tests.benchmarks.runner import Result, Size
+
+PLAYED = {Size.SMOKE: NAMED[:1], Size.DEFAULT: NAMED[:2], Size.FULL: CELLS}
+SEEDS = {Size.SMOKE: (1,), Size.DEFAULT: (1,), Size.FULL: (1, 2, 3)}
+STEPS = {Size.SMOKE: 2, Size.DEFAULT: 8, Size.FULL: 8}
+"""The first three are not counted; in a smoke the first."""
+KEYS = (
+    *(f"{figure}_{mode}_{cell.name}" for cell in NAMED for mode in MODES for figure in ("util", "share_of_bound")),
+    *(f"{figure}_{cell.name}" for cell in NAMED for figure in
+      ("over_hub", *(f"lost_{what}" for what in (*OVERRIDES, *KINDS)))),
+    "lost", "duplicated", "digest_mismatches",
+)  # fmt: skip
+COLUMNS = (
+    "cell", "mode", "seeds", "step_s", "util", "util_range", "bound", "share_of_bound", "swarm_bound",
+    "swarm_published", USEFUL, *KINDS, "attempts_failed", "hops_moved", "cpu_s",
+)  # fmt: skip
+
+
+async def run(size: Size) -> Result:
+    """Share of device time that works between thin machines far apart, and what the rest is lost to."""
+    return to_result(PLAYED[size], await play_cases("wan", list_cases(size)))
+
+
+def list_cases(size: Size) -> list[dict[str, Any]]:
+    """Return what is played; the product's swarms first, they take longest."""
+    return [
+        {"mode": mode, "cell": asdict(cell), "seed": seed, "steps": STEPS[size]}
+        for mode in MODES
+        for cell in PLAYED[size]
+        for seed in SEEDS[size]
+    ]
+
+
+def to_result(cells: Sequence[Cell], runs: Sequence[dict[str, Any]]) -> Result:
+    """Return the table, a row for each mode in each cell, means over seeds; and the figures of cells with a name."""
+    summary: dict[str, Any] = dict.fromkeys(KEYS)
+    rows = []
+    for cell in cells:
+        means = {
+            mode: _mean([run for run in runs if (run["cell"], run["mode"]) == (cell.name, mode)]) for mode in MODES
+        }
+        if cell in NAMED:
+            summary |= _named(cell, means)
+        known = {"bound": bound(cell), "swarm_bound": plain_bound(cell), "swarm_published": published(cell)}
+        rows += [[_shown((known | means[mode]).get(column)) for column in COLUMNS] for mode in MODES]
+    for what in ("lost", "duplicated", "digest_mismatches"):
+        summary[what] = sum(run.get(what, 0) for run in runs)
+    return Result(columns=COLUMNS, rows=rows, summary=summary, notes=NOTES)
+
+
+def _mean(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What is a number is the mean over seeds."""
+    first = runs[0]
+    utils = [run["util"] for run in runs]
+    means = {
+        name: value if isinstance(value, str) else statistics.fmean(run[name] for run in runs)
+        for name, value in first.items()
+    }
+    return means | {"seeds": len(runs), "util_range": max(utils) - min(utils)}
+
+
+def _named(cell: Cell, means: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """``over_hub`` is of the product's best mode; ``lost_fill`` and so on are of its first."""
+    found = {f"{figure}_{mode}": means[mode][figure] for mode in MODES for figure in ("util", "share_of_bound")}
+    found["over_hub"] = max(means[mode]["util"] for mode in OVERRIDES) / means["hub"]["util"]
+    found |= {f"lost_{mode}": 1.0 - means[mode][USEFUL] for mode in OVERRIDES}
+    found |= {f"lost_{kind}": means[next(iter(OVERRIDES))][kind] for kind in KINDS}
+    return {f"{name}_{cell.name}": round(value, 4) for name, value in found.items()}
+
+
+def _shown(value: Any) -> Any:
+    return round(value, 4) if isinstance(value, float) else value
+
+
+NOTES = (
+    "simulated: virtual time; 4 stages × 2 replicas, 2 trainers with private ends, 64 microbatches a step, 3 steps of "
+    "warm-up and 5 counted (smoke: 1 and 1), no copies; optimizer, digests and the ends' compute take no time",
+    "cell: Mbit/s of each machine each way, round trip in ms; then, where they are not 568 ms, 1 MB and 10 MB, compute "
+    "of a stage's forward and backward, activation and part in float32; a part's sums cross as few large messages",
+    "bound: compute ÷ what a microbatch and its share of averaging keep the busiest link for, at most 1; swarm_bound: "
+    "the same without averaging; latency is in neither",
+    "hub: each hop through the trainer, no steps, averaging beside the work; hub_stop: all come home, then averaging; "
+    "both in their favour, with no compute twice, no overhead, and shortest queues known; util from 3rd to last step",
+    "useful to close: shares of the stage hosts' time from a step's opening to its closing; over_hub: the product's "
+    "best mode ÷ hub; lost_sync: 1 - useful; only three cells have keys of their own, those not played are None",
+    "swarm_published: compute ÷ (compute + waiting) on its slides, at 500 Mbit/s, other tensors and latency unknown",
+    "left out: int8 between stages, which no manifest may choose yet, and hivemind itself, for which there is no rig "
+    "behind links of this kind",
+)
