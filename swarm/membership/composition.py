@@ -86,7 +86,7 @@ def compose(
     quorum, missing, lead = Quorum(run), MissingReplicas(run), _lead(run)
     following = Following(run, holding, lead, copying, observers, (quorum, missing))
     allreduce, mixing = AllReduce(endpoint, clock), LocalSGD(run, holding)
-    average = Rounds(around, allreduce, run.deadline.seconds, observers.averaged, run.history)
+    average = Rounds(around, allreduce, run.round_deadline, observers.averaged, run.history)
     member = _member(run, holding, following, average, leader)
     run.situation.memory = MemoryAccount(run, holding, copies, average, observers).report
     run.situation.activity = functools.partial(holding.activity, average)
@@ -100,7 +100,7 @@ def compose(
         found = Founder(around, directory, run.calls, announcer.record, donor, beginning)
     entering = Entering(run, first, found, holding, following, Joining(run, member, following.prepare))
     leaving, parting = Leaving(run, observers.observers, announcer), ExitBarrier()
-    watch_leader = LeaderWatch(endpoint.peer, run.position, lead, watch, clock, run.deadline.seconds)
+    watch_leader = LeaderWatch(endpoint.peer, run.position, lead, watch, clock, run.question_s)
     steps = StepLoop(member, _closing(run, lead), parting, holding.feed(), entering.again, watch_leader)
 
     services: tuple[Service, ...] = (
@@ -178,6 +178,7 @@ def _closing(run: RunContext, lead: LeadService) -> CloseContext:
         liveness=run.around.watch,
         clock=run.around.clock,
         timeout_s=run.deadline.seconds,
+        averaging_s=run.averaging_s,
         verify=verify,
         waiting=run.situation.wait_for,
         copies=run.around.manifest.run.copies,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -11,6 +12,7 @@ import torch
 from swarm.averaging.allreduce.plan import RoundKey, RoundResult
 from swarm.averaging.allreduce.round import RoundCall, average, plan_rounds
 from swarm.averaging.allreduce.service import AllReduce
+from swarm.averaging.deadline import RoundDeadline
 from swarm.averaging.schedules.costs import LinkCost
 from swarm.averaging.strategies.sites import plainest, strategy_at
 from swarm.consensus.history import History
@@ -25,13 +27,14 @@ from swarm.step.member.open_step import Round
 ROUND_SHARE = 0.8
 """A round's share of the time that the leader waits for its outcome: so the round fails first and names the culprit."""
 
+logger = logging.getLogger(__name__)
 
 Averaged = Callable[[PartName, int, torch.Tensor], Awaitable[None]]
 
 
 class Rounds:
-    """See :class:`swarm.step.member.open_step.Average`. ``leader_waits_s`` is how long it takes for a leader to
-    give up, where the leader itself says no less; ``averaged``
+    """See :class:`swarm.step.member.open_step.Average`. ``deadline`` is how long it takes for a leader to give up on a
+    part, plainly or not, where the leader itself says no less; ``averaged``
     is told of every mean (part, step, float32 on CPU). ``history`` ends with the record before the open step, which
     says to all replicas alike what their links are."""
 
@@ -39,11 +42,11 @@ class Rounds:
         self,
         around: PeerContext,
         allreduce: AllReduce,
-        leader_waits_s: Callable[[], float],
+        deadline: Callable[[PartName, bool], RoundDeadline],
         averaged: Averaged,
         history: History,
     ) -> None:
-        self._around, self._allreduce, self._leader_waits_s = around, allreduce, leader_waits_s
+        self._around, self._allreduce, self._deadline = around, allreduce, deadline
         self._averaged, self._history = averaged, history
         self._under_way: torch.Tensor | None = None
 
@@ -58,12 +61,14 @@ class Rounds:
         # Before anything is waited for: what is added from now on is written after it.
         self._around.events.emit(SumTaken(step=wanted.step, part=wanted.part, attempt=wanted.attempt))
         manifest = self._around.manifest
+        allowed = self._deadline(wanted.part, wanted.plainly)
+        logger.debug("step %d, the leader waits %.3g s: %s", wanted.step, allowed.seconds, allowed.reason)
         call = RoundCall(
             key=RoundKey(wanted.step, wanted.part, wanted.attempt, after=self._history.head_hash[:AFTER_CHARS]),
             replicas=tuple(wanted.weights),
             weights=wanted.weights,
             elements=sums.numel(),
-            timeout_s=ROUND_SHARE * min(self._leader_waits_s(), wanted.within_s or math.inf),
+            timeout_s=ROUND_SHARE * min(allowed.seconds, wanted.within_s or math.inf),
             dtype="float64" if manifest.run.reproducible else "float32",
             codec=manifest.averaging.codec,
             seed=manifest.run.seed,

@@ -6,6 +6,7 @@ import math
 
 from swarm.config import Manifest
 from swarm.consensus.records import record_room
+from swarm.ids import PartName
 from swarm.models.registry import family_of
 from swarm.network.protocols import MAX_BODY_BYTES
 from swarm.optim.adamw import AdamW
@@ -69,6 +70,13 @@ def _outer(manifest: Manifest) -> OuterNesterov:
     return OuterNesterov(local.outer_lr, local.outer_momentum)
 
 
+def averaged_bytes(manifest: Manifest) -> dict[PartName, int]:
+    """Bytes of each part's sum when it is averaged, as far as no codec makes them fewer."""
+    family, item = family_of(manifest.model), 8 if manifest.run.reproducible else 4
+    parts = family.parts(manifest.split)
+    return {part.name: item * family.cost(part, manifest.model.context).parameters for part in parts}
+
+
 def rules_of(manifest: Manifest) -> StepRules:
     """What the manifest says about every step."""
     batch, stages, target = manifest.batch, manifest.split.stages, manifest.step_microbatches
@@ -86,5 +94,7 @@ def rules_of(manifest: Manifest) -> StepRules:
         quorum_grace_s=manifest.run.quorum_grace_s,
         inner_steps=manifest.averaging.inner_steps,
         clip_norm=reach_of(manifest) if manifest.averaging.mode == "local" else manifest.optimizer.clip_norm,
+        part_bytes=averaged_bytes(manifest),
+        one_reduces=manifest.averaging.closing_strategy in ("server", "hierarchy"),
         served=manifest.averaging.closing_strategy == "server",
     )

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from swarm.averaging.deadline import RoundDeadline, round_deadline
 from swarm.consensus.ballot import VoteFile
 from swarm.consensus.history import History
 from swarm.consensus.incarnation import Incarnation
 from swarm.consensus.roster import Roster, lost_parts
 from swarm.errors import Ending, PeerError
-from swarm.ids import PeerId
+from swarm.ids import PartName, PeerId
 from swarm.membership.roles import PeerContext
 from swarm.membership.rules import rules_of
 from swarm.membership.settings import MemberSettings
@@ -28,6 +30,7 @@ from swarm.step.rules import StepRules
 from swarm.waiting import AdaptiveDeadline
 
 STEP_FLOOR_S, STEP_CEILING_S = 20.0, 120.0
+"""Bounds of what a question of a step may take; the averaging of large parts over thin links may take longer."""
 MAX_WAITING_CHARS = 400
 
 
@@ -72,7 +75,7 @@ class RunContext:
         position: Where this peer stands among the members.
         situation: Where it stands for people, who read it on the control socket.
         calls: What it asks of members.
-        deadline: How long a step takes, and so how long its questions may.
+        deadline: How long a step takes, and so how long its questions may, but for :meth:`averaging_s`.
         exit: What it was told about leaving.
     """
 
@@ -115,6 +118,28 @@ class RunContext:
             lost=lost_parts(self.position.roster, self.around.watch.gone),
             leaving=self.exit.asked,
         )
+
+    def round_deadline(self, part: PartName, plainly: bool) -> RoundDeadline:
+        """Return how long the averaging of a part may take in the open step; ``plainly`` see :class:`Reconcile`."""
+        links = self.history.head.links
+        rates = [links.get(peer, (0, 0))[1] for peer in self.position.roster.replicas(part)]
+        return round_deadline(
+            self.rules.part_bytes.get(part, 0),
+            rates,
+            ordinary_s=self.deadline.seconds(),
+            one_reduces=plainly or self.rules.one_reduces,
+        )
+
+    def averaging_s(self, plainly: Collection[str]) -> float:
+        """Return how long the averaging of the slowest part may take; these parts average plainly."""
+        return max(self.round_deadline(part, part in plainly).seconds for part in self.rules.parts)
+
+    def question_s(self) -> float:
+        """Return how long the last question of the open step's leader may take, as far as it was heard here."""
+        opened = self.position.open
+        if opened.reconciled is None or opened.applied is not None:
+            return self.deadline.seconds()
+        return self.averaging_s(opened.reconciled.plainly)
 
     def name_of(self, peer: str) -> str:
         """Return the name that a peer gave itself; before the roster is known "the contact", else the peer's id."""

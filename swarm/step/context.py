@@ -61,11 +61,12 @@ class MemberContext:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseContext:
     """What closing a step needs besides the step itself. ``verify`` says whether a peer signed some bytes. ``waiting``
-    is told what the leader waits for, "" for nothing. ``copies`` of every part are kept by peers that hold another;
-    ``patience_s`` is how long somebody is waited for who could take over a part that nobody holds any more (None: for
-    ever). ``confirmed`` proves that our lineage counts, once it does; ``alone_at`` says when (seconds since the epoch)
-    those that are there go on without a majority, None: never; ``refused`` whether we vetoed the record with this hash
-    in the open step."""
+    is told what the leader waits for, "" for nothing. ``averaging_s`` is how long the averaging of all parts may take,
+    of which these average plainly; other questions have ``timeout_s``. ``copies`` of every part are kept by peers that
+    hold another; ``patience_s`` is how long somebody is waited for who could take over a part that nobody holds any
+    more (None: for ever). ``confirmed`` proves that our lineage counts, once it does; ``alone_at`` says when (seconds
+    since the epoch) those that are there go on without a majority, None: never; ``refused`` whether we vetoed the
+    record with this hash in the open step."""
 
     rules: StepRules
     calls: StepCalls
@@ -79,6 +80,7 @@ class CloseContext:
     waiting: Callable[[str], None] = lambda _: None
     confirmed: Callable[[], Confirmation | None] = lambda: None
     alone_at: Callable[[], float | None] = lambda: None
+    averaging_s: Callable[[Collection[str]], float] = lambda plainly: 0.0
     copies: int = 0
     patience_s: float | None = None
     refused: Callable[[str], bool] = lambda _: False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from swarm.consensus.ledger import fixed_quota, free_quota
 from swarm.consensus.records import CloseRecord, Contribution
@@ -25,6 +25,7 @@ class StepRules:
     ``quorum_grace_s`` is how long a majority is waited for before those who are there go on provisionally; 0: for ever.
     ``inner_steps``: optimizer steps in one of the run's, each with a rate of its own; ``clip_norm`` is for the mean
     that closes it.
+    ``part_bytes`` are those of each part's sum in averaging; ``one_reduces``: there one may reduce for many.
     ``served``: one replica of a part reduces for the others, which others must be able to call.
     ``how_to_join`` is what people are told who must find somebody: words of this peer's, no rule of the run.
     """
@@ -42,6 +43,8 @@ class StepRules:
     quorum_grace_s: float = 0.0
     inner_steps: int = 1
     clip_norm: float = math.inf
+    part_bytes: Mapping[PartName, int] = field(default_factory=dict)
+    one_reduces: bool = False
     served: bool = False
     how_to_join: HowToJoin = join_words
 

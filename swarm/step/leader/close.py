@@ -207,7 +207,7 @@ class Leading:
             committed=counted,
             live=live,
             provisional=self.provisional,
-            within_s=self.closing.timeout_s(),
+            within_s=max(self.closing.timeout_s(), self.closing.averaging_s(self._blame.plainly)),
             attempts=self._attempts.numbers(counted, live),
             plainly=tuple(sorted(self._blame.plainly)),
             left_out=self._filling.left_out,
@@ -287,7 +287,8 @@ class Leading:
     async def _all(self, peers: Sequence[PeerId], rpc: Rpc[RequestT, ReplyT], body: RequestT) -> dict[PeerId, ReplyT]:
         """Everybody's answer. Raises _Retry when one fails or is found gone, having found out who is gone; Superseded
         and WrongStep as they come."""
-        answers = await self._calls.gather(peers, rpc, body, timeout_s=self.closing.timeout_s())
+        timeout_s = getattr(body, "within_s", None) or self.closing.timeout_s()
+        answers = await self._calls.gather(peers, rpc, body, timeout_s=timeout_s)
         for error in answers.failed.values():
             if isinstance(error, (Superseded, WrongStep)):
                 raise error
