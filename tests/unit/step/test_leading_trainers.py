@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import pytest
 
 from swarm.consensus.records import Quarantined
 from swarm.consensus.roster import Member, Roster
 from swarm.errors import Busy, Superseded
-from swarm.events import WorkWithdrawn
+from swarm.events import AttemptFailed, WorkWithdrawn
 from swarm.ids import PeerId
 from swarm.step.leader.exclusion import STALLED_S
-from swarm.step.messages import AGAIN, RECONCILE, Lease, Quarantine, ResumeTrainer
+from swarm.step.messages import AGAIN, APPLY, RECONCILE, Lease, Quarantine, Reconcile, ResumeTrainer
 from tests.harness.expect import eventually
 from tests.harness.rigs.step import HOSTED, ROSTER, A, Stage, T, U, broken, by, listed, stage, virtual
 
@@ -122,3 +123,25 @@ async def test_leader_says_how_long_it_waits() -> None:
     told = here.puppets[A].told(RECONCILE)
     assert told
     assert all(body.within_s == here.closing.timeout_s() for body in told)
+
+
+@virtual
+async def test_leader_waits_for_a_round_as_long_as_its_bytes_take_and_for_nothing_else() -> None:
+    here = await stage()
+    here.closing = dataclasses.replace(here.closing, averaging_s=lambda plainly: 60.0)
+
+    async def late(body: Reconcile) -> None:
+        await asyncio.sleep(50.0)
+
+    here.puppets[A].instead[RECONCILE] = late
+    closed = await here.leading().run()
+    assert closed.absent == ()
+    assert [body.within_s for body in here.puppets[A].told(RECONCILE)] == [60.0]
+
+    here = await stage()
+    here.closing = dataclasses.replace(here.closing, averaging_s=lambda plainly: 60.0)
+    here.puppets[A].instead[APPLY] = late
+    running = asyncio.create_task(here.leading().run())
+    await asyncio.sleep(2 * here.closing.timeout_s())
+    assert here.events.of(AttemptFailed), "the update has no more than other questions"
+    running.cancel()
