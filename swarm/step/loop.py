@@ -124,7 +124,7 @@ class StepLoop:
         """Lead the step whenever it is our turn, until it is decided or goes on without us. No term twice, also when
         we were cut off and come back to the same step: two records in one term could both be decided."""
         at, liveness, patience = self._at, self._closing.liveness, ExponentialBackoff(0.1)
-        me, roster = self._closing.calls.me, at.roster
+        me, roster, book = self._closing.calls.me, at.roster, self._closing.desk.book
         superseded = 0
         while at.open_step == step and not at.cut_off:
             overdue = {} if self._watch is None else self._watch.overdue()
@@ -144,13 +144,13 @@ class StepLoop:
                 await first_done(leading.decide(), self._solitude.turned())
                 if leading.decided is not None:
                     return await self._announce(leading)
-                self._closing.desk.end_term()
+                book.end_term()
             except (Superseded, WrongStep, OutOfSync) as error:
                 if isinstance(error, OutOfSync) and not leading.provisional:
                     raise
                 superseded += isinstance(error, Superseded)
                 logger.info("step %d, term %d was given up: %s", step, term, error)
-                self._closing.desk.end_term()
+                book.end_term()
                 self._closing.waiting("")  # for nothing any more, as its leader
                 await self._closing.clock.sleep(patience.pause_s())
 

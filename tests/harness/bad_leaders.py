@@ -26,6 +26,7 @@ from swarm.security.signing import PrivateIdentity
 from swarm.sim.loop import PEER
 from swarm.step.leader.answers import AnswerRules
 from swarm.step.leader.batch import BatchCollection
+from swarm.step.leader.book import StepBook
 from swarm.step.leader.close import Leading
 from swarm.step.leader.service import LeadService
 from swarm.step.member.leader_watch import LeaderWatch
@@ -90,7 +91,7 @@ def leases_nothing(patch: pytest.MonkeyPatch, step: int, struck: list[str]) -> N
     lease = LeadService._on_lease
 
     async def gives_nothing(service: LeadService, caller: Any, body: Any) -> Any:
-        if (body.step, body.term) == (step, 0) and owner(service._roster, step, 0) == service._me:
+        if (body.step, body.term) == (step, 0) and owner(service.book.roster, step, 0) == service._me:
             struck.append("lease")
             raise Busy("later")
         return await lease(service, caller, body)
@@ -151,17 +152,17 @@ def forges_rows(patch: pytest.MonkeyPatch, step: int, struck: list[str]) -> None
 
 def bends_quota(patch: pytest.MonkeyPatch, step: int, struck: list[str]) -> None:
     """It leases all of the batch to one trainer."""
-    ledger = LeadService._new_ledger
+    ledger = StepBook._new_ledger
 
-    def bent(service: LeadService, trainers: Sequence[PeerId]) -> Any:
-        if service._step != step or service._led is not None and service._led.number > 0:
-            return ledger(service, trainers)
+    def bent(book: StepBook, trainers: Sequence[PeerId]) -> Any:
+        if book.step != step or book.led is not None and book.led.number > 0:
+            return ledger(book, trainers)
         struck.append("quota")
         with pytest.MonkeyPatch.context() as quota:
             quota.setattr(StepRules, "quota", lambda rules, step, trainers: _all_to_one(rules.target, trainers))
-            return ledger(service, trainers)
+            return ledger(book, trainers)
 
-    patch.setattr(LeadService, "_new_ledger", bent)
+    patch.setattr(StepBook, "_new_ledger", bent)
 
 
 def _all_to_one(target: int, trainers: Sequence[PeerId]) -> dict[PeerId, int]:

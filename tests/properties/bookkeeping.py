@@ -167,16 +167,16 @@ class Books:
             terms = [
                 due_term(self.roster, self.open_step, peer, self.term, self.gone) for peer in self.here(ROSTER.peers)
             ]
-            self.desks[self.leader].end_term()
+            self.desks[self.leader].book.end_term()
             self.term = next(term for term in terms if term is not None)
-            self.desks[self.leader].begin_term(self.term, self.gone)
-        self.desks[self.leader].count_on(self.gone)
+            self.desks[self.leader].book.begin_term(self.term, self.gone)
+        self.desks[self.leader].book.count_on(self.gone)
 
     # --- steps ---------------------------------------------------------------------------------------------------
 
     def close(self) -> CloseRecord:
         """The leader closes the step with those that are there. Raises Blocked when its batch is not complete."""
-        desk = self.desks[self.leader]
+        desk = self.desks[self.leader].book
         if not desk.full:
             raise Blocked
         live = [self.here(replicas) for replicas in self.roster.stages()]

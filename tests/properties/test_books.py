@@ -120,7 +120,7 @@ class BooksMachine(RuleBasedStateMachine):
     @rule(pick=which)
     def hear_twice(self, pick: int) -> None:
         """A report that the leader knows arrives again: nothing changes."""
-        led = self.books.desks[self.books.leader]._led
+        led = self.books.desks[self.books.leader].book.led
         ledger = led and led.ledger
         known = ledger.committed() if ledger else ()
         if not known:
@@ -157,8 +157,8 @@ class BooksMachine(RuleBasedStateMachine):
     @rule(pick=which)
     def lose(self, pick: int) -> None:
         """What nobody has any more of a dead trainer's."""
-        desk = self.books.desks[self.books.leader]
-        ledger = desk._led and desk._led.ledger
+        desk = self.books.desks[self.books.leader].book
+        ledger = desk.led and desk.led.ledger
         orphans = (
             [one.microbatch for one in ledger.committed() if one.microbatch.trainer in self.books.gone]
             if ledger
@@ -173,7 +173,7 @@ class BooksMachine(RuleBasedStateMachine):
     def close(self, back: set[PeerId], first: int, poison: bool, struck: bool) -> None:
         """Whoever is there fills the batch, whatever went before; on the way one may be given up, the leader die."""
         for turn in range(first, first + MAX_TURNS):
-            if self.books.desks[self.books.leader].full:
+            if self.books.desks[self.books.leader].book.full:
                 break
             self.report(turn)
             self.lease(turn, 2)
@@ -208,7 +208,7 @@ class BooksMachine(RuleBasedStateMachine):
 
     @invariant()
     def quota_is_conserved(self) -> None:
-        led = self.books.desks[self.books.leader]._led
+        led = self.books.desks[self.books.leader].book.led
         ledger = led and led.ledger
         assert ledger is not None, "nobody leads"
         aside = [one.microbatch for one in ledger.aside()]
@@ -223,7 +223,7 @@ class BooksMachine(RuleBasedStateMachine):
     @invariant()
     def what_is_taken_was_leased(self) -> None:
         for feeder in self.books.feeders.values():
-            assert len(feeder.started(self.books.open_step)) <= feeder.remote._leased
+            assert len(feeder.started(self.books.open_step)) <= feeder.remote._book.leased
 
 
 BooksMachine.TestCase.settings = settings(

@@ -117,7 +117,7 @@ class BatchCollection:
     async def _filled(self, stall: BatchStall) -> tuple[Contribution, ...] | None:
         """The batch, once it is complete; None when who is there has changed, those left out that stalled among it, or
         others must hear that there is quota again."""
-        desk, out = self._closing.desk, self.out
+        desk, out = self._closing.desk.book, self.out
         if self._fruitless:
             self._say_fruitless()  # others may have said something else
         self._count_trainers(out)
@@ -247,7 +247,7 @@ class BatchCollection:
 
     def _count_trainers(self, out: Mapping[PeerId, str]) -> None:
         """Take back what gone trainers had leased; the others must hear that there is quota again."""
-        if self._closing.desk.count_on(out):
+        if self._closing.desk.book.count_on(out):
             lost = tuple(peer for peer in self._roster.trainers if peer in out)
             self._closing.events.emit(WorkWithdrawn(step=self._step, trainers=lost))
             self.quota_again()
@@ -255,7 +255,7 @@ class BatchCollection:
     async def _stalled(self, stall: BatchStall) -> dict[PeerId, str]:
         """Once there are trainers that hold the batch up, they and why: they are there and get nothing done, which the
         others can do instead."""
-        desk, clock = self._closing.desk, self._closing.clock
+        desk, clock = self._closing.desk.book, self._closing.clock
         while not (late := stall.look(clock.monotonic(), desk.done, desk.waits_for())):
             self._tell_fruitless(stall.still_s(clock.monotonic()))
             await clock.sleep(LOOK_S)
@@ -264,7 +264,7 @@ class BatchCollection:
 
     def _tell_fruitless(self, still_s: float) -> None:
         """Where all that came for long was put aside, no peer is at fault: a person must know of it."""
-        aside, done = self._closing.desk.aside(), self._closing.desk.done
+        aside, done = self._closing.desk.book.aside(), self._closing.desk.book.done
         if done != self._brought[0]:
             self._brought = done, len(aside)
         fruitless = len(aside) > self._brought[1] and still_s >= STALLED_S
@@ -273,7 +273,7 @@ class BatchCollection:
             self._say_fruitless()
 
     def _say_fruitless(self) -> None:
-        aside = self._closing.desk.aside()
+        aside = self._closing.desk.book.aside()
         self._closing.waiting(awaited_numbers(len(aside), aside[-1].reason) if self._fruitless and aside else "")
 
     async def _tell_to_feed(self) -> None:

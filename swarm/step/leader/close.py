@@ -110,7 +110,7 @@ class Leading:
         proposal = None
         if self.term > 0:
             vote = await self._promises()
-            self.closing.desk.begin_term(self.term, self.closing.liveness.gone)
+            self.closing.desk.book.begin_term(self.term, self.closing.liveness.gone)
             self._filling.quota_again()
             if vote is not None:
                 proposal = Propose(record=vote.record, changes=vote.changes, term=self.term)
@@ -154,7 +154,7 @@ class Leading:
                     continue
                 return proposal
             try:
-                with absent(self.closing.calls, self.closing.desk.requests.asking()) as missing:
+                with absent(self.closing.calls, self.closing.desk.book.requests.asking()) as missing:
                     outcome = await self._attempt(committed)
                 lost = [peer for peer in self._roster.peers if peer not in outcome.live]
                 return self._proposal(outcome, *self._settle(missing, lost))
@@ -169,7 +169,7 @@ class Leading:
         """Who joins and leaves with the step. Raises Superseded when the run may not become that: what was asked is
         forgotten with the term, and whoever still wants it asks again."""
         try:
-            return self.closing.desk.requests.settle(missing, lost)
+            return self.closing.desk.book.requests.settle(missing, lost)
         except (Refused, Violation) as error:
             raise Superseded(f"what was asked in this term cannot be granted: {error}") from error
 
@@ -277,7 +277,7 @@ class Leading:
         out = self._filling.out
         orphaned = [microbatch for microbatch in answer.missing if microbatch.trainer in out]
         if orphaned:
-            excluded = self.closing.desk.exclude(orphaned)
+            excluded = self.closing.desk.book.exclude(orphaned)
             reason = f"{peer}: {answer.failure}"[:400]
             self.closing.events.emit(WorkExcluded(step=self.step, microbatches=excluded, reason=reason))
             self._filling.quota_again()
@@ -317,7 +317,7 @@ class Leading:
             step=self.step,
             term=self.term,
             committed=outcome.committed,
-            aside=self.closing.desk.aside(),
+            aside=self.closing.desk.book.aside(),
             tokens=tokens,
             loss_sum=loss_sum,
             grad_norm=outcome.clipped.norm,

@@ -118,7 +118,7 @@ class Rescuing:
         try:
             said = await self._filling.calls.ask(peer, CONSENT, body, timeout_s=self._closing.timeout_s())
             if said.reassign is not None:
-                self._closing.desk.requests.check_reassign(peer, part, said.reassign)
+                self._closing.desk.book.requests.check_reassign(peer, part, said.reassign)
             return said
         except PeerError as error:
             logger.info("step %d: %s", self._step, error)
@@ -131,14 +131,14 @@ class Rescuing:
             raise RunEnded(f"{error} ({why})", error.ending, remedy=error.remedy)
 
     async def _proposal(self, offers: Mapping[str, Sequence[Consent]]) -> Propose | None:
-        joins = await self._present(self._closing.desk.requests.joining(self._filling.lost))
+        joins = await self._present(self._closing.desk.book.requests.joining(self._filling.lost))
         # Beside members others may be believed gone; and who is may have come back meanwhile.
         gone = {peer: why for peer, why in self._filling.lost.items() if peer in self._roster}
         if not lost_parts(self._roster, gone):
             return None
         offered = {part: _of_those_there(said, gone) for part, said in offers.items()}
         try:
-            changes, roster = self._closing.desk.requests.give_up(choose(self._roster, gone, offered), joins, gone)
+            changes, roster = self._closing.desk.book.requests.give_up(choose(self._roster, gone, offered), joins, gone)
         except Refused as refused:
             logger.info("step %d is not given up yet: %s", self._step, refused.reason)
             return None

@@ -77,7 +77,7 @@ class LeaderWatch:
         """Return who counts as gone though it answers, and why: the open step's leader and those between it and us;
         nobody while it is not late. Look again and again: a leader is late by what was seen of it before."""
         at, now = self._at, self._clock.monotonic()
-        conduct, witness = at.open.conduct, self._lead.witness
+        conduct, witness = at.open.conduct, self._lead.book.witness
         progress = LeaderProgress(at.open_step, at.term, conduct.questions, len(witness.completed))
         still_s = self._stall.look(now, progress)
         self._measure(now)
@@ -97,7 +97,7 @@ class LeaderWatch:
 
     def _late(self, still_s: float) -> str:
         """Say why the leader should have done something by now; "" where it may have had nothing to do."""
-        at, witness = self._at, self._lead.witness
+        at, witness = self._at, self._lead.book.witness
         if at.open.conduct.asked_in == at.term:
             return f"it asked nothing for {still_s:.0f} s in the middle of closing the step"
         if len(witness.completed) >= at.rules.target:

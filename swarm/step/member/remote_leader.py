@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from swarm.clock import Clock
@@ -41,6 +42,19 @@ class Begun(Protocol):
         """Leave all but the first ``count`` of it, and report nothing more of that."""
 
 
+@dataclass(slots=True)
+class TrainerBook:
+    """What this peer's trainer has leased and told in one step; ``term`` is that of the leader that knows it, -1 where
+    none does. It waits for ``again`` when it has no quota left."""
+
+    step: int = 0
+    term: int = 0
+    leased: int = 0
+    reports: dict[MicrobatchId, tuple[Contribution, tuple[bytes, ...]]] = field(default_factory=dict)
+    aside: dict[MicrobatchId, Quarantined] = field(default_factory=dict)
+    again: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 class RemoteLeader:
     """Leases, completions and what is put aside, told to whoever leads; when another takes over, it is told all again.
 
@@ -51,12 +65,8 @@ class RemoteLeader:
     def __init__(self, calls: LiveCalls, position: Position, clock: Clock, timeout_s: Callable[[], float]) -> None:
         self._calls, self._at, self._clock, self._timeout_s = calls, position, clock, timeout_s
         self.begun: Begun | None = None
-        self._step = self._term = 0
-        self._leased = 0
-        self._reports: dict[MicrobatchId, tuple[Contribution, tuple[bytes, ...]]] = {}
-        self._aside: dict[MicrobatchId, Quarantined] = {}
+        self._book = TrainerBook()
         self._resuming = asyncio.Lock()
-        self._again = asyncio.Event()
 
     def methods(self) -> list[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
@@ -64,9 +74,7 @@ class RemoteLeader:
 
     def rewound(self) -> None:
         """A lineage was given up: its steps come again, and nothing is leased or told in them yet."""
-        self._step = self._term = self._leased = 0
-        self._reports, self._aside = {}, {}
-        self._again.clear()
+        self._book = TrainerBook()
 
     async def lease(self, step: int, wanted: int) -> int:
         """See :class:`~swarm.pipeline.trainer.trainer.StepLeader`. Repeating it after a lost answer leases nothing
@@ -74,52 +82,53 @@ class RemoteLeader:
 
         Raises WrongStep for a closed step. A leader that says no, or takes a lease back, hears anew what was begun.
         """
-        self._open(step)
-        self._again.clear()
+        book = self._opened(step)
+        book.again.clear()
 
         async def ask(leader: PeerId, term: int) -> int:
-            held = self._leased
+            held = book.leased
             body = Lease(step=step, term=term, total=held + wanted)
             answer = await self._calls.ask(leader, LEASE, body, timeout_s=self._timeout_s())
-            if self._term != term or self._leased != held:
+            if self._book is not book or book.term != term or book.leased != held:
                 raise Superseded("another leader was told meanwhile what was begun", peer=leader)
             if not held <= answer.total <= held + wanted:
                 reason = f"{answer.total} microbatches leased where {held} were and {wanted} more were asked for"
                 raise Violation(reason, peer=leader)
-            self._leased = answer.total
+            book.leased = answer.total
             return answer.total - held
 
-        complaining = asyncio.create_task(self._complain(step))
+        complaining = asyncio.create_task(self._complain(book))
         try:
-            return await self._until_told(step, ask)
+            return await self._until_told(book, ask)
         finally:
             complaining.cancel()
 
     async def wait_quota(self, step: int) -> None:
         """Return when asking for quota again makes sense: somebody's was given back, or another leads."""
-        self._open(step)
-        await first_done(self._again.wait(), self._at.wait_term(step, self._term), self._complain(step))
+        book = self._opened(step)
+        await first_done(book.again.wait(), self._at.wait_term(step, book.term), self._complain(book))
         if self._at.open_step != step:
             raise WrongStep(f"step {step} is closed")
 
-    async def _complain(self, step: int) -> None:
+    async def _complain(self, book: TrainerBook) -> None:
         """Tell those who may succeed the leader, one after the other every STARVED_S until cancelled, that there is
         nothing to do here: they find out whether the batch goes on elsewhere
         (:class:`~swarm.step.member.leader_watch.LeaderWatch`)."""
         for turn in itertools.count(1):
             await self._clock.sleep(STARVED_S)
-            term, successor = self._at.term, owner(self._at.roster, step, self._at.term + turn)
-            begun = 0 if self.begun is None else len(self.begun.started(step))
-            if begun > len(self._reports) + len(self._aside) or successor == self._at.leader:
+            term, successor = self._at.term, owner(self._at.roster, book.step, self._at.term + turn)
+            begun = 0 if self.begun is None else len(self.begun.started(book.step))
+            if begun > len(book.reports) + len(book.aside) or successor == self._at.leader:
                 continue
-            body = Lease(step=step, term=term, total=self._leased + 1)
+            body = Lease(step=book.step, term=term, total=book.leased + 1)
             with contextlib.suppress(PeerError):  # it leads nothing, and says so
                 await self._calls.ask(successor, LEASE, body, timeout_s=self._timeout_s())
 
     def vouch(self, step: int, rows: Sequence[Contribution], sign: Callable[[bytes], bytes]) -> bytes:
         """Return our signature under our rows of the open step; b"" where they are not what we reported. Through which
         replicas a microbatch went is the leader's to say."""
-        known = {m: (one.tokens, one.loss_sum) for m, (one, _) in self._reports.items()} if step == self._step else {}
+        told = self._book.reports if step == self._book.step else {}
+        known = {m: (one.tokens, one.loss_sum) for m, (one, _) in told.items()}
         if any(known.get(one.microbatch) != (one.tokens, one.loss_sum) for one in rows):
             return b""
         return sign(rows_bytes(self._at.rules.run, step, self._at.history.head_hash, rows))
@@ -127,11 +136,11 @@ class RemoteLeader:
     async def complete(self, step: int, contribution: Contribution, receipts: tuple[bytes, ...]) -> None:
         """Report a finished journey to the leader and the next in its succession; returns when the leader knows, and
         the other too or is not there. Raises WrongStep for a closed step, Refused for what is not counted."""
-        self._open(step)
-        self._reports[contribution.microbatch] = (contribution, receipts)
+        book = self._opened(step)
+        book.reports[contribution.microbatch] = (contribution, receipts)
 
         async def tell(leader: PeerId, term: int) -> None:
-            if contribution.microbatch not in self._reports:
+            if contribution.microbatch not in book.reports:
                 raise Refused("the leader has no room for it any more", peer=leader)
             body = Complete(step=step, term=term, contribution=contribution, receipts=receipts)
             witness = asyncio.create_task(self._bear_witness(body))
@@ -141,7 +150,7 @@ class RemoteLeader:
             finally:
                 witness.cancel()
 
-        await self._until_told(step, tell, NOT_COUNTED)
+        await self._until_told(book, tell, NOT_COUNTED)
 
     async def _bear_witness(self, body: Complete) -> None:
         witness = owner(self._at.roster, body.step, body.term + 1)
@@ -154,31 +163,31 @@ class RemoteLeader:
 
     async def put_aside(self, step: int, microbatch: MicrobatchId, reason: str) -> None:
         """No replica can compute it. Raises as :meth:`complete`."""
-        self._open(step)
-        aside = self._aside[microbatch] = Quarantined(microbatch=microbatch, reason=reason[:200])
+        book = self._opened(step)
+        aside = book.aside[microbatch] = Quarantined(microbatch=microbatch, reason=reason[:200])
 
         async def tell(leader: PeerId, term: int) -> None:
-            if microbatch not in self._aside:
+            if microbatch not in book.aside:
                 raise Refused("the leader has no room for it any more", peer=leader)
             body = Quarantine(step=step, term=term, aside=aside)
             await self._calls.ask(leader, ASIDE, body, timeout_s=self._timeout_s())
 
-        await self._until_told(step, tell, NOT_COUNTED)
-        self._again.set()  # the leader has room for another of ours, and the batch waits for it
+        await self._until_told(book, tell, NOT_COUNTED)
+        book.again.set()  # the leader has room for another of ours, and the batch waits for it
 
     # --- whoever leads -------------------------------------------------------------------------------------------
 
-    def _open(self, step: int) -> None:
-        if step > self._step:
-            self._step, self._term, self._leased = step, 0, 0
-            self._reports, self._aside = {}, {}
-            self._again.clear()
+    def _opened(self, step: int) -> TrainerBook:
+        """Return the book of the open step. Raises WrongStep for another."""
+        if step > self._book.step:
+            self._book = TrainerBook(step)
         if self._at.open_step != step:
             raise WrongStep(f"step {step} is closed, step {self._at.open_step} is open")
+        return self._book
 
     async def _until_told(
         self,
-        step: int,
+        book: TrainerBook,
         tell: Callable[[PeerId, int], Awaitable[AnswerT]],
         final: tuple[type[PeerError], ...] = (),
     ) -> AnswerT:
@@ -186,49 +195,49 @@ class RemoteLeader:
         as it may not know. Raises what is ``final`` of that, and WrongStep for a closed step."""
         patience = ExponentialBackoff()
         while True:
-            if self._at.open_step != step or not self._at.is_member:
-                raise WrongStep(f"step {step} is closed")
+            if self._at.open_step != book.step or not self._at.is_member:
+                raise WrongStep(f"step {book.step} is closed")
             known = False
             try:
-                if self._at.term != self._term:
-                    await self._resume(step)
-                known, term = True, self._term
+                if self._at.term != book.term:
+                    await self._resume(book)
+                known, term = True, book.term
                 return await tell(self._at.leader, term)
             except (Busy, Unreachable, DeadlineMissed, WrongStep) as error:
                 # A leader at another step than ours was started anew, or we have yet to hear that the step is closed.
-                logger.debug("step %d, its leader does not answer: %s", step, error)
+                logger.debug("step %d, its leader does not answer: %s", book.step, error)
                 await self._clock.sleep(patience.pause_s())
             except PeerError as error:
                 if known and isinstance(error, final):
                     raise
-                logger.info("step %d, its leader says no: %s", step, error)
+                logger.info("step %d, its leader says no: %s", book.step, error)
                 await self._clock.sleep(patience.pause_s())
-                if known and self._step == step and self._term == term:
-                    self._term = -1  # whatever we know, the leader does not
+                if known and book.term == term:
+                    book.term = -1  # whatever we know, the leader does not
 
-    async def _resume(self, step: int) -> None:
+    async def _resume(self, book: TrainerBook) -> None:
         """Tell the leader of a term that does not know us what we have begun, and what is complete."""
         async with self._resuming:
-            term = self._at.term
-            if term == self._term or self.begun is None:
-                self._term = term
+            term, step = self._at.term, book.step
+            if term == book.term or self.begun is None:
+                book.term = term
                 return
             leader, started = self._at.leader, tuple(self.begun.started(step))
-            aside = tuple(self._aside[m] for m in started if m in self._aside)
+            aside = tuple(book.aside[m] for m in started if m in book.aside)
             body = ResumeTrainer(step=step, term=term, started=started, aside=aside)
             answer = await self._calls.ask(leader, RESUME, body, timeout_s=self._timeout_s())
             kept = frozenset(started[: answer.kept])
             self.begun.keep(step, len(kept))
-            self._leased, self._term = len(kept), -1  # whoever was asked before this has nothing to say any more
-            self._reports = {m: report for m, report in self._reports.items() if m in kept}
-            self._aside = {m: aside for m, aside in self._aside.items() if m in kept}
-            for contribution, receipts in list(self._reports.values()):
+            book.leased, book.term = len(kept), -1  # whoever was asked before this has nothing to say any more
+            book.reports = {m: report for m, report in book.reports.items() if m in kept}
+            book.aside = {m: aside for m, aside in book.aside.items() if m in kept}
+            for contribution, receipts in list(book.reports.values()):
                 report = Complete(step=step, term=term, contribution=contribution, receipts=receipts)
                 await self._calls.ask(leader, COMPLETE, report, timeout_s=self._timeout_s())
-            self._term = term
-            self._again.set()
+            book.term = term
+            book.again.set()
 
     async def _on_again(self, caller: PeerId, body: Feed) -> Empty:
-        if body.step == self._step:
-            self._again.set()
+        if body.step == self._book.step:
+            self._book.again.set()
         return Empty()

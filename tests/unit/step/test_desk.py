@@ -73,7 +73,7 @@ async def test_desk_full_gives_the_committed_set() -> None:
     second = MICROBATCH._replace(position=1)
     for body in (complete(), complete(), complete(microbatch=second)):
         await tell(opened, body)
-    assert [c.microbatch for c in await opened.wait_full()] == [MICROBATCH, second]
+    assert [c.microbatch for c in await opened.book.wait_full()] == [MICROBATCH, second]
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ async def test_leader_puts_those_who_asked_into_the_roster_and_out_of_it() -> No
     opened = desk()
     for body in (admission(listed("C")), departure("A1"), departure("F"), admission(listed("C")), departure("A1")):
         await tell(opened, body)
-    changes, roster = opened.requests.settle(())
+    changes, roster = opened.book.requests.settle(())
     assert roster.peers == ("A2", "B1", "B2", "C", "T1", "T2")
     assert ([j.member.peer for j in changes.joins], [d.peer for d in changes.leaves]) == (["C"], ["A1", "F"])
 
@@ -77,19 +77,19 @@ async def test_leader_refuses_with_the_reason_and_grants_nothing(
     opened = desk()
     with pytest.raises(error, match=words):
         await tell(opened, body, caller)
-    assert opened.requests.settle(())[1].members == SEVEN.members
+    assert opened.book.requests.settle(())[1].members == SEVEN.members
 
 
 async def test_leader_that_has_settled_the_roster_says_that_it_is_too_late() -> None:
     later = next(step for step in range(STEP + 1, 99) if SEVEN.succession(step)[0] == LEADER)
     opened = desk(steps=100)
-    opened.requests.settle(())
+    opened.book.requests.settle(())
     for body in (admission(listed("C")), departure("A1")):
         with pytest.raises(WrongStep, match="too late for this step"):
             await tell(opened, body)
     opened.open_step(later, SEVEN, "cd" * 32)
     await tell(opened, admission(listed("C"), step=later, previous="cd" * 32))
-    assert "C" in opened.requests.settle(())[1]
+    assert "C" in opened.book.requests.settle(())[1]
 
 
 async def test_leader_of_the_last_step_lets_nobody_in_or_out() -> None:
@@ -114,7 +114,7 @@ async def test_second_replica_that_wants_to_leave_is_told_why_it_cannot() -> Non
     await tell(opened, admission(listed("C", part="stage-1")))
     with pytest.raises(Refused, match="only replica of stage-1"):  # it takes the step's result from who stays
         await tell(opened, departure("B1"))
-    assert {"B1", "C"} <= set(opened.requests.settle(())[1].peers)
+    assert {"B1", "C"} <= set(opened.book.requests.settle(())[1].peers)
 
 
 async def ask_for_the_end(opened: LeadService, *but: str) -> list[str]:
@@ -133,7 +133,7 @@ async def test_run_ends_when_the_last_member_asks_for_it_whom_it_could_not_spare
     refused = await ask_for_the_end(opened)
     # T2 is the only trainer by now, and hears yes: there is nobody to wait for.
     assert [one[:2] for one in refused] == ["A2", "B2"]
-    changes, roster = opened.requests.settle(())
+    changes, roster = opened.book.requests.settle(())
     assert changes.end(SEVEN)
     assert roster.members == SEVEN.members
 
@@ -143,7 +143,7 @@ async def test_run_goes_on_with_those_that_it_needs_though_all_want_to_leave(why
     opened = LeadService(RULES, LEADER, _open, verify)
     opened.open_step(STEP, SEVEN, BEFORE, may_end=why != "it is provisional")
     refused = await ask_for_the_end(opened, *(["A1"] if why == "one does not agree" else []))
-    changes, roster = opened.requests.settle((), [PeerId("F")] if why == "one is lost" else ())
+    changes, roster = opened.book.requests.settle((), [PeerId("F")] if why == "one is lost" else ())
     assert not changes.end(SEVEN)
     assert roster.peers == ("A2", "B2", "T2")
     assert ("once a majority is there again" in refused[0]) is (why == "it is provisional")
@@ -162,26 +162,26 @@ async def test_member_that_agrees_later_in_the_step_lets_the_run_end() -> None:
     assert len(await ask_for_the_end(opened, "A1", "A2")) == 3
     await tell(opened, departure("A1", ends=True))
     await tell(opened, departure("A2", ends=True))
-    assert opened.requests.settle(())[0].end(SEVEN)
+    assert opened.book.requests.settle(())[0].end(SEVEN)
 
 
 async def test_run_goes_on_when_somebody_joins_as_all_others_want_it_to_end() -> None:
     opened = desk()
     await tell(opened, admission(listed("C")))
     await ask_for_the_end(opened)
-    changes, roster = opened.requests.settle(())
+    changes, roster = opened.book.requests.settle(())
     assert not changes.end(SEVEN)
     assert roster.peers == ("A2", "B2", "C", "T2")
-    changes, roster = opened.requests.settle([PeerId("C")])  # it does not answer any more
+    changes, roster = opened.book.requests.settle([PeerId("C")])  # it does not answer any more
     assert changes.end(SEVEN)
 
 
 async def test_leader_of_a_later_term_does_not_end_the_run_for_what_was_asked_before() -> None:
     opened = desk()
     await ask_for_the_end(opened)
-    opened.end_term()
-    opened.begin_term(len(SEVEN), ())
-    assert opened.requests.settle(())[0] == NO_CHANGES
+    opened.book.end_term()
+    opened.book.begin_term(len(SEVEN), ())
+    assert opened.book.requests.settle(())[0] == NO_CHANGES
 
 
 async def test_member_that_can_be_spared_by_now_ends_the_run_with_the_others() -> None:
@@ -196,7 +196,7 @@ async def test_member_that_can_be_spared_by_now_ends_the_run_with_the_others() -
     for peer in ("A2", "A1", *before.peers):
         with contextlib.suppress(Refused):
             await tell(opened, departure(peer, ends=True))
-    assert opened.requests.settle(())[0].end(before)
+    assert opened.book.requests.settle(())[0].end(before)
 
 
 async def test_run_with_more_members_than_a_record_lets_go_is_not_said_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +214,7 @@ async def test_full_run_refuses_newcomers_and_keeps_its_word_to_those_it_has_tak
     with pytest.raises(Refused, match="the run is full"):
         await tell(opened, admission(listed("E")))
     await tell(opened, admission(listed("C")))  # its answer was lost
-    assert "C" in opened.requests.settle(())[1]
+    assert "C" in opened.book.requests.settle(())[1]
 
 
 async def test_more_newcomers_than_one_record_takes_are_asked_to_come_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,8 +231,8 @@ async def test_newcomer_that_does_not_answer_any_more_is_not_let_in() -> None:
     opened = desk()
     for peer in ("C", "E"):
         await tell(opened, admission(listed(peer)))
-    assert set(opened.requests.asking()) == {"C", "E"}
-    assert opened.requests.settle({PeerId("C")})[1].peers == tuple(sorted([*SEVEN.peers, "E"]))
+    assert set(opened.book.requests.asking()) == {"C", "E"}
+    assert opened.book.requests.settle({PeerId("C")})[1].peers == tuple(sorted([*SEVEN.peers, "E"]))
 
 
 async def test_newcomer_to_a_part_that_was_not_lost_after_all_has_to_ask_again() -> None:
@@ -243,12 +243,12 @@ async def test_newcomer_to_a_part_that_was_not_lost_after_all_has_to_ask_again()
     late, other = (admission(listed(peer, part=part, outgoing=True)) for peer, part in PLACES)
     with pytest.raises(Refused, match="no replica of stage-1 can be called"):
         await tell(opened, late)
-    assert opened.requests.joining([PeerId("B1")]) == ()
+    assert opened.book.requests.joining([PeerId("B1")]) == ()
     for body in (late, other):
         await tell(opened, body)
-    changes, roster = opened.requests.settle(())
+    changes, roster = opened.book.requests.settle(())
     assert (changes.joins, roster.peers) == ((other,), tuple(sorted([*one.peers, "E"])))
-    opened.begin_term(0, ())
+    opened.book.begin_term(0, ())
     with pytest.raises(Refused, match="no replica of stage-1 can be called"):
         await tell(opened, late)
 
@@ -264,11 +264,11 @@ async def test_step_is_given_up_without_a_newcomer_that_may_not_join_any_more(ho
         late, first, absent_at_last = admission(listed("A2")), [*dead, PeerId("A2")], dead
     else:
         late, first, absent_at_last = admission(listed("E", outgoing=True)), dead, [*dead, PeerId("A2")]
-    opened.requests.joining(first)
+    opened.book.requests.joining(first)
     saves = admission(listed("C", part="stage-1"))
     for body in (late, saves):
         await tell(opened, body)
-    changes, roster = opened.requests.give_up((), opened.requests.joining(absent_at_last), absent_at_last)
+    changes, roster = opened.book.requests.give_up((), opened.book.requests.joining(absent_at_last), absent_at_last)
     assert changes.joins == (saves,)
     assert roster.peers == tuple(sorted({*before.peers, "C"} - {*absent_at_last}))
 
@@ -278,14 +278,14 @@ async def test_leader_of_a_later_term_forgets_what_it_was_asked_before_and_takes
     asked = (admission(listed("C")), departure("A1"))
     for body in asked:
         await tell(opened, body)
-    opened.end_term()
-    opened.begin_term(len(SEVEN), ())
-    assert opened.requests.settle(())[1].members == SEVEN.members
-    opened.end_term()
-    opened.begin_term(2 * len(SEVEN), ())
+    opened.book.end_term()
+    opened.book.begin_term(len(SEVEN), ())
+    assert opened.book.requests.settle(())[1].members == SEVEN.members
+    opened.book.end_term()
+    opened.book.begin_term(2 * len(SEVEN), ())
     for body in asked:
         await tell(opened, body)
-    assert opened.requests.settle(())[1].peers == ("A2", "B1", "B2", "C", "F", "T1", "T2")
+    assert opened.book.requests.settle(())[1].peers == ("A2", "B1", "B2", "C", "F", "T1", "T2")
 
 
 async def test_absent_are_those_that_died_or_fell_silent_and_nobody_waits_for_them() -> None:
@@ -330,4 +330,4 @@ async def test_request_for_the_step_that_opens_next_waits_for_it() -> None:
     early.open_step(STEP, SEVEN, BEFORE)
     opened_next.set()
     await asking
-    assert early.requests.asking() == ("C",)
+    assert early.book.requests.asking() == ("C",)

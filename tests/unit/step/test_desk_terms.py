@@ -40,7 +40,7 @@ class Desk:
 
     def begin(self, term: int, *gone: PeerId) -> None:
         self.known = term
-        self.desk.begin_term(term, gone)
+        self.desk.book.begin_term(term, gone)
 
     async def ask(self, body: Any, caller: PeerId = T) -> Any:
         return await asked(self.desk, body, caller)
@@ -58,7 +58,7 @@ class Desk:
 
     @property
     async def committed(self) -> list[MicrobatchId]:
-        return [one.microbatch for one in await asyncio.wait_for(self.desk.wait_full(), 1.0)]
+        return [one.microbatch for one in await asyncio.wait_for(self.desk.book.wait_full(), 1.0)]
 
 
 def microbatch(trainer: PeerId, position: int) -> MicrobatchId:
@@ -93,21 +93,21 @@ async def test_desk_is_not_full_while_a_trainer_has_yet_to_say_what_it_has_begun
     desk.begin(1)
     await desk.resume(T, 0, 1, term=1)
     await desk.complete(T, 0, 1, term=1)
-    assert not desk.desk.full
+    assert not desk.desk.book.full
     await desk.resume(U, term=1)
-    assert desk.desk.full
+    assert desk.desk.book.full
 
 
 async def test_batch_waits_for_trainers_that_have_yet_to_say_what_they_have_begun() -> None:
     desk = Desk(me=SUCCESSOR)
     desk.begin(1)
-    assert desk.desk.waits_for() == (), "none has said anything: it is not for one of them"
+    assert desk.desk.book.waits_for() == (), "none has said anything: it is not for one of them"
     await desk.resume(T, 0, 1, term=1)
-    assert desk.desk.waits_for() == (U,), "nothing is leased before"
+    assert desk.desk.book.waits_for() == (U,), "nothing is leased before"
     await desk.complete(T, 0, 1, term=1)
-    assert desk.desk.waits_for() == (U,), "nor is a batch closed that is complete"
+    assert desk.desk.book.waits_for() == (U,), "nor is a batch closed that is complete"
     await desk.resume(U, term=1)
-    assert desk.desk.waits_for() == ()
+    assert desk.desk.book.waits_for() == ()
 
 
 @pytest.mark.parametrize("term", [0, 1, 3])
@@ -129,22 +129,22 @@ async def test_desk_that_is_taken_over_from_leases_and_counts_nothing_more() -> 
     desk = Desk()
     await desk.lease(T, 1)
     desk.known = 1
-    desk.desk.end_term()
+    desk.desk.book.end_term()
     for body in (Lease(step=1, term=0, total=1), report(T, 0)):
         with pytest.raises(Superseded, match=f"{SUCCESSOR} leads step 1 in term 1"):
             await desk.ask(body)
-    assert not desk.desk.full
-    assert desk.desk.aside() == ()
+    assert not desk.desk.book.full
+    assert desk.desk.book.aside() == ()
 
 
 async def test_desk_that_leads_again_begins_anew() -> None:
     desk = Desk()
     await desk.lease(T, 2)
     await desk.complete(T, 0, 1)
-    assert desk.desk.full
-    desk.desk.end_term()
+    assert desk.desk.book.full
+    desk.desk.book.end_term()
     desk.begin(len(ROSTER))
-    assert not desk.desk.full
+    assert not desk.desk.book.full
     await desk.resume(T, 0, 1, term=len(ROSTER))
     await desk.resume(U, term=len(ROSTER))
     await desk.complete(T, 0, 1, term=len(ROSTER))
@@ -194,7 +194,7 @@ async def test_witness_forgets_with_the_step_what_it_witnessed() -> None:
     await desk.complete(T, 0, 1)
     desk.desk.open_step(1, ROSTER, "cd" * 32, {})
     desk.begin(1, T)
-    assert not desk.desk.full
+    assert not desk.desk.book.full
 
 
 # --- trainers that go and come back ----------------------------------------------------------------------------------
@@ -205,15 +205,15 @@ async def test_desk_without_a_trainer_has_quota_again_for_the_others() -> None:
     assert await desk.lease(U, 2) == 2
     assert await desk.lease(T, 1) == 0
     await desk.complete(U, 0)
-    assert desk.desk.count_on({U})
-    assert not desk.desk.count_on({U})
+    assert desk.desk.book.count_on({U})
+    assert not desk.desk.book.count_on({U})
     assert await desk.lease(T, 2) == 2
     for body in (Lease(step=1, term=0, total=2), report(U, 1)):
         with pytest.raises(Superseded, match="resume"):
             await desk.ask(body, U)
     with pytest.raises(Busy, match="yet to count on it"):
         await desk.resume(U, 0, term=0)
-    assert desk.desk.count_on(set())
+    assert desk.desk.book.count_on(set())
     assert await desk.resume(U, 0, term=0) == 0
     await desk.complete(T, 0, 1)
     assert await desk.committed == [microbatch(T, 0), microbatch(T, 1)]
@@ -225,10 +225,10 @@ async def test_desk_that_is_full_without_a_lost_trainer_waits_for_none_of_it() -
     await desk.complete(U, 0)
     await desk.lease(T, 1)
     await desk.complete(T, 0)
-    assert desk.desk.count_on({U})
+    assert desk.desk.book.count_on({U})
     assert await desk.committed == [microbatch(T, 0), microbatch(U, 0)]
-    desk.desk.exclude([microbatch(U, 0)])
-    assert not desk.desk.full
+    desk.desk.book.exclude([microbatch(U, 0)])
+    assert not desk.desk.book.full
     assert await desk.lease(T, 9) == 2
 
 
@@ -237,22 +237,22 @@ async def test_desk_that_lost_a_trainer_before_it_spoke_waits_for_it_no_more() -
     desk.begin(1)
     await desk.resume(T, 0, 1, term=1)
     await desk.complete(T, 0, 1, term=1)
-    assert not desk.desk.full
-    assert desk.desk.count_on({U})
-    assert desk.desk.full
+    assert not desk.desk.book.full
+    assert desk.desk.book.count_on({U})
+    assert desk.desk.book.full
 
 
 async def test_desk_without_any_trainer_waits() -> None:
     desk = Desk()
-    assert desk.desk.count_on({T, U})
-    assert not desk.desk.full
-    assert desk.desk.count_on({U})
+    assert desk.desk.book.count_on({T, U})
+    assert not desk.desk.book.full
+    assert desk.desk.book.count_on({U})
     await desk.resume(T, term=0)
     assert await desk.lease(T, 2) == 2
 
 
 def test_desk_of_a_bystander_counts_on_nobody() -> None:
     desk = Desk(me=SUCCESSOR)
-    assert not desk.desk.count_on({T})
-    desk.desk.exclude([microbatch(T, 0)])
-    assert not desk.desk.full
+    assert not desk.desk.book.count_on({T})
+    desk.desk.book.exclude([microbatch(T, 0)])
+    assert not desk.desk.book.full

@@ -147,7 +147,7 @@ async def test_work_lost_for_good_is_left_out_and_others_are_told_to_fill_the_ba
     here.puppets[A].instead[RECONCILE] = answer
     running = asyncio.create_task(here.leading().run())
     await eventually(lambda: here.puppets[A].told(RECONCILE))
-    await eventually(lambda: not here.desk.full and here.puppets[T].told(AGAIN))
+    await eventually(lambda: not here.desk.book.full and here.puppets[T].told(AGAIN))
     await here.feed([by(T, 1)])
     closed = await running
     assert [one.microbatch for one in closed.committed] == [by(T, 0).microbatch, by(T, 1).microbatch]

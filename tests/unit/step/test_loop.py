@@ -391,7 +391,7 @@ async def test_loop_that_duels_leads_in_a_term_of_its_own_each_time() -> None:
 async def test_loop_that_may_not_grant_what_it_was_asked_forgets_it_and_leads_in_another_term() -> None:
     home = await Home(LEADER).set()
     fit(home)
-    home.stage.desk.requests._leaves[SUCCESSOR] = Departure(step=9, peer=SUCCESSOR, signature=bytes(64))
+    home.stage.desk.book.requests._leaves[SUCCESSOR] = Departure(step=9, peer=SUCCESSOR, signature=bytes(64))
     running = asyncio.create_task(home.loop().run())
     await home.stage.feed()
     await eventually(lambda: home.stage.puppets[T].told(AGAIN))

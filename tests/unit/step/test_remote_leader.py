@@ -15,7 +15,7 @@ from swarm.network.protocols import Rpc
 from swarm.pipeline.trainer.taken import Issued
 from swarm.schema import Empty
 from swarm.step.calls import LiveCalls, StepCalls
-from swarm.step.member.remote_leader import RemoteLeader
+from swarm.step.member.remote_leader import RemoteLeader, TrainerBook
 from swarm.step.messages import ASIDE, COMPLETE, LEASE, RESUME, Feed, Leased, Propose, TrainerResumed
 from tests.harness.expect import eventually
 from tests.harness.rigs.step import (
@@ -492,7 +492,7 @@ async def test_trainer_that_is_cancelled_while_it_asks_leaves_nothing_behind() -
 async def test_trainer_that_rewinds_asks_for_what_it_wants_and_not_for_what_it_had() -> None:
     here = await Desk().set()
     leader = here.leader
-    leader._step, leader._term, leader._leased = 13, 0, 4  # of the lineage that is given up; step 1 is open now
+    leader._book = TrainerBook(13, leased=4)  # of the lineage that is given up; step 1 is open now
     leader.rewound()
     here.instead(LEADER, LEASE, lambda body: Leased(total=min(4, body.total), reason=""))
     got = await leader.lease(1, 4)

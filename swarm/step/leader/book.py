@@ -1,0 +1,203 @@
+"""Keep the book of one step: what was leased, what came home, who joins and leaves.
+
+One object a step: books of two steps share nothing. Of a peer that does not lead the step the book has what it was told
+as the leader's successor: what only one peer knows dies with it. Nothing here asks anybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from swarm.consensus.changes import OpenStepFacts, Verify
+from swarm.consensus.ledger import Ledger
+from swarm.consensus.records import Contribution, Quarantined
+from swarm.consensus.roster import Roster
+from swarm.errors import Busy, Refused, Superseded, Violation
+from swarm.ids import MicrobatchId, PeerId
+from swarm.step.leader.requests import ChangeRequests
+from swarm.step.messages import Leased, ResumeTrainer, TrainerResumed
+from swarm.step.rules import StepRules
+
+
+@dataclass(slots=True)
+class LedTerm:
+    """A term of a step that this peer leads. ``awaited`` are the trainers that have yet to say what they have begun."""
+
+    number: int
+    ledger: Ledger
+    awaited: set[PeerId] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Witness:
+    """What a leader's successors were told in the open step: microbatches ``completed``, and the trainers that are
+    ``starved``, to which the leader gives nothing."""
+
+    completed: dict[MicrobatchId, Contribution] = field(default_factory=dict)
+    starved: set[PeerId] = field(default_factory=set)
+
+
+class StepBook:
+    """One step's book: ``led`` is the term that this peer leads by now, if it leads one. ``cursors`` are those of the
+    record before. ``hosted`` says that the ends are part of the stages: then what a lost trainer completed is held by
+    others and counts. ``may_end``: see :class:`ChangeRequests`."""
+
+    def __init__(
+        self,
+        rules: StepRules,
+        verify: Verify,
+        now: OpenStepFacts,
+        cursors: Mapping[str, tuple[int, int]] | None = None,
+        *,
+        hosted: bool = False,
+        may_end: bool = True,
+    ) -> None:
+        self.now, self._rules, self._hosted, self._cursors = now, rules, hosted, cursors or {}
+        self.requests = ChangeRequests(rules, verify, now, may_end=may_end)
+        self.witness = Witness()
+        self.led: LedTerm | None = None
+        self._changed, self._given_back = asyncio.Event(), asyncio.Event()
+
+    @property
+    def step(self) -> int:
+        """Return the number of the step."""
+        return self.now.step
+
+    @property
+    def roster(self) -> Roster:
+        """Return the members that close the step."""
+        return self.now.roster
+
+    # --- terms ---------------------------------------------------------------------------------------------------
+
+    def begin_first(self) -> None:
+        """Lead the first term: nothing was begun before."""
+        self.led = LedTerm(0, self._new_ledger(self.roster.trainers))
+
+    def begin_term(self, term: int, gone: Container[PeerId]) -> None:
+        """Lead a later term: nothing is known yet, every trainer that is there must say what it has begun before
+        anything is leased. With hosted ends, what we bore witness of for a lost trainer counts."""
+        there = [trainer for trainer in self.roster.trainers if trainer not in gone]
+        self.led = LedTerm(term, self._new_ledger(there), set(there))
+        for trainer in self.roster.trainers if self._hosted else ():
+            if trainer in gone:
+                self.led.ledger.inherit(trainer, self.witness.completed.values(), self._cursors.get(trainer, (0, 0)))
+        self.requests.begin_term()
+        self._changed.set()
+
+    def end_term(self) -> None:
+        """Another leads, or we do in another term: who asked us to join or to leave asks again."""
+        self.led = None
+        self.requests.forget()
+
+    def _new_ledger(self, trainers: Sequence[PeerId]) -> Ledger:
+        return Ledger(self.step, self._rules.target, self._rules.quota(self.step, trainers))
+
+    # --- what the leader does with it ----------------------------------------------------------------------------
+
+    def count_on(self, gone: Container[PeerId]) -> bool:
+        """Go on without the trainers that are gone, and with those that have come back; whether there is quota again
+        that others must be told of."""
+        led = self.led
+        there = [trainer for trainer in self.roster.trainers if trainer not in gone]
+        if led is None or set(there) == set(led.ledger.trainers):
+            return False
+        led.awaited = (led.awaited & set(there)) | (set(there) - set(led.ledger.trainers))
+        keep = self._places(self.roster.trainers if self._hosted else ())
+        led.ledger.share(self._rules.quota(self.step, there), keep)
+        self._changed.set()
+        return True
+
+    def exclude(self, microbatches: Collection[MicrobatchId]) -> tuple[MicrobatchId, ...]:
+        """Lost for good: see :meth:`Ledger.exclude`. Their trainers, should they be back already, must say anew what
+        they have begun."""
+        led = self.led
+        if led is None:
+            return ()
+        excluded = led.ledger.exclude(microbatches, self._places(self.roster.trainers))
+        led.awaited |= {PeerId(one.trainer) for one in excluded} & set(led.ledger.trainers)
+        self._changed.set()
+        return excluded
+
+    def _places(self, trainers: Iterable[PeerId]) -> dict[PeerId, tuple[int, int]]:
+        """Return where their shards go on in this step."""
+        return {trainer: self._cursors.get(trainer, (0, 0)) for trainer in trainers}
+
+    async def wait_full(self) -> tuple[Contribution, ...]:
+        """Return the committed microbatches, once we lead the step and its batch is complete."""
+        while (led := self.led) is None or not self.full:
+            self._changed.clear()
+            await self._changed.wait()
+        return led.ledger.committed()
+
+    async def wait_given_back(self) -> None:
+        """Return when a microbatch was put aside since this returned last: there is quota again, for whoever asks."""
+        await self._given_back.wait()
+        self._given_back.clear()
+
+    @property
+    def full(self) -> bool:
+        """Return whether the batch is complete, as far as is known now."""
+        return self.led is not None and self.led.ledger.full and not self.led.awaited
+
+    @property
+    def done(self) -> int:
+        """Return the number of completed microbatches."""
+        return 0 if self.led is None else self.led.ledger.done
+
+    def waits_for(self) -> tuple[PeerId, ...]:
+        """As :meth:`Ledger.waits_for`; first for those that have yet to say what they have begun, unless none has said
+        it: nothing is leased before, and no batch is complete."""
+        led = self.led
+        if led is not None and led.awaited:
+            return tuple(sorted(led.awaited)) if len(led.awaited) < len(led.ledger.trainers) else ()
+        return () if led is None or led.ledger.full else led.ledger.waits_for()
+
+    def aside(self) -> tuple[Quarantined, ...]:
+        """Return the microbatches that were put aside."""
+        return () if self.led is None else self.led.ledger.aside()
+
+    # --- what trainers tell it -----------------------------------------------------------------------------------
+
+    def lease(self, led: LedTerm, trainer: PeerId, total: int) -> Leased:
+        """Lease quota. Raises Superseded for a trainer that must resume, Busy while others have to."""
+        self._check_resumed(led, trainer)
+        if led.awaited:
+            raise Busy(f"{len(led.awaited)} trainers have yet to say what they have begun")
+        total, reason = led.ledger.lease(self.step, trainer, total)
+        return Leased(total=total, reason=reason)
+
+    def complete(self, led: LedTerm, trainer: PeerId, contribution: Contribution) -> None:
+        """Count what came home. Raises Superseded for a trainer that must resume."""
+        self._check_resumed(led, trainer)
+        led.ledger.complete(self.step, trainer, contribution)
+        self._changed.set()
+
+    def put_aside(self, led: LedTerm, trainer: PeerId, aside: Quarantined) -> None:
+        """Count another in place of this one. Raises Superseded for a trainer that must resume."""
+        self._check_resumed(led, trainer)
+        if led.ledger.put_aside(self.step, trainer, aside):
+            self._given_back.set()
+
+    def resume(self, led: LedTerm, trainer: PeerId, said: ResumeTrainer) -> TrainerResumed:
+        """Take up what a trainer has begun. Raises Busy for one that is not counted on yet, Refused and Violation for
+        what no honest trainer says."""
+        if trainer not in led.ledger.trainers:
+            raise Busy("this trainer was taken for gone; its leader has yet to count on it again")
+        if len(said.started) > 2 * self._rules.target + len(said.aside):
+            raise Violation(f"{len(said.started)} microbatches begun in a step of {self._rules.target}")
+        if any(microbatch.trainer != trainer for microbatch in said.started):
+            raise Refused("a trainer reports its own microbatches only")
+        if len(set(said.started)) != len(said.started):
+            raise Violation("a microbatch that was begun twice")
+        kept = led.ledger.resume(self.step, trainer, said.started, said.aside)
+        led.awaited.discard(trainer)
+        self._changed.set()
+        return TrainerResumed(kept=kept)
+
+    def _check_resumed(self, led: LedTerm, trainer: PeerId) -> None:
+        """Raises Superseded for a trainer on which we do not count, or not yet: it must resume."""
+        if trainer in led.awaited or trainer not in led.ledger.trainers:
+            raise Superseded("what this trainer has begun is not known here: resume")
