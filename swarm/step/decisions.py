@@ -1,34 +1,18 @@
-"""Decide what closes a step: answers in, norms and the record out; numbers of attempts; links measured. Pure."""
+"""Decide what closes a step: answers in, norms, totals, cursors and links out; the record of one given up. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median_high, median_low
 from typing import Literal
 
 from swarm.consensus.records import CloseRecord, Contribution, MeasuredLink
 from swarm.consensus.roster import Roster
-from swarm.errors import OutOfSync, Superseded
-from swarm.ids import PartName, PeerId, stage_of
-from swarm.optim.clipping import Clipping
+from swarm.errors import OutOfSync
+from swarm.ids import PartName, PeerId
 from swarm.schema import MAX_BYTES_PER_S
-from swarm.step.messages import Apply, Averaged
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutcome:
-    """What the members that closed a step hold: all the same."""
-
-    committed: tuple[Contribution, ...]
-    averaged: Mapping[PeerId, Averaged]
-    clipped: Clipping
-    apply: Apply
-    digests: Mapping[PartName, str]
-    live: tuple[PeerId, ...]
-
+from swarm.step.messages import Averaged
 
 NORM_TOLERANCE = 1e-9
 """Relative. Replicas that hold the same mean may have added up its squares in another order."""
@@ -158,53 +142,8 @@ def given_up(
     )
 
 
-# --- attempts at a part's averaging, in one term of a step -----------------------------------------------------------
-
-
 ATTEMPTS_PER_TERM = 1 << 10
-"""A later term's numbers are greater than all of an earlier one's."""
-
-
-MAX_TIES, TIED_S = 3, 30.0
-"""From so many ties in a term on the next attempt waits for so long: of two replicas one that lies, or whose memory
-fails, may do so each time."""
-
-
-class Attempts:
-    """Numbers that no other attempt of the step has, each part's own."""
-
-    def __init__(self, term: int, roster: Roster) -> None:
-        self._term, self._roster = term, roster
-        self._made: Counter[PartName] = Counter()
-        self._under_way: dict[PartName, object] = {}
-        self._ties = 0
-
-    def numbers(self, committed: Sequence[Contribution], live: Sequence[PeerId]) -> dict[str, int]:
-        """Each part's attempt: a new number when its last round was void, or who takes part in it or what they must
-        hold has changed. Raises Superseded when the term has no more: the next number belongs to another's."""
-        numbers = {}
-        for part in self._roster.parts:
-            stage = stage_of(part)
-            group = tuple(peer for peer in self._roster.replicas(part) if peer in live)
-            holds = tuple((c.microbatch, None if stage is None else c.route[stage]) for c in committed)
-            if self._under_way.get(part) != (group, holds):
-                if self._made[part] == ATTEMPTS_PER_TERM - 1:
-                    raise Superseded(f"{self._made[part]} attempts at averaging {part} came to nothing in one term")
-                self._under_way[part] = (group, holds)
-                self._made[part] += 1
-            numbers[str(part)] = self._term * ATTEMPTS_PER_TERM + self._made[part]
-        return numbers
-
-    def void(self, part: PartName) -> None:
-        """The round under way gave nothing."""
-        self._under_way.pop(part, None)
-
-    def tied(self, part: PartName) -> float:
-        """It gave one result to as many replicas as another: all must average anew, else each would answer again what
-        it has answered. Returns how many seconds later: others may be back, or somebody looks at the machines."""
-        self.void(part)
-        self._ties += 1
-        return TIED_S if self._ties >= MAX_TIES else 0.0
+"""A later term's numbers of attempts are greater than all of an earlier one's."""
 
 
 # --- links -----------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from swarm.events import LineageGivenUp
 from swarm.ids import PeerId
 from swarm.step.context import CloseContext
 from swarm.step.exit_barrier import FAREWELL_S, ExitBarrier
-from swarm.step.leader.close import Leading
+from swarm.step.leader.close import StepClose
 from swarm.step.leader.provisional import Reunion, Solitude, SpeculativeClose
 from swarm.step.member.leader_watch import LeaderWatch
 from swarm.step.member.service import MemberService
@@ -61,7 +61,7 @@ class StepLoop:
         self._at = at = member.position
         self._parting, self._rejoin = parting, rejoin
         self._led = (-1, -1)
-        self._leading: Leading | None = None
+        self._leading: StepClose | None = None
         closing = dataclasses.replace(
             closing,
             confirmed=lambda: None if at.forking.fork is None else at.forking.fork.confirmation,
@@ -108,7 +108,7 @@ class StepLoop:
     def _done(self) -> bool:
         return self._at.over or self._at.departed
 
-    async def _step(self, step: int) -> Leading | None:
+    async def _step(self, step: int) -> StepClose | None:
         """Take part in one step until it is closed here, or closed without us; how we led it, if we did."""
         async with asyncio.TaskGroup() as group:
             feeding = None if self._feed is None else group.create_task(self._feed(step))
@@ -125,6 +125,8 @@ class StepLoop:
         we were cut off and come back to the same step: two records in one term could both be decided."""
         at, liveness, patience = self._at, self._closing.liveness, ExponentialBackoff(0.1)
         me, roster, book = self._closing.calls.me, at.roster, self._closing.desk.book
+        if book.step != step:
+            return  # it is being closed here: the next one's book is open
         superseded = 0
         while at.open_step == step and not at.cut_off:
             overdue = {} if self._watch is None else self._watch.overdue()
@@ -136,12 +138,11 @@ class StepLoop:
                 await self._closing.clock.sleep(patience.pause_s())
                 term = own_term(roster, step, me, max(self._led[1], at.term) + _leap(superseded))
             self._led = (step, term)
-            leading = (SpeculativeClose if self._solitude.over() else Leading)(
-                self._closing, step, term, min(overdue.values(), default="")
-            )
+            kind = SpeculativeClose if self._solitude.over() else StepClose
+            leading = kind(self._closing, book, term, min(overdue.values(), default=""))
             self._leading = leading
             try:
-                await first_done(leading.decide(), self._solitude.turned())
+                await first_done(leading.close(), self._solitude.turned())
                 if leading.decided is not None:
                     return await self._announce(leading)
                 book.end_term()
@@ -154,16 +155,16 @@ class StepLoop:
                 self._closing.waiting("")  # for nothing any more, as its leader
                 await self._closing.clock.sleep(patience.pause_s())
 
-    async def _announce(self, leading: Leading) -> None:
+    async def _announce(self, leading: StepClose) -> None:
         """To whoever is there by then, until we have closed the step as well: had nobody been told, nobody else would
         lead it as long as we are there."""
         at, patience = self._at, ExponentialBackoff(0.1)
         await leading.announce()
-        while at.open_step == leading.step and not at.cut_off:
+        while at.open_step == leading.book.step and not at.cut_off:
             await self._closing.clock.sleep(patience.pause_s())
             await leading.announce()
 
-    async def _tell_rest(self, leading: Leading, members: Collection[PeerId]) -> None:
+    async def _tell_rest(self, leading: StepClose, members: Collection[PeerId]) -> None:
         """Those who are there and were not told yet. Takes at most FAREWELL_S."""
         liveness, patience = self._closing.liveness, ExponentialBackoff(0.1)
         rest = set(members) - {self._closing.calls.me}
@@ -182,7 +183,7 @@ class StepLoop:
             waits.append(self._closing.clock.sleep(LOOK_S))
         await first_done(*waits)
 
-    async def _dismiss(self, leading: Leading, record: CloseRecord) -> None:
+    async def _dismiss(self, leading: StepClose, record: CloseRecord) -> None:
         """As the leader of a step: let those go who leave with it: all, with the last one, once told."""
         last = self._closing.rules.over(record)
         if last:

@@ -27,7 +27,7 @@ from swarm.sim.loop import PEER
 from swarm.step.leader.answers import AnswerRules
 from swarm.step.leader.batch import BatchCollection
 from swarm.step.leader.book import StepBook
-from swarm.step.leader.close import Leading
+from swarm.step.leader.close import StepClose
 from swarm.step.leader.service import LeadService
 from swarm.step.member.leader_watch import LeaderWatch
 from swarm.step.member.open_step import Attempt
@@ -50,15 +50,15 @@ def striking(attack: Attack, *, step: int) -> Iterator[list[str]]:
 
 def never_closes(patch: pytest.MonkeyPatch, step: int, struck: list[str]) -> None:
     """It begins to lead, and does nothing."""
-    decide = Leading.decide
+    close = StepClose.close
 
-    async def stands_still(leading: Leading) -> Any:
-        if (leading.step, leading.term) == (step, 0):
-            struck.append("decide")
+    async def stands_still(leading: StepClose) -> Any:
+        if (leading.book.step, leading.term) == (step, 0):
+            struck.append("close")
             await asyncio.Event().wait()
-        return await decide(leading)
+        return await close(leading)
 
-    patch.setattr(Leading, "decide", stands_still)
+    patch.setattr(StepClose, "close", stands_still)
 
 
 def neither_closes(patch: pytest.MonkeyPatch, step: int, struck: list[str]) -> None:
@@ -75,15 +75,15 @@ def neither_closes(patch: pytest.MonkeyPatch, step: int, struck: list[str]) -> N
 
 def stops_in_the_middle(patch: pytest.MonkeyPatch, step: int, struck: list[str]) -> None:
     """It has all average, and then does nothing."""
-    judge = Leading._judge
+    apply = StepClose.apply
 
-    async def stands_still(leading: Leading, averaged: Any) -> None:
-        if (leading.step, leading.term) == (step, 0):
-            struck.append("judge")
+    async def stands_still(leading: StepClose, table: Any) -> Any:
+        if (leading.book.step, leading.term) == (step, 0):
+            struck.append("apply")
             await asyncio.Event().wait()
-        await judge(leading, averaged)
+        return await apply(leading, table)
 
-    patch.setattr(Leading, "_judge", stands_still)
+    patch.setattr(StepClose, "apply", stands_still)
 
 
 def leases_nothing(patch: pytest.MonkeyPatch, step: int, struck: list[str]) -> None:
@@ -105,9 +105,9 @@ def evicts(victim: Callable[[], PeerId]) -> Attack:
     def attack(patch: pytest.MonkeyPatch, step: int, struck: list[str]) -> None:
         honest: Any = BatchCollection.out
 
-        def out(filling: BatchCollection) -> Mapping[PeerId, str]:
-            found: dict[PeerId, str] = honest.fget(filling)
-            if (filling._step, filling._term) == (step, 0):
+        def out(batch: BatchCollection) -> Mapping[PeerId, str]:
+            found: dict[PeerId, str] = honest.fget(batch)
+            if (batch._book.step, batch._term) == (step, 0):
                 struck.append("out")
                 return {**found, victim(): "it does not answer"}
             return found
@@ -133,20 +133,20 @@ def victim_of(swarm: SimSwarm, step: int, who: str) -> Callable[[], PeerId]:
 
 def forges_rows(patch: pytest.MonkeyPatch, step: int, struck: list[str]) -> None:
     """It has all agree on rows of which it changed the loss, and asks no trainer."""
-    attempt = Leading._attempt
+    reconcile = StepClose.reconcile
 
-    async def forges(leading: Leading, committed: Any) -> Any:
-        if (leading.step, leading.term) == (step, 0):
+    async def forges(leading: StepClose, committed: Any) -> Any:
+        if (leading.book.step, leading.term) == (step, 0):
             struck.append("rows")
             committed = tuple(one.model_copy(update={"loss_sum": 0.0}) for one in committed)
-        return await attempt(leading, committed)
+        return await reconcile(leading, committed)
 
     unsigned = AnswerRules.unsigned
 
     def does_not_ask(rules: AnswerRules, committed: Any, averaged: Any) -> list[PeerId]:
         return [] if (rules._step, rules._term) == (step, 0) else unsigned(rules, committed, averaged)
 
-    patch.setattr(Leading, "_attempt", forges)
+    patch.setattr(StepClose, "reconcile", forges)
     patch.setattr(AnswerRules, "unsigned", does_not_ask)
 
 

@@ -1,4 +1,4 @@
-"""Exclude members that are there from a step: which, why and for how long. Pure.
+"""Exclude members from a step: which, why and for how long. Pure.
 
 :class:`ExclusionPolicy` judges members in one term, :class:`BatchStall` trainers that hold a batch up.
 """
@@ -6,45 +6,80 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Collection, Iterable, Mapping
 
+from swarm.consensus.roster import Roster, lost_parts, needed, unserved
 from swarm.errors import Busy, DeadlineMissed, PeerError, Unreachable
-from swarm.ids import PeerId
+from swarm.ids import PartName, PeerId
+from swarm.step.turnout import MAX_TOLD, REASON_CHARS
 from swarm.waiting import StallDetector
 
 MAX_FAILURES = 3
 """How often a member that answers pings may fail to answer a question, before it is left out of the step."""
+ALONE_S = 300.0
+"""For so long a replica that differs from what most held decides nothing alone: others may come back."""
 
 
 class ExclusionPolicy:
-    """Of the members, in one term of a step. Who is late, lacks something or says no may be asked again where nobody
-    else is there; who differs from what most others hold may not, unless it is trusted: alone, it would decide."""
+    """Of the members of a step, in one term. ``gone`` are in all questions those that do not answer, with the reason.
 
-    def __init__(self) -> None:
+    Who is late, lacks something or says no may be asked again where nobody else is there; who differs from what most
+    others hold only after ALONE_S: alone, it would decide. ``served``: see :class:`~swarm.step.rules.StepRules`.
+    """
+
+    def __init__(self, roster: Roster, *, served: bool = False) -> None:
+        self._roster, self._served = roster, served
         self._unfit: dict[PeerId, str] = {}
         self._failures: Counter[PeerId] = Counter()
         self._no: set[PeerId] = set()
         self._differing: set[PeerId] = set()
         self._again: set[PeerId] = set()
-        self.tied: dict[PeerId, str] = {}
-        """Replicas of a part that all differ: they count as lost, so that a copy takes over."""
+        self._tied: dict[PeerId, str] = {}
+        self._lost_since: dict[str, float] = {}
 
-    @property
-    def unfit(self) -> Mapping[PeerId, str]:
-        """Those left out, with the reason."""
-        return MappingProxyType(self._unfit)
+    # --- who is out, and why -------------------------------------------------------------------------------------
 
-    def failed(self, peer: PeerId, error: PeerError, *, there: bool, last: bool) -> None:
-        """It gave no answer. Who is ``there`` and says no, or fails again and again, is unfit; the ``last`` of a part
-        may be late as often as others may be busy: without it nothing can be closed."""
-        self._failures[peer] += 1
-        late = isinstance(error, (Unreachable, Busy, DeadlineMissed))
-        may_pass = late and (last or not isinstance(error, DeadlineMissed))
-        if there and not (may_pass and self._failures[peer] < MAX_FAILURES):
-            self._unfit[peer] = str(error)
-            if not late:
-                self._no.add(peer)
+    def lost(self, gone: Mapping[PeerId, str]) -> dict[PeerId, str]:
+        """Return who counts as lost: those that are gone, and all replicas of a part that are tied."""
+        return {**gone, **self._tied}
+
+    def out(self, gone: Mapping[PeerId, str]) -> dict[PeerId, str]:
+        """Return who does not close this step: those that are lost, or left out."""
+        out = {**self.lost(gone), **self._unfit}
+        return out | unserved(self._roster, out) if self._served else out
+
+    def is_last(self, peer: PeerId, gone: Mapping[PeerId, str]) -> bool:
+        """Return whether a part would be lost without this member, or, with hosted ends, nobody would feed."""
+        return peer in needed(self._roster, lost_parts(self._roster, {*self.out(gone), peer}))
+
+    def hopeless(self, part: PartName) -> bool:
+        """Return whether each replica of a part said no or differs: to wait for them is of no use."""
+        return all(peer in self._no or peer in self._differing for peer in self._roster.replicas(part))
+
+    def differing(self, peers: Iterable[PeerId]) -> list[PeerId]:
+        """Return those of them that differ."""
+        return sorted(self._differing.intersection(peers))
+
+    def forgivable(self, peers: Iterable[PeerId]) -> dict[PeerId, str]:
+        """Return those of them that are left out and may be asked again, with the reason: who does not differ."""
+        return {
+            peer: self._unfit[peer] for peer in sorted(peers) if peer in self._unfit and peer not in self._differing
+        }
+
+    # --- what they did -------------------------------------------------------------------------------------------
+
+    def failed(self, failed: Mapping[PeerId, PeerError], gone: Mapping[PeerId, str]) -> None:
+        """They gave no answer. Who is there and says no, or fails again and again, is left out; the last of a part may
+        be late as often as others may be busy: without it nothing can be closed."""
+        for peer in sorted(failed):  # the same who is out, in whatever order they failed
+            self._failures[peer] += 1
+            error = failed[peer]
+            late = isinstance(error, (Unreachable, Busy, DeadlineMissed))
+            may_pass = late and (not isinstance(error, DeadlineMissed) or self.is_last(peer, gone))
+            if peer not in gone and not (may_pass and self._failures[peer] < MAX_FAILURES):
+                self._unfit[peer] = str(error)
+                if not late:
+                    self._no.add(peer)
 
     def lacks(self, peer: PeerId, why: str) -> None:
         """It does not hold what counts: once or twice, that may be because who was to help it died meanwhile."""
@@ -61,35 +96,44 @@ class ExclusionPolicy:
         self._differing |= set(peers)
         self._unfit |= dict.fromkeys(peers, why)
 
-    def differing(self, peers: Iterable[PeerId]) -> list[PeerId]:
-        """Those of them that differ."""
-        return sorted(self._differing.intersection(peers))
+    def tie(self, peers: Iterable[PeerId], why: str) -> None:
+        """These are there, and count as lost from now on, so that a copy takes over."""
+        self._tied |= dict.fromkeys(peers, why)
 
-    def hopeless(self, peers: Iterable[PeerId]) -> bool:
-        """Whether each of these said no or differs: to wait for them is of no use."""
-        return all(peer in self._no or peer in self._differing for peer in peers)
+    def untie(self, part: PartName) -> bool:
+        """Ask the replicas of a part again that were tied, for nobody can take it over; whether there were any."""
+        return bool([peer for peer in self._roster.replicas(part) if self._tied.pop(peer, None) is not None])
 
-    def forgivable(self, peers: Iterable[PeerId]) -> dict[PeerId, str]:
-        """Those of them that are left out and may be asked again, with the reason: who does not differ."""
-        return {
-            peer: self._unfit[peer] for peer in sorted(peers) if peer in self._unfit and peer not in self._differing
-        }
+    # --- who is asked again --------------------------------------------------------------------------------------
 
-    def trust(self, peers: Iterable[PeerId]) -> None:
-        """They do not count as differing any more, and may be forgiven."""
-        self._differing.difference_update(peers)
-
-    def on_trial(self, peer: PeerId) -> bool:
-        """Whether it was left out before: that it is asked again does not say that it is of any use."""
-        return peer in self._again
-
-    def forgive(self, peers: Iterable[PeerId]) -> None:
-        """They are asked again, as if they had never failed; those that differ are not."""
-        for peer in self.forgivable(peers):
+    def forgive_needed(self, now: float, gone: Mapping[PeerId, str]) -> None:
+        """Have those asked again, as if they had never failed, that were left out and without whom a part is lost, or
+        nobody feeds: what kept them from answering may have passed. One that differs is, too, when ALONE_S have gone by
+        and no other is back: its numbers count as those of any replica do that is the only one."""
+        lost = lost_parts(self._roster, self.out(gone))
+        self._lost_since = {part: self._lost_since.get(part, now) for part in lost}
+        long_ago = [part for part, since in self._lost_since.items() if now - since >= ALONE_S]
+        self._differing -= needed(self._roster, long_ago) - set(gone)
+        for peer in self.forgivable(needed(self._roster, lost)):
             del self._unfit[peer]
             self._failures.pop(peer, None)
             self._no.discard(peer)
             self._again.add(peer)
+
+    def parts_are_held(self, out: Collection[PeerId]) -> None:
+        """Every part has a replica that is there: those parts were lost no longer of which one is that was not left out
+        before in this term. That another is asked again does not say that it is of any use."""
+        self._lost_since = {
+            part: since
+            for part, since in self._lost_since.items()
+            if needed(self._roster, [part]) - set(out) <= self._again
+        }
+
+
+def left_out(roster: Roster, out: Mapping[PeerId, str]) -> dict[str, str]:
+    """Return who of the roster is out and why, as far as others are told."""
+    told = [(peer, why) for peer, why in sorted(out.items()) if peer in roster]
+    return {peer: why[:REASON_CHARS] for peer, why in told[:MAX_TOLD]}
 
 
 # --- trainers that are there and hold a batch up ---------------------------------------------------------------------

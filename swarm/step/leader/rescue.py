@@ -18,6 +18,8 @@ from swarm.step.calls import StepCalls, fell_silent
 from swarm.step.context import CloseContext
 from swarm.step.decisions import Disagreement, given_up
 from swarm.step.leader.batch import BatchCollection
+from swarm.step.leader.book import StepBook
+from swarm.step.leader.exclusion import ExclusionPolicy
 from swarm.step.member.rescue import CONSENT, Consent, ConsentRequest, choose
 from swarm.step.messages import Propose
 from swarm.step.observe_messages import STANDING, StandingRequest
@@ -39,19 +41,21 @@ logger = logging.getLogger(__name__)
 class Rescuing:
     """What the leader of a term does when parts have lost their last replica."""
 
-    def __init__(self, closing: CloseContext, step: int, term: int, filling: BatchCollection) -> None:
-        self._closing, self._step, self._term, self._filling = closing, step, term, filling
-        self._roster: Roster = closing.history.head.members
-        self._ties = TieEvidence(ResultSigning(closing.rules.run, step, closing.history.head_hash), closing.verify)
+    def __init__(
+        self, context: CloseContext, book: StepBook, term: int, policy: ExclusionPolicy, batch: BatchCollection
+    ) -> None:
+        self._context, self._book, self._term, self._policy, self._batch = context, book, term, policy, batch
+        self._roster = book.roster
+        self._ties = TieEvidence(ResultSigning(context.rules.run, book.step, book.now.previous), context.verify)
 
     @property
-    def lost(self) -> tuple[str, ...]:
-        """What nobody holds as far as is known now."""
-        return lost_parts(self._roster, self._filling.lost)
+    def _lost(self) -> dict[PeerId, str]:
+        """Return who counts as lost by now."""
+        return self._policy.lost(self._context.liveness.gone)
 
     def check_lost(self) -> None:
         """Raises Superseded when somebody is back, and nobody need give the step up: in another term."""
-        if not self.lost:
+        if not lost_parts(self._roster, self._lost):
             raise Superseded("a replica came back before the step was given up")
 
     async def break_tie(self, found: Disagreement, asked: Asked, signed: Mapping[PeerId, bytes]) -> list[PeerId]:
@@ -61,12 +65,12 @@ class Rescuing:
         unsigned = self._ties.unsigned(found, asked, signed)
         if unsigned:
             return unsigned if len(unsigned) < len(found.digests) else []
-        tied, lost = self._ties.second(self._term, found, asked, signed), self._filling.lost
-        holders = copy_holders(self._roster, found.part, self._closing.copies)
+        tied, lost = self._ties.second(self._term, found, asked, signed), self._lost
+        holders = copy_holders(self._roster, found.part, self._context.copies)
         if tied is not None and stage_of(found.part) is not None and any(peer not in lost for peer in holders):
             there = [peer for peer in self._roster.peers if peer not in lost]
-            await self._filling.calls.gather(there, TIED, tied, timeout_s=self._closing.timeout_s())
-            self._filling.tie(found.digests, str(found)[:REASON_CHARS])
+            await self._batch.calls.gather(there, TIED, tied, timeout_s=self._context.timeout_s())
+            self._policy.tie(found.digests, str(found)[:REASON_CHARS])
         return []
 
     async def run(self) -> Propose | None:
@@ -76,18 +80,18 @@ class Rescuing:
         Raises RunEnded, which the others are told, when nobody has a copy of a part, or nobody who could take it over
         came for the peer's patience; Superseded and WrongStep as they come. Waits, and says so. Cancel freely.
         """
-        closing = self._closing
-        began = closing.clock.monotonic()
+        context = self._context
+        began = context.clock.monotonic()
         try:
-            while (lost := self.lost) and await self._filling.can_decide():
-                offers = await self._offers(lost, closing.clock.monotonic() - began)
+            while (lost := lost_parts(self._roster, self._lost)) and await self._batch.can_decide():
+                offers = await self._offers(lost, context.clock.monotonic() - began)
                 proposal = await self._proposal(offers) if all(offers.values()) else None
                 if proposal is not None:
                     return proposal
-                await self._wait(lost, offers, closing.clock.monotonic() - began)
+                await self._wait(lost, offers, context.clock.monotonic() - began)
             return None
         finally:
-            closing.waiting("")
+            context.waiting("")
 
     async def _offers(self, lost: Sequence[str], waited_s: float) -> dict[str, list[Consent]]:
         """Of each lost part what those say who hold a copy. Raises RunEnded when there is none, and nobody is expected
@@ -96,13 +100,13 @@ class Rescuing:
         for part in lost:
             if part == TRAINERS:
                 continue
-            holders = copy_holders(self._roster, PartName(part), self._closing.copies)
-            there = [peer for peer in holders if peer not in self._filling.lost]
+            holders = copy_holders(self._roster, PartName(part), self._context.copies)
+            there = [peer for peer in holders if peer not in self._lost]
             answers = await asyncio.gather(*(self._ask(peer, part) for peer in there))
             offers[part] = [answer for answer in answers if isinstance(answer, Consent)]
             nobody = not offers[part] and all(isinstance(answer, (Refused, Violation)) for answer in answers)
             able = any(one.reassign is not None for one in offers[part])
-            if not able and not any(isinstance(one, Busy) for one in answers) and self._filling.untie(PartName(part)):
+            if not able and not any(isinstance(one, Busy) for one in answers) and self._policy.untie(PartName(part)):
                 continue  # nobody can take it over, but its replicas are there, and are asked again
             lied = any(isinstance(answer, Violation) for answer in answers)  # or has another history, to be given up
             if nobody and (waited_s >= SILENT_PART_S or not (lied or self._may_come_back(part))):
@@ -110,61 +114,61 @@ class Rescuing:
         return offers
 
     def _may_come_back(self, part: str) -> bool:
-        gone = self._filling.lost
+        gone = self._lost
         return any(fell_silent(gone.get(peer, "")) for peer in self._roster.replicas(PartName(part)))
 
     async def _ask(self, peer: PeerId, part: str) -> Consent | PeerError:
-        body = ConsentRequest(step=self._step, term=self._term, part=part)
+        body = ConsentRequest(step=self._book.step, term=self._term, part=part)
         try:
-            said = await self._filling.calls.ask(peer, CONSENT, body, timeout_s=self._closing.timeout_s())
+            said = await self._batch.calls.ask(peer, CONSENT, body, timeout_s=self._context.timeout_s())
             if said.reassign is not None:
-                self._closing.desk.book.requests.check_reassign(peer, part, said.reassign)
+                self._book.requests.check_reassign(peer, part, said.reassign)
             return said
         except PeerError as error:
-            logger.info("step %d: %s", self._step, error)
+            logger.info("step %d: %s", self._book.step, error)
             return error
 
     async def _end(self, part: str, why: str) -> None:
-        await self._filling.tell_over(PartName(part))
-        error = part_lost(self._roster, PartName(part), self._filling.lost)
+        await self._batch.tell_over(PartName(part))
+        error = part_lost(self._roster, PartName(part), self._lost)
         if error is not None:
             raise RunEnded(f"{error} ({why})", error.ending, remedy=error.remedy)
 
     async def _proposal(self, offers: Mapping[str, Sequence[Consent]]) -> Propose | None:
-        joins = await self._present(self._closing.desk.book.requests.joining(self._filling.lost))
+        joins = await self._present(self._book.requests.joining(self._lost))
         # Beside members others may be believed gone; and who is may have come back meanwhile.
-        gone = {peer: why for peer, why in self._filling.lost.items() if peer in self._roster}
+        gone = {peer: why for peer, why in self._lost.items() if peer in self._roster}
         if not lost_parts(self._roster, gone):
             return None
         offered = {part: _of_those_there(said, gone) for part, said in offers.items()}
         try:
-            changes, roster = self._closing.desk.book.requests.give_up(choose(self._roster, gone, offered), joins, gone)
+            changes, roster = self._book.requests.give_up(choose(self._roster, gone, offered), joins, gone)
         except Refused as refused:
-            logger.info("step %d is not given up yet: %s", self._step, refused.reason)
+            logger.info("step %d is not given up yet: %s", self._book.step, refused.reason)
             return None
         return Propose(record=self._record(changes, roster), changes=changes, term=self._term)
 
     async def _present(self, joins: Sequence[Admission]) -> tuple[Admission, ...]:
         """Those that still answer: who is named in the record is counted on."""
-        asking = (is_there(self._closing.calls, PeerId(join.member.peer), PRESENT_S) for join in joins)
+        asking = (is_there(self._context.calls, PeerId(join.member.peer), PRESENT_S) for join in joins)
         answers = await asyncio.gather(*asking)
         return tuple(join for join, answered in zip(joins, answers, strict=True) if answered)
 
     def _record(self, changes: Changes, roster: Roster) -> CloseRecord:
-        history, rules = self._closing.history, self._closing.rules
+        history, rules = self._context.history, self._context.rules
         return given_up(history.head, history.head_hash, self._term, roster, changes.absent, rules.max_members)
 
     async def _wait(self, lost: Sequence[str], offers: Mapping[str, Sequence[Consent]], waited_s: float) -> None:
         """A moment, for somebody to join or to come back. Raises RunEnded when nobody did for the peer's patience."""
-        closing, names = self._closing, " and ".join(lost)
-        if closing.patience_s is not None and waited_s > closing.patience_s:
+        context, names = self._context, " and ".join(lost)
+        if context.patience_s is not None and waited_s > context.patience_s:
             for part in offers:
                 await self._end(part, f"nobody took it over for {waited_s:.0f} s")
             raise RunEnded(f"nobody is left of {names}, and nobody joined for {waited_s:.0f} s", Ending.UNREACHABLE)
         kept = [part for part, said in offers.items() if said]
-        how, gone = closing.rules.how_to_join, self._filling.lost
-        closing.waiting(awaited_holders(self._roster, gone, closing.copies, kept, how))
-        await first_done(closing.clock.sleep(AGAIN_S), closing.liveness.changed())
+        how, gone = context.rules.how_to_join, self._lost
+        context.waiting(awaited_holders(self._roster, gone, context.copies, kept, how))
+        await first_done(context.clock.sleep(AGAIN_S), context.liveness.changed())
 
 
 def _of_those_there(said: Sequence[Consent], gone: Collection[str]) -> list[Reassign]:

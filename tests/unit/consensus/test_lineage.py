@@ -166,7 +166,7 @@ class Step:
         self.alone |= there
 
     def lead(self, promising: set[PeerId]) -> None:
-        """A leader of a new term asks for promises, and with a majority's proposes as :meth:`Leading.run` does."""
+        """A leader of a new term asks for promises, and with a majority's proposes as :meth:`StepClose.close` does."""
         self.term += 1
         given = []
         for peer in promising:

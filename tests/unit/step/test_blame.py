@@ -6,8 +6,9 @@ import pytest
 
 from swarm.errors import Superseded
 from swarm.ids import PartName, PeerId
-from swarm.step.decisions import ATTEMPTS_PER_TERM, Attempts
+from swarm.step.decisions import ATTEMPTS_PER_TERM
 from swarm.step.leader.answers import MAX_VOID, VoidRounds
+from swarm.step.leader.tables import AttemptNumbers
 from swarm.step.messages import Averaged
 from tests.harness.rigs.step import COMMITTED, ROSTER, A, B, T
 
@@ -85,7 +86,7 @@ def test_rounds_that_nobody_explains_go_plainly_and_then_the_leader_is_at_a_loss
 
 
 def test_term_has_no_more_attempts_than_the_next_one_leaves_it() -> None:
-    attempts = Attempts(2, ROSTER)
+    attempts = AttemptNumbers(2, ROSTER)
     for made in range(1, ATTEMPTS_PER_TERM):
         assert attempts.numbers(COMMITTED, ROSTER.peers)["stage-0"] == 2 * ATTEMPTS_PER_TERM + made
         assert attempts.numbers(COMMITTED, ROSTER.peers)["ends"] == 2 * ATTEMPTS_PER_TERM + 1

@@ -14,7 +14,7 @@ from swarm.errors import Refused
 from swarm.events import AttemptFailed, Committed, DigestMismatch
 from swarm.ids import PeerId
 from swarm.network.protocols import Rpc
-from swarm.step.decisions import MAX_TIES, TIED_S
+from swarm.step.leader.tables import MAX_TIES, TIED_S
 from swarm.step.messages import APPLY, DECIDE, PROPOSE, RECONCILE, Averaged
 from tests.harness.rigs.step import (
     CURSOR,

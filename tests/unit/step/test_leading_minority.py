@@ -11,8 +11,8 @@ from swarm.errors import Advice, DeadlineMissed, OutOfSync, PeerError, Refused, 
 from swarm.events import AttemptFailed, DigestMismatch
 from swarm.health.verdicts import Health
 from swarm.ids import PeerId
-from swarm.step.leader.batch import ALONE_S, LOST_PART_S
-from swarm.step.leader.exclusion import MAX_FAILURES
+from swarm.step.leader.batch import LOST_PART_S
+from swarm.step.leader.exclusion import ALONE_S, MAX_FAILURES
 from swarm.step.leader.rescue import AGAIN_S, SILENT_PART_S
 from swarm.step.messages import DECIDE, PREPARE, PROPOSE, RECONCILE, Reconcile
 from tests.harness.rigs.step import HOSTED, LEADER, OTHER, THREE, A, B, Stage, T, U, listed, no, stage, virtual

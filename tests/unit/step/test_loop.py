@@ -14,7 +14,7 @@ import pytest
 from swarm.consensus.acceptor import MAX_LEAP
 from swarm.consensus.changes import Departure, departure_bytes
 from swarm.consensus.records import CloseRecord, Decision
-from swarm.errors import Busy, DeadlineMissed, Ending, PeerError, Refused, RunEnded, Superseded, Unreachable
+from swarm.errors import Busy, DeadlineMissed, Ending, PeerError, Refused, RunEnded, Superseded, Unreachable, WrongStep
 from swarm.ids import PeerId
 from swarm.network.protocols import Rpc
 from swarm.optim.clipping import clip_factor
@@ -399,6 +399,29 @@ async def test_loop_that_may_not_grant_what_it_was_asked_forgets_it_and_leads_in
     await home.stage.feed(term=3)
     await eventually(lambda: home.bench.position.open_step == 2)
     assert (home.bench.history.head.term, home.bench.history.head.members.peers) == (3, ROSTER.peers)
+    await stop(running)
+
+
+@virtual
+async def test_loop_that_gives_a_term_up_ends_it_in_the_book_of_its_step_alone() -> None:
+    """A step may be closed here, and the book of the next one open, when its leader hears that it is closed."""
+    home = await Home(LEADER).set()
+    fit(home)
+    desk = home.stage.desk
+    mine, later = desk.book, next(step for step in range(2, 99) if ROSTER.succession(step)[0] == LEADER)
+
+    def closed(body: Any) -> None:
+        desk.open_step(later, ROSTER, "cd" * 32)
+        raise WrongStep("step 1 is closed")
+
+    home.stage.puppets[T].instead[RECONCILE] = closed
+    running = asyncio.create_task(home.loop().run())
+    await home.stage.feed()
+    await eventually(lambda: home.stage.puppets[T].told(PREPARE))  # in another term, of the same step
+    assert mine.led is None or mine.led.number > 0
+    assert desk.book.step == later
+    assert desk.book.led is not None
+    assert desk.book.led.number == 0
     await stop(running)
 
 

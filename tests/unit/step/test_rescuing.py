@@ -19,6 +19,7 @@ from swarm.errors import PeerError, Refused, RunEnded
 from swarm.ids import PartName, PeerId
 from swarm.membership.founding_record import genesis
 from swarm.network.protocols import Rpc
+from swarm.step.leader.exclusion import ExclusionPolicy
 from swarm.step.leader.rescue import SILENT_PART_S, Rescuing
 from swarm.step.leader.service import LeadService
 from swarm.step.member.rescue import Consent, ConsentRequest
@@ -45,21 +46,14 @@ def reassign(peer: PeerId, *, of: PeerId | None = None, part: str = LOST, by: Pe
     return Reassign(step=1, peer=of or peer, part=part, signature=signature)
 
 
-class _Filling(SimpleNamespace):
-    """What the leader asks with, and who counts as lost."""
+class _Batch(SimpleNamespace):
+    """What the leader asks with."""
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(calls=scene)
 
-    @property
-    def lost(self) -> dict[PeerId, str]:
-        return dict(self.calls.liveness.gone)
-
-    def untie(self, part: PartName) -> bool:
-        return False
-
     async def can_decide(self) -> bool:
-        return has_majority(voters(ROSTER, HEAD.hash()), self.lost)
+        return has_majority(voters(ROSTER, HEAD.hash()), self.calls.liveness.gone)
 
 
 class Scene:
@@ -76,8 +70,8 @@ class Scene:
             liveness=self.liveness, clock=LoopClock(), timeout_s=lambda: 5.0, waiting=lambda _: None, copies=2,
             patience_s=30.0, verify=verify,
         )  # fmt: skip
-        filling = _Filling(self)
-        self.rescuing = Rescuing(closing, 1, 0, filling)  # type: ignore[arg-type]
+        batch, policy = _Batch(self), ExclusionPolicy(ROSTER)
+        self.rescuing = Rescuing(closing, self.desk.book, 0, policy, batch)  # type: ignore[arg-type]
         self.liveness.lose(A)
 
     async def _open(self, step: int) -> None:
@@ -160,8 +154,8 @@ async def test_part_of_which_the_only_ones_that_keep_a_copy_lie_ends_the_run(lie
     async def tell_over(part: PartName) -> None:
         told.append(part)
 
-    scene.rescuing._filling.tell_over = tell_over  # type: ignore[method-assign]
-    scene.rescuing._closing.patience_s = None  # type: ignore[misc]
+    scene.rescuing._batch.tell_over = tell_over  # type: ignore[method-assign]
+    scene.rescuing._context.patience_s = None  # type: ignore[misc]
     for liar in (FIRST, SECOND):
         scene.says[liar] = lambda liar=liar: Consent(reassign=LIES[lie](liar))  # type: ignore[misc]
     with pytest.raises(RunEnded, match=r"last replica of stage-0 is lost: a \(silent\)"):

@@ -17,7 +17,7 @@ from swarm.schema import Empty
 from swarm.sim.network import SimEndpoint, SimNetwork
 from swarm.step.calls import StepCalls
 from swarm.step.context import CloseContext
-from swarm.step.leader.close import Leading
+from swarm.step.leader.close import StepClose
 from swarm.step.leader.service import LeadService
 from swarm.step.member.conduct import by_trainer
 from swarm.step.messages import (
@@ -180,8 +180,8 @@ class Stage:
             receipts = (bytes(64),) * len(one.route)
             await self.ask_desk(Complete(step=1, term=term, contribution=one, receipts=receipts), trainer)
 
-    def leading(self, term: int = 0) -> Leading:
-        return Leading(self.closing, 1, term)
+    def leading(self, term: int = 0) -> StepClose:
+        return StepClose(self.closing, self.desk.book, term)
 
     def asked(self, method: str) -> AbstractSet[PeerId]:
         return {peer for peer, puppet in self.puppets.items() if method in puppet.asked}

@@ -1,0 +1,111 @@
+"""Ask members as the leader of one term: all of an attempt, or the voters until they are a majority."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from swarm.errors import OutOfSync, PeerError, Superseded, WrongStep
+from swarm.ids import PeerId
+from swarm.network.protocols import ReplyT, RequestT, Rpc
+from swarm.step.blocked import awaited_majority
+from swarm.step.calls import Answers, LiveCalls
+from swarm.step.context import CloseContext
+from swarm.step.leader.answers import AnswerRules
+from swarm.step.leader.book import StepBook
+from swarm.step.leader.tables import VoterTable
+from swarm.step.messages import DECIDE, Decide, Prepare
+from swarm.waiting import ExponentialBackoff
+
+RETURNED_S = 2.0
+"""How long a member that is gone may take to say that it has kept its vote, and how often it is asked."""
+
+logger = logging.getLogger(__name__)
+
+
+class TermCalls:
+    """The questions of one term. Members that are ``excused`` need not know the step any more."""
+
+    def __init__(self, context: CloseContext, book: StepBook, term: int) -> None:
+        self._context, self._book = context, book
+        self.believes = AnswerRules(context, book.step, term, book.roster)
+        self.excused: Collection[PeerId] = ()
+        self._calls = LiveCalls(context.calls, context.liveness)
+
+    async def all(self, peers: Sequence[PeerId], rpc: Rpc[RequestT, ReplyT], body: RequestT) -> Answers[ReplyT]:
+        """Return the answers of these, up to the first that fails. Raises Superseded and WrongStep."""
+        timeout_s = getattr(body, "within_s", None) or self._context.timeout_s()
+        answers = await self._calls.gather(peers, rpc, body, timeout_s=timeout_s)
+        for error in answers.failed.values():
+            if isinstance(error, (Superseded, WrongStep)):
+                raise error
+        return answers
+
+    async def majority(
+        self,
+        electors: Sequence[PeerId],
+        rpc: Rpc[RequestT, ReplyT],
+        body: RequestT,
+        check: Callable[[], None] = lambda: None,
+    ) -> Mapping[PeerId, ReplyT]:
+        """Return the answers of all members that are there, among them a majority of the electors: until it is one, who
+        has not answered is asked again, by the rules of :class:`VoterTable`.
+
+        Raises OutOfSync when so many say no that it cannot be one; but where nobody has voted yet it asks on: those who
+        answer for another step, or see another lead, may be back. Raises Superseded and WrongStep, and what ``check``
+        does whenever it is to be asked again.
+        """
+        context, pauses = self._context, ExponentialBackoff(0.1)
+        table: VoterTable[ReplyT] = VoterTable(tuple(electors))
+        while True:
+            asked = table.asked_next(self._book.roster.peers, context.liveness.gone)
+            said = await asyncio.gather(*(self._answer(peer, rpc, body) for peer in asked))
+            table = table.told(dict(zip(asked, said, strict=True)))
+            decision, reason = table.decision
+            if decision == "majority":
+                context.waiting("")
+                return table.given
+            if decision == "refused" and not isinstance(body, Prepare):
+                raise OutOfSync(f"step {self._book.step} cannot be decided: {reason}")
+            check()
+            context.waiting(awaited_majority(table.count, len(electors), table.needed, context.alone_at()))
+            await context.clock.sleep(pauses.pause_s())
+
+    async def _answer(self, peer: PeerId, rpc: Rpc[RequestT, ReplyT], body: RequestT) -> ReplyT | PeerError:
+        """Return one member's answer, or why it gives none. Raises Superseded and WrongStep."""
+        timeout_s = self._context.timeout_s()
+        try:
+            if peer in self._context.liveness.gone:
+                short_s = min(timeout_s, RETURNED_S)
+                answer = await self._context.calls.ask(peer, rpc, body, timeout_s=short_s)
+            else:
+                answer = await self._calls.ask(peer, rpc, body, timeout_s=timeout_s)
+            self.believes.check(peer, body, answer)
+            return answer
+        except PeerError as error:
+            if isinstance(error, Superseded) or (isinstance(error, WrongStep) and peer not in self.excused):
+                raise
+            logger.info("step %d, %s: %s", self._book.step, rpc.name, error)
+            return error
+
+    async def tell(self, decide: Decide, told: set[PeerId]) -> None:
+        """Tell everybody who is there what was decided; ourselves last, so that whoever sees it knows all were told.
+        Those that have heard it are ``told``; each of the others finds out by itself. So do we, when our own close
+        takes longer than an answer may: it goes on, and whoever waits for the next step hears of its end."""
+        me, gone, timeout_s = self._context.calls.me, self._context.liveness.gone, self._context.timeout_s()
+
+        async def one(peer: PeerId) -> None:
+            try:
+                await self._calls.ask(peer, DECIDE, decide, timeout_s=timeout_s)
+            except PeerError as error:
+                logger.warning("step %d is decided, but was not told: %s", decide.step, error)
+            else:
+                told.add(peer)
+
+        there = [peer for peer in self._book.roster.peers if peer != me and peer not in gone]
+        await asyncio.gather(*map(one, there))
+        try:
+            await self._context.calls.ask(me, DECIDE, decide, timeout_s=timeout_s)
+        except PeerError as error:
+            logger.warning("step %d is decided, and not closed here yet: %s", decide.step, error)

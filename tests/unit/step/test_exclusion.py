@@ -1,0 +1,118 @@
+"""Who is out of a step, and why."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm.consensus.roster import Roster
+from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, Unreachable
+from swarm.ids import PartName, PeerId
+from swarm.step.leader.exclusion import ALONE_S, MAX_FAILURES, ExclusionPolicy, left_out
+from swarm.step.turnout import MAX_TOLD, REASON_CHARS
+from tests.harness.rigs.step import ROSTER, THREE, A, B, T, listed
+
+STAGE = PartName("stage-0")
+C = PeerId("C")
+LATE, BUSY, CUT, NO = DeadlineMissed("late"), Busy("later"), Unreachable("cut"), Refused("no")
+
+
+@pytest.mark.parametrize(
+    ("error", "times_out"), [(NO, 1), (PeerError("its disk is full"), 1), (LATE, 1), (BUSY, 3), (CUT, 3)]
+)
+def test_member_that_is_there_is_out_after_so_many_failures(error: PeerError, times_out: int) -> None:
+    policy = ExclusionPolicy(THREE)
+    for times in range(1, MAX_FAILURES + 1):
+        policy.failed({B: error}, {})
+        assert policy.out({}) == ({B: str(error)} if times >= times_out else {})
+
+
+def test_last_replica_of_a_part_may_be_late_as_often_as_others_may_be_busy() -> None:
+    policy, gone = ExclusionPolicy(ROSTER), {A: "silent"}
+    for _ in range(MAX_FAILURES - 1):
+        policy.failed({B: LATE}, gone)
+    assert policy.out(gone) == gone
+    policy.failed({B: LATE}, gone)
+    assert policy.out(gone) == {**gone, B: "late"}
+
+
+def test_member_that_is_gone_is_out_for_that_and_in_again_when_it_is_back() -> None:
+    policy = ExclusionPolicy(THREE)
+    policy.failed({B: NO}, {B: "silent"})
+    assert policy.out({B: "silent"}) == {B: "silent"}
+    assert policy.out({}) == {}
+
+
+@given(order=st.permutations([A, B, C]))
+def test_of_replicas_that_all_are_late_the_same_one_is_left_in_whatever_order_they_failed(order: list[PeerId]) -> None:
+    policy = ExclusionPolicy(THREE)
+    policy.failed(dict.fromkeys(order, LATE), {})
+    assert policy.out({}) == {A: "late", B: "late"}
+
+
+def test_member_that_lacks_something_is_out_the_third_time() -> None:
+    policy = ExclusionPolicy(THREE)
+    for times in range(1, MAX_FAILURES + 1):
+        policy.lacks(A, "it lacks it")
+        assert policy.out({}) == ({A: "it lacks it"} if times == MAX_FAILURES else {})
+
+
+def test_tied_replicas_are_there_and_count_as_lost_until_they_are_asked_again() -> None:
+    policy = ExclusionPolicy(ROSTER)
+    assert not policy.untie(STAGE)
+    policy.tie((A, B), "tied")
+    assert policy.lost({T: "silent"}) == {A: "tied", B: "tied", T: "silent"}
+    assert policy.untie(STAGE)
+    assert policy.lost({}) == policy.out({}) == {}
+
+
+def test_those_without_whom_a_part_is_lost_are_asked_again_and_one_that_differs_only_after_a_while() -> None:
+    policy = ExclusionPolicy(ROSTER)
+    policy.holds_up({A: "rounds break with it"})
+    policy.forgive_needed(0.0, {})
+    assert policy.out({}) == {A: "rounds break with it"}, "another replica is there"
+    policy.differ((B,), "it differs")
+    assert policy.forgivable((A, B)) == {A: "rounds break with it"}
+    assert policy.differing((A, B)) == [B]
+    policy.forgive_needed(1.0, {})
+    assert policy.out({}) == {B: "it differs"}
+    gone = {A: "silent"}
+    policy.forgive_needed(1.0, gone)
+    policy.forgive_needed(ALONE_S, gone)
+    assert policy.out(gone) == {**gone, B: "it differs"}
+    policy.forgive_needed(1.0 + ALONE_S, gone)
+    assert policy.out(gone) == gone
+
+
+def test_time_without_a_part_begins_anew_when_one_is_there_that_was_never_left_out() -> None:
+    policy, gone = ExclusionPolicy(ROSTER), {A: "silent"}
+    policy.differ((B,), "it differs")
+    policy.forgive_needed(0.0, gone)
+    policy.parts_are_held({B})  # A is back
+    policy.forgive_needed(ALONE_S, gone)
+    assert policy.out(gone) == {**gone, B: "it differs"}
+
+
+def test_part_whose_replicas_said_no_or_differ_is_hopeless_and_one_that_is_late_is_not() -> None:
+    policy = ExclusionPolicy(ROSTER)
+    policy.failed({A: NO}, {})
+    assert not policy.hopeless(STAGE)
+    policy.differ((B,), "it differs")
+    assert policy.hopeless(STAGE)
+    policy.failed({T: LATE}, {})
+    assert not policy.hopeless(PartName("ends"))
+
+
+def test_replicas_that_nobody_can_call_are_out_but_for_the_first_where_one_reduces_for_all() -> None:
+    roster = Roster([*(listed(peer, outgoing=peer != "A") for peer in "ABC"), listed(T, "trainer", "ends")])
+    for served in (True, False):
+        out = ExclusionPolicy(roster, served=served).out({A: "silent"})
+        assert out.keys() == ({A, C} if served else {A})
+
+
+def test_others_are_told_of_members_only_and_no_more_than_there_is_room_for() -> None:
+    many = Roster(listed(f"P{number:03}") for number in range(MAX_TOLD + 5))
+    told = left_out(many, {**dict.fromkeys(many.peers, "x" * 10_000), PeerId("stranger"): "gone"})
+    assert list(told) == list(many.peers[:MAX_TOLD])
+    assert {len(why) for why in told.values()} == {REASON_CHARS}
