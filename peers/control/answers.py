@@ -146,8 +146,14 @@ class NodeCommands:
         if self._board is not None and self._membership is not None:
             said = await self._board.look([peer for peer in self._membership.roster.peers if peer not in self._lost()])
         trips = {} if self._board is None else {str(peer): s for peer, s in self._board.round_trips.items()}
-        vitals = {str(peer): vitals.model_dump() for peer, vitals in said.items()}
-        return SwarmLook(seen=self.standing(), members=tuple(members), vitals=vitals, round_trips=trips)
+        silent = {} if self._board is None else {str(peer): how for peer, how in self._board.unanswered.items()}
+        return SwarmLook(
+            seen=self.standing(),
+            members=tuple(members),
+            vitals={str(peer): vitals.model_dump() for peer, vitals in said.items()},
+            round_trips=trips,
+            unanswered=silent,
+        )
 
     def _lost(self) -> Mapping[str, str]:
         """Members that do not answer, and why: the roster is without them once the open step closes."""

@@ -6,7 +6,7 @@ Plain data with stable names; scripts read it. ``schema`` grows when a field cha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from swarm.membership.status_types import MemoryReport, PartTurnout, Phase
@@ -83,10 +83,11 @@ class MemberReport:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmLook:
     """The whole swarm, now, as one peer sees it: itself, the members, and what each of them says about itself
-    (:class:`swarm.membership.vitals.Vitals`, as plain data) with the seconds from question to answer; who is missing
-    there did not answer."""
+    (:class:`swarm.membership.vitals.Vitals`, as plain data) with the seconds from question to answer. ``unanswered`` is
+    who was asked and did not answer, ``stalled`` where its connection stands, ``away`` where nothing reaches it."""
 
     seen: StatusReport
     members: tuple[MemberReport, ...]
     vitals: Mapping[str, Mapping[str, Any]]
     round_trips: Mapping[str, float]
+    unanswered: Mapping[str, str] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from pydantic import Field, StringConstraints
 
 from swarm.clock import Clock
 from swarm.device import MeteredDevice
-from swarm.errors import PeerError
+from swarm.errors import PeerError, Unreachable
 from swarm.ids import PeerId
 from swarm.membership.status import PeerStatus
 from swarm.network.addresses import without_addresses
@@ -34,6 +34,8 @@ FRESH_S = 0.9
 Words = Annotated[str, StringConstraints(max_length=MAX_REASON)]
 Seconds = Annotated[Finite, Field(ge=0, le=1e10)]
 Kind = Literal["direct", "relayed", "unknown"]
+Unanswered = Literal["stalled", "away"]
+"""How a member does not answer: its connection stands and nothing comes, or nothing reaches it."""
 
 
 class VitalsRequest(Message):
@@ -171,8 +173,8 @@ class VitalsService:
 
 class VitalsBoard:
     """What the members of a run say about themselves, asked when somebody looks and not more often than every FRESH_S.
-    ``round_trips`` are seconds from question to answer, by peer. ``own`` answers for ourselves, where we are a
-    member."""
+    ``round_trips`` are seconds from question to answer, by peer; ``unanswered`` is who of those asked did not answer,
+    and how. ``own`` answers for ourselves, where we are a member."""
 
     def __init__(self, endpoint: Endpoint, clock: Clock, own: VitalsService | None = None) -> None:
         self._endpoint, self._clock, self._own = endpoint, clock, own
@@ -181,35 +183,38 @@ class VitalsBoard:
         self._asking = asyncio.Lock()
         self.said: dict[PeerId, Vitals] = {}
         self.round_trips: dict[PeerId, float] = {}
+        self.unanswered: dict[PeerId, Unanswered] = {}
 
     async def look(self, members: Sequence[PeerId]) -> dict[PeerId, Vitals]:
         """Ask all ``members``; returns the answers that came within LOOK_S. Never raises a PeerError; cancel freely."""
         async with self._asking:
             now = self._clock.monotonic()
             if self._at is None or now - self._at >= FRESH_S:
-                self.said = {peer: said for peer, said in (await self._ask_all(members)).items() if said is not None}
+                found = await self._ask_all(members)
+                self.said = {peer: said for peer, said in found.items() if not isinstance(said, str)}
+                self.unanswered = {peer: said for peer, said in found.items() if isinstance(said, str)}
                 self.round_trips = {peer: s for peer, s in self.round_trips.items() if peer in self.said}
                 self._at = now
             return self.said
 
-    async def _ask_all(self, members: Sequence[PeerId]) -> dict[PeerId, Vitals | None]:
+    async def _ask_all(self, members: Sequence[PeerId]) -> dict[PeerId, Vitals | Unanswered]:
         asking = {peer: asyncio.create_task(self._ask(peer)) for peer in members}
         try:
             if asking:
                 await asyncio.wait(asking.values(), timeout=LOOK_S)
-            return {peer: task.result() for peer, task in asking.items() if task.done()}
+            return {peer: task.result() if task.done() else "stalled" for peer, task in asking.items()}
         finally:
             for task in asking.values():
                 task.cancel()
 
-    async def _ask(self, peer: PeerId) -> Vitals | None:
+    async def _ask(self, peer: PeerId) -> Vitals | Unanswered:
         if self._own is not None and peer == self._endpoint.peer:
             return await self._own.now()
         async with self._limit:
             asked = self._clock.monotonic()
             try:
                 said, _ = await self._endpoint.call(peer, VITALS, VitalsRequest(), timeout_s=ASK_S)
-            except PeerError:
-                return None
+            except PeerError as error:
+                return "away" if isinstance(error, Unreachable) else "stalled"
             self.round_trips[peer] = self._clock.monotonic() - asked
             return said

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from swarm.device import MeteredDevice
-from swarm.errors import PeerError, Unreachable
+from swarm.errors import DeadlineMissed, PeerError, Unreachable
 from swarm.events import NullSink
 from swarm.ids import PeerId
 from swarm.membership.status import PeerStatus
@@ -28,6 +28,7 @@ class _Endpoint:
 
     def __init__(self, clock: FakeClock, said: Vitals | None = None) -> None:
         self.clock, self.said, self.asked = clock, said, list[PeerId]()
+        self.failure: PeerError | None = None
         self.traffic = LinkStatistics(bytes_sent={OTHER: 70, SILENT: 1}, bytes_received={OTHER: 5})
 
     def statistics(self) -> LinkStatistics:
@@ -36,6 +37,8 @@ class _Endpoint:
     async def call(self, peer: PeerId, *question: Any, timeout_s: float) -> tuple[Vitals, bytes]:
         self.asked.append(peer)
         self.clock.now += 0.25
+        if self.failure is not None:
+            raise self.failure
         if peer == SILENT or self.said is None:
             raise Unreachable("nobody answers", peer=peer)
         return self.said, b""
@@ -134,11 +137,26 @@ async def test_board_asks_every_member_but_itself_and_shows_who_answered_and_how
     assert set(said) == {ME, OTHER}
     assert rig.endpoint.asked == [OTHER, SILENT]
     assert board.round_trips == {OTHER: 0.25}
+    assert board.unanswered == {SILENT: "away"}
     assert await board.look([ME, OTHER, SILENT]) is said
     assert rig.endpoint.asked == [OTHER, SILENT]
     rig.clock.now += FRESH_S
     assert set(await board.look([SILENT])) == set()
     assert board.round_trips == {}
+
+
+async def test_board_tells_who_is_there_and_says_nothing_from_who_cannot_be_reached() -> None:
+    rig = _Rig()
+    board = VitalsBoard(cast(Any, rig.endpoint), rig.clock)
+    for error, how in ((DeadlineMissed("no answer in 1.5 s"), "stalled"), (Unreachable("refused"), "away")):
+        rig.endpoint.failure = error
+        assert await board.look([OTHER]) == {}
+        assert board.unanswered == {OTHER: how}
+        rig.clock.now += FRESH_S
+    rig.endpoint.failure, rig.endpoint.said = None, await rig.after(1.0)
+    rig.clock.now += FRESH_S
+    assert set(await board.look([OTHER])) == {OTHER}
+    assert board.unanswered == {}
 
 
 def test_vitals_without_bounds_are_refused() -> None:
