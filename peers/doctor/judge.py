@@ -266,7 +266,9 @@ def judge_gain(gain: Gain) -> CheckResult:
         speeds += f", this machine alone {alone}" if speeds else f"alone it trains {alone} tokens a second"
     found = "; ".join(filter(None, (speeds, step, average))) or "nobody knows yet what a step takes"
     level: Level = "ok" if gain.step_s else "skipped"
-    causes, nexts = [], []
+    causes, nexts = list[str](), list[str]()
+    if not gain.step_s:
+        causes.append("whether the run gains by this machine is not known: nobody says yet what a step takes there")
     if gain.step_s and gain.averaging_s > gain.step_s:
         level = "warn"
         causes.append(

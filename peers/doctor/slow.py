@@ -36,7 +36,17 @@ CLOSING_S, LAST_S = 2.5, 0.4
 STARTUP_S, LINK_S, SPEED_S, WATCH_S = 6.0, 3.0, 2.5, 4.0
 MAX_MEMBERS = 32
 """Of a run that are asked how they are."""
-OF_THE_RUN = ("round trip", "clock", "bandwidth", "reachable", "parts", "speed", "worth it")
+WORTH = "worth it"
+OF_THE_RUN = {
+    "round trip": "how long a message takes there and back",
+    "clock": "how far the clocks are apart",
+    "bandwidth": "how much goes over the links",
+    "reachable": "how others reach this machine",
+    "parts": "which parts of the model fit here",
+    "speed": "how fast they are here",
+    WORTH: "whether the run gains by this machine",
+}
+"""The checks that need the run, and what each would say."""
 
 
 class SlowChecks:
@@ -75,11 +85,13 @@ class SlowChecks:
         there = {result.name for result in self._report.results}
         missing = [name for name in OF_THE_RUN if name not in there]
         if not self._report.passed("run"):
-            found = f"it could not be asked, so nothing is known of {listed(missing)}"
+            unknown = listed([name for name in missing if name != WORTH])
+            found = f"it could not be asked, so nothing is known of {unknown}, nor {OF_THE_RUN[WORTH]}"
             self._report.add(CheckResult(name="of the run", found=found, level="skipped"))
             return
-        found = "something that it needs failed, or took too long"
-        self._report.add(*(CheckResult(name=name, found=found, level="skipped") for name in missing))
+        for name in missing:
+            found = f"not known is {OF_THE_RUN[name]}: something that it needs failed, or took too long"
+            self._report.add(CheckResult(name=name, found=found, level="skipped"))
 
     @property
     def _left_s(self) -> float:

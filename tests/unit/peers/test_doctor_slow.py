@@ -112,6 +112,7 @@ def test_slow_checks_of_a_run_that_has_not_begun(looking: Looking) -> None:
     assert found["parts"].found.startswith("all 3 fit")
     assert found["speed"].found.startswith("stage-0 takes ")
     assert (found["clock"].level, found["worth it"].level) == ("skipped", "skipped")
+    assert found["worth it"].cause.startswith("whether the run gains by this machine is not known: nobody says yet")
     assert found["reachable"].level == "ok"
     assert looking.report.exit_code == 0
 
@@ -126,6 +127,7 @@ def test_slow_checks_of_a_contact_that_never_answers_end_in_time_and_say_so(look
     assert "no contact says in time" in found["run"].found
     assert "--timeout 60" in found["run"].next
     assert "nothing is known of round trip, clock" in found["of the run"].found
+    assert found["of the run"].found.endswith("parts and speed, nor whether the run gains by this machine")
 
 
 def test_slow_checks_of_a_contact_that_vanishes_say_so_and_go_on(looking: Looking) -> None:
