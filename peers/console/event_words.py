@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import shlex
 
 from peers.console.words import amount, command_name, count, numbered, printable, read_over
 from peers.control.status import ALONE
@@ -90,7 +92,7 @@ def _describe_place(event: Event) -> tuple[str, str] | None:
         case Reachability():
             return "reachability", f"{event.how}{': ' if event.detail else ''}{harmless(event.detail)}"
         case DashboardServed():
-            return "dashboard", f"{event.address}{f' (its token: {harmless(event.token)})' if event.token else ''}"
+            return "dashboard", _served(event)
         case Waiting():
             return ("waiting", harmless(event.what)) if event.what else None
         case PartAssigned():
@@ -229,6 +231,16 @@ def _turnout(event: Participation) -> str:
     return f"{part}: {counts} ({'; '.join(f'{peer}: {why}' for peer, why in sorted(event.why.items()))})"
 
 
+def _served(event: DashboardServed) -> str:
+    """Where the dashboard is, and what opens it where it takes a token; that itself is told to nobody."""
+    if not event.token:
+        return event.address
+    opens = f"it asks for its token, which is in {harmless(event.token)}"
+    if os.path.isabs(event.token):
+        opens = f'the address with its token: echo "{event.address}#token=$(cat {shlex.quote(harmless(event.token))})"'
+    return f"{event.address}\n{' ' * LABEL_WIDTH}{opens}"
+
+
 _TYPICAL_BYTES_S = 12.5e6
 
 
@@ -247,7 +259,7 @@ def _came(event: StateDownloaded | CopyHeld) -> str:
 
 def labelled(label: str, text: str) -> str:
     """A line with its label in a column of its own; nothing in it that a terminal would obey."""
-    return printable(f"{label:<{LABEL_WIDTH}}{text}").rstrip()
+    return printable(f"{label:<{LABEL_WIDTH - 1}} {text}").rstrip()
 
 
 def _end(event: PeerStopped) -> tuple[str, str]:
@@ -292,9 +304,19 @@ def _who(member: dict[str, object]) -> str:
     return harmless(f"{member.get('name', 'a peer')}{f' ({part})' if part else ''}")
 
 
+_PLAIN = {
+    "dial backoff": "not called again so soon after it could not be reached",
+    "deadline, no answer to health/1/beat in": "none came in",
+}
+"""What the network's own words mean."""
+
+
 def harmless(text: str) -> str:
     """Return text of others as one line, so that no line of theirs looks like one of ours."""
-    return " ".join(printable(text).split())
+    line = " ".join(printable(text).split())
+    for term, plain in _PLAIN.items():
+        line = line.replace(term, plain)
+    return line
 
 
 def _list(addresses: tuple[str, ...]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from peers.console.event_words import describe, labelled
 from peers.console.narration import EventLines, EventNarration
 from peers.console.narrator import EventPrinter
 from peers.console.voice import ConsolePrinter
@@ -22,6 +23,7 @@ from swarm.events import (
     CheckpointWritten,
     CopyDropped,
     CopyHeld,
+    DashboardServed,
     DataOpened,
     DonorDropped,
     Draining,
@@ -253,6 +255,30 @@ def test_narrator_first_step_of_a_joiner_has_no_rate_of_its_own() -> None:
     heard = Heard()
     EventPrinter(heard, heard, FakeClock()).emit(dataclasses.replace(_step(7), seconds=0.01, whole=False))
     assert heard.lines == ["step 7        loss 7.500, 4,096 tokens"]
+
+
+@pytest.mark.parametrize(
+    ("token", "line"),
+    [
+        ("", None),
+        ("SWARM_DASHBOARD_TOKEN", "it asks for its token, which is in SWARM_DASHBOARD_TOKEN"),
+        (
+            "/a home/token",
+            """the address with its token: echo "http://192.0.2.7:7300/#token=$(cat '/a home/token')\"""",
+        ),
+    ],
+)
+def test_narrator_says_what_opens_the_dashboard_and_no_token(token: str, line: str | None) -> None:
+    words = describe(DashboardServed(address="http://192.0.2.7:7300/", token=token))
+    assert words is not None
+    first, *more = words[1].split("\n")
+    assert (words[0], first) == ("dashboard", "http://192.0.2.7:7300/")
+    assert [one.strip() for one in more] == ([] if line is None else [line])
+
+
+def test_label_as_wide_as_its_column_stands_apart_from_the_text() -> None:
+    assert labelled("step 1247/2000", "loss 2.362") == "step 1247/2000 loss 2.362"
+    assert labelled("lost", "mole") == "lost          mole"
 
 
 @pytest.mark.parametrize(("again", "since"), [(False, "it entered the run"), (True, "it was cut off")])
