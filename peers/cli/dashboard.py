@@ -15,8 +15,8 @@ def dashboard(
         typer.Argument(
             metavar="RUN",
             show_default=False,
-            help="An invite, a peer's address, or a directory with the files of a run.  "
-            "[default: the run of this machine's peer]",
+            help="A peer of this machine, a directory with the files of a run or of several (the newest is shown), an "
+            "invite, or a peer's address.  [default: the run of this machine's peer]",
         ),
     ] = None,
     peer: Peer = None,
@@ -45,8 +45,9 @@ def dashboard(
     (Prometheus).
 
     With an invite it follows the run as an observer that holds nothing. With a
-    directory it shows a run from its files, also one that is over. A running
-    peer serves the same page with swarm join --dashboard PORT.
+    directory (of swarm quickstart, of a session, or of several runs) it shows
+    one from its files, also one that is over. A running peer serves the same
+    page with swarm join --dashboard PORT.
 
     At any address but this machine's own a token is needed; it is part of the
     printed address, and comes from SWARM_DASHBOARD_TOKEN or a file in the home.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,7 +23,8 @@ def top(
         typer.Argument(
             metavar="RUN",
             show_default=False,
-            help="Directory of a run of this machine, also of a past one.  [default: the run of the peer here]",
+            help="A peer of this machine, a directory with the files of a run, also a past one, or of several (the "
+            "newest is shown), or an invite.  [default: the run of the peer here]",
         ),
     ] = None,
     peer: Peer = None,
@@ -33,8 +35,8 @@ def top(
     Shows how far the run is, what each replica of each part does, the loss with the peers that came and went, what each
     peer contributed, and what happened; anew every second, until you press q. The key ? explains it.
 
-    Asks a peer of this machine, as swarm peers does, or reads the files of the run in a directory. Needs the extra:
-    pip install 'swarm-trainer[top]'.
+    Asks a peer of this machine, as swarm peers does, reads the files of the run in a directory, or follows a run by its
+    invite as an observer that holds nothing. Needs the extra: pip install 'swarm-trainer[top]'.
 
     Example: swarm top
 
@@ -46,8 +48,8 @@ def top(
     from swarm.clock import SystemClock
 
     if run is not None and peer is not None:
-        raise CommandError("--peer is a peer of this machine, and RUN a directory", next_="Leave one of them out.",
-                           exit_code=EXIT_USAGE)  # fmt: skip
+        raise CommandError("--peer is a peer of this machine, and RUN names a run already",
+                           next_="Leave one of them out.", exit_code=EXIT_USAGE)  # fmt: skip
     if not _on_terminal():
         swarm = command_name()
         raise CommandError("swarm top draws on a terminal, and this is none",
@@ -56,7 +58,7 @@ def top(
                            exit_code=EXIT_USAGE)  # fmt: skip
     _needs_textual()
     clock = SystemClock()
-    ended = asyncio.run(_watched(feed_of(run, peer, home, clock), clock))
+    ended = asyncio.run(_shown(feed_of(run, peer, home, clock), clock))
     if ended is not None:
         raise ended
 
@@ -76,19 +78,22 @@ def _needs_textual() -> None:
                            next_="pip install 'swarm-trainer[top]'", exit_code=EXIT_ERROR)  # fmt: skip
 
 
-def feed_of(run: str | None, peer: str | None, home: str | None, clock: Clock) -> StateFeed:
-    """Return what keeps the state of the wanted run up to date. Raises ConfigError and CommandError for none."""
-    from peers.control.choose import choose_speaker
+@asynccontextmanager
+async def feed_of(run: str | None, peer: str | None, home: str | None, clock: Clock) -> AsyncIterator[StateFeed]:
+    """Have what keeps the state of the wanted run up to date. Raises ConfigError and CommandError for none, and
+    RunEnded for an invite to a run that cannot be reached."""
     from peers.dashboard.feed import StateFeed
     from peers.dashboard.overview import Overview
-    from peers.dashboard.sources import PlaceSource, directory_source
-    from peers.home.places import home_directory
+    from peers.dashboard.start import seen_from
 
-    if run is not None:
-        files, label = directory_source(Path(run))
-        return StateFeed(files, Overview({"kind": "files", "label": label}), clock)
-    place = choose_speaker(home_directory(home), peer, command="top")
-    return StateFeed(PlaceSource(place), Overview({"kind": "peer", "label": place.described}), clock)
+    sight = seen_from(run, peer, home, command="top")
+    async with sight.source as source:
+        yield StateFeed(source, Overview({"kind": sight.kind, "label": sight.name}), clock)
+
+
+async def _shown(opened: AbstractAsyncContextManager[StateFeed], clock: Clock) -> BaseException | None:
+    async with opened as feed:
+        return await _watched(feed, clock)
 
 
 async def _watched(feed: StateFeed, clock: Clock) -> BaseException | None:

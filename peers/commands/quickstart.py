@@ -8,6 +8,7 @@ finish      the plot, the report, what to type next; also after a failure
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import signal
 import sys
@@ -158,7 +159,9 @@ class _Quickstart:
         self._progress.waiting("preparing text")
         manifest = self._prepare()
         # Not earlier: what cannot be prepared leaves no directory.
-        self._progress.say(f"everything goes to {self._directory.root}", indent=2)
+        root = self._directory.root
+        self._progress.say(f"everything goes to {root}", indent=2)
+        self._progress.say(f"look: {command_name()} dashboard {shlex.quote(str(root))}", indent=2)
         self._progress.waiting("starting the bootstrap")
         LocalRun(
             shape=shape,

@@ -6,12 +6,14 @@ All of it is bounded, however long the run is and however many peers it has had.
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from peers.console.event_words import describe, harmless
+from peers.dashboard.liveness import Silences
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Member, Roster
 from swarm.events import (
@@ -67,13 +69,14 @@ class StepPoint:
 
 
 class StepSeries:
-    """The curve of a run. Of a long one every second, fourth, … step is kept, and the newest."""
+    """The curve of a run. Of a long one every second, fourth, … step is kept, and the newest. ``tokens`` are those of
+    all steps from the ``first`` to the ``last``, 0 before there is one."""
 
     def __init__(self) -> None:
         self._points: dict[int, StepPoint] = {}
         self._recent: deque[StepPoint] = deque(maxlen=REVISABLE)
         self._stride = 1
-        self.last = 0
+        self.first = self.last = 0
         self.tokens = 0
 
     def point(self, step: int) -> StepPoint | None:
@@ -97,7 +100,7 @@ class StepSeries:
                 self._points.pop(self.last, None)  # it was kept as the newest only
             self._points[point.step] = point
             self._recent.append(point)
-            self.last = point.step
+            self.first, self.last = self.first or point.step, point.step
             self._thin()
 
     def rewind(self, step: int) -> None:
@@ -116,6 +119,11 @@ class StepSeries:
             return sum(point.tokens for point in timed[1:]) / span
         known = self.newest
         return known.tokens / known.seconds if known is not None and known.seconds else None
+
+    def step_s(self) -> float | None:
+        """Return what a step took lately; None where that is not known."""
+        took = [point.seconds for point in list(self._recent)[-WINDOW_STEPS:] if point.seconds]
+        return statistics.median(took) if took else None
 
     def rows(self) -> list[list[float | int | None]]:
         """All kept steps, ascending."""
@@ -159,10 +167,12 @@ class Share:
 
 
 class Contributions:
-    """Sums of committed work by peer, from close records: the same for everybody who has the same history."""
+    """Sums of committed work by peer, from close records: the same for everybody who has the same history. ``since`` is
+    the first step that is counted; 0 before it."""
 
     def __init__(self) -> None:
         self.by_peer: dict[str, Share] = {}
+        self.since = 0
         self._steps: deque[tuple[int, dict[str, Share]]] = deque(maxlen=REVISABLE)
 
     def add(self, record: CloseRecord) -> None:
@@ -177,6 +187,7 @@ class Contributions:
                 held.microbatches += 1
                 held.tokens += one.tokens
         self._steps.append((record.step, found))
+        self.since = self.since or record.step
         for peer, share in found.items():
             self.by_peer.setdefault(peer, Share()).add(share)
 
@@ -186,6 +197,7 @@ class Contributions:
         if self._steps and self._steps[0][0] > step:
             self._steps.clear()
             self.by_peer.clear()
+            self.since = 0
         while self._steps and self._steps[-1][0] >= step:
             for peer, share in self._steps.pop()[1].items():
                 self.by_peer[peer].add(share, -1)
@@ -258,16 +270,23 @@ class Gone:
     member: Member
     state: str
     step: int
+    why: str = ""
 
 
 @dataclass(slots=True)
 class KnownPeers:
-    """What is known of peers beside the roster: who is gone, why one does not answer or stopped, and all names."""
+    """What is known of peers beside the roster: who is gone, who does not answer, who said that it leaves, why one
+    stopped, and all names."""
 
     gone: dict[str, Gone] = field(default_factory=dict)
-    lost: dict[str, str] = field(default_factory=dict)
+    silences: Silences = field(default_factory=Silences)
+    leaving: set[str] = field(default_factory=set)
     stopped: dict[str, str] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
+
+    def leaves(self, peer: str, *, leaving: bool) -> None:
+        """It says that it is about to leave, or that it is not: its silence then is no trouble."""
+        (self.leaving.add if leaving else self.leaving.discard)(peer)
 
 
 # --- rates -----------------------------------------------------------------------------------------------------------

@@ -50,7 +50,10 @@ class _Collector(Collector):
         for name, (words, key) in RUN_GAUGES.items():
             if state[key] is not None:
                 yield GaugeMetricFamily(name, words, float(state[key]))
-        yield CounterMetricFamily("swarm_tokens", "Target tokens of all closed steps", float(state["tokens"]))
+        live = "1 while the figures are of a run that lives, 0 when it is over or its source has fallen silent"
+        yield GaugeMetricFamily("swarm_fresh", live, float(state["fresh"]))
+        counted = "Target tokens of all steps that closed since this was begun to be counted"
+        yield CounterMetricFamily("swarm_tokens", counted, float(state["tokens"]))
         yield GaugeMetricFamily("swarm_dashboard_viewers", "Who looks at this dashboard", float(self._viewers))
         yield self._by_state()
         here = {peer: one for peer, one in state["peers"].items() if one["here"]}

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from peers.console.words import count
 from peers.dashboard.overview import Overview
 from peers.invites.invite import Contacts
 from peers.manifest_file import manifest_sent
@@ -57,6 +58,7 @@ class ObserverSource:
         self._board = VitalsBoard(endpoint, clock)
         self._random = random.Random(endpoint.peer)
         self._parameters = model_parameter_count(manifest.model)
+        self._waits_for = _beginning(manifest)
         self._records: deque[tuple[CloseRecord, float | None]] = deque()
         self._head: CloseRecord | None = None
         self._following: asyncio.Task[None] | None = None
@@ -103,7 +105,12 @@ class ObserverSource:
         while self._records:
             overview.record(*self._records.popleft())
         if watched and self._head is not None:
-            overview.look(await self._look(self._head))
+            look = await self._look(self._head)
+            overview.look(look)
+            if not look["vitals"]:
+                overview.pulse.missed("away", "no member of the run answers: all are gone, or this machine is cut off")
+        elif self._head is None:
+            overview.pulse.waits_for = self._waits_for
 
     async def _look(self, head: CloseRecord) -> dict[str, Any]:
         said = await self._board.look(head.members.peers)
@@ -118,6 +125,7 @@ class ObserverSource:
             "members": members,
             "vitals": {peer: vitals.model_dump() for peer, vitals in said.items()},
             "round_trips": self._board.round_trips,
+            "unanswered": self._board.unanswered,
         }
 
     async def _observed(self, decision: Decision) -> None:
@@ -150,3 +158,10 @@ class ObserverSource:
 
     def _over(self, record: CloseRecord) -> bool:
         return record.ended or record.step >= self._manifest.run.steps
+
+
+def _beginning(manifest: Manifest) -> str:
+    """Return for what the run waits before it begins."""
+    when = manifest.run.start_when
+    hosts, trainers = count(when.stage_hosts, "stage host"), count(when.trainers, "trainer")
+    return f"for word of the newest step; a new run begins when {hosts} and {trainers} are there"

@@ -7,25 +7,16 @@ what the members say about themselves now. Each of these may be missing.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from peers.console.event_words import harmless
-from peers.dashboard.folds import (
-    Contributions,
-    Gone,
-    KnownPeers,
-    Log,
-    PeerRates,
-    Rates,
-    Share,
-    StepPoint,
-    StepSeries,
-    changes,
-    clean,
-)
+from peers.console.words import named
+from peers.dashboard.folds import Contributions, Gone, KnownPeers, Log, Rates, StepPoint, StepSeries, changes, clean
+from peers.dashboard.liveness import Pulse, Signs, fresh, standing
+from peers.dashboard.peer_rows import PeerRows, unanswered
 from swarm.consensus.records import CloseRecord
-from swarm.consensus.roster import Member, Roster
+from swarm.consensus.roster import Roster
 from swarm.events import (
     Event,
     HopMoved,
@@ -36,6 +27,7 @@ from swarm.events import (
     RunFound,
     RunStarted,
     StepClosed,
+    Waiting,
 )
 from swarm.ids import PartName
 from swarm.monitoring.reader import Recorded
@@ -47,10 +39,8 @@ if TYPE_CHECKING:
 SCHEMA = 1
 MAX_GONE = 200
 MAX_LINKS = 60
-PHASES = frozenset({"starting", "waiting", "syncing", "ready", "draining", "ended"})
-"""What a peer may say of itself; anything else is shown as ``unknown``."""
-SILENT_S = 60.0
-"""Files to which nobody wrote for so long are of a run that is over, or was cut short."""
+ID = "12D3KooW"
+"""How the ids of peers begin."""
 
 
 class Overview:
@@ -71,7 +61,9 @@ class Overview:
         self._look: Mapping[str, Any] = {}
         self.steps, self.shares, self.rates = StepSeries(), Contributions(), Rates()
         self.logs = {"churn": Log(), "moves": Log(), "events": Log()}
-        self._news_at = 0.0
+        self.pulse = Pulse()
+        if self._source["kind"] == "files":
+            self.pulse.wrote_at = 0.0
 
     # --- what comes in -------------------------------------------------------------------------------------------
 
@@ -80,10 +72,9 @@ class Overview:
         event, at = recorded.event, recorded.wall
         if not isinstance(event, Event):
             return
-        self._news_at = max(self._news_at, at)
+        self.pulse.wrote(at)
+        self._of_peer(recorded.peer, event, at)
         match event:
-            case PeerStarted():
-                self._known.names[recorded.peer] = clean(event.name)
             case RunFound():
                 self._run |= {"id": event.run, "name": event.name, "steps": event.steps, "stages": event.stages}
             case RunStarted():
@@ -92,13 +83,22 @@ class Overview:
                 self._closed(event, at)
             case HopMoved():
                 self._moved(event, at)
-            case PeerLost():
-                self._known.lost[event.peer] = self._text(event.reason)
-            case PeerBack():
-                self._known.lost.pop(event.peer, None)
-            case PeerStopped():
-                self._known.stopped[recorded.peer] = self._text(event.reason)
+            case Waiting():
+                self.pulse.waits_for = self._text(event.what)
         self.logs["events"].tell(event, at, recorded.peer, self._text)
+
+    def _of_peer(self, teller: str, event: Event, at: float) -> None:
+        """Take what ``teller`` says of itself and of other peers."""
+        match event:
+            case PeerStarted():
+                self._known.names[teller] = clean(event.name)
+                self._known.stopped.pop(teller, None)
+            case PeerLost():
+                self._fell_silent(event.peer, self._text(event.reason), at)
+            case PeerBack():
+                self._answers(event.peer, at)
+            case PeerStopped():
+                self._known.stopped[teller] = self._text(event.reason)
 
     def founded(self, manifest: Manifest, parameters: int) -> None:
         """Take what the run is."""
@@ -139,9 +139,55 @@ class Overview:
         self._before, self._record = before, record
 
     def look(self, look: Mapping[str, Any]) -> None:
-        """Take what is the case now: :class:`peers.control.status.SwarmLook` as plain data; ``seen`` may be missing."""
-        self._look = look
-        self.rates.look(look.get("vitals") or {})
+        """Take what is the case now: :class:`peers.control.status.SwarmLook` as plain data; ``seen`` may be missing,
+        and so may all: then nobody is asked just now."""
+        self._look, vitals = look, look.get("vitals") or {}
+        self.rates.look(vitals)
+        for peer, said in vitals.items():
+            self._known.leaves(peer, leaving=said["phase"] in ("draining", "ended"))
+        if not look:
+            self.pulse.nobody_asks()
+            return
+        if vitals or look.get("seen"):
+            self.pulse.answered()
+        if vitals and self._record is not None:
+            self._silences(self._record.members.peers)
+
+    def _silences(self, members: Iterable[str]) -> None:
+        """Find who of the members has fallen silent, and who answers again."""
+        look, known = self._look, self._known
+        lost = {one["peer"]: one.get("lost", "") for one in look.get("members") or () if one["state"] == "lost"}
+        for peer in members:
+            how = unanswered(look, peer)
+            if peer in look["vitals"]:
+                if known.silences.answered(peer):
+                    self._told("back", peer, "", None)
+            elif peer in lost:
+                self._fell_silent(peer, self._text(lost[peer]), None)
+            elif how is not None and peer not in known.leaving and known.silences.missed(peer, how, self._step):
+                self._told("silent", peer, known.silences.why(peer), None)
+
+    @property
+    def _step(self) -> int:
+        """The newest step that is known to be closed."""
+        return max(self.steps.last, 0 if self._record is None else self._record.step)
+
+    def _fell_silent(self, peer: str, why: str, at: float | None) -> None:
+        if self._record is not None and peer not in self._record.members:
+            return
+        if self._known.silences.lost(peer, why, self._step):
+            self._told("silent", peer, why, at)
+
+    def _answers(self, peer: str, at: float | None) -> None:
+        if self._known.silences.back(peer):
+            self._told("back", peer, "", at)
+
+    def _told(self, what: str, peer: str, why: str, at: float | None) -> None:
+        """Add to the churn that a member fell silent, or answers again."""
+        member = self._record.members[peer] if self._record is not None and peer in self._record.members else None
+        part = "" if member is None else member.part or member.role
+        name, at = self.name(peer), self.pulse.now if at is None else at
+        self.logs["churn"].add(at=at, step=self._step, what=what, peer=peer, name=name, part=part, why=why)
 
     def _closed(self, event: StepClosed, at: float) -> None:
         record, step = self._record, event.step
@@ -170,11 +216,17 @@ class Overview:
     def _changed(self, record: CloseRecord, before: Roster, at: float | None) -> None:
         for what, peer, part in changes(record, before) if not record.founding else ():
             member = record.members[peer] if peer in record.members else before[peer]
-            why = self._known.lost.pop(peer, "") if what == "lost" else ""
+            silences, why = self._known.silences, ""
+            if what in ("lost", "left"):  # of who helps others only, no record says that it was absent
+                what, why = ("lost", silences.why(peer)) if what == "lost" or peer in silences else (what, "")
+                silences.forget(peer)
+                self._known.leaves(peer, leaving=False)
+            elif what == "joined" and peer in self._known.gone:
+                what = "back"
             name = clean(member.name) or peer[-6:]
             self.logs["churn"].add(at=at, step=record.step, what=what, peer=peer, name=name, part=part, why=why)
             if what in ("lost", "left"):
-                self._known.gone[peer] = Gone(member, what, record.step)
+                self._known.gone[peer] = Gone(member, what, record.step, why)
             elif what == "moved":
                 held = "all that held it are lost, and a copy was here"
                 old = before[peer].part or before[peer].role
@@ -199,15 +251,33 @@ class Overview:
     def document(self, at: float) -> dict[str, Any]:
         """Return the state at ``at`` seconds since the epoch, as JSON can say it. Cost: members, links, kept steps."""
         seen = self._look.get("seen") or {}
-        newest, peers = self.steps.newest, self._peers()
+        newest = self.steps.newest
+        peers = PeerRows(
+            look=self._look,
+            record=self._record,
+            known=self._known,
+            rates=self.rates.by_peer,
+            shares=self.shares.by_peer,
+            name=self.name,
+            text=self._text,
+            addresses=self._addresses,
+        ).all()
+        signs = self._signs(seen, at)
+        state, why = standing(signs)
+        live = fresh(state, signs)
+        if state in ("stalled", "away") and not live and self.pulse.asked in peers:
+            peers[self.pulse.asked] |= {"state": state, "why": self._text(why)}
         return {
             "schema": SCHEMA,
             "source": self._source,
             "run": {**self._run, "name": clean(self._run["name"] or seen.get("run_name", ""))},
             "at": at,
-            "state": self._state(seen, at),
-            "notes": self._notes(seen),
+            "state": state,
+            "why": self._text(why),
+            "fresh": live,
+            "notes": self._notes(seen, why),
             "step": self.steps.last or seen.get("step", 0),
+            "since_step": self.shares.since or self.steps.first,
             "loss": None if newest is None else newest.loss,
             "tokens": self.steps.tokens,
             "tokens_per_s": self.steps.tokens_per_s(),
@@ -221,105 +291,36 @@ class Overview:
             "events": [{**entry, "who": self.name(entry["who"])} for entry in self.logs["events"]],
         }
 
-    def _state(self, seen: Mapping[str, Any], at: float) -> str:
-        record, steps = self._record, self._run["steps"]
-        if record is not None and (record.ended or (steps is not None and record.step >= steps)):
-            return "ended"
-        heard = self._news_at or self._source["kind"] == "files"
-        if heard and not seen and at - self._news_at > SILENT_S:
-            return "past"
-        if seen.get("phase") in ("starting", "waiting") or record is None:
-            return "waiting"
-        return "training"
+    def _signs(self, seen: Mapping[str, Any], at: float) -> Signs:
+        """Return what the standing of the run is decided by."""
+        record, newest, steps, pulse = self._record, self.steps.newest, self._run["steps"], self.pulse
+        waits = seen.get("phase") in ("starting", "waiting")
+        begun = not waits and (record is not None or self.steps.last > 0)
+        step_at = None if newest is None else newest.at
+        return Signs(
+            step_at=pulse.tick(at, self._step if begun else -1, step_at),
+            at=at,
+            ended=record is not None and (record.ended or (steps is not None and record.step >= steps)),
+            begun=begun,
+            wrote_at=pulse.wrote_at,
+            heard_at=pulse.heard_at,
+            unheard=pulse.unheard,
+            gone=pulse.gone,
+            step=self._step,
+            step_s=self.steps.step_s(),
+            silent=[self.name(peer) for peer in self._known.silences],
+            waits_for=seen.get("waiting_for") or pulse.waits_for,
+        )
 
-    def _notes(self, seen: Mapping[str, Any]) -> list[str]:
-        """Return what a person should know beside the figures."""
+    def _notes(self, seen: Mapping[str, Any], told: str) -> list[str]:
+        """Return what a person should know beside the figures, and what is ``told`` already."""
         record = self._record
         said = [seen.get("waiting_for", ""), seen.get("disk", ""), seen.get("few_voters", "")]
         if seen.get("fewer_copies"):
             said.append(f"fewer copies than the run asks for: {seen['fewer_copies']}")
         if record is not None and record.provisional:
             said.append(f"closed without a majority since step {record.lineage}: it counts when one agrees")
-        return [self._text(text) for text in said if text]
-
-    def _peers(self) -> dict[str, dict[str, Any]]:
-        reports = {report["peer"]: report for report in self._look.get("members") or ()}
-        roster = Roster(()) if self._record is None else self._record.members
-        found: dict[str, dict[str, Any]] = {}
-        for member in roster.members:
-            found[member.peer] = self._peer(member.peer, member, reports.get(member.peer), "member")
-        for peer, report in reports.items():
-            if peer not in found:
-                found[peer] = self._peer(peer, None, report, report["state"])
-        for peer, gone in self._known.gone.items():
-            if peer not in found:
-                found[peer] = self._peer(peer, gone.member, None, gone.state)
-        paroles = self._paroles()
-        for peer, one in found.items():
-            one["parole"] = paroles.get(peer, [])
-        return found
-
-    def _peer(self, peer: str, member: Member | None, report: Mapping[str, Any] | None, state: str) -> dict[str, Any]:
-        said = (self._look.get("vitals") or {}).get(peer)
-        rates, share = self.rates.by_peer.get(peer, PeerRates()), self.shares.by_peer.get(peer, Share())
-        shown, here = report or {}, state not in ("left", "lost", "waiting")
-        state, why = self._standing(peer, state, shown, said)
-        one: dict[str, Any] = {
-            "name": clean(shown.get("name") or (member.name if member else "")) or peer[-6:],
-            "role": shown.get("role") or (member.role if member else ""),
-            "part": shown.get("part") if report else (member.part if member else None),
-            "region": shown.get("region") or (member.region if member else ""),
-            "state": state,
-            "why": why,
-            "here": here,
-            "link": shown.get("link", "unknown"),
-            "copies": list(shown.get("copies", ())),
-            "busy": rates.busy,
-            "waiting": rates.waiting,
-            "idle": rates.idle,
-            "sent_per_s": rates.sent_per_s,
-            "received_per_s": rates.received_per_s,
-            "round_trip_ms": _ms((self._look.get("round_trips") or {}).get(peer)),
-            "microbatches": share.microbatches,
-            "tokens": share.tokens,
-            "trained_microbatches": share.trained_microbatches,
-            "trained_tokens": share.trained_tokens,
-            **_of_vitals(said),
-        }
-        if self._record is not None and peer in self._record.links:
-            microseconds, bytes_per_s = self._record.links[peer]
-            one |= {"one_way_ms": microseconds / 1e3, "bytes_per_s": bytes_per_s}
-        if self._addresses:
-            one["addresses"] = list(shown.get("addresses") or (member.addresses if member else ()))
-        return one
-
-    def _standing(
-        self, peer: str, state: str, shown: Mapping[str, Any], said: Mapping[str, Any] | None
-    ) -> tuple[str, str]:
-        """Return in which state a peer is, and why it is in one that is not the usual."""
-        if state in ("left", "lost"):
-            return state, ""
-        if shown.get("state") == "lost" or (peer in self._known.lost and said is None):
-            return "silent", self._text(shown.get("lost") or self._known.lost.get(peer, ""))
-        if shown.get("state") in ("waiting", "draining"):
-            return shown["state"], ""
-        if self._look.get("vitals") and said is None:
-            return "silent", "it did not answer just now"
-        if said is None:
-            stopped = self._known.stopped.get(peer)
-            return ("ended", stopped) if stopped is not None else (state, "")
-        works = said.get("part") or shown.get("part") or shown.get("role") == "trainer"
-        phase = said["phase"] if said["phase"] in PHASES else "unknown"
-        return ("training" if phase == "ready" and works else phase), self._text(said["waiting_for"])
-
-    def _paroles(self) -> dict[str, list[dict[str, Any]]]:
-        """Return by replica which trainers leave it out."""
-        found: dict[str, list[dict[str, Any]]] = {}
-        for trainer, said in (self._look.get("vitals") or {}).items():
-            for one in said["parole"]:
-                told = {"by": self.name(trainer), "left_s": round(one["left_s"], 1), "why": self._text(one["reason"])}
-                found.setdefault(one["peer"], []).append(told)
-        return found
+        return [self._text(text) for text in said if text and text != told]
 
     def _parts(self, peers: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return each part of the model, who holds it, and who was in its newest averaging."""
@@ -359,7 +360,7 @@ class Overview:
             (peer, other): per_s
             for peer, rate in self.rates.by_peer.items()
             for other, per_s in rate.links.items()
-            if per_s > 0 and other in peers and peer in peers
+            if per_s > 0 and other in peers and peer in peers and other != peer
         }
         most = sorted(rates, key=lambda pair: (-rates[pair], pair))[:MAX_LINKS]
         return [
@@ -368,24 +369,14 @@ class Overview:
         ]
 
     def _text(self, text: str) -> str:
-        return harmless(text) if self._addresses else clean(text)
+        shown = harmless(text) if self._addresses else clean(text)
+        return named(shown, {peer: self.name(peer) for peer in self._ids()}) if ID in shown else shown
 
-
-def _of_vitals(said: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return what is shown as the peer says it."""
-    if said is None:
-        return {"queued": None, "under_way": None, "compute_ms": None, "averaging": None, "reachability": ""}
-    return {
-        "queued": said["queued"],
-        "under_way": said["under_way"],
-        "compute_ms": _ms(said["compute_s"]) if said["compute_s"] else None,
-        "averaging": said["averaging"],
-        "reachability": clean(said["reachability"]),
-    }
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1e3, 2)
+    def _ids(self) -> Iterator[str]:
+        """Whoever has a name."""
+        yield from self._known.names
+        yield from self._before.peers
+        yield from () if self._record is None else self._record.members.peers
 
 
 def _order(part: str) -> tuple[bool, int, str]:

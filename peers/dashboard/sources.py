@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,11 +12,13 @@ from peers.commands.history_source import HISTORY
 from peers.console.words import CommandError
 from peers.control.client import ask
 from peers.dashboard.overview import Overview
-from peers.exit_codes import EXIT_USAGE
+from peers.home.place_state import PlaceState
 from peers.home.places import PlaceInfo, look_at_place
+from peers.home.run_directory import RunDirectory
 from swarm.consensus.history import HistoryLine
 from swarm.errors import ConfigError
-from swarm.monitoring.reader import EventTail
+from swarm.events import StepClosed
+from swarm.monitoring.reader import EventTail, Recorded
 
 EVENTS = "events.jsonl"
 LOOK_S = 4.0
@@ -64,27 +67,47 @@ class HistoryTail:
 
 class FilesSource:
     """The event files of some peers by name, and the history of one of them. ``look`` says what is the case now, where
-    somebody is there who can."""
+    somebody is there who can; ``silent`` is what to say where it cannot."""
 
-    def __init__(self, events: Mapping[str, Path], history: Path, look: Look | None = None) -> None:
-        self._events, self._history, self._look = EventTail(events), HistoryTail(history), look
+    def __init__(
+        self, events: Mapping[str, Path], history: Path | None, look: Look | None = None, silent: str = ""
+    ) -> None:
+        self._events, self._look, self._silent = [EventTail(events)], look, silent
+        self._history = None if history is None else HistoryTail(history)
         self._looking: asyncio.Task[Mapping[str, Any] | None] | None = None
+
+    def add(self, events: Mapping[str, Path], history: Path | None) -> None:
+        """Read the events of more peers, and this history where there was none to read."""
+        if events:
+            self._events.append(EventTail(events))
+        if self._history is None and history is not None:
+            self._history = HistoryTail(history)
 
     async def poll(self, overview: Overview, *, watched: bool) -> None:
         """See :class:`RunSource`."""
-        told = await asyncio.to_thread(self._events.read)
-        for one in told:
-            overview.event(one.record)
-        for line in await asyncio.to_thread(lambda: list(self._history.read())):
+        told, lines = await asyncio.to_thread(self._read)
+        for record in told:
+            overview.event(record)
+            event = record.event
+            while isinstance(event, StepClosed) and lines and lines[0].record.step <= event.step:
+                overview.record(lines.popleft().record)  # what happened later is told later
+        for line in lines:
             overview.record(line.record)
         if self._looking is not None and self._looking.done():
             looked, self._looking = self._looking, None
             if watched and (found := looked.result()) is not None:
                 overview.look(found)
+            elif watched:
+                overview.pulse.missed("stalled", self._silent)
         if (
             watched and self._look is not None and self._looking is None
         ):  # it may take seconds: steps are shown meanwhile
             self._looking = asyncio.ensure_future(self._look())
+
+    def _read(self) -> tuple[list[Recorded], deque[HistoryLine]]:
+        told = [one.record for tail in self._events for one in tail.read()]
+        told.sort(key=lambda record: record.wall)
+        return told, deque(() if self._history is None else self._history.read())
 
 
 class PlaceSource:
@@ -101,9 +124,12 @@ class PlaceSource:
         if state is not None and state.session != self._session:
             session = Path(state.session)
             self._session = state.session
-            self._files = FilesSource({state.name: session / EVENTS}, session / HISTORY, self._ask)
+            silent = f"{self._place.title} does not answer, though its process is there: stopped, or too busy"
+            self._files = FilesSource({state.name: session / EVENTS}, session / HISTORY, self._ask, silent)
         if self._files is not None:
             await self._files.poll(overview, watched=watched)
+        overview.pulse.asked = "" if state is None else state.peer
+        overview.pulse.gone = "" if self._place.live else f"{self._place.title} does not run any more: {_end(state)}"
 
     async def _ask(self) -> Mapping[str, Any] | None:
         if not self._place.live:
@@ -117,25 +143,57 @@ class PlaceSource:
         return found if isinstance(found, Mapping) else None
 
 
-def directory_source(directory: Path) -> tuple[FilesSource, str]:
+def _end(state: PlaceState | None) -> str:
+    """Return how the peer of a place ended, in words."""
+    if state is None or state.end is None:
+        return "it was killed, or its machine went down"
+    return f"{state.end.reason} (exit code {state.end.exit_code})"
+
+
+class DirectorySource:
+    """The run whose peers write below a directory: those that are there, and whoever comes later."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._known: set[Path] = set()
+        self._files = FilesSource({}, None)
+
+    async def poll(self, overview: Overview, *, watched: bool) -> None:
+        """See :class:`RunSource`."""
+        found = await asyncio.to_thread(events_below, self._directory)
+        new = {name: path for name, path in found.items() if path not in self._known}
+        self._known.update(new.values())
+        self._files.add(new, await asyncio.to_thread(_longest, found))
+        overview.pulse.waits_for = "" if new else overview.pulse.waits_for
+        if not found:
+            overview.pulse.wrote((await asyncio.to_thread(self._directory.stat)).st_mtime)
+            overview.pulse.waits_for = "the run is being prepared: none of its peers has started"
+        await self._files.poll(overview, watched=watched)
+
+
+def _longest(events: Mapping[str, Path]) -> Path | None:
+    """Return the longest history beside some event files; None where there is none yet."""
+    histories = [path.with_name(HISTORY) for path in events.values() if path.with_name(HISTORY).is_file()]
+    return max(histories, key=lambda path: path.stat().st_size, default=None)
+
+
+def directory_source(directory: Path) -> tuple[DirectorySource, str]:
     """The run whose files are in ``directory``, and what it is called: a local run's directory, a peer's session, or
     one with the events of one peer. Raises ConfigError for one without any."""
-    found = {path.parent.name: path for path in sorted(directory.glob(f"peers/*/{EVENTS}"))}
-    if not found and (directory / EVENTS).is_file():
-        found = {directory.name: directory / EVENTS}
-    if not found:
+    if not holds_run(directory):
         remedy = "Name a directory that swarm quickstart wrote (--out), or one below sessions/ of a peer's place."
         raise ConfigError("RUN", str(directory), f"a directory with peers/*/{EVENTS} or {EVENTS}", remedy)
-    histories = [path.parent / HISTORY for path in found.values() if (path.parent / HISTORY).is_file()]
-    history = max(histories, key=lambda path: path.stat().st_size, default=next(iter(found.values())).parent / HISTORY)
-    return FilesSource(found, history), directory.resolve().name
+    return DirectorySource(directory), directory.resolve().name
 
 
-def neither_nor(given: str) -> CommandError:
-    """Return the error for what is no invite, no address and no directory."""
-    return CommandError(
-        f"{given!r} is no directory, and no invite",
-        check="an invite begins with swarm1:, a peer's address with /ip4/, /ip6/ or /dns",
-        next_="Without an argument the peer of this machine is shown.",
-        exit_code=EXIT_USAGE,
-    )
+def holds_run(directory: Path) -> bool:
+    """Return whether a directory has the files of a run, or of one that is about to begin."""
+    return bool(events_below(directory)) or RunDirectory(directory).launch_log.is_file()
+
+
+def events_below(directory: Path) -> dict[str, Path]:
+    """Return the event files of a run's directory, or the one of a peer's session, by the names of the peers."""
+    found = {path.parent.name: path for path in sorted(directory.glob(f"peers/*/{EVENTS}"))}
+    if not found and (directory / EVENTS).is_file():
+        return {directory.name: directory / EVENTS}
+    return found

@@ -18,12 +18,12 @@ from peers.commands.history_source import HISTORY
 from peers.commands.preflight import port_holder
 from peers.console.interrupt import SIGNALS, Interrupted
 from peers.console.words import CommandError
-from peers.control.choose import choose_speaker
 from peers.control.status import SwarmLook
 from peers.dashboard.access import Access, is_loopback, new_token
+from peers.dashboard.choice import choose_run
 from peers.dashboard.overview import Overview
 from peers.dashboard.place import PLACE_WORDS, PORT, TOKEN_VARIABLE, listening_place
-from peers.dashboard.sources import EVENTS, FilesSource, PlaceSource, RunSource, directory_source, neither_nor
+from peers.dashboard.sources import EVENTS, FilesSource, PlaceSource, RunSource, directory_source
 from peers.home.places import home_directory
 from swarm.clock import SystemClock
 from swarm.errors import ConfigError
@@ -118,7 +118,7 @@ class DashboardPlace:
         self.listener = open_listener(option, host, port)
         self.access = Access(host=host, token=token, names=options.names)
         port = self.listener.getsockname()[1]
-        shown = socket.gethostname() if ipaddress.ip_address(_numeric(host)).is_unspecified else host
+        shown = own_address(host) if ipaddress.ip_address(_numeric(host)).is_unspecified else host
         self.address = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}/"
         self.url = f"{self.address}#token={token}" if token else self.address
 
@@ -128,6 +128,20 @@ class DashboardPlace:
         from peers.dashboard.server import serve
 
         await serve(StateFeed(source, overview, SystemClock()), self.access, self.listener)
+
+
+def own_address(unspecified: str) -> str:
+    """Return the address at which others reach this machine, as far as its routes tell: a name of it might not be
+    known to them, and is no proof to us that a browser means us. Nothing is sent. Else the loopback address."""
+    family, far, near = (
+        (socket.AF_INET6, "2001:db8::1", "::1") if ":" in unspecified else (socket.AF_INET, "198.51.100.1", "127.0.0.1")
+    )
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((far, 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return near
 
 
 def _numeric(host: str) -> str:
@@ -148,14 +162,15 @@ async def serve_own(settings: PeerSettings, look: Callable[[], Awaitable[SwarmLo
         return
     home = None if options.home is None else str(options.home)
     place = DashboardPlace("--dashboard", DashboardOptions(listen=options.dashboard, home=home))
-    token = "" if place.access.token is None else f"{TOKEN_VARIABLE} or {home_directory(home) / TOKEN_FILE}"
-    events.emit(DashboardServed(address=place.address, token=token))
+    keeps = TOKEN_VARIABLE if os.environ.get(TOKEN_VARIABLE) else str(home_directory(home).absolute() / TOKEN_FILE)
+    events.emit(DashboardServed(address=place.address, token="" if place.access.token is None else keeps))
 
     async def plain() -> Mapping[str, Any]:
         found = await look()
         members = [dataclasses.asdict(member) for member in found.members]
         seen = dataclasses.asdict(found.seen)  # not of it all: what the members said is plain, and large
-        return {"seen": seen, "members": members, "vitals": found.vitals, "round_trips": found.round_trips}
+        said = {"vitals": found.vitals, "round_trips": found.round_trips, "unanswered": found.unanswered}
+        return {"seen": seen, "members": members, **said}
 
     directory = settings.home
     source = FilesSource({settings.name: directory / EVENTS}, directory / HISTORY, plain)
@@ -166,42 +181,47 @@ async def serve_own(settings: PeerSettings, look: Callable[[], Awaitable[SwarmLo
 
 
 def run_dashboard(run: str | None, peer: str | None, options: DashboardOptions, say: Callable[[str], None]) -> None:
-    """Serve the page of a run until interrupted: of ``run``, a directory or an invite, else of a peer of this machine.
+    """Serve the page of a run until interrupted: of what ``run`` means (:mod:`peers.dashboard.choice`), else of a peer.
     Blocking. Raises Interrupted, CommandError, ConfigError, or RunEnded for a run that cannot be reached."""
     check_extra()
     if run is not None and peer is not None:
         raise ConfigError("--peer", peer, "a peer of this machine, and another run is named already",
                           "Leave one of them out.")  # fmt: skip
-    asyncio.run(_until_signal(_seen_from(run, peer, options.home), options, say))
+    asyncio.run(_until_signal(seen_from(run, peer, options.home, command="dashboard"), options, say))
 
 
 @dataclass(frozen=True, slots=True)
-class _View:
-    """Where a run is seen from, of which kind that is, and what it is called."""
+class RunSight:
+    """Where a run is seen from, of which kind that is (``peer``, ``files`` or ``observer``), and what it is called."""
 
     source: contextlib.AbstractAsyncContextManager[RunSource]
     kind: str
-    label: str
+    name: str
+
+    @property
+    def label(self) -> str:
+        """What is shown, in words."""
+        words = {"peer": "what {} sees", "files": "the files in {}", "observer": "{}, as an observer"}
+        return words[self.kind].format(self.name)
 
 
-def _seen_from(run: str | None, peer: str | None, home: str | None) -> _View:
-    if run is None:
-        place = choose_speaker(home_directory(home), peer, command="dashboard")
-        return _View(contextlib.nullcontext(PlaceSource(place)), "peer", f"what {place.described} sees")
-    if os.path.isdir(run):  # unlike Path's it says no to a name that is too long, as an invite is
-        files, name = directory_source(Path(run))
-        return _View(contextlib.nullcontext(files), "files", f"the files in {name}")
-    if not run.lstrip().startswith(("swarm1:", "/ip4/", "/ip6/", "/dns")):
-        raise neither_nor(run)
+def seen_from(run: str | None, peer: str | None, home: str | None, *, command: str) -> RunSight:
+    """Return where the run that a person means is seen from, for ``swarm dashboard`` and ``swarm top``. Raises
+    ConfigError and CommandError."""
+    chosen = choose_run(run, peer, home_directory(home), command=command)
+    if (place := chosen.place) is not None:
+        return RunSight(contextlib.nullcontext(PlaceSource(place)), "peer", place.described)
+    if chosen.directory is not None:
+        files, name = directory_source(chosen.directory)
+        return RunSight(contextlib.nullcontext(files), "files", f"{name}, {chosen.among}" if chosen.among else name)
     from peers.dashboard.observer import ObserverSource  # torch and hivemind: some seconds
     from peers.invites.invite import contacts_from
 
-    contacts = contacts_from((run,))
-    label = f"{contacts.run_name or 'the run'}, as an observer"
-    return _View(ObserverSource.open(contacts, SystemClock()), "observer", label)
+    contacts = contacts_from((chosen.invite,))
+    return RunSight(ObserverSource.open(contacts, SystemClock()), "observer", contacts.run_name or "the run")
 
 
-async def _until_signal(view: _View, options: DashboardOptions, say: Callable[[str], None]) -> None:
+async def _until_signal(view: RunSight, options: DashboardOptions, say: Callable[[str], None]) -> None:
     loop, received = asyncio.get_running_loop(), list[int]()
     task = asyncio.current_task()
     assert task is not None  # noqa: S101 - we are one

@@ -22,7 +22,7 @@ Drawing = Callable[[State, int, int], Content]
 """Gets a state, columns and rows; a pane scrolls through more rows."""
 
 BUSY, WAITING, IDLE = "█", "▒", "·"
-MARKS = {"lost": "!", "left": "-", "joined": "+", "moved": "~"}
+MARKS = {"lost": "!", "left": "-", "joined": "+", "moved": "~", "silent": "?", "back": "*"}
 """Of churn under the curve, the first of them where several fall on one column."""
 MAX_HAPPENED = 300
 WIDE = 100
@@ -30,7 +30,10 @@ WIDE = 100
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _BOLD, _DIM, _GOOD, _WARN, _BAD = "bold", "dim", "$text-success", "$text-warning", "$text-error"
-_STATES = {"training": _GOOD, "silent": _BAD, "lost": _BAD, "draining": _WARN, "waiting": _WARN, "left": _DIM}
+_STATES = {
+    "training": _GOOD, "back": _GOOD, "stalled": _BAD, "away": _BAD, "silent": _BAD, "lost": _BAD, "draining": _WARN,
+    "waiting": _WARN, "left": _DIM,
+}  # fmt: skip
 _Piece = str | tuple[str, str]
 
 
@@ -96,6 +99,7 @@ def header(state: State, width: int, *, paused: bool = False) -> Content:
         (said, _WARN if paused else ""),
     ]
     rows: list[Sequence[_Piece]] = [first, [_that_fit(_facts(state), width)]]
+    rows += [[(fitted(f"! {state['why']}", width), _STATES.get(standing, _DIM))]] if state["why"] else []
     rows += [[(fitted(f"! {note}", width), _WARN)] for note in state["notes"][:2]]
     return _lines(rows)
 
@@ -109,7 +113,8 @@ def _facts(state: State) -> list[str]:
     facts.append(count(state["members"], "member"))
     if left is not None:
         facts.append(f"ETA {duration(left)}")
-    return [*facts, f"{amount(state['tokens'])} tokens so far"]
+    since = f"since step {state['since_step']:,}" if state["since_step"] > 1 else "so far"
+    return [*facts, f"{amount(state['tokens'])} tokens {since}"]
 
 
 def _that_fit(facts: Sequence[str], width: int) -> str:
@@ -213,7 +218,7 @@ def spark(state: State, width: int) -> Content:
     columns = max(1, width - 16)
     curve = curve_of(state["steps"], columns)
     if not curve:
-        return Content("loss  no step is closed yet\n")
+        return Content("loss  no step is closed yet: the curve begins with the first\n")
     low, high = min(curve), max(curve)
     bars = "".join(_EIGHTHS[1 + _level(loss, low, high, 7)] for loss in curve)
     told = f"{curve[0]:>6.2f} ", f" {curve[-1]:.2f}"
@@ -279,7 +284,7 @@ def _marks(state: State, columns: int) -> Sequence[_Piece]:
             if column not in found or kinds.index(entry["what"]) < kinds.index(found[column]):
                 found[column] = entry["what"]
     end = max(found, default=-1) + 1
-    styles = {"lost": _BAD, "left": _WARN, "joined": _GOOD, "moved": ""}
+    styles = {"lost": _BAD, "left": _WARN, "joined": _GOOD, "moved": "", "silent": _BAD, "back": _GOOD}
     return [(MARKS[found[at]], styles[found[at]]) if at in found else " " for at in range(end)]
 
 
@@ -305,6 +310,8 @@ def contributions(state: State, width: int, height: int) -> Content:
         style = "" if one["here"] else _DIM
         line = f"{fitted(one['name'], name)} {fitted(one['state'], 9)} {computed} {fed} "
         rows.append([(line, style), (BUSY * round(max(share, lent) * bar), "$primary")])
+    if len(rows) > 1 and state["since_step"] > 1:
+        rows.append([(fitted(f"Counted since step {state['since_step']:,}.", width), _DIM)])
     if len(rows) == 1:
         rows.append([(fitted("No work is committed yet, or there is no history to read it from.", width), _DIM)])
     return _lines(rows)
@@ -328,7 +335,8 @@ def happened(state: State, width: int, height: int) -> Content:
 
 def _of_churn(entry: Mapping[str, Any]) -> str:
     why = f": {entry['why']}" if entry["why"] else ""
-    return f"{entry['name']}, {entry['part']}, with step {entry['step']}{why}"
+    part = f", {entry['part']}" if entry["part"] else ""
+    return f"{entry['name']}{part}, with step {entry['step']}{why}"
 
 
 def _of_move(entry: Mapping[str, Any]) -> str:

@@ -11,6 +11,8 @@ import pytest
 from tests.browser.conftest import TOKEN, Page
 from tests.harness.browser import browser
 from tests.harness.expect import wait_until
+from tests.harness.rigs.dashboard import vitals
+from tests.harness.rigs.peers import PEERS
 
 pytestmark = pytest.mark.browser
 
@@ -122,6 +124,37 @@ def test_everything_is_reached_by_keyboard(page: Page, wide: Any) -> None:
     wide.execute_script("arguments[0].focus()", chart)
     wide.switch_to.active_element.send_keys(Keys.ARROW_LEFT)
     assert text(wide, "#readout").startswith("Step 1: loss ")
+
+
+def test_peer_that_stalls_and_comes_back_is_told_and_what_counts_since_when(page: Page, wide: Any) -> None:
+    said = {PEERS[name]: vitals() for name in ("otter", "heron", "tern", "vole")}
+    page.source.left = 0
+    opened(wide, page)
+    faults(wide)  # those of the page before, whose dashboard has ended
+    assert "counted since step 1." in text(wide, "#contributions p")
+    heads = [one.text for one in wide.find_elements("css selector", "#shares th[scope=col]")]
+    assert heads == ["Peer", "Holds", *["Microbatches", "Tokens", "Share"] * 2]
+    page.source.extra = {"members": [], "vitals": said, "unanswered": {PEERS["mole"]: "stalled"}}
+    page.advance(3)
+    shown(wide, lambda: "mole does not answer" in text(wide, "#churn-log"), "the silence")
+    assert "though its connection stands" in text(wide, ".card.bad .why")
+    assert "stalled" in text(wide, ".card.bad .what")
+    assert "○" in text(wide, "#churn")
+    page.source.extra = {"members": [], "vitals": said | {PEERS["mole"]: vitals()}, "unanswered": {}}
+    page.advance(3)
+    shown(wide, lambda: "mole is back" in text(wide, "#churn-log"), "the return")
+    page.advance(20)
+    shown(wide, lambda: text(wide, "#state") == "stalled", "that no step closes")
+    assert text(wide, "#why").startswith("no step has closed for ")
+    assert not faults(wide)
+
+
+def test_page_whose_dashboard_is_away_does_not_look_alive(page: Page, wide: Any) -> None:
+    opened(wide, page)
+    page.loop.call_soon_threadsafe(page.dashboard.task.cancel)
+    shown(wide, page.dashboard.task.done, "the end of the dashboard")
+    shown(wide, lambda: text(wide, "#state") == "not connected", "that it is not connected")
+    assert "What is shown is from" in text(wide, "#connection")
 
 
 def test_token_is_asked_for_once_and_kept_out_of_the_address(locked_page: Page, wide: Any) -> None:

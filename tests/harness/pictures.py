@@ -80,8 +80,10 @@ async def photograph_terminal(home: Path) -> str:
     from peers.top.app import TopApp
 
     clock = SystemClock()
-    app = TopApp(feed_of(None, None, str(home), clock), clock)
-    async with app.run_test(size=(150, 42)) as pilot:
+    async with (
+        feed_of(None, None, str(home), clock) as feed,
+        (app := TopApp(feed, clock)).run_test(size=(150, 42)) as pilot,
+    ):
         await clock.sleep(8.0)  # shares of time are known after a few looks
         await pilot.pause()
         # Without the font that it would fetch from elsewhere.

@@ -76,9 +76,14 @@ def test_members_and_observers_serve_the_run_and_end_at_once(tmp_path: Path) -> 
             assert (seen["source"]["kind"], seen["members"]) == ("observer", 4)
             hosts[0].process.send_signal(signal.SIGKILL)
             wait_until(
-                lambda: any(one["state"] in ("silent", "lost") for one in state(url)["peers"].values()),
+                lambda: any(one["state"] in ("away", "lost") for one in state(url)["peers"].values()),
                 deadline_s=60,
-                what="that one does not answer",
+                what="that one cannot be reached",
+            )
+            wait_until(
+                lambda: any(one["what"] in ("silent", "lost") for one in state(url)["churn"]),
+                deadline_s=60,
+                what="that it is told",
             )
             port = int(url.rstrip("/").rpartition(":")[2])
             with socket.create_connection(("127.0.0.1", port)) as stream:

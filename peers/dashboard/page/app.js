@@ -29,9 +29,9 @@ async function follow() {
       by("ask").hidden = true;
       pause = 500;
       await read(answer.body.getReader());
-      say("the dashboard hung up; trying again");
+      lost("the dashboard hung up; trying again");
     } catch (error) {
-      say(`no connection: ${error.message.trim() || "the dashboard does not answer"}; trying again`);
+      lost(`no connection: ${error.message.trim() || "the dashboard does not answer"}; trying again`);
     }
     await new Promise((resume) => setTimeout(resume, pause));
     pause = Math.min(10000, pause * 2);
@@ -103,6 +103,13 @@ function askToken(refused) {
   });
 }
 
+// What is shown is not the present any more, and must not look like it.
+function lost(words) {
+  say(state ? `${words}. What is shown is from ${clock(state.at)}` : words);
+  by("state").textContent = "not connected";
+  by("state").className = "chip bad";
+}
+
 function say(words) { if (by("connection").textContent !== words) by("connection").textContent = words; }
 
 function announce(entry) { by("announce").textContent = `${entry.name} ${WHAT[entry.what][0]}, step ${entry.step}`; }
@@ -112,13 +119,19 @@ function announce(entry) { by("announce").textContent = `${entry.name} ${WHAT[en
 const NONE = "–";
 const STATES = {
   training: ["training", "good"], ready: ["ready", "good"], member: ["member", "good"], waiting: ["waiting to join", "warn"], syncing: ["getting its part", "warn"],
-  starting: ["starting", "warn"], draining: ["leaving in order", "warn"], silent: ["does not answer", "bad"], lost: ["lost", "bad"],
+  starting: ["starting", "warn"], draining: ["leaving in order", "warn"], silent: ["does not answer", "bad"],
+  stalled: ["stalled: does not answer", "bad"], away: ["away: cannot be reached", "bad"], lost: ["lost", "bad"],
   left: ["left", "off"], ended: ["ended", "off"],
 };
 const RUN_STATES = {
-  training: ["training", "good"], waiting: ["waiting", "warn"], ended: ["ended", "off"], past: ["from its files", "off"],
+  training: ["training", "good"], waiting: ["waiting", "warn"], ended: ["ended", "off"], past: ["over, or cut short", "off"],
+  stalled: ["stalled", "bad"], away: ["away", "bad"],
 };
-const WHAT = { joined: ["joined", "good"], left: ["left in order", "warn"], lost: ["was lost", "bad"], moved: ["took over another part", "warn"] };
+const WHAT = {
+  joined: ["joined", "good"], left: ["left in order", "warn"], lost: ["was lost", "bad"], moved: ["took over another part", "warn"],
+  silent: ["does not answer", "bad"], back: ["is back", "good"],
+};
+const UNHEARD = new Set(["silent", "stalled", "away"]);
 
 const words = (name) => Object.hasOwn(STATES, name) ? STATES[name] : [name, "off"];
 const number = (value, digits = 0) => value === null || value === undefined ? NONE
@@ -177,6 +190,9 @@ function render() {
   const [said, mood] = RUN_STATES[state.state];
   put(by("state"), said);
   by("state").className = `chip ${mood}`;
+  put(by("why"), state.why);
+  by("why").hidden = !state.why;
+  by("why").className = mood;
   keyed(by("notes"), state.notes.map((note) => [note, note]), () => make("li"), put);
   by("notes").hidden = !state.notes.length;
   figures();
@@ -189,12 +205,13 @@ function render() {
 
 function figures() {
   const { run } = state, left = run.steps === null ? null : Math.max(0, run.steps - state.step);
-  const perStep = state.tokens_per_s && state.steps.length ? state.tokens / Math.max(1, state.step) / state.tokens_per_s : null;
+  const counted = Math.max(1, state.step - state.since_step + 1);
+  const perStep = state.tokens_per_s && state.steps.length ? state.tokens / counted / state.tokens_per_s : null;
   const shown = [
     ["Step", run.steps === null ? number(state.step) : `${number(state.step)} of ${number(run.steps)}`],
     ["Loss", fixed(state.loss, 4)],
     ["Tokens a second", state.tokens_per_s === null ? NONE : short(state.tokens_per_s)],
-    ["Tokens so far", short(state.tokens)],
+    [state.since_step > 1 ? `Tokens since step ${number(state.since_step)}` : "Tokens so far", short(state.tokens)],
     ["Peers", number(state.members)],
     ["Parameters", run.parameters === null ? NONE : short(run.parameters)],
     ["Time left", state.state !== "training" || left === null || perStep === null ? NONE : duration(left * perStep)],
@@ -211,7 +228,7 @@ function parts() {
   const others = [
     ["trainers", "Trainers", here.filter((peer) => state.peers[peer].role === "trainer"), "They bring the data, and hold no part."],
     ["others", "Others", here.filter((peer) => state.peers[peer].role !== "trainer"), "They help others find the run, and hold no part."],
-    ["coming", "On their way", rest.filter((peer) => state.peers[peer].state === "waiting"), "They wait to be let in at the end of a step."],
+    ["coming", "On their way", rest.filter((peer) => state.peers[peer].state === "waiting"), state.steps.length ? "They wait to be let in at the end of a step." : "They wait for the run to begin."],
   ];
   for (const [key, title, peers, about] of others) if (peers.length) groups.push([key, { title, peers, about }]);
   keyed(by("parts"), groups, group, (row, part) => {
@@ -253,7 +270,7 @@ function fill(one, peer) {
   if (known) load.push(`${percent(peer.busy)} busy, ${percent(peer.waiting)} waiting`);
   if (peer.queued) load.push(`${peer.queued} queued`);
   put(one.querySelector(".load"), load.join(", "));
-  put(one.querySelector(".why"), peer.parole.length ? `on parole: ${peer.parole[0].why || "it failed"}` : peer.state === "silent" ? peer.why : "");
+  put(one.querySelector(".why"), peer.parole.length ? `on parole: ${peer.parole[0].why || "it failed"}` : UNHEARD.has(peer.state) ? peer.why : "");
 }
 
 function facts(id) {
@@ -274,7 +291,7 @@ function facts(id) {
     ["Sends, receives", `${rate(peer.sent_per_s)}, ${rate(peer.received_per_s)}`],
     ["Reached", `${peer.link === "self" ? "shown by itself" : peer.link}${peer.round_trip_ms === null ? "" : `, ${number(peer.round_trip_ms, 1)} ms there and back`}`],
     ["Counted work", `${number(peer.microbatches)} microbatches, ${number(peer.tokens)} tokens`],
-    ["Counted data", `${number(peer.trained_microbatches)} microbatches`],
+    ["Counted data", `${number(peer.trained_microbatches)} microbatches, ${number(peer.trained_tokens)} tokens`],
     ["On parole", peer.parole.map((one) => `by ${one.by} for ${number(one.left_s)} s: ${one.why || "it failed"}`).join("; ") || "no"],
   ];
   if (peer.addresses) shown.push(["Addresses", peer.addresses.join(", ") || NONE]);
@@ -310,7 +327,9 @@ function lives({ first, last }) {
     const life = found.get(entry.peer);
     if (!life || entry.step < first) continue;
     const span = life.spans[life.spans.length - 1];
-    if (entry.what === "joined") {
+    if (entry.what === "silent") life.marks.push({ step: entry.step, sign: "○", bad: true });
+    if (entry.what === "back" && span.to === null) life.marks.push({ step: entry.step, sign: "●" });
+    else if (entry.what === "joined" || entry.what === "back") {
       if (span.to === null) span.from = entry.step;
       else life.spans.push({ from: entry.step, to: null });
       life.marks.push({ step: entry.step, sign: "▸" });
@@ -327,15 +346,20 @@ function lives({ first, last }) {
 function tables() {
   const newest = state.steps.slice(-20).reverse().map((row) => [row[0], row]);
   rows(by("steps"), newest, (row) => [number(row[0]), fixed(row[1], 4), row[2] === null ? NONE : short(row[2]), number(row[3]), number(row[4]), clock(row[5])]);
-  const all = Object.entries(state.peers), total = all.reduce((sum, [, peer]) => sum + peer.microbatches, 0);
-  const workers = all.filter(([, peer]) => peer.microbatches || peer.trained_microbatches || peer.here)
-    .sort(([, a], [, b]) => b.microbatches - a.microbatches || b.trained_microbatches - a.trained_microbatches || (a.name < b.name ? -1 : 1));
-  put(by("since"), state.steps.length && state.steps[0][0] > 1 ? ` since step ${state.steps[0][0]}` : "");
-  rows(by("shares"), workers, (peer) => [peer.here ? peer.name : `${peer.name} (${(words(peer.state))[0]})`,
-    partName(peer.part), number(peer.microbatches), number(peer.tokens), total ? peer.microbatches / total : null, number(peer.trained_microbatches)]);
+  const all = Object.entries(state.peers), sum = (key) => all.reduce((sum, [, peer]) => sum + peer[key], 0);
+  const computed = sum("tokens"), brought = sum("trained_tokens"), share = (part, total) => part && total ? part / total : null;
+  const workers = all.filter(([, peer]) => peer.tokens || peer.trained_tokens || peer.here)
+    .sort(([, a], [, b]) => b.tokens + b.trained_tokens - a.tokens - a.trained_tokens || (a.name < b.name ? -1 : 1));
+  const some = (value) => value ? number(value) : NONE;
+  put(by("since"), state.since_step ? `, counted since step ${number(state.since_step)}` : "");
+  rows(by("shares"), workers, (peer) => [peer.here ? peer.name : `${peer.name} (${(words(peer.state))[0]})`, partName(peer.part),
+    some(peer.microbatches), some(peer.tokens), share(peer.tokens, computed),
+    some(peer.trained_microbatches), some(peer.trained_tokens), share(peer.trained_tokens, brought)]);
   const links = state.links.map((link) => [`${link.from}>${link.to}`, link]);
   by("link-table").hidden = by("link-table").parentElement.hidden = !links.length;
   by("no-links").hidden = !!links.length;
+  put(by("no-links"), state.source.kind === "files" ? "The files of a run do not tell what goes over which link."
+    : "Nobody has said yet what goes over which link.");
   const name = (peer) => state.peers[peer] ? state.peers[peer].name : peer.slice(-6);
   rows(by("link-table"), links, (link) => [name(link.from), name(link.to), link.kind === "relayed" ? "through a relay" : link.kind, rate(link.bytes_per_s),
     state.peers[link.to] && state.peers[link.to].round_trip_ms !== null ? `${number(state.peers[link.to].round_trip_ms, 1)} ms` : NONE]);
@@ -348,6 +372,7 @@ function rows(table, items, cells) {
       const cell = row.children[index];
       if (typeof value === "string") { put(cell, value); return; }
       if (!cell.firstChild) cell.append(make("span", { className: "bar" }, make("i", { className: "busy" })), make("span"));
+      cell.firstChild.hidden = value === null;
       cell.firstChild.firstChild.style.width = `${(value || 0) * 100}%`;
       put(cell.lastChild, percent(value));
     });
@@ -365,7 +390,8 @@ function logs() {
   };
   keyed(by("churn-log"), newest("churn"), line, (one, entry) => {
     const [words, mood] = WHAT[entry.what];
-    tell(one, `step ${entry.step}`, `${entry.name} ${words}`, mood, ` (${entry.part.replace("stage-", "stage ")})${entry.why ? `: ${entry.why}` : ""}`);
+    const part = entry.part ? ` (${entry.part.replace("stage-", "stage ")})` : "";
+    tell(one, `step ${entry.step}`, `${entry.name} ${words}`, mood, `${part}${entry.why ? `: ${entry.why}` : ""}`);
   });
   keyed(by("moves-log"), newest("moves"), line, (one, entry) => {
     const times = entry.times ? ` (${entry.times} times)` : "";
@@ -373,7 +399,8 @@ function logs() {
     else tell(one, `step ${entry.step}`, `work of ${entry.old} went to ${entry.new}`, "", `, stage ${entry.stage}, ${entry.way}: ${entry.why}${times}`);
   });
   keyed(by("events-log"), newest("events"), line, (one, entry) => {
-    tell(one, clock(entry.at), entry.label, "", ` ${entry.text}${entry.who ? ` (${entry.who})` : ""}`);
+    const text = entry.text === "(address)" ? "at an address that is not shown" : entry.text;
+    tell(one, clock(entry.at), entry.label, "", ` ${text}${entry.who ? ` (${entry.who})` : ""}`);
   });
   for (const [id, words] of [["churn-log", "Nobody came or went."], ["moves-log", "Nothing had to move."], ["events-log", "Nothing happened yet."]]) {
     by(id).dataset.empty = by(id).children.length ? "" : words;

@@ -59,7 +59,7 @@ export class Curve {
     const { svg, rows } = this, height = 190;
     const { width, left, x } = frame(svg, height, this.range || scale(rows.map((row) => row[0])));
     if (!rows.length) {
-      svg.append(element("text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, "No step has closed yet"));
+      svg.append(element("text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, "No step has closed yet: the curve begins with the first"));
       return;
     }
     const values = rows.map(this.value);

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+from peers.control.status import MemberReport
 from peers.dashboard.access import Access
 from peers.dashboard.feed import StateFeed
 from peers.dashboard.metrics import exposition
@@ -28,6 +30,30 @@ def vitals(**changes: Any) -> dict[str, Any]:
         "bytes_sent": 0, "bytes_received": 0, "reachability": "direct", "wall": 0.0,
     }  # fmt: skip
     return Vitals(**(fields | changes)).model_dump()
+
+
+def seen(**source: str) -> Overview:
+    """An overview of the eventful chain, whose steps close every second."""
+    overview = Overview({"kind": "observer", "label": "a test", **source})
+    for number, line in enumerate(eventful().lines):
+        overview.record(line.record, 100.0 + number)
+    return overview
+
+
+def look(said: dict[str, dict[str, Any]], *members: MemberReport, **more: Any) -> dict[str, Any]:
+    """What a peer sees, as its control socket gives it."""
+    return {"members": [dataclasses.asdict(one) for one in members], "vitals": said, "round_trips": {}, **more}
+
+
+def member(name: str, state: str = "member", **more: Any) -> MemberReport:
+    """One of those that a peer sees."""
+    fields: dict[str, Any] = {
+        "role": "stage",
+        "part": "stage-0",
+        "link": "direct",
+        "addresses": ("/ip4/10.0.0.1/tcp/1",),
+    }
+    return MemberReport(name=name, peer=PEERS[name], state=state, **(fields | more))
 
 
 def eventful_exposition() -> str:

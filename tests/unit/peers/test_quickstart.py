@@ -76,6 +76,8 @@ def test_quickstart_whole_run_leaves_report_plot_and_a_model_to_sample(tmp_path:
     assert (command.out / "loss.svg").read_text().startswith("<svg")
     assert "done: 3 steps, training loss 7.00 → 5.00" in out
     assert "swarm sample run" in out
+    assert out.count("look: ") == 1
+    assert "swarm dashboard run\n" in out.replace("-m peers.cli", "swarm")
     sample = [sys.executable, "-m", "peers.cli", "sample", str(command.out), "--tokens", "5", "--json"]
     made = [subprocess.run(sample, capture_output=True, text=True, check=True).stdout for _ in range(2)]
     assert made[0] == made[1]

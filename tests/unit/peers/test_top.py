@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from textual.pilot import Pilot
 
 from peers.cli import top as command
 from peers.cli.app import run as swarm
+from peers.dashboard import observer
 from peers.dashboard.feed import EVERY_S, StateFeed
 from peers.dashboard.overview import Overview
+from peers.invites.invite import Contacts
 from peers.top.app import HelpScreen, TopApp
 from peers.top.drawing import curve_of, duration, fitted, grid, plot, seconds_left
 from swarm.errors import ConfigError
@@ -23,7 +26,7 @@ from swarm.ids import PeerId
 from swarm.monitoring.reader import Recorded
 from tests.harness.rigs.clocks import HandClock
 from tests.harness.rigs.peers import PEERS, RUN, eventful, write
-from tests.harness.standing_peer import standing
+from tests.harness.standing_peer import INVITE, standing
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -67,7 +70,7 @@ def said(busy: float = 0.0, parole: Sequence[Mapping[str, Any]] = (), **more: An
     return {**times, **counted, **told, "parole": list(parole), **more}
 
 
-def looked(vitals: Mapping[str, Mapping[str, Any]], **names: str) -> Act:
+def looked(vitals: Mapping[str, Mapping[str, Any]], silent: str = "", **names: str) -> Act:
     members = [
         {
             "name": names.get(name, name), "peer": peer, "role": "stage", "part": "stage-0", "state": "member",
@@ -77,8 +80,9 @@ def looked(vitals: Mapping[str, Mapping[str, Any]], **names: str) -> Act:
     ]  # fmt: skip
     by_peer = {PEERS[name]: one for name, one in vitals.items()}
     seen = dataclasses.asdict(standing("otter"))
+    more = {"unanswered": {PEERS[silent]: "stalled"}} if silent else {}
     return lambda overview: overview.look(
-        {"seen": seen, "members": members, "vitals": by_peer, "round_trips": dict.fromkeys(by_peer, 0.012)}
+        {"seen": seen, "members": members, "vitals": by_peer, "round_trips": dict.fromkeys(by_peer, 0.012)} | more
     )
 
 
@@ -205,6 +209,30 @@ async def test_a_run_that_ends_says_so_and_stays_on_the_screen() -> None:
         assert "ETA" not in shown(app)
         await next_look(pilot, clock)
         assert app.is_running
+
+
+async def test_a_run_that_stalls_says_why_and_who_fell_silent_and_came_back() -> None:
+    vitals = {"otter": said(), "heron": said()}
+
+    def gone(overview: Overview) -> None:
+        overview.pulse.missed("away", "nobody answers")
+
+    away, back = [looked(vitals, silent="tern")] * 2, [looked(vitals | {"tern": said()})] * 2
+    app, clock, _ = watching(all_of(found(), decided(3, 4, 5)), looked(vitals), *away, *back, gone)
+    async with app.run_test(size=LARGE) as pilot:
+        for _ in range(3):
+            await next_look(pilot, clock)
+        assert line_with(app, "  tern ").split()[1:3] == ["tern", "stalled"]
+        assert "Counted since step 3" in shown(app)
+        assert "tokens since step 3" in shown(app)
+        assert "tern, stage-0, with step 5: it has" in line_with(app, "silent       tern")
+        await next_look(pilot, clock)
+        await next_look(pilot, clock)
+        assert "tern, stage-0, with step 5" in line_with(app, "back         tern")
+        for _ in range(12):
+            await next_look(pilot, clock)
+        assert "tiny  away" in shown(app)
+        assert "! nobody answers; what is shown is from" in shown(app)
 
 
 async def test_without_anything_known_it_waits() -> None:
@@ -416,6 +444,36 @@ def test_no_terminal_names_what_needs_none(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.usefixtures("terminal")
+def test_an_invite_is_followed_by_an_observer(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+
+    class Observed:
+        @classmethod
+        @contextlib.asynccontextmanager
+        async def open(cls, contacts: Contacts, clock: object) -> AsyncIterator[ScriptedSource]:
+            opened.append(str(contacts.run_name))
+            yield ScriptedSource(BEGUN)
+
+    async def watched(feed: StateFeed, clock: object) -> BaseException | None:
+        await feed.update()
+        assert (feed.state()["source"]["kind"], feed.state()["step"]) == ("observer", 1)
+        return None
+
+    monkeypatch.setattr(observer, "ObserverSource", Observed)
+    monkeypatch.setattr(command, "_watched", watched)
+    assert swarm(["top", INVITE]) == 0
+    assert opened == ["tiny"]
+
+
+@pytest.mark.usefixtures("terminal")
+def test_a_name_that_means_nothing_is_refused_with_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert swarm(["top", "ottre"]) == 2
+    told = capsys.readouterr().err
+    assert "'ottre' is no directory, no peer of this machine, and no invite" in told
+    assert "an invite begins with swarm1:" in told
+
+
+@pytest.mark.usefixtures("terminal")
 def test_no_peer_here_is_said_as_swarm_peers_says_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert swarm(["peers"]) == 3
     told = capsys.readouterr().err
@@ -462,8 +520,8 @@ async def test_a_past_run_is_read_from_its_directory(tmp_path: Path) -> None:
     write(home / "history.jsonl", eventful().lines)
     (home / "events.jsonl").write_text("")
     clock = HandClock(1010.0)
-    feed = command.feed_of(str(tmp_path / "first"), None, None, clock)
-    await feed.update()
+    async with command.feed_of(str(tmp_path / "first"), None, None, clock) as feed:
+        await feed.update()
     app = TopApp(feed, clock)
     async with app.run_test(size=SMALL) as pilot:
         await pilot.pause()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from peers.control.status import MemberReport, SwarmLook
+from peers.control.status import SwarmLook
 from peers.dashboard.folds import MAX_POINTS, Log, Rates, StepPoint, StepSeries, clean
 from peers.dashboard.overview import Overview
 from peers.dashboard.sources import FilesSource, HistoryTail, directory_source
@@ -18,34 +18,10 @@ from swarm.events import HopMoved, PeerBack, PeerLost, PeerStarted, RosterChange
 from swarm.ids import PeerId, RunId
 from swarm.membership.vitals import LinkVitals, ParoleVitals
 from tests.harness.rigs.clocks import turns
-from tests.harness.rigs.dashboard import vitals
+from tests.harness.rigs.dashboard import look, member, seen, vitals
 from tests.harness.rigs.peers import PEERS, TRAINER, batch, closed, eventful, told, write
 
 OTTER, MOLE, HERON, TERN, VOLE = (PEERS[name] for name in ("otter", "mole", "heron", "tern", "vole"))
-
-
-def seen(**source: str) -> Overview:
-    """An overview of the eventful chain, whose steps close every second."""
-    overview = Overview({"kind": "observer", "label": "a test", **source})
-    for number, line in enumerate(eventful().lines):
-        overview.record(line.record, 100.0 + number)
-    return overview
-
-
-def look(said: dict[str, dict[str, Any]], *members: MemberReport, **more: Any) -> dict[str, Any]:
-    """What a peer sees, as its control socket gives it."""
-    return {"members": [dataclasses.asdict(one) for one in members], "vitals": said, "round_trips": {}, **more}
-
-
-def member(name: str, state: str = "member", **more: Any) -> MemberReport:
-    """One of those that a peer sees."""
-    fields: dict[str, Any] = {
-        "role": "stage",
-        "part": "stage-0",
-        "link": "direct",
-        "addresses": ("/ip4/10.0.0.1/tcp/1",),
-    }
-    return MemberReport(name=name, peer=PEERS[name], state=state, **(fields | more))
 
 
 # --- from records ----------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import socket
 import stat
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -19,7 +20,7 @@ from peers.dashboard.metrics import exposition
 from peers.dashboard.overview import Overview
 from peers.dashboard.place import TOKEN_VARIABLE, listening_place
 from peers.dashboard.server import ASSETS
-from peers.dashboard.start import TOKEN_FILE, DashboardOptions, DashboardPlace, token_for
+from peers.dashboard.start import TOKEN_FILE, DashboardOptions, DashboardPlace, own_address, token_for
 from swarm.consensus.roster import Member
 from swarm.errors import ConfigError
 from tests.harness.rigs.clocks import HandClock, turns
@@ -108,6 +109,14 @@ def test_metrics_tell_the_run_its_peers_and_parts() -> None:
     assert f'swarm_peer_committed_microbatches_total{{name="otter",part="stage-0",{peer}}} 12.0' in text
     assert 'swarm_part_live_replicas{part="stage-0"} 2.0' in text
     assert 'swarm_peers{state="lost"} 1.0' in text
+    assert "\nswarm_fresh 1.0\n" in text
+
+
+def test_metrics_of_a_source_that_fell_silent_are_not_fresh() -> None:
+    overview = Overview({"kind": "peer", "label": "a test"})
+    overview.record(eventful().lines[0].record, 0.0)
+    overview.pulse.gone = "otter does not run any more"
+    assert "\nswarm_fresh 0.0\n" in exposition(overview.document(1.0), 0).decode()
 
 
 # --- viewers that do not ---------------------------------------------------------------------------------------------
@@ -374,6 +383,28 @@ def test_token_is_asked_for_off_this_machine_and_kept_to_its_user(
         token_for("0.0.0.0", tmp_path)
     monkeypatch.setenv(TOKEN_VARIABLE, "of-the-environment")
     assert token_for("0.0.0.0", tmp_path) == "of-the-environment"
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0"])
+def test_printed_address_opens_the_page(listen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, "of-the-environment")
+    place = DashboardPlace("--listen", DashboardOptions(listen=listen, home=str(tmp_path)))
+    place.listener.close()
+    address, _, token = place.url.partition("#token=")
+    host = urlsplit(address).netloc
+    asked = {"host": host, "authorization": f"Bearer {token}"}
+    assert place.access.refuse("GET", "/api/v1/state", asked) is None, host
+    assert socket.gethostname() not in place.url
+    assert not host.startswith(("0.0.0.0", "[::]")), "nobody can ask for that"
+
+
+def test_without_a_route_the_printed_address_is_that_of_this_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unrouted(socket.socket):
+        def connect(self, address: Any) -> None:
+            raise OSError("no route")
+
+    monkeypatch.setattr(socket, "socket", Unrouted)
+    assert (own_address("0.0.0.0"), own_address("::")) == ("127.0.0.1", "::1")
 
 
 def test_taken_port_is_an_error_that_names_another(tmp_path: Path) -> None:
