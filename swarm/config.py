@@ -93,10 +93,18 @@ class TokenizerConfig(Section):
 
 
 class CodecConfig(Section):
-    """``[codecs]``: how boundary activations and gradients travel. A manifest replaces ``auto`` by the codec that it
-    stands for, so whoever reads one finds a codec's name, and runs that say ``auto`` or that codec have one id."""
+    """``[codecs]``: how activations travel between stages, and their ``gradients``, for which ``auto`` is what
+    activations travel as. A manifest replaces ``auto`` by the codec that it stands for, so whoever reads one finds a
+    codec's name, and runs that say ``auto`` or that codec have one id."""
 
     activations: ActivationChoice = AUTO
+    gradients: ActivationChoice = AUTO
+
+    @property
+    def described(self) -> str:
+        """What travels as what, for people."""
+        back = "" if self.gradients == self.activations else f", gradients {self.gradients}"
+        return f"{self.activations}{back}"
 
 
 class Manifest(Section):
@@ -117,7 +125,10 @@ class Manifest(Section):
         if "model" not in info.data:  # it is refused
             return codecs
         dtype = family_of(info.data["model"]).boundary(1, 1).dtype
-        return CodecConfig(activations=activation_codec(codecs.activations, dtype))
+        activations = activation_codec(codecs.activations, dtype)
+        return CodecConfig(
+            activations=activations, gradients=activations if codecs.gradients == AUTO else codecs.gradients
+        )
 
     def canonical(self) -> bytes:
         """Canonical JSON: sorted keys, no spaces, every default present."""

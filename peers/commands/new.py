@@ -130,7 +130,7 @@ def summary(founded: Founded) -> list[tuple[str, str]]:
         ("run", f"{run.name}, {manifest.run_id[:12]}, wire version {run.wire}"),
         ("model", f"{model_parameter_count(model):,} parameters: {family_of(model).described}"),
         ("memory", _memory(manifest)),
-        ("stages", f"{manifest.split.stages}, sending {manifest.codecs.activations}; ends {manifest.split.ends}"),
+        ("stages", f"{manifest.split.stages}, sending {manifest.codecs.described}; ends {manifest.split.ends}"),
         ("step", f"{manifest.step_microbatches} microbatches of {batch.microbatch_size} rows: {tokens:,} tokens"),
         ("optimizer", f"AdamW, learning rate {optimizer.lr:g} after {count(optimizer.warmup_steps, 'step')}"),
         ("averaging", manifest.averaging.described),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from swarm.compression.blockwise import INT8
 from swarm.compression.codec import Codec
 from swarm.compression.dense import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, INT32
+from swarm.compression.hadamard import INT4H, INT8H
 from swarm.errors import ConfigError
 
 
@@ -31,7 +32,9 @@ REGISTERED: tuple[Registered, ...] = (
     Registered(codec=FLOAT32, activations=True, averaging=True),
     Registered(codec=BFLOAT16, activations=True),
     Registered(codec=FLOAT16, activations=True),
-    Registered(codec=INT8, averaging=True),
+    Registered(codec=INT8, activations=True, averaging=True),
+    Registered(codec=INT8H, activations=True),
+    Registered(codec=INT4H, activations=True),
     Registered(codec=FLOAT64),  # sums of reproducible runs
     Registered(codec=INT32),  # token ids
 )

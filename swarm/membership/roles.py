@@ -86,6 +86,7 @@ class PeerContext:
             activation=family_of(model).boundary(size, model.context),
             tokens=token_spec(size, model.context),
             codec=codec_named(self.manifest.codecs.activations),
+            back=codec_named(self.manifest.codecs.gradients),
             hosted=self.manifest.split.ends == "hosted",
             packed=self.manifest.batch.packing == "documents",
         )

@@ -23,6 +23,7 @@ from swarm.ids import MicrobatchId
 from swarm.models.packing import decode_starts, encode_starts, starts_bytes
 from swarm.models.spec import TensorSpec
 from swarm.network.protocols import Payload
+from swarm.pipeline.messages import Direction
 
 Place = tuple[int, MicrobatchId]
 """What is computed: step and microbatch."""
@@ -33,23 +34,25 @@ Mark = Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundarySpecs:
-    """What crosses a stage boundary in this run, and how it is encoded."""
+    """What crosses a stage boundary in this run, and how it is encoded: gradients by ``back``, where there is one, as
+    everything else by ``codec``."""
 
     activation: TensorSpec
     tokens: TensorSpec
     codec: Codec
     hosted: bool
     packed: bool = False
+    back: Codec | None = None
 
     @property
     def gradient_bytes(self) -> int:
         """Exact size of a boundary gradient's payload."""
-        return self.codec.wire_bytes(self.activation)
+        return self._codec("backward").wire_bytes(self.activation)
 
     @property
     def activation_bytes(self) -> int:
         """Exact size of what goes forward to a stage: an activation, in packed rows with where documents begin."""
-        return self.gradient_bytes + self.starts_bytes
+        return self.codec.wire_bytes(self.activation) + self.starts_bytes
 
     @property
     def target_bytes(self) -> int:
@@ -75,17 +78,21 @@ class BoundarySpecs:
         rows, sequence = self.tokens.shape
         return data[:split], decode_starts(data[split:], rows, sequence)
 
-    def arrive(self, payload: Payload, device: torch.device) -> Tensor:
-        """Return an activation, or its gradient, on the device, and complete there.
+    def _codec(self, direction: str) -> Codec:
+        return self.codec if direction == "forward" or self.back is None else self.back
+
+    def arrive(self, payload: Payload, device: torch.device, direction: Direction) -> Tensor:
+        """Return an activation, or its gradient that comes "backward", on the device, and complete there.
 
         Raises Violation for a wrong length and for what is not finite. Another thread than the caller's takes it with
         :func:`entered`. Cost on CUDA: one copy of the payload on the host, and twice its bytes of the device's memory
         for a moment.
         """
+        codec = self._codec(direction)
         if device.type != "cuda":
-            return self.codec.decode(payload, self.activation, check_finite=True).to(device)
-        wire = _page_locked(payload, self.codec.wire_bytes(self.activation))
-        values = self.codec.widen(wire.to(device, non_blocking=True), self.activation)
+            return codec.decode(payload, self.activation, check_finite=True).to(device)
+        wire = _page_locked(payload, codec.wire_bytes(self.activation))
+        values = codec.widen(wire.to(device, non_blocking=True), self.activation)
         if not all_finite(values):
             raise Violation(f"a value is not finite in {self.activation.dtype}")
         return values
@@ -106,9 +113,10 @@ class BoundarySpecs:
             torch.cuda.current_stream(tensor.device).wait_event(ready)
         if not all_finite(tensor):
             raise Violation(f"the {what} is not finite")
+        codec = self._codec(context.direction)
         if ready is None:
-            return self.codec.encode(tensor, context)
-        found = self.codec.narrow(tensor, context)
+            return codec.encode(tensor, context)
+        found = codec.narrow(tensor, context)
         wire = torch.empty(found.shape, dtype=torch.uint8, pin_memory=True)
         wire.copy_(found, non_blocking=True)
         torch.cuda.current_stream(tensor.device).synchronize()

@@ -145,7 +145,7 @@ class StageCompute:
         positions = None if positions is None else positions.to(self._device)
         if first and self._specs.hosted:
             return INT32.decode(payload, self._specs.tokens), positions  # checked there, then moved
-        return self._specs.arrive(payload, self._device), positions
+        return self._specs.arrive(payload, self._device, "forward"), positions
 
     def held(self) -> frozenset[MicrobatchId]:
         """The microbatches in the open step."""
@@ -182,7 +182,7 @@ class StageCompute:
         _check_step(self.part, material.step)
         arrived, norm = None, 0.0
         if material.gradient is not None:
-            arrived = self._specs.arrive(material.gradient, self._device)
+            arrived = self._specs.arrive(material.gradient, self._device, "backward")
             norm = 0.0 if sender is None else float(torch.linalg.vector_norm(arrived, dtype=torch.float32))
         yield
         _check_step(self.part, material.step)
@@ -222,7 +222,7 @@ class StageCompute:
             _check_loss(loss_sum)
         elif material.gradient is not None:
             if gradient is None:
-                gradient = self._specs.arrive(material.gradient, self._device)
+                gradient = self._specs.arrive(material.gradient, self._device, "backward")
             if graph is None:
                 inputs, positions = self._input(material.input, material.first)
                 with packed(positions):
@@ -278,7 +278,7 @@ class EndsCompute:
     def loss(self, payload: Payload, targets: torch.Tensor, place: Place) -> tuple[float, int, memoryview, Gradients]:
         """Last stage's output → loss sum, targets counted, gradient bytes for the way back, head gradients."""
         payload, _ = self._specs.parted(payload)  # no layer of the ends looks across a row
-        hidden = self._specs.arrive(payload, self._device)
+        hidden = self._specs.arrive(payload, self._device, "forward")
         loss_sum, tokens, grad_hidden, gradients = self.part.loss(hidden, targets)
         _check_loss(loss_sum)
         back = self._specs.leave(grad_hidden, coming_back(place), "gradient of the loss", mark(self._device))
@@ -289,7 +289,7 @@ class EndsCompute:
         or not. Raises WrongStep when that step has been closed meanwhile."""
         step, microbatch = place
         _check_step(self.part, step)
-        embedding_gradients = self.part.embed_backward(graph, self._specs.arrive(payload, self._device))
+        embedding_gradients = self.part.embed_backward(graph, self._specs.arrive(payload, self._device, "backward"))
         if microbatch not in self.part.microbatches:
             _change(self.part, microbatch, [*embedding_gradients, *head_gradients])
 
@@ -309,7 +309,8 @@ class EndsCompute:
         place = (material.step, material.microbatch)
         graph = self.embed(material.tokens, material.seed, place, material.positions)[1]
         head = self.loss(material.output, material.targets, place)[3]
-        return [*self.part.embed_backward(graph, self._specs.arrive(material.gradient, self._device)), *head]
+        gradient = self._specs.arrive(material.gradient, self._device, "backward")
+        return [*self.part.embed_backward(graph, gradient), *head]
 
 
 def _check_loss(loss_sum: float) -> None:

@@ -128,5 +128,5 @@ def test_codec_tokens_round_trip_and_refuse_floats() -> None:
 
 
 def test_codec_unknown_name_is_a_config_error() -> None:
-    with pytest.raises(ConfigError, match="float32, bfloat16, float16, int8, float64, int32"):
+    with pytest.raises(ConfigError, match="float32, bfloat16, float16, int8, int8h, int4h, float64, int32"):
         codec_named("int4")

@@ -21,13 +21,14 @@ from swarm.models.spec import TensorSpec
 from swarm.phases import complete
 from swarm.pipeline.boundary import BoundarySpecs
 from swarm.pipeline.compute import EndsCompute, EndsMaterial, Material, StageCompute
+from swarm.pipeline.messages import Direction
 
 SPEC = TensorSpec((2, 3, 4), "float32")
 MICROBATCH = MicrobatchId(PeerId("a"), "0" * 16, 0, 7)
 
 
 def test_names_of_the_manifest_are_those_that_are_registered() -> None:
-    assert get_args(ActivationCodec) == ("float32", "bfloat16", "float16")
+    assert get_args(ActivationCodec) == ("float32", "bfloat16", "float16", "int8", "int8h", "int4h")
     assert get_args(AveragingCodec) == ("float32", "int8")
     assert len(CODECS) == len(REGISTERED), "a name stands for one codec"
 
@@ -35,7 +36,8 @@ def test_names_of_the_manifest_are_those_that_are_registered() -> None:
 @pytest.mark.parametrize(
     ("section", "key", "bad", "allowed"),
     [
-        ("codecs", "activations", "int8", "'auto', 'float32', 'bfloat16' or 'float16'"),
+        ("codecs", "activations", "float64", "'auto', 'float32', 'bfloat16', 'float16', 'int8', 'int8h' or 'int4h'"),
+        ("codecs", "gradients", "float64", "'auto', 'float32', 'bfloat16', 'float16', 'int8', 'int8h' or 'int4h'"),
         ("averaging", "codec", "bfloat16", "'float32' or 'int8'"),
     ],
 )
@@ -79,6 +81,29 @@ def test_manifest_names_the_codec_that_it_has_chosen_itself() -> None:
     with pytest.raises(ConfigError) as caught:
         parsed(model={"dim": 3})
     assert caught.value.key == "model.dim"
+
+
+def test_gradients_travel_as_activations_unless_another_codec_is_named() -> None:
+    def parsed(**codecs: str) -> Any:
+        return parse_manifest({"tokenizer": {"digest": "0" * 64}, "codecs": codecs}, "a test")
+
+    assert parsed(activations="int4h").codecs.gradients == "int4h"
+    assert parsed(activations="int4h", gradients="int8h").codecs.activations == "int4h"
+    assert parsed(gradients="int8h").codecs.activations == "float32"
+    assert parsed(gradients="float32").run_id == parsed().run_id != parsed(gradients="int8h").run_id
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_each_direction_has_its_codec_and_its_size(direction: Direction) -> None:
+    specs = BoundarySpecs(
+        activation=SPEC, tokens=TensorSpec((2, 3), "int64"), codec=FLOAT32, back=CODECS["int8h"], hosted=False
+    )
+    context = EncodeContext(step=1, direction=direction, microbatch=MICROBATCH)
+    wire = specs.leave(torch.ones(SPEC.shape), context, "tensor", None)
+    sizes = {"forward": specs.activation_bytes, "backward": specs.gradient_bytes}
+    assert sizes == {"forward": 96, "backward": 6 * 66}
+    assert wire.nbytes == sizes[direction]
+    assert torch.allclose(specs.arrive(wire, CPU, direction), torch.ones(SPEC.shape), atol=0.02)
 
 
 def test_exact_is_what_has_the_codecs_own_dtype() -> None:
