@@ -57,7 +57,7 @@ def play(root: Path, *, mode: str, cell: Mapping[str, int], seed: int, steps: in
         "seed": seed,
         "step_s": round(took_s / len(counted), 3),
         "util": round(util, 4),
-        "share_of_bound": round(util / bound(setting), 4),
+        "share_of_bound": round(util / bound(setting, mode), 4),
         **more,
         "cpu_s": round(time.process_time() - began, 1),
     }

@@ -71,29 +71,32 @@ PUBLISHED = {66: 18.1, 568: 32.1, 5317: 82.1, 7059: 89.5}
 SWARM's first author (66 and 298 ms, 568 and 1204, 5317 and 1158, 7059 and 832, at 500 Mbit/s; arXiv 2301.11913)."""
 PUBLISHED_MBIT = 500
 
-OVERRIDES: dict[str, dict[str, dict[str, Any]]] = {"sync": {}}
+OVERRIDES: dict[str, dict[str, dict[str, Any]]] = {"sync": {}, "sync_int8h": {"codecs": {"activations": "int8h"}}}
 """Modes of the product, by name, and the sections of the manifest that make them: another is a line here."""
+WIRE = {"sync_int8h": 66 / 256}
+"""Bytes of what crosses a boundary ÷ those of float32, where they are fewer."""
 STOPS = {"hub": False, "hub_stop": True}
 """Candidates in the same virtual network, and whether they stop between steps."""
 MODES = (*OVERRIDES, *STOPS)
 
 
-def transfer_s(cell: Cell) -> float:
+def transfer_s(cell: Cell, wire: float = 1.0) -> float:
     """Return the seconds for which the busiest machine's link carries what one microbatch costs it, each way.
 
     Stage hosts and trainers have the same: two activations or gradients in and two out, and its share of averaging,
     which carries 2 (K - 1) ÷ K of the part each way, over the microbatches of a step that pass through the machine.
+    ``wire``: bytes on the wire ÷ those of float32, of what crosses boundaries.
     """
     averaged_mb = 2 * (REPLICAS - 1) / REPLICAS * cell.part_mb / (MICROBATCHES / REPLICAS)
     ends_mb = 2 * (TRAINERS - 1) / TRAINERS * cell.part_mb / (MICROBATCHES / TRAINERS)
-    per_host = (2 * cell.activation_mb + averaged_mb) * BITS / (cell.mbit * 1e6)
-    per_trainer = (2 * cell.activation_mb + ends_mb) * BITS / (cell.mbit * 1e6)
+    per_host = (2 * wire * cell.activation_mb + averaged_mb) * BITS / (cell.mbit * 1e6)
+    per_trainer = (2 * wire * cell.activation_mb + ends_mb) * BITS / (cell.mbit * 1e6)
     return max(per_host, per_trainer * REPLICAS / TRAINERS)  # while a host computes one, a trainer feeds so many
 
 
-def bound(cell: Cell) -> float:
+def bound(cell: Cell, mode: str = "sync") -> float:
     """Return the most of its device time that a stage can work: what its link lets through, were nothing waited for."""
-    return min(1.0, cell.compute_s / transfer_s(cell))
+    return min(1.0, cell.compute_s / transfer_s(cell, WIRE.get(mode, 1.0)))
 
 
 def plain_bound(cell: Cell) -> float:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.benchmarks import wan
 from tests.benchmarks._wan_case import play
-from tests.benchmarks._wan_cells import CELLS, MODES, NAMED, Cell, bound, plain_bound, published, transfer_s
+from tests.benchmarks._wan_cells import CELLS, MODES, NAMED, OVERRIDES, Cell, bound, plain_bound, published, transfer_s
 from tests.benchmarks._wan_timeline import KINDS, USEFUL, HostStep, breakdown, marked, shares
 from tests.benchmarks.runner import Size
 
@@ -78,6 +78,7 @@ def test_bound_counts_boundaries_averaging_and_compute() -> None:
     thin = Cell(mbit=8, rtt=80)
     assert bound(thin) == pytest.approx(0.568 / (2 + 10 / 32))
     assert plain_bound(thin) == pytest.approx(0.568 / 2)
+    assert bound(thin, "sync_int8h") == pytest.approx(0.568 / (2 * 66 / 256 + 10 / 32))
     assert published(Cell(mbit=500, rtt=100)) == 0.321
     assert published(cell) is None
 
@@ -97,7 +98,7 @@ def test_summary_has_the_declared_keys_at_every_size(size: Size) -> None:
         of_ours = seen | {"digest_mismatches": 1, "attempts_failed": 0, "hops_moved": 3}
         name = Cell(**case["cell"]).name
         found = {"mode": case["mode"], "cell": name, "seed": case["seed"], "step_s": 1.0, "util": 0.5, "cpu_s": 1.0}
-        return found | {"share_of_bound": 0.6} | (of_ours if case["mode"] == "sync" else {})
+        return found | {"share_of_bound": 0.6} | (of_ours if case["mode"] in OVERRIDES else {})
 
     cases = wan.list_cases(size)
     result = wan.to_result(wan.PLAYED[size], [made_up(case) for case in cases])
@@ -106,7 +107,7 @@ def test_summary_has_the_declared_keys_at_every_size(size: Size) -> None:
     assert all(len(row) == len(wan.COLUMNS) for row in result.rows)
     assert result.summary["over_hub_80_80"] == 1.0
     assert result.summary["lost_sync_80_80"] == 0.5
-    assert result.summary["digest_mismatches"] == len([case for case in cases if case["mode"] == "sync"])
+    assert result.summary["digest_mismatches"] == len([case for case in cases if case["mode"] in OVERRIDES])
     assert (result.summary["util_sync_500_100"] is None) == (size is not Size.FULL)
 
 
