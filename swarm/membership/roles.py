@@ -34,6 +34,7 @@ from swarm.pipeline.stage.admission import Participants, StageContext, StageSett
 from swarm.pipeline.stage.server import StageServer
 from swarm.pipeline.trainer.context import JourneyContext
 from swarm.pipeline.trainer.journey import FinishedJourney
+from swarm.pipeline.trainer.pace import ReplicaChoice
 from swarm.pipeline.trainer.taken import MAX_IN_FLIGHT
 from swarm.pipeline.trainer.trainer import Trainer
 from swarm.pipeline.wiring import Wiring
@@ -257,13 +258,15 @@ class TrainerRole:
             endpoint=around.endpoint,
             device=around.device,
             ends=None if part is None else EndsCompute(around.device.place(part), specs, around.device.torch_device),
-            wiring=Wiring(stages, seed=int(source.shard, 16) ^ manifest.run.seed),
+            replicas=ReplicaChoice(
+                wiring=Wiring(stages, seed=int(source.shard, 16) ^ manifest.run.seed),
+                gone=lambda: around.watch.gone.keys(),
+                doubted=lambda: around.watch.doubted,
+            ),
             events=around.events,
             clock=around.clock,
             verify=verify,
             suspect=around.watch.suspect,
-            gone=lambda: around.watch.gone.keys(),
-            doubted=lambda: around.watch.doubted,
         )
         self.service = Trainer(
             context,

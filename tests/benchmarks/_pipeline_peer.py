@@ -42,6 +42,7 @@ from swarm.pipeline.stage.admission import Participants, StageContext, StageSett
 from swarm.pipeline.stage.server import StageServer
 from swarm.pipeline.trainer.context import JourneyContext
 from swarm.pipeline.trainer.journey import FinishedJourney
+from swarm.pipeline.trainer.pace import ReplicaChoice
 from swarm.pipeline.trainer.trainer import Trainer
 from swarm.pipeline.wiring import Wiring
 from swarm.security.signing import verify
@@ -297,7 +298,7 @@ class Feeder:
             endpoint=machine.endpoint,
             device=machine.device,
             ends=ReadyEnds(machine),  # type: ignore[arg-type]
-            wiring=Wiring(stages, seed=0),
+            replicas=ReplicaChoice(wiring=Wiring(stages, seed=0)),
             events=machine.recorder,
             clock=machine.clock,
             verify=verify,

@@ -17,11 +17,12 @@ from peers.settings import PeerSettings
 from swarm.clock import SystemClock
 from swarm.events.base import Event
 from swarm.ids import JourneyKey, MicrobatchId, PeerId
-from swarm.pipeline.trainer import journey, repair
-from swarm.pipeline.trainer.journey import JourneyContext
+from swarm.pipeline.trainer import journey_state, trainer
+from swarm.pipeline.trainer.context import JourneyContext
+from swarm.pipeline.trainer.journey import Journey
 from swarm.pipeline.trainer.pace import Work
-from swarm.pipeline.trainer.repair import Repair
 from swarm.pipeline.trainer.route import Receipt, RouteState
+from swarm.pipeline.trainer.taken import IssuedMicrobatch
 from swarm.sim.device import SimulatedDevice
 
 STAGE_S = {"forward": 0.06, "backward": 0.12}
@@ -62,8 +63,8 @@ def simulated_device(settings: PeerSettings) -> SimulatedDevice:
 
 def tell_turns() -> None:
     """Journeys of this process write :class:`HopBegan` and :class:`HopDone`."""
-    mock.patch.object(repair, "RouteState", ToldWay).start()
-    mock.patch.object(journey, "Repair", TellingRepair).start()
+    mock.patch.object(journey_state, "RouteState", ToldWay).start()
+    mock.patch.object(trainer, "Journey", TellingJourney).start()
 
 
 class ToldWay(RouteState):
@@ -104,11 +105,11 @@ class ToldWay(RouteState):
                 self.tell(HopDone(step=step, microbatch=microbatch, stage=at, replica=replica, back=back))
 
 
-class TellingRepair(Repair):
+class TellingJourney(Journey):
     """Tells its way whose it is, and whom to tell."""
 
-    way: ToldWay
-
-    def __init__(self, context: JourneyContext, key: JourneyKey, *more: Any) -> None:
-        super().__init__(context, key, *more)
-        self.way.key, self.way.tell = key, context.events.emit
+    def __init__(self, context: JourneyContext, kept: IssuedMicrobatch, *more: Any) -> None:
+        super().__init__(context, kept, *more)
+        way = self._state.way
+        assert isinstance(way, ToldWay)
+        way.key, way.tell = self.key, context.events.emit

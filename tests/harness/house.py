@@ -32,7 +32,7 @@ MIN_MEAN_LINES = 150
 MAX_FRAGMENTS = 5
 MAX_CIRCLES = 0
 MAX_AMBIGUOUS_CLASSES = 0
-MAX_HEAVY_OBJECTS = 3
+MAX_HEAVY_OBJECTS = 0
 
 MAX_ATTRIBUTES = 12
 """Set by a constructor: an object with more holds several things in one."""

@@ -1,10 +1,10 @@
-"""What all journeys of one trainer share."""
+"""What all journeys of one trainer share, and what it lends them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from swarm.clock import Clock
 from swarm.device import Device
@@ -12,8 +12,7 @@ from swarm.events import EventSink
 from swarm.ids import PeerId, RunId
 from swarm.network.protocols import Endpoint
 from swarm.pipeline.compute import EndsCompute
-from swarm.pipeline.trainer.pace import JourneyDeadlines, UnresponsivePeers
-from swarm.pipeline.wiring import Wiring
+from swarm.pipeline.trainer.pace import ReplicaChoice
 
 
 class ReceiptCheck(Protocol):
@@ -23,31 +22,31 @@ class ReceiptCheck(Protocol):
         """Whether ``signature`` over ``data`` is ``peer``'s."""
 
 
-def nobody() -> Collection[PeerId]:
-    """Nobody is believed to be gone."""
-    return ()
-
-
 @dataclass(slots=True, kw_only=True)
 class JourneyContext:
-    """What all journeys of one trainer share. ``suspect`` asks the health watch to look at a peer; ``gone`` are those
-    whom it believes to be gone: they are chosen for nothing; ``doubted``, who has not answered it the last time, only
-    where nobody else is left. ``seed`` is the run's, ``target`` how many microbatches a step has."""
+    """What all journeys of one trainer share. ``suspect`` asks the health watch to look at a peer; ``seed`` is the
+    run's, ``target`` how many microbatches a step has."""
 
     run: RunId
     stages: int
     endpoint: Endpoint
     device: Device
     ends: EndsCompute | None
-    wiring: Wiring
+    replicas: ReplicaChoice
     events: EventSink
     clock: Clock
     verify: ReceiptCheck
     suspect: Callable[[PeerId, str], None]
-    gone: Callable[[], Collection[PeerId]] = nobody
-    doubted: Callable[[], Collection[PeerId]] = nobody
-    pace: JourneyDeadlines = field(default_factory=JourneyDeadlines)
-    silence: UnresponsivePeers = field(default_factory=UnresponsivePeers)
     seed: int = 0
     target: int = 0
     send_timeout_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class JourneyHooks:
+    """What a trainer lends its journeys while it feeds: ``attend`` notices the death of peers, ``spawn`` does small
+    things beside, ``warn`` has all its journeys look again."""
+
+    attend: Callable[[Iterable[PeerId]], None]
+    spawn: Callable[[Coroutine[Any, Any, None]], object]
+    warn: Callable[[], None] = lambda: None

@@ -117,7 +117,8 @@ class TrainerEnds:
     def _check_caller(self, caller: PeerId, body: TrainerRecall) -> None:
         stages = self._context.stages
         at = 0 if body.what == "output" else stages - 1
-        if len(body.route) != stages or body.route[at] != caller or caller not in self._context.wiring.replicas(at):
+        known = self._context.replicas.wiring.replicas(at)
+        if len(body.route) != stages or body.route[at] != caller or caller not in known:
             raise Refused(f"{body.what} goes to stage {at} only")
         if (body.what == "targets") != (self._context.ends is None) and body.what != "output":
             raise Refused(f"there is no {body.what} to be had of this trainer")
@@ -173,7 +174,7 @@ class TrainerEnds:
 
     async def _recall(self, need: _Need, at: int, what: What) -> Payload:
         microbatch, within_s = need.kept.batch.id, NESTED_SHARE * need.within_s
-        size = self._specs.activation_bytes if what == "output" else self._specs.gradient_bytes
+        size = self._size(what)
         if len(need.route) != self._context.stages:
             raise Refused(f"the {what} of {microbatch} was dropped, and its route is not known")
         where: dict[str, Any] = {"step": need.kept.step, "microbatch": microbatch, "after": need.kept.after}
@@ -186,11 +187,17 @@ class TrainerEnds:
             return payload
 
         payload = await retry_while_busy(call, self._context.clock, within_s=within_s)
-        if memoryview(payload).nbytes != size:
-            raise Violation(
-                f"{what} of {memoryview(payload).nbytes} bytes where {size} are expected", peer=need.route[at]
-            )
+        self.check_size(what, memoryview(payload).nbytes, need.route[at])
         return payload
+
+    def check_size(self, what: What, size: int, peer: PeerId) -> None:
+        """Raises Violation for a tensor from a peer, the last stage's output or the first one's gradient, that is not
+        as long as it must be."""
+        if size != self._size(what):
+            raise Violation(f"{what} of {size} bytes where {self._size(what)} are expected", peer=peer)
+
+    def _size(self, what: What) -> int:
+        return self._specs.activation_bytes if what == "output" else self._specs.gradient_bytes
 
     # --- settling ------------------------------------------------------------------------------------------------
 

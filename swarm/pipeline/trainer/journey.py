@@ -1,33 +1,78 @@
 """One microbatch's way: out through one replica of every stage, loss, and back along the same replicas.
 
-Read :meth:`Journey.travel` first. ``repair.py`` says what happens when a replica fails or is late.
+Read :meth:`Journey.travel` first. ``journey_state.py`` decides what to do and why; here it is done, over the network
+and on the device, and what came of it goes back there, with the mail of the replicas.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from swarm.compression.dense import INT32
-from swarm.errors import Refused, SwarmError, Violation
+from swarm.errors import PeerError, Refused, SwarmError, Violation
+from swarm.events import HopMoved, JourneyStarted
 from swarm.ids import JourneyKey, PeerId
 from swarm.models.dropout import dropout_seed
-from swarm.network.protocols import Payload
+from swarm.network.protocols import Payload, Rpc
 from swarm.pipeline.boundary import going_forward, with_starts
-from swarm.pipeline.compute import EndsCompute
-from swarm.pipeline.messages import Blocked, HopReport
-from swarm.pipeline.trainer.blame import OwnFailure, Poisoned
-from swarm.pipeline.trainer.context import JourneyContext
-from swarm.pipeline.trainer.repair import JourneyHooks, Repair
+from swarm.pipeline.messages import (
+    ADOPT,
+    BACKWARD,
+    DROP,
+    FORWARD,
+    RESEND,
+    TARGETS,
+    Adopt,
+    Backward,
+    Blocked,
+    Drop,
+    Forward,
+    HopReport,
+    JourneyMessage,
+    Resend,
+    Targets,
+)
+from swarm.pipeline.trainer.context import JourneyContext, JourneyHooks
+from swarm.pipeline.trainer.directives import (
+    Directive,
+    DropHop,
+    MoveHop,
+    OwnWork,
+    PauseHop,
+    SendHop,
+    SupplyTargets,
+    SuspectReplica,
+    WithdrawHop,
+)
+from swarm.pipeline.trainer.journey_state import JourneyPhase, JourneyState
 from swarm.pipeline.trainer.route import Receipt
 from swarm.pipeline.trainer.taken import IssuedMicrobatch
+from swarm.schema import Empty
 from swarm.security.signing import receipt_bytes
+from swarm.waiting import retry_while_busy
 
-LOOK_EVERY_S = 1.0
-"""How often a journey asks who is believed to be gone, when nothing else happens."""
+logger = logging.getLogger(__name__)
+DROP_WITHIN_S = 5.0
+RPCS: dict[str, tuple[Rpc[Any, Empty], type[JourneyMessage]]] = {
+    "forward": (FORWARD, Forward),
+    "resend": (RESEND, Resend),
+    "backward": (BACKWARD, Backward),
+    "adopt": (ADOPT, Adopt),
+}
+"""Verb of a call → how it is made, and with what."""
+
+
+class Poisoned(Exception):
+    """The microbatch cannot be computed, whoever tries: it is to be set aside. Handled by the trainer."""
+
+
+class OwnFailure(Poisoned):
+    """It cannot be computed by its trainer's own part. One after the other: something is wrong with that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,32 +90,46 @@ class FinishedJourney:
     compute_s: dict[int, float]
 
 
+@dataclass(slots=True)
+class _AtHome:
+    """What the trainer has of its microbatch: what it sends, wire-encoded, to the first stage and to the last one (the
+    gradient, or for hosted ends the targets); the last stage's output; and of its private ends the graph of the
+    embedding, and what the head is to add."""
+
+    first: Payload = b""
+    targets: Payload = b""
+    gradient: Payload = b""
+    output: Payload = b""
+    graph: Any = None
+    head: Any = None
+    loss_sum: float = 0.0
+    tokens: int = 0
+
+
 class Journey:
     """A journey belongs to one (step, parameter version) for life; its trainer alone decides its route."""
 
-    def __init__(
-        self, context: JourneyContext, kept: IssuedMicrobatch, route: tuple[PeerId, ...], escort: JourneyHooks
-    ) -> None:
-        self._context, self._kept = context, kept
-        self._step, self._batch, self._after = kept.step, kept.batch, kept.after
-        self._started = context.clock.monotonic()
+    def __init__(self, context: JourneyContext, kept: IssuedMicrobatch, hooks: JourneyHooks) -> None:
+        self._context, self._kept, self._hooks = context, kept, hooks
+        self._state = JourneyState(context.replicas, context.stages, hosted=context.ends is None)
+        self._home = _AtHome()
+        self._calls: dict[int, asyncio.Task[None]] = {}
+        self._work: OwnWork | None = None
         self._wake = asyncio.Event()
-        key = JourneyKey(kept.step, kept.batch.id, 0, kept.after)
-        self._repair = Repair(context, key, route, escort, self._wake.set)
-        self._way, self._cargo = self._repair.way, self._repair.cargo
-        self._output: Payload | None = None
+        self._bug: Exception | None = None
+        self._started = 0.0
         self._queued_s = 0.0
         self._compute_s: dict[int, float] = {}
 
     @property
     def key(self) -> JourneyKey:
         """The current attempt."""
-        return JourneyKey(self._step, self._batch.id, self._way.attempt, self._after)
+        return JourneyKey(self._kept.step, self._kept.batch.id, self._state.way.attempt, self._kept.after)
 
     @property
     def route(self) -> tuple[PeerId, ...]:
         """One replica per stage, as it is now."""
-        return self._way.route
+        return self._state.way.route
 
     async def travel(self) -> FinishedJourney:
         """Go all the way, whoever fails on it; wait while a stage has nobody.
@@ -78,93 +137,187 @@ class Journey:
         Raises Poisoned when it is the microbatch's own fault, WrongStep when the step was closed meanwhile. Cancelling
         abandons the microbatch: replicas forget it when the step closes.
         """
+        state = self._state
         try:
-            if self._context.ends is not None:
-                loss_sum, tokens = await self._with_private_ends(self._context.ends)
-            else:
-                loss_sum, tokens = await self._with_hosted_ends()
+            self._do(state.begin(self._now()))
+            while not state.ended:
+                work, self._work = self._work, None
+                await (self._look() if work is None else self._own(work))
+        except Poisoned as poison:
+            self._do(state.spoilt(str(poison)))
+            raise
         finally:
-            self._repair.close()
+            self._do(state.abandoned("nobody waits for it any more"))
+        if state.phase is JourneyPhase.VOID:
+            raise Poisoned(state.why)
+        return self._finished()
+
+    def _finished(self) -> FinishedJourney:
         self._kept.route = self.route
+        receipts = [hop.receipts[hop.replica] for hop in self._state.way.hops]
+        counts = receipts[-1] if self._context.ends is None else self._home
         return FinishedJourney(
             key=self.key,
             route=self.route,
-            tokens=tokens,
-            loss_sum=loss_sum,
-            receipts=tuple(hop.receipts[hop.replica].signature for hop in self._way.hops),
-            seconds=self._context.clock.monotonic() - self._started,
+            tokens=counts.tokens,
+            loss_sum=counts.loss_sum,
+            receipts=tuple(receipt.signature for receipt in receipts),
+            seconds=self._now() - self._started,
             queued_s=self._queued_s,
             compute_s=self._compute_s,
         )
 
-    async def _with_private_ends(self, ends: EndsCompute) -> tuple[float, int]:
-        batch = self._batch
-        seed, place = dropout_seed(self._context.seed, batch.id), (self._step, batch.id)
-        embed = lambda: ends.embed(batch.inputs, seed, place, batch.positions)  # noqa: E731
-        self._cargo.first, graph = await self._on_device(embed, OwnFailure)
-        self._repair.set_out()
-        loss_sum, tokens, gradient, head = await self._loss(ends)
-        self._cargo.gradient = self._kept.loss_gradient = gradient
-        self._repair.turn_back()
-        await self._until(lambda: self._way.complete)
-        self._repair.rest()
-        returned = self._kept.gradient
-        assert returned is not None  # noqa: S101 - home is set with it
-        await self._on_device(lambda: ends.finish(graph, returned, head, place))
-        return loss_sum, tokens
+    async def _look(self) -> None:
+        """Wait until something happens, or is due."""
+        self._wake.clear()
+        if self._bug is not None:
+            raise self._bug
+        now = self._now()
+        self._do(self._state.look(now))
+        if self._work is not None:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._state.wait_s(now)):
+                await self._wake.wait()
 
-    async def _loss(self, ends: EndsCompute) -> tuple[float, int, memoryview, Any]:
-        """Wait for the output. One of which no finite loss can be had is computed by another replica."""
-        last = self._way.last
-        while True:
-            await self._until(lambda: self._output is not None)
-            output, self._output = self._output, None
-            assert output is not None  # noqa: S101 - awaited
-            try:
-                result: tuple[float, int, memoryview, Any] = await self._context.device.run(
-                    ends.loss, output, self._batch.targets, (self._step, self._batch.id)
-                )
-            except Violation as error:
-                self._repair.failed(last, error)
-                continue
-            except SwarmError:
-                raise
-            except Exception as error:  # as for a replica: one microbatch
-                raise OwnFailure(f"the loss cannot be computed: {type(error).__name__}: {error}") from error
-            self._kept.output = output
-            self._repair.blame.answered(last, self._way.hops[last].replica)
-            return result
+    def _now(self) -> float:
+        return self._context.clock.monotonic()
 
-    async def _with_hosted_ends(self) -> tuple[float, int]:
-        context = going_forward((self._step, self._batch.id))
-        self._cargo.first = with_starts(INT32.encode(self._batch.inputs, context), self._batch.positions)
-        self._cargo.targets = INT32.encode(self._batch.targets, context)
-        self._repair.set_out()
-        await self._until(lambda: self._way.complete)
-        hop = self._way.hops[-1]
-        return hop.receipts[hop.replica].loss_sum, hop.receipts[hop.replica].tokens
+    # --- what is done ----------------------------------------------------------------------------------------------
 
-    async def _on_device(self, work: Callable[[], Any], not_finite: type[Poisoned] = Poisoned) -> Any:
-        """``not_finite``: whose doing it is when nothing finite comes of it, ours alone or also that of what came."""
+    def _happened(self, directives: Iterable[Directive]) -> None:
+        """Do what follows from it, and look again."""
+        self._do(directives)
+        self._wake.set()
+
+    def _do(self, directives: Iterable[Directive]) -> None:
+        for action, reason in directives:
+            logger.debug("step %d, microbatch %s: %s: %s", self._kept.step, self._kept.batch.id, action, reason)
+            match action:
+                case SendHop() | PauseHop():
+                    self._calls[action.at] = asyncio.create_task(self._attempt(action))
+                case WithdrawHop():
+                    self._calls.pop(action.at).cancel()
+                case MoveHop():
+                    self._moved(action, reason)
+                case SuspectReplica():
+                    self._context.suspect(action.peer, reason)
+                case SupplyTargets():
+                    self._hooks.spawn(self._supply(action.peer))
+                case DropHop():
+                    self._hooks.spawn(self._drop(action))
+                case OwnWork.WARN:
+                    self._hooks.warn()
+                case OwnWork():
+                    self._work = action
+
+    def _moved(self, move: MoveHop, reason: str) -> None:
+        self._hooks.attend([move.new])
+        if move.new != move.old:
+            step, microbatch = self._place
+            self._context.events.emit(HopMoved(step=step, microbatch=microbatch, reason=reason, **move._asdict()))
+
+    async def _own(self, work: OwnWork) -> None:
         try:
-            return await self._context.device.run(work)
+            await {OwnWork.EMBED: self._embed, OwnWork.LOSS: self._loss, OwnWork.ADD: self._add}[work]()
+        except Violation as error:  # not finite: ours alone where nothing has come yet from anybody
+            ours = OwnFailure if work is OwnWork.EMBED else Poisoned
+            raise ours(f"the trainer's own part: {error.reason}") from error
+
+    async def _embed(self) -> None:
+        """Make what the first stage gets, and set out."""
+        batch, home, ends, place = self._kept.batch, self._home, self._context.ends, self._place
+        self._started = self._now()
+        self._context.events.emit(JourneyStarted(step=place[0], microbatch=batch.id, route=self.route))
+        if ends is None:
+            home.first = with_starts(INT32.encode(batch.inputs, going_forward(place)), batch.positions)
+            home.targets = INT32.encode(batch.targets, going_forward(place))
+        else:
+            seed = dropout_seed(self._context.seed, batch.id)
+            home.first, home.graph = await self._on_device(ends.embed, batch.inputs, seed, place, batch.positions)
+        self._hooks.attend(self.route)
+        self._do(self._state.embedded(self._now()))
+
+    async def _loss(self) -> None:
+        """Compute loss and gradient. An output of which no finite loss can be had is computed by another replica."""
+        kept, home, ends, output = self._kept, self._home, self._context.ends, self._home.output
+        home.output = b""
+        assert ends is not None  # noqa: S101 - with hosted ends no output is taken
+        try:
+            found = await self._on_device(ends.loss, output, kept.batch.targets, self._place)
         except Violation as error:
-            raise not_finite(f"the trainer's own part: {error.reason}") from error
+            self._do(self._state.output_unusable(error, self._now()))
+            return
+        home.loss_sum, home.tokens, home.gradient, home.head = found
+        kept.output, kept.loss_gradient = output, home.gradient
+        self._do(self._state.loss_computed(self._now()))
+
+    async def _add(self) -> None:
+        """Add to the private ends' sums."""
+        home, ends, gradient = self._home, self._context.ends, self._kept.gradient
+        assert ends is not None  # noqa: S101 - hosted ends add nothing here
+        assert gradient is not None  # noqa: S101 - the way is complete with it
+        await self._on_device(ends.finish, home.graph, gradient, home.head, self._place)
+        self._do(self._state.added())
+
+    @property
+    def _place(self) -> tuple[int, Any]:
+        return self._kept.step, self._kept.batch.id
+
+    async def _on_device(self, work: Callable[..., Any], *about: Any) -> Any:
+        try:
+            return await self._context.device.run(work, *about)
         except SwarmError:
             raise
         except Exception as error:  # as for a replica: one microbatch
             raise OwnFailure(f"the trainer's own part: {type(error).__name__}: {error}") from error
 
-    async def _until(self, done: Callable[[], bool]) -> None:
-        """Wait for mail, meanwhile repairing what breaks."""
-        while not done():
-            self._wake.clear()
-            due_s = self._repair.look()
-            if done():
-                return
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_EVERY_S if due_s is None else min(due_s, LOOK_EVERY_S)):
-                    await self._wake.wait()
+    # --- what is sent ----------------------------------------------------------------------------------------------
+
+    async def _attempt(self, action: SendHop | PauseHop) -> None:
+        failure: PeerError | None = None
+        try:
+            if isinstance(action, SendHop):
+                await self._send(action)
+            elif action.seconds:
+                await self._context.clock.sleep(action.seconds)
+        except PeerError as error:
+            failure = error
+        except Exception as bug:  # noqa: BLE001 - raised where the journey is awaited
+            self._bug = bug
+            self._wake.set()
+            return
+        at, now, state = action.at, self._now(), self._state
+        del self._calls[at]
+        if isinstance(action, PauseHop):
+            self._happened(state.paused(at, now))
+        else:
+            self._happened(state.sent(at, now) if failure is None else state.not_sent(at, failure, now))
+
+    async def _send(self, send: SendHop) -> None:
+        rpc, kind = RPCS[send.verb]
+        about: dict[str, Any] = self.key._asdict() | {"attempt": send.attempt, "route": send.route, "hop": send.at}
+        if send.verb == "adopt":
+            about["within_s"] = send.within_s
+        payload = {"forward": self._home.first, "backward": self._home.gradient}.get(send.verb, b"")
+        await self._context.endpoint.call(send.peer, rpc, kind(**about), timeout_s=send.within_s, payload=payload)
+
+    async def _supply(self, last: PeerId) -> None:
+        """Hosted ends: the last stage keeps the targets until the microbatch gets there. Busy is waited for."""
+        within_s, body = self._context.send_timeout_s, Targets(**self.key._asdict(), route=self.route)
+
+        async def call() -> None:
+            await self._context.endpoint.call(last, TARGETS, body, timeout_s=within_s, payload=self._home.targets)
+
+        try:
+            await retry_while_busy(call, self._context.clock, within_s=within_s)
+        except PeerError as error:
+            self._happened(self._state.not_supplied(last, error, self._now()))
+
+    async def _drop(self, drop: DropHop) -> None:
+        body = Drop(**self.key._asdict(), hop=drop.at)
+        with contextlib.suppress(PeerError):
+            await self._context.endpoint.notify(drop.peer, DROP, body, timeout_s=DROP_WITHIN_S)
 
     # --- mail ----------------------------------------------------------------------------------------------------
 
@@ -173,117 +326,62 @@ class Journey:
         self._wake.set()
 
     def lost(self, peer: PeerId, reason: str) -> None:
-        """A replica is gone. Of what is complete its receipt counts: the step's closing makes up for what died."""
-        if not self._way.complete:
-            self._repair.lost(peer, reason)
-            self._wake.set()
+        """A replica is gone."""
+        self._happened(self._state.lost(peer, reason, self._now()))
 
     def deliver_output(self, caller: PeerId, attempt: int, payload: Payload) -> None:
-        """The last stage's output arrived; one is enough, whoever of those that were asked sends it. Raises Refused for
-        one that was never asked."""
-        last = self._way.last
-        self._check_sender(caller, attempt, last)
-        if self._way.back or self._output is not None:
-            return
-        self._observe(last, caller)
-        if self._way.forwarded(last, caller):
-            self._output = payload
-            self._wake.set()
+        """The last stage's output arrived. Raises Refused for one that was never asked."""
+        state, now = self._state, self._now()
+        state.check_sender(caller, attempt, state.way.last, now)
+        directives = state.output(caller, now)
+        if directives:
+            self._home.output = payload
+            self._happened(directives)
 
     def deliver_gradient(self, caller: PeerId, attempt: int, payload: Payload) -> None:
-        """The first stage's input gradient arrived."""
-        self._check_sender(caller, attempt, 0)
-        if not self._way.back or self._way.home:
-            return
-        self._kept.gradient = payload
-        self._way.home = True
-        if self._way.done(0):
-            self._way.hops[0].due = None
-        self._wake.set()
+        """The first stage's input gradient arrived. Raises Refused from one that was never asked."""
+        state = self._state
+        state.check_sender(caller, attempt, 0, self._now())
+        if state.phase is JourneyPhase.BACKWARD and not state.way.home:
+            self._kept.gradient = payload
+            self._happened(state.gradient())
 
     def deliver_report(self, caller: PeerId, report: HopReport) -> None:
         """A hop is done: feed wiring and pace, and keep its receipt. Raises Refused for a forged receipt or a loss that
         cannot be, and from one that was never asked."""
-        self._check_sender(caller, report.attempt, report.hop)
+        state, now = self._state, self._now()
+        state.check_sender(caller, report.attempt, report.hop, now)
         if report.direction == "backward":
-            counts = self._context.ends is None and report.hop == self._way.last
-            expected = receipt_bytes(self._context.run, self.key, report.hop, report.tokens if counts else 0)
-            if not self._context.verify(caller, expected, report.receipt):
-                raise Refused("the receipt's signature does not verify")
-            self._check_loss(report)
-        self._measure(caller, report)
+            self._check_receipt(caller, report)
+        self._measure(caller, report, now)
         if report.direction == "forward":
-            self._on_forwarded(caller, report.hop)
+            self._happened(state.forwarded(report.hop, caller, now))
         else:
             receipt = Receipt(report.receipt, report.loss_sum, report.tokens)
-            self._on_contributed(caller, report.hop, receipt)
-        self._wake.set()
+            self._happened(state.contributed(report.hop, caller, receipt, now))
 
-    def _check_loss(self, report: HopReport) -> None:
+    def _check_receipt(self, caller: PeerId, report: HopReport) -> None:
         """With hosted ends the last stage says what the step counts: what cannot be so is refused here, where another
         replica can be asked. The leader would refuse it as well, and the batch never be complete."""
-        if self._context.ends is not None or report.hop != self._way.last:
-            return
-        counted = int((self._batch.targets >= 0).sum())
-        if report.tokens != counted or report.loss_sum < 0:
+        counts = self._context.ends is None and report.hop == self._state.way.last
+        expected = receipt_bytes(self._context.run, self.key, report.hop, report.tokens if counts else 0)
+        if not self._context.verify(caller, expected, report.receipt):
+            raise Refused("the receipt's signature does not verify")
+        counted = int((self._kept.batch.targets >= 0).sum()) if counts else 0
+        if counts and (report.tokens != counted or report.loss_sum < 0):
             raise Refused(f"a loss of {report.loss_sum} over {report.tokens} tokens of {counted}")
 
-    def _measure(self, caller: PeerId, report: HopReport) -> None:
+    def _measure(self, caller: PeerId, report: HopReport, now: float) -> None:
         if report.again:
             return
-        now = self._context.clock.monotonic()
-        longest, began = now - self._started, self._way.asked_at(report.hop, caller)  # a replica may claim anything
-        queued_s, compute_s = min(report.queued_s, longest), min(report.compute_s, longest)
+        longest, began = now - self._started, self._state.way.asked_at(report.hop, caller)  # it may claim anything
         turn = None if began is None else (began, now)
-        compute_s = self._context.wiring.claimed(report.hop, caller, compute_s, report.direction, turn)
-        self._queued_s += queued_s
+        compute_s, wiring = min(report.compute_s, longest), self._context.replicas.wiring
+        compute_s = wiring.claimed(report.hop, caller, compute_s, report.direction, turn)
+        self._queued_s += min(report.queued_s, longest)
         self._compute_s[report.hop] = self._compute_s.get(report.hop, 0.0) + compute_s
-
-    def _on_forwarded(self, caller: PeerId, at: int) -> None:
-        if at == self._way.last:  # what counts is its output
-            return
-        self._observe(at, caller)
-        if self._way.forwarded(at, caller):
-            self._repair.blame.answered(at, caller)
-            self._repair.awaits(at + 1, "forward")
-
-    def _on_contributed(self, caller: PeerId, at: int, receipt: Receipt) -> None:
-        if self._context.ends is not None and not self._way.back:
-            raise Refused("there is no gradient yet of which this could be a contribution")
-        hosted_turn = self._context.ends is None and at == self._way.last and not self._way.back
-        self._observe(at, caller)
-        if not self._way.contributed(at, caller, receipt):
-            return
-        self._repair.blame.answered(at, caller)
-        if hosted_turn:
-            self._repair.turn_back()
-        before = at - 1
-        if before >= 0 and self._way.back and self._way.hops[before].due is None:
-            self._repair.awaits(before, "backward")
-
-    def _observe(self, at: int, caller: PeerId) -> None:
-        """How long the hop took, also where another was asked meanwhile: that was too short a time, then."""
-        heard = self._way.heard_of(at, caller, self._context.clock.monotonic())
-        if heard is not None:
-            self._context.pace.observe(caller, *heard)
 
     def deliver_blocked(self, caller: PeerId, blocked: Blocked) -> None:
         """A replica could not compute the microbatch, or not pass it on. Raises Refused from one that was never asked
         about that hop or one beside it."""
-        if blocked.hop > self._way.last or blocked.attempt > self._way.attempt:
-            raise Refused("no such hop, or attempt, of this microbatch")
-        near = (blocked.hop - 1, blocked.hop, blocked.hop + 1)
-        if not any(self._way.ever_named(at, caller) for at in near):
-            raise Refused("not on the route of this microbatch")
-        self._context.silence.heard(caller, self._context.clock.monotonic())
-        own = self._way.ever_named(blocked.hop, caller)
-        if blocked.code in ("violation", "failed") and blocked.peer == caller and not own:
-            raise Refused("a replica speaks for its own stage")
-        self._repair.blocked(caller, blocked)
-
-    def _check_sender(self, caller: PeerId, attempt: int, at: int) -> None:
-        if not self._way.ever_named(at, caller):
-            raise Refused(f"{caller} is not on the route of this microbatch")
-        if attempt > self._way.attempt:
-            raise Refused(f"attempt {attempt}: attempt {self._way.attempt} is awaited")
-        self._context.silence.heard(caller, self._context.clock.monotonic())
+        self._happened(self._state.blocked(caller, blocked, self._now()))

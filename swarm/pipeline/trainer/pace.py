@@ -1,4 +1,4 @@
-"""How long to wait for one peer, and which replicas have fallen silent. Pure.
+"""How long to wait for one peer, which replicas have fallen silent, and which to choose. Pure.
 
 Deadlines follow from what a peer took lately, never from a guess.
 """
@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
+from swarm.errors import Refused
 from swarm.ids import PeerId
+from swarm.pipeline.wiring import Wiring
 from swarm.waiting import AdaptiveDeadline
 
 FLOOR_S = 1.0
@@ -108,3 +111,47 @@ class UnresponsivePeers:
         """Forget everybody else."""
         self._heard = {peer: at for peer, at in self._heard.items() if peer in peers}
         self._silent &= set(peers)
+
+
+# --- what one trainer knows of the replicas, for all its journeys ----------------------------------------------------
+
+
+def nobody() -> Collection[PeerId]:
+    """Nobody is believed to be gone."""
+    return ()
+
+
+@dataclass(slots=True, kw_only=True)
+class ReplicaChoice:
+    """Which replica takes a hop, and how long it may take. ``gone`` are those whom the health watch believes to be
+    gone: they are chosen for nothing; ``doubted``, who has not answered it the last time, only where nobody else is
+    left. Both are looked at with every decision."""
+
+    wiring: Wiring
+    pace: JourneyDeadlines = field(default_factory=JourneyDeadlines)
+    silence: UnresponsivePeers = field(default_factory=UnresponsivePeers)
+    gone: Callable[[], Collection[PeerId]] = nobody
+    doubted: Callable[[], Collection[PeerId]] = nobody
+
+    def choose(self, stage: int, tried: Collection[PeerId], now: float) -> tuple[PeerId, str] | None:
+        """(replica, reason) for a hop, none of those ``tried``; None when nobody may be chosen now."""
+        out = {*tried, *self.gone()}
+        for left_out in (out | set(self.doubted()), out):
+            try:
+                chosen = self.wiring.choose(stage, left_out, now=now)
+            except Refused:
+                continue
+            self.silence.tried(chosen[0])
+            return chosen
+        return None
+
+    def present(self, stage: int) -> set[PeerId]:
+        """The replicas of a stage that are there, as far as we see."""
+        return set(self.wiring.replicas(stage)) - set(self.gone())
+
+    def follow(self, stages: Sequence[Sequence[PeerId]]) -> None:
+        """Know exactly these replicas from now on."""
+        self.wiring.follow(stages)
+        everybody = {peer for replicas in stages for peer in replicas}
+        self.pace.follow(everybody)
+        self.silence.follow(everybody)

@@ -1,37 +1,17 @@
-"""The route of one microbatch: who computed what and whose turn it is, and the messages sent along it.
+"""The route of one microbatch: who computed what, whose turn it is, and what was tried at each hop. Pure.
 
 A hop's turn begins when the hop before it (on the way back: the one after it) reported; from then on its deadline runs.
 Every replica that was ever named at a hop may still answer: the first answer counts, and names its sender.
-:class:`RouteState` keeps that and is pure; :class:`StageClient` sends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from swarm.clock import Clock
-from swarm.errors import PeerError
-from swarm.ids import JourneyKey, PeerId
-from swarm.network.protocols import Endpoint, Payload, RequestT, Rpc
-from swarm.pipeline.messages import (
-    ADOPT,
-    BACKWARD,
-    DROP,
-    FORWARD,
-    RESEND,
-    TARGETS,
-    Adopt,
-    Backward,
-    Drop,
-    Forward,
-    Resend,
-    Targets,
-)
+from swarm.ids import PeerId
 from swarm.pipeline.trainer.pace import Work
-from swarm.schema import Empty
-from swarm.waiting import retry_while_busy
+from swarm.waiting import ExponentialBackoff
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +25,27 @@ class Receipt:
 
 @dataclass(slots=True)
 class Hop:
-    """One stage of the way. ``asked`` is when each replica's turn began and for what, until it is heard of; ``due`` is
-    the end of the present turn, None while it is nobody's turn; ``misses`` counts turns that passed."""
+    """One stage of the way."""
 
     replica: PeerId
     named: set[PeerId]
+    """Everybody who was ever given the hop."""
     forwarded: bool = False
     receipts: dict[PeerId, Receipt] = field(default_factory=dict)
     asked: dict[PeerId, tuple[float, Work]] = field(default_factory=dict)
+    """When each replica's turn began and for what, until it is heard of."""
     due: float | None = None
+    """The end of the present turn; None while it is nobody's turn."""
     misses: int = 0
+    """Turns that passed."""
+    tried: set[PeerId] = field(default_factory=set)
+    """Who is not chosen again before all others were."""
+    failed: list[PeerId] = field(default_factory=list)
+    """Who failed on the microbatch itself, in order."""
+    nudged: bool = False
+    """Whether the present replica was asked for news that only did not arrive."""
+    backoff: ExponentialBackoff | None = None
+    """Pauses after all replicas were tried; None before that happened."""
 
     @property
     def contributed(self) -> bool:
@@ -63,7 +54,7 @@ class Hop:
 
 
 class RouteState:
-    """The state of one journey. ``back`` is set when the loss was computed and the way back began."""
+    """Where one journey stands. ``back`` is set when the loss was computed and the way back began."""
 
     def __init__(self, route: Sequence[PeerId]) -> None:
         self.hops = [Hop(peer, {peer}) for peer in route]
@@ -71,6 +62,10 @@ class RouteState:
         self.back = False
         self.home = False
         """Whether the first stage's gradient is here, or none is awaited."""
+
+    def extend(self, peer: PeerId) -> None:
+        """Choose the replica of the next stage."""
+        self.hops.append(Hop(peer, {peer}))
 
     @property
     def route(self) -> tuple[PeerId, ...]:
@@ -140,7 +135,7 @@ class RouteState:
     def move(self, at: int, new: PeerId) -> None:
         """Another replica takes the hop; a new attempt. On the way out, what is after it has to be done, too."""
         hop = self.hops[at]
-        hop.replica, hop.due = new, None
+        hop.replica, hop.due, hop.nudged = new, None, False
         hop.named.add(new)
         hop.asked.pop(new, None)
         self.attempt += 1
@@ -177,62 +172,3 @@ class RouteState:
         if self.hops[at].replica != peer:
             self.hops[at].replica = peer
             self.attempt += 1
-
-
-# --- courier ---------------------------------------------------------------------------------------------------------
-# Sends to the replicas of a journey: each method is one message along the present route.
-
-
-class StageClient:
-    """Sends for one journey. Every method raises the PeerError that came of it; ``within_s`` bounds it."""
-
-    def __init__(self, endpoint: Endpoint, clock: Clock, key: JourneyKey, way: RouteState) -> None:
-        self._endpoint, self._clock, self._key, self._way = endpoint, clock, key, way
-
-    async def forward(self, payload: Payload, within_s: float) -> None:
-        """The activation (or token ids) to the first stage."""
-        way = self._way
-        body = Forward(**self._fields(), route=way.route, hop=0)
-        await self._call(way.route[0], FORWARD, body, payload, within_s)
-
-    async def targets(self, payload: Payload, within_s: float) -> None:
-        """Hosted ends: the last stage keeps the targets until the microbatch gets there. Busy is waited for."""
-        body, last = Targets(**self._fields(), route=self._way.route), self._way.route[-1]
-        await self._insist(last, TARGETS, body, payload, within_s)
-
-    async def backward(self, payload: Payload, within_s: float) -> None:
-        """The gradient to the last stage. Busy is waited for: only this replica has the graph."""
-        way = self._way
-        body = Backward(**self._fields(), route=way.route, hop=way.last)
-        await self._insist(way.route[way.last], BACKWARD, body, payload, within_s)
-
-    async def resend(self, hop: int, within_s: float) -> None:
-        """Have the replica before ``hop`` send its output there again."""
-        body = Resend(**self._fields(), route=self._way.route, hop=hop)
-        await self._call(self._way.route[hop - 1], RESEND, body, b"", within_s)
-
-    async def adopt(self, hop: int, within_s: float) -> None:
-        """Have ``hop`` taken over on the way back."""
-        body = Adopt(**self._fields(), route=self._way.route, hop=hop, within_s=within_s)
-        await self._call(self._way.route[hop], ADOPT, body, b"", within_s)
-
-    async def drop(self, hop: int, peer: PeerId, attempt: int, within_s: float) -> None:
-        """Tell a replica that another does its work; whether that arrives matters little."""
-        body = Drop(**self._fields() | {"attempt": attempt}, hop=hop)
-        try:
-            await self._endpoint.notify(peer, DROP, body, timeout_s=within_s)
-        except PeerError:
-            return
-
-    def _fields(self) -> dict[str, Any]:
-        return self._key._asdict() | {"attempt": self._way.attempt}
-
-    async def _call(
-        self, peer: PeerId, rpc: Rpc[RequestT, Empty], body: RequestT, payload: Payload, within_s: float
-    ) -> None:
-        await self._endpoint.call(peer, rpc, body, timeout_s=within_s, payload=payload)
-
-    async def _insist(
-        self, peer: PeerId, rpc: Rpc[RequestT, Empty], body: RequestT, payload: Payload, within_s: float
-    ) -> None:
-        await retry_while_busy(lambda: self._call(peer, rpc, body, payload, within_s), self._clock, within_s=within_s)

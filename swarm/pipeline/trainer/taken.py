@@ -1,14 +1,16 @@
 """The microbatches that a trainer took of its shard, by step, what it retains of each until the step is closed, and how
 many it keeps in flight.
 
-:class:`Issued` and :func:`journeys_in_flight` are pure.
+:class:`Issued`, :class:`InFlight` and :func:`journeys_in_flight` are pure.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections import defaultdict, deque
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Literal
 
 from swarm.errors import Refused
@@ -146,3 +148,31 @@ def journeys_in_flight(
     wanted = math.ceil((round_trip_s + waiting_s) * rate) + 1
     bounded = min(MAX_IN_FLIGHT, max(MIN_IN_FLIGHT, wanted))
     return bounded, f"stage {slowest} serves {rate:.1f} microbatches/s for a round trip of {round_trip_s:.3f} s"
+
+
+class InFlight:
+    """How many journeys one trainer keeps in flight: ``most``, where that is given, else what its own lately tell."""
+
+    def __init__(self, replicas: Sequence[int], trainers: int, most: int | None = None) -> None:
+        self._most = most
+        self._round_trips: deque[float] = deque(maxlen=32)
+        self._compute_s: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=32))
+        self.follow(replicas, trainers)
+
+    def follow(self, replicas: Sequence[int], trainers: int) -> None:
+        """There are so many replicas of each stage, and so many trainers, from now on."""
+        self._replicas, self._trainers = dict(enumerate(replicas)), trainers
+
+    def observe(self, round_trip_s: float, compute_s: Mapping[int, float]) -> None:
+        """A journey took so long, without queueing, and each stage so long for forward and backward."""
+        self._round_trips.append(max(0.0, round_trip_s))
+        for stage, seconds in compute_s.items():
+            self._compute_s[stage].append(seconds)
+
+    def limit(self) -> int:
+        """See :func:`journeys_in_flight`."""
+        if self._most is not None:
+            return self._most
+        stage_s = {stage: median(recent) for stage, recent in self._compute_s.items()}
+        round_trip_s = median(self._round_trips) if self._round_trips else None
+        return journeys_in_flight(round_trip_s, stage_s, self._replicas, self._trainers)[0]

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import statistics
-from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from swarm.errors import PeerError, Refused, StateError, Violation, WrongStep
-from swarm.events import JourneyCompleted, JourneySetAside, JourneyStarted
+from swarm.errors import PeerError, Refused, StateError, WrongStep
+from swarm.events import JourneyCompleted, JourneySetAside
 from swarm.ids import MicrobatchId, PeerId
 from swarm.network.protocols import Answer, AnyMethod, Incoming
 from swarm.pipeline.activity import PipelineActivity
@@ -33,13 +31,11 @@ from swarm.pipeline.messages import (
 )
 from swarm.pipeline.retention import RETENTION_BYTES, HeldOfMicrobatches
 from swarm.pipeline.settle import Assigned, settle
-from swarm.pipeline.trainer.blame import OwnFailure, Poisoned
-from swarm.pipeline.trainer.context import JourneyContext
+from swarm.pipeline.trainer.context import JourneyContext, JourneyHooks
 from swarm.pipeline.trainer.ends import TrainerEnds
-from swarm.pipeline.trainer.journey import FinishedJourney, Journey
+from swarm.pipeline.trainer.journey import FinishedJourney, Journey, OwnFailure, Poisoned
 from swarm.pipeline.trainer.liveness import LivenessProbes, begin_in
-from swarm.pipeline.trainer.repair import JourneyHooks, choose_route
-from swarm.pipeline.trainer.taken import Issued, IssuedMicrobatch, journeys_in_flight
+from swarm.pipeline.trainer.taken import InFlight, Issued, IssuedMicrobatch
 from swarm.schema import Empty
 from swarm.waiting import first_done
 
@@ -86,20 +82,15 @@ class Trainer:
         retention_bytes: int = RETENTION_BYTES,
     ) -> None:
         self._context, self._source = context, source
-        self._specs = specs
-        self._replicas = dict(enumerate(replicas))
-        self._trainers = trainers
-        self._max_in_flight = max_in_flight
+        self._in_flight = InFlight(replicas, trainers, max_in_flight)
         self._journeys: dict[tuple[int, MicrobatchId], Journey] = {}
         self._tasks: dict[tuple[int, MicrobatchId], asyncio.Task[None]] = {}
         self._outcomes: dict[tuple[int, MicrobatchId], FinishedJourney | Poisoned] = {}
         self._changed = asyncio.Event()
         self._own_failures = 0
         self._taken = Issued()
-        self._step, self._after = 0, ""
+        self._open = (0, "")
         self._ends = TrainerEnds(context, source, specs=specs, retention_bytes=retention_bytes)
-        self._round_trips: deque[float] = deque(maxlen=32)
-        self._compute_s: dict[int, deque[float]] = {stage: deque(maxlen=32) for stage in self._replicas}
 
     def methods(self) -> list[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
@@ -125,8 +116,8 @@ class Trainer:
 
     def activity(self) -> PipelineActivity:
         """What is done now: of a trainer, the journeys under way and whom it leaves out."""
-        now = self._context.clock.monotonic()
-        return PipelineActivity(under_way=len(self._journeys), parole=self._context.wiring.on_parole(now=now))
+        parole = self._context.replicas.wiring.on_parole(now=self._context.clock.monotonic())
+        return PipelineActivity(under_way=len(self._journeys), parole=parole)
 
     def open_step(
         self,
@@ -142,17 +133,13 @@ class Trainer:
         Journeys of older steps are cancelled at once and what was retained of them is forgotten. Continues our shard at
         ``cursor`` where that is given and another than ours; raises ConfigError when it is outside the shard.
         """
-        self._step, self._after = step, after
+        self._open = (step, after)
         for index in [index for index in self._tasks if index[0] < step]:
             self._tasks[index].cancel()
         self._outcomes = {index: outcome for index, outcome in self._outcomes.items() if index[0] >= step}
         self._taken.drop_before(step)
-        self._replicas = {stage: len(replicas) for stage, replicas in enumerate(stages)}
-        self._trainers = trainers
-        self._context.wiring.follow(stages)
-        everybody = {peer for replicas in stages for peer in replicas}
-        self._context.pace.follow(everybody)
-        self._context.silence.follow(everybody)
+        self._in_flight.follow([len(replicas) for replicas in stages], trainers)
+        self._context.replicas.follow(stages)
         try:
             if cursor is not None and cursor != self._source.cursor:
                 self._source.seek(cursor)
@@ -201,7 +188,7 @@ class Trainer:
     def lost(self, peer: PeerId, reason: str) -> None:
         """A replica is gone: every journey through it is repaired now, without waiting for its deadlines."""
         self._context.suspect(peer, reason)
-        self._context.silence.lost(peer)
+        self._context.replicas.silence.lost(peer)
         for journey in list(self._journeys.values()):
             journey.lost(peer, reason)
 
@@ -217,10 +204,10 @@ class Trainer:
         changed = self._changed
         async with asyncio.TaskGroup() as group:
             attendance = LivenessProbes(self._context.endpoint, self._context.clock, group, self.lost)
-            escort = JourneyHooks(attendance.need, lambda work: begin_in(group, work), self._warn)
-            while step >= self._step:
+            hooks = JourneyHooks(attendance.need, lambda work: begin_in(group, work), self._warn)
+            while step >= self._open[0]:
                 changed.clear()
-                room = self._in_flight_limit() - self._under_way(step)
+                room = self._in_flight.limit() - self._under_way(step)
                 if room <= 0:
                     await first_done(changed.wait(), leader.wait_quota(step))
                     if changed.is_set():
@@ -228,8 +215,8 @@ class Trainer:
                 way = self._has_way()
                 # Also for nothing: a new leader waits to hear what was begun.
                 granted = await leader.lease(step, max(0, room) if way else 0)
-                for _ in range(granted if step >= self._step else 0):
-                    self._start(group, IssuedMicrobatch(step, self._source.take(), self._after), leader, escort)
+                for _ in range(granted if step >= self._open[0] else 0):
+                    self._start(group, IssuedMicrobatch(step, self._source.take(), self._open[1]), leader, hooks)
                 if not way:
                     await self._context.clock.sleep(LOOK_S)
                 elif granted <= 0 < room:
@@ -239,8 +226,7 @@ class Trainer:
     def _has_way(self) -> bool:
         """Whether every stage has a replica that is there, as far as we see. What is leased without would be kept from
         those who may see more."""
-        gone, wiring = self._context.gone(), self._context.wiring
-        return all(any(peer not in gone for peer in wiring.replicas(stage)) for stage in range(self._context.stages))
+        return all(self._context.replicas.present(stage) for stage in range(self._context.stages))
 
     def _under_way(self, step: int) -> int:
         """Journeys; not what is only being reported, to one who may have stalled."""
@@ -250,9 +236,7 @@ class Trainer:
         for journey in list(self._journeys.values()):
             journey.look_again()
 
-    def _start(
-        self, group: asyncio.TaskGroup, kept: IssuedMicrobatch, leader: StepLeader, escort: JourneyHooks
-    ) -> None:
+    def _start(self, group: asyncio.TaskGroup, kept: IssuedMicrobatch, leader: StepLeader, hooks: JourneyHooks) -> None:
         """Send a microbatch on its way, and report what comes of it. One that was left is on its way or at its end
         already."""
         index = (kept.step, kept.batch.id)
@@ -263,7 +247,7 @@ class Trainer:
             return
         else:
             self._ends.keep(kept)
-            task = group.create_task(self._journey(kept, leader, escort))
+            task = group.create_task(self._journey(kept, leader, hooks))
         self._tasks[index] = task
 
         def ended(done: asyncio.Task[None]) -> None:
@@ -273,10 +257,10 @@ class Trainer:
 
         task.add_done_callback(ended)
 
-    async def _journey(self, kept: IssuedMicrobatch, leader: StepLeader, escort: JourneyHooks) -> None:
+    async def _journey(self, kept: IssuedMicrobatch, leader: StepLeader, hooks: JourneyHooks) -> None:
         index = (kept.step, kept.batch.id)
         try:
-            outcome = await self._travel(kept, escort)
+            outcome = await self._travel(kept, hooks)
         except PeerError as error:  # the step was closed
             logger.warning("step %d, microbatch %s does not count: %s", *index, error)
             return
@@ -285,12 +269,10 @@ class Trainer:
         if self._taken.counts(*index):
             await self._report(index, leader)
 
-    async def _travel(self, kept: IssuedMicrobatch, escort: JourneyHooks) -> FinishedJourney | Poisoned:
+    async def _travel(self, kept: IssuedMicrobatch, hooks: JourneyHooks) -> FinishedJourney | Poisoned:
         """One microbatch's journey. Raises WrongStep when the step was closed meanwhile."""
-        index = step, microbatch = kept.step, kept.batch.id
-        route = await choose_route(self._context)
-        self._context.events.emit(JourneyStarted(step=step, microbatch=microbatch, route=route))
-        journey = self._journeys[index] = Journey(self._context, kept, route, escort)
+        index = (kept.step, kept.batch.id)
+        journey = self._journeys[index] = Journey(self._context, kept, hooks)
         try:
             finished = await journey.travel()
         except Poisoned as poison:
@@ -301,9 +283,7 @@ class Trainer:
                 del self._journeys[index]
         self._own_failures = 0
         self._ends.came_home(kept)
-        self._round_trips.append(max(0.0, finished.seconds - finished.queued_s))
-        for stage, seconds in finished.compute_s.items():
-            self._compute_s[stage].append(seconds)
+        self._in_flight.observe(finished.seconds - finished.queued_s, finished.compute_s)
         return finished
 
     def _check_own_part(self, poison: Poisoned) -> None:
@@ -345,20 +325,11 @@ class Trainer:
         self._context.events.emit(JourneySetAside(step=step, microbatch=microbatch, reason=reason))
         await leader.set_aside(step, microbatch, reason)
 
-    def _in_flight_limit(self) -> int:
-        if self._max_in_flight is not None:
-            return self._max_in_flight
-        stage_s = {stage: statistics.median(recent) for stage, recent in self._compute_s.items() if recent}
-        round_trip = statistics.median(self._round_trips) if self._round_trips else None
-        return journeys_in_flight(round_trip, stage_s, self._replicas, self._trainers)[0]
-
     # --- mail for journeys ---------------------------------------------------------------------------------------
 
     def _admit_tensor(self, caller: PeerId, body: JourneyMessage, payload_bytes: int) -> None:
         self._find(body)
-        expected = self._specs.activation_bytes if isinstance(body, Output) else self._specs.gradient_bytes
-        if payload_bytes != expected:
-            raise Violation(f"tensor of {payload_bytes} bytes where {expected} are expected", peer=caller)
+        self._ends.check_size("output" if isinstance(body, Output) else "gradient", payload_bytes, caller)
 
     def _find(self, body: JourneyMessage) -> Journey:
         journey = self._journeys.get((body.step, body.microbatch))

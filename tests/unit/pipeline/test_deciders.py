@@ -14,7 +14,7 @@ from swarm.health.watch import watched
 from swarm.ids import PeerId
 from swarm.pipeline.compute import NormGate
 from swarm.pipeline.stage.microbatch_state import WorkQueue
-from swarm.pipeline.trainer.taken import MAX_IN_FLIGHT, MIN_IN_FLIGHT, WAITING, journeys_in_flight
+from swarm.pipeline.trainer.taken import MAX_IN_FLIGHT, MIN_IN_FLIGHT, WAITING, InFlight, journeys_in_flight
 from swarm.pipeline.wiring import Wiring
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
@@ -166,6 +166,17 @@ def test_flight_lets_as_many_wait_whatever_the_links_cost() -> None:
     near, far = (journeys_in_flight(0.27 + link, stage_s, replicas, trainers=2)[0] for link in (0.0, 0.22))
     assert near == (12 + WAITING * 12) / 2 + 1, "one at each of the twelve replicas, and those that wait"
     assert far == near + 5
+
+
+def test_flight_of_a_trainer_follows_what_its_journeys_took_and_who_is_there() -> None:
+    flight = InFlight([2, 2], trainers=1)
+    assert flight.limit() == 2 * MIN_IN_FLIGHT, "nothing is measured yet"
+    for _ in range(3):
+        flight.observe(1.0, {0: 0.1, 1: 0.2})
+    assert flight.limit() == journeys_in_flight(1.0, {0: 0.1, 1: 0.2}, {0: 2, 1: 2}, trainers=1)[0]
+    flight.follow([2, 1], trainers=1)
+    assert flight.limit() == journeys_in_flight(1.0, {0: 0.1, 1: 0.2}, {0: 2, 1: 1}, trainers=1)[0]
+    assert InFlight([2, 2], trainers=1, most=7).limit() == 7
 
 
 def test_gate_refuses_only_after_it_has_seen_enough() -> None:

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from swarm.errors import Busy, StateError
+from swarm.errors import StateError
 from swarm.events import HopMoved, JourneyCompleted, JourneySetAside
-from swarm.ids import MicrobatchId, PeerId
+from swarm.ids import PeerId
 from swarm.models.dropout import dropout_seed
 from swarm.pipeline.messages import Blocked
-from swarm.pipeline.trainer.pace import JourneyDeadlines, UnresponsivePeers
-from swarm.pipeline.trainer.repair import EXTRA_TURNS, JourneyHooks, Repair
+from swarm.pipeline.trainer.directives import SuspectReplica
+from swarm.pipeline.trainer.journey_state import EXTRA_TURNS, JourneyPhase, JourneyState
+from swarm.pipeline.trainer.pace import JourneyDeadlines, ReplicaChoice
 from swarm.pipeline.trainer.trainer import OWN_FAILURES
 from swarm.pipeline.wiring import Wiring
 from swarm.step.calls import first_leaf
 from tests.harness.expect import eventually
 from tests.harness.rigs.pipeline import (
     PHASES,
-    TRAINER,
     Crew,
-    FakeClock,
     FakeLeader,
     microbatch,
     quick,
@@ -127,31 +125,34 @@ async def test_replica_that_was_only_slow_counts_nothing_twice(hosted: bool, whe
 
 
 @pytest.mark.parametrize("alive", [True, False])
-async def test_late_replica_of_a_run_that_has_only_begun_gets_another_turn_if_it_is_alive(alive: bool) -> None:
-    clock, silence, suspected = FakeClock(), UnresponsivePeers(), []
-    context: Any = SimpleNamespace(
-        endpoint=None, clock=clock, pace=JourneyDeadlines(), silence=silence, ends=object(), gone=tuple,
-        suspect=lambda peer, reason: suspected.append(peer), wiring=Wiring([A, B], seed=1),
-    )  # fmt: skip
-    context.pace.observe(B[0], "forward", 0.1)
-    escort = JourneyHooks(attend=lambda peers: None, spawn=lambda work: work.close())
-    repair = Repair(context, (1, MicrobatchId(TRAINER, "00" * 8, 0, 0)), (A[0], B[0]), escort, lambda: None)
-    repair.awaits(1, "forward")
-    clock.now = context.pace.seconds(B[0], "forward") + 0.1
+def test_late_replica_of_a_run_that_has_only_begun_gets_another_turn_if_it_is_alive(alive: bool) -> None:
+    replicas = ReplicaChoice(wiring=Wiring([A[:1], B[:1]], seed=1))
+    replicas.pace.observe(B[0], "forward", 0.1)
+    state = JourneyState(replicas, 2, hosted=False)
+    state.begin(0.0)
+    state.embedded(0.0)
+    state.sent(0, 0.0)
+    state.forwarded(0, A[0], 0.0)  # from now on it is the turn of the second stage
+    now = replicas.pace.seconds(B[0], "forward") + 0.1
     if alive:
-        silence.heard(B[0], clock.now - 0.05)
-    due = repair.look()
-    assert suspected == ([] if alive else [B[0]])
-    assert (due is not None) == alive
+        replicas.silence.heard(B[0], now - 0.05)
+
+    def suspected() -> list[PeerId]:
+        actions = [directive.action for directive in state.look(now)]
+        return [action.peer for action in actions if isinstance(action, SuspectReplica)]
+
+    assert suspected() == ([] if alive else [B[0]])
+    assert (state.way.next_due() is not None) == alive
     if alive:
         for turn in range(EXTRA_TURNS):
-            assert due == pytest.approx(2.0 ** (turn + 1))
-            clock.now += due + 0.01
-            silence.heard(B[0], clock.now)
-            due = repair.look()
-        assert suspected == [B[0]], "in the end it is replaced all the same"
-    repair.close()
-    await asyncio.sleep(0)
+            due = state.way.next_due()
+            assert due is not None
+            assert due - now == pytest.approx(2.0 ** (turn + 1))
+            now = due + 0.01
+            replicas.silence.heard(B[0], now)
+            found = suspected()
+            assert found == [] or turn == EXTRA_TURNS - 1
+        assert found == [B[0]], "in the end it is replaced all the same"
 
 
 async def test_late_answer_of_a_suspected_replica_is_welcome() -> None:
@@ -277,9 +278,10 @@ async def test_late_answer_while_the_ends_finish_changes_no_route() -> None:
 
     async def run(fn: Any, /, *args: Any) -> Any:
         (journey,) = crew.side.trainer._journeys.values()
-        if journey._way.complete:  # the ends finish, and who was asked in place of one believed gone has no place
+        if journey._state.phase is JourneyPhase.ADDING:  # meanwhile somebody is believed gone, and says it has no place
             gone.add(journey.route[1])
-            journey._repair._start(1, Busy("no place"))
+            journey.lost(journey.route[1], "it is gone")
+            journey.deliver_blocked(journey.route[1], blocked(1, journey.route[1], "busy"))
             await turns()
         return await usual(fn, *args)
 
@@ -288,6 +290,20 @@ async def test_late_answer_while_the_ends_finish_changes_no_route() -> None:
     assert gone == {leader.finished[0].route[1]}
     assert set(crew.side.part.held) == {microbatch(0)}
     assert crew.side.events.of(HopMoved) == []
+
+
+def blocked(hop: int, peer: PeerId, code: str) -> Blocked:
+    """What a replica says that does not go on with a microbatch on its way back."""
+    return Blocked(
+        step=1,
+        microbatch=microbatch(0),
+        attempt=0,
+        hop=hop,
+        peer=peer,
+        direction="backward",
+        code=code,
+        reason="not yet",
+    )
 
 
 async def test_replica_that_says_the_same_again_and_again_takes_no_memory() -> None:
@@ -299,11 +315,8 @@ async def test_replica_that_says_the_same_again_and_again_takes_no_memory() -> N
         await eventually(lambda: crew.side.trainer._journeys)
         (journey,) = crew.side.trainer._journeys.values()
         for _ in range(100):
-            journey.deliver_blocked(journey.route[0], Blocked(
-                step=1, microbatch=microbatch(0), attempt=0, hop=0, peer=journey.route[0], direction="backward",
-                code="refused", reason="not yet",
-            ))  # fmt: skip
-        assert len(journey._repair._blocked) == 1
+            journey.deliver_blocked(journey.route[0], blocked(0, journey.route[0], "refused"))
+        assert len(journey._state._blocked) == 1
         gate.set()
         await feeding
     assert len(leader.finished) == 1
@@ -447,4 +460,6 @@ async def test_nothing_is_left_behind_when_feeding_ends() -> None:
         await asyncio.gather(feeding, return_exceptions=True)
         assert crew.side.trainer._journeys == {}
     await turns(100)
-    assert {task for task in asyncio.all_tasks() - before if "Attend" in repr(task) or "_drive" in repr(task)} == set()
+    assert {
+        task for task in asyncio.all_tasks() - before if "_attend" in repr(task) or "_attempt" in repr(task)
+    } == set()

@@ -18,7 +18,7 @@ from swarm.pipeline.stage.admission import Participants, StageContext, StageSett
 from swarm.pipeline.stage.server import StageServer
 from swarm.pipeline.trainer.context import JourneyContext
 from swarm.pipeline.trainer.journey import FinishedJourney
-from swarm.pipeline.trainer.pace import JourneyDeadlines
+from swarm.pipeline.trainer.pace import JourneyDeadlines, ReplicaChoice
 from swarm.pipeline.trainer.trainer import Trainer
 from swarm.pipeline.wiring import Wiring
 from swarm.sim.network import SimEndpoint, SimNetwork
@@ -196,14 +196,16 @@ class TrainerSide:
             endpoint=endpoint,
             device=InlineDevice(forgets=True),  # type: ignore[arg-type]
             ends=None if hosted else EndsCompute(self.part, boundary, torch.device("cpu")),
-            wiring=self.wiring,
+            replicas=ReplicaChoice(
+                wiring=self.wiring,
+                pace=pace or JourneyDeadlines(floor_s=5.0, ceiling_s=5.0),
+                gone=gone,
+                doubted=doubted,
+            ),
             events=self.events,
             clock=clock or SystemClock(),
             verify=verify,
-            pace=pace or JourneyDeadlines(floor_s=5.0, ceiling_s=5.0),
             suspect=self.suspected.__setitem__,
-            gone=gone,
-            doubted=doubted,
         )
         self.trainer = Trainer(
             self.context,
