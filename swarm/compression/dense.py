@@ -80,7 +80,7 @@ class DenseCodec:
         if not source.is_floating_point():
             raise BugError(f"codec {self.name} cannot carry {source.dtype}")
         wire = source.to(self.dtype)
-        if torch.finfo(source.dtype).max <= torch.finfo(self.dtype).max:
+        if torch.finfo(source.dtype).max <= torch.finfo(self.dtype).max or all_finite(wire):
             return wire
         overflown = wire.isinf() & source.isfinite()
         limit = torch.finfo(self.dtype).max
