@@ -59,7 +59,7 @@ class Codec(Protocol):
 
     def narrow(self, tensor: Tensor, context: EncodeContext) -> Tensor:
         """Return the bytes that :meth:`encode` gives, uint8 (bytes,), on the device where they were made: the tensor's
-        where the codec can."""
+        where the codec can make the same bytes there."""
 
     def widen(self, wire: Tensor, spec: TensorSpec) -> Tensor:
         """Return what :meth:`decode` gives for such bytes, on the device where they are; Inf and NaN pass. Raises

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from swarm.compression.codec import EncodeContext
+from swarm.compression.dense import all_finite
 from swarm.errors import BugError, Violation
 from swarm.models.spec import TensorSpec
 
@@ -72,17 +73,22 @@ class HadamardCodec:
 
     def decode(self, buffer: bytes | bytearray | memoryview, spec: TensorSpec, *, check_finite: bool = False) -> Tensor:
         """See :class:`~swarm.compression.codec.Codec`. Raises Violation, whatever ``check_finite`` says, for a scale or
-        a step that no encoder makes: what it returns is finite."""
+        a step that no encoder makes."""
         view = memoryview(buffer).cast("B")
         self._check_length(view.nbytes, spec)
         if not view.nbytes:
             return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
-        return self.widen(torch.frombuffer(bytearray(view) if view.readonly else view, dtype=torch.uint8), spec)
+        values = self.widen(torch.frombuffer(bytearray(view) if view.readonly else view, dtype=torch.uint8), spec)
+        if check_finite and not all_finite(values):
+            raise Violation(f"a value is not finite in {spec.dtype}")
+        return values
 
     def narrow(self, tensor: Tensor, context: EncodeContext) -> Tensor:
         """See :class:`~swarm.compression.codec.Codec`. On the tensor's device."""
         if not tensor.is_floating_point():
             raise BugError(f"codec {self.name} cannot carry {tensor.dtype}")
+        if tensor.device.type not in ("cpu", "cuda"):  # Metal divides fast, and flushes what is subnormal
+            tensor = tensor.cpu()
         rows = _rows(tensor.detach())
         per_row = -(-rows.shape[1] // TILE)
         wire = torch.empty(self._bytes(len(rows) * per_row), dtype=torch.uint8, device=tensor.device)
@@ -157,8 +163,9 @@ class HadamardCodec:
 INT8H = HadamardCodec("int8h", 8)
 INT4H = HadamardCodec("int4h", 4)
 
-_SMALLEST_BITS, _LARGEST_BITS = 0x0080, 0x7C00
-"""Of the bfloat16 scales that encoders make, but for zero: 2⁻¹²⁶, and more than 2¹²⁰."""
+_SMALLEST_BITS, _LARGEST_BITS = 0x0080, 0x7700
+"""Of the bfloat16 scales that encoders make, but for zero: 2⁻¹²⁶, and 2¹¹¹, for no value is beyond 2¹¹⁰. With it the
+largest steps come to 2¹²¹: finite, but in float16."""
 
 
 def _rows(tensor: Tensor) -> Tensor:

@@ -362,6 +362,8 @@ class NormGate:
 
     def check(self, sender: PeerId, norm: float) -> str | None:
         """None when the norm is accepted (and remembered), else the reason for refusing it."""
+        if not math.isfinite(norm):
+            return f"the gradient from {sender} has no finite norm"
         if len(self._norms) >= self._warmup:
             limit = self._factor * max(median(self._norms), 1e-12)
             if norm > limit:

@@ -30,10 +30,10 @@ class MemoryRelief:
         """A piece of work found the memory that it takes."""
         self._alone = 0
 
-    async def after(self, error: Exception) -> PeerError:
+    async def after(self, error: Exception, *, alone: bool = True) -> PeerError:
         """Drop the graphs of all microbatches that wait, and what torch keeps of the device's memory. Return what to
         answer whoever wants the work: Busy, since there is room now, or a PeerError for work that found no room
-        MOST_ALONE times although nothing else was held.
+        MOST_ALONE times although nothing else was held. ``alone``: no other work was under way.
 
         ``error`` is what :func:`~swarm.device.is_out_of_memory` is true of. The frames that it came through are
         cleared, for they hold the tensors of the work that failed.
@@ -46,7 +46,7 @@ class MemoryRelief:
         event = GraphsDropped(step=self._table.step, part=part, device=str(device), graphs=dropped, reason=why)
         self._context.events.emit(event)
         logger.warning("step %d: %s has no memory left, %d graphs dropped: %s", event.step, device, dropped, why)
-        self._alone = 0 if dropped else self._alone + 1
+        self._alone = 0 if dropped or not alone else self._alone + 1
         if self._alone >= MOST_ALONE:
             return PeerError(f"{device} has no memory for it, though no other microbatch is held there: {why}")
         return Busy(f"{device} had no memory left, and {dropped} graphs were dropped")

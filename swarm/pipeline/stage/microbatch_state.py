@@ -253,14 +253,15 @@ class MicrobatchState:
         return news
 
     def start(self) -> Direction | None:
-        """Its turn on the device came. Return what is to be computed, None when it is in the sum already."""
+        """Its turn on the device came. Return what is to be computed, None when another lane does, or did."""
         if self._move(Phase.CONTRIBUTING):
             return "backward"
-        self._move(Phase.COMPUTING)
-        return None if self.accumulated else "forward"
+        return "forward" if self._move(Phase.COMPUTING) else None
 
     def computed(self, output: Payload, graph: Graph) -> Next:
-        """Its forward was computed."""
+        """Its forward was computed. Nothing is kept of what went back meanwhile."""
+        if self.phase not in (Phase.COMPUTING, Phase.QUEUED_BACK):
+            return Next(Action.NOTHING, "its backward went ahead without it")
         self.tensors.graph = graph
         self._move(Phase.SENT_ON)
         if self.tensors.gradient is not None:

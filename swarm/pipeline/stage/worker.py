@@ -8,12 +8,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from swarm.device import is_out_of_memory
-from swarm.errors import BugError, PeerError, Refused
+from swarm.errors import BugError, PeerError, Refused, WrongStep
 from swarm.events import Accumulated
 from swarm.ids import JourneyKey, PeerId, stage_part
 from swarm.models.dropout import dropout_seed
 from swarm.network.protocols import Payload, RequestT, Rpc
-from swarm.phases import Phases
+from swarm.phases import Phases, advance
 from swarm.pipeline.activity import ComputePace
 from swarm.pipeline.compute import Contributed, Graph, Material
 from swarm.pipeline.messages import (
@@ -39,6 +39,10 @@ from swarm.security.signing import receipt_bytes
 from swarm.waiting import first_done, retry_while_busy
 
 logger = logging.getLogger(__name__)
+
+MAX_ADDING = 2
+"""Contributions under way at once: each holds a gradient of all the part's parameters until it is added."""
+
 Spawn = Callable[[Coroutine[Any, Any, None]], None]
 
 
@@ -58,6 +62,7 @@ class Worker:
         self._settings, self._context, self._table = settings, context, table
         self._handover, self._memory, self._spawn = handover, memory, spawn
         self._wake = asyncio.Event()
+        self._adding, self._under_way = asyncio.Semaphore(MAX_ADDING), 0
         self.pace = ComputePace()
 
     async def run(self) -> None:
@@ -97,6 +102,7 @@ class Worker:
     async def _work(self, state: MicrobatchState, direction: Direction) -> None:
         started = self._context.clock.monotonic()
         queued = started - state.arrived
+        self._under_way += 1
         try:
             if direction == "backward" or self._settings.computes_loss:
                 await self._contribute(state, queued)
@@ -110,10 +116,12 @@ class Worker:
             self._give_up(state, direction, error)
         except Exception as error:  # one poisonous microbatch is its trainer's trouble, not the end of the replica
             if is_out_of_memory(error):
-                self._give_up(state, direction, await self._memory.after(error))
+                self._give_up(state, direction, await self._memory.after(error, alone=self._under_way == 1))
                 return
             logger.exception("step %d, microbatch %s", state.key.step, state.key.microbatch)
             self._give_up(state, direction, PeerError(f"{type(error).__name__}: {error}"))
+        finally:
+            self._under_way -= 1
 
     def _give_up(self, state: MicrobatchState, direction: Direction, error: PeerError) -> None:
         """Nothing was accumulated: forget the microbatch and say so. A new attempt may come."""
@@ -139,10 +147,10 @@ class Worker:
         follows = state.computed(output, graph)
         if follows.action is Action.QUEUE_BACKWARD:
             self.queue("backward", state)
+        if follows.action is not Action.TELL_FORWARD:
             return
-        elapsed = self._context.clock.monotonic() - started
-        self.pace.observe("forward", elapsed)
-        self._spawn(self._handover.report_forward(state, (queued, elapsed)))
+        took = self._took("forward", queued, started)
+        self._spawn(self._handover.report_forward(state, took))
         self._spawn(self._handover.pass_forward(state, output))
 
     async def _contribute(self, state: MicrobatchState, queued: float) -> None:
@@ -161,25 +169,41 @@ class Worker:
         )
         graph, sender = state.take_graph(), tensors.gradient_sender
 
+        beside = self._context.device.lanes > 1
+
         def compute() -> Phases[Contributed]:
-            result = yield from self._context.compute.contribute(material, graph, sender)
+            work = self._context.compute.contribute(material, graph, sender)
+            while (end := advance(work)) is None:
+                yield
+                # Between two phases another lineage's step of this number may have been opened; else that comes later.
+                if beside and state.dropped:
+                    raise WrongStep(f"it was dropped: {state.dropped}")
+            result: Contributed = end.value
             state.accumulate(result.loss_sum, result.tokens)
             return result
 
         state.in_use += 1
         try:
-            result = await self._context.device.run_phases(compute())
+            async with self._adding:
+                result = await self._context.device.run_phases(compute())
         finally:
             state.in_use -= 1
         if state.dropped:  # its lineage was given up meanwhile: nothing of it counts
             return
         part = stage_part(self._settings.stage)
         self._context.events.emit(Accumulated(step=state.key.step, microbatch=state.key.microbatch, part=part))
-        elapsed = self._context.clock.monotonic() - started
-        self.pace.observe("backward", elapsed)
-        self._spawn(self._handover.report_backward(state, (queued, elapsed)))
+        took = self._took("backward", queued, started)
+        self._spawn(self._handover.report_backward(state, took))
         self._spawn(self._handover.pass_backward(state, result.gradient))
         self._table.retention.hold(state)
+
+    def _took(self, direction: Direction, queued: float, started: float) -> tuple[float, float]:
+        """Return the seconds that a piece of work waited and was computed: of the time that it was under way, what is
+        its share among those that are (Little's law), so that a replica seems as fast as it is."""
+        under_way_s = self._context.clock.monotonic() - started
+        computed = under_way_s / max(1, self._under_way)
+        self.pace.observe(direction, computed)
+        return queued + under_way_s - computed, computed
 
     def _seed(self, state: MicrobatchState) -> int:
         return dropout_seed(self._settings.seed, state.key.microbatch)

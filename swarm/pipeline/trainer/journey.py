@@ -275,6 +275,13 @@ class Journey:
     # --- what is sent ----------------------------------------------------------------------------------------------
 
     async def _attempt(self, action: SendHop | PauseHop) -> None:
+        try:
+            await self._attempted(action)
+        except Exception as bug:  # noqa: BLE001 - raised where the journey is awaited
+            self._bug = bug
+            self._wake.set()
+
+    async def _attempted(self, action: SendHop | PauseHop) -> None:
         failure: PeerError | None = None
         try:
             if isinstance(action, SendHop):
@@ -283,10 +290,6 @@ class Journey:
                 await self._context.clock.sleep(action.seconds)
         except PeerError as error:
             failure = error
-        except Exception as bug:  # noqa: BLE001 - raised where the journey is awaited
-            self._bug = bug
-            self._wake.set()
-            return
         at, now, state = action.at, self._now(), self._state
         del self._calls[at]
         if isinstance(action, PauseHop):

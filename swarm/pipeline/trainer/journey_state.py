@@ -142,8 +142,10 @@ class JourneyState:
         return self._decided()
 
     def not_sent(self, at: int, error: PeerError, now: float) -> list[Directive]:
-        """The call for hop ``at`` failed, for whatever reason."""
-        if at in self._attempts:
+        """The call for hop ``at`` failed, for whatever reason. Once the output is here, nothing depends on it."""
+        if at in self._attempts and self.phase is JourneyPhase.LOSS:
+            self._attempts.over(at, now)
+        elif at in self._attempts:
             self._end_if(self._attempts.not_sent(at, error, now))
         return self._decided()
 
@@ -205,7 +207,7 @@ class JourneyState:
         where that stage computes the loss."""
         if self._hosted:
             raise Refused("the loss of this microbatch is computed by its last stage")
-        if not self.way.back and self.phase in _UNDER_WAY:
+        if self.phase is JourneyPhase.FORWARD:
             self._observe(self.way.last, peer, now)
             if self.way.forwarded(self.way.last, peer):
                 self.phase = JourneyPhase.LOSS

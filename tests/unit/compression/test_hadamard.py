@@ -123,7 +123,7 @@ def test_bytes_are_those_of_every_machine() -> None:
 def test_bytes_that_no_encoder_makes_are_refused(codec: HadamardCodec) -> None:
     tensor = normal(2, 64)
     wire, spec = bytearray(codec.encode(tensor, CONTEXT)), spec_of(tensor)
-    for bits in (0x7F80, 0x7FC0, 0xFF80, 0x8000, 0xBF80, 0x0001, 0x7F00):
+    for bits in (0x7F80, 0x7FC0, 0xFF80, 0x8000, 0xBF80, 0x0001, 0x7F00, 0x7701):
         wrong = bytearray(wire)
         wrong[2:4] = bits.to_bytes(2, "little")
         with pytest.raises(Violation, match="scale"):
@@ -139,3 +139,12 @@ def test_bytes_that_no_encoder_makes_are_refused(codec: HadamardCodec) -> None:
         codec.encode(torch.ones(3, dtype=torch.int64), CONTEXT)
     with pytest.raises(BugError):
         codec.decode(wire, spec_of(tensor, "int64"))
+
+
+@both
+def test_whatever_a_stranger_sends_is_finite_or_refused(codec: HadamardCodec) -> None:
+    spec = TensorSpec((1, 64), "float32")
+    worst = (0x7700).to_bytes(2, "little") + bytes([{8: 0x7F, 4: 0xFF}[codec.bits]]) * (codec.wire_bytes(spec) - 2)
+    assert bool(codec.decode(worst, spec).isfinite().all())
+    with pytest.raises(Violation, match="not finite"):
+        codec.decode(worst, TensorSpec((1, 64), "float16"), check_finite=True)

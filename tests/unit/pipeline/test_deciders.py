@@ -179,6 +179,13 @@ def test_flight_of_a_trainer_follows_what_its_journeys_took_and_who_is_there() -
     assert InFlight([2, 2], trainers=1, most=7).limit() == 7
 
 
+def test_gate_refuses_what_is_not_finite_and_does_not_learn_from_it() -> None:
+    gate = NormGate(factor=10.0, warmup=4)
+    assert all(gate.check(PeerId("a"), value) is not None for value in [math.nan, math.inf] * 8)
+    assert all(gate.check(PeerId("a"), 1.0) is None for _ in range(4))
+    assert gate.check(PeerId("a"), 11.0) is not None
+
+
 def test_gate_refuses_only_after_it_has_seen_enough() -> None:
     gate = NormGate(factor=10.0, warmup=4)
     assert gate.check(A, 1e9) is None

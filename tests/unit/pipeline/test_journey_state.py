@@ -126,6 +126,8 @@ TABLE: list[tuple[str, list[Event], Event, list[str]]] = [
       "resend 2 by b0: the first that is left; c0: unreachable"]),
     ("has its output", ON_ITS_WAY, ("output", "c0"), ["loss: c0 sent the output"]),
     ("has its output twice", [*ON_ITS_WAY, ("output", "c0")], ("output", "c0"), []),
+    ("hears when it has its output that the first call failed",
+     [*SET_OUT, ("forwarded", 0, "a0"), ("forwarded", 1, "b0"), ("output", "c0")], ("not_sent", 0, BROKE), []),
     ("cannot use its output", [*ON_ITS_WAY, ("output", "c0")], ("output_unusable", Violation("NaN", peer="c0")),
      ["MoveHop 2 c0 c1: violation: NaN", "resend 2 by b0: the first that is left; c0: violation"]),
     ("turns back", BACK[:-1], ("loss_computed",), ["backward 2 by c0: the loss is computed"]),

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import torch
 
 from swarm.errors import BugError
 from swarm.events import Accumulated
 from swarm.phases import Phases, advance
+from swarm.pipeline.stage.memory import MOST_ALONE
 from tests.harness.expect import eventually
 from tests.harness.rigs.pipeline import ReplicaScene, microbatch, spoil, working
 
@@ -97,6 +99,44 @@ async def test_contribution_whose_step_closes_between_two_phases_is_not_added_to
     assert closed == before + 1, "the step did not close between two phases"
     assert scene.part.held == {}
     assert scene.replica.events.of(Accumulated) == []
+
+
+async def test_contribution_of_another_lineage_between_two_phases_is_not_added_to_the_step_of_its_number(
+    scene: ReplicaScene,
+) -> None:
+    lanes = Lanes(scene)
+    async with working(scene.replica):
+        await scene.forward()
+        await lanes.to_the_end(lambda: scene.down.of("forward"))
+        before = len(lanes.waiting)
+        await scene.backward()
+        await lanes.stopped(before + 1)
+        scene.replica.open_step(1, after="abc")
+        dropped = len(scene.server._table) == 0
+        await lanes.to_the_end(lambda: lanes.ended == 2)
+    assert dropped, "the step was not opened anew"
+    assert scene.part.held == {}
+
+
+async def test_replica_seems_no_slower_for_what_is_under_way_beside(scene: ReplicaScene) -> None:
+    lanes = Lanes(scene)
+    async with working(scene.replica):
+        for position in (0, 1):
+            await scene.forward(position)
+        await lanes.stopped(2)
+        scene.replica.clock.now += 8.0
+        await lanes.to_the_end(lambda: len(scene.trainer.of("hop")) == 2)
+    assert sorted(report.compute_s for report in scene.trainer.of("hop"))[0] == pytest.approx(4.0)
+
+
+async def test_no_memory_beside_other_work_never_counts_as_work_that_does_not_fit(scene: ReplicaScene) -> None:
+    lanes = Lanes(scene)
+    scene.part.on["forward"] = spoil(torch.OutOfMemoryError("CUDA out of memory"))
+    async with working(scene.replica):
+        for position in range(2 * MOST_ALONE):
+            await scene.forward(position)
+        await lanes.to_the_end(lambda: len(scene.trainer.of("blocked")) == 2 * MOST_ALONE)
+    assert [blocked.code for blocked in scene.trainer.of("blocked")[: MOST_ALONE + 1]] == ["busy"] * (MOST_ALONE + 1)
 
 
 async def test_broken_invariant_in_any_lane_ends_the_replica(scene: ReplicaScene) -> None:

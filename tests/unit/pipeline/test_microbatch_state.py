@@ -49,6 +49,23 @@ def sent_on(state: MicrobatchState) -> MicrobatchState:
     return state
 
 
+def test_microbatch_whose_backward_another_lane_took_is_computed_once(state: MicrobatchState) -> None:
+    assert received(state).queue("forward", 1.0)
+    assert state.queue("backward", 2.0)
+    assert state.start() == "backward"
+    assert state.start() is None
+
+
+def test_forward_that_ends_behind_its_backward_leaves_nothing(state: MicrobatchState) -> None:
+    assert received(state).queue("forward", 1.0)
+    assert state.start() == "forward"
+    assert state.queue("backward", 2.0)
+    assert state.start() == "backward"
+    state.accumulate(0.0, 0)
+    assert state.computed(b"output", object()).action is Action.NOTHING
+    assert (state.tensors.graph, state.tensors.output) == (None, None)
+
+
 def accumulated(state: MicrobatchState) -> MicrobatchState:
     sent_on(state).take_gradient(b"gradient", DOWN)
     assert state.queue("backward", 2.0)
