@@ -51,7 +51,7 @@ PROMISES = (
     "lanes_give_the_same_bytes", "lanes_give_the_same_sum", "free_memory_tells_what_is_taken", "out_of_memory_is_told",
     *(
         f"codec_{codec}_from_{dtype}"
-        for codec in ("float32", "bfloat16", "float16", "int8", "float64")
+        for codec in ("float32", "bfloat16", "float16", "int8", "int8h", "int4h", "float64")
         for dtype in ("float32", "bfloat16")
     ),
     "codec_int32_from_int64",
