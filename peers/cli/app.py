@@ -10,18 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from peers.cli.chaos import chaos
-from peers.cli.ckpt import ckpt
-from peers.cli.dashboard import dashboard
-from peers.cli.data import data
-from peers.cli.doctor import doctor
-from peers.cli.history import history
-from peers.cli.model import evaluate, export, look, sample
-from peers.cli.options import LightCommand, LightGroup
-from peers.cli.quickstart import quickstart
-from peers.cli.running import drain, identity, invite, peers, status
-from peers.cli.start import join, new
-from peers.cli.top import top
+from peers.cli.light import CommandTable, Entry, LightCommand
 from peers.console.interrupt import received
 from peers.console.words import CommandError, command_name, listed, report_error
 from peers.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_USAGE, exit_code_of
@@ -40,9 +29,51 @@ Exit codes:
   75   left in order after SIGTERM, or because the machine is taken back
   130  interrupted by Ctrl-C (143: by SIGTERM)"""
 
+_LIGHT = {"cls": LightCommand}
+
+
+class Commands(CommandTable):
+    """What follows ``swarm``."""
+
+    epilog_of_each = _EPILOG
+    entries = {
+        "quickstart": Entry("peers.cli.quickstart", "quickstart",
+                            "Train a small model with a whole swarm on this machine.",
+                            # The command itself says what is wrong with words that belong to no option.
+                            {"context_settings": {"allow_extra_args": True},
+                             "short_help": "Train a small model with a whole swarm on this machine."}),
+        "new": Entry("peers.cli.start", "new",
+                     "Start a run that others join, and serve it in the foreground until it is over.", _LIGHT),
+        "join": Entry("peers.cli.start", "join", "Join a run, in the foreground, until it is over.", _LIGHT),
+        "doctor": Entry("peers.cli.doctor", "doctor",
+                        "Say why this machine cannot join a run, or that it can.", _LIGHT),
+        "status": Entry("peers.cli.running", "status", "Show the peers of this machine.", _LIGHT),
+        "peers": Entry("peers.cli.running", "peers",
+                       "Show the whole swarm by part, as a peer of this machine sees it.", _LIGHT),
+        "dashboard": Entry("peers.cli.dashboard", "dashboard",
+                           "Show a run in a browser, live, to look at only.", _LIGHT),
+        "top": Entry("peers.cli.top", "top", "Watch a run in the terminal.", _LIGHT),
+        "drain": Entry("peers.cli.running", "drain", "Have a peer leave its run in order.", _LIGHT),
+        "invite": Entry("peers.cli.running", "invite", "Print an invite to the run of a peer on this machine.", _LIGHT),
+        "id": Entry("peers.cli.running", "identity", "Show the identity of a place.", _LIGHT),
+        "history": Entry("peers.cli.history", "history", "Show the decision about each step of a run."),
+        "export": Entry("peers.cli.model", "export", "Write a trained model as a directory that transformers loads, "
+                        "with its tokenizer and a model card."),
+        "eval": Entry("peers.cli.model", "evaluate",
+                      "Measure how well a trained model foretells text: loss, perplexity, and bits a byte."),
+        "sample": Entry("peers.cli.model", "sample", "Have a trained model continue a prompt."),
+        "chaos": Entry("peers.cli.chaos", "chaos",
+                       "Throw faults at a swarm, and check that it keeps every invariant of a run."),
+        "data": Entry("peers.cli.data", "data", "Build, check and list shards: private text as tokens for training."),
+        "ckpt": Entry("peers.cli.ckpt", "ckpt",
+                      "List, check and fetch the checkpoints from which a run can be resumed."),
+        "model": Entry("peers.cli.model", "look", "Look at models of transformers: may they be trained here?"),
+    }  # fmt: skip
+
+
 app = typer.Typer(
     name="swarm",
-    cls=LightGroup,
+    cls=Commands,
     help="Train one model together on unreliable machines, without a centre; all data stays at home.",
     epilog=_EPILOG,
     add_completion=False,
@@ -50,30 +81,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(
-    epilog=_EPILOG,
-    short_help="Train a small model with a whole swarm on this machine.",
-    # The command itself says what is wrong with words that belong to no option.
-    context_settings={"allow_extra_args": True},
-)(quickstart)
-for _command in (new, join):
-    app.command(cls=LightCommand, epilog=_EPILOG)(_command)
-app.command(cls=LightCommand, epilog=_EPILOG)(doctor)
-app.command(cls=LightCommand, epilog=_EPILOG)(status)
-app.command(cls=LightCommand, epilog=_EPILOG)(peers)
-app.command(cls=LightCommand, epilog=_EPILOG)(dashboard)
-app.command(cls=LightCommand, epilog=_EPILOG)(top)
-app.command(cls=LightCommand, epilog=_EPILOG)(drain)
-app.command(cls=LightCommand, epilog=_EPILOG)(invite)
-app.command("id", cls=LightCommand, epilog=_EPILOG)(identity)
-app.command(epilog=_EPILOG)(history)
-app.command(epilog=_EPILOG)(export)
-app.command("eval", epilog=_EPILOG)(evaluate)
-app.command(epilog=_EPILOG)(sample)
-app.command(epilog=_EPILOG)(chaos)
-app.add_typer(data, name="data", epilog=_EPILOG)
-app.add_typer(ckpt, name="ckpt", epilog=_EPILOG)
-app.add_typer(look, name="model", epilog=_EPILOG)
 
 
 def run(arguments: Sequence[str]) -> int:

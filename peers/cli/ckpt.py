@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peers.cli.options import AsJson, Home, WholeGroup
+from peers.cli.light import WholeGroup
+from peers.cli.options import AsJson, Home
 
 if TYPE_CHECKING:
     from peers.checkpoints.verify import CheckedStep

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from peers.cli.options import AsJson, WholeGroup
+from peers.cli.light import WholeGroup
+from peers.cli.options import AsJson
 from peers.console.words import printable
 from swarm.errors import SwarmError
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from peers.cli.options import AsJson, Home, WholeGroup
+from peers.cli.light import WholeGroup
+from peers.cli.options import AsJson, Home
 
 if TYPE_CHECKING:
     from peers.commands.evaluate import LoadedModel, TextLoss

@@ -1,86 +1,22 @@
-"""Options of commands: those that are made from a model (:mod:`peers.options.model`), those that several commands
-share, and parsing them without pydantic.
-
-Newer versions of typer load pydantic to turn text into text and an absent flag into False, which takes longer than all
-else that ``swarm status`` does together.
-"""
+"""Options of commands: those that are made from a model (:mod:`peers.options.model`), and those that several share."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
-from peers.exit_codes import EXIT_USAGE
 from peers.options.fields import Setting, settings_of
 from peers.options.model import PeerOptions
-
-_WHOLE = 1000
-
-
-class LightCommand(TyperCommand):
-    """A command whose options, but for its flags, hand on the text that was typed: declare them as ``str | None``."""
-
-    def get_params(self, ctx: Any) -> Any:
-        """The parameters, made light."""
-        return _lightened(super().get_params(ctx))
-
-
-class WholeGroup(TyperGroup):
-    """A group whose help says the whole first sentence of each command, over several lines where it is long: typer cuts
-    it off where the line ends. Without a command it prints its help, as an error."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The arguments that are left for a command."""
-        if not args and self.no_args_is_help:
-            typer.echo(ctx.get_help(), err=True)
-            raise typer.Exit(EXIT_USAGE)
-        return super().parse_args(ctx, args)
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """The list of commands."""
-        known = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
-        rows = [(name, one.get_short_help_str(_WHOLE)) for name, one in known if one is not None and not one.hidden]
-        if rows:
-            with formatter.section("Commands"):
-                formatter.write_dl(rows)
-
-
-class LightGroup(WholeGroup):
-    """A group that has flags only."""
-
-    def get_params(self, ctx: Any) -> Any:
-        """The parameters, made light."""
-        return _lightened(super().get_params(ctx))
-
-
-def _lightened(parameters: Iterable[Any]) -> list[Any]:
-    found = list(parameters)
-    for parameter in found:
-        if "process_value" not in vars(parameter):
-            parameter.process_value = _as_given(parameter) if getattr(parameter, "is_flag", False) else _as_typed
-    return found
-
-
-def _as_given(flag: Any) -> Any:
-    """For a flag that was not given there is nothing to check, and nothing to call back."""
-    check = flag.process_value
-    return lambda context, value: None if value is None else check(context, value)
-
-
-def _as_typed(context: object, value: object) -> object:
-    return value
-
 
 # --- options that are made from a model ------------------------------------------------------------------------------
 
 
 def offer(command: str, *models: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options that models have of it, in their order: it is called with each by its key, as it was
-    typed, None where it was not. For a :class:`LightCommand`."""
+    typed, None where it was not. For a :class:`~peers.cli.light.LightCommand`."""
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         offered = {

@@ -391,8 +391,7 @@ class MicrobatchTable:
                 self._remove(state, f"step {step} follows another record")
 
     def _add(self, key: JourneyKey, route: tuple[PeerId, ...]) -> MicrobatchState:
-        state = self._known[key.step, key.microbatch] = MicrobatchState(key, route)
-        return state
+        return self._known.setdefault((key.step, key.microbatch), MicrobatchState(key, route))
 
     def _remove(self, state: MicrobatchState, reason: str) -> None:
         self.retention.forget(state)

@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
-from peers.cli.app import run
+from peers.cli.app import Commands, app, run
 from peers.exit_codes import EXIT_USAGE
 from swarm import __version__
 from tests.harness.rigs.peers import HEAVY, PROBE
@@ -156,6 +157,20 @@ def test_cli_help_of_commands_with_a_model_loads_no_pydantic() -> None:
     for command in ("join", "new"):
         ran = subprocess.run([sys.executable, "-c", program, command, "--help"], capture_output=True, text=True)
         assert ran.stderr == "heavy: \n"
+
+
+def test_cli_list_says_of_each_command_what_its_own_help_says() -> None:
+    group = typer.main.get_group(app)
+    for name, entry in Commands.entries.items():
+        assert group.commands[name].name == name
+        assert group.commands[name].get_short_help_str(1000) == entry.said, name
+
+
+def test_cli_imports_the_command_that_is_typed_and_no_other() -> None:
+    program = PROBE.format(heavy=tuple(entry.module for entry in Commands.entries.values()))
+    for words, imported in ((["--help"], ""), (["status", "--help"], "peers.cli.running"), (["nope"], "")):
+        ran = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True)
+        assert ran.stderr.splitlines()[-1] == f"heavy: {imported}"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
