@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm.compression.codec import EncodeContext
+from swarm.compression.codec import EncodeContext, check_length
 from swarm.errors import BugError, Violation
 from swarm.models.spec import TensorSpec
 
@@ -72,8 +72,7 @@ class BlockwiseInt8:
         if not target.is_floating_point:
             raise BugError(f"codec {self.name} cannot carry {spec.dtype}")
         view = memoryview(buffer).cast("B")
-        if len(view) != self.wire_bytes(spec):
-            raise Violation(f"{len(view)} bytes for {self.name} {spec.shape}: expected {self.wire_bytes(spec)}")
+        check_length(self, len(view), spec)
         scales, steps = _split(np.frombuffer(view, dtype=np.uint8), spec.elements)
         if not ((scales >= 0) & (scales <= _LARGEST)).all():
             raise Violation("a scale is not finite or out of range")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import torch
 from torch import Tensor
 
+from swarm.errors import Violation
 from swarm.ids import MicrobatchId
 from swarm.models.spec import TensorSpec
 
@@ -64,3 +66,21 @@ class Codec(Protocol):
     def widen(self, wire: Tensor, spec: TensorSpec) -> Tensor:
         """Return what :meth:`decode` gives for such bytes, on the device where they are; Inf and NaN pass. Raises
         Violation for a wrong length."""
+
+
+def check_length(codec: Codec, size: int, spec: TensorSpec) -> None:
+    """Raise Violation where so many bytes are not what a codec makes of a tensor of ``spec``."""
+    expected = codec.wire_bytes(spec)
+    if size != expected:
+        raise Violation(f"{size} bytes for {codec.name} {spec.shape}: expected {expected}")
+
+
+def received(codec: Codec, buffer: bytes | bytearray | memoryview, spec: TensorSpec) -> Tensor:
+    """Return a payload's bytes, uint8 (bytes,): a view of a writable buffer, else a copy. Raises as
+    :func:`check_length`, before anything is allocated."""
+    view = memoryview(buffer).cast("B")
+    check_length(codec, view.nbytes, spec)
+    if not view.nbytes:
+        return torch.empty(0, dtype=torch.uint8)
+    # frombuffer warns of read-only memory, which it cannot protect: that case pays one copy.
+    return torch.frombuffer(bytearray(view) if view.readonly else view, dtype=torch.uint8)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from swarm.compression.codec import EncodeContext
+from swarm.compression.codec import EncodeContext, check_length, received
 from swarm.errors import BugError, Violation
 from swarm.models.spec import TensorSpec
 
@@ -49,17 +49,7 @@ class DenseCodec:
 
     def decode(self, buffer: bytes | bytearray | memoryview, spec: TensorSpec, *, check_finite: bool = False) -> Tensor:
         """See :class:`~swarm.compression.codec.Codec`."""
-        view = memoryview(buffer).cast("B")
-        if len(view) != self.wire_bytes(spec):
-            raise Violation(f"{len(view)} bytes for {self.name} {spec.shape}: expected {self.wire_bytes(spec)}")
-        target = getattr(torch, spec.dtype)
-        if target.is_floating_point != self.dtype.is_floating_point:
-            raise BugError(f"codec {self.name} cannot carry {spec.dtype}")
-        if spec.elements == 0:
-            return torch.empty(spec.shape, dtype=target)
-        # frombuffer warns of read-only memory, which it cannot protect: that case pays one copy.
-        wire = torch.frombuffer(bytearray(view) if view.readonly else view, dtype=self.dtype)
-        values = wire.view(spec.shape).to(target)
+        values = self.widen(received(self, buffer, spec), spec)
         if check_finite and values.is_floating_point() and not all_finite(values):
             raise Violation(f"a value is not finite in {spec.dtype}")
         return values
@@ -70,9 +60,11 @@ class DenseCodec:
 
     def widen(self, wire: Tensor, spec: TensorSpec) -> Tensor:
         """See :class:`~swarm.compression.codec.Codec`. On their device; a view of them where the dtype allows it."""
-        if wire.numel() != self.wire_bytes(spec):
-            raise Violation(f"{wire.numel()} bytes for {self.name} {spec.shape}: expected {self.wire_bytes(spec)}")
-        return wire.view(self.dtype).view(spec.shape).to(getattr(torch, spec.dtype))
+        check_length(self, wire.numel(), spec)
+        target = getattr(torch, spec.dtype)
+        if target.is_floating_point != self.dtype.is_floating_point:
+            raise BugError(f"codec {self.name} cannot carry {spec.dtype}")
+        return wire.view(self.dtype).view(spec.shape).to(target)
 
     def _converted(self, source: Tensor) -> Tensor:
         if self.dtype == torch.int32:

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from swarm.compression.codec import EncodeContext
+from swarm.compression.codec import EncodeContext, check_length, received
 from swarm.compression.dense import all_finite
 from swarm.errors import BugError, Violation
 from swarm.models.spec import TensorSpec
@@ -74,11 +74,7 @@ class HadamardCodec:
     def decode(self, buffer: bytes | bytearray | memoryview, spec: TensorSpec, *, check_finite: bool = False) -> Tensor:
         """See :class:`~swarm.compression.codec.Codec`. Raises Violation, whatever ``check_finite`` says, for a scale or
         a step that no encoder makes."""
-        view = memoryview(buffer).cast("B")
-        self._check_length(view.nbytes, spec)
-        if not view.nbytes:
-            return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
-        values = self.widen(torch.frombuffer(bytearray(view) if view.readonly else view, dtype=torch.uint8), spec)
+        values = self.widen(received(self, buffer, spec), spec)
         if check_finite and not all_finite(values):
             raise Violation(f"a value is not finite in {spec.dtype}")
         return values
@@ -110,7 +106,7 @@ class HadamardCodec:
         target = getattr(torch, spec.dtype)
         if not target.is_floating_point:
             raise BugError(f"codec {self.name} cannot carry {spec.dtype}")
-        self._check_length(wire.numel(), spec)
+        check_length(self, wire.numel(), spec)
         values = torch.empty(spec.shape, dtype=target, device=wire.device)
         rows = _rows(values)
         per_row = -(-rows.shape[1] // TILE)
@@ -136,10 +132,6 @@ class HadamardCodec:
         tiles = wire.numel() // self._bytes(1)
         each = per_row * TILE * self.bits // 8
         return wire[: 2 * tiles].view(torch.bfloat16).view(-1, per_row), wire[2 * tiles :].view(-1, each)
-
-    def _check_length(self, size: int, spec: TensorSpec) -> None:
-        if size != self.wire_bytes(spec):
-            raise Violation(f"{size} bytes for {self.name} {spec.shape}: expected {self.wire_bytes(spec)}")
 
     def _scales(self, found: Tensor) -> Tensor:
         """Return those of transformed tiles (64, tiles), float32 with a bfloat16's bits."""

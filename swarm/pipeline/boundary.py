@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from swarm.compression.codec import Codec, EncodeContext
+from swarm.compression.codec import Codec, EncodeContext, check_length
 from swarm.compression.dense import INT32, all_finite
 from swarm.errors import Violation
 from swarm.ids import MicrobatchId
@@ -91,7 +91,8 @@ class BoundarySpecs:
         codec = self._codec(direction)
         if device.type != "cuda":
             return codec.decode(payload, self.activation, check_finite=True).to(device)
-        wire = _page_locked(payload, codec.wire_bytes(self.activation))
+        check_length(codec, memoryview(payload).nbytes, self.activation)
+        wire = _page_locked(payload)
         values = codec.widen(wire.to(device, non_blocking=True), self.activation)
         if not all_finite(values):
             raise Violation(f"a value is not finite in {self.activation.dtype}")
@@ -163,11 +164,9 @@ def wait(ready: Mark) -> None:
         torch.cuda.current_stream().wait_event(ready)
 
 
-def _page_locked(payload: Payload, size: int) -> Tensor:
-    """Return a copy of a payload from where a device can fetch it by itself, uint8 (size,)."""
+def _page_locked(payload: Payload) -> Tensor:
+    """Return a copy of a payload from where a device can fetch it by itself, uint8 (bytes,)."""
     data = np.frombuffer(payload, dtype=np.uint8)
-    if data.size != size:
-        raise Violation(f"{data.size} bytes came, {size} were expected")
-    wire = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    wire = torch.empty(data.size, dtype=torch.uint8, pin_memory=True)
     wire.numpy()[:] = data
     return wire

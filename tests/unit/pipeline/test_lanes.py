@@ -59,6 +59,16 @@ async def scene() -> AsyncIterator[ReplicaScene]:
     yield found
 
 
+async def contributing(scene: ReplicaScene, lanes: Lanes) -> int:
+    """Have the first phase of a contribution done, and no other. Return how many phases had been done before."""
+    await scene.forward()
+    await lanes.to_the_end(lambda: scene.down.of("forward"))
+    before = len(lanes.waiting)
+    await scene.backward()
+    await lanes.stopped(before + 1)
+    return before
+
+
 async def test_second_forward_arrives_while_the_first_is_computed_and_a_third_waits(scene: ReplicaScene) -> None:
     lanes = Lanes(scene)
     async with working(scene.replica):
@@ -88,11 +98,7 @@ async def test_contributions_under_way_at_once_are_added_once_each(scene: Replic
 async def test_contribution_whose_step_closes_between_two_phases_is_not_added_to_the_next(scene: ReplicaScene) -> None:
     lanes = Lanes(scene)
     async with working(scene.replica):
-        await scene.forward()
-        await lanes.to_the_end(lambda: scene.down.of("forward"))
-        before = len(lanes.waiting)
-        await scene.backward()
-        await lanes.stopped(before + 1)
+        before = await contributing(scene, lanes)
         scene.replica.open_step(2)
         closed = len(lanes.waiting)
         await lanes.to_the_end(lambda: lanes.ended == 2)
@@ -106,11 +112,7 @@ async def test_contribution_of_another_lineage_between_two_phases_is_not_added_t
 ) -> None:
     lanes = Lanes(scene)
     async with working(scene.replica):
-        await scene.forward()
-        await lanes.to_the_end(lambda: scene.down.of("forward"))
-        before = len(lanes.waiting)
-        await scene.backward()
-        await lanes.stopped(before + 1)
+        await contributing(scene, lanes)
         scene.replica.open_step(1, after="abc")
         dropped = len(scene.server._table) == 0
         await lanes.to_the_end(lambda: lanes.ended == 2)
