@@ -14,6 +14,7 @@ of products exceeds 4 (Cauchy and Schwarz). The norm by which the momentum is di
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,7 +25,16 @@ from swarm.errors import BugError
 from swarm.models.layout import FlatLayout, Slot
 from swarm.optim.adamw import AdamW
 from swarm.optim.schedules import OptimizerConfig
-from swarm.optim.update import ElementRun, ElementStep, StepNumbers, StepPlan, Vectors, check_mean, single
+from swarm.optim.update import (
+    ElementRun,
+    ElementStep,
+    StepNumbers,
+    StepPlan,
+    Vectors,
+    check_mean,
+    single,
+    write_ahead,
+)
 
 ITERATIONS = 5
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -62,25 +72,56 @@ class Muon:
         blend = partial(_blend, clip, single(beta), single(1.0 - beta))
         others = AdamW(self.config).element_step(numbers, in_c=mean.device.type == "cpu")
         directions, runs = torch.zeros_like(mean), []
-        if device.type == "mps":  # it has no float64
-            device = _CPU
-        ends = [slot.offset for slot in layout.slots[1:]] + [layout.elements]
         if not layout.slots:
             runs.append(ElementRun(0, layout.elements, others(False)))
-        for slot, stop in zip(layout.slots, ends, strict=False):
+        for slot, stop in _places(layout):
             if slot.name not in layout.matrices:
                 runs.append(ElementRun(slot.offset, stop, others(slot.name in layout.decayed)))
                 continue
             place = slice(slot.offset, slot.offset + slot.elements)
             ahead = blend(blend(state[1][place], mean[place]), mean[place])
-            directions[place] = orthogonal(ahead.view(slot.shape).to(device)).to(mean.device).flatten()
+            directions[place] = _direction(ahead, slot, device)
             runs.append(ElementRun(slot.offset, stop, self._matrix_step(slot, numbers, blend)))
         return StepPlan((mean.contiguous(), directions), tuple(runs))
 
+    def look_ahead(
+        self, state: Vectors, layout: FlatLayout, numbers: StepNumbers, into: Tensor, device: torch.device = _CPU
+    ) -> None:
+        """See :class:`~swarm.optim.update.Update`: p - lr·scale·orthogonal(m) for the matrices, whose directions lie in
+        ``into`` first; AdamW's for the others. Costs as much as a step."""
+        others = AdamW(self.config).element_ahead(numbers, in_c=into.device.type == "cpu")
+        check_mean(into, state, "vector to look ahead into")
+        runs = []
+        for slot, stop in _places(layout):
+            ahead = others
+            if slot.name in layout.matrices:
+                place = slice(slot.offset, slot.offset + slot.elements)
+                into[slot.offset : stop] = 0.0
+                into[place] = _direction(state[1][place], slot, device)
+                ahead = partial(_follow, single(numbers.lr * _scale(slot)))
+            runs.append(ElementRun(slot.offset, stop, ahead))
+        write_ahead(into, state, tuple(runs) or (ElementRun(0, layout.elements, others),))
+
     def _matrix_step(self, slot: Slot, numbers: StepNumbers, blend: partial[Tensor]) -> ElementStep:
-        scale = MATCHED_RMS * math.sqrt(max(slot.shape[-2:]))
-        rate, shrink = single(numbers.lr * scale), single(1.0 - numbers.lr * self.config.weight_decay)
+        rate, shrink = single(numbers.lr * _scale(slot)), single(1.0 - numbers.lr * self.config.weight_decay)
         return partial(_step, blend, rate, shrink)
+
+
+def _places(layout: FlatLayout) -> Iterator[tuple[Slot, int]]:
+    """Each slot, and where the next one starts."""
+    ends = [slot.offset for slot in layout.slots[1:]] + [layout.elements]
+    return zip(layout.slots, ends, strict=False)
+
+
+def _scale(slot: Slot) -> float:
+    return MATCHED_RMS * math.sqrt(max(slot.shape[-2:]))
+
+
+def _direction(momentum: Tensor, slot: Slot, device: torch.device) -> Tensor:
+    """Of a matrix whose momentum is this, float32 (slot.elements,) where that lies; computed on ``device``."""
+    if device.type == "mps":  # it has no float64
+        device = _CPU
+    return orthogonal(momentum.view(slot.shape).to(device)).to(momentum.device).flatten()
 
 
 def _blend(clip: float, beta: float, rest: float, momentum: Tensor, mean: Tensor) -> Tensor:
@@ -96,6 +137,10 @@ def _step(blend: partial[Tensor], rate: float, shrink: float, old: Vectors, sour
     torch.mul(old[0], shrink, out=new[0])
     torch.sub(new[0], torch.mul(direction, rate), out=new[0])
     new[2].copy_(old[2])
+
+
+def _follow(rate: float, old: Vectors, sources: Vectors, new: Vectors) -> None:
+    torch.sub(old[0], torch.mul(sources[0], rate), out=new[0])
 
 
 def orthogonal(matrix: Tensor) -> Tensor:

@@ -15,7 +15,18 @@ from torch import Tensor
 
 from swarm.models.layout import FlatLayout
 from swarm.optim.adamw import AdamWState
-from swarm.optim.update import ElementRun, ElementStep, StepNumbers, StepPlan, Vectors, check_mean, single, stepped
+from swarm.optim.update import (
+    ElementRun,
+    ElementStep,
+    StepNumbers,
+    StepPlan,
+    Vectors,
+    check_mean,
+    follow_momentum,
+    single,
+    stepped,
+    write_ahead,
+)
 
 _CPU = torch.device("cpu")
 
@@ -101,3 +112,9 @@ class Outer:
         """See :class:`~swarm.optim.update.Update` and :class:`OuterNesterov`."""
         check_mean(mean, state)
         return StepPlan((mean,), (ElementRun(0, layout.elements, self.nesterov.element_step(numbers.clip)),))
+
+    def look_ahead(
+        self, state: Vectors, layout: FlatLayout, numbers: StepNumbers, into: Tensor, device: torch.device = _CPU
+    ) -> None:
+        """See :class:`~swarm.optim.update.Update`: anchor - lr·m with the outer rate."""
+        write_ahead(into, state, (ElementRun(0, layout.elements, partial(follow_momentum, single(self.nesterov.lr))),))
