@@ -18,7 +18,7 @@ from pydantic import Field, StringConstraints, ValidationError, ValidationInfo, 
 
 from swarm import WIRE_VERSION
 from swarm.averaging.config import AveragingConfig, check_averaging
-from swarm.compression.registry import AUTO, ActivationChoice, activation_codec
+from swarm.compression.registry import AUTO, EXACT, SAME, ActivationChoice, GradientChoice, exact_codec
 from swarm.consensus.copies import MAX_COPIES
 from swarm.consensus.records import record_bytes
 from swarm.disk import read_named
@@ -93,12 +93,13 @@ class TokenizerConfig(Section):
 
 
 class CodecConfig(Section):
-    """``[codecs]``: how activations travel between stages, and their ``gradients``, for which ``auto`` is what
-    activations travel as. A manifest replaces ``auto`` by the codec that it stands for, so whoever reads one finds a
-    codec's name, and runs that say ``auto`` or that codec have one id."""
+    """``[codecs]``: how activations travel between stages, and their ``gradients``, by default the ``same`` way. A
+    manifest replaces ``same`` and ``exact`` by what they stand for, so whoever reads one finds a codec's name, and runs
+    that say ``exact`` or that codec have one id; or ``auto``: then each close record names the codec of each boundary
+    in the next step (:mod:`swarm.step.boundary_codecs`)."""
 
-    activations: ActivationChoice = AUTO
-    gradients: ActivationChoice = AUTO
+    activations: ActivationChoice = EXACT
+    gradients: GradientChoice = SAME
 
     @property
     def described(self) -> str:
@@ -125,10 +126,10 @@ class Manifest(Section):
         if "model" not in info.data:  # it is refused
             return codecs
         dtype = family_of(info.data["model"]).boundary(1, 1).dtype
-        activations = activation_codec(codecs.activations, dtype)
-        return CodecConfig(
-            activations=activations, gradients=activations if codecs.gradients == AUTO else codecs.gradients
-        )
+        stands_for = {EXACT: exact_codec(dtype)}
+        activations = stands_for.get(codecs.activations, codecs.activations)
+        stands_for[SAME] = activations
+        return CodecConfig(activations=activations, gradients=stands_for.get(codecs.gradients, codecs.gradients))
 
     def canonical(self) -> bytes:
         """Canonical JSON: sorted keys, no spaces, every default present."""
@@ -196,6 +197,7 @@ def check_manifest(manifest: Manifest) -> None:
             "Use larger microbatches and fewer of them" + (", or fewer local steps." if local else "."),
         )
     check_averaging(manifest.averaging, reproducible=manifest.run.reproducible)
+    check_codecs(manifest)
     check_optimizer(manifest)
     if start.stage_hosts < split.stages:
         raise ConfigError(
@@ -213,6 +215,20 @@ def check_manifest(manifest: Manifest) -> None:
             "of its own for its share of such a batch",
             "Use more, smaller microbatches, or start with fewer stage hosts.",
         )
+
+
+def check_codecs(manifest: Manifest) -> None:
+    """Whether what is measured may choose codecs, whose errors are in the weights. Raises ConfigError."""
+    for key, value in manifest.codecs.model_dump().items():
+        if value == AUTO and manifest.run.reproducible:
+            raise ConfigError(
+                f"codecs.{key}",
+                AUTO,
+                "a codec's name with run.reproducible = true",
+                f'Write codecs.{key} = "exact" for the weights of one process, or "int8h" for a quarter of the bytes; '
+                "or set run.reproducible = false.",
+                why="what is measured of links differs from run to run, and so would the weights",
+            )
 
 
 def check_optimizer(manifest: Manifest) -> None:

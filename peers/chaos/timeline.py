@@ -143,6 +143,7 @@ _WORDS: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
     "StepGivenUp": lambda name, fields: f"step {fields['step']} is given up: nobody is left with {fields['lost']}",
     "DigestMismatch": lambda name, fields: f"{name} found that replicas of {fields['part']} differ",
     "PartsCapped": lambda name, fields: f"{' and '.join(fields['caps'])} is far out, and scaled down by itself",
+    "CodecsChanged": lambda name, fields: f"boundaries have other codecs: {fields['why']}",
     "DiskRefused": lambda name, fields: f"the disk of {name} takes nothing more",
     "DiskTook": lambda name, fields: f"the disk of {name} takes again",
     "CheckpointFailed": lambda name, fields: f"{name} could not keep a checkpoint",

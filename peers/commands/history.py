@@ -15,7 +15,7 @@ from typing import Any
 from peers.commands.history_source import HistorySource
 from peers.commands.history_verify import ChainCheck
 from peers.commands.status_text import table
-from peers.console.words import another_path, count, listed
+from peers.console.words import another_path, codecs_text, count, listed
 from swarm.consensus.history import HistoryLine, HistoryReader, earlier
 from swarm.consensus.roster import Roster, owner
 from swarm.errors import ConfigError, StateError
@@ -43,7 +43,8 @@ class Row:
     the first row of a file. ``leader`` is who owned the term, None where the roster before is not known. ``accepted``
     is how many signatures lie with it, None where none were kept. ``cursors`` are (epoch, position) by trainer.
     ``provisional_since`` is the first step that was closed without a majority, of a record that counts only when one
-    agrees; ``confirmed`` is the record that proves it did, ``ended`` one with which the run was ended early.
+    agrees; ``confirmed`` is the record that proves it did, ``ended`` one with which the run was ended early. ``codecs``
+    are those of each boundary in the next step, where records name them: others than before where they have changed.
     """
 
     step: int
@@ -70,14 +71,17 @@ class Row:
     provisional_since: int | None = None
     confirmed: bool = False
     ended: bool = False
+    codecs: tuple[tuple[str, str], ...] = ()
+    codecs_changed: bool = False
 
     def document(self) -> dict[str, Any]:
         """The same as plain data for ``--json``."""
         return dataclasses.asdict(self)
 
 
-def row_of(line: HistoryLine, before: Roster | None) -> Row:
-    """The row of a record; ``before`` is the roster of the record before it, None where that is not known."""
+def row_of(line: HistoryLine, before: Roster | None, codecs: tuple[tuple[str, str], ...] | None = None) -> Row:
+    """The row of a record; ``before`` and ``codecs`` are the roster and codecs of the record before it, None where
+    that is not known."""
     record, after = line.record, line.record.members
     known = before if before is not None else Roster(())
     lost = [PeerId(peer) for peer in record.absent]
@@ -109,6 +113,8 @@ def row_of(line: HistoryLine, before: Roster | None) -> Row:
         provisional_since=record.lineage or None,
         confirmed=record.confirmation is not None,
         ended=record.ended,
+        codecs=record.codecs,
+        codecs_changed=codecs is not None and record.codecs != codecs,
     )
 
 
@@ -142,6 +148,7 @@ def _changes(row: Row) -> Iterable[str]:
         yield f"{row.aside} microbatch{'es' * (row.aside > 1)} set aside"
     if row.term != row.proposed:
         yield f"proposed in term {row.proposed}"
+    yield from [f"sends {codecs_text(row.codecs)} from here"] if row.codecs_changed else []
 
 
 def _listed(peers: Sequence[Named]) -> str:
@@ -185,14 +192,16 @@ def read(source: HistorySource, *, last: int | None, verify: bool) -> HistoryAns
     reader, rows = HistoryReader(source.path), deque[Row](maxlen=last)
     check = _checker() if verify else None
     before: Roster | None = None
+    codecs: tuple[tuple[str, str], ...] | None = None
     run, broken, number, first, newest = "", "", 0, 0, 0
     try:
         for line in reader:
             if check is not None:
                 check.take(line)
-            rows.append(row_of(line, before))
+            rows.append(row_of(line, before, codecs))
             first, newest = (first if number else line.record.step), line.record.step
             run, before, number = line.record.run, line.record.members, number + 1
+            codecs = line.record.codecs
     except StateError as error:
         placed = str(error).startswith(str(source.path))
         broken = str(error) if placed else f"{source.path}, line {number + 1} (step {line.record.step}): {error}"

@@ -202,6 +202,7 @@ def _facts(standing: StatusReport) -> list[tuple[str, str]]:
         ("votes", standing.few_voters),
         ("run", f"{_run(standing.run_name, standing.run)}, {count(standing.members, 'member')}{_lost(standing)}"),
         ("step", _step(standing)),
+        ("sends", standing.codecs),
         ("averages", standing.averages),
         ("mixed", mixing_text(standing)),
         *(("averaging", f"{one.part}: {turnout_text(one)}") for one in standing.averaging),

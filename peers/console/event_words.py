@@ -6,7 +6,7 @@ import math
 import os
 import shlex
 
-from peers.console.words import amount, command_name, count, numbered, printable, read_over
+from peers.console.words import amount, codecs_text, command_name, count, numbered, printable, read_over
 from peers.control.status import ALONE
 from peers.exit_codes import EXIT_DRAINED, EXIT_OK
 from swarm.clock import moment
@@ -14,6 +14,7 @@ from swarm.events import (
     AttemptFailed,
     CheckpointFailed,
     CheckpointsSetAside,
+    CodecsChanged,
     CopyDropped,
     CopyHeld,
     CutOff,
@@ -178,6 +179,8 @@ def _describe_repair(event: Event) -> tuple[str, str] | None:
             return "excluded", harmless(f"{lost}, the others do as many instead: {event.reason}")
         case PartsCapped():
             return "capped", f"{' and '.join(event.caps)} in step {event.step}: far out, and scaled down by itself"
+        case CodecsChanged():
+            return "codecs", harmless(f"{codecs_text(event.codecs)} from step {event.step + 1} on: {event.why}")
         case StepGivenUp():
             held = ", ".join(f"{peer} holds {part} now" for peer, part in event.holders.items())
             lost = " and ".join(event.lost)

@@ -279,3 +279,31 @@ class CommandError(SwarmError):
     def __init__(self, cause: str, *, check: str = "", next_: str = "", exit_code: int = EXIT_ERROR) -> None:
         super().__init__(cause)
         self.cause, self.check, self.next, self.exit_code = cause, check, next_, exit_code
+
+
+# --- codecs ----------------------------------------------------------------------------------------------------------
+
+
+def codecs_text(codecs: Sequence[tuple[str, str]]) -> str:
+    """Return what travels as what, for each boundary its codec of activations and of gradients: ``int8h``, or ``int8h
+    (gradients float32) at boundaries 1 to 3, else float32``; "" for none. The first boundary, 0, lies before stage 0.
+    """
+    at: dict[tuple[str, str], list[int]] = {}
+    for boundary, (forward, backward) in enumerate(codecs):
+        at.setdefault((forward, backward), []).append(boundary)
+    *rare, most = sorted(at, key=lambda pair: len(at[pair])) or [("", "")]
+    some = "".join(f"{_pair_text(pair)} at {_span_text(at[pair])}, " for pair in rare)
+    return f"{some}else {_pair_text(most)}" if rare else _pair_text(most)
+
+
+def _pair_text(pair: tuple[str, str]) -> str:
+    forward, backward = pair
+    return forward if forward == backward else f"{forward} (gradients {backward})"
+
+
+def _span_text(boundaries: Sequence[int]) -> str:
+    first, last = boundaries[0], boundaries[-1]
+    if first == last:
+        return f"boundary {first}"
+    whole = last - first == len(boundaries) - 1
+    return f"boundaries {first} to {last}" if whole else f"boundaries {listed([str(one) for one in boundaries])}"

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from peers.console.words import codecs_text
 from peers.control.server import Command
 from peers.control.status import MemberReport, StatusReport, SwarmLook
 from peers.invites.invite import invite_to
@@ -93,10 +94,16 @@ class NodeCommands:
             disk="" if situation is None else "; ".join(f"{w}: {why}" for w, why in situation.disk.items()),
             averaging=() if situation is None else situation.averaging,
             averages="" if manifest is None else manifest.averaging.described,
+            codecs=self._codecs(),
             mixed=0 if situation is None else situation.mixed,
             mixed_alone=0 if situation is None else situation.mixed_alone,
             memory=None if situation is None else situation.memory(),
         )
+
+    def _codecs(self) -> str:
+        """How activations travel, as the newest record says, or else the manifest."""
+        named = () if self._membership is None else self._membership.situation.codecs
+        return codecs_text(named) or ("" if self._manifest is None else self._manifest.codecs.described)
 
     def _fewer_copies(self) -> str:
         """Of which parts the roster has too few peers that may keep a copy, in words. Of private ends the founder

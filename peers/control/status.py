@@ -24,9 +24,9 @@ class StatusReport:
     has fewer than three. ``reachability`` is in words, and so is ``disk``: what this machine's disk does not take,
     empty when it takes all. ``loss`` and ``tokens_per_s`` are of the last closed step, None before the first, the
     latter also for a step that this peer did not see open; ``averaging`` is of that step, each part's, ``averages``
-    says in words what the run averages when. Where replicas train apart this one has ``mixed`` so often since it was
-    started, ``mixed_alone`` of these with nobody. ``started`` is seconds since the epoch; ``memory`` is
-    None before it takes part in a run.
+    says in words what the run averages when, ``codecs`` how activations and their gradients travel in the open step.
+    Where replicas train apart this one has ``mixed`` so often since it was started, ``mixed_alone`` of these with
+    nobody. ``started`` is seconds since the epoch; ``memory`` is None before it takes part in a run.
     """
 
     schema: int = SCHEMA
@@ -55,6 +55,7 @@ class StatusReport:
     disk: str = ""
     averaging: tuple[PartTurnout, ...] = ()
     averages: str = ""
+    codecs: str = ""
     mixed: int = 0
     mixed_alone: int = 0
     memory: MemoryReport | None = None

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from peers.console.event_words import harmless
-from peers.console.words import named
+from peers.console.words import codecs_text, named
 from peers.dashboard.folds import Contributions, Gone, KnownPeers, Log, Rates, StepPoint, StepSeries, changes, clean
 from peers.dashboard.liveness import Pulse, Signs, fresh, standing
 from peers.dashboard.peer_rows import PeerRows, unanswered
@@ -55,6 +55,7 @@ class Overview:
 
     def _begin(self) -> None:
         self._run: dict[str, Any] = {"id": "", "name": "", "steps": None, "stages": None, "parameters": None}
+        self._run["codecs"] = ""
         self._record: CloseRecord | None = None
         self._before = Roster(())
         self._known = KnownPeers()
@@ -104,7 +105,7 @@ class Overview:
         """Take what the run is."""
         run, stages = manifest.run, manifest.split.stages
         self._run |= {"id": manifest.run_id, "name": run.name, "steps": run.steps, "stages": stages}
-        self._run["parameters"] = parameters
+        self._run |= {"parameters": parameters, "codecs": self._run["codecs"] or manifest.codecs.described}
 
     def record(self, record: CloseRecord, at: float | None = None) -> None:
         """Take the next close record; ``at`` is when it was decided, None where that is not known."""
@@ -116,6 +117,7 @@ class Overview:
             self.steps.rewind(record.step)
         before = self._before if known is None else known.members
         self._run["id"] = self._run["id"] or record.run
+        self._run["codecs"] = codecs_text(record.codecs) or self._run["codecs"]
         self.shares.add(record)
         if not record.founding:
             earlier = self.steps.newest

@@ -114,7 +114,8 @@ def _facts(state: State) -> list[str]:
     if left is not None:
         facts.append(f"ETA {duration(left)}")
     since = f"since step {state['since_step']:,}" if state["since_step"] > 1 else "so far"
-    return [*facts, f"{amount(state['tokens'])} tokens {since}"]
+    sends = [f"sends {state['run']['codecs']}"] if state["run"].get("codecs") else []
+    return [*facts, f"{amount(state['tokens'])} tokens {since}", *sends]
 
 
 def _that_fit(facts: Sequence[str], width: int) -> str:

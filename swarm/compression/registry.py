@@ -42,26 +42,27 @@ REGISTERED: tuple[Registered, ...] = (
 CODECS: Mapping[str, Codec] = MappingProxyType({one.codec.name: one.codec for one in REGISTERED})
 
 AUTO = "auto"
-"""Chooses the codec of what crosses boundaries by its dtype: see :func:`activation_codec`."""
+"""Stands for the codec that each close record names, by boundary: see :mod:`swarm.step.boundary_codecs`."""
+EXACT = "exact"
+"""Stands for the codec that carries what crosses boundaries bit for bit: see :func:`exact_codec`."""
+SAME = "same"
+"""Gradients travel as activations do."""
 
 if TYPE_CHECKING:
     ActivationCodec = str
     ActivationChoice = str
+    GradientChoice = str
     AveragingCodec = str
 else:
     ActivationCodec = Literal[tuple(one.codec.name for one in REGISTERED if one.activations)]
-    ActivationChoice = Literal[(AUTO, *(one.codec.name for one in REGISTERED if one.activations))]
+    ActivationChoice = Literal[(EXACT, AUTO, *(one.codec.name for one in REGISTERED if one.activations))]
+    GradientChoice = Literal[(SAME, EXACT, AUTO, *(one.codec.name for one in REGISTERED if one.activations))]
     AveragingCodec = Literal[tuple(one.codec.name for one in REGISTERED if one.averaging)]
 
 
-def activation_codec(chosen: ActivationChoice, dtype: str) -> ActivationCodec:
-    """Return the codec that a manifest chooses for boundaries whose tensors have this dtype.
-
-    For ``auto`` it is the one that carries them bit for bit, without bytes that say nothing: bfloat16 where a run
-    computes in bfloat16. Where none does it is float32.
-    """
-    if chosen != AUTO:
-        return chosen
+def exact_codec(dtype: str) -> ActivationCodec:
+    """Return the codec that carries tensors of this dtype across boundaries bit for bit, without bytes that say
+    nothing: bfloat16 where a run computes in bfloat16. Where none does it is float32."""
     fitting = (one.codec.name for one in REGISTERED if one.activations and one.codec.exact(dtype))
     return next(fitting, FLOAT32.name)
 

@@ -38,6 +38,13 @@ MeasuredLink = tuple[Annotated[int, Field(ge=0, le=MAX_LATENCY_US)], Annotated[i
 """A member's link: microseconds one way to the others of its part, and bytes a second; 0 for what is not known."""
 
 
+CodecName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]{1,16}$")]
+CodecPair = tuple[CodecName, CodecName]
+"""The codecs of a boundary: of activations, and of their gradients."""
+MAX_PACE_US = 1 << 42
+"""Microseconds that a microbatch is believed to take at most: weeks."""
+
+
 Cap = Annotated[float, Field(gt=0, lt=1)]
 """What the mean of a part that was far out is scaled by."""
 
@@ -77,6 +84,10 @@ class Confirmation(Message):
         return {peer: bytes.fromhex(signed) for peer, signed in self.acceptances.items()}
 
 
+_LEFT_OUT = frozenset({"links", "paces", "codecs", "ended", "caps"})
+"""Fields of a record that are not written where they say nothing."""
+
+
 class CloseRecord(Message):
     """The decision about a step: the microbatches that count, the scalars, and the results. A ``founding`` record, with
     which a run begins, has no microbatches: step 0 is the genesis, with the digests of the initial weights; a resumed
@@ -87,7 +98,10 @@ class CloseRecord(Message):
     ``roster`` takes part in the *next* step. ``digests`` are of parameters and optimizer state after this step.
     ``cursors`` say where every shard continues. ``term`` is the one in which it was proposed first. ``absent`` are the
     members that were lost in the step. ``links`` is what was measured of those of members that train a part, which
-    nobody can check: nothing but the choice of the next step's schedules depends on it. ``caps`` are factors for the
+    nobody can check: nothing but the choice of the next step's schedules and codecs depends on it. ``paces`` are the
+    microseconds that a stage's replicas say they compute one microbatch for, and ``codecs`` those of the *next* step,
+    by boundary from the trainers' embedding to their head, which everybody finds in the same way
+    (``swarm.step.boundary_codecs``); empty where the manifest says them. ``caps`` are factors for the
     means of parts whose norm was far out (``swarm.optim.clipping``), beside ``clip``. Size: see :func:`record_bytes`.
 
     ``lineage`` is 0 for what a majority decided. Without one it is the step of the first record that those who were
@@ -112,6 +126,8 @@ class CloseRecord(Message):
     void: bool = False
     ended: bool = False
     links: Annotated[dict[PeerIdField, MeasuredLink], Field(max_length=20_000)] = {}
+    paces: Annotated[dict[PeerIdField, Annotated[int, Field(gt=0, le=MAX_PACE_US)]], Field(max_length=20_000)] = {}
+    codecs: Annotated[tuple[CodecPair, ...], Field(max_length=1025)] = ()
     caps: Annotated[dict[PartField, Cap], Field(max_length=1025)] = {}
     confirmation: Confirmation | None = None
     previous: DigestField
@@ -120,7 +136,7 @@ class CloseRecord(Message):
     def _as_ever(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave unset fields out, so that records made before a field existed keep their hash."""
         plain: dict[str, Any] = dump(self)
-        return {key: value for key, value in plain.items() if value or key not in ("links", "ended", "caps")}
+        return {key: value for key, value in plain.items() if value or key not in _LEFT_OUT}
 
     @property
     def members(self) -> Roster:

@@ -46,6 +46,7 @@ from swarm.events.peer import RunFound as RunFound
 from swarm.events.peer import SyncProgress as SyncProgress
 from swarm.events.peer import Waiting as Waiting
 from swarm.events.run import AttemptFailed as AttemptFailed
+from swarm.events.run import CodecsChanged as CodecsChanged
 from swarm.events.run import Committed as Committed
 from swarm.events.run import CutOff as CutOff
 from swarm.events.run import DigestMismatch as DigestMismatch

@@ -70,6 +70,16 @@ class PartsCapped(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CodecsChanged(Event):
+    """From the step after this one on boundaries have these ``codecs``: of activations and of their gradients, from the
+    trainers' embedding to their head. ``why``: what the record of this step found out about links."""
+
+    step: int
+    codecs: tuple[tuple[str, str], ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinkUsage(Event):
     """Bytes this peer put on and took off the wire during a step."""
 

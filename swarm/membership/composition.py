@@ -149,6 +149,7 @@ def _member(
         cursor=holding.cursor,
         left_out=following.events.left_out,
         vouch=lambda step, rows: leader.vouch(step, rows, around.identity.sign),
+        pace_us=holding.pace_us if run.rules.codecs.recorded else lambda: 0,
     )
     return MemberService(
         MemberContext(

@@ -15,7 +15,7 @@ from swarm.averaging.gossip.pushing import Pushing, PushSum
 from swarm.averaging.gossip.versions import VersionService
 from swarm.averaging.gossip.wait_avoiding import WaitAvoiding
 from swarm.averaging.strategies import STRATEGIES
-from swarm.consensus.records import CloseRecord
+from swarm.consensus.records import MAX_PACE_US, CloseRecord
 from swarm.consensus.roster import Roster
 from swarm.events import Event, EventSink, Mixed
 from swarm.ids import MicrobatchId, PeerId, stage_of
@@ -93,6 +93,11 @@ class RoleManager:
         """What is done for microbatches now, and whether one of the ``rounds`` of the part goes on beside it."""
         doing = PipelineActivity() if self._role is None else self._role.service.activity()
         return replace(doing, averaging=rounds.held_bytes > 0)
+
+    def pace_us(self) -> int:
+        """Microseconds that a stage's replica computes a microbatch for; 0 where that is not known, or none."""
+        role = self._role
+        return min(MAX_PACE_US, round(role.service.activity().compute_s * 1e6)) if isinstance(role, StageRole) else 0
 
     def feed(self) -> Feed | None:
         """A trainer's work for one step, told to whoever leads it; None for a peer that does not train with data."""

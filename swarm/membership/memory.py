@@ -67,7 +67,7 @@ class MemoryAccount:
         a trainer with ends the same of its own."""
         if role.part is None:
             return 0
-        specs, step = self._run.around.boundary(), self._run.around.manifest.step_microbatches
+        specs, step = self._run.around.boundary(0, 1), self._run.around.manifest.step_microbatches
         share = -(-step // max(1, len(self._run.position.roster.replicas(role.part.spec.name))))
         return min(RETENTION_BYTES, share * (specs.activation_bytes + specs.gradient_bytes))
 

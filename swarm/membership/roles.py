@@ -8,27 +8,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from swarm.clock import Clock
 from swarm.compression.registry import codec_named
 from swarm.config import Manifest
-from swarm.consensus.records import CloseRecord, Contribution
+from swarm.consensus.records import CloseRecord, CodecPair, Contribution
 from swarm.consensus.roster import HowToJoin, Roster, join_words
 from swarm.device import Device
 from swarm.errors import Advice, ConfigError, Ending, RunEnded, StateError, WrongStep
 from swarm.events import EventSink
 from swarm.health.watch import HealthWatch
 from swarm.ids import MicrobatchId, PartName, PeerId
-from swarm.membership.rules import update_of
+from swarm.membership.rules import codec_rules, update_of
 from swarm.models.registry import family_of
 from swarm.models.spec import PartSpec, token_spec
 from swarm.network.protocols import Endpoint
 from swarm.optim.part import TrainedPart
 from swarm.pipeline.batch import BatchSource
-from swarm.pipeline.boundary import BoundarySpecs
+from swarm.pipeline.boundary import BoundarySpecs, CodecsAcross, StepCodecs
 from swarm.pipeline.compute import EndsCompute, StageCompute
 from swarm.pipeline.stage.admission import Participants, StageContext, StageSettings
 from swarm.pipeline.stage.server import StageServer
@@ -80,17 +80,31 @@ class PeerContext:
     files: ModelFiles = ModelFiles()
     activation_checkpointing: Checkpointing = "auto"
 
-    def boundary(self) -> BoundarySpecs:
-        """What crosses a stage boundary in this run."""
-        model, size = self.manifest.model, self.manifest.batch.microbatch_size
+    def boundary(self, behind: int, ahead: int) -> BoundarySpecs:
+        """What crosses stage boundaries in this run, seen by who holds what lies between these two; those of a trainer
+        with private ends are the last and the first."""
+        model, size, rules = self.manifest.model, self.manifest.batch.microbatch_size, codec_rules(self.manifest)
+        forward, backward = codecs_named([rules.first])[0]
         return BoundarySpecs(
-            activation=family_of(model).boundary(size, model.context),
+            activation=rules.activation,
             tokens=token_spec(size, model.context),
-            codec=codec_named(self.manifest.codecs.activations),
-            back=codec_named(self.manifest.codecs.gradients),
+            codec=forward,
+            back=backward,
+            steps=StepCodecs(behind, ahead, codecs_named(rules.possible)) if rules.recorded else None,
             hosted=self.manifest.split.ends == "hosted",
             packed=self.manifest.batch.packing == "documents",
         )
+
+
+def codecs_named(pairs: Iterable[CodecPair]) -> list[CodecsAcross]:
+    """The codecs of boundaries, by their names."""
+    return [(codec_named(forward), codec_named(backward)) for forward, backward in pairs]
+
+
+def open_boundary(manifest: Manifest, specs: BoundarySpecs, record: CloseRecord) -> None:
+    """Have the step after this record use the codecs that it names, where records do."""
+    if specs.steps is not None:
+        specs.steps.open_step(record.step + 1, codecs_named(codec_rules(manifest).of(record)))
 
 
 def spec_of(manifest: Manifest, name: PartName) -> PartSpec:
@@ -197,8 +211,8 @@ class StageRole:
     """Hosts one replica of a stage."""
 
     def __init__(self, around: PeerContext, part: TrainedPart, stage: int, roster: Roster) -> None:
-        manifest, specs = around.manifest, around.boundary()
-        self.part = part
+        manifest, specs = around.manifest, around.boundary(stage, stage + 1)
+        self.part, self._manifest, self._specs = part, manifest, specs
         self._memory = GraphMemory(around, part)
         self._memory.follow(roster)
         settings = StageSettings(
@@ -223,6 +237,7 @@ class StageRole:
     def open_step(self, record: CloseRecord, after: str) -> None:
         """The step after this record, whose hash begins with ``after``, opens now."""
         roster = record.members
+        open_boundary(self._manifest, self._specs, record)
         places = Participants.of(roster.trainers, roster.stages())
         self.service.open_step(record.step + 1, places, after)
         self._memory.follow(roster)
@@ -243,8 +258,8 @@ class TrainerRole:
     def __init__(
         self, around: PeerContext, part: TrainedPart | None, roster: Roster, source: BatchSource, in_flight: int | None
     ) -> None:
-        manifest, specs = around.manifest, around.boundary()
-        self.part, self._peer = part, around.endpoint.peer
+        manifest, specs = around.manifest, around.boundary(around.manifest.split.stages, 0)
+        self.part, self._peer, self._manifest, self._specs = part, around.endpoint.peer, manifest, specs
         size = manifest.batch.microbatch_size
         graph = 0 if part is None else graph_bytes(manifest.model, part.spec, size)
         at_once = min(manifest.step_microbatches, in_flight or MAX_IN_FLIGHT)
@@ -281,6 +296,7 @@ class TrainerRole:
         """The step after this record, whose hash begins with ``after``, opens now, and our shard continues where the
         record says; its work is started by the step loop."""
         roster, cursor = record.members, record.cursors.get(self._peer)
+        open_boundary(self._manifest, self._specs, record)
         with contextlib.suppress(ConfigError):  # another shard than last time: from its beginning
             self.service.open_step(record.step + 1, roster.stages(), len(roster.trainers), cursor, after)
 

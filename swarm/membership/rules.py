@@ -17,6 +17,7 @@ from swarm.optim.schedules import OptimizerConfig
 from swarm.optim.sgd import Sgd
 from swarm.optim.update import Update
 from swarm.planning.costs import model_parameter_count
+from swarm.step.boundary_codecs import CodecRules
 from swarm.step.rules import StepRules
 
 FAR = 2.0
@@ -77,6 +78,18 @@ def averaged_bytes(manifest: Manifest) -> dict[PartName, int]:
     return {part.name: item * family.cost(part, manifest.model.context).parameters for part in parts}
 
 
+def codec_rules(manifest: Manifest) -> CodecRules:
+    """What the manifest says of boundaries."""
+    model, rows = manifest.model, manifest.batch.microbatch_size
+    return CodecRules(
+        activation=family_of(model).boundary(rows, model.context),
+        stages=manifest.split.stages,
+        hosted=manifest.split.ends == "hosted",
+        forward=manifest.codecs.activations,
+        backward=manifest.codecs.gradients,
+    )
+
+
 def rules_of(manifest: Manifest) -> StepRules:
     """What the manifest says about every step."""
     batch, stages, target = manifest.batch, manifest.split.stages, manifest.step_microbatches
@@ -97,4 +110,5 @@ def rules_of(manifest: Manifest) -> StepRules:
         part_bytes=averaged_bytes(manifest),
         one_reduces=manifest.averaging.closing_strategy in ("server", "hierarchy"),
         served=manifest.averaging.closing_strategy == "server",
+        codecs=codec_rules(manifest),
     )

@@ -19,7 +19,8 @@ def _unknown() -> MemoryReport | None:
 @dataclass(slots=True)
 class PeerStatus:
     """One peer's own view of itself. ``loss`` and ``tokens_per_s`` are of the newest closed step, the latter unknown
-    for one that was open before this peer took part; ``averaging`` says who was in the averaging of each of its parts;
+    for one that was open before this peer took part; ``codecs`` are those of boundaries in the open step, where records
+    name them; ``averaging`` says who was in the averaging of each of its parts;
     ``disk`` is what the disk does not take, with the reason; ``mixed`` how often it mixed its weights with others, and
     ``mixed_alone`` how often nobody was there to do so with; ``memory`` counts what its memory holds when it is asked
     for, and ``activity`` says what it does for microbatches."""
@@ -33,6 +34,7 @@ class PeerStatus:
     step: int = 0
     loss: float | None = None
     tokens_per_s: float | None = None
+    codecs: tuple[tuple[str, str], ...] = ()
     averaging: tuple[PartTurnout, ...] = ()
     disk: dict[str, str] = field(default_factory=dict)
     mixed: int = 0
@@ -92,7 +94,7 @@ class PeerStatus:
 
     def closed(self, record: CloseRecord, seconds: float | None) -> None:
         """A step was closed, ``seconds`` after it opened; None for one that this peer did not see open."""
-        self.step = record.step
+        self.step, self.codecs = record.step, record.codecs
         if record.committed:
             self.loss = record.loss
             self.tokens_per_s = None if seconds is None else record.tokens / max(seconds, 1e-9)

@@ -8,7 +8,16 @@ from typing import Any
 
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import TRAINERS, Member, Roster, lost_parts, owner
-from swarm.events import LinkUsage, Participation, PartsCapped, RosterChanged, RunStarted, StepClosed, StepGivenUp
+from swarm.events import (
+    CodecsChanged,
+    LinkUsage,
+    Participation,
+    PartsCapped,
+    RosterChanged,
+    RunStarted,
+    StepClosed,
+    StepGivenUp,
+)
 from swarm.ids import PeerId
 from swarm.membership.run import RunContext
 from swarm.membership.status_types import PartTurnout
@@ -20,10 +29,10 @@ class StepEvents:
     """Turns decided records into events; knows the time since the step before."""
 
     def __init__(self, run: RunContext) -> None:
-        self._around, self._situation = run.around, run.situation
+        self._around, self._situation, self._codecs = run.around, run.situation, run.rules.codecs
         self._opened_at = run.around.clock.monotonic()
         self._usage = (0, 0)
-        self._roster: Roster | None = None
+        self._record: CloseRecord | None = None
         self._saw_it_open = False
         self._left_out: tuple[int, Mapping[str, str]] = (0, {})
 
@@ -36,14 +45,17 @@ class StepEvents:
         part in its step only observed it, and has nothing to say about it. ``digest`` is the one that it computed."""
         now = self._around.clock.monotonic()
         seconds, self._opened_at = now - self._opened_at, now
-        before, self._roster = self._roster, record.members
+        known, self._record = self._record, record
+        before = None if known is None else known.members
         # Who joins opens its first step when it hears of the record before: later than the others did.
         whole, self._saw_it_open = took_part and self._saw_it_open, took_part or record.founding
         self._situation.closed(record, seconds if whole else None)
-        if before is None:
+        if known is None or before is None:
             self._started(record)
         else:
-            self._changed(record, before, self._roster)
+            self._changed(record, before, record.members)
+            if why := self._codecs.why(known, record):
+                self._around.events.emit(CodecsChanged(step=record.step, codecs=record.codecs, why=why))
             self._averaged(record, before)
             if took_part:
                 self._step(record, before, seconds, whole=whole, digest=digest)

@@ -9,6 +9,7 @@ for them waits on the calling thread's stream alone, so that what another thread
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from swarm.compression.codec import Codec, EncodeContext, check_length
 from swarm.compression.dense import INT32, all_finite
-from swarm.errors import Violation
+from swarm.errors import Violation, WrongStep
 from swarm.ids import MicrobatchId
 from swarm.models.packing import decode_starts, encode_starts, starts_bytes
 from swarm.models.spec import TensorSpec
@@ -32,10 +33,55 @@ Mark = Any
 """An event of CUDA, or None: see :func:`mark`."""
 
 
+CodecsAcross = tuple[Codec, Codec]
+"""At one boundary in one step: of activations, and of their gradients."""
+
+
+class StepCodecs:
+    """The codecs at one holder's two boundaries where each step has its own: that of the open step, and of the one
+    before, some work of which may still be under way. Written by the loop, read by the threads that compute.
+
+    Args:
+        behind: The boundary over which activations come, counted from the trainers' embedding.
+        ahead: The one over which they go on.
+        possible: All that any step may have.
+    """
+
+    def __init__(self, behind: int, ahead: int, possible: Sequence[CodecsAcross]) -> None:
+        self._behind, self._ahead, self._possible = behind, ahead, tuple(possible)
+        self._steps: dict[int, tuple[CodecsAcross, ...]] = {}
+
+    def open_step(self, step: int, codecs: Sequence[CodecsAcross]) -> None:
+        """The step has these, by boundary; what is known of others than the one before is forgotten."""
+        before = {step - 1: self._steps[step - 1]} if step - 1 in self._steps else {}
+        self._steps = before | {step: tuple(codecs)}
+
+    def arriving(self, step: int, direction: Direction) -> Codec:
+        """Return the codec of what comes. Raises WrongStep for a step that is not open."""
+        return self._of(step)[self._behind][0] if direction == "forward" else self._of(step)[self._ahead][1]
+
+    def leaving(self, step: int, direction: str) -> Codec:
+        """Return the codec of what goes. Raises as :meth:`arriving`."""
+        return self._of(step)[self._ahead][0] if direction == "forward" else self._of(step)[self._behind][1]
+
+    def admitted(self, step: int, direction: Direction) -> tuple[Codec, ...]:
+        """Return the codecs that what comes may have: of a step that is to open all that are possible, for only the
+        record before it says which, and its decoder looks at the length once more."""
+        if step in self._steps:
+            return (self.arriving(step, direction),)
+        return tuple(dict.fromkeys(pair[direction == "backward"] for pair in self._possible))
+
+    def _of(self, step: int) -> tuple[CodecsAcross, ...]:
+        codecs = self._steps.get(step)
+        if codecs is None:
+            raise WrongStep(f"step {step} is not open here")
+        return codecs
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundarySpecs:
     """What crosses a stage boundary in this run, and how it is encoded: gradients by ``back``, where there is one, as
-    everything else by ``codec``."""
+    everything else by ``codec``; or as ``steps`` says, where each step has codecs of its own."""
 
     activation: TensorSpec
     tokens: TensorSpec
@@ -43,16 +89,26 @@ class BoundarySpecs:
     hosted: bool
     packed: bool = False
     back: Codec | None = None
+    steps: StepCodecs | None = None
 
     @property
     def gradient_bytes(self) -> int:
-        """Exact size of a boundary gradient's payload."""
+        """Exact size of a boundary gradient's payload, where no step has codecs of its own; else the largest."""
         return self._codec("backward").wire_bytes(self.activation)
 
     @property
     def activation_bytes(self) -> int:
-        """Exact size of what goes forward to a stage: an activation, in packed rows with where documents begin."""
+        """Size of what goes forward to a stage, as :attr:`gradient_bytes`: an activation, in packed rows with where
+        documents begin."""
         return self.codec.wire_bytes(self.activation) + self.starts_bytes
+
+    def arriving_bytes(self, step: int, direction: Direction) -> tuple[int, ...]:
+        """Return the sizes that an activation of this step, or a gradient that comes "backward", may have here: one,
+        more only for a step that is yet to open."""
+        if self.steps is None:
+            return (self.activation_bytes if direction == "forward" else self.gradient_bytes,)
+        more = self.starts_bytes if direction == "forward" else 0
+        return tuple(codec.wire_bytes(self.activation) + more for codec in self.steps.admitted(step, direction))
 
     @property
     def target_bytes(self) -> int:
@@ -81,14 +137,14 @@ class BoundarySpecs:
     def _codec(self, direction: str) -> Codec:
         return self.codec if direction == "forward" or self.back is None else self.back
 
-    def arrive(self, payload: Payload, device: torch.device, direction: Direction) -> Tensor:
+    def arrive(self, payload: Payload, device: torch.device, direction: Direction, step: int) -> Tensor:
         """Return an activation, or its gradient that comes "backward", on the device, and complete there.
 
-        Raises Violation for a wrong length and for what is not finite. Another thread than the caller's takes it with
-        :func:`entered`. Cost on CUDA: one copy of the payload on the host, and twice its bytes of the device's memory
-        for a moment.
+        Raises Violation for a wrong length and for what is not finite, WrongStep as :class:`StepCodecs`. Another thread
+        than the caller's takes it with :func:`entered`. Cost on CUDA: one copy of the payload on the host, and twice
+        its bytes of the device's memory for a moment.
         """
-        codec = self._codec(direction)
+        codec = self._codec(direction) if self.steps is None else self.steps.arriving(step, direction)
         if device.type != "cuda":
             return codec.decode(payload, self.activation, check_finite=True).to(device)
         check_length(codec, memoryview(payload).nbytes, self.activation)
@@ -114,7 +170,8 @@ class BoundarySpecs:
             torch.cuda.current_stream(tensor.device).wait_event(ready)
         if not all_finite(tensor):
             raise Violation(f"the {what} is not finite")
-        codec = self._codec(context.direction)
+        steps, direction = self.steps, context.direction
+        codec = self._codec(direction) if steps is None else steps.leaving(context.step, direction)
         if ready is None:
             return codec.encode(tensor, context)
         found = codec.narrow(tensor, context)

@@ -139,13 +139,13 @@ class StageCompute:
         self.part, self._specs, self._device = part, specs, device
         self._gate = NormGate()
 
-    def _input(self, payload: Payload, first: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _input(self, payload: Payload, first: bool, step: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The stage's input, and the positions of packed rows."""
         payload, positions = self._specs.parted(payload)
         positions = None if positions is None else positions.to(self._device)
         if first and self._specs.hosted:
             return INT32.decode(payload, self._specs.tokens), positions  # checked there, then moved
-        return self._specs.arrive(payload, self._device, "forward"), positions
+        return self._specs.arrive(payload, self._device, "forward", step), positions
 
     def held(self) -> frozenset[MicrobatchId]:
         """The microbatches in the open step."""
@@ -153,7 +153,7 @@ class StageCompute:
 
     def forward(self, payload: Payload, seed: int, place: Place, *, first: bool) -> Phases[tuple[Payload, Graph]]:
         """Input bytes → output bytes and the graph. Raises Violation for an output that is not finite."""
-        inputs, positions = self._input(payload, first)
+        inputs, positions = self._input(payload, first, place[0])
         yield
         with packed(entered(positions)):
             output, graph = self.part.forward(entered(inputs), seed=seed)
@@ -163,7 +163,7 @@ class StageCompute:
 
     def output(self, payload: Payload, seed: int, place: Place, *, first: bool) -> Payload:
         """Input bytes → output bytes again, without a graph. Raises as :meth:`forward`."""
-        inputs, positions = self._input(payload, first)
+        inputs, positions = self._input(payload, first, place[0])
         with packed(positions):
             output, _ = self.part.forward(inputs, seed=seed, graph=False)
         return self._output(output, positions, place, mark(self._device))
@@ -182,7 +182,7 @@ class StageCompute:
         _check_step(self.part, material.step)
         arrived, norm = None, 0.0
         if material.gradient is not None:
-            arrived = self._specs.arrive(material.gradient, self._device, "backward")
+            arrived = self._specs.arrive(material.gradient, self._device, "backward", material.step)
             norm = 0.0 if sender is None else float(torch.linalg.vector_norm(arrived, dtype=torch.float32))
         yield
         _check_step(self.part, material.step)
@@ -216,15 +216,15 @@ class StageCompute:
         loss_sum, tokens = 0.0, 0
         if material.targets is not None:
             labels = INT32.decode(material.targets, self._specs.tokens)
-            inputs, positions = self._input(material.input, material.first)
+            inputs, positions = self._input(material.input, material.first, material.step)
             with packed(positions):
                 loss_sum, tokens, graph = self.part.forward_loss(inputs, labels, seed=material.seed)
             _check_loss(loss_sum)
         elif material.gradient is not None:
             if gradient is None:
-                gradient = self._specs.arrive(material.gradient, self._device, "backward")
+                gradient = self._specs.arrive(material.gradient, self._device, "backward", material.step)
             if graph is None:
-                inputs, positions = self._input(material.input, material.first)
+                inputs, positions = self._input(material.input, material.first, material.step)
                 with packed(positions):
                     _, graph = self.part.forward(inputs, seed=material.seed)
         else:
@@ -278,7 +278,7 @@ class EndsCompute:
     def loss(self, payload: Payload, targets: torch.Tensor, place: Place) -> tuple[float, int, memoryview, Gradients]:
         """Last stage's output → loss sum, targets counted, gradient bytes for the way back, head gradients."""
         payload, _ = self._specs.parted(payload)  # no layer of the ends looks across a row
-        hidden = self._specs.arrive(payload, self._device, "forward")
+        hidden = self._specs.arrive(payload, self._device, "forward", place[0])
         loss_sum, tokens, grad_hidden, gradients = self.part.loss(hidden, targets)
         _check_loss(loss_sum)
         back = self._specs.leave(grad_hidden, coming_back(place), "gradient of the loss", mark(self._device))
@@ -289,7 +289,8 @@ class EndsCompute:
         or not. Raises WrongStep when that step has been closed meanwhile."""
         step, microbatch = place
         _check_step(self.part, step)
-        embedding_gradients = self.part.embed_backward(graph, self._specs.arrive(payload, self._device, "backward"))
+        arrived = self._specs.arrive(payload, self._device, "backward", step)
+        embedding_gradients = self.part.embed_backward(graph, arrived)
         if microbatch not in self.part.microbatches:
             _change(self.part, microbatch, [*embedding_gradients, *head_gradients])
 
@@ -309,7 +310,7 @@ class EndsCompute:
         place = (material.step, material.microbatch)
         graph = self.embed(material.tokens, material.seed, place, material.positions)[1]
         head = self.loss(material.output, material.targets, place)[3]
-        gradient = self._specs.arrive(material.gradient, self._device, "backward")
+        gradient = self._specs.arrive(material.gradient, self._device, "backward", material.step)
         return [*self.part.embed_backward(graph, gradient), *head]
 
 

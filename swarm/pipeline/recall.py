@@ -195,7 +195,7 @@ class Recalls:
             raise Missing(hop, peer, error) from error
 
     async def _ask(self, peer: PeerId, errand: Errand, hop: int, what: TrainerWhat) -> Payload:
-        size = self._wire_bytes(hop, what)
+        size = self._wire_bytes(errand.step, hop, what)
         fields: dict[str, Any] = {"step": errand.step, "microbatch": errand.microbatch, "after": errand.after}
         within_s = errand.nested.within_s
         if 0 <= hop < self._settings.stages and what != "targets":
@@ -217,11 +217,14 @@ class Recalls:
 
         return await retry_while_busy(call, self._context.clock, within_s=within_s)
 
-    def _wire_bytes(self, hop: int, what: TrainerWhat) -> int:
+    def _wire_bytes(self, step: int, hop: int, what: TrainerWhat) -> int:
+        """Of a tensor that comes here in the open step."""
         specs = self._settings.specs
-        if what != "output":
-            return specs.target_bytes if what == "targets" else specs.gradient_bytes
-        return specs.token_bytes if hop < 0 and specs.hosted else specs.activation_bytes
+        if what == "targets":
+            return specs.target_bytes
+        if what == "output" and hop < 0 and specs.hosted:
+            return specs.token_bytes
+        return specs.arriving_bytes(step, "forward" if what == "output" else "backward")[0]
 
     def _seed(self, microbatch: MicrobatchId) -> int:
         return dropout_seed(self._settings.seed, microbatch)

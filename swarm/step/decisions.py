@@ -1,4 +1,5 @@
-"""Decide what closes a step: answers in, norms, totals, cursors and links out; the record of one given up. Pure."""
+"""Decide what closes a step: answers in, norms, totals, cursors, links and paces out; and the record of a step that is
+given up. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Literal
 from swarm.consensus.records import CloseRecord, Contribution, MeasuredLink
 from swarm.consensus.roster import Roster
 from swarm.errors import OutOfSync
-from swarm.ids import PartName, PeerId
+from swarm.ids import PartName, PeerId, stage_of
 from swarm.schema import MAX_BYTES_PER_S
 from swarm.step.messages import Averaged
 
@@ -137,6 +138,7 @@ def given_up(
         roster=roster.members,
         absent=absent,
         void=True,
+        codecs=head.codecs,
         lineage=head.lineage,
         previous=previous,
     )
@@ -177,6 +179,16 @@ def measured(before: CloseRecord, averaged: Mapping[PeerId, Averaged], following
             if any(now := (_moved(old[0], latency), _moved(old[1], rate))):
                 known[peer] = now
     return known
+
+
+def paces(before: CloseRecord, averaged: Mapping[PeerId, Averaged], following: Roster) -> dict[str, int]:
+    """Microseconds of a microbatch at each replica of a stage that has told, now or before."""
+    said = {peer: one.pace_us for peer, one in averaged.items()}
+    stages = [part for part in following.parts if stage_of(part) is not None]
+    known = {
+        peer: said.get(peer, 0) or before.paces.get(peer, 0) for part in stages for peer in following.replicas(part)
+    }
+    return {str(peer): pace for peer, pace in known.items() if pace}
 
 
 def _reports(averaged: Mapping[PeerId, Averaged], by: list[PeerId], of: list[PeerId]) -> Iterator[MeasuredLink]:

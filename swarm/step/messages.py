@@ -11,7 +11,7 @@ from pydantic import Field, StringConstraints
 
 from swarm.consensus.acceptor import BranchHead, Vote
 from swarm.consensus.changes import NO_CHANGES, Admission, Changes, Departure
-from swarm.consensus.records import CloseRecord, Contribution, MeasuredLink, Quarantined
+from swarm.consensus.records import MAX_PACE_US, CloseRecord, Contribution, MeasuredLink, Quarantined
 from swarm.network.protocols import Rpc
 from swarm.schema import (
     LISTED,
@@ -146,7 +146,7 @@ class Averaged(Message):
     a trainer's signature under its rows of the step (:func:`~swarm.consensus.records.rows_bytes`), empty where they are
     not what it reported. ``aborted_by`` is who told it that the round is void, where it did not find out itself.
     ``differs``: the culprit holds another result than most. ``heard`` is what it measured of the links to the others of
-    its part.
+    its part, ``pace_us`` how many microseconds it computes a microbatch for, 0 where no record is to say so.
     """
 
     digest: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{16,64})?$")]
@@ -158,6 +158,7 @@ class Averaged(Message):
     differs: bool = False
     missing: Annotated[tuple[MicrobatchField, ...], LISTED] = ()
     heard: Annotated[dict[PeerIdField, MeasuredLink], Field(max_length=1024)] = {}
+    pace_us: Annotated[int, Field(ge=0, le=MAX_PACE_US, exclude_if=lambda value: not value)] = 0
     rows: Annotated[bytes, Field(max_length=64)] = b""
     signed: Annotated[bytes, Field(max_length=64)] = b""
 

@@ -13,6 +13,7 @@ from swarm.errors import Refused, Violation
 from swarm.ids import PartName, PeerId, RunId, stage_part
 from swarm.optim.clipping import Clipping, clip_parts
 from swarm.optim.schedules import OptimizerConfig, learning_rate
+from swarm.step.boundary_codecs import FIXED, CodecRules
 
 MAX_LOSS = 1e9
 """Nats a token, more than any model that is trained: the sum of a step's must be a number."""
@@ -27,6 +28,7 @@ class StepRules:
     that closes it.
     ``part_bytes`` are those of each part's sum in averaging; ``one_reduces``: there one may reduce for many.
     ``served``: one replica of a part reduces for the others, which others must be able to call.
+    ``codecs`` says how the codecs of boundaries are found.
     ``how_to_join`` is what people are told who must find somebody: words of this peer's, no rule of the run.
     """
 
@@ -46,6 +48,7 @@ class StepRules:
     part_bytes: Mapping[PartName, int] = field(default_factory=dict)
     one_reduces: bool = False
     served: bool = False
+    codecs: CodecRules = FIXED
     how_to_join: HowToJoin = join_words
 
     def quota(self, step: int, trainers: Sequence[PeerId]) -> Mapping[PeerId, int]:

@@ -9,21 +9,27 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from peers.chaos.invariants.check import check_run
 from peers.chaos.invariants.findings import Limits
+from swarm.consensus.records import CloseRecord, CodecPair
 from swarm.events import AttemptFailed, HopMoved, RoundDone, StepClosed, SumTaken
-from swarm.ids import ENDS, stage_part
+from swarm.ids import ENDS, PeerId, stage_part
+from swarm.membership.rules import rules_of
 from swarm.models.registry import family_of
+from swarm.models.spec import TensorSpec
 from swarm.network.protocols import Rpc
 from swarm.sim.links import Links
 from swarm.sim.loop import run_world
 from swarm.sim.network import SimEndpoint
 from swarm.sim.wires import PayloadWeights
+from swarm.step.boundary_codecs import CodecRules
 from swarm.step.messages import PROPOSE, RECONCILE
+from swarm.step.rules import StepRules
 from tests.benchmarks._wan_cells import MICROBATCHES, REPLICAS, STAGES, TRAINERS, Cell
 from tests.benchmarks._wan_timeline import HostStep, Interval, marked
 from tests.harness.simulated import SimSwarm
@@ -69,7 +75,7 @@ class WanSwarm:
             stage_s={"forward": forward_s, "backward": cell.compute_s - forward_s},
             **sections,
         )
-        self.swarm.network.weights = weights(cell, self.swarm.manifest)
+        self._weights = self.swarm.network.weights = weights(cell, self.swarm.manifest)
         self._opened: defaultdict[str, dict[int, float]] = defaultdict(dict)
         self._summed: defaultdict[str, dict[int, float]] = defaultdict(dict)
         self._averaged: defaultdict[str, dict[int, float]] = defaultdict(dict)
@@ -85,7 +91,10 @@ class WanSwarm:
             self._hear_question(rpc, body)
             return await call(endpoint, target, rpc, body, **more)
 
-        with mock.patch.object(SimEndpoint, "call", told):
+        def as_heavy(manifest: Any) -> StepRules:
+            return replace(rules := rules_of(manifest), codecs=weighed(rules.codecs, self.cell, self._weights))
+
+        with mock.patch.object(SimEndpoint, "call", told), mock.patch("swarm.membership.run.rules_of", as_heavy):
             run_world(self.swarm.run(timeout_s=LONGEST_S))
 
     def seconds(self) -> dict[int, float]:
@@ -149,4 +158,31 @@ def weights(cell: Cell, manifest: Any) -> PayloadWeights:
     return PayloadWeights(
         activations=cell.activation_mb * 1e6 / ACTIVATION_BYTES,
         averages={"host-*": part_bytes / real[stage_part(0)], "trainer-*": part_bytes / real[ENDS]},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeighedCodecRules(CodecRules):
+    """Rules for codecs that see links as they are: rates are measured in real bytes of averaging, each of which weighs
+    as much as ``weights`` say for its sender's role."""
+
+    weights: Mapping[str, float]
+
+    def following(self, before: CloseRecord, record: CloseRecord) -> tuple[CodecPair, ...]:
+        """See :meth:`CodecRules.following`."""
+        roster, told = record.members, record.links.items()
+        links = {peer: (late, round(rate * self.weights[roster[PeerId(peer)].role])) for peer, (late, rate) in told}
+        return CodecRules.following(self, before, record.model_copy(update={"links": links}))
+
+
+def weighed(rules: CodecRules, cell: Cell, weights: PayloadWeights) -> CodecRules:
+    """Return the rules of a run whose payloads weigh what the cell says."""
+    width, by_role = MODEL["dim"], {"stage": "host-*", "trainer": "trainer-*"}
+    return WeighedCodecRules(
+        activation=TensorSpec((1, round(cell.activation_mb * 1e6 / (4 * width)), width), "float32"),
+        stages=rules.stages,
+        hosted=rules.hosted,
+        forward=rules.forward,
+        backward=rules.backward,
+        weights={role: weights.averages[pattern] for role, pattern in by_role.items()},
     )

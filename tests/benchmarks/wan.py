@@ -106,6 +106,7 @@ NOTES = (
     "best mode with float32 payloads ÷ hub; lost_sync: 1 - useful; only three cells have keys of their own, those not "
     "played are None",
     "swarm_published: compute ÷ (compute + waiting) on its slides, at 500 Mbit/s, other tensors and latency unknown",
-    "sync_int8h: payloads between stages are int8h, averaging is float32; left out: hivemind itself, for which there "
-    "is no rig behind links of this kind",
+    "sync_int8h: payloads between stages are int8h, averaging is float32; sync_auto: records choose float32 or int8h, "
+    "and its bound is int8h's; encoding takes no time; left out: hivemind itself, for which no rig has links of this "
+    "kind",
 )

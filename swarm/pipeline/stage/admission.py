@@ -175,9 +175,10 @@ class AdmissionRules:
         if caller != upstream or body.hop != settings.stage:
             raise Refused(f"forward for stage {settings.stage} must come from {upstream}")
         tokens_come = settings.first and settings.specs.hosted
-        expected = settings.specs.token_bytes if tokens_come else settings.specs.activation_bytes
-        if payload_bytes != expected:
-            raise Violation(f"activation of {payload_bytes} bytes where {expected} are expected", peer=caller)
+        specs = settings.specs
+        expected = (specs.token_bytes,) if tokens_come else specs.arriving_bytes(body.step, "forward")
+        if payload_bytes not in expected:
+            raise Violation(f"activation of {payload_bytes} bytes{_where(expected)}", peer=caller)
         known = self._table.find(body.step, body.microbatch)
         if known is not None and known.here:
             return  # the trainer asks again, or a neighbour that was replaced by this attempt: it is known to us
@@ -212,8 +213,9 @@ class AdmissionRules:
             raise Refused(f"backward for stage {settings.stage} must come from {downstream}")
         if settings.computes_loss:
             raise Refused("the loss is computed here: there is no gradient to bring")
-        if payload_bytes != settings.specs.gradient_bytes:
-            raise Violation(f"gradient of {payload_bytes} bytes where {settings.specs.gradient_bytes} are expected")
+        expected = settings.specs.arriving_bytes(body.step, "backward")
+        if payload_bytes not in expected:
+            raise Violation(f"gradient of {payload_bytes} bytes{_where(expected)}")
         known = self._table.find(body.step, body.microbatch)
         if known is not None and (known.accumulated or known.tensors.gradient is not None):
             return  # it is told again, and this payload is not kept
@@ -251,3 +253,7 @@ class AdmissionRules:
         neighbour = (self._downstream if after else self._upstream)(body.microbatch, body.route)
         if caller not in (neighbour, body.microbatch.trainer):
             raise Refused(f"{body.what} of stage {stage} goes to {neighbour} only")
+
+
+def _where(expected: tuple[int, ...]) -> str:
+    return f" where {' or '.join(map(str, expected))} are expected"

@@ -174,7 +174,7 @@ class TrainerEnds:
 
     async def _recall(self, need: _Need, at: int, what: What) -> Payload:
         microbatch, within_s = need.kept.batch.id, NESTED_SHARE * need.within_s
-        size = self._size(what)
+        size = self._size(what, need.kept.step)
         if len(need.route) != self._context.stages:
             raise Refused(f"the {what} of {microbatch} was dropped, and its route is not known")
         where: dict[str, Any] = {"step": need.kept.step, "microbatch": microbatch, "after": need.kept.after}
@@ -187,17 +187,17 @@ class TrainerEnds:
             return payload
 
         payload = await retry_while_busy(call, self._context.clock, within_s=within_s)
-        self.check_size(what, memoryview(payload).nbytes, need.route[at])
+        self.check_size(what, need.kept.step, memoryview(payload).nbytes, need.route[at])
         return payload
 
-    def check_size(self, what: What, size: int, peer: PeerId) -> None:
+    def check_size(self, what: What, step: int, size: int, peer: PeerId) -> None:
         """Raises Violation for a tensor from a peer, the last stage's output or the first one's gradient, that is not
-        as long as it must be."""
-        if size != self._size(what):
-            raise Violation(f"{what} of {size} bytes where {self._size(what)} are expected", peer=peer)
+        as long as it must be in this step."""
+        if size != (expected := self._size(what, step)):
+            raise Violation(f"{what} of {size} bytes where {expected} are expected", peer=peer)
 
-    def _size(self, what: What) -> int:
-        return self._specs.activation_bytes if what == "output" else self._specs.gradient_bytes
+    def _size(self, what: What, step: int) -> int:
+        return self._specs.arriving_bytes(step, "forward" if what == "output" else "backward")[0]
 
     # --- settling ------------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from swarm.pipeline.messages import (
     InputGradient,
     JourneyMessage,
     Output,
+    What,
 )
 from swarm.pipeline.retention import RETENTION_BYTES, HeldOfMicrobatches
 from swarm.pipeline.settle import Assigned, settle
@@ -329,7 +330,8 @@ class Trainer:
 
     def _admit_tensor(self, caller: PeerId, body: JourneyMessage, payload_bytes: int) -> None:
         self._find(body)
-        self._ends.check_size("output" if isinstance(body, Output) else "gradient", payload_bytes, caller)
+        what: What = "output" if isinstance(body, Output) else "gradient"
+        self._ends.check_size(what, body.step, payload_bytes, caller)
 
     def _find(self, body: JourneyMessage) -> Journey:
         journey = self._journeys.get((body.step, body.microbatch))

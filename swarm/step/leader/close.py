@@ -218,6 +218,7 @@ class StepClose:
         before, more = self._context.history.head, {"aside": self.book.aside(), **self._lineage()}
         most = self._context.rules.max_members
         record = applied.record(before, self.book.now.previous, changes, following, most, **more)
+        record = record.model_copy(update={"codecs": self._context.rules.codecs.following(before, record)})
         rows: dict[str, bytes] = {peer: answer.rows for peer, answer in averaged.items() if answer.rows}
         return Propose(record=record, changes=changes, term=self.term, rows=rows)
 

@@ -19,7 +19,7 @@ from swarm.errors import PeerError, Refused, Superseded, Violation
 from swarm.ids import MicrobatchId, PartName, PeerId, stage_of
 from swarm.network.protocols import ReplyT
 from swarm.optim.clipping import Clipping
-from swarm.step.decisions import ATTEMPTS_PER_TERM, agreed, cursors, measured, part_norms, totals
+from swarm.step.decisions import ATTEMPTS_PER_TERM, agreed, cursors, measured, paces, part_norms, totals
 from swarm.step.messages import Apply, Averaged, Prepared, Reconcile
 from swarm.step.rules import StepRules
 
@@ -112,6 +112,7 @@ class AppliedTable:
             absent=changes.absent,
             ended=changes.end(self.reconciled.roster),
             links=measured(before, averaged, following),
+            paces=paces(before, averaged, following),
             previous=previous,
             **more,
         )

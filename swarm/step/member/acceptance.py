@@ -79,6 +79,8 @@ class AcceptanceRules:
             raise Refused("the record with which the run begins leaves this member out")
         if record.run != self._rules.run:
             raise Refused("the record belongs to another run")
+        if record.codecs:
+            raise Refused("the record names codecs, and nothing was measured before it")
 
     def check_decided(self, roster: Roster, decision: Decision) -> None:
         """Raises Refused for a record that those of the open step have not decided, or that does not follow what we
@@ -154,8 +156,10 @@ class AcceptanceRules:
         self._rules.check_scalars(record.step, record.lr, record.clip)
         if any(peer in record.absent for contribution in record.committed for peer in contribution.route):
             raise Refused("the record assigns a microbatch to a replica that it says was lost")
-        if not set(record.links) <= set(record.members.peers):
-            raise Refused("the record tells of links of peers that are not in its roster")
+        if not {*record.links, *record.paces} <= set(record.members.peers):
+            raise Refused("the record tells of links or paces of peers that are not in its roster")
+        if record.codecs != self._rules.codecs.following(self._history.head, record):
+            raise Refused("the record's codecs are not those that its links and paces give")
         if not set(record.caps) <= set(roster.parts):
             raise Refused("the record caps parts that there are not")
         if set(record.digests) != set(map(str, roster.parts)):

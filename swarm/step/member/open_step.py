@@ -187,7 +187,8 @@ class OpenStep:
 class Attempt:
     """One member's way from its sum to its part's mean. ``cursor`` says where our shard continues after a step with
     these microbatches; ``left_out`` is told, for a step, of whom its leader makes it without, and why. ``vouch`` signs
-    our rows where they are what we reported, and gives b"" where not."""
+    our rows where they are what we reported, and gives b"" where not;
+    ``pace_us`` is what records are to say of our pace."""
 
     me: PeerId
     device: Device
@@ -196,6 +197,7 @@ class Attempt:
     cursor: Callable[[int, Collection[MicrobatchId]], tuple[int, int] | None]
     left_out: Callable[[int, Mapping[str, str]], None] = lambda step, why: None
     vouch: Callable[[int, Sequence[Contribution]], bytes] = lambda step, rows: b""
+    pace_us: Callable[[], int] = lambda: 0
 
     async def run(
         self,
@@ -241,7 +243,8 @@ class Attempt:
         heard: dict[str, tuple[int, int]] = {
             peer: (each.latency_us, each.bytes_per_s) for peer, each in list(result.heard.items())[:MAX_HEARD]
         }
-        answer = Averaged(digest=result.digest, sq_norm=result.squared_norm, cursor=cursor, heard=heard, rows=rows)
+        digest, sq_norm, pace_us = result.digest, result.squared_norm, self.pace_us()
+        answer = Averaged(digest=digest, sq_norm=sq_norm, cursor=cursor, heard=heard, pace_us=pace_us, rows=rows)
         return Mean(result.tensor, answer)
 
     async def prepare(self, part: HeldPart | None, mean: Mean, body: Apply, clip: float) -> str:

@@ -13,7 +13,7 @@ import torch
 from swarm.averaging.config import AveragingConfig
 from swarm.compression.codec import EncodeContext
 from swarm.compression.dense import FLOAT32, DenseCodec
-from swarm.compression.registry import CODECS, REGISTERED, ActivationCodec, AveragingCodec, activation_codec
+from swarm.compression.registry import CODECS, REGISTERED, ActivationCodec, AveragingCodec, exact_codec
 from swarm.config import parse_manifest
 from swarm.errors import ConfigError
 from swarm.ids import MicrobatchId, PeerId
@@ -33,11 +33,14 @@ def test_names_of_the_manifest_are_those_that_are_registered() -> None:
     assert len(CODECS) == len(REGISTERED), "a name stands for one codec"
 
 
+NAMES = "'float32', 'bfloat16', 'float16', 'int8', 'int8h' or 'int4h'"
+
+
 @pytest.mark.parametrize(
     ("section", "key", "bad", "allowed"),
     [
-        ("codecs", "activations", "float64", "'auto', 'float32', 'bfloat16', 'float16', 'int8', 'int8h' or 'int4h'"),
-        ("codecs", "gradients", "float64", "'auto', 'float32', 'bfloat16', 'float16', 'int8', 'int8h' or 'int4h'"),
+        ("codecs", "activations", "float64", f"'exact', 'auto', {NAMES}"),
+        ("codecs", "gradients", "float64", f"'same', 'exact', 'auto', {NAMES}"),
         ("averaging", "codec", "bfloat16", "'float32' or 'int8'"),
     ],
 )
@@ -51,16 +54,13 @@ def test_codec_that_is_not_for_this_is_refused_with_those_that_are(
     assert AveragingConfig().codec == "float32"
 
 
-def test_activations_chosen_by_themselves_travel_as_they_are_computed() -> None:
-    assert [activation_codec("auto", dtype) for dtype in ("float32", "bfloat16", "float64")] == [
-        "float32", "bfloat16", "float32",
-    ]  # fmt: skip
-    assert activation_codec("float16", "bfloat16") == "float16"
+def test_exact_activations_travel_as_they_are_computed() -> None:
+    assert [exact_codec(dtype) for dtype in ("float32", "bfloat16", "float64")] == ["float32", "bfloat16", "float32"]
     tensor = torch.randn(SPEC.shape, generator=torch.Generator().manual_seed(0)).bfloat16()
     spec = TensorSpec(SPEC.shape, "bfloat16")
     context = EncodeContext(step=1, direction="forward", microbatch=MICROBATCH)
     sent = {}
-    for name in ("float32", activation_codec("auto", "bfloat16")):
+    for name in ("float32", exact_codec("bfloat16")):
         wire = CODECS[name].encode(tensor, context)
         sent[name] = wire.nbytes
         assert torch.equal(CODECS[name].decode(wire, spec), tensor)
@@ -75,7 +75,7 @@ def test_manifest_names_the_codec_that_it_has_chosen_itself() -> None:
     assert parsed().codecs.activations == parsed(codecs={}).codecs.activations == "float32"
     assert parsed(model=rounded).codecs.activations == "bfloat16"
     assert b'"activations":"bfloat16"' in parsed(model=rounded).canonical()
-    silent, named = parsed(codecs={"activations": "auto"}), parsed(codecs={"activations": "float32"})
+    silent, named = parsed(codecs={"activations": "exact"}), parsed(codecs={"activations": "float32"})
     assert silent.run_id == named.run_id == parsed().run_id
     assert parsed(model=rounded, codecs={"activations": "float32"}).codecs.activations == "float32"
     with pytest.raises(ConfigError) as caught:
@@ -93,6 +93,22 @@ def test_gradients_travel_as_activations_unless_another_codec_is_named() -> None
     assert parsed(gradients="float32").run_id == parsed().run_id != parsed(gradients="int8h").run_id
 
 
+def test_codecs_chosen_by_records_stay_open_in_the_manifest_and_are_refused_where_weights_must_repeat() -> None:
+    def parsed(reproducible: bool, **codecs: str) -> Any:
+        document = {"tokenizer": {"digest": "0" * 64}, "codecs": codecs, "run": {"reproducible": reproducible}}
+        return parse_manifest(document, "a test")
+
+    codecs = parsed(False, activations="auto").codecs
+    assert (codecs.activations, codecs.gradients) == ("auto", "auto")
+    codecs = parsed(False, activations="auto", gradients="exact").codecs
+    assert (codecs.activations, codecs.gradients) == ("auto", "float32")
+    with pytest.raises(ConfigError) as caught:
+        parsed(True, gradients="auto")
+    assert caught.value.key == "codecs.gradients"
+    assert 'codecs.gradients = "exact"' in caught.value.remedy
+    assert "differs from run to run" in caught.value.why
+
+
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_each_direction_has_its_codec_and_its_size(direction: Direction) -> None:
     specs = BoundarySpecs(
@@ -103,7 +119,7 @@ def test_each_direction_has_its_codec_and_its_size(direction: Direction) -> None
     sizes = {"forward": specs.activation_bytes, "backward": specs.gradient_bytes}
     assert sizes == {"forward": 96, "backward": 6 * 66}
     assert wire.nbytes == sizes[direction]
-    assert torch.allclose(specs.arrive(wire, CPU, direction), torch.ones(SPEC.shape), atol=0.02)
+    assert torch.allclose(specs.arrive(wire, CPU, direction, 1), torch.ones(SPEC.shape), atol=0.02)
 
 
 def test_exact_is_what_has_the_codecs_own_dtype() -> None:

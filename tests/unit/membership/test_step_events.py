@@ -9,6 +9,7 @@ from swarm.consensus.records import CloseRecord
 from swarm.events import Participation, StepClosed
 from swarm.membership.status import PeerStatus
 from swarm.membership.step_events import StepEvents
+from swarm.step.boundary_codecs import FIXED
 from tests.harness.rigs.membership import COMMITTED, GENESIS, A, B, EventList, FakeClock, record
 from tests.harness.rigs.peers import kept_run
 
@@ -28,7 +29,8 @@ class Told:
             endpoint=endpoint,
             watch=SimpleNamespace(gone=self.gone),
         )
-        self.steps = StepEvents(cast(Any, SimpleNamespace(around=around, situation=self.situation)))
+        run = SimpleNamespace(around=around, situation=self.situation, rules=SimpleNamespace(codecs=FIXED))
+        self.steps = StepEvents(cast(Any, run))
 
     def close(self, closed: CloseRecord, *, took_part: bool, after_s: float = 2.0) -> float | None:
         """The rate that the peer shows then."""

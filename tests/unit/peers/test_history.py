@@ -66,7 +66,7 @@ def test_history_as_json_is_one_stable_line(path: Path, capsys: pytest.CaptureFi
     assert list(found["rows"][0]) == [
         "step", "term", "proposed", "founding", "void", "loss", "tokens", "microbatches", "aside", "members", "joined",
         "left", "absent", "leader", "accepted", "grad_norm", "clip", "lr", "hash", "previous", "cursors",
-        "provisional_since", "confirmed", "ended",
+        "provisional_since", "confirmed", "ended", "codecs", "codecs_changed",
     ]  # fmt: skip
     first = found["rows"][0]
     assert first["absent"] == [{"peer": PEERS["mole"], "name": "mole"}]
@@ -103,6 +103,14 @@ def test_history_row_of_a_joiner_s_first_record_knows_no_leader_and_counts_what_
     assert (row.leader, row.joined, row.left, row.accepted, row.aside) == (None, (), (), None, 1)
     assert row.absent == (Named(PEERS["mole"], PEERS["mole"]),)
     assert "1 microbatch set aside" in row_lines([row])[1]
+
+
+def test_history_row_tells_codecs_where_they_change() -> None:
+    small = (("int8h", "int8h"),) * 3
+    line = HistoryLine(CHAIN.lines[3].record.model_copy(update={"codecs": small}), None, 2)
+    assert row_lines([row_of(line, None, ())])[1].endswith("sends int8h from here")
+    assert not row_of(line, None, small).codecs_changed
+    assert not row_of(line, None).codecs_changed, "what was before is not known"
 
 
 # --- whose -----------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from peers.console import words
 from peers.console.words import (
     CommandError,
     another_path,
+    codecs_text,
     command_to_join,
     listed,
     reason_of,
@@ -112,3 +113,14 @@ def test_another_path_shows_what_is_nearest(tmp_path: Path) -> None:
     (tmp_path / "here").touch()
     assert f"ls -la {tmp_path / 'here'};" in another_path(tmp_path / "here")
     assert f"ls -la {tmp_path};" in another_path(tmp_path / "not" / ("x" * 300))
+
+
+def test_codecs_are_told_by_boundary_most_last() -> None:
+    exact, small, mixed = ("float32", "float32"), ("int8h", "int8h"), ("int8h", "float32")
+    assert codecs_text(()) == ""
+    assert codecs_text([exact] * 3) == "float32"
+    assert codecs_text([mixed] * 2) == "int8h (gradients float32)"
+    assert codecs_text([exact, small, small, exact, exact]) == "int8h at boundaries 1 to 2, else float32"
+    assert codecs_text([small, exact, small, exact, mixed, exact]) == (
+        "int8h (gradients float32) at boundary 4, int8h at boundaries 0 and 2, else float32"
+    )

@@ -95,6 +95,8 @@ def test_record_hash_depends_on_every_field() -> None:
         "void": True,
         "ended": True,
         "links": {A: (1, 2)},
+        "paces": {A: 3},
+        "codecs": (("int8h", "float32"),),
         "caps": {"stage-0": 0.5},
         "lineage": 1,
         "confirmation": Confirmation(term=1, acceptances={}),

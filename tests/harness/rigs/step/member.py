@@ -182,6 +182,7 @@ class MemberBench:
     install: Callable[[CloseRecord, PeerId], Awaitable[None]] = _nothing
     decided: Callable[[Decision], Awaitable[None]] = _nothing
     life: Incarnation | None = None
+    rules: StepRules = RULES
     liveness: Liveness | None = None
     """Who is there, where not ``gone`` says it."""
 
@@ -201,7 +202,7 @@ class MemberBench:
         )
         life = self.life or Incarnation(self.me)
         forking = Forking(self.me, self.history, life, verify, lambda: self.gone)
-        self.position = Position(self.history, life, RULES, T, forking)
+        self.position = Position(self.history, life, self.rules, T, forking)
         context = MemberContext(
             me=self.me,
             position=self.position,
