@@ -18,6 +18,7 @@ from peers.manifest_file import write_manifest
 from peers.options.fields import settings_of
 from peers.options.model import Foundation
 from peers.presets import load_preset, preset_names
+from peers.profiles import keys_of, profile_of, with_profile
 from swarm.config import Manifest, new_nonce, parse_manifest
 from swarm.disk import read_named, write_whole
 from swarm.errors import ConfigError, Incompatible, StateError
@@ -34,13 +35,15 @@ _PENDING = {"tokenizer": {"digest": "0" * 64}}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Founded:
     """A run that can be served: its manifest, its tokenizer's JSON, and where that came from, in words. ``resumed`` is
-    what an old run goes on from, ``model_files`` the directory whose weights a new one begins with."""
+    what an old run goes on from, ``model_files`` the directory whose weights a new one begins with, ``profile`` the one
+    that its manifest was made with."""
 
     manifest: Manifest
     tokenizer: bytes
     tokenizer_from: str
     resumed: Resumable | None = None
     model_files: Path | None = None
+    profile: str | None = None
 
     def write(self, into: Path) -> tuple[Path, Path]:
         """Write ``run.toml`` and ``tokenizer.json`` into a directory that has neither, and return their paths.
@@ -81,9 +84,11 @@ def load_foundation(foundation: Foundation) -> dict[str, Any]:
         if any(one is not None for one in beside):
             remedy = "Add --lora-rank 16 to train adapters, or leave the other options of LoRA out."
             raise ConfigError("--lora-rank", None, "a rank, beside other options of LoRA", remedy)
+    by_hand = {*foundation.changes, *(keys_of(_read_toml(foundation.file)) if foundation.file is not None else ())}
     for dotted, value in foundation.changes.items():
         _change(document, dotted, value)
     try:
+        document = with_profile(document, by_hand)
         parse_manifest(_PENDING | document, _origin(foundation))  # so that mistakes show before a tokenizer is trained
     except ConfigError as error:
         raise _blamed(error, foundation) from None
@@ -114,7 +119,14 @@ def make_run(foundation: Foundation, document: dict[str, Any]) -> Founded:
         check_parts(manifest.model, manifest.split)
         check_founding(manifest.model, manifest.split)
     files = None if foreign is None or foundation.from_scratch else foreign.directory.absolute()
-    return Founded(manifest=manifest, tokenizer=tokenizer, tokenizer_from=source, model_files=files)
+    in_file = None if foundation.file is None else profile_of(_read_toml(foundation.file))
+    return Founded(
+        manifest=manifest,
+        tokenizer=tokenizer,
+        tokenizer_from=source,
+        model_files=files,
+        profile=foundation.profile or in_file,
+    )
 
 
 def resume_run(foundation: Foundation, home: Path | str | None) -> Founded:

@@ -9,6 +9,7 @@ from peers.commands.preflight import check_announce, check_listen, check_output,
 from peers.console.words import command_name, count
 from peers.doctor.machine import check_before_start
 from peers.options.model import Foundation, PeerOptions
+from peers.profiles import profile_lines
 from peers.session import echo, know_thyself, live, open_session, silent
 from peers.settings import exact_settings
 from swarm import __version__
@@ -134,6 +135,7 @@ def summary(founded: Founded) -> list[tuple[str, str]]:
         ("step", f"{manifest.step_microbatches} microbatches of {batch.microbatch_size} rows: {tokens:,} tokens"),
         ("optimizer", f"AdamW, learning rate {optimizer.lr:g} after {count(optimizer.warmup_steps, 'step')}"),
         ("averaging", manifest.averaging.described),
+        *(profile_lines(founded.profile, manifest.model_dump(mode="json")) if founded.profile else ()),
         ("tokenizer", f"{manifest.tokenizer.digest[:16]}, from {founded.tokenizer_from}"),
         ("starts", f"when {count(start.stage_hosts, 'stage host')} and {count(start.trainers, 'trainer')} are here"),
         *_votes(manifest),

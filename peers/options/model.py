@@ -337,6 +337,13 @@ class Foundation:
             default="stream",
         ),
     ] = None
+    profile: Annotated[
+        str | None,
+        Option(
+            metavar="NAME", of=_NEW, manifest="speed.profile", default="the file's, or none",
+            help="Suit the run to its links: lan, wan (machines far apart) or thin (under 50 Mbit/s).",
+        ),
+    ] = None  # fmt: skip
     name: Annotated[
         str | None, Option(metavar="NAME", of=_NEW, manifest="run.name", help="Name of the run, for people.")
     ] = None

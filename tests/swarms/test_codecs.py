@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 from peers.chaos.faults import Kill, Restart
+from peers.chaos.invariants.check import check_run
+from peers.chaos.invariants.findings import Limits
 from peers.chaos.plan import On, Strike
+from peers.profiles import PROFILES, with_profile
 from swarm.events import CodecsChanged, JourneyCompleted, LinkUsage, PeerLost, StepClosed
 from swarm.sim.links import Links
 from swarm.sim.loop import run_world
 from tests.harness.simulated import SimSwarm
-from tests.swarms.story import live_through
+from tests.swarms.story import DONE, live_through
 
 EXACT, SMALL = ["float32", "float32"], ["int8h", "int8h"]
 STEPS = 6
@@ -77,3 +80,16 @@ def test_smaller_codecs_save_bytes_and_steps_take_less_time(tmp_path: Path) -> N
     assert sent(swarm, 4) < 0.7 * sent(swarm, 1), "averaging and what calls weigh are the same"
     seconds = {event.step: event.seconds for event in swarm.peers["trainer-0"].events.of(StepClosed)}
     assert seconds[4] < seconds[1]
+
+
+@pytest.mark.parametrize("name", sorted(PROFILES))
+def test_run_of_each_profile_trains_to_its_end(tmp_path: Path, name: str) -> None:
+    batch = {"microbatch_size": 1, "microbatches_per_step": 8}
+    document = {"speed": {"profile": name}, "run": {"steps": 2}, "batch": batch}
+    sections = with_profile(document, ["batch.microbatches_per_step"])
+    swarm = SimSwarm(tmp_path, hosts=4, trainers=2, model={"layers": 2, "dim": 64, "context": 8}, **sections)
+    run_world(swarm.run())
+    assert {peer.outcome for peer in swarm.peers.values()} == {DONE}
+    losses = [event.loss for event in swarm.peers["bootstrap"].events.of(StepClosed)]
+    assert losses[-1] < losses[0]
+    check_run([tmp_path], Limits(target=8 if name != "thin" else 64)).assert_sound()
