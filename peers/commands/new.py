@@ -147,13 +147,11 @@ def summary(founded: Founded) -> list[tuple[str, str]]:
 
 def _memory(manifest: Manifest) -> str:
     """What the largest part takes of whoever trains it."""
-    from swarm.membership.rules import update_of
+    from swarm.membership.roles import part_training_bytes
     from swarm.models.registry import family_of
-    from swarm.planning.costs import training_bytes
 
-    model, exact, local = manifest.model, manifest.run.reproducible, manifest.averaging.mode == "local"
-    specs, vectors = family_of(model).parts(manifest.split), len(update_of(manifest).vectors)
-    parts = {spec.name: training_bytes(model, spec, vectors=vectors, exact=exact, local=local) for spec in specs}
+    specs = family_of(manifest.model).parts(manifest.split)
+    parts = {spec.name: part_training_bytes(manifest, spec) for spec in specs}
     largest = max(parts, key=lambda name: parts[name])
     return f"{parts[largest] / 1e9:.2g} GB and activations for the largest part, {largest}"
 

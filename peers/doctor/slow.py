@@ -331,7 +331,11 @@ def _age_s(clock: Clock) -> float:
 
 def _averaged_bytes(manifest: Manifest) -> float:
     """Of a parameter, one way: exact sums take one and a half times the bytes."""
-    plain = 1.0 if manifest.averaging.codec == "int8" else 4.0
+    from swarm.compression.registry import codec_named
+    from swarm.models.spec import TensorSpec
+
+    many = TensorSpec((1 << 16,), "float32")
+    plain = codec_named(manifest.averaging.codec).wire_bytes(many) / many.elements
     return plain * 1.5 if manifest.run.reproducible else plain
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from swarm.compression.registry import AveragingCodec
+from swarm.compression.registry import FED_BACK, AveragingCodec
 from swarm.errors import ConfigError
 from swarm.schema import Section
 
@@ -15,6 +15,10 @@ StrategyName = Literal["everyone", "grid", "butterfly-groups", "server", "hierar
 
 BY_PLACE = ("server", "hierarchy")
 """Strategies that bring all together by where they are, in `local` too."""
+
+
+IN_ONE_ROUND = ("everyone", "server")
+"""Strategies in which each replica's own sum goes straight to who adds it up."""
 
 
 class LocalConfig(Section):
@@ -38,7 +42,8 @@ class AveragingConfig(Section):
     ``mode`` "sync": the gradients of each batch. "local": weights, of replicas that train apart for a while; then
     ``strategy`` says who mixes with whom between two synchronisations, which are of all.
     ``codec``: numbers as they are, or (``int8``) rounded to 8 bits on the way to the reducer and on the way back, for a
-    quarter of the bytes; every replica gets the same bits either way.
+    quarter of the bytes, or (``int4h``) to 4 bits for an eighth, where each replica adds what was rounded off to its
+    next contribution; every replica gets the same bits either way.
     ``schedule`` is the way that sums travel; ``auto`` chooses it in each step from what was measured of the links, so
     that with float32 sums, which trees round at each hop, two runs of one manifest may differ in the last bit.
     """
@@ -64,6 +69,11 @@ class AveragingConfig(Section):
             return f"weights, after every {local.steps} batches trained apart"
         every = f"weights of replicas that train apart, mixed by {self.strategy} every {local.steps} batches"
         return f"{every}; of all after every {local.sync_every} times"
+
+    @property
+    def feeds_back(self) -> bool:
+        """Whether replicas add what is rounded off to what they contribute next."""
+        return self.codec in FED_BACK
 
     @property
     def closing_strategy(self) -> str:
@@ -92,7 +102,28 @@ def check_averaging(averaging: AveragingConfig, *, reproducible: bool) -> None:
             "direct or auto, unless strategy = everyone and codec = float32: all members must round alike at each hop",
             "Leave averaging.schedule out, or the other two.",
         )
+    if averaging.feeds_back:
+        _check_feedback(averaging)
     _check_mode(averaging, reproducible=reproducible)
+
+
+def _check_feedback(averaging: AveragingConfig) -> None:
+    """Refuse where nobody can add to its next contribution what was rounded off. Raises ConfigError."""
+    if averaging.mode == "local":
+        raise ConfigError(
+            "averaging.codec",
+            averaging.codec,
+            'float32 or int8 with averaging.mode = "local": what is rounded off weights is no gradient to add later',
+            'Set it to "int8", or averaging.mode to "sync".',
+        )
+    if averaging.strategy not in IN_ONE_ROUND:
+        raise ConfigError(
+            "averaging.codec",
+            averaging.codec,
+            f"float32 or int8 with averaging.strategy = {averaging.strategy}: in several rounds it would round sums of"
+            " several replicas, and what it rounds off belongs to none of them",
+            'Set it to "int8", or averaging.strategy to "everyone" or "server".',
+        )
 
 
 def _check_mode(averaging: AveragingConfig, *, reproducible: bool) -> None:

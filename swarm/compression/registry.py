@@ -21,11 +21,12 @@ from swarm.errors import ConfigError
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registered:
     """A codec, and what a manifest may choose it for: ``activations`` and their gradients between stages, ``averaging``
-    of replicas."""
+    of replicas; with ``feedback`` each of these adds what was rounded off to its next contribution."""
 
     codec: Codec
     activations: bool = False
     averaging: bool = False
+    feedback: bool = False
 
 
 REGISTERED: tuple[Registered, ...] = (
@@ -34,12 +35,15 @@ REGISTERED: tuple[Registered, ...] = (
     Registered(codec=FLOAT16, activations=True),
     Registered(codec=INT8, activations=True, averaging=True),
     Registered(codec=INT8H, activations=True),
-    Registered(codec=INT4H, activations=True),
+    Registered(codec=INT4H, activations=True, averaging=True, feedback=True),
     Registered(codec=FLOAT64),  # sums of reproducible runs
     Registered(codec=INT32),  # token ids
 )
 
 CODECS: Mapping[str, Codec] = MappingProxyType({one.codec.name: one.codec for one in REGISTERED})
+
+FED_BACK = frozenset(one.codec.name for one in REGISTERED if one.feedback)
+"""Codecs of averaging that round so much that what is lost is fed back."""
 
 AUTO = "auto"
 """Stands for the codec that each close record names, by boundary: see :mod:`swarm.step.boundary_codecs`."""

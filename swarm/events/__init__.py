@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from swarm.events.averaging import Mixed as Mixed
 from swarm.events.averaging import Participation as Participation
+from swarm.events.averaging import ResidualHandedOver as ResidualHandedOver
+from swarm.events.averaging import ResidualLost as ResidualLost
 from swarm.events.averaging import RoundDone as RoundDone
 from swarm.events.averaging import RoundVoid as RoundVoid
 from swarm.events.averaging import SumTaken as SumTaken

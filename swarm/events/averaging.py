@@ -56,6 +56,25 @@ class SumTaken(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResidualHandedOver(Event):
+    """This replica left with a step, and gave another what averaging had rounded off here, to be added to its own."""
+
+    step: int
+    part: PartName
+    to: PeerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResidualLost(Event):
+    """What averaging had rounded off at a replica will be added to nothing: so much of its gradients is lost."""
+
+    step: int
+    part: PartName
+    peer: PeerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundVoid(Event):
     """A group's all-reduce failed here and gave nothing: all of the step's rounds are repeated as another attempt.
     ``culprit`` is the member on which it broke, None when that is not known."""

@@ -14,6 +14,7 @@ from swarm.membership.copying import Copies, Copying
 from swarm.membership.entering import Entering
 from swarm.membership.following import Following
 from swarm.membership.founder import Founder, InitialWeights
+from swarm.membership.handover import ResidualHandover
 from swarm.membership.holding import LocalSGD, RoleManager
 from swarm.membership.joining import Joining
 from swarm.membership.leaving import Leaving
@@ -99,12 +100,13 @@ def compose(
         beginning = keeper.beginning() or InitialWeights(around, settings.ends_seed)
         found = Founder(around, directory, run.calls, announcer.record, donor, beginning)
     entering = Entering(run, first, found, holding, following, Joining(run, member, following.prepare))
-    leaving, parting = Leaving(run, observers.observers, announcer), ExitBarrier()
+    handover, parting = ResidualHandover(run, holding), ExitBarrier()
+    leaving = Leaving(run, observers.observers, announcer, handover)
     watch_leader = LeaderWatch(endpoint.peer, run.position, lead, watch, clock, run.question_s)
     steps = StepLoop(member, _closing(run, lead), parting, holding.feed(), entering.again, watch_leader)
 
     services: tuple[Service, ...] = (
-        watch, member, lead, leader, allreduce, parting, donor, observers,
+        watch, member, lead, leader, allreduce, parting, donor, observers, handover,
         _rescue(run, member, copies), *keeper.services(),
     )  # fmt: skip
     for service in services:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from swarm.consensus.records import CloseRecord, Decision
 from swarm.errors import ConfigError, Ending, Refused, RunEnded, StateError
-from swarm.events import PeerReady
+from swarm.events import PeerReady, ResidualLost
 from swarm.ids import PartName, PeerId
 from swarm.membership.copying import Copying
 from swarm.membership.download import download_part
@@ -113,6 +113,9 @@ class Following:
         if part is None:
             raise RunEnded(f"this peer shall hold {name} from now on, and its copy of it is lost", Ending.FAILED)
         self._run.situation.moved(name, "all that held it are lost, and a copy was here")
+        before = self._holding.part
+        if before is not None and before.feedback.residual is not None:
+            self._residual_lost(before, record, f"this peer holds {name} from now on")
         await self.prepare(part, record)
 
     # --- from record to record -----------------------------------------------------------------------------------
@@ -158,3 +161,11 @@ class Following:
         seconds, again = around.clock.monotonic() - self._since, self._has_been_ready
         part, reason, self._has_been_ready = situation.part, situation.reason, True
         around.events.emit(PeerReady(part=part, step=record.step, reason=reason, seconds=seconds, again=again))
+        held = self._holding.part
+        if again and held is not None and around.manifest.averaging.feeds_back and held.feedback.residual is None:
+            self._residual_lost(held, record, "it was cut off, and what it had rounded off may have been averaged")
+
+    def _residual_lost(self, part: TrainedPart, record: CloseRecord, reason: str) -> None:
+        around = self._run.around
+        lost = ResidualLost(step=record.step, part=part.spec.name, peer=around.endpoint.peer, reason=reason)
+        around.events.emit(lost)

@@ -33,7 +33,8 @@ from swarm.step.member.remote_leader import RemoteLeader
 
 class RoleManager:
     """The role of one peer. Empty until :meth:`take`; a bootstrap's stays so.
-    ``leg_over`` is called on the device thread after each leg of a part that trains apart."""
+    ``leg_over`` is called on the device thread after each leg of a part that trains apart, ``opened`` with the record
+    after which a step opens."""
 
     def __init__(self, run: RunContext, leader: RemoteLeader) -> None:
         self._settings, self._around, self._leader = run.settings, run.around, leader
@@ -41,6 +42,7 @@ class RoleManager:
         self._changed = asyncio.Event()
         self.ready = asyncio.Event()
         self.leg_over: Callable[[], None] = lambda: None
+        self.opened: Callable[[CloseRecord], None] = lambda record: None
 
     @property
     def role(self) -> Role | None:
@@ -121,6 +123,7 @@ class RoleManager:
             part.replicas, part.leg_over = len(record.members.replicas(part.spec.name)), self.leg_over
         if self._role is not None:
             self._role.open_step(record, after)
+        self.opened(record)
 
     def rewound(self) -> None:
         """A lineage was given up: nothing that was done in its steps counts, and its leaders are others."""

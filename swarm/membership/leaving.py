@@ -17,6 +17,7 @@ from swarm.errors import (
     WrongStep,
 )
 from swarm.membership.announcer import Announcer
+from swarm.membership.handover import ResidualHandover
 from swarm.membership.observers import Observers
 from swarm.membership.run import RunContext
 from swarm.membership.status_types import ENDED
@@ -40,9 +41,9 @@ class Leaving:
     helps a peer that is no member yet, or that asked it a moment ago where the run stands, for as long as it does.
     """
 
-    def __init__(self, run: RunContext, observers: Observers, announcer: Announcer) -> None:
+    def __init__(self, run: RunContext, observers: Observers, announcer: Announcer, handover: ResidualHandover) -> None:
         self._run, self._exit, self._at = run, run.exit, run.position
-        self._observers, self._announcer = observers, announcer
+        self._observers, self._announcer, self._handover = observers, announcer, handover
         self._situation, self._clock = run.situation, run.around.clock
         self._refused, self._asked_in = False, (-1, 0)
 
@@ -61,6 +62,11 @@ class Leaving:
         if self._at.departed:
             return f"it left in order after step {self._at.open_step - 1}"
         return ended_in_order(self._at.open_step - 1) if self._ended else "every step of the run is closed"
+
+    async def hand_over(self) -> None:
+        """Give the others what they need of this peer once it has left: see :meth:`ResidualHandover.give`."""
+        if self._at.departed:
+            await self._handover.give()
 
     async def say_gone(self) -> None:
         """Tell the directory that this peer has left. A courtesy: takes a second at most, and never fails."""

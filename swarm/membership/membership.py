@@ -60,6 +60,7 @@ class Membership:
             background = [group.create_task(work()) for work in self._background]
             group.create_task(self._entering.begin())
             await self._steps.run()
+            await self._leaving.hand_over()
             if keeper.keeps and at.over and (head := at.head) is not None:
                 keeper.keep_copies(await self._copying.last(head), head)
             for task in background:

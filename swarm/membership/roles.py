@@ -39,6 +39,7 @@ from swarm.pipeline.trainer.taken import MAX_IN_FLIGHT
 from swarm.pipeline.trainer.trainer import Trainer
 from swarm.pipeline.wiring import Wiring
 from swarm.planning.costs import (
+    RESIDUAL_BYTES,
     MemoryKind,
     apart_bytes,
     bytes_by_kind,
@@ -161,6 +162,9 @@ def part_bytes(manifest: Manifest, spec: PartSpec, *, apart: bool = False) -> di
     vectors, exact = len(update_of(manifest).vectors), manifest.run.reproducible
     cost = family_of(model).cost(spec, model.context)
     each = bytes_by_kind(model, vectors=vectors, exact=exact, local=local, apart=apart)
+    if manifest.averaging.feeds_back:
+        each["gradients"] += RESIDUAL_BYTES
+        each["round"] += RESIDUAL_BYTES
     return {kind: size * cost.parameters for kind, size in each.items()} | {"frozen": cost.frozen_held}
 
 

@@ -13,12 +13,13 @@ from swarm.events import (
     LinkUsage,
     Participation,
     PartsCapped,
+    ResidualLost,
     RosterChanged,
     RunStarted,
     StepClosed,
     StepGivenUp,
 )
-from swarm.ids import PeerId
+from swarm.ids import PartName, PeerId
 from swarm.membership.run import RunContext
 from swarm.membership.status_types import PartTurnout
 from swarm.planning.costs import model_parameter_count
@@ -84,6 +85,12 @@ class StepEvents:
         new = {peer: part for peer, part in held.items() if part in lost or (part == "trainer" and TRAINERS in lost)}
         self._around.events.emit(StepGivenUp(step=record.step, lost=lost, holders=new))
 
+    def _residuals_lost(self, record: CloseRecord, before: Roster) -> None:
+        for peer, part in ((peer, before[PeerId(peer)].part) for peer in record.absent):
+            if part is not None:
+                lost = ResidualLost(step=record.step, part=PartName(part), peer=PeerId(peer), reason="it was lost")
+                self._around.events.emit(lost)
+
     def _averaged(self, record: CloseRecord, before: Roster) -> None:
         """Who was in the averaging of each part, for those who ask us; as an event only of our own."""
         step, why = self._left_out
@@ -110,6 +117,8 @@ class StepEvents:
         mine = {str(before[self._around.endpoint.peer].part): digest} if digest else {}
         if record.void:
             self._given_up(record, before, record.members)
+        if self._around.manifest.averaging.feeds_back:
+            self._residuals_lost(record, before)
         if record.caps:
             events.emit(PartsCapped(step=record.step, caps=dict(record.caps)))
         events.emit(

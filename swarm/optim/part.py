@@ -36,6 +36,7 @@ from swarm.models.passes import (
 from swarm.models.registry import family_of
 from swarm.models.spec import ModelConfig, PartSpec
 from swarm.optim.accumulate import Accumulator, AccumulatorDType
+from swarm.optim.feedback import ErrorFeedback
 from swarm.optim.update import StepNumbers, StepPlan, Update, Vectors, hashes_after, step_in_place, stepped
 from swarm.planning.costs import MemoryKind
 from swarm.state.snapshot import Snapshot, root_of
@@ -185,6 +186,7 @@ class TrainedPart(PartState):
         self._module = family.build(spec)
         super().__init__(spec, family.layout(self._module), update, device, lends=lends)
         self._accumulator = Accumulator(self.layout, accumulator, device)
+        self.feedback = ErrorFeedback()
 
     def install_base(self, stored: Mapping[str, Stored]) -> None:
         """Have the frozen weights of a part that trains adapters: once, before :meth:`install`. Raises StateError."""
@@ -248,15 +250,44 @@ class TrainedPart(PartState):
 
     def contribution(self, assigned: Set[MicrobatchId], tokens: int) -> Tensor | None:
         """Return this replica's input to the round when ``assigned``, with so many target tokens, count for it: the sum
-        of their gradients; None while anything else is in it, or one is missing. A copy, as :meth:`gradient_sum`."""
-        return self.gradient_sum() if self.microbatches == assigned else None
+        of their gradients, and what is owed of earlier ones; None while anything else is in it, or one is missing. A
+        copy, as :meth:`gradient_sum`."""
+        return self.feedback.added_to(self.gradient_sum()) if self.microbatches == assigned else None
+
+    def prepare(self, mean: Tensor, *, lr: float, clip: float, step: int, left: Tensor | None = None) -> str:
+        """See :meth:`PartState.prepare`; ``left`` of our contribution is owed once the step is swapped."""
+        digest = super().prepare(mean, lr=lr, clip=clip, step=step)
+        self.feedback.pending = left
+        return digest
+
+    def swap(self) -> None:
+        """See :meth:`PartState.swap`."""
+        super().swap()
+        self.feedback.commit()
+
+    def give_up(self) -> None:
+        """See :meth:`PartState.give_up`."""
+        super().give_up()
+        self.feedback.give_up()
+
+    def install(self, snapshot: Snapshot) -> None:
+        """See :meth:`PartState.install`."""
+        super().install(snapshot)
+        self.feedback.drop()
 
     def tensors(self) -> dict[MemoryKind, list[Tensor]]:
         """See :meth:`PartState.tensors`."""
         held = super().tensors()
         frozen = frozen_tensors(self._module)
         weights = [*held["weights"], *self._module.trained_of().values(), *self._module.buffers()]
-        return {**held, "weights": weights, "gradients": [self._accumulator.total], "frozen": frozen}
+        kept, pending = self.feedback.tensors()
+        return {
+            **held,
+            "weights": weights,
+            "gradients": [self._accumulator.total, *kept],
+            "round": [*held["round"], *pending],
+            "frozen": frozen,
+        }
 
     def _become(self, state: Vectors, step: int) -> None:
         self._compute_with(state[0])

@@ -38,6 +38,9 @@ parts."""
 ROUND_BYTES = 8
 """A parameter's, while a step is averaged: the copy of the sum that is sent, and the mean that comes of it."""
 
+RESIDUAL_BYTES = 4
+"""A parameter's, where averaging feeds back what it rounds off; and as many in a round, for what that leaves."""
+
 QUANTISING_BYTES = 18
 """A weight's, while its matrix is stored in four bits: two copies in float32, and its code, first as 64 bits."""
 

@@ -29,6 +29,33 @@ def test_manifest_that_is_reproducible_refuses_int8_averaging_and_says_why() -> 
     assert "run.reproducible = false" in str(caught.value)
 
 
+@pytest.mark.parametrize("strategy", ["everyone", "server"])
+def test_four_bits_are_averaged_where_each_replicas_own_sum_is_rounded(strategy: str) -> None:
+    averaging = parse_manifest(document(averaging={"codec": "int4h", "strategy": strategy}), "a test").averaging
+    assert averaging.feeds_back
+    assert not parse_manifest(document(averaging={"codec": "int8"}), "a test").averaging.feeds_back
+
+
+@pytest.mark.parametrize(
+    ("sections", "cause", "next_step"),
+    [
+        ({"averaging": {"mode": "local"}}, "no gradient", '"int8", or averaging.mode'),
+        ({"averaging": {"strategy": "grid"}}, "belongs to none of them", '"int8", or averaging.strategy'),
+        ({"averaging": {"strategy": "hierarchy"}}, "belongs to none of them", '"int8", or averaging.strategy'),
+        ({"averaging": {}, "run": {"reproducible": True}}, "depends on which replica", "run.reproducible = false"),
+    ],
+)
+def test_four_bits_are_refused_where_nobody_can_add_what_is_lost(
+    sections: dict[str, Any], cause: str, next_step: str
+) -> None:
+    wanted = sections | {"averaging": {**sections["averaging"], "codec": "int4h"}}
+    with pytest.raises(ConfigError) as caught:
+        parse_manifest(document(**wanted), "a test")
+    assert caught.value.key == "averaging.codec"
+    assert cause in str(caught.value)
+    assert next_step in str(caught.value)
+
+
 @pytest.mark.parametrize("other", [{"strategy": "grid"}, {"codec": "int8"}])
 def test_manifest_that_rounds_at_each_hop_what_must_be_rounded_alike_is_refused(other: dict[str, str]) -> None:
     for schedule in ("auto", "direct"):

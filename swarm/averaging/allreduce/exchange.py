@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from swarm.averaging.allreduce.inbox import Inbox
 from swarm.averaging.allreduce.messages import AGREE, CHUNK, ENTER, STAY, Agreement, ReduceRequest, RoundMessage
-from swarm.averaging.allreduce.output import Floats, ReducedVector
+from swarm.averaging.allreduce.output import Floats, Leftover, ReducedVector
 from swarm.averaging.allreduce.partition import ReduceChunk
 from swarm.averaging.allreduce.plan import RoundPlan, WireType
 from swarm.averaging.allreduce.questions import Means, RoundQuestions
@@ -42,6 +42,8 @@ class Exchange:
         self._entered: dict[PeerId, asyncio.Task[memoryview]] = {}
         self.formed_s = 0.0
         self.output = ReducedVector(self._plan)
+        sends = self._plan.weights[self._me] > 0
+        self.left = Leftover(self._plan, local, sends=sends) if self._plan.feeds_back else None
 
     @property
     def bytes_sent(self) -> int:
@@ -66,7 +68,7 @@ class Exchange:
     def release(self) -> None:
         """Let go of the vectors once it has failed. A failure's traceback leads here, and task groups of Python 3.11
         keep theirs in a cycle, so that otherwise they would stay until the collector comes by."""
-        self._local = None
+        self._local = self.left = None
         self.output.release()
 
     async def _trade(self, guards: asyncio.TaskGroup) -> None:
@@ -160,11 +162,20 @@ class Exchange:
         if not self._plan.weights[self._me] or self._local is None:
             return b""
         values, codec = self._local[chunk.start : chunk.stop], self._plan.sums
-        return codec.encode(values, chunk) if codec.exact else await self._off_loop(chunk, codec.encode, values, chunk)
+        return codec.encode(values, chunk) if codec.exact else await self._off_loop(chunk, self._rounded, values, chunk)
+
+    def _rounded(self, values: Floats, chunk: ReduceChunk) -> Payload:
+        encoded = self._plan.sums.encode(values, chunk)
+        if self.left is not None:
+            self.left.sent(chunk, values, self._decoded(self._me, chunk, encoded))
+        return encoded
 
     def _reduce(self, chunk: ReduceChunk, sums: Mapping[PeerId, Payload]) -> memoryview:
         result = self._total(chunk, sums, self._plan.divisor, self._plan.result_dtype)
-        return self.output.settle(chunk, result)
+        encoded = self.output.settle(chunk, result)
+        if self.left is not None:
+            self.left.settled(chunk, result, self.output.vector[chunk.start : chunk.stop])
+        return encoded
 
     def _added(self, chunk: ReduceChunk, sums: Mapping[PeerId, Payload]) -> Payload:
         """Return these sums, added and encoded as one sum for another member; nothing for none."""

@@ -80,6 +80,29 @@ class ReducedVector:
         return total.hexdigest()
 
 
+class Leftover:
+    """What a round does not bring to all of one member's sum, (elements,) float32, for its next contribution: what
+    encoding the sum lost and, of the chunks that it reduces, what encoding their mean lost. Of a member that sends
+    nothing it is the whole of its vector.
+
+    Chunk by chunk, on any thread, one chunk on one thread: first :meth:`sent`, then :meth:`settled`.
+    """
+
+    def __init__(self, plan: RoundPlan, local: Floats | None, *, sends: bool) -> None:
+        self._divisor = np.float32(plan.divisor)
+        whole = local is not None and not sends
+        self.vector: Floats = local.copy() if whole and local is not None else np.zeros(plan.elements, np.float32)
+
+    def sent(self, chunk: ReduceChunk, values: Floats, received: Floats) -> None:
+        """Our sum of a chunk, and what its reducer makes of its bytes."""
+        np.subtract(values, received, out=self.vector[chunk.start : chunk.stop])
+
+    def settled(self, chunk: ReduceChunk, mean: Floats, received: Floats) -> None:
+        """A mean that was computed here, and what all make of its bytes: the difference is added to our sum, so it
+        counts as often as the mean is divided."""
+        self.vector[chunk.start : chunk.stop] += (mean - received) * self._divisor
+
+
 def squared_norm(values: NDArray[Any]) -> float:
     """Σ v² in float64, added piece by piece, a piece's by folding the upper half onto the lower until one is left.
 

@@ -24,7 +24,7 @@ from swarm.averaging.schedules import SCHEDULES, ScheduleName
 from swarm.averaging.schedules.patterns import MAX_PARTS
 from swarm.averaging.schedules.routes import Routes
 from swarm.compression.codec import Codec, EncodeContext
-from swarm.compression.registry import AveragingCodec, codec_named
+from swarm.compression.registry import FED_BACK, AveragingCodec, codec_named
 from swarm.errors import BugError
 from swarm.ids import PartName, PeerId
 from swarm.models.spec import TensorSpec
@@ -149,6 +149,8 @@ class RoundPlan:
             raise BugError(f"round {self.key}: elements, chunk size and time-out must be positive")
         if not self.sums.exact and self.schedule != "direct":
             raise BugError(f"round {self.key}: {self.codec} would be rounded again at each hop of {self.schedule}")
+        if self.feeds_back and (self.gives == "sum" or self.key.round > 0):
+            raise BugError(f"round {self.key}: what {self.codec} rounds off a sum of several members is nobody's")
         object.__setattr__(self, "weights", MappingProxyType(dict(self.weights)))
         object.__setattr__(self, "shares", MappingProxyType(dict(self.shares)))
 
@@ -176,6 +178,11 @@ class RoundPlan:
     def results(self) -> ChunkCodec:
         """The encoding of a result on its way to all members."""
         return ChunkCodec(_codec(self.codec, self.result_dtype), self.result_dtype, self.key.step, "result")
+
+    @property
+    def feeds_back(self) -> bool:
+        """Whether each member keeps what is rounded off for its next contribution: :attr:`RoundResult.left`."""
+        return self.codec in FED_BACK
 
     @cached_property
     def contributors(self) -> tuple[PeerId, ...]:
@@ -252,13 +259,14 @@ class RoundPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RoundResult:
-    """The result of a round, bit for bit the same at every member except ``bytes_sent``, ``heard`` and the seconds.
+    """What a round gives, bit for bit the same at every member but for ``bytes_sent``, ``heard``, ``left`` and seconds.
 
     ``tensor`` is what the plan gives, (elements,) on the CPU, and the caller's own. ``squared_norm`` is its squared L2
     norm in float64, ``digest`` names its content (hex; comparable between members of one plan, and of aligned ones).
     ``bytes_sent`` counts payload this member put on the wire, ``contributors`` are those whose sums are in it,
     ``heard`` is what was measured of the links to the others. All members were in ``formed_s`` after this one had
-    begun.
+    begun. ``left`` is what the round did not bring to all of this member's sum, float32 (elements,), where the codec
+    feeds that back: see :class:`~swarm.averaging.allreduce.output.Leftover`.
     """
 
     tensor: torch.Tensor
@@ -269,6 +277,7 @@ class RoundResult:
     seconds: float
     formed_s: float = 0.0
     heard: Mapping[PeerId, LinkMeasurement] = field(default_factory=dict)
+    left: torch.Tensor | None = None
 
 
 # --- one member's place in a round: who asks it for what, and what that must weigh -----------------------------------

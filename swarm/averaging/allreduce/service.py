@@ -152,6 +152,7 @@ class AllReduce:
             formed_s=exchange.formed_s,
             heard=inbox.meter.heard(),
             seconds=self._means.clock.monotonic() - began,
+            left=None if exchange.left is None else torch.from_numpy(exchange.left.vector),
         )
 
     # --- entering and leaving a round ---------------------------------------------------------------------------

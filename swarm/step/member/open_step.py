@@ -38,8 +38,11 @@ class HeldPart(Protocol):
         """What goes into the round for ``assigned`` microbatches with so many target tokens, flat; None when it first
         has to be settled what is in it."""
 
-    def prepare(self, mean: torch.Tensor, *, lr: float, clip: float, step: int) -> str:
-        """Compute what the update makes of the state; its digest."""
+    def prepare(
+        self, mean: torch.Tensor, *, lr: float, clip: float, step: int, left: torch.Tensor | None = None
+    ) -> str:
+        """Compute what the update makes of the state; its digest. ``left`` is what averaging did not bring to all of
+        our contribution: it is added to the next one once the step is swapped."""
 
     def swap(self) -> None:
         """Take the prepared step."""
@@ -78,11 +81,12 @@ class Average(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """What averaging gave: our part's mean gradient (None without a part, or when it failed), and the answer that says
-    so."""
+    """What averaging gave: our part's mean gradient (None without a part, or when it failed), the answer that says so,
+    and what is ``left`` of our contribution: :attr:`~swarm.averaging.allreduce.plan.RoundResult.left`."""
 
     gradient: torch.Tensor | None
     answer: Averaged
+    left: torch.Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -245,7 +249,7 @@ class Attempt:
         }
         digest, sq_norm, pace_us = result.digest, result.squared_norm, self.pace_us()
         answer = Averaged(digest=digest, sq_norm=sq_norm, cursor=cursor, heard=heard, pace_us=pace_us, rows=rows)
-        return Mean(result.tensor, answer)
+        return Mean(result.tensor, answer, result.left)
 
     async def prepare(self, part: HeldPart | None, mean: Mean, body: Apply, clip: float) -> str:
         """Compute what the update makes of the state, ``clip`` being our part's factor; its digest, empty without a
@@ -253,7 +257,9 @@ class Attempt:
         gradient = mean.gradient
         if part is None or gradient is None:
             return ""
-        return await self.device.run(lambda: part.prepare(gradient, lr=body.lr, clip=clip, step=body.step))
+        return await self.device.run(
+            lambda: part.prepare(gradient, lr=body.lr, clip=clip, step=body.step, left=mean.left)
+        )
 
     async def _settled(
         self,

@@ -29,7 +29,7 @@ MICROBATCH = MicrobatchId(PeerId("a"), "0" * 16, 0, 7)
 
 def test_names_of_the_manifest_are_those_that_are_registered() -> None:
     assert get_args(ActivationCodec) == ("float32", "bfloat16", "float16", "int8", "int8h", "int4h")
-    assert get_args(AveragingCodec) == ("float32", "int8")
+    assert get_args(AveragingCodec) == ("float32", "int8", "int4h")
     assert len(CODECS) == len(REGISTERED), "a name stands for one codec"
 
 
@@ -41,7 +41,7 @@ NAMES = "'float32', 'bfloat16', 'float16', 'int8', 'int8h' or 'int4h'"
     [
         ("codecs", "activations", "float64", f"'exact', 'auto', {NAMES}"),
         ("codecs", "gradients", "float64", f"'same', 'exact', 'auto', {NAMES}"),
-        ("averaging", "codec", "bfloat16", "'float32' or 'int8'"),
+        ("averaging", "codec", "bfloat16", "'float32', 'int8' or 'int4h'"),
     ],
 )
 def test_codec_that_is_not_for_this_is_refused_with_those_that_are(

@@ -95,7 +95,8 @@ class Home:
             exit=self.exit,
         )
         observers = SimpleNamespace(beside=lambda members: self.helped)
-        self.leaving = Leaving(cast(Any, run), cast(Any, observers), cast(Any, None))
+        handover = SimpleNamespace(give=None)
+        self.leaving = Leaving(cast(Any, run), cast(Any, observers), cast(Any, None), cast(Any, handover))
 
     async def close(self, before: CloseRecord = GENESIS, *, leave: Departure | None = None) -> CloseRecord:
         """The open step is closed, with or without us in what follows."""

@@ -77,7 +77,9 @@ class CountedPart:
         """Return something of the right kind, where these microbatches are held."""
         return torch.ones(4) if self.microbatches == assigned else None
 
-    def prepare(self, mean: torch.Tensor, *, lr: float, clip: float, step: int) -> str:
+    def prepare(
+        self, mean: torch.Tensor, *, lr: float, clip: float, step: int, left: torch.Tensor | None = None
+    ) -> str:
         """Return a digest that depends on everything."""
         self.prepared += 1
         self.shadow = weights_digest(self.name, step, lr, clip)
