@@ -44,6 +44,12 @@ class Disagreement(OutOfSync):
         return alone if len(set(alone.values())) > 1 else self.digests
 
     @property
+    def of_sums(self) -> bool:
+        """Whether they hold other means, rather than other norms of one: whoever reduced may have given it to them."""
+        held = {digest.partition("/")[0] for digest in self.digests.values() if digest}
+        return self.what == "gradient" and len(held) > 1
+
+    @property
     def dissenters(self) -> tuple[PeerId, ...]:
         """Those that differ from what more replicas answered than anything else; nobody on a tie. Pure."""
         groups = _groups(self.digests)

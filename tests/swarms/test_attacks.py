@@ -11,15 +11,19 @@ from typing import Any
 import pytest
 import torch
 
+from swarm.averaging.allreduce.messages import ReduceRequest
+from swarm.averaging.allreduce.service import AllReduce
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Candidate
 from swarm.events import DigestMismatch, JourneySetAside, PartsCapped, StepClosed
 from swarm.ids import MicrobatchId, PeerId
 from swarm.membership.following import Following
 from swarm.membership.founder import Founder
+from swarm.network.protocols import Answer, Incoming
 from swarm.pipeline.compute import Contributed, Material, StageCompute
 from swarm.pipeline.stage.microbatch_state import MicrobatchState
 from swarm.pipeline.stage.worker import Handover
+from swarm.schema import Empty
 from swarm.sim.links import Links
 from swarm.sim.loop import PEER, LoopClock, run_world
 from tests.harness.bad_leaders import spoils_sums
@@ -184,3 +188,29 @@ def test_peer_that_accepted_a_founding_record_and_was_replaced_joins_the_run(
     assert "host-0" not in rosters[0]
     assert "host-0" in rosters[-2]
     assert swarm.peers["host-0"].outcome == DONE
+
+
+# --- a reducer that gives one replica another mean -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hosts", [4, 6])
+def test_reducer_that_gives_another_replica_another_mean_gets_nobody_left_out(
+    hosts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whom it deceives would look like who lies: the part's next rounds are signed, and each has an idle reducer."""
+    chunk, forged = AllReduce._chunk, Counter[PeerId]()
+
+    async def forge(service: AllReduce, caller: PeerId, request: ReduceRequest, incoming: Incoming) -> Answer[Empty]:
+        answer = await chunk(service, caller, request, incoming)
+        if PEER.get() != "host-0" or request.step != 3 or caller != min(forged, default=caller):
+            return answer
+        forged[caller] += 1
+        return Answer(answer.body, bytes([answer.payload[0] ^ 1, *answer.payload[1:]]))
+
+    monkeypatch.setattr(AllReduce, "_chunk", forge)
+    swarm = SimSwarm(tmp_path, hosts=hosts, trainers=2, run={"steps": 5})
+    run_world(swarm.run())
+    (victim,) = forged
+    assert {event.digests.keys() >= {victim} for event in swarm.events(DigestMismatch) if event.step == 3} == {True}
+    assert {peer.outcome for peer in swarm.peers.values()} == {DONE}
+    assert not any(record["absent"] for record in swarm.history())

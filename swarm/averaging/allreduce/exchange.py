@@ -40,6 +40,7 @@ class Exchange:
         self._others = self._plan.called_by(self._me)
         self._questions = RoundQuestions(means, inbox)
         self._entered: dict[PeerId, asyncio.Task[memoryview]] = {}
+        self._ends: list[asyncio.Task[None]] = []
         self.formed_s = 0.0
         self.output = ReducedVector(self._plan)
         sends = self._plan.weights[self._me] > 0
@@ -51,17 +52,18 @@ class Exchange:
         return self._questions.bytes_asked + self._inbox.bytes_answered
 
     async def complete(self) -> str:
-        """Do it all; returns the result's digest, which all members then hold.
+        """Do it all; returns the result's digest, which all members of a signed round then hold. In another round the
+        others have got from us what they need for theirs.
 
         Raises an exception group with a RoundFailed at the deadline, at the first member that fails, or at another
         member's Abort. When cancelled, all its tasks have ended before CancelledError leaves.
         """
         async with asyncio.TaskGroup() as guards:
-            ends = guards.create_task(self._questions.expire()), guards.create_task(self._inbox.wait_failure())
+            self._ends = [guards.create_task(self._questions.expire()), guards.create_task(self._inbox.wait_failure())]
             await self._trade(guards)
             digest = self.output.digest()
-            await self._agree(digest)
-            for guard in ends:
+            await (self._agree(digest) if self._plan.signed else self._inbox.wait_given())
+            for guard in self._ends:
                 guard.cancel()
         return digest
 
@@ -79,7 +81,7 @@ class Exchange:
             for peer in self._others:
                 self._entered[peer] = tasks.create_task(self._enter(peer, question))
             if self._others:
-                guards.create_task(self._stay_with(self._next()))
+                self._ends.append(guards.create_task(self._stay_with(self._next())))
             for root in self._plan.routes.roots:
                 tasks.create_task(self._trade_part(root))
         self._inbox.traded()

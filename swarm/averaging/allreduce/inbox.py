@@ -132,12 +132,12 @@ class Inbox:
     def __init__(self, plan: RoundPlan, me: PeerId) -> None:
         self.plan, self.me, self.place = plan, me, MemberPlan(plan, me)
         self.agreements: dict[PeerId, str] = {}
-        self.bytes_answered = 0
         self.meter = RoundMeter()
         self.entered_at = math.inf
         self._sums = _HeldSums(plan, self.place)
         self._said: dict[PeerId, bool] = {}  # who has answered; whether it is in
         self._traded = False
+        self._given: Counter[tuple[PeerId, int]] = Counter()  # bytes of each result
         self._results: dict[int, memoryview] = {}
         self._news = _RoundNews()
 
@@ -145,6 +145,11 @@ class Inbox:
     def failure(self) -> RoundFailed | None:
         """Why the round is void, once it is."""
         return self._news.failure
+
+    @property
+    def bytes_answered(self) -> int:
+        """Bytes of the results given so far, repetitions included."""
+        return self._given.total()
 
     def admit(self, caller: PeerId, request: ReduceRequest, payload_bytes: int) -> None:
         """Raise Violation or Refused unless this member may send this many bytes, before there is room for them."""
@@ -194,7 +199,8 @@ class Inbox:
         await self._news.wait(("result", request.index), lambda: request.index in self._results)
         self._refuse_if_void()
         encoded = self._results[request.index]
-        self.bytes_answered += len(encoded)
+        self._given[caller, request.index] += len(encoded)
+        self._news.wake("given")
         return encoded
 
     def said_busy(self, peer: PeerId) -> None:
@@ -209,6 +215,20 @@ class Inbox:
     async def wait_in(self, peer: PeerId) -> None:
         """Until a member says that it is in, or the round fails."""
         await self._news.wait(("in", peer), lambda: self._said.get(peer, False))
+
+    async def wait_given(self) -> None:
+        """Until everybody has the results that only we can give, or the round failed. Who adds something asked with its
+        sums, long ago; who adds nothing may ask later. Raises RoundFailed."""
+        await self._news.wait("given", lambda: not self._to_give())
+        self.raise_failure()
+
+    def _to_give(self) -> set[PeerId]:
+        chunks = self.plan.chunks_of(self.me)
+        return {peer for chunk in chunks for peer in self.place.askers(chunk) if (peer, chunk.index) not in self._given}
+
+    def unsure(self) -> list[PeerId]:
+        """Return the members that do not hold the whole result, as far as we know."""
+        return sorted(set(self.plan.members) - self.agreements.keys() if self.plan.signed else self._to_give())
 
     def agree(self, caller: PeerId, result: str) -> None:
         """Note that a member holds the whole result, by its digest. The first word counts."""
@@ -232,7 +252,7 @@ class Inbox:
 
     def publish(self, chunk: ReduceChunk, encoded: memoryview) -> None:
         """Answer those who wait for a chunk's result, and let their next ones in. ``encoded`` must stay as it is."""
-        if self.place.asked(chunk):
+        if self.place.askers(chunk):
             self._results[chunk.index] = encoded
             self._sums.let_in(chunk, 0)
             self._news.wake(("result", chunk.index))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -114,8 +114,9 @@ class RoundPlan:
     as they are, whatever the type; int8 rounded to 8 bits, once, so that only ``direct`` will do. ``schedule`` is the
     way that sums travel, for a ``reason`` in words. ``aligned`` cuts parts between chunks, so that groups of
     other sizes name the same result by the same digest and norm. ``outgoing`` members call the others and are called by
-    nobody: they reduce nothing, and hear of each other from those they call. ``timeout_s`` counts from the local start
-    and need not be the same everywhere.
+    nobody: they reduce nothing, and hear of each other from those they call. In a ``signed`` round all tell each other
+    what they hold before anybody returns; in others who uses the results compares them. ``timeout_s`` counts from the
+    local start and need not be the same everywhere.
     Raises BugError for a plan that cannot be carried out.
     """
 
@@ -133,6 +134,7 @@ class RoundPlan:
     schedule: ScheduleName = "direct"
     reason: str = ""
     outgoing: frozenset[PeerId] = frozenset()
+    signed: bool = True
 
     def __post_init__(self) -> None:
         if not self.members or len(set(self.members)) != len(self.members):
@@ -151,6 +153,8 @@ class RoundPlan:
             raise BugError(f"round {self.key}: {self.codec} would be rounded again at each hop of {self.schedule}")
         if self.feeds_back and (self.gives == "sum" or self.key.round > 0):
             raise BugError(f"round {self.key}: what {self.codec} rounds off a sum of several members is nobody's")
+        if not self.signed and (self.schedule != "direct" or self.outgoing):
+            raise BugError(f"round {self.key}: results that others pass on have to be signed")
         object.__setattr__(self, "weights", MappingProxyType(dict(self.weights)))
         object.__setattr__(self, "shares", MappingProxyType(dict(self.shares)))
 
@@ -231,6 +235,7 @@ class RoundPlan:
             self.aligned,
             self.schedule,
             sorted(self.outgoing),
+            self.signed,
         ]
         return hashlib.sha256(json.dumps(agreed, separators=(",", ":")).encode()).hexdigest()
 
@@ -261,12 +266,13 @@ class RoundPlan:
 class RoundResult:
     """What a round gives, bit for bit the same at every member but for ``bytes_sent``, ``heard``, ``left`` and seconds.
 
-    ``tensor`` is what the plan gives, (elements,) on the CPU, and the caller's own. ``squared_norm`` is its squared L2
-    norm in float64, ``digest`` names its content (hex; comparable between members of one plan, and of aligned ones).
-    ``bytes_sent`` counts payload this member put on the wire, ``contributors`` are those whose sums are in it,
-    ``heard`` is what was measured of the links to the others. All members were in ``formed_s`` after this one had
-    begun. ``left`` is what the round did not bring to all of this member's sum, float32 (elements,), where the codec
-    feeds that back: see :class:`~swarm.averaging.allreduce.output.Leftover`.
+    ``tensor`` is what the plan gives, (elements,) on the CPU, to be read only: the last answers to others may still be
+    on their way. ``squared_norm`` is its squared L2 norm in float64, ``digest`` names its content (hex; comparable
+    between members of one plan, and of aligned ones). ``bytes_sent`` counts payload this member put on the wire,
+    ``contributors`` are those whose sums are in it, ``heard`` is what was measured of the links to the others. All
+    members were in ``formed_s`` after this one had begun.
+    ``left`` is what the round did not bring to all of this member's sum, float32 (elements,), where the codec feeds
+    that back: see :class:`~swarm.averaging.allreduce.output.Leftover`.
     """
 
     tensor: torch.Tensor
@@ -318,9 +324,9 @@ class MemberPlan:
         """Return the station at which sums of a chunk arrive; an empty one for a level that does not exist."""
         return self._stations.get((self._roots[chunk.rank], level), NOBODY)
 
-    def asked(self, chunk: ReduceChunk) -> bool:
-        """Return whether anybody asks us for a chunk's result."""
-        return bool(self.station(chunk, 0).weights)
+    def askers(self, chunk: ReduceChunk) -> Collection[PeerId]:
+        """Return those that ask us for a chunk's result."""
+        return self.station(chunk, 0).weights.keys()
 
     def blamed(self, chunk: ReduceChunk) -> frozenset[PeerId]:
         """Return the members that owe us a sum for which they need not wait for others."""

@@ -117,9 +117,9 @@ class RoundQuestions:
         if suspects:
             return RoundFailed(f"{lacking} in {self._plan.timeout_s:.3g} s", peer=suspects[0])
         silent = sorted(peer for peer, calls in (+self._asking).items() if calls)
-        unsure = sorted(set(self._plan.members) - set(self._inbox.agreements))
         # Straight to who reduces, who alone does not answer waits for nobody but us, or for whom it blames itself.
         if len(silent) == 1 and self._plan.schedule == "direct" and len(self._plan.members) > 2:
             return RoundFailed(f"no answer in {self._plan.timeout_s:.3g} s", peer=silent[0])
-        told = f"no answer from {', '.join(silent)}" if silent else f"no agreement from {', '.join(unsure)}"
+        unsure = ", ".join(self._inbox.unsure())
+        told = f"no answer from {', '.join(silent)}" if silent else f"no agreement from {unsure}"
         return RoundFailed(f"{self._plan.timeout_s:.3g} s are over: {told}")

@@ -109,7 +109,10 @@ def _plan(
     if group.reducers:
         return plan
     choice = choose(_situation(call, plan), _wanted(call, plan))
-    return replace(plan, schedule=choice.schedule, shares=choice.shares, reason=choice.reason)
+    # Who compares all results of the last round anyway need not wait until members have done so: unless they add up
+    # what others passed on, or some have been told which of them reduce, because rounds broke or one serves all.
+    signed = aligned or choice.schedule != "direct"
+    return replace(plan, schedule=choice.schedule, shares=choice.shares, reason=choice.reason, signed=signed)
 
 
 def _by_site(call: RoundCall, members: Sequence[PeerId]) -> tuple[PeerId, ...]:

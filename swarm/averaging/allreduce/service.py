@@ -56,8 +56,8 @@ class _Ended:
 
 class AllReduce:
     """Mount it on the endpoint, then :meth:`reduce`. Protocol: one call per chunk and pair that the schedule joins,
-    whose answer is the result; then everybody tells everybody the digest of what it holds, and nobody returns before
-    all agree.
+    whose answer is the result; then, in a signed round, everybody tells everybody the digest of what it holds, and
+    nobody returns before all agree.
 
     Messages of a round are let in from :meth:`expect` (or :meth:`reduce`) on; before it the sender is told Busy and
     comes again until its deadline, after the round's end it is Refused. One event loop; numbers are worked on in
@@ -240,18 +240,24 @@ class AllReduce:
             raise
 
     async def _let_in(self, caller: PeerId, message: RoundMessage) -> Empty:
+        if self._is_done(caller, message):  # it needs nothing from us, and asks us last
+            return Empty()
         inbox = self._inbox_of(message)
         inbox.admit_member(caller, message.plan)
         inbox.said_in(caller)
         return Empty()
 
     async def _stay(self, caller: PeerId, message: RoundMessage) -> Empty:
-        ended = self._ended.get(message.key)
-        if ended is None or not ended.digest:
+        if not self._is_done(caller, message):
             inbox = self._inbox_of(message)
             inbox.admit_member(caller, message.plan)
             await inbox.wait_traded()
         return Empty()
+
+    def _is_done(self, caller: PeerId, message: RoundMessage) -> bool:
+        """Whether a round has ended here with a result, and the caller was in it."""
+        ended = self._ended.get(message.key)
+        return ended is not None and bool(ended.digest) and caller in ended.members
 
     async def _chunk(self, caller: PeerId, request: ReduceRequest, incoming: Incoming) -> Answer[Empty]:
         # Admitted again: the transport may not ask about an empty payload, and the round may have ended meanwhile.
@@ -267,6 +273,8 @@ class AllReduce:
                 return Empty()
         inbox = self._inbox_of(message)
         inbox.admit_member(caller, message.plan)
+        if not inbox.plan.signed:
+            raise Violation(f"round {message.key} is not signed off", peer=caller)
         inbox.agree(caller, message.result)
         await inbox.wait_signed(caller, message.result)
         return Empty()

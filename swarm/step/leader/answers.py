@@ -17,6 +17,7 @@ from swarm.errors import OutOfSync, Refused, Violation, WrongStep
 from swarm.ids import PartName, PeerId
 from swarm.schema import Message
 from swarm.step.context import CloseContext
+from swarm.step.decisions import Disagreement
 from swarm.step.member.acceptance import AcceptanceRules
 from swarm.step.member.conduct import by_trainer
 from swarm.step.messages import Accepted, Averaged, Promise, Propose
@@ -61,6 +62,14 @@ class VoidRounds:
                 peer: [*before.get(peer, []), {one for one, other in named if other == peer}]
                 for peer in {other for _, other in named}
             }
+
+    def unsigned(self, found: Disagreement) -> bool:
+        """Whether whoever reduced may have given one of those that disagree other numbers than the rest: then nobody is
+        to blame yet, and the part goes plainly from now on, where all sign what they hold."""
+        unsigned = found.of_sums and found.part not in self.plainly
+        if unsigned:
+            self.plainly.add(found.part)
+        return unsigned
 
     def unfit(self, part: PartName, group: Sequence[PeerId]) -> Verdict | None:
         """Which of a part's members is to be left out by now, and why. Where it is nobody after several void rounds,

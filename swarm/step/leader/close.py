@@ -293,10 +293,14 @@ class StepClose:
     async def _differ(
         self, found: Disagreement, asked: Asked, answers: Mapping[PeerId, Averaged] | Mapping[PeerId, Prepared]
     ) -> NoReturn:
-        """Who differs from what most replicas of a part have is left out: the step closes without it, so it is cut off
-        and gets the state anew. When no answer is that of most, nobody knows which is right: all compute theirs anew,
-        and after a second time a copy of the part takes over (:meth:`Rescuing.break_tie`)."""
+        """Of a mean that nobody signed all make another, plainly. Else who differs from what most replicas of a part
+        have is left out: the step closes without it, so it is cut off and gets the state anew. When no answer is that
+        of most, nobody knows which is right: all compute theirs anew, and after a second time a copy of the part takes
+        over (:meth:`Rescuing.break_tie`)."""
         self._context.events.emit(DigestMismatch(step=self.book.step, part=found.part, digests=dict(found.shown)))
+        if self._voids.unsigned(found):
+            self._numbers.void(found.part)
+            raise _Retry(str(found)) from found
         signed = {peer: answers[peer].signed for peer in found.digests}
         dissenters = found.dissenters or await self._rescuing.break_tie(found, asked, signed)
         if not dissenters:
