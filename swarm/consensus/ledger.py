@@ -28,6 +28,12 @@ def free_quota(trainers: Sequence[PeerId], target: int, max_share: float) -> dic
     return dict.fromkeys(trainers, min(most, target))
 
 
+def first_lease(trainers: int, target: int) -> int:
+    """How many microbatches of a step are leased to each of so many trainers before anybody asks: half of an equal
+    share, which is no more than any quota allows."""
+    return target // (2 * trainers) if trainers else 0
+
+
 @dataclass(slots=True)
 class _Account:
     """One trainer's: how many are leased to it, and what became of those that it has told of."""
@@ -69,7 +75,8 @@ class Ledger:
     """Leases and completions of one step. Cost of a lease or a report: as many additions as there are trainers.
 
     Invariants: leased and not put aside ≤ target; completed by a trainer ≤ leased to it; a microbatch counts once
-    however often it is reported. What is leased to a trainer only grows, until the trainer is withdrawn.
+    however often it is reported. What is leased to a trainer only grows, until the trainer is withdrawn or says anew
+    what it has begun.
     """
 
     def __init__(self, step: int, target: int, quota: Mapping[PeerId, int]) -> None:
@@ -81,6 +88,10 @@ class Ledger:
     def full(self) -> bool:
         """True if the batch is complete."""
         return self.done >= self.target
+
+    def leased(self, trainer: PeerId) -> int:
+        """How many are leased to a trainer."""
+        return self._accounts[trainer].leased
 
     @property
     def trainers(self) -> tuple[PeerId, ...]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from swarm.consensus.ledger import fixed_quota, free_quota
+from swarm.consensus.ledger import first_lease, fixed_quota, free_quota
 from swarm.consensus.records import CloseRecord, Contribution
 from swarm.consensus.roster import HowToJoin, Roster, join_words
 from swarm.errors import Refused, Violation
@@ -58,6 +58,10 @@ class StepRules:
         if self.reproducible:
             return fixed_quota(step, trainers, self.target)
         return free_quota(trainers, self.target, self.max_share)
+
+    def first_lease(self, trainers: Sequence[PeerId]) -> int:
+        """How many microbatches each of these trainers may start when a step opens, without asking its leader."""
+        return first_lease(len(trainers), self.target)
 
     def over(self, record: CloseRecord) -> bool:
         """Whether the run is over with this record."""

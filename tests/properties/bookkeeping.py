@@ -97,7 +97,7 @@ class Books:
     """The swarm. Implements what RemoteLeader needs of its surroundings: calls, the member's view, and a clock."""
 
     def __init__(self, *, hosted: bool) -> None:
-        self.hosted, self.loop = hosted, asyncio.new_event_loop()
+        self.hosted, self.rules, self.loop = hosted, RULES, asyncio.new_event_loop()
         self.roster, self.term = ROSTER, 0
         self.head = genesis(RULES.run, ROSTER, dict.fromkeys(PARTS, "0" * 64))
         self.records: list[CloseRecord] = [self.head]

@@ -142,5 +142,6 @@ def test_replica_that_hangs_costs_its_group_one_deadline_and_is_averaged_again(t
     mixed = swarm.events(Mixed)
     assert len([event for event in mixed if "deadline" in "".join(event.left_out.values())]) == 1
     assert max(event.seconds for event in mixed) < 2.0
-    assert sum(event.seconds > 0.5 for event in mixed) == 1
+    slow = [sum(event.seconds > 0.5 for event in peer.events.of(Mixed)) for peer in swarm.peers.values()]
+    assert max(slow) == 1, "nobody waits for it twice"
     assert all(event.averaged == 2 for event in mixed if event.step > 2)

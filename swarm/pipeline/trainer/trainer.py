@@ -55,7 +55,8 @@ class StepLeader(Protocol):
     ``complete`` or ``set_aside`` means that the microbatch does not count."""
 
     async def lease(self, step: int, wanted: int) -> int:
-        """Ask for quota: how many microbatches of ``step`` this trainer may start now; 0 means the rest is leased."""
+        """Ask for quota: how many microbatches of ``step`` this trainer may start now; 0 means the rest is leased. Who
+        wants none may start none of what it has not started yet."""
 
     async def complete(self, journey: FinishedJourney) -> None:
         """Report a finished journey; returns when leader and successor acknowledged it."""

@@ -73,8 +73,11 @@ class StepBook:
     # --- terms ---------------------------------------------------------------------------------------------------
 
     def begin_first(self) -> None:
-        """Lead the first term: nothing was begun before."""
-        self.led = LedTerm(0, self._new_ledger(self.roster.trainers))
+        """Lead the first term: nothing was begun before. Each trainer has its first lease by rule, and need not ask."""
+        trainers = self.roster.trainers
+        self.led = LedTerm(0, self._new_ledger(trainers))
+        for trainer in trainers:
+            self.led.ledger.lease(self.step, trainer, self._rules.first_lease(trainers))
 
     def begin_term(self, term: int, gone: Container[PeerId]) -> None:
         """Lead a later term: nothing is known yet, every trainer that is there must say what it has begun before
@@ -133,7 +136,8 @@ class StepBook:
         return led.ledger.committed()
 
     async def wait_given_back(self) -> None:
-        """Return when a microbatch was put aside since this returned last: there is quota again, for whoever asks."""
+        """Return when a microbatch was put aside, or a lease not used, since this returned last: there is quota again,
+        for whoever asks."""
         await self._given_back.wait()
         self._given_back.clear()
 
@@ -192,7 +196,10 @@ class StepBook:
             raise Refused("a trainer reports its own microbatches only")
         if len(set(said.started)) != len(said.started):
             raise Violation("a microbatch that was begun twice")
+        before = led.ledger.leased(trainer)
         kept = led.ledger.resume(self.step, trainer, said.started, said.aside)
+        if kept < before:
+            self._given_back.set()
         led.awaited.discard(trainer)
         self._changed.set()
         return TrainerResumed(kept=kept)

@@ -45,11 +45,13 @@ class Begun(Protocol):
 @dataclass(slots=True)
 class TrainerBook:
     """What this peer's trainer has leased and told in one step; ``term`` is that of the leader that knows it, -1 where
-    none does. It waits for ``again`` when it has no quota left."""
+    none does. Of the first lease so many are ``ready`` to be started. It waits for ``again`` when it has no quota
+    left."""
 
     step: int = 0
     term: int = 0
     leased: int = 0
+    ready: int = 0
     reports: dict[MicrobatchId, tuple[Contribution, tuple[bytes, ...]]] = field(default_factory=dict)
     aside: dict[MicrobatchId, Quarantined] = field(default_factory=dict)
     again: asyncio.Event = field(default_factory=asyncio.Event)
@@ -80,10 +82,18 @@ class RemoteLeader:
         """See :class:`~swarm.pipeline.trainer.trainer.StepLeader`. Repeating it after a lost answer leases nothing
         twice.
 
-        Raises WrongStep for a closed step. A leader that says no, or takes a lease back, hears anew what was begun.
+        The first lease is had without asking, from the leader of the first term. Who wants nothing gives the rest of it
+        back: others may have it. Raises WrongStep for a closed step. A leader that says no, or takes a lease back,
+        hears anew what was begun.
         """
         book = self._opened(step)
+        if book.ready and wanted and self._at.term == book.term and self._at.is_member:
+            started = min(book.ready, wanted)
+            book.ready -= started
+            return started
         book.again.clear()
+        if book.ready and book.term == self._at.term:
+            book.term = -1
 
         async def ask(leader: PeerId, term: int) -> int:
             held = book.leased
@@ -179,10 +189,11 @@ class RemoteLeader:
 
     def _opened(self, step: int) -> TrainerBook:
         """Return the book of the open step. Raises WrongStep for another."""
-        if step > self._book.step:
-            self._book = TrainerBook(step)
         if self._at.open_step != step:
             raise WrongStep(f"step {step} is closed, step {self._at.open_step} is open")
+        if step > self._book.step:
+            first = self._at.rules.first_lease(self._at.roster.trainers)
+            self._book = TrainerBook(step, leased=first, ready=first)
         return self._book
 
     async def _until_told(
@@ -228,7 +239,11 @@ class RemoteLeader:
             answer = await self._calls.ask(leader, RESUME, body, timeout_s=self._timeout_s())
             kept = frozenset(started[: answer.kept])
             self.begun.keep(step, len(kept))
-            book.leased, book.term = len(kept), -1  # whoever was asked before this has nothing to say any more
+            book.leased, book.ready, book.term = (
+                len(kept),
+                0,
+                -1,
+            )  # whoever was asked before this has nothing to say any more
             book.reports = {m: report for m, report in book.reports.items() if m in kept}
             book.aside = {m: aside for m, aside in book.aside.items() if m in kept}
             for contribution, receipts in list(book.reports.values()):

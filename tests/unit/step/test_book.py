@@ -120,7 +120,7 @@ def test_books_of_two_steps_share_nothing() -> None:
     first.count_on({TRAINERS[2]})
     assert (first.done, second.done) == (1, 0)
     assert second.led.ledger.trainers == tuple(TRAINERS)
-    assert second.lease(second.led, TRAINERS[1], 6).total == 6
+    assert second.lease(second.led, TRAINERS[1], 6).total == 4, "one is leased to each of the others by rule"
     assert not second.witness.starved
     first.end_term()
     assert first.led is None
@@ -144,3 +144,28 @@ def test_trainer_that_is_not_counted_on_must_resume() -> None:
     opened.count_on({TRAINERS[0]})
     with pytest.raises(Superseded, match="resume"):
         opened.lease(opened.led, TRAINERS[0], 1)
+
+
+def test_first_lease_is_had_by_all_and_what_is_not_started_of_it_is_given_back() -> None:
+    made = StepBook(replace(RULES, target=12), verify, OpenStepFacts(1, ROSTER, NO_RECORD))
+    made.begin_first()
+    assert (led := made.led) is not None
+    assert [led.ledger.leased(trainer) for trainer in TRAINERS] == [2, 2, 2]
+    assert made.lease(led, TRAINERS[0], 12).total == 8
+    begun = (MicrobatchId(TRAINERS[1], "00" * 8, 0, 0),)
+    assert made.resume(led, TRAINERS[1], ResumeTrainer(step=1, term=0, started=begun, aside=())).kept == 1
+    assert made._given_back.is_set(), "others must hear that there is quota again"
+    assert made.lease(led, TRAINERS[0], 12).total == 9
+
+
+@given(target=st.integers(1, 400), trainers=st.integers(1, 40), share=st.floats(0.0, 1.0), step=st.integers(0, 50))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_first_lease_is_within_every_quota_and_half_of_the_step(
+    target: int, trainers: int, share: float, step: int
+) -> None:
+    names = [PeerId(str(number)) for number in range(trainers)]
+    for reproducible in (False, True):
+        rules = replace(RULES, target=target, max_share=share, reproducible=reproducible)
+        first = rules.first_lease(names)
+        assert all(first <= most for most in rules.quota(step, names).values())
+        assert 2 * first * trainers <= target < 2 * (first + 1) * trainers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from swarm.schema import Empty
 from swarm.step.calls import LiveCalls, StepCalls
 from swarm.step.member.remote_leader import RemoteLeader, TrainerBook
 from swarm.step.messages import ASIDE, COMPLETE, LEASE, RESUME, Feed, Leased, Propose, TrainerResumed
+from swarm.step.rules import StepRules
 from tests.harness.expect import eventually
 from tests.harness.rigs.step import (
     COMMITTED,
@@ -62,11 +64,25 @@ class Begun:
         self.taken.keep(step, count)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leasing(StepRules):
+    """Rules by which so many microbatches are the first lease."""
+
+    first: int
+
+    def first_lease(self, trainers: Sequence[PeerId]) -> int:
+        """See :class:`~swarm.step.rules.StepRules`."""
+        return self.first
+
+
 class Desk:
     """A trainer's peer: its member, and the leaders it may turn to."""
 
-    def __init__(self, begun: int = 0) -> None:
+    def __init__(self, begun: int = 0, first: int = 0) -> None:
         self.stage, self.bench, self.begun = Stage(), MemberBench(T), Begun(begun)
+        rules = self.bench.position.rules
+        same = {field.name: getattr(rules, field.name) for field in fields(rules)}
+        self.bench.position.rules = Leasing(**same, first=first)
 
     async def set(self) -> Desk:
         await self.stage.set()
@@ -92,8 +108,8 @@ class Desk:
         self.stage.puppets[peer].instead[method] = answer
 
 
-async def desk(begun: int = 0) -> Desk:
-    return await Desk(begun).set()
+async def desk(begun: int = 0, first: int = 0) -> Desk:
+    return await Desk(begun, first).set()
 
 
 # --- leasing ---------------------------------------------------------------------------------------------------------
@@ -107,6 +123,34 @@ async def test_trainer_leases_what_is_added() -> None:
     assert await here.leader.lease(1, 4) == 1
     assert await here.leader.lease(1, 4) == 0
     assert [body.total for body in here.told(LEADER, LEASE)] == [4, 8, 9]
+
+
+@virtual
+async def test_first_lease_is_had_without_asking_and_counts_in_what_is_asked_for() -> None:
+    here = await desk(first=5)
+    assert [await here.leader.lease(1, 3), await here.leader.lease(1, 3)] == [3, 2]
+    assert not here.told(LEADER, LEASE)
+    assert await here.leader.lease(1, 3) == 3
+    assert [body.total for body in here.told(LEADER, LEASE)] == [8]
+
+
+@virtual
+async def test_trainer_that_wants_nothing_gives_back_what_is_left_of_its_first_lease() -> None:
+    here = await desk(begun=3, first=5)
+    assert await here.leader.lease(1, 3) == 3
+    assert await here.leader.lease(1, 0) == 0
+    assert [len(body.started) for body in here.told(LEADER, RESUME)] == [3]
+    assert await here.leader.lease(1, 4) == 4
+    assert [body.total for body in here.told(LEADER, LEASE)] == [3, 7]
+
+
+@virtual
+async def test_first_lease_is_the_first_leaders_alone() -> None:
+    here = await desk(first=5)
+    await here.follow(1)
+    assert await here.leader.lease(1, 3) == 3
+    assert [body.started for body in here.told(SUCCESSOR, RESUME)] == [()]
+    assert [body.total for body in here.told(SUCCESSOR, LEASE)] == [3]
 
 
 @pytest.mark.parametrize("total", [3, 9])

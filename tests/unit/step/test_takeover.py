@@ -146,17 +146,18 @@ class Peer:
     async def _feed(self, step: int) -> None:
         try:
             while True:
-                await self._feed_once(step)
-                await self.leader.wait_quota(step)
+                if not await self._feed_once(step):
+                    await self.leader.wait_quota(step)
         except WrongStep:
             return
 
-    async def _feed_once(self, step: int) -> None:
+    async def _feed_once(self, step: int) -> int:
         granted = await self.leader.lease(step, 2)
         begun = self._journeys()[len(self._begun) : len(self._begun) + granted]
         self._begun += [contribution.microbatch for contribution in begun]
         for contribution in begun:
             await self.leader.complete(step, contribution, (bytes(64),))
+        return granted
 
     def _journeys(self) -> list[Contribution]:
         """The step's, through replicas that take part."""
