@@ -108,6 +108,20 @@ class CodecConfig(Section):
         return f"{self.activations}{back}"
 
 
+class SpeedConfig(Section):
+    """``[speed]``: whether a step begins when the one before is closed (``mode = "sync"``), or trainers feed it early
+    while that is closed (``"overlap"``). Early work, of at most ``early_share`` of a step's microbatches, is computed
+    with the parameters of the record before the one that its step follows."""
+
+    mode: Literal["sync", "overlap"] = "sync"
+    early_share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.25
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether steps are fed early."""
+        return self.mode == "overlap"
+
+
 class Manifest(Section):
     """The whole run manifest. Compare by :attr:`run_id`."""
 
@@ -119,6 +133,7 @@ class Manifest(Section):
     batch: BatchConfig = BatchConfig()
     averaging: AveragingConfig = AveragingConfig()
     codecs: Annotated[CodecConfig, Field(validate_default=True)] = CodecConfig()
+    speed: Annotated[SpeedConfig, Field(exclude_if=lambda speed: not speed.overlaps)] = SpeedConfig()
 
     @field_validator("codecs")
     @classmethod
@@ -199,6 +214,7 @@ def check_manifest(manifest: Manifest) -> None:
     check_averaging(manifest.averaging, reproducible=manifest.run.reproducible)
     check_codecs(manifest)
     check_optimizer(manifest)
+    check_speed(manifest)
     if start.stage_hosts < split.stages:
         raise ConfigError(
             "run.start_when.stage_hosts",
@@ -229,6 +245,27 @@ def check_codecs(manifest: Manifest) -> None:
                 "or set run.reproducible = false.",
                 why="what is measured of links differs from run to run, and so would the weights",
             )
+
+
+MOST_STALE = 0.5
+"""The largest early share with AdamW: its loss suffers much more than Muon's from gradients of older parameters."""
+
+
+def check_speed(manifest: Manifest) -> None:
+    """Whether steps of this run can be fed early. Raises ConfigError."""
+    speed = manifest.speed
+    if speed.overlaps and manifest.averaging.mode == "local":
+        why = "replicas that train apart meet seldom, and have nothing to wait for"
+        raise ConfigError(
+            "speed.mode", "overlap", '"sync" with averaging.mode = "local"', "Leave speed.mode out.", why=why
+        )
+    if speed.overlaps and manifest.optimizer.name == "adamw" and speed.early_share > MOST_STALE:
+        raise ConfigError(
+            "speed.early_share",
+            speed.early_share,
+            f"at most {MOST_STALE} with AdamW, which learns much less from gradients of older parameters",
+            'Use a smaller share, or optimizer.name = "muon".',
+        )
 
 
 def check_optimizer(manifest: Manifest) -> None:

@@ -41,6 +41,23 @@ class MicrobatchId(NamedTuple):
         return f"{self.trainer[-6:]}/{self.shard[:6]}/{self.epoch}/{self.position}"
 
 
+class StepWork(NamedTuple):
+    """What counts once at each part: a microbatch of a step, computed with the parameters of the record before the
+    step or, ``early``, with those of the one before that."""
+
+    step: int
+    microbatch: MicrobatchId
+    early: bool = False
+
+    @property
+    def version(self) -> int:
+        """The step whose record's parameters it is computed with."""
+        return self.step - 1 - self.early
+
+    def __str__(self) -> str:
+        return f"{self.microbatch} of step {self.step}{', early' if self.early else ''}"
+
+
 class JourneyKey(NamedTuple):
     """One attempt at one microbatch in one step. ``after`` begins the hash of the record that the step follows: the
     steps of a lineage that was given up are numbered alike, and computed with other parameters."""

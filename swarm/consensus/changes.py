@@ -104,12 +104,14 @@ def reassign_bytes(run: RunId, step: int, previous: str, peer: str, part: str) -
 @dataclass(frozen=True, slots=True)
 class OpenStepFacts:
     """The open step at the time of a request: its members, the hash of the record before it, and, when the step is
-    given up, the peers believed ``lost``, which may ask to join anew."""
+    given up, the peers believed ``lost``, which may ask to join anew; ``before``, where it matters, is the hash of the
+    record before that."""
 
     step: int
     roster: Roster
     previous: str
     lost: Collection[str] = ()
+    before: str = ""
 
     @property
     def staying(self) -> Roster:
@@ -117,22 +119,26 @@ class OpenStepFacts:
         return Roster(member for member in self.roster.members if member.peer not in self.lost)
 
 
-class ChangeRules:
+@dataclass(frozen=True, slots=True)
+class RosterRules:
     """The limits of a run's roster. ``parts`` are all parts of its model, ``most`` the members for which a record has
-    room; ``served`` as in :class:`~swarm.step.rules.StepRules`; ``how`` tells people how to join."""
+    room; ``served`` as in :class:`~swarm.step.rules.StepRules`; ``dated``: members that join are noted with their first
+    step (:attr:`Member.since`); ``how`` tells people how to join."""
 
-    def __init__(
-        self,
-        run: RunId,
-        parts: Sequence[PartName],
-        most: int,
-        verify: Verify,
-        *,
-        served: bool = False,
-        how: HowToJoin = join_words,
-    ) -> None:
-        self._run, self._parts, self._most, self._verify = run, tuple(parts), most, verify
-        self._served, self._how = served, how
+    run: RunId
+    parts: Sequence[PartName]
+    most: int
+    served: bool = False
+    dated: bool = False
+    how: HowToJoin = join_words
+
+
+class ChangeRules:
+    """Who may join and leave a run's roster, within its ``rules``."""
+
+    def __init__(self, rules: RosterRules, verify: Verify) -> None:
+        self._run, self._parts, self._most, self._verify = rules.run, tuple(rules.parts), rules.most, verify
+        self._served, self._dated, self._how = rules.served, rules.dated, rules.how
 
     def check_admission(self, now: OpenStepFacts, request: Admission) -> None:
         """Raises Refused with the reason, Violation for a forged request."""
@@ -145,7 +151,7 @@ class ChangeRules:
             raise Violation(f"the request of {peer} to join is forged")
         if member.part not in self._parts_of(member.role):
             raise Refused(f"a {member.role} of this run does not hold {member.part or 'nothing'}")
-        if member.worked:
+        if member.worked or member.since:
             raise Violation(f"{peer} asks to join with work that nobody knows of")
         if self._served and (problem := lacks_server(now.staying, member, self._how)):
             raise Refused(problem)
@@ -230,11 +236,11 @@ class ChangeRules:
         if len(set(going)) != len(going):
             raise Violation("a peer that leaves or moves twice in one step")
         if changes.end(before):
-            return self._changed(before, [], changes)
+            return self._changed(now, [], changes)
         for index, peer in enumerate(going):
             if (reason := self.spared(before, going[:index], peer, lost=peer in lost)) is not None:
                 raise Refused(f"{peer} cannot leave{'' if peer in leaving else ' its part'}: {reason}")
-        return self._changed(before, leaving, changes)
+        return self._changed(now, leaving, changes)
 
     def give_up(self, now: OpenStepFacts, changes: Changes) -> Roster:
         """Return the roster that a record that gives its step up must name: without those that are lost, with every
@@ -246,7 +252,7 @@ class ChangeRules:
         if not lost_parts(now.roster, changes.absent):
             raise Violation("every part has a replica that is there: there is no reason to give the step up")
         self._check_requests(now, changes)
-        roster = self._changed(now.roster, changes.absent, changes)
+        roster = self._changed(now, changes.absent, changes)
         if missing := [part for part in self._parts if not roster.replicas(part)]:
             raise Refused(f"nobody holds {', '.join(missing)}")
         if not roster.trainers:
@@ -266,13 +272,14 @@ class ChangeRules:
         if len(joining) != len(changes.joins) or len(moving) != len(changes.reassigns):
             raise Violation("a peer that joins or moves twice in one step")
 
-    def _changed(self, before: Roster, leaving: Collection[str], changes: Changes) -> Roster:
-        """Return ``before`` without ``leaving``, with who joins, and with who moves at its new part. Raises Refused
+    def _changed(self, now: OpenStepFacts, leaving: Collection[str], changes: Changes) -> Roster:
+        """Return the roster without ``leaving``, with who joins, and with who moves at its new part. Raises Refused
         for more members than a record has room for."""
+        before, new = now.roster, {"since": now.step + 1} if self._dated else {}
         places = {move.peer: move.part for move in changes.reassigns}
         staying = [member for member in before.members if member.peer not in leaving]
-        moved = [m.model_copy(update={"part": places[m.peer]}) if m.peer in places else m for m in staying]
-        roster = Roster([*moved, *(join.member for join in changes.joins)])
+        moved = [m.model_copy(update={"part": places[m.peer], **new}) if m.peer in places else m for m in staying]
+        roster = Roster([*moved, *(join.member.model_copy(update=new) for join in changes.joins)])
         if len(roster) > max(self._most, len(before)):
             raise Refused(f"a roster of {len(roster)} where a record has room for {self._most}")
         return roster

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from swarm.consensus.records import MAX_ASIDE, Contribution, Quarantined
 from swarm.errors import Refused, WrongStep
-from swarm.ids import MicrobatchId, PeerId
+from swarm.ids import MicrobatchId, PeerId, StepWork
 
 
 def fixed_quota(step: int, trainers: Sequence[PeerId], target: int) -> dict[PeerId, int]:
@@ -259,12 +259,16 @@ def _check_leased(trainer: PeerId, account: _Account) -> None:
 
 
 def reassigned(
-    committed: Sequence[Contribution], stages: Sequence[Sequence[PeerId]], *, computed_again: bool = True
+    committed: Sequence[Contribution],
+    stages: Sequence[Sequence[PeerId]],
+    *,
+    computed_again: bool = True,
+    early: Callable[[str], bool] = lambda peer: True,
 ) -> tuple[Contribution, ...]:
     """The same microbatches, with a replica of ``stages`` (those that are there) at every stage: what was held by
     another goes to the one that holds least, so that it is computed again by as many as can; or, where nobody computes
-    it again, to each in proportion to what it did, so that their weights stay to each other as they were. Raises
-    Refused when nobody is left at a stage."""
+    it again, to each in proportion to what it did, so that their weights stay to each other as they were. Early work
+    goes to those only that ``early`` says can compute it. Raises Refused when nobody is left at a stage."""
     load = [Counter({peer: 0 for peer in replicas}) for replicas in stages]
     for contribution in committed:
         for stage, peer in enumerate(contribution.route):
@@ -276,9 +280,10 @@ def reassigned(
         route = []
         for stage, peer in enumerate(contribution.route):
             if peer not in load[stage]:
-                if not load[stage]:
+                able = {one: held for one, held in load[stage].items() if not contribution.early or early(one)}
+                if not able:
                     raise Refused(f"nobody is left at stage {stage}")
-                peer = _next(load[stage], did[stage])
+                peer = _next(able, did[stage])
                 load[stage][peer] += 1
             route.append(peer)
         changed = tuple(route) != contribution.route
@@ -304,11 +309,11 @@ def weights(committed: Sequence[Contribution], replicas: Sequence[PeerId], stage
 
 
 def assigned(
-    committed: Sequence[Contribution], peer: PeerId, stage: int | None
-) -> dict[MicrobatchId, tuple[PeerId, ...]]:
-    """The microbatches whose gradient for a part this replica must hold, each with its route."""
+    step: int, committed: Sequence[Contribution], peer: PeerId, stage: int | None
+) -> dict[StepWork, tuple[PeerId, ...]]:
+    """The microbatches of a step whose gradient for a part this replica must hold, each with its route."""
     return {
-        contribution.microbatch: tuple(PeerId(one) for one in contribution.route)
+        contribution.work(step): tuple(PeerId(one) for one in contribution.route)
         for contribution in committed
         if (contribution.microbatch.trainer if stage is None else contribution.route[stage]) == peer
     }

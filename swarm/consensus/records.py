@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, mo
 
 from swarm.consensus.roster import Member, Roster
 from swarm.errors import Refused
-from swarm.ids import PeerId
+from swarm.ids import PeerId, StepWork
 from swarm.schema import (
     LISTED,
     MAX_BYTES_PER_S,
@@ -50,12 +51,18 @@ Cap = Annotated[float, Field(gt=0, lt=1)]
 
 
 class Contribution(Message):
-    """One committed microbatch: its target tokens, its loss, and the replica of each stage that holds its gradient."""
+    """One committed microbatch: its target tokens, its loss, and the replica of each stage that holds its gradient.
+    ``early``: it was computed with the parameters of the record before the one that its step follows."""
 
     microbatch: MicrobatchField
     tokens: Count
     loss_sum: Finite
     route: Annotated[tuple[PeerIdField, ...], Field(max_length=1024)]
+    early: Annotated[bool, Field(exclude_if=operator.not_)] = False
+
+    def work(self, step: int) -> StepWork:
+        """What counts of it, in the step that commits it."""
+        return StepWork(step, self.microbatch, self.early)
 
 
 class Quarantined(Message):
@@ -231,7 +238,10 @@ def acceptance_bytes(record: CloseRecord, term: int = 0) -> bytes:
 def rows_bytes(run: str, step: int, previous: str, rows: Sequence[Contribution]) -> bytes:
     """Return the bytes that a trainer signs for its ``rows`` of a step, in their order, after the record whose hash is
     ``previous``: what it reported. By which replica each counts is the leader's to say."""
-    said = "|".join(f"{'/'.join(map(str, one.microbatch))}:{one.tokens}:{one.loss_sum.hex()}" for one in rows)
+    said = "|".join(
+        f"{'/'.join(map(str, one.microbatch))}:{one.tokens}:{one.loss_sum.hex()}{':early' if one.early else ''}"
+        for one in rows
+    )
     return f"rows|{run}|{step}|{previous}|{hashlib.sha256(said.encode()).hexdigest()}".encode()
 
 

@@ -26,7 +26,8 @@ class Member(Message):
     the life of it that takes part, another one for every process: see :mod:`swarm.consensus.incarnation`. ``region`` is
     where it says that it is; ``outgoing``: it calls others, and where averaging has the choice nobody calls it.
     ``beside`` are the peers with which it was started on one machine, as it says: see :mod:`swarm.consensus.machines`.
-    ``worked`` is written for who holds no part: about when work of it was committed last, 0 for long ago or never."""
+    ``worked`` is written for who holds no part: about when work of it was committed last, 0 for long ago or never;
+    ``since`` for who joined, or got another part: the first step in which it takes part so."""
 
     peer: PeerIdField
     role: Role
@@ -38,12 +39,13 @@ class Member(Message):
     outgoing: bool = False
     beside: BesideField = ()
     worked: Annotated[int, Field(ge=0, lt=2**53)] = 0
+    since: Annotated[int, Field(ge=0, lt=2**53)] = 0
 
     @model_serializer(mode="wrap")
     def _as_ever(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave unset fields out, so that records made before a field existed keep their hash."""
         plain: dict[str, Any] = dump(self)
-        later = ("region", "outgoing", "beside", "worked")
+        later = ("region", "outgoing", "beside", "worked", "since")
         return {key: value for key, value in plain.items() if value or key not in later}
 
     @property
@@ -97,6 +99,15 @@ class Roster:
     def lives(self) -> Mapping[PeerId, int]:
         """The incarnation of each member that takes part."""
         return {PeerId(member.peer): member.incarnation for member in self.members}
+
+    @property
+    def since(self) -> Mapping[PeerId, int]:
+        """Of the members that joined, the first step in which each takes part."""
+        return {PeerId(member.peer): member.since for member in self.members if member.since}
+
+    def computes(self, peer: str, version: int) -> bool:
+        """Return whether a member has the parameters after that step: who joined has those of the record before."""
+        return peer in self and self[peer].since <= version + 1
 
     @property
     def trainers(self) -> tuple[PeerId, ...]:

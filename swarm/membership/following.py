@@ -144,7 +144,14 @@ class Following:
         if me in roster and not inside:
             return  # an earlier life of this peer is in it, for which it votes at most
         digest = record.hash()
-        self._lead.open_step(record.step + 1, roster, digest, record.cursors, may_end=not record.provisional)
+        self._lead.open_step(
+            record.step + 1,
+            roster,
+            digest,
+            record.cursors,
+            before=record.previous,
+            may_end=not record.provisional,
+        )
         self._holding.open_step(record, digest[:AFTER_CHARS])
         if inside and not self._was_member:
             self._ready(record)

@@ -18,7 +18,7 @@ from swarm.averaging.strategies import STRATEGIES
 from swarm.consensus.records import MAX_PACE_US, CloseRecord
 from swarm.consensus.roster import Roster
 from swarm.events import Event, EventSink, Mixed
-from swarm.ids import MicrobatchId, PeerId, stage_of
+from swarm.ids import MicrobatchId, PeerId, StepWork, stage_of
 from swarm.membership.roles import PeerContext, Role, StageRole, TrainerRole
 from swarm.membership.rounds import Rounds
 from swarm.membership.rules import reach_of
@@ -131,7 +131,7 @@ class RoleManager:
         if self._role is not None:
             self._role.service.rewound()
 
-    async def settle(self, step: int, assigned: Mapping[MicrobatchId, tuple[PeerId, ...]]) -> None:
+    async def settle(self, step: int, assigned: Mapping[StepWork, tuple[PeerId, ...]]) -> None:
         """Hold exactly what is assigned: see :class:`swarm.step.member.open_step.Settle`."""
         if self._role is not None:
             await self._role.service.settle(step, assigned)

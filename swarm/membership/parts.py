@@ -50,7 +50,14 @@ async def build_empty(around: PeerContext, name: PartName, donors: Sequence[Peer
             part = LocalPart(spec, manifest.model, local_rules_of(manifest), device=device)
         else:
             accumulator: AccumulatorDType = "float64" if manifest.run.reproducible else "float32"
-            part = TrainedPart(spec, manifest.model, update_of(manifest), device=device, accumulator=accumulator)
+            part = TrainedPart(
+                spec,
+                manifest.model,
+                update_of(manifest),
+                device=device,
+                accumulator=accumulator,
+                window=2 if manifest.speed.overlaps else 1,
+            )
         if stored is not None:
             part.install_base(stored)
         return part

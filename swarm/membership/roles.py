@@ -35,7 +35,7 @@ from swarm.pipeline.stage.server import StageServer
 from swarm.pipeline.trainer.context import JourneyContext
 from swarm.pipeline.trainer.journey import FinishedJourney
 from swarm.pipeline.trainer.pace import ReplicaChoice
-from swarm.pipeline.trainer.taken import MAX_IN_FLIGHT
+from swarm.pipeline.trainer.taken import MAX_IN_FLIGHT, EarlyRules
 from swarm.pipeline.trainer.trainer import Trainer
 from swarm.pipeline.wiring import Wiring
 from swarm.planning.costs import (
@@ -47,6 +47,7 @@ from swarm.planning.costs import (
     graphs_under_way,
     needs_checkpointing,
 )
+from swarm.schema import AFTER_CHARS
 from swarm.security.signing import PrivateIdentity, verify
 from swarm.state.frozen import ModelFiles
 from swarm.step.member.remote_leader import RemoteLeader
@@ -139,7 +140,8 @@ def lacking_memory(around: MemoryContext, name: PartName) -> str:
     if device.type == "cpu":
         wants = [(takes, around.device.free_memory(), "memory")]
     else:
-        apart = apart_bytes(manifest.model, spec, exact=manifest.run.reproducible)
+        exact, overlap = manifest.run.reproducible, manifest.speed.overlaps
+        apart = apart_bytes(manifest.model, spec, exact=exact, overlap=overlap)
         on_host = takes if device.type == "mps" else takes - apart  # Apple's GPU has no memory of its own
         wants = [(on_host, around.device.free_host_memory(), "memory")]
         wants.append((apart, around.device.free_memory(), f"memory of {device}"))
@@ -161,7 +163,8 @@ def part_bytes(manifest: Manifest, spec: PartSpec, *, apart: bool = False) -> di
     model, local = manifest.model, manifest.averaging.mode == "local"
     vectors, exact = len(update_of(manifest).vectors), manifest.run.reproducible
     cost = family_of(model).cost(spec, model.context)
-    each = bytes_by_kind(model, vectors=vectors, exact=exact, local=local, apart=apart)
+    overlap = manifest.speed.overlaps
+    each = bytes_by_kind(model, vectors=vectors, exact=exact, local=local, apart=apart, overlap=overlap)
     if manifest.averaging.feeds_back:
         each["gradients"] += RESIDUAL_BYTES
         each["round"] += RESIDUAL_BYTES
@@ -227,6 +230,7 @@ class StageRole:
             specs=specs,
             max_queue=max(32, 4 * len(roster.trainers)),
             max_under_way=max(64, 16 * len(roster.trainers)),
+            ahead=manifest.speed.overlaps,
         )
         context = StageContext(
             endpoint=around.endpoint,
@@ -243,7 +247,7 @@ class StageRole:
         roster = record.members
         open_boundary(self._manifest, self._specs, record)
         places = Participants.of(roster.trainers, roster.stages())
-        self.service.open_step(record.step + 1, places, after)
+        self.service.open_step(record.step + 1, places, after, record.previous[:AFTER_CHARS])
         self._memory.follow(roster)
 
     @property
@@ -273,6 +277,12 @@ class TrainerRole:
             run=manifest.run_id,
             seed=manifest.run.seed,
             target=manifest.step_microbatches,
+            early=EarlyRules(
+                share=manifest.speed.early_share if manifest.speed.overlaps else 0.0,
+                target=manifest.step_microbatches,
+                last=manifest.run.steps,
+                exact=manifest.run.reproducible,
+            ),
             stages=len(stages),
             endpoint=around.endpoint,
             device=around.device,
@@ -301,20 +311,22 @@ class TrainerRole:
         record says; its work is started by the step loop."""
         roster, cursor = record.members, record.cursors.get(self._peer)
         open_boundary(self._manifest, self._specs, record)
+        follows, trainers = (after, record.previous[:AFTER_CHARS]), len(roster.trainers)
         with contextlib.suppress(ConfigError):  # another shard than last time: from its beginning
-            self.service.open_step(record.step + 1, roster.stages(), len(roster.trainers), cursor, after)
+            self.service.open_step(record.step + 1, roster.stages(), trainers, cursor, follows, roster.since)
 
     async def run(self) -> None:
         """Nothing beside the steps, until cancelled."""
-        await asyncio.Event().wait()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await self.service.close()
 
     async def feed(self, step: int, leader: RemoteLeader) -> None:
         """One step's work, until cancelled or the step is closed; see
         :meth:`swarm.pipeline.trainer.trainer.Trainer.feed`."""
-        try:
+        with contextlib.suppress(WrongStep):
             await self.service.feed(step, _Reports(leader))
-        except* WrongStep:
-            pass
 
 
 class _Reports:
@@ -334,7 +346,11 @@ class _Reports:
 
     async def complete(self, journey: FinishedJourney) -> None:
         contribution = Contribution(
-            microbatch=journey.key.microbatch, tokens=journey.tokens, loss_sum=journey.loss_sum, route=journey.route
+            microbatch=journey.key.microbatch,
+            tokens=journey.tokens,
+            loss_sum=journey.loss_sum,
+            route=journey.route,
+            early=journey.early,
         )
         await self._leader.complete(journey.key.step, contribution, journey.receipts)
 

@@ -111,4 +111,5 @@ def rules_of(manifest: Manifest) -> StepRules:
         one_reduces=manifest.averaging.closing_strategy in ("server", "hierarchy"),
         served=manifest.averaging.closing_strategy == "server",
         codecs=codec_rules(manifest),
+        early=math.floor(manifest.speed.early_share * target) if manifest.speed.overlaps else 0,
     )

@@ -1,4 +1,4 @@
-"""The gradients of a step's microbatches, each counted once."""
+"""The gradients of a step's microbatches, each counted once; and the sums of the steps that are open at a time."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from swarm.errors import BugError, Violation
-from swarm.ids import MicrobatchId
+from swarm.errors import BugError, Violation, WrongStep
+from swarm.ids import StepWork
 from swarm.models.layout import FlatLayout
 from swarm.models.passes import Gradients
 
@@ -22,49 +22,49 @@ What it costs: a loss-*sum*'s gradient below 2⁻³¹ counts as zero."""
 
 
 class Accumulator:
-    """Sum over microbatches of a part's gradient: one flat vector (elements,), and the set of ids in it."""
+    """Sum over microbatches of a part's gradient: one flat vector (elements,), and what is in it."""
 
     def __init__(self, layout: FlatLayout, dtype: AccumulatorDType, device: torch.device) -> None:
         self._sum = torch.zeros(layout.elements, dtype=getattr(torch, dtype), device=device)
         views = layout.views(self._sum)
         self._views = {name: view for name, view in views.items() if name not in layout.buffers}
-        self._microbatches: set[MicrobatchId] = set()
+        self._work: set[StepWork] = set()
 
     @property
-    def microbatches(self) -> frozenset[MicrobatchId]:
-        """The microbatches whose gradients are in the sum."""
-        return frozenset(self._microbatches)
+    def work(self) -> frozenset[StepWork]:
+        """What the gradients in the sum are of."""
+        return frozenset(self._work)
 
     @property
     def total(self) -> Tensor:
         """The sum itself, not a copy: (elements,), gaps zero. Valid until the next call that changes it."""
         return self._sum
 
-    def add(self, microbatch: MicrobatchId, gradients: Gradients, *, checked: bool = False) -> None:
+    def add(self, work: StepWork, gradients: Gradients, *, checked: bool = False) -> None:
         """Add one microbatch, all of it or nothing. ``checked``: :meth:`check` has seen these gradients.
 
         Raises BugError when it is in the sum already, and else as :meth:`check`.
         """
-        if microbatch in self._microbatches:
-            raise BugError(f"{microbatch} is already in the sum")
+        if work in self._work:
+            raise BugError(f"{work} is already in the sum")
         if not checked:
             self.check(gradients)
-        self._microbatches.add(microbatch)
+        self._work.add(work)
         self._take(gradients, +1)
 
-    def remove(self, microbatch: MicrobatchId, gradients: Gradients) -> None:
+    def remove(self, work: StepWork, gradients: Gradients) -> None:
         """Take one microbatch out again, given the same gradients, recomputed. Exact in float64; in float32 up to the
         rounding of the additions since. Raises as :meth:`add`, BugError when it is not in the sum."""
-        if microbatch not in self._microbatches:
-            raise BugError(f"{microbatch} is not in the sum")
+        if work not in self._work:
+            raise BugError(f"{work} is not in the sum")
         self.check(gradients)
-        self._microbatches.remove(microbatch)
+        self._work.remove(work)
         self._take(gradients, -1)
 
     def reset(self) -> None:
         """Empty: ready for the next step."""
         self._sum.zero_()
-        self._microbatches.clear()
+        self._work.clear()
 
     def check(self, gradients: Gradients) -> None:
         """Raise BugError when a parameter's gradient is missing, named twice or misshapen, and Violation when a value
@@ -93,3 +93,47 @@ class Accumulator:
         elif gradients:
             views, found = [self._views[name] for name, _ in gradients], [gradient for _, gradient in gradients]
             torch._foreach_add_(views, found, alpha=sign)
+
+
+class OpenSums:
+    """The sums of the open steps: of the one after a closed step, and of those that may be fed ahead of it, ``window``
+    in all. Memory: that many accumulators, from the beginning."""
+
+    def __init__(self, layout: FlatLayout, dtype: AccumulatorDType, device: torch.device, window: int) -> None:
+        self._made = [Accumulator(layout, dtype, device) for _ in range(window)]
+        self._open: dict[int, Accumulator] = {}
+
+    def __getitem__(self, step: int) -> Accumulator:
+        """Return a step's. Raises WrongStep for one that is not open."""
+        if (found := self._open.get(step)) is None:
+            raise WrongStep(f"step {step} is not open any more, step {min(self._open, default=0)} is")
+        return found
+
+    def __contains__(self, step: int) -> bool:
+        return step in self._open
+
+    @property
+    def any(self) -> Accumulator:
+        """Return one, for what all are asked alike."""
+        return self._made[0]
+
+    @property
+    def totals(self) -> list[Tensor]:
+        """Return all sums, for who counts their memory."""
+        return [one.total for one in self._made]
+
+    def open(self, first: int) -> None:
+        """These are open from now on: step ``first``, and those that may be fed ahead. What was added to those of them
+        that were open stays."""
+        steps = range(first, first + len(self._made))
+        kept = {step: one for step, one in self._open.items() if step in steps}
+        free = [one for one in self._made if all(one is not other for other in kept.values())]
+        for step in steps:
+            if step not in kept:
+                kept[step] = free.pop()
+                kept[step].reset()
+        self._open = kept
+
+    def close(self) -> None:
+        """Nothing is open, and nothing of it counts."""
+        self._open = {}

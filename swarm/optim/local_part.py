@@ -15,7 +15,7 @@ from torch import Tensor
 
 from swarm.averaging.gossip.versions import Version
 from swarm.errors import BugError
-from swarm.ids import MicrobatchId
+from swarm.ids import StepWork
 from swarm.models.passes import Gradients
 from swarm.models.spec import ModelConfig, PartSpec
 from swarm.optim.clipping import clip_factor
@@ -54,44 +54,45 @@ class LocalPart(TrainedPart):
     """
 
     def __init__(self, spec: PartSpec, model: ModelConfig, rules: LocalRules, *, device: torch.device = _CPU) -> None:
-        super().__init__(spec, model, Outer(rules.outer), device=device, lends=False)
+        super().__init__(spec, model, Outer(rules.outer), device=device)
+        self._kept = len(self._update.vectors)  # its own weights begin as the anchor's vector
         self._rules = rules
         self._own: Vectors | None = None
         self._made = 0
         self._inner = 0
-        self._counted: set[MicrobatchId] = set()
+        self._counted: set[StepWork] = set()
         self._version: Version | None = None
         self.replicas = 1
         self.leg_over: Callable[[], None] = _nobody
 
-    @property
-    def microbatches(self) -> frozenset[MicrobatchId]:
-        """Microbatches of the open step that went into the weights, or will with the next optimizer step."""
+    def accumulated(self, step: int) -> frozenset[StepWork]:
+        """What of the open step went into the weights, or will with the next optimizer step. Raises WrongStep."""
+        super().accumulated(step)
         return frozenset(self._counted)
 
-    def accumulate(self, microbatch: MicrobatchId, gradients: Gradients, *, checked: bool = False) -> None:
+    def accumulate(self, work: StepWork, gradients: Gradients, *, checked: bool = False) -> None:
         """Add to the batch, and take an optimizer step when our share of one is there. Raises as
         :meth:`TrainedPart.accumulate`. Cost: now and then one AdamW step."""
-        if microbatch in self._counted:
-            raise BugError(f"{microbatch} was counted already")
-        super().accumulate(microbatch, gradients, checked=checked)
-        self._counted.add(microbatch)
-        if len(super().microbatches) >= self._share:
+        if work in self._counted:
+            raise BugError(f"{work} was counted already")
+        super().accumulate(work, gradients, checked=checked)
+        self._counted.add(work)
+        if len(self._batch) >= self._share:
             self._take_step()
             if self._inner % self._rules.mix_after == 0:
                 self._publish()
                 self.leg_over()
 
-    def reverse(self, microbatch: MicrobatchId, gradients: Gradients) -> None:
+    def reverse(self, work: StepWork, gradients: Gradients) -> None:
         """It counts no more for us. Where its gradient has gone into the weights it stays in them."""
-        if microbatch in super().microbatches:
-            super().reverse(microbatch, gradients)
-        self._counted.discard(microbatch)
+        if work in self._batch:
+            super().reverse(work, gradients)
+        self._counted.discard(work)
 
-    def contribution(self, assigned: Set[MicrobatchId], tokens: int) -> Tensor | None:
+    def contribution(self, step: int, assigned: Set[StepWork], tokens: int) -> Tensor | None:
         """anchor − own weights, times ``tokens``, whatever is assigned. What does not make a whole share of a batch yet
         is taken as a smaller step first."""
-        if super().microbatches:
+        if self._batch:
             self._take_step()
         return (self._installed()[0] - self._mine[0].to(_CPU)) * float(tokens)
 
@@ -130,6 +131,11 @@ class LocalPart(TrainedPart):
     # --- inside --------------------------------------------------------------------------------------------------
 
     @property
+    def _batch(self) -> frozenset[StepWork]:
+        """What the next optimizer step of our own is of."""
+        return super().accumulated(self.step + 1)
+
+    @property
     def _share(self) -> int:
         return max(1, -(-self._rules.batch // max(1, self.replicas)))
 
@@ -142,8 +148,8 @@ class LocalPart(TrainedPart):
     def _take_step(self) -> None:
         """The inner optimizer on our own weights. The mean counts all of a microbatch's tokens as targets; the norm is
         this part's, nobody knows the model's. A part of a share moves the weights by as much less."""
-        rules, count = self._rules, len(super().microbatches)
-        gradient = self._accumulator.total / float(count * rules.tokens)
+        rules, count, total = self._rules, len(self._batch), self._sums[self.step + 1]
+        gradient = total.total / float(count * rules.tokens)
         norm = float(torch.linalg.vector_norm(gradient))
         done = min(self._inner, rules.inner_steps - 1)
         lr = learning_rate(rules.optimizer, self.step * rules.inner_steps + done + 1, rules.steps * rules.inner_steps)
@@ -155,11 +161,11 @@ class LocalPart(TrainedPart):
         plan = rules.inner.plan(self._mine, gradient, self.layout, numbers, self._device)
         self._go_on(stepped(plan, self._mine))
         self._made, self._inner = self._made + 1, self._inner + 1
-        self._accumulator.reset()
+        total.reset()
 
     def _go_on(self, own: Vectors) -> None:
         self._own = own
-        self._compute_with(own[0])
+        self._compute_with(own[0], self._module)
 
     def _publish(self) -> None:
         params = self._mine[0].to(_CPU)  # here, for who shows it to others must not wait for the device

@@ -6,20 +6,23 @@
 The state's flat vectors are on the host, whatever the device, and change in place: what a step will make of them is
 hashed piece by piece and forgotten, and made again when the step is decided. So a part needs no second state, and:
 
-* A graph made before a swap is of no use after it: its step is closed. torch refuses to go back through one.
+* A graph made before a swap is of no use after it: its step is closed. torch refuses to go back through one. Only a
+  part with a window of two steps makes each state's parameters a vector of their own: work of the step after the open
+  one began with them, and goes on.
 * A snapshot lends the vectors. While somebody holds one, the next swap makes new vectors beside them.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Set
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
-from swarm.errors import BugError, StateError
-from swarm.ids import MicrobatchId
+from swarm.errors import BugError, StateError, WrongStep
+from swarm.ids import StepWork
 from swarm.models.family import PartModule
 from swarm.models.layout import FlatLayout, install_weights, refresh_weights
 from swarm.models.lora import Stored, frozen_tensors, install_base
@@ -35,9 +38,9 @@ from swarm.models.passes import (
 )
 from swarm.models.registry import family_of
 from swarm.models.spec import ModelConfig, PartSpec
-from swarm.optim.accumulate import Accumulator, AccumulatorDType
+from swarm.optim.accumulate import AccumulatorDType, OpenSums
 from swarm.optim.feedback import ErrorFeedback
-from swarm.optim.update import StepNumbers, StepPlan, Update, Vectors, hashes_after, step_in_place, stepped
+from swarm.optim.update import StepNumbers, StepPlan, Update, Vectors, hashes_after, take_step
 from swarm.planning.costs import MemoryKind
 from swarm.state.snapshot import Snapshot, root_of
 
@@ -54,13 +57,13 @@ class PartState:
     lent over a swap, as much again.
     """
 
-    def __init__(
-        self, spec: PartSpec, layout: FlatLayout, update: Update, device: torch.device = _CPU, *, lends: bool = True
-    ) -> None:
-        """``device`` is where a step's heavy work may be done. ``lends``: False where somebody keeps the parameters'
-        vector beyond a swap without a snapshot."""
+    _kept = 0
+    """How many vectors, from the first, must stay as they are when a step makes others of them, lent or not."""
+
+    def __init__(self, spec: PartSpec, layout: FlatLayout, update: Update, device: torch.device = _CPU) -> None:
+        """``device`` is where a step's heavy work may be done."""
         self.spec, self.layout = spec, layout.kept_by(update.vectors)
-        self._update, self._device, self._in_place = update, device, lends
+        self._update, self._device = update, device
         self._state: Vectors | None = None
         self._plan: StepPlan | None = None
         self._lent = WeakSet[Snapshot]()
@@ -85,6 +88,7 @@ class PartState:
         """
         if snapshot.part != self.spec.name or snapshot.layout != self.layout:
             raise StateError(f"a snapshot of {snapshot.part} does not fit {self.spec.name} of this model")
+        self._forget()
         self._become(snapshot.vectors, snapshot.step)
         self._lent = WeakSet([snapshot])
 
@@ -117,12 +121,14 @@ class PartState:
         plan, state = self._plan, self._installed()
         if plan is None:
             raise BugError("swap without prepare")
-        if self._in_place and not self._lent:
-            step_in_place(plan, state)
+        kept = len(state) if self._lent else self._kept
+        after = tuple(torch.empty_like(vector) if at < kept else vector for at, vector in enumerate(state))
+        take_step(plan, state, after)
+        if kept == 0:
             self._stepped()
             self._open(self._step + 1)
         else:
-            self._become(stepped(plan, state), self._step + 1)
+            self._become(after, self._step + 1)
             self._lent = WeakSet()
 
     def give_up(self) -> None:
@@ -143,6 +149,9 @@ class PartState:
             "optimizer": [*state[1:]],
             "round": [] if plan is None else [*plan.sources],
         }
+
+    def _forget(self) -> None:
+        """Another state comes, which need not follow the one that is held."""
 
     def _become(self, state: Vectors, step: int) -> None:
         """Hold other vectors from now on, those of the state after this step."""
@@ -169,7 +178,9 @@ class TrainedPart(PartState):
     """A stage or the private ends. Empty until :meth:`install`; then it holds the state after step :attr:`step`.
 
     Memory per parameter, with AdamW: 12 bytes of state on the host; on the device 4 (or 8) of accumulator, 2 of weights
-    where ``compute`` is bfloat16, else 4 where the device is not the host, whose vector serves as weights.
+    where ``compute`` is bfloat16, else 4 where the device is not the host, whose vector serves as weights. With a
+    ``window`` of two, when the step after the open one is fed ahead, 8 more: an accumulator and the parameters of the
+    state before, with which that step's early work is computed.
     """
 
     def __init__(
@@ -180,12 +191,14 @@ class TrainedPart(PartState):
         *,
         device: torch.device = _CPU,
         accumulator: AccumulatorDType = "float32",
-        lends: bool = True,
+        window: int = 1,
     ) -> None:
         family = family_of(model)
         self._module = family.build(spec)
-        super().__init__(spec, family.layout(self._module), update, device, lends=lends)
-        self._accumulator = Accumulator(self.layout, accumulator, device)
+        super().__init__(spec, family.layout(self._module), update, device)
+        self._sums, self._window = OpenSums(self.layout, accumulator, device, window), window
+        self._kept = window - 1
+        self._modules, self._versions = [self._module], dict[int, PartModule]()
         self.feedback = ErrorFeedback()
 
     def install_base(self, stored: Mapping[str, Stored]) -> None:
@@ -193,66 +206,82 @@ class TrainedPart(PartState):
         install_base(self._module, stored, self._device)
 
     # --- passes --------------------------------------------------------------------------------------------------
+    # With the parameters that the work is to be computed with; without any, with those of the newest state.
 
     def checkpoint_activations(self, on: bool) -> None:
         """From the next forward on; see :attr:`~swarm.models.family.PartModule.activation_checkpointing`."""
-        self._module.activation_checkpointing = on
+        for module in self._modules:
+            module.activation_checkpointing = on
 
-    def forward(self, x: Tensor, *, seed: int | None, graph: bool = True) -> tuple[Tensor, Graph | None]:
-        """See :func:`~swarm.models.passes.run_forward`."""
-        return run_forward(self._ready(), x, seed=seed, graph=graph)
+    def forward(
+        self, x: Tensor, *, seed: int | None, work: StepWork | None = None, graph: bool = True
+    ) -> tuple[Tensor, Graph | None]:
+        """See :func:`~swarm.models.passes.run_forward`. Raises WrongStep, as all passes, for work whose parameters are
+        not held here."""
+        return run_forward(self._with(work), x, seed=seed, graph=graph)
 
     def forward_loss(
-        self, x: Tensor, targets: Tensor, *, seed: int | None, graph: bool = True
+        self, x: Tensor, targets: Tensor, *, seed: int | None, work: StepWork | None = None, graph: bool = True
     ) -> tuple[float, int, Graph | None]:
         """Hosted last stage; its backward takes no ``grad_output``. See :func:`~swarm.models.passes.run_loss`."""
-        return run_loss(self._ready(), x, targets, seed=seed, graph=graph)
+        return run_loss(self._with(work), x, targets, seed=seed, graph=graph)
 
     def backward(self, graph: Graph, grad_output: Tensor | None) -> tuple[Tensor | None, Gradients]:
         """See :func:`~swarm.models.passes.run_backward`. Adds nothing anywhere: :meth:`accumulate` does."""
         return run_backward(graph, grad_output)
 
-    def embed(self, tokens: Tensor, *, seed: int | None = None) -> tuple[Tensor, Graph]:
+    def embed(self, tokens: Tensor, *, seed: int | None = None, work: StepWork | None = None) -> tuple[Tensor, Graph]:
         """Private ends: see :func:`~swarm.models.passes.run_embedding`."""
-        return run_embedding(self._ready(), tokens, seed=seed)
+        return run_embedding(self._with(work), tokens, seed=seed)
 
-    def loss(self, hidden: Tensor, targets: Tensor) -> tuple[float, int, Tensor, Gradients]:
+    def loss(
+        self, hidden: Tensor, targets: Tensor, *, work: StepWork | None = None
+    ) -> tuple[float, int, Tensor, Gradients]:
         """Private ends: see :func:`~swarm.models.passes.run_head`."""
-        return run_head(self._ready(), hidden, targets)
+        return run_head(self._with(work), hidden, targets)
 
     def embed_backward(self, graph: Graph, grad: Tensor) -> Gradients:
         """Private ends: the embedding's gradient. Joined to :meth:`loss`'s it makes the microbatch's whole gradient."""
         return run_backward(graph, grad)[1]
 
-    # --- the open step -------------------------------------------------------------------------------------------
+    # --- the open steps ------------------------------------------------------------------------------------------
 
-    @property
-    def microbatches(self) -> frozenset[MicrobatchId]:
-        """Microbatches accumulated in the open step."""
-        return self._accumulator.microbatches
+    def is_open(self, step: int) -> bool:
+        """Whether work of that step can be added."""
+        return step in self._sums
+
+    def computes(self, version: int) -> bool:
+        """Whether the parameters after that step are held. Any thread may ask."""
+        return version in self._versions
+
+    def accumulated(self, step: int) -> frozenset[StepWork]:
+        """What is accumulated in an open step. Raises WrongStep."""
+        return self._sums[step].work
 
     def check(self, gradients: Gradients) -> None:
         """See :meth:`~swarm.optim.accumulate.Accumulator.check`. ``gradients`` are of one pass: one of a name. Any
         thread may."""
-        self._accumulator.check(gradients)
+        self._sums.any.check(gradients)
 
-    def accumulate(self, microbatch: MicrobatchId, gradients: Gradients, *, checked: bool = False) -> None:
-        """Add to the open step, once; see :meth:`~swarm.optim.accumulate.Accumulator.add`."""
-        self._accumulator.add(microbatch, summed(gradients), checked=checked)
+    def accumulate(self, work: StepWork, gradients: Gradients, *, checked: bool = False) -> None:
+        """Add to its step, once; see :meth:`~swarm.optim.accumulate.Accumulator.add`. Raises WrongStep for a closed
+        one."""
+        self._sums[work.step].add(work, summed(gradients), checked=checked)
 
-    def reverse(self, microbatch: MicrobatchId, gradients: Gradients) -> None:
+    def reverse(self, work: StepWork, gradients: Gradients) -> None:
         """Undo an accumulation; see :meth:`~swarm.optim.accumulate.Accumulator.remove`."""
-        self._accumulator.remove(microbatch, summed(gradients))
+        self._sums[work.step].remove(work, summed(gradients))
 
-    def gradient_sum(self) -> Tensor:
-        """A CPU copy of the sum over accumulated microbatches, (layout.elements,) in the accumulator's dtype."""
-        return self._accumulator.total.detach().to(_CPU, copy=True)
+    def gradient_sum(self, step: int | None = None) -> Tensor:
+        """A CPU copy of the sum over what is accumulated in a step, else in the one after :attr:`step`,
+        (layout.elements,) in the accumulator's dtype."""
+        return self._sums[self.step + 1 if step is None else step].total.detach().to(_CPU, copy=True)
 
-    def contribution(self, assigned: Set[MicrobatchId], tokens: int) -> Tensor | None:
+    def contribution(self, step: int, assigned: Set[StepWork], tokens: int) -> Tensor | None:
         """Return this replica's input to the round when ``assigned``, with so many target tokens, count for it: the sum
         of their gradients, and what is owed of earlier ones; None while anything else is in it, or one is missing. A
         copy, as :meth:`gradient_sum`."""
-        return self.feedback.added_to(self.gradient_sum()) if self.microbatches == assigned else None
+        return self.feedback.added_to(self.gradient_sum(step)) if self.accumulated(step) == assigned else None
 
     def prepare(self, mean: Tensor, *, lr: float, clip: float, step: int, left: Tensor | None = None) -> str:
         """See :meth:`PartState.prepare`; ``left`` of our contribution is owed once the step is swapped."""
@@ -278,32 +307,56 @@ class TrainedPart(PartState):
     def tensors(self) -> dict[MemoryKind, list[Tensor]]:
         """See :meth:`PartState.tensors`."""
         held = super().tensors()
+        modules = [tensor for m in self._modules for tensor in (*m.trained_of().values(), *m.buffers())]
         frozen = frozen_tensors(self._module)
-        weights = [*held["weights"], *self._module.trained_of().values(), *self._module.buffers()]
         kept, pending = self.feedback.tensors()
         return {
             **held,
-            "weights": weights,
-            "gradients": [self._accumulator.total, *kept],
+            "weights": [*held["weights"], *modules],
+            "gradients": [*self._sums.totals, *kept],
             "round": [*held["round"], *pending],
             "frozen": frozen,
         }
 
+    # --- from state to state -------------------------------------------------------------------------------------
+
+    def _forget(self) -> None:
+        self._versions = {}
+        self._sums.close()
+
     def _become(self, state: Vectors, step: int) -> None:
-        self._compute_with(state[0])
+        older = {version: module for version, module in self._versions.items() if version > step - self._window}
+        module = next((one for one in self._modules if all(one is not other for other in older.values())), None)
+        if module is None:
+            module = _beside(self._module)
+            self._modules.append(module)
+        self._compute_with(state[0], module)
+        self._versions = {**older, step: module}
         super()._become(state, step)
 
     def _stepped(self) -> None:
         refresh_weights(self._module, self.layout.views(self._installed()[0]))
 
     def _open(self, step: int) -> None:
+        if step not in self._versions:  # the vectors have changed in place, or nothing has
+            self._versions[step] = self._versions[self._step]
+        self._versions = {version: m for version, m in self._versions.items() if version > step - self._window}
         super()._open(step)
-        self._accumulator.reset()
+        self._sums.open(step + 1)
 
-    def _compute_with(self, params: Tensor) -> None:
-        """Compute with these parameters from now on, float32 (elements,)."""
-        install_weights(self._module, self.layout.views(params), requires_grad=True, device=self._device)
+    def _compute_with(self, params: Tensor, module: PartModule) -> None:
+        """Have a module compute with these parameters from now on, float32 (elements,)."""
+        install_weights(module, self.layout.views(params), requires_grad=True, device=self._device)
 
-    def _ready(self) -> PartModule:
+    def _with(self, work: StepWork | None) -> PartModule:
         self._installed()
-        return self._module
+        version = self._step if work is None else work.version
+        if (module := self._versions.get(version)) is None:
+            raise WrongStep(f"the parameters after step {version} are not held here")
+        return module
+
+
+def _beside(module: PartModule) -> PartModule:
+    """Return another module of the same kind that shares all tensors with this one, until it is given others."""
+    shared = [*module.parameters(), *module.buffers(), *frozen_tensors(module)]
+    return copy.deepcopy(module, {id(tensor): tensor for tensor in shared})

@@ -2,7 +2,7 @@
 
 An optimizer (:class:`Update`) says what is done to each element, once what needs more than one element is computed: a
 :class:`StepPlan`. So a step can be taken a piece at a time: :func:`hashes_after` makes a chunk of the next state,
-hashes it and forgets it, :func:`step_in_place` makes it again where it belongs. No second state is ever held.
+hashes it and forgets it, :func:`take_step` makes it again where it belongs. No second state is ever held.
 
 Every replica computes that itself, and all must get the same bits. So an optimizer is made of separately rounded
 float32 +, −, ×, ÷ and √, which IEEE 754 rounds in one way; no fused kernels, which contract a × b + c where the
@@ -118,20 +118,26 @@ def check_mean(mean: Tensor, state: Vectors, what: str = "gradient or delta") ->
 def stepped(plan: StepPlan, state: Vectors) -> Vectors:
     """Return the state after a step, in new vectors; ``state`` stays as it is."""
     after = tuple(torch.empty_like(vector) for vector in state)
-    _take(plan, state, after)
+    take_step(plan, state, after)
     return after
 
 
-def step_in_place(plan: StepPlan, state: Vectors) -> None:
-    """Make the state the one after the step. Memory: nothing that counts beside the state."""
-    _take(plan, state, state)
+def take_step(plan: StepPlan, state: Vectors, after: Vectors) -> None:
+    """Write the state after a step into ``after``, whose vectors may be those of ``state``: these change in place.
+    Memory: nothing that counts beside both."""
+
+    def make(first: int, last: int) -> None:
+        for piece, step in plan.pieces(first * CHUNK_ELEMENTS, last * CHUNK_ELEMENTS):
+            step(_cut(state, piece), _cut(plan.sources, piece), _cut(after, piece))
+
+    _share(-(-len(state[0]) // CHUNK_ELEMENTS), make)
 
 
 def write_ahead(into: Tensor, state: Vectors, runs: tuple[ElementRun, ...]) -> None:
     """Write into ``into`` alone what ``runs`` make of the parameters; what it held before is their source. Raises
     BugError where it is none of this state."""
     check_mean(into, state, "vector to look ahead into")
-    _take(StepPlan((into,), runs), state, (into,))
+    take_step(StepPlan((into,), runs), state, (into,))
 
 
 def follow_momentum(rate: float, old: Vectors, sources: Vectors, new: Vectors) -> None:
@@ -160,14 +166,6 @@ def hashes_after(plan: StepPlan, state: Vectors) -> bytes:
 
     _share(chunks, make)
     return bytes(hashes)
-
-
-def _take(plan: StepPlan, state: Vectors, after: Vectors) -> None:
-    def make(first: int, last: int) -> None:
-        for piece, step in plan.pieces(first * CHUNK_ELEMENTS, last * CHUNK_ELEMENTS):
-            step(_cut(state, piece), _cut(plan.sources, piece), _cut(after, piece))
-
-    _share(-(-len(state[0]) // CHUNK_ELEMENTS), make)
 
 
 def _cut(vectors: Vectors, piece: slice) -> Vectors:

@@ -20,14 +20,11 @@ from torch import Tensor
 from swarm.compression.codec import Codec, EncodeContext, check_length
 from swarm.compression.dense import INT32, all_finite
 from swarm.errors import Violation, WrongStep
-from swarm.ids import MicrobatchId
+from swarm.ids import StepWork
 from swarm.models.packing import decode_starts, encode_starts, starts_bytes
 from swarm.models.spec import TensorSpec
 from swarm.network.protocols import Payload
 from swarm.pipeline.messages import Direction
-
-Place = tuple[int, MicrobatchId]
-"""What is computed: step and microbatch."""
 
 Mark = Any
 """An event of CUDA, or None: see :func:`mark`."""
@@ -186,14 +183,14 @@ def with_starts(payload: Payload, positions: Tensor | None) -> Payload:
     return payload if positions is None else memoryview(b"".join((payload, encode_starts(positions))))
 
 
-def going_forward(place: Place) -> EncodeContext:
+def going_forward(work: StepWork) -> EncodeContext:
     """Return what tells a codec that encodes an activation, or token ids, which they are."""
-    return EncodeContext(step=place[0], microbatch=place[1], direction="forward")
+    return EncodeContext(step=work.version + 1, microbatch=work.microbatch, direction="forward")
 
 
-def coming_back(place: Place) -> EncodeContext:
+def coming_back(work: StepWork) -> EncodeContext:
     """Return what tells a codec that encodes a gradient which it is."""
-    return EncodeContext(step=place[0], microbatch=place[1], direction="backward")
+    return EncodeContext(step=work.version + 1, microbatch=work.microbatch, direction="backward")
 
 
 # --- between threads that use one device -----------------------------------------------------------------------------

@@ -17,14 +17,13 @@ import torch
 from swarm.compression.dense import INT32
 from swarm.device import is_out_of_memory
 from swarm.errors import BugError, PeerError, Violation, WrongStep
-from swarm.ids import MicrobatchId, PeerId
+from swarm.ids import PeerId, StepWork
 from swarm.models.packing import packed
 from swarm.network.protocols import Payload
 from swarm.phases import Phases
 from swarm.pipeline.boundary import (
     BoundarySpecs,
     Mark,
-    Place,
     coming_back,
     entered,
     going_forward,
@@ -37,17 +36,36 @@ Graph = Any
 Gradients = Any
 
 
-class StagePart(Protocol):
-    """The trained part of a stage; implemented by ``swarm.optim.part``."""
+class OpenPart(Protocol):
+    """What a stage and the private ends have in common; implemented by ``swarm.optim.part``."""
 
-    @property
-    def step(self) -> int:
-        """The closed step whose parameters it holds: the one after it is open."""
+    def is_open(self, step: int) -> bool:
+        """Whether work of that step can be added."""
 
-    def forward(self, x: torch.Tensor, *, seed: int, graph: bool = True) -> tuple[torch.Tensor, Graph]:
+    def computes(self, version: int) -> bool:
+        """Whether the parameters after that step are held. Any thread may ask."""
+
+    def accumulated(self, step: int) -> frozenset[StepWork]:
+        """What is in an open step's sum."""
+
+    def accumulate(self, work: StepWork, gradients: Gradients, *, checked: bool = False) -> None:
+        """Add to its step, once. Raises Violation, before anything is added, for gradients that are not finite, unless
+        they were ``checked``."""
+
+    def reverse(self, work: StepWork, gradients: Gradients) -> None:
+        """Take the same gradients out of its step again."""
+
+
+class StagePart(OpenPart, Protocol):
+    """The trained part of a stage. All passes are done with the parameters of the ``work``; they raise WrongStep where
+    these are not held."""
+
+    def forward(self, x: torch.Tensor, *, seed: int, work: StepWork, graph: bool = True) -> tuple[torch.Tensor, Graph]:
         """(B, T, D) or, hosted first stage, (B, T) int64 → (B, T, D) and what backward needs."""
 
-    def forward_loss(self, x: torch.Tensor, targets: torch.Tensor, *, seed: int) -> tuple[float, int, Graph]:
+    def forward_loss(
+        self, x: torch.Tensor, targets: torch.Tensor, *, seed: int, work: StepWork
+    ) -> tuple[float, int, Graph]:
         """Hosted last stage: the sum of the loss, the number of targets counted, and what backward needs."""
 
     def backward(self, graph: Graph, grad_output: torch.Tensor | None) -> tuple[torch.Tensor | None, Gradients]:
@@ -56,42 +74,20 @@ class StagePart(Protocol):
     def check(self, gradients: Gradients) -> None:
         """Raise Violation for gradients that are not finite. Any thread may."""
 
-    def accumulate(self, microbatch: MicrobatchId, gradients: Gradients, *, checked: bool = False) -> None:
-        """Add to the open step, once. Raises as :meth:`check`, before anything is added, where that was not asked."""
 
-    def reverse(self, microbatch: MicrobatchId, gradients: Gradients) -> None:
-        """Take the same gradients out of the open step again."""
+class EndsPart(OpenPart, Protocol):
+    """The private ends on a trainer."""
 
-    @property
-    def microbatches(self) -> frozenset[MicrobatchId]:
-        """What is in the open step."""
-
-
-class EndsPart(Protocol):
-    """The private ends on a trainer; implemented by ``swarm.optim.part``."""
-
-    @property
-    def step(self) -> int:
-        """As for a stage."""
-
-    def embed(self, tokens: torch.Tensor, *, seed: int) -> tuple[torch.Tensor, Graph]:
+    def embed(self, tokens: torch.Tensor, *, seed: int, work: StepWork) -> tuple[torch.Tensor, Graph]:
         """(B, T) int64 → (B, T, D)."""
 
-    def loss(self, hidden: torch.Tensor, targets: torch.Tensor) -> tuple[float, int, torch.Tensor, Gradients]:
+    def loss(
+        self, hidden: torch.Tensor, targets: torch.Tensor, *, work: StepWork
+    ) -> tuple[float, int, torch.Tensor, Gradients]:
         """Loss sum, targets counted, gradient of ``hidden``, gradients of norm and head."""
 
     def embed_backward(self, graph: Graph, grad: torch.Tensor) -> Gradients:
         """Gradients of the embedding."""
-
-    def accumulate(self, microbatch: MicrobatchId, gradients: Gradients, *, checked: bool = False) -> None:
-        """As for a stage."""
-
-    def reverse(self, microbatch: MicrobatchId, gradients: Gradients) -> None:
-        """As for a stage."""
-
-    @property
-    def microbatches(self) -> frozenset[MicrobatchId]:
-        """As for a stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +95,7 @@ class Material:
     """What a stage's contribution is computed from, wire-encoded: the stage's input, and the gradient of its output
     or, hosted last stage, the targets. ``seed`` is that of the microbatch's dropout; ``first``: the first stage."""
 
-    step: int
-    microbatch: MicrobatchId
+    work: StepWork
     seed: int
     first: bool
     input: Payload
@@ -147,45 +142,45 @@ class StageCompute:
             return INT32.decode(payload, self._specs.tokens), positions  # checked there, then moved
         return self._specs.arrive(payload, self._device, "forward", step), positions
 
-    def held(self) -> frozenset[MicrobatchId]:
-        """The microbatches in the open step."""
-        return self.part.microbatches
+    def held(self, step: int) -> frozenset[StepWork]:
+        """What is in an open step's sum. Raises WrongStep."""
+        return self.part.accumulated(step)
 
-    def forward(self, payload: Payload, seed: int, place: Place, *, first: bool) -> Phases[tuple[Payload, Graph]]:
+    def forward(self, payload: Payload, seed: int, work: StepWork, *, first: bool) -> Phases[tuple[Payload, Graph]]:
         """Input bytes → output bytes and the graph. Raises Violation for an output that is not finite."""
-        inputs, positions = self._input(payload, first, place[0])
+        inputs, positions = self._input(payload, first, work.version + 1)
         yield
         with packed(entered(positions)):
-            output, graph = self.part.forward(entered(inputs), seed=seed)
+            output, graph = self.part.forward(entered(inputs), seed=seed, work=work)
         ready = mark(self._device)
         yield
-        return self._output(output, positions, place, ready), graph
+        return self._output(output, positions, work, ready), graph
 
-    def output(self, payload: Payload, seed: int, place: Place, *, first: bool) -> Payload:
+    def output(self, payload: Payload, seed: int, work: StepWork, *, first: bool) -> Payload:
         """Input bytes → output bytes again, without a graph. Raises as :meth:`forward`."""
-        inputs, positions = self._input(payload, first, place[0])
+        inputs, positions = self._input(payload, first, work.version + 1)
         with packed(positions):
-            output, _ = self.part.forward(inputs, seed=seed, graph=False)
-        return self._output(output, positions, place, mark(self._device))
+            output, _ = self.part.forward(inputs, seed=seed, work=work, graph=False)
+        return self._output(output, positions, work, mark(self._device))
 
-    def _output(self, output: torch.Tensor, positions: torch.Tensor | None, place: Place, ready: Mark) -> Payload:
-        payload = self._specs.leave(output, going_forward(place), "output", ready)
+    def _output(self, output: torch.Tensor, positions: torch.Tensor | None, work: StepWork, ready: Mark) -> Payload:
+        payload = self._specs.leave(output, going_forward(work), "output", ready)
         return with_starts(payload, positions)
 
     def contribute(self, material: Material, graph: Graph | None, sender: PeerId | None) -> Phases[Contributed]:
-        """Both directions, or the way back only where there is a ``graph``; the microbatch is in the open step
+        """Both directions, or the way back only where there is a ``graph``; the microbatch is in its step's sum
         afterwards, once, whether it was before or not.
 
         Raises Violation, having added nothing, for a gradient that is not finite, theirs or ours, or one of ``sender``
         that the norm gate refuses, and WrongStep when the step has been closed meanwhile.
         """
-        _check_step(self.part, material.step)
+        _check_step(self.part, material.work)
         arrived, norm = None, 0.0
         if material.gradient is not None:
-            arrived = self._specs.arrive(material.gradient, self._device, "backward", material.step)
+            arrived = self._specs.arrive(material.gradient, self._device, "backward", material.work.version + 1)
             norm = 0.0 if sender is None else float(torch.linalg.vector_norm(arrived, dtype=torch.float32))
         yield
-        _check_step(self.part, material.step)
+        _check_step(self.part, material.work)
         if sender is not None and arrived is not None and (refusal := self._gate.check(sender, norm)) is not None:
             raise Violation(refusal, peer=sender)
         result = self._backward(material, graph, entered(arrived))
@@ -194,9 +189,9 @@ class StageCompute:
         contributed = self._contributed(material, result, ready)
         self.part.check(result.gradients)
         yield
-        _check_step(self.part, material.step)
-        if material.microbatch not in self.part.microbatches:
-            _change(self.part, material.microbatch, result.gradients, checked=True)
+        _check_step(self.part, material.work)
+        if material.work not in self.part.accumulated(material.work.step):
+            _change(self.part, material.work, result.gradients, checked=True)
         return contributed
 
     def gradient(self, material: Material) -> memoryview | None:
@@ -204,10 +199,10 @@ class StageCompute:
         return self._contributed(material, self._backward(material, None), mark(self._device)).gradient
 
     def reverse(self, material: Material) -> None:
-        """Take the microbatch out of the open step, if it is there. Exact in float64."""
-        _check_step(self.part, material.step)
-        if material.microbatch in self.part.microbatches:
-            _change(self.part, material.microbatch, self._backward(material, None).gradients)
+        """Take the microbatch out of its step's sum, if it is there. Exact in float64."""
+        _check_step(self.part, material.work)
+        if material.work in self.part.accumulated(material.work.step):
+            _change(self.part, material.work, self._backward(material, None).gradients)
 
     def _backward(
         self, material: Material, graph: Graph | None, gradient: torch.Tensor | None = None
@@ -216,24 +211,24 @@ class StageCompute:
         loss_sum, tokens = 0.0, 0
         if material.targets is not None:
             labels = INT32.decode(material.targets, self._specs.tokens)
-            inputs, positions = self._input(material.input, material.first, material.step)
+            inputs, positions = self._input(material.input, material.first, material.work.version + 1)
             with packed(positions):
-                loss_sum, tokens, graph = self.part.forward_loss(inputs, labels, seed=material.seed)
+                loss_sum, tokens, graph = self.part.forward_loss(inputs, labels, seed=material.seed, work=material.work)
             _check_loss(loss_sum)
         elif material.gradient is not None:
             if gradient is None:
-                gradient = self._specs.arrive(material.gradient, self._device, "backward", material.step)
+                gradient = self._specs.arrive(material.gradient, self._device, "backward", material.work.version + 1)
             if graph is None:
-                inputs, positions = self._input(material.input, material.first, material.step)
+                inputs, positions = self._input(material.input, material.first, material.work.version + 1)
                 with packed(positions):
-                    _, graph = self.part.forward(inputs, seed=material.seed)
+                    _, graph = self.part.forward(inputs, seed=material.seed, work=material.work)
         else:
             raise BugError("a backward was asked for without a gradient or targets")
         grad_input, gradients = self.part.backward(graph, gradient)
         return BackwardResult(grad_input, gradients, loss_sum, tokens)
 
     def _contributed(self, material: Material, result: BackwardResult, ready: Mark) -> Contributed:
-        payload, context = None, coming_back((material.step, material.microbatch))
+        payload, context = None, coming_back(material.work)
         if result.grad_input is not None:
             payload = self._specs.leave(result.grad_input, context, "gradient of the input", ready)
         else:
@@ -246,8 +241,7 @@ class EndsMaterial:
     """What the private ends' contribution is computed from: tokens, targets and, of packed rows, positions, (B, T)
     int64, and, wire-encoded, the last stage's output and the gradient of the first stage's input."""
 
-    step: int
-    microbatch: MicrobatchId
+    work: StepWork
     seed: int
     tokens: torch.Tensor
     targets: torch.Tensor
@@ -262,55 +256,53 @@ class EndsCompute:
     def __init__(self, part: EndsPart, specs: BoundarySpecs, device: torch.device) -> None:
         self.part, self._specs, self._device = part, specs, device
 
-    def held(self) -> frozenset[MicrobatchId]:
-        """The microbatches in the ends' open step."""
-        return self.part.microbatches
+    def held(self, step: int) -> frozenset[StepWork]:
+        """What is in an open step's sum. Raises WrongStep."""
+        return self.part.accumulated(step)
 
     def embed(
-        self, tokens: torch.Tensor, seed: int, place: Place, positions: torch.Tensor | None = None
+        self, tokens: torch.Tensor, seed: int, work: StepWork, positions: torch.Tensor | None = None
     ) -> tuple[Payload, Graph]:
         """Token ids → activation bytes for the first stage; ``positions`` of packed rows."""
         with packed(None if positions is None else positions.to(self._device)):
-            hidden, graph = self.part.embed(tokens, seed=seed)
-        payload = self._specs.leave(hidden, going_forward(place), "embedding", mark(self._device))
+            hidden, graph = self.part.embed(tokens, seed=seed, work=work)
+        payload = self._specs.leave(hidden, going_forward(work), "embedding", mark(self._device))
         return with_starts(payload, positions), graph
 
-    def loss(self, payload: Payload, targets: torch.Tensor, place: Place) -> tuple[float, int, memoryview, Gradients]:
+    def loss(self, payload: Payload, targets: torch.Tensor, work: StepWork) -> tuple[float, int, memoryview, Gradients]:
         """Last stage's output → loss sum, targets counted, gradient bytes for the way back, head gradients."""
         payload, _ = self._specs.parted(payload)  # no layer of the ends looks across a row
-        hidden = self._specs.arrive(payload, self._device, "forward", place[0])
-        loss_sum, tokens, grad_hidden, gradients = self.part.loss(hidden, targets)
+        hidden = self._specs.arrive(payload, self._device, "forward", work.version + 1)
+        loss_sum, tokens, grad_hidden, gradients = self.part.loss(hidden, targets, work=work)
         _check_loss(loss_sum)
-        back = self._specs.leave(grad_hidden, coming_back(place), "gradient of the loss", mark(self._device))
+        back = self._specs.leave(grad_hidden, coming_back(work), "gradient of the loss", mark(self._device))
         return loss_sum, tokens, back, gradients
 
-    def finish(self, graph: Graph, payload: Payload, head_gradients: Gradients, place: Place) -> None:
-        """Input gradient from the first stage → the microbatch is in the ends' open step, once, whether it was before
+    def finish(self, graph: Graph, payload: Payload, head_gradients: Gradients, work: StepWork) -> None:
+        """Input gradient from the first stage → the microbatch is in its step's sum, once, whether it was before
         or not. Raises WrongStep when that step has been closed meanwhile."""
-        step, microbatch = place
-        _check_step(self.part, step)
-        arrived = self._specs.arrive(payload, self._device, "backward", step)
+        _check_step(self.part, work)
+        arrived = self._specs.arrive(payload, self._device, "backward", work.version + 1)
         embedding_gradients = self.part.embed_backward(graph, arrived)
-        if microbatch not in self.part.microbatches:
-            _change(self.part, microbatch, [*embedding_gradients, *head_gradients])
+        if work not in self.part.accumulated(work.step):
+            _change(self.part, work, [*embedding_gradients, *head_gradients])
 
     def replay(self, material: EndsMaterial) -> None:
-        """Add a microbatch from what was retained, if it is not in the open step."""
-        _check_step(self.part, material.step)
-        if material.microbatch not in self.part.microbatches:
-            _change(self.part, material.microbatch, self._gradients(material))
+        """Add a microbatch from what was retained, if it is not in its step's sum."""
+        _check_step(self.part, material.work)
+        if material.work not in self.part.accumulated(material.work.step):
+            _change(self.part, material.work, self._gradients(material))
 
     def reverse(self, material: EndsMaterial) -> None:
         """Take it out again, if it is there."""
-        _check_step(self.part, material.step)
-        if material.microbatch in self.part.microbatches:
-            _change(self.part, material.microbatch, self._gradients(material))
+        _check_step(self.part, material.work)
+        if material.work in self.part.accumulated(material.work.step):
+            _change(self.part, material.work, self._gradients(material))
 
     def _gradients(self, material: EndsMaterial) -> Gradients:
-        place = (material.step, material.microbatch)
-        graph = self.embed(material.tokens, material.seed, place, material.positions)[1]
-        head = self.loss(material.output, material.targets, place)[3]
-        gradient = self._specs.arrive(material.gradient, self._device, "backward", material.step)
+        graph = self.embed(material.tokens, material.seed, material.work, material.positions)[1]
+        head = self.loss(material.output, material.targets, material.work)[3]
+        gradient = self._specs.arrive(material.gradient, self._device, "backward", material.work.version + 1)
         return [*self.part.embed_backward(graph, gradient), *head]
 
 
@@ -319,30 +311,28 @@ def _check_loss(loss_sum: float) -> None:
         raise Violation(f"the loss is {loss_sum}")
 
 
-def _check_step(part: StagePart | EndsPart, step: int) -> None:
-    """Work that waited in line behind the swap would else be added to the next step."""
-    if part.step + 1 != step:
-        raise WrongStep(f"step {step} is not open any more, step {part.step + 1} is")
+def _check_step(part: OpenPart, work: StepWork) -> None:
+    """Work that waited in line behind the swap would else be added to another step."""
+    if not part.is_open(work.step):
+        raise WrongStep(f"step {work.step} is not open any more")
 
 
-def _change(
-    part: StagePart | EndsPart, microbatch: MicrobatchId, gradients: Gradients, *, checked: bool = False
-) -> None:
-    """Add the microbatch to the open step's sum, or take it out where it is in. The last thing that is done for it, so
-    that whatever failed before has changed nothing. A change that broke off half-way cannot be mended: BugError, which
-    ends the replica; one that found no memory before it began comes out as it is."""
-    held = microbatch in part.microbatches
+def _change(part: OpenPart, work: StepWork, gradients: Gradients, *, checked: bool = False) -> None:
+    """Add the microbatch to its step's sum, or take it out where it is in. The last thing that is done for it, so that
+    whatever failed before has changed nothing. A change that broke off half-way cannot be mended: BugError, which ends
+    the replica; one that found no memory before it began comes out as it is."""
+    held = work in part.accumulated(work.step)
     try:
         if held:
-            part.reverse(microbatch, gradients)
+            part.reverse(work, gradients)
         else:
-            part.accumulate(microbatch, gradients, checked=checked)
+            part.accumulate(work, gradients, checked=checked)
     except (PeerError, BugError):
         raise
     except Exception as error:
-        if is_out_of_memory(error) and (microbatch in part.microbatches) is held:
+        if is_out_of_memory(error) and (work in part.accumulated(work.step)) is held:
             raise
-        raise BugError(f"the open step's sum is spoilt: {type(error).__name__}: {error}") from error
+        raise BugError(f"the step's sum is spoilt: {type(error).__name__}: {error}") from error
 
 
 # --- norm gate -------------------------------------------------------------------------------------------------------

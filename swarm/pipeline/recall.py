@@ -16,14 +16,15 @@ from typing import Any
 
 from swarm.device import is_out_of_memory
 from swarm.errors import BugError, Busy, PeerError, Refused, SwarmError, Violation
-from swarm.ids import MicrobatchId, PeerId
+from swarm.ids import MicrobatchId, PeerId, StepWork
 from swarm.models.dropout import dropout_seed
 from swarm.network.protocols import Answer, Incoming, Payload, RequestT, Rpc
 from swarm.pipeline.compute import Material
 from swarm.pipeline.messages import RECALL, TRAINER_RECALL, Recall, TrainerRecall, TrainerWhat, What
 from swarm.pipeline.stage.admission import StageContext, StageSettings
 from swarm.pipeline.stage.memory import MemoryRelief
-from swarm.pipeline.stage.microbatch_state import Action, MicrobatchState, MicrobatchTable
+from swarm.pipeline.stage.microbatch_state import Action, MicrobatchState
+from swarm.pipeline.stage.table import MicrobatchTable
 from swarm.pipeline.stage.worker import Handover, Worker
 from swarm.schema import Empty
 from swarm.waiting import retry_while_busy
@@ -37,10 +38,10 @@ NESTED_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """One microbatch's tensors to be had along a route, within some seconds, in the step that follows ``after``."""
+    """One microbatch's tensors to be had along a route, within some seconds; ``after`` begins the hash of the record
+    that it follows."""
 
-    step: int
-    microbatch: MicrobatchId
+    work: StepWork
     route: tuple[PeerId, ...]
     within_s: float
     after: str
@@ -48,7 +49,7 @@ class Errand:
     @classmethod
     def of(cls, state: MicrobatchState, within_s: float) -> Errand:
         """Along the microbatch's route as it is now."""
-        return cls(*state.index, state.route, within_s, state.key.after)
+        return cls(state.work, state.route, within_s, state.key.after)
 
     @property
     def nested(self) -> Errand:
@@ -88,7 +89,8 @@ class Recalls:
             raise Busy(f"{self._open[body.what]} recalls are under way")
         left_s = incoming.deadline - self._context.clock.monotonic()
         within_s = max(0.01, min(left_s, self._settings.send_timeout_s))
-        errand = Errand(body.step, body.microbatch, tuple(map(PeerId, body.route)), within_s, body.after)
+        route = tuple(map(PeerId, body.route))
+        errand = Errand(self._table.window.work_of(body), route, within_s, body.after)
         self._open[body.what] += 1
         try:
             payload = await (self.output(errand) if body.what == "output" else self.input_gradient(errand))
@@ -102,14 +104,13 @@ class Recalls:
 
     async def output(self, errand: Errand) -> Payload:
         """This stage's output. Raises Missing, or what computing raises."""
-        state = self._table.find(errand.step, errand.microbatch)
+        state = self._table.find(errand.work)
         if state is not None and state.tensors.output is not None:
             return state.tensors.output
         payload = await self.input(errand)
-        seed, first = self._seed(errand.microbatch), self._settings.first
-        place = (errand.step, errand.microbatch)
+        seed, first = self._seed(errand.work.microbatch), self._settings.first
         computed: Payload = await self._compute(
-            "output", errand, lambda: self._context.compute.output(payload, seed, place, first=first)
+            "output", errand, lambda: self._context.compute.output(payload, seed, errand.work, first=first)
         )
         return computed
 
@@ -131,9 +132,8 @@ class Recalls:
         else:
             gradient = await self.output_gradient(errand)
         return Material(
-            step=errand.step,
-            microbatch=errand.microbatch,
-            seed=self._seed(errand.microbatch),
+            work=errand.work,
+            seed=self._seed(errand.work.microbatch),
             first=self._settings.first,
             input=own_input,
             gradient=gradient,
@@ -142,7 +142,7 @@ class Recalls:
 
     async def input(self, errand: Errand) -> Payload:
         """What came, or should have come, from the stage before, or from the trainer."""
-        state = self._table.find(errand.step, errand.microbatch)
+        state = self._table.find(errand.work)
         if state is not None and state.tensors.input is not None:
             return state.tensors.input
         hop = self._settings.stage - 1
@@ -154,7 +154,7 @@ class Recalls:
 
     async def output_gradient(self, errand: Errand) -> Payload:
         """What came, or should have come, from the stage after, or from the trainer."""
-        state = self._table.find(errand.step, errand.microbatch)
+        state = self._table.find(errand.work)
         if state is not None and state.tensors.gradient is not None:
             return state.tensors.gradient
         hop = self._settings.stage + 1
@@ -166,13 +166,13 @@ class Recalls:
     def _keep_gradient(self, state: MicrobatchState, payload: Payload, errand: Errand) -> None:
         state.tensors.gradient = payload
         state.tensors.gradient_sender = (
-            errand.microbatch.trainer if self._settings.last else errand.route[self._settings.stage + 1]
+            errand.work.microbatch.trainer if self._settings.last else errand.route[self._settings.stage + 1]
         )
         self._table.retention.hold(state)
 
     async def targets(self, errand: Errand) -> Payload:
         """Hosted last stage: the targets, from the trainer."""
-        state = self._table.find(errand.step, errand.microbatch)
+        state = self._table.find(errand.work)
         if state is not None and state.tensors.targets is not None:
             return state.tensors.targets
         payload = await self._fetch(errand, self._settings.stage + 1, "targets")
@@ -182,9 +182,9 @@ class Recalls:
         return payload
 
     async def _fetch(self, errand: Errand, hop: int, what: TrainerWhat) -> Payload:
-        trainer = errand.microbatch.trainer
+        trainer = errand.work.microbatch.trainer
         peer = errand.route[hop] if 0 <= hop < self._settings.stages else trainer
-        key = (errand.step, errand.microbatch, errand.after, what, peer)
+        key = (errand.work, errand.after, what, peer)
         payload: Payload = await self._once(key, lambda: self._ask_or_miss(peer, errand, hop, what))
         return payload
 
@@ -195,8 +195,9 @@ class Recalls:
             raise Missing(hop, peer, error) from error
 
     async def _ask(self, peer: PeerId, errand: Errand, hop: int, what: TrainerWhat) -> Payload:
-        size = self._wire_bytes(errand.step, hop, what)
-        fields: dict[str, Any] = {"step": errand.step, "microbatch": errand.microbatch, "after": errand.after}
+        work = errand.work
+        size = self._wire_bytes(work.version + 1, hop, what)
+        fields: dict[str, Any] = {"step": work.step, "microbatch": work.microbatch, "after": errand.after}
         within_s = errand.nested.within_s
         if 0 <= hop < self._settings.stages and what != "targets":
             recall = Recall(**fields, route=errand.route, hop=hop, what=what)
@@ -232,7 +233,7 @@ class Recalls:
     # --- once ----------------------------------------------------------------------------------------------------
 
     async def _compute(self, what: What, errand: Errand, compute: Callable[[], Any]) -> Any:
-        return await self._once((errand.step, errand.microbatch, errand.after, what), lambda: self.on_device(compute))
+        return await self._once((errand.work, errand.after, what), lambda: self.on_device(compute))
 
     async def on_device(self, compute: Callable[[], Any]) -> Any:
         """Run it on the device thread, once more when the device had no memory left and some was made: nobody else can

@@ -9,12 +9,13 @@ from typing import Protocol
 
 from swarm.errors import PeerError, Refused, WrongStep
 from swarm.events import ContributionReplayed, ContributionReversed
-from swarm.ids import MicrobatchId, PeerId, stage_part
+from swarm.ids import PeerId, StepWork, stage_part
 from swarm.phases import complete
 from swarm.pipeline.messages import ATTEND, ProbeRequest
 from swarm.pipeline.recall import Errand, Missing, Recalls
 from swarm.pipeline.stage.admission import StageContext, StageSettings
-from swarm.pipeline.stage.microbatch_state import MicrobatchState, MicrobatchTable
+from swarm.pipeline.stage.microbatch_state import MicrobatchState
+from swarm.pipeline.stage.table import MicrobatchTable
 
 AT_A_TIME = 8
 """Microbatches replayed or reversed at a time: while one is computed the tensors of others are fetched."""
@@ -22,20 +23,20 @@ AT_A_TIME = 8
 LIVING_TIMEOUT_S = 2.0
 """Who does not answer a question as small as can be in this time is not asked for tensors."""
 
-Assigned = Mapping[MicrobatchId, tuple[PeerId, ...]]
-_Job = tuple[str, MicrobatchId, Callable[[], Awaitable[None]]]
+Assigned = Mapping[StepWork, tuple[PeerId, ...]]
+_Job = tuple[str, StepWork, Callable[[], Awaitable[None]]]
 
 
 class Settling(Protocol):
     """A part of which each microbatch can be taken out, or put in."""
 
-    async def held(self) -> frozenset[MicrobatchId]:
-        """What is in the open step now."""
+    async def held(self, step: int) -> frozenset[StepWork]:
+        """What is in the sum of an open step now. Raises WrongStep."""
 
-    async def reverse(self, step: int, microbatch: MicrobatchId) -> None:
+    async def reverse(self, work: StepWork) -> None:
         """Take one out. Raises PeerError when what it takes cannot be had."""
 
-    async def replay(self, step: int, microbatch: MicrobatchId, route: tuple[PeerId, ...]) -> None:
+    async def replay(self, work: StepWork, route: tuple[PeerId, ...]) -> None:
         """Put one in. Raises PeerError when what it takes cannot be had."""
 
 
@@ -49,11 +50,11 @@ async def settle(part: Settling, step: int, assigned: Assigned) -> None:
     Cost: one forward and backward for each difference, and its tensors from the neighbours where they were dropped.
     """
     while True:
-        held, wanted = await part.held(), frozenset(assigned)
+        held, wanted = await part.held(step), frozenset(assigned)
         if held == wanted:
             return
-        jobs: list[_Job] = [("reverse", one, partial(part.reverse, step, one)) for one in sorted(held - wanted)]
-        jobs += [("replay", one, partial(part.replay, step, one, assigned[one])) for one in sorted(wanted - held)]
+        jobs: list[_Job] = [("reverse", one, partial(part.reverse, one)) for one in sorted(held - wanted)]
+        jobs += [("replay", one, partial(part.replay, one, assigned[one])) for one in sorted(wanted - held)]
         failures = await _all(jobs)
         if failures:
             more = f", and {len(failures) - 3} more" if len(failures) > 3 else ""
@@ -64,12 +65,12 @@ async def _all(jobs: Iterable[_Job]) -> list[str]:
     places = asyncio.Semaphore(AT_A_TIME)
     failures: list[str] = []
 
-    async def one(verb: str, microbatch: MicrobatchId, work: Callable[[], Awaitable[None]]) -> None:
+    async def one(verb: str, work: StepWork, job: Callable[[], Awaitable[None]]) -> None:
         async with places:
             try:
-                await work()
+                await job()
             except PeerError as error:
-                failures.append(f"cannot {verb} {microbatch}: {error}"[:300])
+                failures.append(f"cannot {verb} {work.microbatch}: {error}"[:300])
 
     async with asyncio.TaskGroup() as group:
         for job in jobs:
@@ -90,26 +91,26 @@ class StageSettling:
     ) -> None:
         self._settings, self._context, self._table, self._recalls = settings, context, table, recalls
         self._replicas = replicas
-        self._computed: dict[tuple[int, MicrobatchId], Callable[[], None]] = {}
+        self._computed: dict[StepWork, Callable[[], None]] = {}
         """What is still to be done, in the loop, about work that the device has done: by microbatch."""
 
-    async def held(self) -> frozenset[MicrobatchId]:
+    async def held(self, step: int) -> frozenset[StepWork]:
         """See :class:`Settling`."""
-        held = await self._context.device.run(self._context.compute.held)
-        for index in list(self._computed):  # whoever waited for these was cancelled while the device computed
-            self._follow_up(index)
+        held = await self._context.device.run(self._context.compute.held, step)
+        for work in list(self._computed):  # whoever waited for these was cancelled while the device computed
+            self._follow_up(work)
         return held
 
-    def _follow_up(self, index: tuple[int, MicrobatchId]) -> None:
-        follow_up = self._computed.pop(index, None)
+    def _follow_up(self, work: StepWork) -> None:
+        follow_up = self._computed.pop(work, None)
         if follow_up is not None:
             follow_up()
 
-    async def reverse(self, step: int, microbatch: MicrobatchId) -> None:
+    async def reverse(self, work: StepWork) -> None:
         """See :class:`Settling`. What was dropped is fetched from the neighbours it came from."""
-        state = self._table.find(step, microbatch)
+        state = self._table.find(work)
         if state is None:
-            raise WrongStep(f"{microbatch} did not come by here in step {step}")
+            raise WrongStep(f"{work.microbatch} did not come by here in step {work.step}")
         try:
             material = await self._recalls.material(self._errand(state))
         except Missing:  # whoever it came from may be gone: others of their stages can have it from the trainer
@@ -119,19 +120,19 @@ class StageSettling:
         def compute() -> None:
             self._context.compute.reverse(material)
             state.take_out()
-            self._computed[state.index] = partial(self._reversed, state)
+            self._computed[state.work] = partial(self._reversed, state)
 
         await self._recalls.on_device(compute)
-        self._follow_up(state.index)
+        self._follow_up(state.work)
 
     def _reversed(self, state: MicrobatchState) -> None:
-        step, microbatch = state.index
+        step, microbatch, _ = state.work
         part = stage_part(self._settings.stage)
         self._context.events.emit(ContributionReversed(step=step, microbatch=microbatch, part=part))
 
-    async def replay(self, step: int, microbatch: MicrobatchId, route: tuple[PeerId, ...]) -> None:
+    async def replay(self, work: StepWork, route: tuple[PeerId, ...]) -> None:
         """See :class:`Settling`. What is not held is fetched from the neighbours that ``route`` names."""
-        state = self._table.place(step, microbatch, route)
+        state = self._table.place(work, route)
         state.in_use += 1
         try:
             await self._replay(state)
@@ -142,16 +143,16 @@ class StageSettling:
         material = await self._recalls.material(self._errand(state))
 
         def compute() -> None:
-            new = state.key.microbatch not in self._context.compute.held()
+            new = state.work not in self._context.compute.held(state.work.step)
             result = complete(self._context.compute.contribute(material, None, None))
             state.accumulate(result.loss_sum, result.tokens)
-            self._computed[state.index] = partial(self._replayed, state, new)
+            self._computed[state.work] = partial(self._replayed, state, new)
 
         await self._recalls.on_device(compute)
-        self._follow_up(state.index)
+        self._follow_up(state.work)
 
     def _replayed(self, state: MicrobatchState, new: bool) -> None:
-        step, microbatch = state.index
+        step, microbatch, _ = state.work
         state.take_graph()
         if not state.dropped:
             self._table.retention.hold(state)

@@ -46,16 +46,23 @@ QUANTISING_BYTES = 18
 
 
 def bytes_by_kind(
-    model: ModelConfig, *, vectors: int = 3, exact: bool = False, local: bool = False, apart: bool = False
+    model: ModelConfig,
+    *,
+    vectors: int = 3,
+    exact: bool = False,
+    local: bool = False,
+    apart: bool = False,
+    overlap: bool = False,
 ) -> dict[MemoryKind, int]:
     """Bytes a parameter that who trains a part holds: ``vectors`` of the optimizer's state, the weights among them, and
     the sum of a step; in bfloat16, or on a device ``apart`` from the host, a copy of the weights. ``exact`` sums are
-    float64, and who trains ``local`` steps keeps what it began with, too."""
-    copied = 2 if model.compute == "bfloat16" else 4 if apart else 0
+    float64, and who trains ``local`` steps keeps what it began with, too. Who feeds steps early (``overlap``) has the
+    weights of two states and the sums of two steps."""
+    copied, states = 2 if model.compute == "bfloat16" else 4 if apart else 0, 2 if overlap else 1
     return {
-        "weights": 4 + copied + (4 if local else 0),
+        "weights": states * (4 + copied) + (4 if local else 0),
         "optimizer": 4 * (vectors - 1) + (8 if local else 0),
-        "gradients": 8 if exact else 4,
+        "gradients": states * (8 if exact else 4),
         "round": ROUND_BYTES,
     }
 
@@ -65,7 +72,7 @@ def held_bytes(model: ModelConfig, *, vectors: int = 3, exact: bool = False, loc
     return sum(bytes_by_kind(model, vectors=vectors, exact=exact, local=local).values()) - ROUND_BYTES
 
 
-def apart_bytes(model: ModelConfig, spec: PartSpec, *, exact: bool = False) -> int:
+def apart_bytes(model: ModelConfig, spec: PartSpec, *, exact: bool = False, overlap: bool = False) -> int:
     """Memory of a device apart from the host that training a part takes beside its activations, at most: the weights
     that are computed with, the sum of gradients, and what is frozen. The rest of :func:`bytes_by_kind` lies on the
     host."""
@@ -73,7 +80,7 @@ def apart_bytes(model: ModelConfig, spec: PartSpec, *, exact: bool = False) -> i
         (2 if model.compute == "bfloat16" else 4) + (8 if exact else 4),
         family_of(model).cost(spec, model.context),
     )
-    return each * cost.parameters + cost.frozen_held
+    return (2 if overlap else 1) * each * cost.parameters + cost.frozen_held
 
 
 def training_bytes(

@@ -76,9 +76,12 @@ class ResumeTrainer(Message):
 
 
 class TrainerResumed(Message):
-    """The first ``kept`` of what was begun count as leased; the trainer gives up the others and does them later."""
+    """The first ``kept`` of what was begun count as leased; the trainer gives up the others and does them later. Where
+    ``early`` work counts no more, for nobody is left at a stage who could add it, it gives up that first, and asks
+    again."""
 
     kept: Count
+    early: bool = True
 
 
 class Feed(Message):

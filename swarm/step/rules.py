@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from swarm.consensus.changes import RosterRules
 from swarm.consensus.ledger import first_lease, fixed_quota, free_quota
 from swarm.consensus.records import CloseRecord, Contribution
 from swarm.consensus.roster import HowToJoin, Roster, join_words
@@ -27,7 +28,8 @@ class StepRules:
     ``inner_steps``: optimizer steps in one of the run's, each with a rate of its own; ``clip_norm`` is for the mean
     that closes it.
     ``part_bytes`` are those of each part's sum in averaging; ``one_reduces``: there one may reduce for many.
-    ``served``: one replica of a part reduces for the others, which others must be able to call.
+    ``early`` microbatches of a step at most may be computed with the parameters of the record before the one that it
+    follows. ``served``: one replica of a part reduces for the others, which others must be able to call.
     ``codecs`` says how the codecs of boundaries are found.
     ``how_to_join`` is what people are told who must find somebody: words of this peer's, no rule of the run.
     """
@@ -49,6 +51,7 @@ class StepRules:
     one_reduces: bool = False
     served: bool = False
     codecs: CodecRules = FIXED
+    early: int = 0
     how_to_join: HowToJoin = join_words
 
     def quota(self, step: int, trainers: Sequence[PeerId]) -> Mapping[PeerId, int]:
@@ -63,6 +66,13 @@ class StepRules:
         """How many microbatches each of these trainers may start when a step opens, without asking its leader."""
         return first_lease(len(trainers), self.target)
 
+    @property
+    def roster(self) -> RosterRules:
+        """The limits of the roster."""
+        return RosterRules(
+            self.run, self.parts, self.max_members, served=self.served, dated=self.early > 0, how=self.how_to_join
+        )
+
     def over(self, record: CloseRecord) -> bool:
         """Whether the run is over with this record."""
         return record.ended or record.step >= self.steps
@@ -75,16 +85,20 @@ class StepRules:
         """What is done to means of these squared norms: everybody computes it, too."""
         return clip_parts({PartName(part): square for part, square in sq_norms.items()}, self.clip_norm)
 
-    def check_contribution(self, roster: Roster, contribution: Contribution) -> None:
-        """Raises Violation, or Refused for peers that are not in the roster, where no honest peer would say this."""
+    def check_contribution(self, roster: Roster, contribution: Contribution, *, settled: bool = True) -> None:
+        """Raises Violation, or Refused for peers that are not in the roster, where no honest peer would say this. Early
+        work that is not ``settled`` may have been done by replicas that have left since: others are assigned it."""
         trainer = contribution.microbatch.trainer
         if trainer not in roster.trainers:
             raise Refused(f"{trainer} is not a trainer of the roster")
+        if contribution.early and not self.early:
+            raise Violation("early work in a run that feeds no step ahead")
         self.check_loss(contribution)
         if len(contribution.route) != self.stages:
             raise Violation(f"a route of {len(contribution.route)} replicas through {self.stages} stages")
         for stage, replica in enumerate(contribution.route):
-            if replica not in roster.replicas(stage_part(stage)):
+            left = contribution.early and not settled and replica not in roster
+            if not left and replica not in roster.replicas(stage_part(stage)):
                 raise Refused(f"{replica} is not a replica of stage {stage}")
 
     def check_loss(self, contribution: Contribution) -> None:
@@ -99,6 +113,8 @@ class StepRules:
         ids = [contribution.microbatch for contribution in committed]
         if len(ids) != self.target or ids != sorted(set(ids)):
             raise Violation(f"{len(ids)} microbatches, {len(set(ids))} of them different, in a step of {self.target}")
+        if (early := sum(contribution.early for contribution in committed)) > self.early:
+            raise Violation(f"{early} early microbatches in a step that may have {self.early}")
         for contribution in committed:
             self.check_contribution(roster, contribution)
 

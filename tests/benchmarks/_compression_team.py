@@ -17,7 +17,7 @@ from swarm.averaging.allreduce.service import AllReduce
 from swarm.averaging.strategies import STRATEGIES
 from swarm.compression.registry import codec_named
 from swarm.events import NullSink
-from swarm.ids import PartName, PeerId, RunId, stage_of
+from swarm.ids import PartName, PeerId, RunId, StepWork, stage_of
 from swarm.models.dropout import dropout_seed
 from swarm.models.registry import family_of
 from swarm.models.spec import SplitConfig, token_spec
@@ -101,25 +101,25 @@ class Team:
 
     def _microbatch(self, step: int, number: int, batch: Batch) -> int:
         """One journey through replica ``number`` of every part; returns its target tokens."""
-        place, seed = (step, batch.id), dropout_seed(self._seed, batch.id)
+        work, seed = StepWork(step, batch.id), dropout_seed(self._seed, batch.id)
         ends, stages = self._ends[number], [replicas[number] for replicas in self._stages]
-        payload, embedded = ends.embed(batch.inputs, seed, place)
+        payload, embedded = ends.embed(batch.inputs, seed, work)
         went = []
         for stage in stages:
             self.boundary_bytes += memoryview(payload).nbytes
-            output, graph = complete(stage.forward(payload, seed, place, first=stage is stages[0]))
+            output, graph = complete(stage.forward(payload, seed, work, first=stage is stages[0]))
             went.append((stage, payload, graph))
             payload = output
-        _, tokens, gradient, head = ends.loss(payload, batch.targets, place)
+        _, tokens, gradient, head = ends.loss(payload, batch.targets, work)
         self.boundary_bytes += memoryview(payload).nbytes + gradient.nbytes
         for stage, given, graph in reversed(went):
             first = stage is stages[0]
-            material = Material(step=step, microbatch=batch.id, seed=seed, first=first, input=given, gradient=gradient)
+            material = Material(work=work, seed=seed, first=first, input=given, gradient=gradient)
             back = complete(stage.contribute(material, graph, None)).gradient
             assert back is not None
             gradient = back
             self.boundary_bytes += gradient.nbytes
-        ends.finish(embedded, gradient, head, place)
+        ends.finish(embedded, gradient, head, work)
         return tokens
 
     async def _close(self, step: int, tokens: Mapping[PeerId, int]) -> None:
@@ -161,7 +161,7 @@ class Team:
         return results
 
     def _sum(self, part: TrainedPart, tokens: int) -> Tensor:
-        sums = part.contribution(part.microbatches, tokens)
+        sums = part.contribution(part.step + 1, part.accumulated(part.step + 1), tokens)
         assert sums is not None
         return sums
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from data_shards.shard import Shard
 from data_shards.source import ShardSource
-from swarm.ids import MicrobatchId
+from swarm.ids import StepWork
 from swarm.membership.rules import optimizer_of
 from swarm.models.layout import install_weights, refresh_weights
 from swarm.models.passes import Gradients, run_backward, run_loss
@@ -92,7 +92,7 @@ class DelayedRun:
         return total / counted
 
     def _compute_rest(self) -> None:
-        begun = self._delay.early if self._early.microbatches else 0
+        begun = self._delay.early if self._early.work else 0
         first, inputs, targets = self._take(self._scale.rows - begun)
         _, _, graph = self._part.forward_loss(inputs, targets, seed=None)
         assert graph is not None
@@ -119,10 +119,11 @@ class DelayedRun:
         assert graph is not None
         return run_backward(graph, None)[1]
 
-    def _take(self, count: int) -> tuple[MicrobatchId, Tensor, Tensor]:
-        """The next microbatches as one: the id of the first, inputs and targets (count, context)."""
+    def _take(self, count: int) -> tuple[StepWork, Tensor, Tensor]:
+        """The next microbatches as one: what counts of it, inputs and targets (count, context)."""
         taken = [self._source.take() for _ in range(count)]
-        return taken[0].id, torch.cat([one.inputs for one in taken]), torch.cat([one.targets for one in taken])
+        work = StepWork(self._part.step + 1, taken[0].id)
+        return work, torch.cat([one.inputs for one in taken]), torch.cat([one.targets for one in taken])
 
 
 def unigram_loss(text: Text, vocab_size: int) -> float:

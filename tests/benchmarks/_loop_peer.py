@@ -31,7 +31,7 @@ from swarm.compression.registry import codec_named
 from swarm.device import DeviceThread
 from swarm.errors import Violation
 from swarm.events import Event, LoopLag
-from swarm.ids import MicrobatchId, PeerId, RunId
+from swarm.ids import MicrobatchId, PeerId, RunId, StepWork
 from swarm.models.gpt_config import GptConfig
 from swarm.models.registry import family_of
 from swarm.models.spec import SplitConfig, token_spec
@@ -108,8 +108,8 @@ class StageWork:
 
     async def _microbatches(self, device: DeviceThread) -> None:
         for number in self._numbers:
-            place = (self._part.step + 1, _microbatch(number))
-            self.output, graph = await device.run_phases(self._compute.forward(self.input, number, place, first=True))
+            work = StepWork(self._part.step + 1, _microbatch(number))
+            self.output, graph = await device.run_phases(self._compute.forward(self.input, number, work, first=True))
             await device.run(self._contribute, self.input, number, graph)
             self.jobs += 2
             if number % MICROBATCHES_PER_STEP == MICROBATCHES_PER_STEP - 1:
@@ -119,8 +119,7 @@ class StageWork:
     def _contribute(self, payload: Payload, number: int, graph: Graph) -> None:
         """To the step that is open when its turn comes: the one before it in the device's queue may close one."""
         material = Material(
-            step=self._part.step + 1,
-            microbatch=_microbatch(number),
+            work=StepWork(self._part.step + 1, _microbatch(number)),
             seed=number,
             first=True,
             input=payload,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from swarm.ids import MicrobatchId, PeerId
+from swarm.ids import MicrobatchId, PeerId, StepWork
 from swarm.membership.rules import optimizer_of
 from swarm.models.gpt_config import GptConfig
 from swarm.models.lora import LoraFamily
@@ -123,7 +123,8 @@ def _microbatch(part: TrainedPart, model: GptConfig, number: int) -> None:
     x = torch.ones((1, 8, model.dim))
     _, graph = part.forward(x, seed=None)
     _, gradients = part.backward(graph, x)
-    part.accumulate(MicrobatchId(PeerId("trainer"), "00" * 8, 0, number), gradients)
+    microbatch = MicrobatchId(PeerId("trainer"), "00" * 8, 0, number)
+    part.accumulate(StepWork(part.step + 1, microbatch), gradients)
 
 
 def _reset() -> None:

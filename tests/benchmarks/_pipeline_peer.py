@@ -26,7 +26,7 @@ from swarm.compression.codec import EncodeContext
 from swarm.compression.registry import codec_named
 from swarm.device import DeviceThread
 from swarm.health.watch import HealthWatch
-from swarm.ids import MicrobatchId, PeerId, RunId
+from swarm.ids import MicrobatchId, PeerId, RunId, StepWork
 from swarm.models.registry import family_of
 from swarm.models.spec import token_spec
 from swarm.monitoring.recorder import LoopLagProbe, Recorder
@@ -36,7 +36,7 @@ from swarm.network.protocols import Payload
 from swarm.optim.adamw import AdamW
 from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig
-from swarm.pipeline.boundary import BoundarySpecs, Place
+from swarm.pipeline.boundary import BoundarySpecs
 from swarm.pipeline.compute import StageCompute
 from swarm.pipeline.stage.admission import Participants, StageContext, StageSettings
 from swarm.pipeline.stage.server import StageServer
@@ -180,7 +180,7 @@ class Host:
             await self._server.run()
 
     def _close_step(self) -> int:
-        count = len(self._part.microbatches)
+        count = len(self._part.accumulated(self._part.step + 1))
         mean = self._part.gradient_sum() / (max(count, 1) * self._machine.size.tokens)
         self._part.prepare(mean, lr=1e-4, clip=1.0, step=self._part.step + 1)
         self._part.swap()
@@ -196,12 +196,12 @@ class ReadyEnds:
         self._hidden, self._gradient = activation_of(machine.size), gradient_of(machine.size)
 
     def embed(
-        self, tokens: torch.Tensor, seed: int, place: Place, positions: torch.Tensor | None
+        self, tokens: torch.Tensor, seed: int, work: StepWork, positions: torch.Tensor | None
     ) -> tuple[memoryview, None]:
         """The ready-made activation."""
         return self._specs.codec.encode(self._hidden, EncodeContext(step=1, direction="forward")), None
 
-    def loss(self, payload: Payload, targets: torch.Tensor, place: Place) -> tuple[float, int, memoryview, None]:
+    def loss(self, payload: Payload, targets: torch.Tensor, work: StepWork) -> tuple[float, int, memoryview, None]:
         """The ready-made gradient."""
         self._decode(payload)
         context = EncodeContext(step=1, direction="backward")

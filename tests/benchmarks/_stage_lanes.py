@@ -10,7 +10,7 @@ from torch import Tensor
 
 from swarm.compression.dense import BFLOAT16
 from swarm.device import DeviceThread, is_out_of_memory, release_memory
-from swarm.ids import MicrobatchId, PeerId
+from swarm.ids import MicrobatchId, PeerId, StepWork
 from swarm.models.registry import family_of
 from swarm.models.spec import token_spec
 from swarm.optim.adamw import AdamW
@@ -90,7 +90,7 @@ class _Stage:
     def one_by_one(self, number: int) -> tuple[bytes, bytes]:
         """Return the payloads that a microbatch leaves: forward, and back."""
         inputs, material = self._material(number)
-        output, graph = complete(self._compute.forward(inputs, number, (1, material.microbatch), first=False))
+        output, graph = complete(self._compute.forward(inputs, number, material.work, first=False))
         result = complete(self._compute.contribute(material, graph, PeerId("trainer")))
         return bytes(output), bytes(result.gradient or b"")
 
@@ -102,8 +102,9 @@ class _Stage:
         async def lane() -> None:
             for number in todo:
                 inputs, material = self._material(number)
-                place = (1, material.microbatch)
-                output, graph = await thread.run_phases(self._compute.forward(inputs, number, place, first=False))
+                output, graph = await thread.run_phases(
+                    self._compute.forward(inputs, number, material.work, first=False)
+                )
                 result = await thread.run_phases(self._compute.contribute(material, graph, PeerId("trainer")))
                 found[number] = bytes(output), bytes(result.gradient or b"")
 
@@ -112,10 +113,10 @@ class _Stage:
         return [found[number] for number in range(MICROBATCHES)]
 
     def _material(self, number: int) -> tuple[bytearray, Material]:
-        microbatch = MicrobatchId(PeerId("trainer"), "00" * 8, 0, number)
-        inputs, gradient = (self._payload(microbatch, 2 * number + which) for which in (0, 1))
-        material = Material(step=1, microbatch=microbatch, seed=number, first=False, input=inputs, gradient=gradient)
+        work = StepWork(1, MicrobatchId(PeerId("trainer"), "00" * 8, 0, number))
+        inputs, gradient = (self._payload(work, 2 * number + which) for which in (0, 1))
+        material = Material(work=work, seed=number, first=False, input=inputs, gradient=gradient)
         return inputs, material
 
-    def _payload(self, microbatch: MicrobatchId, seed: int) -> bytearray:
-        return bytearray(BFLOAT16.encode(normal(self._size.shape, seed), going_forward((1, microbatch))))
+    def _payload(self, work: StepWork, seed: int) -> bytearray:
+        return bytearray(BFLOAT16.encode(normal(self._size.shape, seed), going_forward(work)))

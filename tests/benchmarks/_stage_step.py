@@ -21,7 +21,7 @@ from torch import Tensor
 
 from swarm.compression.codec import Codec
 from swarm.device import DeviceThread
-from swarm.ids import MicrobatchId, PeerId
+from swarm.ids import MicrobatchId, PeerId, StepWork
 from swarm.models.gpt_config import GptConfig
 from swarm.models.layout import install_weights
 from swarm.models.registry import family_of
@@ -114,11 +114,11 @@ class WholeStep:
     async def _microbatch(self) -> None:
         self._number += 1
         number, step = self._number, self._part.step + 1
-        microbatch = MicrobatchId(_TRAINER, "00" * 8, 0, number)
+        work = StepWork(step, MicrobatchId(_TRAINER, "00" * 8, 0, number))
         inputs, gradient = self._payloads
         run = self._thread.run_phases
-        _, graph = await run(self._compute.forward(inputs, number, (step, microbatch), first=False))
-        material = Material(step=step, microbatch=microbatch, seed=number, first=False, input=inputs, gradient=gradient)
+        _, graph = await run(self._compute.forward(inputs, number, work, first=False))
+        material = Material(work=work, seed=number, first=False, input=inputs, gradient=gradient)
         await run(self._compute.contribute(material, graph, _TRAINER))
 
     def _close(self) -> None:

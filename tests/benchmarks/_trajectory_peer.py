@@ -19,7 +19,7 @@ from peers.settings import PeerSettings
 from swarm.averaging.allreduce.service import AllReduce
 from swarm.optim.part import TrainedPart
 from swarm.pipeline.compute import StageCompute
-from swarm.pipeline.stage.microbatch_state import WorkQueue
+from swarm.pipeline.stage.table import WorkQueue
 from swarm.step.member.remote_leader import RemoteLeader
 
 PHASES: dict[str, tuple[type, str, str]] = {

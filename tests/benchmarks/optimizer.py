@@ -69,7 +69,7 @@ def _measured(width: int, rounds: int) -> Result:
 
     def closing() -> None:
         update.hashes_after(plan, own)
-        update.step_in_place(plan, own)
+        update.take_step(plan, own, own)
 
     candidates: dict[str, Callable[[], object]] = {
         "separate": lambda: adamw.adamw_step(state, gradient, layout, config, numbers, in_c=False),
@@ -77,7 +77,7 @@ def _measured(width: int, rounds: int) -> Result:
     }
     fused = adamw.trusted_kernel() is not None
     if fused:
-        candidates["fused"] = lambda: update.step_in_place(plan, own)
+        candidates["fused"] = lambda: update.take_step(plan, own, own)
         candidates["closing"] = closing
     times: dict[str, list[float]] = {name: [] for name in candidates}
     for number in range(rounds + 1):

@@ -209,7 +209,7 @@ class Books:
         """Everybody holds what is assigned to it; the weights of each stage are all tokens."""
         for stage, replicas in enumerate(live):
             for peer in replicas:
-                self.held[peer] = set(assigned(committed, peer, stage))
+                self.held[peer] = {work.microbatch for work in assigned(1, committed, peer, stage)}
             shares = weights(committed, replicas, stage)
             assert sum(shares.values()) == sum(one.tokens for one in committed)
             assert sum(len(self.held[peer]) for peer in replicas) == len(committed)

@@ -102,9 +102,9 @@ def test_replica_that_hands_on_500_fold_gradients_spoils_no_sum(
 
     def contributed(compute: StageCompute, material: Material, *about: Any) -> Contributed:
         result = honest(compute, material, *about)
-        if PEER.get() != "host-0" or material.step < 8 or result.gradient is None:
+        if PEER.get() != "host-0" or material.work.step < 8 or result.gradient is None:
             return result
-        lies.add(material.microbatch)
+        lies.add(material.work.microbatch)
         wrong = torch.frombuffer(bytearray(result.gradient), dtype=torch.float32) * 500
         return replace(result, gradient=memoryview(wrong.numpy()).cast("B"))
 

@@ -10,13 +10,14 @@ from swarm.clock import Clock
 from swarm.device import Device
 from swarm.errors import Busy, Refused, Violation, WrongStep
 from swarm.events import EventSink
-from swarm.ids import MicrobatchId, PeerId, RunId
+from swarm.ids import PeerId, RunId, StepWork
 from swarm.network.protocols import Endpoint
 from swarm.pipeline.boundary import BoundarySpecs
 from swarm.pipeline.compute import StageCompute
 from swarm.pipeline.messages import Adopt, Backward, Forward, JourneyMessage, Recall, Resend, Targets
 from swarm.pipeline.retention import RETENTION_BYTES
-from swarm.pipeline.stage.microbatch_state import MicrobatchState, MicrobatchTable
+from swarm.pipeline.stage.microbatch_state import MicrobatchState
+from swarm.pipeline.stage.table import MicrobatchTable
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ class StageSettings:
     """One replica's place and limits. ``send_timeout_s`` bounds one hand-over, ``max_under_way`` the graphs and
     payloads held of the open step, of the next one half as many; four times as many may send (hosted) targets ahead.
     ``retention_bytes`` is the budget for what is retained of computed microbatches until their step closes. ``seed`` is
-    the run's."""
+    the run's; ``ahead`` says that the step after the open one may be fed early."""
 
     run: RunId
     stage: int
@@ -37,6 +38,7 @@ class StageSettings:
     max_under_way: int = 64
     send_timeout_s: float = 30.0
     retention_bytes: int = RETENTION_BYTES
+    ahead: bool = False
 
     @property
     def max_ahead(self) -> int:
@@ -106,7 +108,7 @@ class AdmissionRules:
     def journey(self, body: JourneyMessage, route: tuple[str, ...]) -> None:
         """A message of a microbatch's way. Raises WrongStep, Busy for what may be known later, or Refused."""
         self._place(body, route)
-        known = self._table.find(body.step, body.microbatch)
+        known = self._table.of(body)
         if known is not None:
             known.check(body, tuple(map(PeerId, route)))
 
@@ -114,15 +116,20 @@ class AdmissionRules:
         step, opened, stage = body.step, self._table.step, self._settings.stage
         if len(route) != self._settings.stages or route[stage] != self._context.endpoint.peer:
             raise Refused("the route does not lead through this replica")
-        self._everybody(step, body.microbatch, route)
+        work = self._table.window.work_of(body)
+        self._everybody(work, route)
         if not max(1, opened) <= step <= opened + 1:
             raise WrongStep(f"step {step} is not open here, step {opened} is")
-        if step == opened and body.after != self._table.after:  # which record the next will follow nobody knows yet
+        # Which record the next step will follow nobody knows yet.
+        if step == opened and not work.early and body.after != self._table.window.after:
             raise WrongStep(f"step {step} follows another record here")
+        if work.early and not self._context.compute.part.computes(work.version):
+            raise Refused(f"the parameters after step {work.version} are not held here")
 
-    def _everybody(self, step: int, microbatch: MicrobatchId, route: tuple[str, ...]) -> None:
-        """Who takes part in the step after the open one is known when it opens: until then a stranger may be new."""
-        trainer, may_be_new = microbatch.trainer, step == self._table.step + 1
+    def _everybody(self, work: StepWork, route: tuple[str, ...]) -> None:
+        """Who takes part in the step after the open one is known when it opens: until then a stranger may be new, but
+        for early work, which those of the open step do."""
+        trainer, may_be_new = work.microbatch.trainer, work.version == self._table.step
         if trainer not in self.participants.trainers:
             raise Busy("not open yet") if may_be_new else Refused(f"{trainer} is not a trainer of this run")
         stranger = next((p for p, known in zip(route, self.participants.stages, strict=True) if p not in known), None)
@@ -130,11 +137,11 @@ class AdmissionRules:
             reason = f"{stranger} does not hold the stage at which the route names it"
             raise Busy("not open yet") if may_be_new else Refused(reason)
 
-    def _upstream(self, microbatch: MicrobatchId, route: tuple[str, ...]) -> str:
-        return microbatch.trainer if self._settings.first else route[self._settings.stage - 1]
+    def _upstream(self, trainer: PeerId, route: tuple[str, ...]) -> str:
+        return trainer if self._settings.first else route[self._settings.stage - 1]
 
-    def _downstream(self, microbatch: MicrobatchId, route: tuple[str, ...]) -> str:
-        return microbatch.trainer if self._settings.last else route[self._settings.stage + 1]
+    def _downstream(self, trainer: PeerId, route: tuple[str, ...]) -> str:
+        return trainer if self._settings.last else route[self._settings.stage + 1]
 
     def _room(self, step: int, known: MicrobatchState | None) -> float:
         """Until when there is a place for it. Raises Busy when it has none and all are taken by what may still go on.
@@ -157,7 +164,7 @@ class AdmissionRules:
             return False
         oldest = min(idle, key=lambda one: one.arrived)
         reason = "nothing came of it for too long"
-        logger.info("step %d, microbatch %s makes room: %s", *oldest.index, reason)
+        logger.info("microbatch %s makes room: %s", oldest.work, reason)
         self._table.drop(oldest, reason)
         return True
 
@@ -171,15 +178,19 @@ class AdmissionRules:
         """An activation: from the stage before, of the right size, and there must be room. Keeps a place for it."""
         settings = self._settings
         self.journey(body, body.route)
-        upstream = self._upstream(body.microbatch, body.route)
+        upstream = self._upstream(body.microbatch.trainer, body.route)
         if caller != upstream or body.hop != settings.stage:
             raise Refused(f"forward for stage {settings.stage} must come from {upstream}")
         tokens_come = settings.first and settings.specs.hosted
         specs = settings.specs
-        expected = (specs.token_bytes,) if tokens_come else specs.arriving_bytes(body.step, "forward")
+        expected = (
+            (specs.token_bytes,)
+            if tokens_come
+            else specs.arriving_bytes(self._table.window.work_of(body).version + 1, "forward")
+        )
         if payload_bytes not in expected:
             raise Violation(f"activation of {payload_bytes} bytes{_where(expected)}", peer=caller)
-        known = self._table.find(body.step, body.microbatch)
+        known = self._table.of(body)
         if known is not None and known.here:
             return  # the trainer asks again, or a neighbour that was replaced by this attempt: it is known to us
         if known is not None and known.forward_attempt >= body.attempt:
@@ -198,7 +209,7 @@ class AdmissionRules:
         expected = self._settings.specs.target_bytes
         if payload_bytes != expected:
             raise Violation(f"targets of {payload_bytes} bytes where {expected} are expected", peer=caller)
-        known = self._table.find(body.step, body.microbatch)
+        known = self._table.of(body)
         ahead = sum(state.ahead for state in self._table)
         if known is None and ahead >= self._settings.max_ahead:
             raise Busy(f"{ahead} targets wait for their microbatch")
@@ -208,15 +219,15 @@ class AdmissionRules:
         the input can be fetched. Keeps a place for it."""
         settings = self._settings
         self.journey(body, body.route)
-        downstream = self._downstream(body.microbatch, body.route)
+        downstream = self._downstream(body.microbatch.trainer, body.route)
         if caller != downstream or body.hop != settings.stage:
             raise Refused(f"backward for stage {settings.stage} must come from {downstream}")
         if settings.computes_loss:
             raise Refused("the loss is computed here: there is no gradient to bring")
-        expected = settings.specs.arriving_bytes(body.step, "backward")
+        expected = settings.specs.arriving_bytes(self._table.window.work_of(body).version + 1, "backward")
         if payload_bytes not in expected:
             raise Violation(f"gradient of {payload_bytes} bytes{_where(expected)}")
-        known = self._table.find(body.step, body.microbatch)
+        known = self._table.of(body)
         if known is not None and (known.accumulated or known.tensors.gradient is not None):
             return  # it is told again, and this payload is not kept
         expires = self._room(body.step, known)
@@ -229,7 +240,7 @@ class AdmissionRules:
         self.journey(body, body.route)
         if body.hop != self._settings.stage + 1 or self._settings.last:
             raise Refused(f"stage {self._settings.stage} hands on to the next stage only, not to {body.hop}")
-        known = self._table.find(body.step, body.microbatch)
+        known = self._table.of(body)
         if known is None or (known.tensors.input is None and known.tensors.output is None):
             raise Refused("the output to send again is not held here")
 
@@ -239,18 +250,20 @@ class AdmissionRules:
         self.journey(body, body.route)
         if body.hop != self._settings.stage:
             raise Refused(f"this is stage {self._settings.stage}, not {body.hop}")
-        known = self._table.find(body.step, body.microbatch)
+        known = self._table.of(body)
         if known is None or not known.accumulated:
             self._room(body.step, known)
 
     def recall(self, caller: PeerId, body: Recall) -> None:
-        """A neighbour on the route wants its tensor again. Its step must be open: the parameters are the step's."""
+        """A neighbour on the route wants its tensor again. Its parameters must be here: its step's be open, or it early
+        work of the next."""
         self._place(body, body.route)
         opened, stage = self._table.step, self._settings.stage
-        if body.step != opened or body.hop != stage:
+        ready = body.step == opened or self._table.window.work_of(body).early
+        if not ready or body.hop != stage:
             raise WrongStep(f"stage {stage} is in step {opened}, not {body.hop} in {body.step}")
         after = body.what == "output"
-        neighbour = (self._downstream if after else self._upstream)(body.microbatch, body.route)
+        neighbour = (self._downstream if after else self._upstream)(body.microbatch.trainer, body.route)
         if caller not in (neighbour, body.microbatch.trainer):
             raise Refused(f"{body.what} of stage {stage} goes to {neighbour} only")
 

@@ -10,7 +10,7 @@ from swarm.errors import Busy, PeerError
 from swarm.events import GraphsDropped
 from swarm.ids import stage_part
 from swarm.pipeline.stage.admission import StageContext, StageSettings
-from swarm.pipeline.stage.microbatch_state import MicrobatchTable
+from swarm.pipeline.stage.table import MicrobatchTable
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""One microbatch on a stage replica, as a state machine; their queue and their table. Pure.
+"""One microbatch on a stage replica, as a state machine. Pure.
 
     expected → received → queued → computing → sent on → queued back → contributing → accumulated
 
@@ -10,25 +10,17 @@ step is closed; what is being computed of it then ends without effect.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import count
 from threading import Lock
-from typing import ClassVar, Generic, NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple
 
 from swarm.errors import Busy, Refused
-from swarm.ids import JourneyKey, MicrobatchId, PeerId
+from swarm.ids import JourneyKey, PeerId, StepWork
 from swarm.network.protocols import Payload
 from swarm.pipeline.compute import Graph
 from swarm.pipeline.messages import Direction, JourneyMessage
-from swarm.pipeline.retention import Retention, payload_bytes
-from swarm.waiting import AdaptiveDeadline
-
-T = TypeVar("T")
-STAY_FLOOR_S, STAY_CEILING_S = 30.0, 300.0
-"""Bounds on how long a microbatch may wait here before it makes room for others; until any was measured the second."""
+from swarm.pipeline.retention import payload_bytes
 
 
 class Phase(Enum):
@@ -101,6 +93,7 @@ class MicrobatchState:
 
     key: JourneyKey
     route: tuple[PeerId, ...]
+    early: bool = False
     tensors: Tensors = field(default_factory=Tensors)
     phase: Phase = Phase.EXPECTED
     forward_attempt: int = -1  # that of the admitted forward
@@ -114,9 +107,9 @@ class MicrobatchState:
     _moving: ClassVar[Lock] = Lock()
 
     @property
-    def index(self) -> tuple[int, MicrobatchId]:
+    def work(self) -> StepWork:
         """What it is found by."""
-        return self.key.step, self.key.microbatch
+        return StepWork(self.key.step, self.key.microbatch, self.early)
 
     @property
     def begun(self) -> bool:
@@ -291,110 +284,3 @@ class MicrobatchState:
             if reached := self.phase in _FROM[phase]:
                 self.phase = phase
         return reached
-
-
-class WorkQueue(Generic[T]):
-    """A priority queue, bounded for each step: backward before forward, oldest first, and only for the open step.
-
-    Backward work frees a graph and brings a microbatch home, so it goes first and is never refused. Forward work of the
-    next step may wait here while the open one is being closed."""
-
-    def __init__(self, max_forward: int) -> None:
-        self._max_forward = max_forward
-        self._ticket = count()
-        self._heaps: dict[Direction, list[tuple[int, int, T]]] = {"backward": [], "forward": []}
-
-    def full(self, step: int) -> bool:
-        """Whether another forward of that step would be refused. What comes ahead takes no place from it. O(n)."""
-        return sum(of_step == step for of_step, _, _ in self._heaps["forward"]) >= self._max_forward
-
-    def push(self, kind: Direction, step: int, item: T) -> None:
-        """Add work that was admitted. O(log n)."""
-        heapq.heappush(self._heaps[kind], (step, next(self._ticket), item))
-
-    def pop(self, open_step: int) -> T | None:
-        """The next item of the open step, or None. Older leftovers were dropped by :meth:`drop_before`."""
-        for kind in ("backward", "forward"):
-            heap = self._heaps[kind]
-            if heap and heap[0][0] <= open_step:
-                return heapq.heappop(heap)[2]
-        return None
-
-    def clear(self) -> None:
-        """Forget everything."""
-        for heap in self._heaps.values():
-            heap.clear()
-
-    def drop_before(self, step: int) -> None:
-        """Forget what belongs to steps before ``step``."""
-        for kind, heap in self._heaps.items():
-            kept = [entry for entry in heap if entry[0] >= step]
-            heapq.heapify(kept)
-            self._heaps[kind] = kept
-
-
-class MicrobatchTable:
-    """All microbatches of one replica, by (step, microbatch), the budget for what they retain, and the open step.
-    ``dropped`` is told of each whose tensors were let go to keep the budget, with their bytes."""
-
-    def __init__(self, budget_bytes: int, max_queue: int, dropped: Callable[[MicrobatchState, int], None]) -> None:
-        self._known: dict[tuple[int, MicrobatchId], MicrobatchState] = {}
-        self.queue: WorkQueue[MicrobatchState] = WorkQueue(max_queue)
-        self.step, self.after = 0, ""
-        self.stay = AdaptiveDeadline(floor_s=STAY_FLOOR_S, ceiling_s=STAY_CEILING_S)
-        """How long one waits here for its gradient, as it was with others."""
-        self.retention = Retention(budget_bytes, dropped)
-
-    def __iter__(self) -> Iterator[MicrobatchState]:
-        return iter(self._known.values())
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def find(self, step: int, microbatch: MicrobatchId) -> MicrobatchState | None:
-        """Return what is known of a microbatch, if anything is."""
-        return self._known.get((step, microbatch))
-
-    def note(self, body: JourneyMessage, route: tuple[str, ...]) -> tuple[MicrobatchState, bool]:
-        """Return the microbatch, made where it is not known, and whether this is a newer attempt of a known one, whose
-        route it takes. Raises as :meth:`MicrobatchState.check`."""
-        peers = tuple(map(PeerId, route))
-        state = self.find(body.step, body.microbatch) or self._add(body.key, peers)
-        return state, state.follow(body, peers)
-
-    def place(self, step: int, microbatch: MicrobatchId, route: tuple[PeerId, ...]) -> MicrobatchState:
-        """Return a microbatch that is assigned to this replica, along that route whatever was known."""
-        key = JourneyKey(step, microbatch, 0, self.after)
-        state = self.find(step, microbatch) or self._add(key, route)
-        state.route = route
-        return state
-
-    def drop(self, state: MicrobatchState, reason: str) -> None:
-        """Forget a microbatch altogether."""
-        state.clear()
-        self._remove(state, reason)
-
-    def clear(self, reason: str) -> None:
-        """Forget everything, of steps to come as well."""
-        self.queue.clear()
-        for state in list(self):
-            self._remove(state, reason)
-
-    def open_step(self, step: int, after: str) -> None:
-        """Forget what belongs to closed steps, and what came ahead of this one and follows another record."""
-        self.step, self.after = step, after
-        self.queue.drop_before(step)
-        for state in list(self):
-            if state.key.step < step:
-                self._remove(state, f"step {state.key.step} is closed")
-            elif state.key.step == step and state.key.after != after:
-                self._remove(state, f"step {step} follows another record")
-
-    def _add(self, key: JourneyKey, route: tuple[PeerId, ...]) -> MicrobatchState:
-        return self._known.setdefault((key.step, key.microbatch), MicrobatchState(key, route))
-
-    def _remove(self, state: MicrobatchState, reason: str) -> None:
-        self.retention.forget(state)
-        if not state.dropped:
-            state.dropped = reason
-            del self._known[state.index]

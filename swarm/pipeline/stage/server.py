@@ -41,7 +41,8 @@ from swarm.pipeline.retention import HeldOfMicrobatches
 from swarm.pipeline.settle import Assigned, StageSettling, settle
 from swarm.pipeline.stage.admission import AdmissionRules, Participants, StageContext, StageSettings
 from swarm.pipeline.stage.memory import MemoryRelief
-from swarm.pipeline.stage.microbatch_state import Action, MicrobatchState, MicrobatchTable, Next, Phase
+from swarm.pipeline.stage.microbatch_state import Action, MicrobatchState, Next, Phase
+from swarm.pipeline.stage.table import MicrobatchTable
 from swarm.pipeline.stage.worker import Handover, Worker
 from swarm.schema import Empty
 
@@ -57,7 +58,7 @@ class StageServer:
         self._settings, self._context = settings, context
         self._sending: asyncio.TaskGroup | None = None
         self._of_journeys: set[asyncio.Task[None]] = set()
-        self._table = MicrobatchTable(settings.retention_bytes, settings.max_queue, self._let_go)
+        self._table = MicrobatchTable(settings.retention_bytes, settings.max_queue, self._let_go, ahead=settings.ahead)
         self._rules = AdmissionRules(settings, context, self._table, participants)
         self._handover = Handover(settings, context)
         memory = MemoryRelief(settings, context, self._table)
@@ -86,7 +87,7 @@ class StageServer:
 
     async def _on_forward(self, caller: PeerId, body: Forward, incoming: Incoming) -> Answer[Empty]:
         self._rules.journey(body, body.route)
-        state = self._table.find(body.step, body.microbatch)
+        state = self._table.of(body)
         if state is None:
             raise Refused("this forward is not awaited any more")
         if state.here:
@@ -116,7 +117,7 @@ class StageServer:
 
     async def _on_resend(self, caller: PeerId, body: Resend) -> Empty:
         self._rules.resend(caller, body)
-        state = self._table.find(body.step, body.microbatch)
+        state = self._table.of(body)
         if state is None or body.attempt <= state.key.attempt:
             raise Refused(f"attempt {body.attempt} was sent already")
         self._table.note(body, body.route)
@@ -134,7 +135,7 @@ class StageServer:
         return await self._recalls.answer(caller, body, incoming)
 
     async def _on_drop(self, caller: PeerId, body: Drop) -> Empty:
-        state = self._table.find(body.step, body.microbatch)
+        state = self._table.of(body)
         if caller != body.microbatch.trainer:
             raise Refused("only its trainer drops a microbatch")
         if state is None or state.key.after != body.after or state.key.attempt > body.attempt:
@@ -194,7 +195,7 @@ class StageServer:
 
     def _let_go(self, state: MicrobatchState, size: int) -> None:
         """Tell that what was retained of a microbatch was too much."""
-        step, microbatch = state.index
+        step, microbatch, _ = state.work
         reason = f"more than {self._settings.retention_bytes} bytes are retained in step {step}"
         part = stage_part(self._settings.stage)
         dropped = RetentionDropped(step=step, microbatch=microbatch, part=part, bytes_dropped=size, reason=reason)
@@ -217,11 +218,11 @@ class StageServer:
 
     # --- steps ---------------------------------------------------------------------------------------------------
 
-    def open_step(self, step: int, participants: Participants, after: str = "") -> None:
-        """Accept and compute work of ``step``, which follows the record whose hash begins with ``after``; forget
-        everything older, and what does not follow it."""
+    def open_step(self, step: int, participants: Participants, after: str = "", before: str = "") -> None:
+        """Accept and compute work of ``step``, which follows the record whose hash begins with ``after``, as that
+        follows ``before``; forget everything older, and what does not follow it."""
         self._rules.participants = participants
-        self._table.open_step(step, after)
+        self._table.open_step(step, after, before)
         self._worker.wake()
 
     def rewound(self) -> None:
@@ -236,7 +237,7 @@ class StageServer:
         us. See :func:`~swarm.pipeline.settle.settle`. Raises WrongStep when ``step`` is not open here."""
         if step != self._table.step:
             raise WrongStep(f"step {step} is not open here, step {self._table.step} is")
-        for microbatch, route in assigned.items():
+        for work, route in assigned.items():
             if len(route) != self._settings.stages or route[self._settings.stage] != self._context.endpoint.peer:
-                raise Refused(f"the route of {microbatch} does not lead through this replica")
+                raise Refused(f"the route of {work} does not lead through this replica")
         await settle(self._settling, step, assigned)

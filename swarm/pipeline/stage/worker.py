@@ -33,7 +33,8 @@ from swarm.pipeline.messages import (
 )
 from swarm.pipeline.stage.admission import StageContext, StageSettings
 from swarm.pipeline.stage.memory import MemoryRelief
-from swarm.pipeline.stage.microbatch_state import Action, MicrobatchState, MicrobatchTable
+from swarm.pipeline.stage.microbatch_state import Action, MicrobatchState
+from swarm.pipeline.stage.table import MicrobatchTable
 from swarm.schema import Empty
 from swarm.security.signing import receipt_bytes
 from swarm.waiting import first_done, retry_while_busy
@@ -92,7 +93,7 @@ class Worker:
             return
         if direction == "backward" and state.tensors.graph is not None:
             self._table.stay.observe(waited)
-        self._table.queue.push(direction, state.key.step, state)
+        self._table.queue.push(direction, state.work, state)
         self._wake.set()
 
     def wake(self) -> None:
@@ -134,12 +135,11 @@ class Worker:
     async def _forward(self, state: MicrobatchState, queued: float) -> None:
         started = self._context.clock.monotonic()
         payload, seed = state.tensors.input, self._seed(state)
-        place = (state.key.step, state.key.microbatch)
         if payload is None:
             raise BugError("a forward was queued without its input")
 
         def compute() -> Phases[tuple[Payload, Graph]]:
-            return (yield from self._context.compute.forward(payload, seed, place, first=self._settings.first))
+            return (yield from self._context.compute.forward(payload, seed, state.work, first=self._settings.first))
 
         output, graph = await self._context.device.run_phases(compute())
         if state.dropped:
@@ -159,8 +159,7 @@ class Worker:
         if tensors.input is None:
             raise BugError("a contribution was queued without its input")
         material = Material(
-            step=state.key.step,
-            microbatch=state.key.microbatch,
+            work=state.work,
             seed=self._seed(state),
             first=self._settings.first,
             input=tensors.input,

@@ -13,6 +13,7 @@ from swarm.ids import PeerId, RunId
 from swarm.network.protocols import Endpoint
 from swarm.pipeline.compute import EndsCompute
 from swarm.pipeline.trainer.pace import ReplicaChoice
+from swarm.pipeline.trainer.taken import NOTHING_EARLY, EarlyRules
 
 
 class ReceiptCheck(Protocol):
@@ -25,7 +26,7 @@ class ReceiptCheck(Protocol):
 @dataclass(slots=True, kw_only=True)
 class JourneyContext:
     """What all journeys of one trainer share. ``suspect`` asks the health watch to look at a peer; ``seed`` is the
-    run's, ``target`` how many microbatches a step has."""
+    run's, ``target`` how many microbatches a step has, ``early`` how many of them may be fed early."""
 
     run: RunId
     stages: int
@@ -39,6 +40,7 @@ class JourneyContext:
     suspect: Callable[[PeerId, str], None]
     seed: int = 0
     target: int = 0
+    early: EarlyRules = NOTHING_EARLY
     send_timeout_s: float = 30.0
 
 

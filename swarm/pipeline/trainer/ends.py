@@ -8,7 +8,7 @@ from typing import Any
 
 from swarm.compression.dense import INT32
 from swarm.errors import BugError, Busy, PeerError, Refused, SwarmError, Violation, WrongStep
-from swarm.ids import MicrobatchId, PeerId
+from swarm.ids import MicrobatchId, PeerId, StepWork
 from swarm.models.dropout import dropout_seed
 from swarm.network.protocols import Answer, Incoming, Payload
 from swarm.pipeline.batch import BatchSource
@@ -19,6 +19,7 @@ from swarm.pipeline.recall import MAX_RECALLS, NESTED_SHARE
 from swarm.pipeline.retention import Retained, Retention
 from swarm.pipeline.trainer.context import JourneyContext
 from swarm.pipeline.trainer.taken import IssuedMicrobatch, read_again
+from swarm.pipeline.window import StepWindow
 from swarm.schema import Empty
 from swarm.waiting import retry_while_busy
 
@@ -33,33 +34,39 @@ class _Need:
 
 
 class TrainerEnds:
-    """What one trainer retains, by (step, microbatch), and gives again. Implements
+    """What one trainer retains of its work in the steps of ``window``, and gives again. Implements
     :class:`~swarm.pipeline.settle.Settling` for the private ends."""
 
     def __init__(
-        self, context: JourneyContext, source: BatchSource, *, specs: BoundarySpecs, retention_bytes: int
+        self,
+        context: JourneyContext,
+        source: BatchSource,
+        window: StepWindow,
+        *,
+        specs: BoundarySpecs,
+        retention_bytes: int,
     ) -> None:
         self._context, self._source, self._specs = context, source, specs
-        self._kept: dict[tuple[int, MicrobatchId], IssuedMicrobatch] = {}
+        self._window = window
+        self._kept: dict[StepWork, IssuedMicrobatch] = {}
         self._retention = Retention(retention_bytes, _let_go)
-        self._step, self._after, self._begin = 0, "", source.cursor
+        self._begin = source.cursor
         self._recalls = 0
 
     def keep(self, kept: IssuedMicrobatch) -> None:
         """Retain a microbatch from now on."""
-        self._kept[kept.step, kept.batch.id] = kept
+        self._kept[kept.work] = kept
 
     def came_home(self, kept: IssuedMicrobatch) -> None:
         """Its journey is over: from now on it may be dropped for want of space."""
         kept.loss_gradient, kept.complete = None, True
         self._retention.hold(kept)
 
-    def open_step(self, step: int, after: str = "") -> None:
-        """Forget closed steps. This one, which follows the record whose hash begins with ``after``, takes from our
-        shard where that stands now."""
-        self._step, self._after, self._begin = step, after, self._source.cursor
-        for index in [index for index in self._kept if index[0] < step]:
-            self._retention.forget(self._kept.pop(index))
+    def open_step(self, step: int, begin: tuple[int, int]) -> None:
+        """Forget closed steps. This one takes from our shard from ``begin`` on."""
+        self._begin = begin
+        for work in [work for work in self._kept if work.step < step]:
+            self._retention.forget(self._kept.pop(work))
 
     def rewound(self) -> None:
         """What was retained belongs to steps that do not count."""
@@ -72,26 +79,27 @@ class TrainerEnds:
         """Bytes that are retained now. Cost: a pass over the microbatches of the open step."""
         return sum(kept.retained_bytes for kept in self._kept.values())
 
-    def _find(self, step: int, microbatch: MicrobatchId) -> IssuedMicrobatch:
+    def _find(self, work: StepWork) -> IssuedMicrobatch:
         """What is retained, or for once what can be read again: nobody can make us hold more by asking."""
-        kept = self._kept.get((step, microbatch))
-        if kept is None:
-            return IssuedMicrobatch(step, read_again(self._source, microbatch), self._after, complete=True)
-        return kept
+        if (kept := self._kept.get(work)) is not None:
+            return kept
+        batch, after = read_again(self._source, work.microbatch), self._window.after_of(work)
+        return IssuedMicrobatch(work.step, batch, after, work.early, complete=True)
 
-    def _check_fed(self, step: int, microbatch: MicrobatchId) -> None:
+    def _check_fed(self, work: StepWork) -> None:
         """Our shard is private: what is retained was fed, and of the open step what its quota reaches may have been fed
         before we were started anew. Nothing else is read for anybody."""
+        microbatch = work.microbatch
         if microbatch.trainer != self._context.endpoint.peer:
             raise Refused(f"{microbatch} is another trainer's")
-        if (step, microbatch) in self._kept:
+        if work in self._kept:
             return
-        if step != self._step:
-            raise WrongStep(f"step {step} is not open here, step {self._step} is")
+        if work.step != self._window.step:
+            raise WrongStep(f"step {work.step} is not open here, step {self._window.step} is")
         each, (epoch, position) = self._source.microbatches_per_epoch, self._begin
         beyond = (microbatch.epoch - epoch) * each + microbatch.position - position
         if microbatch.position >= each or not 0 <= beyond < self._context.target:
-            raise Refused(f"{microbatch} is not of step {step}")
+            raise Refused(f"{microbatch} is not of step {work.step}")
 
     # --- giving again --------------------------------------------------------------------------------------------
 
@@ -103,9 +111,11 @@ class TrainerEnds:
         left_s = incoming.deadline - self._context.clock.monotonic()
         self._recalls += 1
         try:
-            self._check_fed(body.step, body.microbatch)
-            kept = self._find(body.step, body.microbatch)
-            need = _Need(kept, tuple(map(PeerId, body.route)), max(0.01, min(left_s, self._context.send_timeout_s)))
+            work = self._window.work_of(body)
+            self._check_fed(work)
+            need = _Need(
+                self._find(work), tuple(map(PeerId, body.route)), max(0.01, min(left_s, self._context.send_timeout_s))
+            )
             return Answer(Empty(), await self._give(need, body.what))
         except (Busy, WrongStep):
             raise
@@ -122,31 +132,28 @@ class TrainerEnds:
             raise Refused(f"{body.what} goes to stage {at} only")
         if (body.what == "targets") != (self._context.ends is None) and body.what != "output":
             raise Refused(f"there is no {body.what} to be had of this trainer")
-        if body.step == self._step and body.after != self._after:
+        work, ends = self._window.work_of(body), self._context.ends
+        if body.step == self._window.step and body.after != self._window.after_of(work):
             raise WrongStep(f"step {body.step} follows another record here")
-        if self._context.ends is not None and body.step not in self._open_steps():
+        if ends is not None and not (ends.part.is_open(body.step) and ends.part.computes(work.version)):
             raise WrongStep(f"step {body.step} is not open here")
-
-    def _open_steps(self) -> tuple[int, ...]:
-        ends = self._context.ends
-        return () if ends is None else (ends.part.step + 1,)
 
     async def _give(self, need: _Need, what: str) -> Payload:
         kept, ends = need.kept, self._context.ends
-        place = (kept.step, kept.batch.id)
+        work = kept.work
         if what == "targets":
-            return INT32.encode(kept.batch.targets, going_forward(place))
+            return INT32.encode(kept.batch.targets, going_forward(work))
         if ends is None:
-            return with_starts(INT32.encode(kept.batch.inputs, going_forward(place)), kept.batch.positions)
+            return with_starts(INT32.encode(kept.batch.inputs, going_forward(work)), kept.batch.positions)
         if what == "output":
             seed, batch = self._seed(kept.batch.id), kept.batch
-            sent = await self._on_device(lambda: ends.embed(batch.inputs, seed, place, batch.positions))
+            sent = await self._on_device(lambda: ends.embed(batch.inputs, seed, work, batch.positions))
             hidden: Payload = sent[0]
             return hidden
         if kept.loss_gradient is not None:
             return kept.loss_gradient
         output = await self._output(need)
-        gradient: Payload = (await self._on_device(lambda: ends.loss(output, kept.batch.targets, place)))[2]
+        gradient: Payload = (await self._on_device(lambda: ends.loss(output, kept.batch.targets, work)))[2]
         return gradient
 
     async def _output(self, need: _Need) -> Payload:
@@ -169,7 +176,7 @@ class TrainerEnds:
 
     def _hold(self, kept: IssuedMicrobatch) -> None:
         """Count what it holds now, which may let go of it at once. One that was read again for once is not counted."""
-        if self._kept.get((kept.step, kept.batch.id)) is kept:
+        if self._kept.get(kept.work) is kept:
             self._retention.hold(kept)
 
     async def _recall(self, need: _Need, at: int, what: What) -> Payload:
@@ -201,28 +208,27 @@ class TrainerEnds:
 
     # --- settling ------------------------------------------------------------------------------------------------
 
-    async def held(self) -> frozenset[MicrobatchId]:
+    async def held(self, step: int) -> frozenset[StepWork]:
         """See :class:`~swarm.pipeline.settle.Settling`."""
         ends = self._private()
-        return await self._context.device.run(ends.held)
+        return await self._context.device.run(ends.held, step)
 
-    async def reverse(self, step: int, microbatch: MicrobatchId) -> None:
+    async def reverse(self, work: StepWork) -> None:
         """See :class:`~swarm.pipeline.settle.Settling`."""
-        ends, material = self._private(), await self._material(step, microbatch, ())
+        ends, material = self._private(), await self._material(work, ())
         await self._on_device(lambda: ends.reverse(material))
 
-    async def replay(self, step: int, microbatch: MicrobatchId, route: tuple[PeerId, ...]) -> None:
+    async def replay(self, work: StepWork, route: tuple[PeerId, ...]) -> None:
         """See :class:`~swarm.pipeline.settle.Settling`."""
-        ends, material = self._private(), await self._material(step, microbatch, route)
+        ends, material = self._private(), await self._material(work, route)
         await self._on_device(lambda: ends.replay(material))
 
-    async def _material(self, step: int, microbatch: MicrobatchId, route: tuple[PeerId, ...]) -> EndsMaterial:
-        kept = self._find(step, microbatch)
+    async def _material(self, work: StepWork, route: tuple[PeerId, ...]) -> EndsMaterial:
+        kept = self._find(work)
         need = _Need(kept, route or kept.route, self._context.send_timeout_s)
         return EndsMaterial(
-            step=step,
-            microbatch=microbatch,
-            seed=self._seed(microbatch),
+            work=work,
+            seed=self._seed(work.microbatch),
             tokens=kept.batch.inputs,
             targets=kept.batch.targets,
             positions=kept.batch.positions,

@@ -81,6 +81,7 @@ class FinishedJourney:
     ``compute_s`` a stage's forward and backward."""
 
     key: JourneyKey
+    early: bool
     route: tuple[PeerId, ...]
     tokens: int
     loss_sum: float
@@ -111,7 +112,8 @@ class Journey:
 
     def __init__(self, context: JourneyContext, kept: IssuedMicrobatch, hooks: JourneyHooks) -> None:
         self._context, self._kept, self._hooks = context, kept, hooks
-        self._state = JourneyState(context.replicas, context.stages, hosted=context.ends is None)
+        replicas = context.replicas.of(kept.work.version) if kept.early else context.replicas
+        self._state = JourneyState(replicas, context.stages, hosted=context.ends is None)
         self._home = _AtHome()
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._work: OwnWork | None = None
@@ -158,6 +160,7 @@ class Journey:
         counts = receipts[-1] if self._context.ends is None else self._home
         return FinishedJourney(
             key=self.key,
+            early=self._kept.early,
             route=self.route,
             tokens=counts.tokens,
             loss_sum=counts.loss_sum,
@@ -214,7 +217,7 @@ class Journey:
     def _moved(self, move: MoveHop, reason: str) -> None:
         self._hooks.attend([move.new])
         if move.new != move.old:
-            step, microbatch = self._place
+            step, microbatch, _ = self._kept.work
             self._context.events.emit(HopMoved(step=step, microbatch=microbatch, reason=reason, **move._asdict()))
 
     async def _own(self, work: OwnWork) -> None:
@@ -226,15 +229,15 @@ class Journey:
 
     async def _embed(self) -> None:
         """Make what the first stage gets, and set out."""
-        batch, home, ends, place = self._kept.batch, self._home, self._context.ends, self._place
+        batch, home, ends, of = self._kept.batch, self._home, self._context.ends, self._kept.work
         self._started = self._now()
-        self._context.events.emit(JourneyStarted(step=place[0], microbatch=batch.id, route=self.route))
+        self._context.events.emit(JourneyStarted(step=of.step, microbatch=batch.id, route=self.route))
         if ends is None:
-            home.first = with_starts(INT32.encode(batch.inputs, going_forward(place)), batch.positions)
-            home.targets = INT32.encode(batch.targets, going_forward(place))
+            home.first = with_starts(INT32.encode(batch.inputs, going_forward(of)), batch.positions)
+            home.targets = INT32.encode(batch.targets, going_forward(of))
         else:
             seed = dropout_seed(self._context.seed, batch.id)
-            home.first, home.graph = await self._on_device(ends.embed, batch.inputs, seed, place, batch.positions)
+            home.first, home.graph = await self._on_device(ends.embed, batch.inputs, seed, of, batch.positions)
         self._hooks.attend(self.route)
         self._do(self._state.embedded(self._now()))
 
@@ -244,7 +247,7 @@ class Journey:
         home.output = b""
         assert ends is not None  # noqa: S101 - with hosted ends no output is taken
         try:
-            found = await self._on_device(ends.loss, output, kept.batch.targets, self._place)
+            found = await self._on_device(ends.loss, output, kept.batch.targets, self._kept.work)
         except Violation as error:
             self._do(self._state.output_unusable(error, self._now()))
             return
@@ -257,12 +260,8 @@ class Journey:
         home, ends, gradient = self._home, self._context.ends, self._kept.gradient
         assert ends is not None  # noqa: S101 - hosted ends add nothing here
         assert gradient is not None  # noqa: S101 - the way is complete with it
-        await self._on_device(ends.finish, home.graph, gradient, home.head, self._place)
+        await self._on_device(ends.finish, home.graph, gradient, home.head, self._kept.work)
         self._do(self._state.added())
-
-    @property
-    def _place(self) -> tuple[int, Any]:
-        return self._kept.step, self._kept.batch.id
 
     async def _on_device(self, work: Callable[..., Any], *about: Any) -> Any:
         try:

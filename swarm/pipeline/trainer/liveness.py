@@ -18,37 +18,31 @@ ANSWER_S = 30.0
 deadlines to find out."""
 
 
-def begin_in(group: asyncio.TaskGroup, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
-    """Do something small in the group; nothing any more when that is ending."""
-    try:
-        return group.create_task(work)
-    except RuntimeError:
-        work.close()
-        return None
-
-
 class LivenessProbes:
-    """Open questions to replicas, one each while ``group`` lasts. ``lost`` is told who broke off, once, and may call
-    :meth:`need` again later. Costs one call in 20 s per replica in use."""
+    """Open questions to replicas, one each until :meth:`close`, as tasks that ``begin`` begins. ``lost`` is told who
+    broke off, once, and may call :meth:`need` again later. Costs one call in 20 s per replica in use."""
 
     def __init__(
-        self, endpoint: Endpoint, clock: Clock, group: asyncio.TaskGroup, lost: Callable[[PeerId, str], None]
+        self,
+        endpoint: Endpoint,
+        clock: Clock,
+        begin: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None] | None],
+        lost: Callable[[PeerId, str], None],
     ) -> None:
-        self._endpoint, self._clock, self._group, self._lost = endpoint, clock, group, lost
+        self._endpoint, self._clock, self._begin, self._lost = endpoint, clock, begin, lost
         self._asked: dict[PeerId, asyncio.Task[None]] = {}
 
     def need(self, peers: Iterable[PeerId]) -> None:
-        """Attend to these as well; to nobody any more when the group is ending."""
+        """Attend to these as well; to nobody any more where nothing is begun."""
         for peer in peers:
-            if peer not in self._asked:
-                task = begin_in(self._group, self._attend(peer))
-                if task is not None:
-                    self._asked[peer] = task
+            if peer not in self._asked and (task := self._begin(self._attend(peer))) is not None:
+                self._asked[peer] = task
 
     def close(self) -> None:
-        """Withdraw all questions."""
+        """Withdraw all questions, until one is needed again."""
         for task in self._asked.values():
             task.cancel()
+        self._asked = {}
 
     async def _attend(self, peer: PeerId) -> None:
         body = ProbeRequest(seconds=QUESTION_S)
@@ -58,7 +52,7 @@ class LivenessProbes:
             except DeadlineMissed:
                 continue
             except Unreachable as error:
-                del self._asked[peer]
+                self._asked.pop(peer, None)
                 self._lost(peer, error.reason)
                 return
             except PeerError:  # it does not answer such questions, or not now

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from swarm.errors import Refused
@@ -125,17 +125,29 @@ def nobody() -> Collection[PeerId]:
 class ReplicaChoice:
     """Which replica takes a hop, and how long it may take. ``gone`` are those whom the health watch believes to be
     gone: they are chosen for nothing; ``doubted``, who has not answered it the last time, only where nobody else is
-    left. Both are looked at with every decision."""
+    left. Both are looked at with every decision. ``since`` is the first step of replicas that joined: who has not the
+    parameters after ``version`` takes no work that is computed with these."""
 
     wiring: Wiring
     pace: JourneyDeadlines = field(default_factory=JourneyDeadlines)
     silence: UnresponsivePeers = field(default_factory=UnresponsivePeers)
     gone: Callable[[], Collection[PeerId]] = nobody
     doubted: Callable[[], Collection[PeerId]] = nobody
+    since: dict[PeerId, int] = field(default_factory=dict)
+    version: int | None = None
+
+    def of(self, version: int) -> ReplicaChoice:
+        """Return the choice for work that is computed with these parameters; of all else it is the same."""
+        return replace(self, version=version)
+
+    def _out(self) -> set[PeerId]:
+        version = self.version
+        new = () if version is None else (peer for peer, since in self.since.items() if since > version + 1)
+        return {*self.gone(), *new}
 
     def choose(self, stage: int, tried: Collection[PeerId], now: float) -> tuple[PeerId, str] | None:
         """(replica, reason) for a hop, none of those ``tried``; None when nobody may be chosen now."""
-        out = {*tried, *self.gone()}
+        out = {*tried, *self._out()}
         for left_out in (out | set(self.doubted()), out):
             try:
                 chosen = self.wiring.choose(stage, left_out, now=now)
@@ -147,11 +159,13 @@ class ReplicaChoice:
 
     def present(self, stage: int) -> set[PeerId]:
         """The replicas of a stage that are there, as far as we see."""
-        return set(self.wiring.replicas(stage)) - set(self.gone())
+        return set(self.wiring.replicas(stage)) - self._out()
 
-    def follow(self, stages: Sequence[Sequence[PeerId]]) -> None:
-        """Know exactly these replicas from now on."""
+    def follow(self, stages: Sequence[Sequence[PeerId]], since: Mapping[PeerId, int] | None = None) -> None:
+        """Know exactly these replicas from now on; ``since`` when says who joined."""
         self.wiring.follow(stages)
+        self.since.clear()
+        self.since.update(since or {})
         everybody = {peer for replicas in stages for peer in replicas}
         self.pace.follow(everybody)
         self.silence.follow(everybody)

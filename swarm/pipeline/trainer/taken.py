@@ -14,7 +14,7 @@ from statistics import median
 from typing import Literal
 
 from swarm.errors import Refused
-from swarm.ids import MicrobatchId, PeerId
+from swarm.ids import MicrobatchId, PeerId, StepWork
 from swarm.network.protocols import Payload
 from swarm.pipeline.batch import Batch, BatchSource
 from swarm.pipeline.retention import payload_bytes
@@ -60,6 +60,10 @@ class Issued:
         left = [m for m, standing in taken.items() if standing != "set aside" and m not in committed]
         return min(((m.epoch, m.position) for m in left), default=None)
 
+    def forget(self, step: int) -> None:
+        """Nothing was taken for this step."""
+        self._taken.pop(step, None)
+
     def clear(self) -> None:
         """Forget everything."""
         self._taken.clear()
@@ -77,8 +81,9 @@ class Issued:
 class IssuedMicrobatch:
     """One microbatch. Implements :class:`~swarm.pipeline.retention.Retained`.
 
-    Its ``step`` follows the record whose hash begins with ``after``. ``output`` is the last stage's, ``gradient`` that
-    of the first stage's input, both wire-encoded as they came; ``loss_gradient`` spares computing it from the output
+    It is computed with the parameters of the record whose hash begins with ``after``. ``output`` is the last stage's,
+    ``gradient`` that of the first stage's input, both wire-encoded as they came; ``loss_gradient`` spares computing it
+    from the output
     while the journey is under way. The batch itself is small, and read again from the shard where it is not known any
     more.
     """
@@ -86,11 +91,17 @@ class IssuedMicrobatch:
     step: int
     batch: Batch
     after: str = ""
+    early: bool = False
     route: tuple[PeerId, ...] = ()
     output: Payload | None = None
     gradient: Payload | None = None
     loss_gradient: Payload | None = None
     complete: bool = False
+
+    @property
+    def work(self) -> StepWork:
+        """What counts of it."""
+        return StepWork(self.step, self.batch.id, self.early)
 
     @property
     def retained_bytes(self) -> int:
@@ -148,6 +159,25 @@ def journeys_in_flight(
     wanted = math.ceil((round_trip_s + waiting_s) * rate) + 1
     bounded = min(MAX_IN_FLIGHT, max(MIN_IN_FLIGHT, wanted))
     return bounded, f"stage {slowest} serves {rate:.1f} microbatches/s for a round trip of {round_trip_s:.3f} s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyRules:
+    """How much of a step may be fed early: ``share`` of its ``target`` microbatches, in equal shares of all trainers;
+    nothing after the ``last`` step. ``exact``: neither more nor less of a trainer's microbatches are early, whenever
+    they begin, so that timing changes nothing that is computed."""
+
+    share: float = 0.0
+    target: int = 0
+    last: int = 0
+    exact: bool = False
+
+    def quota(self, step: int, trainers: int) -> int:
+        """Return how many microbatches of a step each of so many trainers may feed early."""
+        return math.floor(self.share * self.target / max(1, trainers)) if step <= self.last else 0
+
+
+NOTHING_EARLY = EarlyRules()
 
 
 class InFlight:

@@ -1,18 +1,19 @@
-"""A trainer feeds a step: leases quota, keeps journeys in flight, reports each one that came home.
+"""A trainer feeds the steps: leases quota, keeps journeys in flight, reports each one that came home.
 
-Read :meth:`Trainer.feed` first.
+Read :meth:`Trainer.feed` first. Where the run overlaps, a trainer that has nothing left to do in the open step feeds
+the next one early, up to a share of it: with the parameters that it has, while the step is closed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from swarm.errors import PeerError, Refused, StateError, WrongStep
+from swarm.errors import PeerError, WrongStep
 from swarm.events import JourneyCompleted, JourneySetAside
-from swarm.ids import MicrobatchId, PeerId
+from swarm.ids import MicrobatchId, PeerId, StepWork
 from swarm.network.protocols import Answer, AnyMethod, Incoming
 from swarm.pipeline.activity import PipelineActivity
 from swarm.pipeline.batch import BatchSource
@@ -32,20 +33,18 @@ from swarm.pipeline.messages import (
 )
 from swarm.pipeline.retention import RETENTION_BYTES, HeldOfMicrobatches
 from swarm.pipeline.settle import Assigned, settle
-from swarm.pipeline.trainer.context import JourneyContext, JourneyHooks
+from swarm.pipeline.trainer.context import JourneyContext
 from swarm.pipeline.trainer.ends import TrainerEnds
-from swarm.pipeline.trainer.journey import FinishedJourney, Journey, OwnFailure, Poisoned
-from swarm.pipeline.trainer.liveness import LivenessProbes, begin_in
+from swarm.pipeline.trainer.journey import FinishedJourney, Poisoned
 from swarm.pipeline.trainer.taken import InFlight, Issued, IssuedMicrobatch
+from swarm.pipeline.trainer.travels import Travels
+from swarm.pipeline.window import StepWindow
 from swarm.schema import Empty
 from swarm.waiting import first_done
 
 logger = logging.getLogger(__name__)
 DONE = Empty()
 TAKEN = Answer(DONE)
-OWN_FAILURES = 3
-"""So many microbatches one after the other fail here before it is not put down to them: to set one after the other
-aside would take the shard's whole epoch out of the training."""
 LOOK_S = 0.5
 """How often is looked whether a stage has a replica again that is there, before more is leased."""
 
@@ -70,7 +69,7 @@ class StepLeader(Protocol):
 
 class Trainer:
     """The ``trainer/1`` service and the feeding loop of one trainer. ``retention_bytes`` is the budget for the tensors
-    retained of the open step's microbatches."""
+    retained of the open steps' microbatches."""
 
     def __init__(  # noqa: PLR0913 - said in full where a node is put together
         self,
@@ -83,16 +82,12 @@ class Trainer:
         max_in_flight: int | None = None,
         retention_bytes: int = RETENTION_BYTES,
     ) -> None:
-        self._context, self._source = context, source
+        self._context, self._source, self._early = context, source, context.early
         self._in_flight = InFlight(replicas, trainers, max_in_flight)
-        self._journeys: dict[tuple[int, MicrobatchId], Journey] = {}
-        self._tasks: dict[tuple[int, MicrobatchId], asyncio.Task[None]] = {}
-        self._outcomes: dict[tuple[int, MicrobatchId], FinishedJourney | Poisoned] = {}
-        self._changed = asyncio.Event()
-        self._own_failures = 0
-        self._taken = Issued()
-        self._open = (0, "")
-        self._ends = TrainerEnds(context, source, specs=specs, retention_bytes=retention_bytes)
+        self._travels = Travels(context, self._came_home, self.lost)
+        self._taken, self._window = Issued(), StepWindow(ahead=context.early.share > 0.0)
+        self._quota, self._unleased, self._untold = (0, 0), set[StepWork](), set[StepWork]()
+        self._ends = TrainerEnds(context, source, self._window, specs=specs, retention_bytes=retention_bytes)
 
     def methods(self) -> list[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
@@ -113,13 +108,13 @@ class Trainer:
 
     def held(self) -> HeldOfMicrobatches:
         """What is held of microbatches now; with private ends each journey has the graph of its embedding."""
-        graphs = 0 if self._context.ends is None else len(self._journeys)
+        graphs = 0 if self._context.ends is None else len(self._travels.journeys)
         return HeldOfMicrobatches(graphs, self._ends.retained_bytes)
 
     def activity(self) -> PipelineActivity:
         """What is done now: of a trainer, the journeys under way and whom it leaves out."""
         parole = self._context.replicas.wiring.on_parole(now=self._context.clock.monotonic())
-        return PipelineActivity(under_way=len(self._journeys), parole=parole)
+        return PipelineActivity(under_way=len(self._travels.journeys), parole=parole)
 
     def open_step(
         self,
@@ -127,34 +122,48 @@ class Trainer:
         stages: Sequence[Sequence[PeerId]],
         trainers: int,
         cursor: tuple[int, int] | None,
-        after: str = "",
+        follows: tuple[str, str] = ("", ""),
+        since: Mapping[PeerId, int] | None = None,
     ) -> None:
-        """Work on ``step`` from now on, among these replicas of each stage and as one of so many trainers. It follows
-        the record whose hash begins with ``after``.
+        """Work on ``step`` from now on, among these replicas of each stage and as one of so many trainers. The hash of
+        the record that it follows, and that of the one before that, begin as in ``follows``; ``since`` when says which
+        replicas joined.
 
-        Journeys of older steps are cancelled at once and what was retained of them is forgotten. Continues our shard at
-        ``cursor`` where that is given and another than ours; raises ConfigError when it is outside the shard.
+        Journeys of older steps are cancelled at once and what was retained of them is forgotten; what was fed early of
+        this one goes on. Continues our shard at ``cursor`` where that is given and another than ours; raises
+        ConfigError when it is outside the shard.
         """
-        self._open = (step, after)
-        for index in [index for index in self._tasks if index[0] < step]:
-            self._tasks[index].cancel()
-        self._outcomes = {index: outcome for index, outcome in self._outcomes.items() if index[0] >= step}
+        new = (since or {}).get(self._context.endpoint.peer, 0) >= step  # it fed nothing early: it was not there
+        may_have_fed = self._quota[1] if step == self._window.step + 1 and not new else 0
+        self._quota = may_have_fed, self._early.quota(step + 1, trainers)
+        self._window.open_step(step, *follows)
+        self._travels.drop_before(step)
         self._taken.drop_before(step)
+        self._unleased = {work for work in self._unleased if work.step >= step}
+        self._untold = {work for work in self._untold if work.step >= step}
         self._in_flight.follow([len(replicas) for replicas in stages], trainers)
-        self._context.replicas.follow(stages)
+        self._context.replicas.follow(stages, since)
+        self._reroute(stages)
+        begin = self._taken.first_left(step, ()) or self._source.cursor
         try:
-            if cursor is not None and cursor != self._source.cursor:
+            if cursor is not None and cursor != begin:  # something of the step before comes first
+                self._taken.keep(step, 0)
                 self._source.seek(cursor)
         finally:
-            self._ends.open_step(step, after)
+            self._ends.open_step(step, self._taken.first_left(step, ()) or self._source.cursor)
+
+    def _reroute(self, stages: Sequence[Sequence[PeerId]]) -> None:
+        """What was fed early goes on without those that take part no more."""
+        there = {peer for replicas in stages for peer in replicas}
+        for peer in {peer for journey in self._travels for peer in journey.route if peer not in there}:
+            self._travels.lost(peer, "it takes part no more")
 
     def rewound(self) -> None:
         """A lineage was given up: forget what was taken and what came of it, for its steps come again, and the record
         says where our shard goes on."""
-        for task in self._tasks.values():
-            task.cancel()
-        self._outcomes = {}
+        self._travels.clear()
         self._taken.clear()
+        self._unleased, self._untold = set(), set()
         self._ends.rewound()
 
     def started(self, step: int) -> tuple[MicrobatchId, ...]:
@@ -162,150 +171,189 @@ class Trainer:
         return self._taken.started(step)
 
     def keep(self, step: int, count: int) -> None:
-        """Only the first ``count`` microbatches started count, or are set aside. Of the others nothing is reported any
-        more, and our shard goes back to the first of them: whoever takes from it takes them again. Their journeys go
-        on, each microbatch makes but one in a step: taken again in this one, what came of it is reported. What the ends
-        added of them is else for :meth:`settle` to reverse."""
+        """Only the first ``count`` microbatches started are leased, and count or are set aside. Of the others nothing
+        is reported any more, and our shard goes back to the first of them: whoever takes from it takes them again.
+        Their journeys go on, each makes but one in a step: taken again in this one, what came of it is reported. What
+        the ends added of them is else for :meth:`settle` to reverse."""
         left = self._taken.keep(step, count)
-        for microbatch in left:
-            task = self._tasks.get((step, microbatch))
-            if task is not None and (step, microbatch) in self._outcomes:
-                task.cancel()
+        self._unleased = {work for work in self._unleased if work.step != step}
+        for work in (StepWork(step, microbatch, early) for microbatch in left for early in (False, True)):
+            if work in self._travels.outcomes:
+                self._travels.silence(work)
         if left:
             self._source.seek((left[0].epoch, left[0].position))
 
+    def drop_early(self, step: int) -> bool:
+        """What was fed early of a step counts no more: nobody is left who could add it. Its microbatches, and those
+        that were taken after them, are taken again. Whether there was something."""
+        started = self._taken.started(step)
+        early = [work for work in (StepWork(step, one, True) for one in started) if work in self._travels]
+        if early:
+            self.keep(step, min(started.index(work.microbatch) for work in early))
+        for work in early:
+            self._travels.withdraw(work)
+        self._quota = 0, self._quota[1]
+        return bool(early)
+
     def cursor_after(self, step: int, committed: Collection[MicrobatchId]) -> tuple[int, int]:
         """(epoch, position) from which our shard continues when the step closes with these microbatches: the first one
-        that was taken and is neither committed nor set aside, else the next one."""
-        return self._taken.first_left(step, committed) or self._source.cursor
+        that was taken and is neither committed nor set aside, else the first that was taken for the next step, else the
+        next one."""
+        taken = self._taken
+        return taken.first_left(step, committed) or taken.first_left(step + 1, ()) or self._source.cursor
 
     async def settle(self, step: int, assigned: Assigned) -> None:
-        """Have exactly the ``assigned`` microbatches, all of them ours, in the private ends' open step. See
+        """Have exactly the ``assigned`` microbatches, all of them ours, in the private ends' sum of an open step. See
         :func:`~swarm.pipeline.settle.settle`. Raises WrongStep when ``step`` is not open here."""
         ends = self._context.ends
-        if ends is not None and step != ends.part.step + 1:
-            raise WrongStep(f"step {step} is not open here, step {ends.part.step + 1} is")
+        if ends is not None and not ends.part.is_open(step):
+            raise WrongStep(f"step {step} is not open here")
         await settle(self._ends, step, assigned)
 
     def lost(self, peer: PeerId, reason: str) -> None:
         """A replica is gone: every journey through it is repaired now, without waiting for its deadlines."""
         self._context.suspect(peer, reason)
         self._context.replicas.silence.lost(peer)
-        for journey in list(self._journeys.values()):
-            journey.lost(peer, reason)
+        self._travels.lost(peer, reason)
 
     # --- feeding -------------------------------------------------------------------------------------------------
 
     async def feed(self, step: int, leader: StepLeader) -> None:
         """Work on ``step`` for as long as the leader has quota, or may have some again: until cancelled, or until
-        another step is opened. Journeys under way are then cancelled.
+        another step is opened. Journeys under way are then cancelled, but for those that were fed early of the step
+        that was opened.
 
         No single journey ends it, whatever becomes of it; a bug does, what ``leader`` raises and is no PeerError, and
         StateError when our own part fails at one microbatch after the other, or our shard is not what it was.
         """
-        changed = self._changed
-        async with asyncio.TaskGroup() as group:
-            attendance = LivenessProbes(self._context.endpoint, self._context.clock, group, self.lost)
-            hooks = JourneyHooks(attendance.need, lambda work: begin_in(group, work), self._warn)
-            while step >= self._open[0]:
+        try:
+            await first_done(self._feed(step, leader), self._travels.failed())
+        finally:
+            await self._travels.end(but=self._window.step if self._window.step > step else None)
+
+    async def close(self) -> None:
+        """End what goes on between two steps. Idempotent."""
+        await self._travels.end()
+
+    async def _feed(self, step: int, leader: StepLeader) -> None:
+        changed = self._travels.changed
+        while step >= self._window.step:
+            changed.clear()
+            room = self._in_flight.limit() - self._travels.under_way
+            if room <= 0:
+                await first_done(changed.wait(), leader.wait_quota(step))
+                if changed.is_set():
+                    continue
+            way = self._has_way()
+            # Also for nothing: a new leader waits to hear what was begun.
+            wanted = self._owed(step) + max(0, room) if way else 0
+            granted = await leader.lease(step, wanted)
+            if step < self._window.step:
+                return
+            self._begin_leased(step, granted if wanted else None, leader)
+            if not way:
+                await self._context.clock.sleep(LOOK_S)
+            elif granted <= 0 < room:
+                await self._feed_ahead(step, leader)
+
+    def _owed(self, step: int) -> int:
+        """How many that were fed early are not leased yet."""
+        return sum(work.step == step for work in self._unleased)
+
+    def _begin_leased(self, step: int, granted: int | None, leader: StepLeader) -> None:
+        """Begin as many more as are ``granted``, where that was asked, but for what was begun early before it was
+        leased; report of that."""
+        started, asked, granted = self._taken.started(step), granted is not None, granted or 0
+        if asked and (owed := self._owed(step)):
+            self.keep(step, len(started) - max(0, owed - granted))
+            granted = max(0, granted - owed)
+        for work in [work for work in self._untold if work.step == step and work not in self._unleased]:
+            self._untold.discard(work)
+            if work in self._travels.outcomes:
+                self._travels.again(work, lambda work: self._report(work, leader))
+        if granted > 0:
+            self._forgo_early(step + 1)
+        for _ in range(granted):
+            early = self._early.exact and len(self._taken.started(step)) < self._quota[0]
+            self._start(self._issue(step, early=early), leader)
+
+    async def _feed_ahead(self, step: int, leader: StepLeader) -> None:
+        """Feed the next step early while there is nothing to do in this one; return when there may be again."""
+        again = asyncio.ensure_future(leader.wait_quota(step))
+        changed = self._travels.changed
+        try:
+            while not again.done() and step >= self._window.step:
                 changed.clear()
-                room = self._in_flight.limit() - self._under_way(step)
-                if room <= 0:
-                    await first_done(changed.wait(), leader.wait_quota(step))
-                    if changed.is_set():
-                        continue
-                way = self._has_way()
-                # Also for nothing: a new leader waits to hear what was begun.
-                granted = await leader.lease(step, max(0, room) if way else 0)
-                for _ in range(granted if step >= self._open[0] else 0):
-                    self._start(group, IssuedMicrobatch(step, self._source.take(), self._open[1]), leader, hooks)
-                if not way:
-                    await self._context.clock.sleep(LOOK_S)
-                elif granted <= 0 < room:
-                    await leader.wait_quota(step)
-            attendance.close()
+                room = self._in_flight.limit() - self._travels.under_way
+                left = self._quota[1] - len(self._taken.started(step + 1))
+                for _ in range(min(room, left) if self._has_way() else 0):
+                    kept = self._issue(step + 1, early=True)
+                    self._unleased.add(kept.work)
+                    self._start(kept, leader)
+                waiting = asyncio.ensure_future(changed.wait())
+                try:
+                    await asyncio.wait({again, waiting}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    waiting.cancel()
+            if again.done():
+                again.result()
+        finally:
+            again.cancel()
+
+    def _forgo_early(self, step: int) -> None:
+        """The step before has room for more: what was fed early of this one is taken again, and counts there first. So
+        no shard goes on behind what a record leaves out."""
+        if taken := self._taken.started(step):
+            for work in (StepWork(step, microbatch, True) for microbatch in taken):
+                self._travels.withdraw(work)
+                self._unleased.discard(work)
+                self._untold.discard(work)
+            self._taken.forget(step)
+            self._source.seek((taken[0].epoch, taken[0].position))
+
+    def _issue(self, step: int, *, early: bool) -> IssuedMicrobatch:
+        """Take the next microbatch of our shard for a step. One that was left is on its way or at its end already, as
+        it began."""
+        batch = self._source.take()
+        begun = StepWork(step, batch.id, not early)
+        work = begun if begun in self._travels else StepWork(step, batch.id, early)
+        self._taken.add(step, batch.id)
+        return IssuedMicrobatch(step, batch, self._window.after_of(work), work.early)
 
     def _has_way(self) -> bool:
         """Whether every stage has a replica that is there, as far as we see. What is leased without would be kept from
         those who may see more."""
         return all(self._context.replicas.present(stage) for stage in range(self._context.stages))
 
-    def _under_way(self, step: int) -> int:
-        """Journeys; not what is only being reported, to one who may have stalled."""
-        return sum(index[0] == step and index not in self._outcomes for index in self._tasks)
-
-    def _warn(self) -> None:
-        for journey in list(self._journeys.values()):
-            journey.look_again()
-
-    def _start(self, group: asyncio.TaskGroup, kept: IssuedMicrobatch, leader: StepLeader, hooks: JourneyHooks) -> None:
+    def _start(self, kept: IssuedMicrobatch, leader: StepLeader) -> None:
         """Send a microbatch on its way, and report what comes of it. One that was left is on its way or at its end
         already."""
-        index = (kept.step, kept.batch.id)
-        self._taken.add(*index)
-        if index in self._outcomes:
-            task = group.create_task(self._report(index, leader))
-        elif index in self._tasks:
-            return
-        else:
+        work, travels = kept.work, self._travels
+        if work in travels.outcomes:
+            travels.again(work, lambda work: self._report(work, leader))
+        elif work not in travels:
             self._ends.keep(kept)
-            task = group.create_task(self._journey(kept, leader, hooks))
-        self._tasks[index] = task
+            travels.begin(kept, lambda work: self._report(work, leader))
 
-        def ended(done: asyncio.Task[None]) -> None:
-            self._changed.set()
-            if self._tasks.get(index) is done:
-                del self._tasks[index]
-
-        task.add_done_callback(ended)
-
-    async def _journey(self, kept: IssuedMicrobatch, leader: StepLeader, hooks: JourneyHooks) -> None:
-        index = (kept.step, kept.batch.id)
-        try:
-            outcome = await self._travel(kept, hooks)
-        except PeerError as error:  # the step was closed
-            logger.warning("step %d, microbatch %s does not count: %s", *index, error)
-            return
-        self._outcomes[index] = outcome
-        self._changed.set()
-        if self._taken.counts(*index):
-            await self._report(index, leader)
-
-    async def _travel(self, kept: IssuedMicrobatch, hooks: JourneyHooks) -> FinishedJourney | Poisoned:
-        """One microbatch's journey. Raises WrongStep when the step was closed meanwhile."""
-        index = (kept.step, kept.batch.id)
-        journey = self._journeys[index] = Journey(self._context, kept, hooks)
-        try:
-            finished = await journey.travel()
-        except Poisoned as poison:
-            self._check_own_part(poison)
-            return poison
-        finally:
-            if self._journeys.get(index) is journey:
-                del self._journeys[index]
-        self._own_failures = 0
+    def _came_home(self, kept: IssuedMicrobatch, finished: FinishedJourney) -> None:
         self._ends.came_home(kept)
         self._in_flight.observe(finished.seconds - finished.queued_s, finished.compute_s)
-        return finished
 
-    def _check_own_part(self, poison: Poisoned) -> None:
-        self._own_failures += isinstance(poison, OwnFailure)
-        if self._own_failures >= OWN_FAILURES:
-            raise StateError(
-                f"{self._own_failures} microbatches one after the other cannot be computed here; the last: {poison}. "
-                "Check this machine's device and memory; then join again: the shard goes on where it was."
-            ) from poison
-
-    async def _report(self, index: tuple[int, MicrobatchId], leader: StepLeader) -> None:
-        """Tell the leader what came of a microbatch."""
-        outcome = self._outcomes[index]
+    async def _report(self, work: StepWork, leader: StepLeader) -> None:
+        """Tell the leader what came of a microbatch, if it counts; of one that is not leased yet, when it is."""
+        if not self._taken.counts(work.step, work.microbatch):
+            return
+        if work in self._unleased:
+            self._untold.add(work)
+            return
+        outcome = self._travels.outcomes[work]
         try:
             if isinstance(outcome, Poisoned):
-                await self._set_aside(*index, str(outcome)[:400], leader)
+                await self._set_aside(work.step, work.microbatch, str(outcome)[:400], leader)
             else:
                 await self._complete(outcome, leader)
         except PeerError as error:  # the step was closed, or the leader does not count it: it is not committed
-            logger.warning("step %d, microbatch %s does not count: %s", *index, error)
+            logger.warning("step %d, microbatch %s does not count: %s", work.step, work.microbatch, error)
 
     async def _complete(self, finished: FinishedJourney, leader: StepLeader) -> None:
         await leader.complete(finished)
@@ -330,28 +378,22 @@ class Trainer:
     # --- mail for journeys ---------------------------------------------------------------------------------------
 
     def _admit_tensor(self, caller: PeerId, body: JourneyMessage, payload_bytes: int) -> None:
-        self._find(body)
+        self._travels.find(body)
         what: What = "output" if isinstance(body, Output) else "gradient"
-        self._ends.check_size(what, body.step, payload_bytes, caller)
-
-    def _find(self, body: JourneyMessage) -> Journey:
-        journey = self._journeys.get((body.step, body.microbatch))
-        if journey is None or journey.key.after != body.after:
-            raise Refused("no such microbatch is under way here")
-        return journey
+        self._ends.check_size(what, self._window.work_of(body).version + 1, payload_bytes, caller)
 
     async def _on_output(self, caller: PeerId, body: Output, incoming: Incoming) -> Answer[Empty]:
-        self._find(body).deliver_output(caller, body.attempt, incoming.payload)
+        self._travels.find(body).deliver_output(caller, body.attempt, incoming.payload)
         return TAKEN
 
     async def _on_gradient(self, caller: PeerId, body: InputGradient, incoming: Incoming) -> Answer[Empty]:
-        self._find(body).deliver_gradient(caller, body.attempt, incoming.payload)
+        self._travels.find(body).deliver_gradient(caller, body.attempt, incoming.payload)
         return TAKEN
 
     async def _on_report(self, caller: PeerId, body: HopReport) -> Empty:
-        self._find(body).deliver_report(caller, body)
+        self._travels.find(body).deliver_report(caller, body)
         return DONE
 
     async def _on_blocked(self, caller: PeerId, body: Blocked) -> Empty:
-        self._find(body).deliver_blocked(caller, body)
+        self._travels.find(body).deliver_blocked(caller, body)
         return DONE

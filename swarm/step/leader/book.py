@@ -15,7 +15,7 @@ from swarm.consensus.ledger import Ledger
 from swarm.consensus.records import Contribution, Quarantined
 from swarm.consensus.roster import Roster
 from swarm.errors import Busy, Refused, Superseded, Violation
-from swarm.ids import MicrobatchId, PeerId
+from swarm.ids import ENDS, MicrobatchId, PeerId
 from swarm.step.leader.requests import ChangeRequests
 from swarm.step.messages import Leased, ResumeTrainer, TrainerResumed
 from swarm.step.rules import StepRules
@@ -58,6 +58,7 @@ class StepBook:
         self.requests = ChangeRequests(rules, verify, now, may_end=may_end)
         self.witness = Witness()
         self.led: LedTerm | None = None
+        self.early_void = False
         self._changed, self._given_back = asyncio.Event(), asyncio.Event()
 
     @property
@@ -111,6 +112,20 @@ class StepBook:
         keep = self._places(self.roster.trainers if self._hosted else ())
         led.ledger.share(self._rules.quota(self.step, there), keep)
         self._changed.set()
+        return True
+
+    def void_early(self, gone: Container[PeerId]) -> bool:
+        """Find whether at some stage nobody is left who has the parameters that early work is computed with: all who
+        are there have joined since. Then none of it counts. Whether that is news."""
+        if self.early_void or not self._rules.early:
+            return False
+        able = [peer for peer in self.roster.peers if peer not in gone and self.roster.computes(peer, self.step - 2)]
+        stages = [part for part in self.roster.parts if part != ENDS]
+        if all(any(self.roster[peer].part == part for peer in able) for part in stages):
+            return False
+        self.early_void = True
+        if self.led is not None:
+            self.exclude([one.microbatch for one in self.led.ledger.committed() if one.early])
         return True
 
     def exclude(self, microbatches: Collection[MicrobatchId]) -> tuple[MicrobatchId, ...]:
@@ -202,7 +217,7 @@ class StepBook:
             self._given_back.set()
         led.awaited.discard(trainer)
         self._changed.set()
-        return TrainerResumed(kept=kept)
+        return TrainerResumed(kept=kept, early=not self.early_void)
 
     def _check_resumed(self, led: LedTerm, trainer: PeerId) -> None:
         """Raises Superseded for a trainer on which we do not count, or not yet: it must resume."""

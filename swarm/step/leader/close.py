@@ -175,7 +175,12 @@ class StepClose:
         out = self._batch.out
         live = tuple(peer for peer in self.book.roster.peers if peer not in out)
         stages = [[peer for peer in replicas if peer in live] for replicas in self.book.roster.stages()]
-        counted = reassigned(committed, stages, computed_again=self._context.rules.inner_steps == 1)
+        counted = reassigned(
+            committed,
+            stages,
+            computed_again=self._context.rules.inner_steps == 1,
+            early=lambda peer: self.book.roster.computes(peer, self.book.step - 2),
+        )
         return Reconcile(
             step=self.book.step,
             term=self.term,

@@ -37,9 +37,7 @@ class ChangeRequests:
         may_end: bool = True,
     ) -> None:
         self.now, self._rules, self._may_end = now, rules, may_end
-        self._changes = ChangeRules(
-            rules.run, rules.parts, rules.max_members, verify, served=rules.served, how=rules.how_to_join
-        )
+        self._changes = ChangeRules(rules.roster, verify)
         self._joins: dict[PeerId, Admission] = {}
         self._leaves: dict[PeerId, Departure] = {}
         self._unspared: dict[PeerId, Departure] = {}

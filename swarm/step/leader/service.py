@@ -71,11 +71,13 @@ class LeadService:
         previous: str = NO_RECORD,
         cursors: Mapping[str, tuple[int, int]] | None = None,
         *,
+        before: str = "",
         may_end: bool = True,
     ) -> None:
         """Open the book of a step, as the leader of its first term with a ledger. ``previous`` is the hash of the
-        record before it, ``cursors`` are that record's; ``may_end``: see :class:`StepBook`."""
-        now = OpenStepFacts(step, roster, previous)
+        record before it, ``before`` that of the one before that; ``cursors`` are the former's; ``may_end``: see
+        :class:`StepBook`."""
+        now = OpenStepFacts(step, roster, previous, before=before)
         self.book = StepBook(self._rules, self._verify, now, cursors, hosted=self._hosted, may_end=may_end)
         if owner(roster, step, 0) == self._me:
             self.book.begin_first()
@@ -124,10 +126,13 @@ class LeadService:
         contribution = body.contribution
         if contribution.microbatch.trainer != caller:
             raise Refused("a trainer reports its own microbatches only")
-        self._rules.check_contribution(book.roster, contribution)
+        self._rules.check_contribution(book.roster, contribution, settled=False)
+        if contribution.early and book.early_void:
+            raise Superseded("early work of this step counts no more: resume")
         if len(body.receipts) != self._rules.stages:
             raise Violation("receipts that do not name every stage", peer=caller)
-        key = JourneyKey(body.step, contribution.microbatch, 0, book.now.previous[:AFTER_CHARS])
+        after = book.now.before if contribution.early else book.now.previous
+        key = JourneyKey(body.step, contribution.microbatch, 0, after[:AFTER_CHARS])
         for stage, (replica, receipt) in enumerate(zip(contribution.route, body.receipts, strict=True)):
             counts = self._hosted and stage == self._rules.stages - 1
             signed = receipt_bytes(self._rules.run, key, stage, contribution.tokens if counts else 0)

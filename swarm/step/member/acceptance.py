@@ -25,7 +25,7 @@ class AcceptanceRules:
         self, me: PeerId, rules: StepRules, history: History, verify: Callable[[PeerId, bytes, bytes], bool]
     ) -> None:
         self._me, self._rules, self._history, self._verify = me, rules, history, verify
-        self._changes = ChangeRules(rules.run, rules.parts, rules.max_members, verify, served=rules.served)
+        self._changes = ChangeRules(rules.roster, verify)
 
     def check_reconcile(self, roster: Roster, body: Reconcile) -> None:
         """Raises Refused or Violation for an attempt that no honest leader makes."""
@@ -39,6 +39,9 @@ class AcceptanceRules:
         for contribution in body.committed:
             if not set(contribution.route) <= set(body.live):
                 raise Refused(f"{contribution.microbatch} is assigned to a replica that is not there")
+            version = contribution.work(body.step).version
+            if not all(roster.computes(peer, version) for peer in contribution.route):
+                raise Refused(f"{contribution.microbatch} is assigned to a replica without the parameters for it")
             trainer = roster[PeerId(contribution.microbatch.trainer)]
             if trainer.part is not None and trainer.peer not in body.live:
                 raise Refused(f"{contribution.microbatch} counts, and its trainer is not there with its ends")

@@ -17,7 +17,7 @@ from swarm.consensus.records import CloseRecord, Contribution
 from swarm.consensus.roster import Member, Roster
 from swarm.device import Device
 from swarm.errors import PeerError, Refused, RoundFailed, Superseded
-from swarm.ids import MicrobatchId, PartName, PeerId, stage_of
+from swarm.ids import MicrobatchId, PartName, PeerId, StepWork, stage_of
 from swarm.step.member.conduct import LeaderConduct, by_trainer
 from swarm.step.messages import Apply, Averaged, Reconcile
 
@@ -30,12 +30,11 @@ SETTLE_ROUNDS = 8
 class HeldPart(Protocol):
     """The part of the model this peer trains, as closing a step sees it; called on the device thread."""
 
-    @property
-    def microbatches(self) -> frozenset[MicrobatchId]:
-        """What is in the open step's accumulator."""
+    def accumulated(self, step: int) -> frozenset[StepWork]:
+        """What is in an open step's accumulator."""
 
-    def contribution(self, assigned: Set[MicrobatchId], tokens: int) -> torch.Tensor | None:
-        """What goes into the round for ``assigned`` microbatches with so many target tokens, flat; None when it first
+    def contribution(self, step: int, assigned: Set[StepWork], tokens: int) -> torch.Tensor | None:
+        """What goes into a step's round for the ``assigned`` work with so many target tokens, flat; None when it first
         has to be settled what is in it."""
 
     def prepare(
@@ -54,8 +53,8 @@ class HeldPart(Protocol):
 class Settle(Protocol):
     """Makes the accumulator hold exactly what is assigned: the rest is reversed, what is missing replayed."""
 
-    async def __call__(self, step: int, assigned: Mapping[MicrobatchId, tuple[PeerId, ...]]) -> None:
-        """``assigned`` are microbatches with their routes. Raises a PeerError saying what it cannot do."""
+    async def __call__(self, step: int, assigned: Mapping[StepWork, tuple[PeerId, ...]]) -> None:
+        """``assigned`` is the step's work with its routes. Raises a PeerError saying what it cannot do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,15 +218,16 @@ class Attempt:
         if held is None:
             return Mean(None, Averaged(digest="", sq_norm=0.0, cursor=cursor, rows=rows))
         name, part = held
-        expected = assigned(body.committed, self.me, stage_of(name))
+        expected, step = assigned(body.step, body.committed, self.me, stage_of(name)), body.step
         live = frozenset(body.live)
         group = [peer for peer in roster.replicas(name) if peer in live]
         shares = weights(body.committed, group, stage_of(name))
         try:
-            sums = await self._settled(body.step, expected, lambda: part.contribution(expected.keys(), shares[self.me]))
+            tokens = shares[self.me]
+            sums = await self._settled(step, expected, lambda: part.contribution(step, expected.keys(), tokens))
         except PeerError as error:
-            there = await self.device.run(lambda: part.microbatches)
-            missing = tuple(sorted(expected.keys() - there))
+            there = await self.device.run(part.accumulated, step)
+            missing = tuple(sorted({work.microbatch for work in expected.keys() - there}))
             return _failed(f"it does not hold what counts: {error.reason}", culprit=self.me, missing=missing)
         wanted = Round(
             step=body.step,
@@ -264,7 +264,7 @@ class Attempt:
     async def _settled(
         self,
         step: int,
-        expected: Mapping[MicrobatchId, tuple[PeerId, ...]],
+        expected: Mapping[StepWork, tuple[PeerId, ...]],
         contribution: Callable[[], torch.Tensor | None],
     ) -> torch.Tensor:
         """Our sum when it holds what is expected and nothing else; a gradient that comes in meanwhile is reversed.

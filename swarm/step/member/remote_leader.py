@@ -39,7 +39,10 @@ class Begun(Protocol):
         """What it took of its shard in a step, in order, what was set aside as well."""
 
     def keep(self, step: int, count: int) -> None:
-        """Leave all but the first ``count`` of it, and report nothing more of that."""
+        """Leave all but the first ``count`` of it, and report nothing more of that: those are leased."""
+
+    def drop_early(self, step: int) -> bool:
+        """Give up what was fed early of it; whether there was something."""
 
 
 @dataclass(slots=True)
@@ -138,8 +141,8 @@ class RemoteLeader:
         """Return our signature under our rows of the open step; b"" where they are not what we reported. Through which
         replicas a microbatch went is the leader's to say."""
         told = self._book.reports if step == self._book.step else {}
-        known = {m: (one.tokens, one.loss_sum) for m, (one, _) in told.items()}
-        if any(known.get(one.microbatch) != (one.tokens, one.loss_sum) for one in rows):
+        known = {m: (one.tokens, one.loss_sum, one.early) for m, (one, _) in told.items()}
+        if any(known.get(one.microbatch) != (one.tokens, one.loss_sum, one.early) for one in rows):
             return b""
         return sign(rows_bytes(self._at.rules.run, step, self._at.history.head_hash, rows))
 
@@ -237,13 +240,14 @@ class RemoteLeader:
             aside = tuple(book.aside[m] for m in started if m in book.aside)
             body = ResumeTrainer(step=step, term=term, started=started, aside=aside)
             answer = await self._calls.ask(leader, RESUME, body, timeout_s=self._timeout_s())
+            if not answer.early and self.begun.drop_early(step):
+                book.leased, book.ready = 0, 0
+                book.reports = {m: report for m, report in book.reports.items() if not report[0].early}
+                raise Busy("what was fed early counts no more: asked again without it", peer=leader)
             kept = frozenset(started[: answer.kept])
             self.begun.keep(step, len(kept))
-            book.leased, book.ready, book.term = (
-                len(kept),
-                0,
-                -1,
-            )  # whoever was asked before this has nothing to say any more
+            # Whoever was asked before this has nothing to say any more.
+            book.leased, book.ready, book.term = len(kept), 0, -1
             book.reports = {m: report for m, report in book.reports.items() if m in kept}
             book.aside = {m: aside for m, aside in book.aside.items() if m in kept}
             for contribution, receipts in list(book.reports.values()):

@@ -21,6 +21,7 @@ from swarm.consensus.changes import (
     ChangeRules,
     Departure,
     OpenStepFacts,
+    RosterRules,
     admission_bytes,
     departure_bytes,
 )
@@ -118,7 +119,7 @@ SEVEN = Roster(
     ]
 )
 NOW = OpenStepFacts(STEP, SEVEN, BEFORE)
-CHANGE_RULES = ChangeRules(RUN, PARTS, 9, verify)
+CHANGE_RULES = ChangeRules(RosterRules(RUN, PARTS, 9), verify)
 
 
 def admission(who: Member, *, step: int = STEP, previous: str = BEFORE, signer: str | None = None) -> Admission:

@@ -8,7 +8,7 @@ import hashlib
 import torch
 from torch import Tensor
 
-from swarm.ids import MicrobatchId, PeerId
+from swarm.ids import MicrobatchId, PeerId, StepWork
 from swarm.models.layout import FlatLayout
 from swarm.optim.adamw import AdamWState, StepNumbers, adamw_step
 from swarm.optim.schedules import OptimizerConfig
@@ -18,6 +18,11 @@ GOLDEN = "89dca61508fac986f9fdfeaf2e2f25acd2677b899eb7ac44bbdfa1407d3cf50d"
 """What every machine must print. A change of this value is a change of every run's history."""
 
 _LAYOUT = FlatLayout.from_shapes([("table", (331, 57)), ("norm", (57,)), ("matrix", (331, 57))], {"matrix"})
+
+
+def work(position: int, step: int = 1, *, early: bool = False) -> StepWork:
+    """Return what counts of a microbatch of a step."""
+    return StepWork(step, microbatch(position), early)
 
 
 def microbatch(position: int) -> MicrobatchId:

@@ -16,7 +16,7 @@ from swarm.compression.dense import FLOAT32, DenseCodec
 from swarm.compression.registry import CODECS, REGISTERED, ActivationCodec, AveragingCodec, exact_codec
 from swarm.config import parse_manifest
 from swarm.errors import ConfigError
-from swarm.ids import MicrobatchId, PeerId
+from swarm.ids import MicrobatchId, PeerId, StepWork
 from swarm.models.spec import TensorSpec
 from swarm.phases import complete
 from swarm.pipeline.boundary import BoundarySpecs
@@ -200,11 +200,11 @@ CPU = torch.device("cpu")
 
 def test_what_is_recalled_has_the_very_same_bytes_whatever_the_codec() -> None:
     replica, another = (StageCompute(Part(), SPECS, CPU) for _ in range(2))
-    payload, place = bytes(96), (5, MICROBATCH)
-    first = bytes(complete(replica.forward(payload, 0, place, first=False))[0])
-    assert bytes(another.output(payload, 0, place, first=False)) == first
-    assert bytes(another.output(payload, 0, (6, MICROBATCH), first=False)) != first
-    material = Material(step=5, microbatch=MICROBATCH, seed=0, first=False, input=payload, gradient=payload)
+    payload, work = bytes(96), StepWork(5, MICROBATCH)
+    first = bytes(complete(replica.forward(payload, 0, work, first=False))[0])
+    assert bytes(another.output(payload, 0, work, first=False)) == first
+    assert bytes(another.output(payload, 0, StepWork(6, MICROBATCH), first=False)) != first
+    material = Material(work=work, seed=0, first=False, input=payload, gradient=payload)
     contributed = complete(replica.contribute(material, None, None)).gradient
     again = another.gradient(material)
     assert contributed is not None
@@ -215,14 +215,12 @@ def test_what_is_recalled_has_the_very_same_bytes_whatever_the_codec() -> None:
 
 def test_what_a_trainer_gives_again_has_the_very_same_bytes_whatever_the_codec() -> None:
     ends, tokens = EndsCompute(Part(), SPECS, CPU), torch.zeros((2, 3), dtype=torch.int64)
-    place = (5, MICROBATCH)
-    embedded, graph = ends.embed(tokens, 0, place)
-    assert bytes(ends.embed(tokens, 0, place)[0]) == bytes(embedded)
-    gradient = ends.loss(embedded, tokens, place)[2]
-    assert bytes(ends.loss(embedded, tokens, place)[2]) == bytes(gradient) != bytes(embedded)
-    ends.finish(graph, gradient, [], place)
-    material = EndsMaterial(
-        step=5, microbatch=MICROBATCH, seed=0, tokens=tokens, targets=tokens, output=embedded, gradient=gradient
-    )
+    work = StepWork(5, MICROBATCH)
+    embedded, graph = ends.embed(tokens, 0, work)
+    assert bytes(ends.embed(tokens, 0, work)[0]) == bytes(embedded)
+    gradient = ends.loss(embedded, tokens, work)[2]
+    assert bytes(ends.loss(embedded, tokens, work)[2]) == bytes(gradient) != bytes(embedded)
+    ends.finish(graph, gradient, [], work)
+    material = EndsMaterial(work=work, seed=0, tokens=tokens, targets=tokens, output=embedded, gradient=gradient)
     ends.replay(material)
-    assert ends.held() == {MICROBATCH}
+    assert ends.held(5) == {work}

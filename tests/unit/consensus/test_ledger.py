@@ -96,8 +96,11 @@ def test_weights_add_up_to_the_same_tokens_for_every_part() -> None:
     assert ends == {ANN: 8, BEN: 11}
     routes = {one.microbatch: one.route for one in committed}
     first, second, third = routes
-    assert assigned(committed, PeerId("a0"), 0) == {first: routes[first], third: routes[third]}
-    assert assigned(committed, BEN, None) == {second: routes[second], third: routes[third]}
+    held = [{work.microbatch: route for work, route in assigned(1, committed, *about).items()} for about in (
+        (PeerId("a0"), 0), (BEN, None),
+    )]  # fmt: skip
+    assert held[0] == {first: routes[first], third: routes[third]}
+    assert held[1] == {second: routes[second], third: routes[third]}
 
 
 def test_committed_is_ordered_by_id_whatever_the_order_of_arrival() -> None:

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, ValidationError
 
 from swarm.config import parse_manifest
 from swarm.errors import ConfigError, StateError
-from swarm.ids import ENDS, MicrobatchId, PeerId
+from swarm.ids import ENDS, MicrobatchId, PeerId, StepWork
 from swarm.models import registry
 from swarm.models.family import ModelFamily
 from swarm.models.gpt_config import GptConfig
@@ -65,9 +65,9 @@ def one_microbatch(parts: list[TrainedPart]) -> float:
         assert graph is not None
         grad_input, gradients = stage.backward(graph, grad)
         assert grad_input is not None
-        stage.accumulate(MICROBATCH, gradients)
+        stage.accumulate(StepWork(stage.step + 1, MICROBATCH), gradients)
         grad = grad_input
-    ends.accumulate(MICROBATCH, [*ends.embed_backward(embedded, grad), *head])
+    ends.accumulate(StepWork(ends.step + 1, MICROBATCH), [*ends.embed_backward(embedded, grad), *head])
     return loss_sum
 
 

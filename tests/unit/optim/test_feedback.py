@@ -13,7 +13,7 @@ from swarm.membership.memory import storage_bytes
 from swarm.optim.part import TrainedPart
 from swarm.planning.costs import RESIDUAL_BYTES
 from swarm.state.snapshot import Snapshot
-from tests.harness.rigs.optim import microbatch
+from tests.harness.rigs.optim import work
 from tests.unit.optim.test_part import SCALARS, parts
 
 
@@ -28,7 +28,7 @@ def vector(part: TrainedPart, value: float) -> Tensor:
 
 
 def contributed(part: TrainedPart) -> Tensor:
-    found = part.contribution(frozenset(), 0)
+    found = part.contribution(part.step + 1, frozenset(), 0)
     assert found is not None
     return found
 
@@ -49,7 +49,7 @@ def test_what_is_left_is_added_to_the_next_contribution_and_to_no_earlier_one(pa
     part.swap()
     assert torch.equal(contributed(part), vector(part, 3.0))
     assert torch.equal(contributed(part), vector(part, 3.0)), "every attempt sends the same"
-    assert part.contribution(frozenset({microbatch(0)}), 1) is None, "as without it"
+    assert part.contribution(part.step + 1, frozenset({work(0, part.step + 1)}), 1) is None, "as without it"
     assert not part.gradient_sum().any(), "the accumulator has gradients alone"
     close(part, vector(part, 4.0))
     assert torch.equal(contributed(part), vector(part, 4.0)), "what was sent is not owed any more"

@@ -5,7 +5,7 @@ import torch
 
 from swarm.averaging.gossip.versions import Version
 from swarm.errors import BugError
-from swarm.ids import MicrobatchId
+from swarm.ids import StepWork
 from swarm.models.registry import family_of
 from swarm.models.spec import SplitConfig
 from swarm.optim.adamw import AdamW
@@ -14,7 +14,7 @@ from swarm.optim.outer import OuterNesterov
 from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig
 from swarm.state.snapshot import initial_snapshot
-from tests.harness.rigs.optim import MODEL, data, microbatch
+from tests.harness.rigs.optim import MODEL, data, work
 
 SPEC = family_of(MODEL).parts(SplitConfig(stages=1, ends="hosted"))[0]
 TOKENS = 32
@@ -40,7 +40,7 @@ def local(rules: LocalRules = RULES) -> LocalPart:
 def train(part: TrainedPart, *positions: int) -> None:
     for position in positions:
         _, _, graph = part.forward_loss(*data(position), seed=position)
-        part.accumulate(microbatch(position), part.backward(graph, None)[1])
+        part.accumulate(work(position, part.step + 1), part.backward(graph, None)[1])
 
 
 def close(part: LocalPart, mean: torch.Tensor) -> str:
@@ -49,8 +49,8 @@ def close(part: LocalPart, mean: torch.Tensor) -> str:
     return found
 
 
-def ids(*positions: int) -> frozenset[MicrobatchId]:
-    return frozenset(map(microbatch, positions))
+def ids(*positions: int) -> frozenset[StepWork]:
+    return frozenset(map(work, positions))
 
 
 def test_steps_of_its_own_are_those_of_adamw_and_the_contribution_is_how_far_they_led() -> None:
@@ -65,8 +65,8 @@ def test_steps_of_its_own_are_those_of_adamw_and_the_contribution_is_how_far_the
         lr = OPTIMIZER.lr * (0.1 + 0.9 * 0.5 * (1 + torch.cos(torch.tensor(torch.pi * step / 12)).item()))
         plain.prepare(mean, lr=lr, clip=clip, step=step)
         plain.swap()
-    assert part.microbatches == ids(0, 1, 2, 3)
-    moved = part.contribution(ids(9), tokens=128)
+    assert part.accumulated(part.step + 1) == ids(0, 1, 2, 3)
+    moved = part.contribution(part.step + 1, ids(9), tokens=128)
     assert moved is not None
     torch.testing.assert_close(anchor - moved / 128, plain.snapshot().params, rtol=0, atol=1e-6)
     assert torch.equal(part.snapshot().params, anchor), "what others download is where all began"
@@ -76,19 +76,21 @@ def test_close_puts_everybody_at_the_same_anchor_and_moments_stay() -> None:
     one, other = local(), local()
     train(one, 0, 1, 2, 3)
     train(other, 4, 5)
-    sums = [part.contribution(frozenset(), tokens) for part, tokens in ((one, 96), (other, 32))]
+    sums = [part.contribution(part.step + 1, frozenset(), tokens) for part, tokens in ((one, 96), (other, 32))]
     mean = (sums[0] + sums[1]) / 128
     assert close(one, mean) == close(other, mean)
-    assert one.microbatches == frozenset()
+    assert one.accumulated(one.step + 1) == frozenset()
     train(one, 6, 7)
     train(other, 6, 7)
-    assert not torch.equal(one.contribution(frozenset(), 1), other.contribution(frozenset(), 1))
+    assert not torch.equal(
+        one.contribution(one.step + 1, frozenset(), 1), other.contribution(other.step + 1, frozenset(), 1)
+    )
 
 
 def test_outer_momentum_is_in_the_state_that_others_copy() -> None:
     part = local(RULES_WITH_MOMENTUM)
     train(part, 0, 1)
-    delta = part.contribution(frozenset(), 1)
+    delta = part.contribution(part.step + 1, frozenset(), 1)
     assert delta is not None
     close(part, delta)
     state = part.snapshot()
@@ -111,13 +113,13 @@ RULES_WITH_MOMENTUM = LocalRules(
 def test_part_of_a_batch_is_a_smaller_step_and_contributing_again_gives_the_same() -> None:
     part = local()
     train(part, 0)
-    first, again = part.contribution(ids(0), 10), part.contribution(ids(0), 10)
+    first, again = part.contribution(part.step + 1, ids(0), 10), part.contribution(part.step + 1, ids(0), 10)
     assert first is not None
     assert again is not None
     assert torch.equal(first, again)
     whole = local()
     train(whole, 0, 1)
-    full = whole.contribution(ids(0, 1), 10)
+    full = whole.contribution(whole.step + 1, ids(0, 1), 10)
     assert full is not None
     assert 0 < float(first.norm()) < 0.8 * float(full.norm())
 
@@ -125,11 +127,11 @@ def test_part_of_a_batch_is_a_smaller_step_and_contributing_again_gives_the_same
 def test_what_is_reversed_counts_no_more_and_leaves_the_batch_if_it_is_still_in_it() -> None:
     part = local()
     train(part, 0, 1)
-    weights = part.contribution(ids(0, 1), 1)
+    weights = part.contribution(part.step + 1, ids(0, 1), 1)
     gradients = [(name, torch.zeros_like(view)) for name, view in part.layout.views(part.snapshot().params).items()]
-    part.reverse(microbatch(0), gradients)
-    assert part.microbatches == ids(1)
-    assert torch.equal(part.contribution(ids(1), 1), weights)
+    part.reverse(work(0), gradients)
+    assert part.accumulated(part.step + 1) == ids(1)
+    assert torch.equal(part.contribution(part.step + 1, ids(1), 1), weights)
     with pytest.raises(BugError, match="counted already"):
         train(part, 1)
 
@@ -138,7 +140,7 @@ def test_share_of_a_batch_follows_how_many_replicas_there_are() -> None:
     part = local()
     part.replicas = 2
     train(part, 0)
-    assert part.contribution(frozenset(), 1).abs().max() > 0
+    assert part.contribution(part.step + 1, frozenset(), 1).abs().max() > 0
 
 
 def test_legs_give_versions_and_mixing_keeps_what_was_learnt_since() -> None:
@@ -149,9 +151,9 @@ def test_legs_give_versions_and_mixing_keeps_what_was_learnt_since() -> None:
     assert told == [1]
     mine = part.version
     train(part, 4, 5)
-    before = part.snapshot().params - part.contribution(frozenset(), 1)
+    before = part.snapshot().params - part.contribution(part.step + 1, frozenset(), 1)
     assert part.mix(mine, mine.params + 0.5)
-    after = part.snapshot().params - part.contribution(frozenset(), 1)
+    after = part.snapshot().params - part.contribution(part.step + 1, frozenset(), 1)
     torch.testing.assert_close(after, before + 0.5, rtol=0, atol=1e-5)
 
 
@@ -164,7 +166,7 @@ def test_version_that_was_published_while_others_were_taken_gets_the_same_shift(
     assert part.mix(mine, mine.params + 0.5)
     assert part.version.leg == second.leg == 2
     torch.testing.assert_close(part.version.params, second.params + 0.5, rtol=0, atol=1e-6)
-    own = part.snapshot().params - part.contribution(frozenset(), 1)
+    own = part.snapshot().params - part.contribution(part.step + 1, frozenset(), 1)
     torch.testing.assert_close(part.version.params, own, rtol=0, atol=1e-5)
 
 
@@ -172,9 +174,9 @@ def test_version_of_a_closed_step_is_not_mixed_in() -> None:
     part = local()
     train(part, 0, 1, 2, 3)
     mine = part.version
-    close(part, part.contribution(frozenset(), 1))
+    close(part, part.contribution(part.step + 1, frozenset(), 1))
     assert not part.mix(mine, mine.params + 0.5)
-    assert part.contribution(frozenset(), 1).abs().max() == 0
+    assert part.contribution(part.step + 1, frozenset(), 1).abs().max() == 0
     assert (part.version.step, part.version.leg) == (2, 0)
 
 
@@ -184,5 +186,5 @@ def test_step_that_is_given_up_takes_what_was_learnt_in_it() -> None:
     train(part, 0, 1)
     part.give_up()
     assert torch.equal(part.snapshot().params, anchor)
-    assert part.contribution(frozenset(), 1).abs().max() == 0
+    assert part.contribution(part.step + 1, frozenset(), 1).abs().max() == 0
     assert isinstance(part.version, Version)

@@ -14,7 +14,7 @@ from swarm.optim.adamw import AdamW
 from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig
 from swarm.state.snapshot import digest, initial_snapshot
-from tests.harness.rigs.optim import MODEL, data, microbatch
+from tests.harness.rigs.optim import MODEL, data, work
 
 SCALARS = {"lr": 0.01, "clip": 0.9}
 
@@ -36,10 +36,10 @@ def journey(first: TrainedPart, second: TrainedPart, ends: TrainedPart, position
     hidden, last_graph = second.forward(hidden, seed=position)
     loss_sum, tokens, grad, head_gradients = ends.loss(hidden, targets)
     grad, gradients = second.backward(last_graph, grad)
-    second.accumulate(microbatch(position), gradients)
+    second.accumulate(work(position, second.step + 1), gradients)
     grad, gradients = first.backward(graph, grad)
-    first.accumulate(microbatch(position), gradients)
-    ends.accumulate(microbatch(position), [*ends.embed_backward(embedded, grad), *head_gradients])
+    first.accumulate(work(position, first.step + 1), gradients)
+    ends.accumulate(work(position, ends.step + 1), [*ends.embed_backward(embedded, grad), *head_gradients])
     return loss_sum, tokens
 
 
@@ -61,7 +61,7 @@ def test_part_steps_equal_the_whole_model_bit_for_bit() -> None:
             loss_sum, tokens = journey(*cut, position=position)
             expected, _, graph = whole.forward_loss(*data(position), seed=position)
             assert loss_sum == expected
-            whole.accumulate(microbatch(position), whole.backward(graph, None)[1])
+            whole.accumulate(work(position, whole.step + 1), whole.backward(graph, None)[1])
             counted += tokens
         for part in (*cut, whole):
             close(part, counted)
@@ -101,7 +101,7 @@ def test_part_prepare_shows_nothing_before_swap() -> None:
     found = stage.prepare(stage.gradient_sum() / 32, step=1, **SCALARS)
     assert stage.step == 0
     assert torch.equal(stage.forward(x, seed=None, graph=False)[0], output)
-    assert stage.microbatches == {microbatch(0)}
+    assert stage.accumulated(stage.step + 1) == {work(0)}
     stage.discard()
     with pytest.raises(BugError, match="without prepare"):
         stage.swap()
@@ -110,7 +110,7 @@ def test_part_prepare_shows_nothing_before_swap() -> None:
     after = stage.snapshot()
     assert stage.step == after.step == 1
     assert digest(after) == found
-    assert stage.microbatches == frozenset()
+    assert stage.accumulated(stage.step + 1) == frozenset()
     assert not torch.equal(stage.forward(x, seed=None, graph=False)[0], output)
     assert digest(before) == digest(
         initial_snapshot(stage.spec.name, stage.layout, family_of(MODEL).initial_weights(0))
@@ -186,7 +186,7 @@ def test_part_reverse_leaves_the_others_exactly_in_float64() -> None:
     stage, ends = with_more[1], with_more[2]
     hidden, _ = with_more[0].forward(ends.embed(data(1)[0], seed=1)[0], seed=1, graph=False)
     output, graph = stage.forward(hidden, seed=1)
-    stage.reverse(microbatch(1), stage.backward(graph, ends.loss(output, data(1)[1])[2])[1])
+    stage.reverse(work(1), stage.backward(graph, ends.loss(output, data(1)[1])[2])[1])
     assert stage.gradient_sum().dtype == torch.float64
     assert torch.equal(stage.gradient_sum(), without[1].gradient_sum())
 
@@ -219,7 +219,7 @@ def test_part_gradient_not_finite_is_refused_whole() -> None:
     _, graph = stage.forward(torch.ones((1, 4, 32)), seed=None)
     _, gradients = stage.backward(graph, torch.full((1, 4, 32), float("inf")))
     with pytest.raises(Violation, match="not finite"):
-        stage.accumulate(microbatch(0), gradients)
+        stage.accumulate(work(0), gradients)
     assert stage.gradient_sum().abs().max() == 0
 
 

@@ -24,8 +24,8 @@ from swarm.optim.update import (
     Vectors,
     hashes_after,
     single,
-    step_in_place,
     stepped,
+    take_step,
 )
 from swarm.state.snapshot import hashes_of
 
@@ -75,7 +75,7 @@ def test_step_in_place_is_the_one_beside_and_has_the_hashes_told_before(name: st
     after = stepped(plan, state)
     assert all(torch.equal(one, other) for one, other in zip(state, before, strict=True)), "nothing has changed yet"
     assert told == hashes_of([vector.view(torch.uint8).numpy().data for vector in after])
-    step_in_place(plan, state)
+    take_step(plan, state, state)
     assert all(torch.equal(one, other) for one, other in zip(state, after, strict=True))
     assert not torch.equal(state[0], before[0])
     assert torch.equal(mean, numbers(9))

@@ -1,43 +1,43 @@
-"""Open questions to replicas, from the first need of them to the end of the group."""
+"""Open questions to replicas, from the first need of them to the end of the journeys."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from swarm.ids import PeerId
-from swarm.pipeline.trainer.liveness import LivenessProbes
+from swarm.pipeline.trainer.travels import Travels
 from swarm.sim.network import SimNetwork
 from tests.harness.rigs.pipeline import HandClock
 
 REPLICA = PeerId("R")
 
 
+@dataclass
+class FakeContext:
+    """As much of a :class:`~swarm.pipeline.trainer.context.JourneyContext` as questions take."""
+
+    endpoint: Any
+    clock: Any
+
+
 async def test_need_of_a_peer_while_the_group_is_ending_is_nobody_s_error(recwarn: pytest.WarningsRecorder) -> None:
-    clock = HandClock()
-    endpoint = SimNetwork(clock).endpoint(PeerId("T"))
-    attended = []
+    clock, attended = HandClock(), []
+    context = FakeContext(SimNetwork(clock).endpoint(PeerId("T")), clock)
+    travels = Travels(context, lambda kept, finished: None, lambda peer, reason: None)  # type: ignore[arg-type]
 
-    async def feed() -> None:
-        async with asyncio.TaskGroup() as group:
-            attendance = LivenessProbes(endpoint, clock, group, lambda peer, reason: None)
-
-            async def need_it_late() -> None:
-                try:
-                    await asyncio.Event().wait()
-                finally:
-                    attendance.need([REPLICA])
-                    attended.append(REPLICA in attendance._asked)
-
-            group.create_task(need_it_late())
+    async def need_it_late() -> None:
+        try:
             await asyncio.Event().wait()
+        finally:
+            travels._probes.need([REPLICA])
+            attended.append(REPLICA in travels._probes._asked)
 
-    feeding = asyncio.create_task(feed())
+    travels._begin(need_it_late())
     await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    feeding.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await feeding
+    await travels.end()
     assert attended == [False]
     assert not recwarn.list

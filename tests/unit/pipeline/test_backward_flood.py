@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swarm.errors import Busy, PeerError, Refused
+from swarm.ids import StepWork
 from swarm.pipeline.messages import RECALL, Adopt, Backward
 from tests.harness.expect import eventually
 from tests.harness.rigs.pipeline import (
@@ -111,6 +112,6 @@ async def test_what_was_forgotten_is_fetched_when_its_trainer_asks_for_it() -> N
         with pytest.raises(PeerError):
             await scene.backward(0, by=TRAINER)
         await scene.trainer.call(ME, Adopt(**scene.fields(0, attempt=1, within_s=5.0)))
-        assert scene.server._table.find(1, microbatch(0)) is not None
+        assert scene.server._table.find(StepWork(1, microbatch(0))) is not None
         await eventually(lambda: scene.down.of("recall"))
         assert [recall.what for recall in scene.down.of("recall")] == ["gradient"]

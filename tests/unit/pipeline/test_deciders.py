@@ -11,45 +11,60 @@ from swarm.errors import Refused
 from swarm.health.heartbeat import HeartbeatReply
 from swarm.health.verdicts import ANEW_S, MISSES_TO_LOSE, SHORTEST_LOSS_S, STRANGER_BEATS, Health
 from swarm.health.watch import watched
-from swarm.ids import PeerId
+from swarm.ids import MicrobatchId, PeerId, StepWork
 from swarm.pipeline.compute import NormGate
-from swarm.pipeline.stage.microbatch_state import WorkQueue
+from swarm.pipeline.stage.table import WorkQueue
 from swarm.pipeline.trainer.taken import MAX_IN_FLIGHT, MIN_IN_FLIGHT, WAITING, InFlight, journeys_in_flight
 from swarm.pipeline.wiring import Wiring
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 
 
+def of(step: int, *, early: bool = False) -> StepWork:
+    return StepWork(step, MicrobatchId(A, "00" * 8, 0, 0), early)
+
+
 def test_queue_gives_backward_before_forward_and_oldest_first() -> None:
     queue: WorkQueue[str] = WorkQueue(8)
     for kind, name in [("forward", "f1"), ("backward", "b1"), ("forward", "f2"), ("backward", "b2")]:
-        queue.push(kind, 1, name)  # type: ignore[arg-type]
+        queue.push(kind, of(1), name)  # type: ignore[arg-type]
     assert [queue.pop(1) for _ in range(5)] == ["b1", "b2", "f1", "f2", None]
 
 
 def test_queue_holds_the_next_step_until_it_opens_and_drops_the_last() -> None:
     queue: WorkQueue[str] = WorkQueue(8)
-    queue.push("forward", 2, "next")
-    queue.push("forward", 1, "now")
+    queue.push("forward", of(2), "next")
+    queue.push("forward", of(1), "now")
     assert [queue.pop(1), queue.pop(1)] == ["now", None]
-    queue.push("backward", 1, "late")
+    queue.push("backward", of(1), "late")
     queue.drop_before(2)
     assert [queue.pop(2), queue.pop(2)] == ["next", None]
+
+
+def test_queue_gives_early_work_of_the_next_step_after_all_of_the_open_one() -> None:
+    queue: WorkQueue[str] = WorkQueue(8)
+    queue.push("backward", of(2, early=True), "early back")
+    queue.push("forward", of(2, early=True), "early")
+    queue.push("forward", of(2), "next")
+    queue.push("forward", of(1), "now")
+    assert [queue.pop(1) for _ in range(4)] == ["now", "early back", "early", None]
+    queue.push("forward", of(3, early=True), "far")
+    assert [queue.pop(2) for _ in range(3)] == ["next", "far", None]
 
 
 def test_queue_is_full_of_forwards_only() -> None:
     queue: WorkQueue[int] = WorkQueue(2)
     for item in range(5):
-        queue.push("backward", 1, item)
+        queue.push("backward", of(1), item)
     assert not queue.full(1)
-    queue.push("forward", 1, 8)
-    queue.push("forward", 1, 9)
+    queue.push("forward", of(1), 8)
+    queue.push("forward", of(1), 9)
     assert queue.full(1)
 
 
 def test_queue_full_of_the_next_step_takes_the_open_one() -> None:
     queue: WorkQueue[int] = WorkQueue(1)
-    queue.push("forward", 2, 0)
+    queue.push("forward", of(2), 0)
     assert (queue.full(2), queue.full(1)) == (True, False)
 
 

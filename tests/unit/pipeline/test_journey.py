@@ -16,7 +16,6 @@ from swarm.pipeline.stage.admission import Participants
 from swarm.pipeline.trainer.journey import FinishedJourney
 from swarm.security.signing import receipt_bytes
 from swarm.sim.network import SimNetwork
-from swarm.step.calls import first_leaf
 from tests.harness.expect import eventually
 from tests.harness.rigs.pipeline import (
     RUN,
@@ -59,7 +58,7 @@ COUNTS, GIVEN_UP = "a" * 16, "b" * 16
 
 async def test_trainer_feeds_the_step_that_follows_the_record_it_was_told_of() -> None:
     crew = await Crew.of([[A0], [B0, B1]])
-    crew.side.trainer.open_step(1, crew.stages, 1, None, COUNTS)
+    crew.side.trainer.open_step(1, crew.stages, 1, None, (COUNTS, ""))
     for replica in crew.replicas.values():
         replica.server.open_step(1, Participants.of([TRAINER], crew.stages), COUNTS)
     crew.strike(1, "backward", crew.kill)  # whoever takes over recalls from both sides
@@ -70,7 +69,7 @@ async def test_trainer_feeds_the_step_that_follows_the_record_it_was_told_of() -
 
 async def test_trainer_that_lacks_tensors_recalls_them_from_the_step_it_is_in() -> None:
     crew = await Crew.of([[A0], [B0]], retention_bytes=1)
-    crew.side.trainer.open_step(1, crew.stages, 1, None, COUNTS)
+    crew.side.trainer.open_step(1, crew.stages, 1, None, (COUNTS, ""))
     for replica in crew.replicas.values():
         replica.server.open_step(1, Participants.of([TRAINER], crew.stages), COUNTS)
     async with working(*crew.replicas.values()):
@@ -84,7 +83,7 @@ async def test_trainer_takes_nothing_late_of_a_lineage_that_was_given_up_and_giv
     network = SimNetwork(SystemClock())
     home, *others = await enter(network, TRAINER, A0, B0)
     side, (a, b) = TrainerSide(home, [[A0], [B0]], in_flight=1), [Mailbox(other) for other in others]
-    side.trainer.open_step(1, [[A0], [B0]], 1, None, COUNTS)
+    side.trainer.open_step(1, [[A0], [B0]], 1, None, (COUNTS, ""))
     feeding = asyncio.create_task(side.trainer.feed(1, FakeLeader(1)))
     await eventually(lambda: a.of("forward"))
     assert a.of("forward")[0].after == COUNTS
@@ -151,7 +150,7 @@ async def test_trainer_whose_reports_are_not_acknowledged_goes_on_feeding() -> N
         feeding.cancel()
         await asyncio.gather(feeding, return_exceptions=True)
     assert crew.side.events.of(JourneyCompleted) == []
-    assert not crew.side.trainer._journeys
+    assert not crew.side.trainer._travels.journeys
 
 
 async def test_trainer_whose_leader_does_not_count_a_microbatch_goes_on() -> None:
@@ -160,7 +159,7 @@ async def test_trainer_whose_leader_does_not_count_a_microbatch_goes_on() -> Non
     leader.error = Refused("no more were leased")
     async with working(*crew.replicas.values()):
         feeding = asyncio.create_task(crew.side.trainer.feed(1, leader))
-        await eventually(lambda: len(crew.side.part.held) == 3 and not crew.side.trainer._journeys)
+        await eventually(lambda: len(crew.side.part.held) == 3 and not crew.side.trainer._travels.journeys)
         assert not feeding.done()
         feeding.cancel()
         await asyncio.gather(feeding, return_exceptions=True)
@@ -173,10 +172,10 @@ async def test_trainer_ends_with_what_its_leader_object_raises(error: Exception)
     leader = FakeLeader(3)
     leader.error = error
     async with working(*crew.replicas.values()):
-        with pytest.raises(ExceptionGroup) as caught:
+        with pytest.raises(type(error)) as caught:
             await crew.side.trainer.feed(1, leader)
-    assert first_leaf(caught.value) is error
-    assert crew.side.trainer._journeys == {}
+    assert caught.value is error
+    assert crew.side.trainer._travels.journeys == {}
 
 
 # --- replicas that only take notes -----------------------------------------------------------------------------------
@@ -200,7 +199,7 @@ class Walk:
     async def __aexit__(self, *details: Any) -> None:
         self.feeding.cancel()
         await asyncio.gather(self.feeding, return_exceptions=True)
-        assert self.side.trainer._journeys == {}
+        assert self.side.trainer._travels.journeys == {}
 
     async def started(self) -> Walk:
         await eventually(lambda: self.boxes[A0].of("forward"))
@@ -360,5 +359,5 @@ async def test_trainer_keeps_no_more_under_way_than_it_may_and_cancelled_leaves_
         walk.leader.quota = 10
         await eventually(lambda: len(walk.boxes[A0].of("forward")) == 3)
         await turns()
-        assert (walk.leader.leased, len(walk.side.trainer._journeys)) == (3, 3)
+        assert (walk.leader.leased, len(walk.side.trainer._travels.journeys)) == (3, 3)
         assert walk.side.trainer.cursor == (0, 3)

@@ -15,7 +15,7 @@ from swarm.events import Accumulated, ContributionReplayed, GraphsDropped, Journ
 from swarm.ids import PeerId
 from swarm.pipeline.stage.memory import MOST_ALONE
 from tests.harness.expect import eventually
-from tests.harness.rigs.pipeline import ME, Crew, ReplicaScene, microbatch, quick, spoil, working
+from tests.harness.rigs.pipeline import ME, Crew, ReplicaScene, microbatch, quick, spoil, working, works
 
 NO_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB"
 A0, B0, B1 = (PeerId(name) for name in ("a0", "b0", "b1"))
@@ -103,7 +103,7 @@ async def test_sum_that_broke_off_for_want_of_memory_ends_the_replica() -> None:
     await scene.open()
 
     def accumulate(one: Any, gradients: Any, **how: Any) -> None:
-        scene.part.held[one] = 0.0
+        scene.part.held[one.microbatch] = 0.0
         raise torch.OutOfMemoryError(NO_MEMORY)
 
     scene.part.accumulate = accumulate  # type: ignore[method-assign]
@@ -112,7 +112,7 @@ async def test_sum_that_broke_off_for_want_of_memory_ends_the_replica() -> None:
         await scene.backward()
         with pytest.raises(ExceptionGroup) as ended:
             await task
-    assert ended.group_contains(BugError, match="the open step's sum is spoilt")
+    assert ended.group_contains(BugError, match="the step's sum is spoilt")
 
 
 async def test_work_that_never_fits_is_told_as_a_failure_after_some_tries(scene: ReplicaScene) -> None:
@@ -153,7 +153,7 @@ async def test_settling_without_memory_tries_once_more() -> None:
     async with working(*crew.replicas.values()):
         await replica.server.settle(1, {})
         replica.part.on["backward"] = fails(0)
-        await replica.server.settle(1, everything)
+        await replica.server.settle(1, works(everything))
         assert len(replica.events.of(GraphsDropped)) == 1
         assert set(replica.part.held) == set(everything)
         replayed = [event.microbatch for event in replica.events.of(ContributionReplayed)]
@@ -161,5 +161,5 @@ async def test_settling_without_memory_tries_once_more() -> None:
         await replica.server.settle(1, {})
         replica.part.on["backward"] = spoil(torch.OutOfMemoryError(NO_MEMORY))
         with pytest.raises(PeerError, match=NO_MEMORY):
-            await replica.server.settle(1, everything)
+            await replica.server.settle(1, works(everything))
         assert replica.part.held == {}

@@ -7,7 +7,8 @@ import pytest
 from swarm.errors import Busy, Refused
 from swarm.ids import PeerId
 from swarm.pipeline.messages import Forward
-from swarm.pipeline.stage.microbatch_state import Action, MicrobatchState, MicrobatchTable, Phase
+from swarm.pipeline.stage.microbatch_state import Action, MicrobatchState, Phase
+from swarm.pipeline.stage.table import MicrobatchTable
 from tests.harness.rigs.pipeline import DOWN, ME, ROUTE, UP, microbatch
 
 OTHERS = (UP, ME, PeerId("another"))

@@ -12,9 +12,10 @@ import pytest
 
 from swarm.errors import BugError, Busy, PeerError, Refused, Violation, WrongStep
 from swarm.events import Accumulated
-from swarm.ids import JourneyKey
+from swarm.ids import JourneyKey, StepWork
 from swarm.pipeline.messages import BACKWARD, FORWARD, Backward, Drop, Forward
-from swarm.pipeline.stage.microbatch_state import STAY_CEILING_S, STAY_FLOOR_S, Phase
+from swarm.pipeline.stage.microbatch_state import Phase
+from swarm.pipeline.stage.table import STAY_CEILING_S, STAY_FLOOR_S
 from swarm.security.signing import receipt_bytes
 from tests.harness.expect import eventually
 from tests.harness.rigs.pipeline import (
@@ -308,7 +309,7 @@ async def test_server_drops_work_of_a_closed_step(scene: ReplicaScene) -> None:
     scene.replica.device.gate.set()
     await scene.there(3, step=2)
     assert [body.microbatch for body in scene.down.of("forward")] == [microbatch(3)]
-    assert {state.index for state in scene.server._table} == {(2, microbatch(3))}
+    assert {state.work for state in scene.server._table} == {StepWork(2, microbatch(3))}
 
 
 async def test_server_refuses_trainers_that_the_new_roster_left_out(scene: ReplicaScene) -> None:
@@ -554,7 +555,7 @@ async def test_server_with_the_loss_does_not_count_what_is_computed_among_target
     scene = await hosted(max_under_way=1)
     async with working(scene.replica):
         for position in range(4):
-            state = scene.server._table.place(1, microbatch(position), scene.route)
+            state = scene.server._table.place(StepWork(1, microbatch(position)), scene.route)
             state.tensors.targets, state.phase = token_ids(), Phase.ACCUMULATED  # replayed here: nobody sent a forward
         await scene.targets(9)
 

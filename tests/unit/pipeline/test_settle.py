@@ -36,6 +36,7 @@ from tests.harness.rigs.pipeline import (
     microbatch,
     spoil,
     working,
+    works,
 )
 
 A0, A1, B0, B1, C0, C1 = (PeerId(name) for name in ("a0", "a1", "b0", "b1", "c0", "c1"))
@@ -113,11 +114,11 @@ async def test_work_whose_settling_is_cancelled_while_the_device_does_it_is_told
         own = {mb for mb, its in routes.items() if its[0] == A1}
         missing = set(map(microbatch, range(QUOTA))) - own
         assert missing
-        settling = asyncio.ensure_future(replica.server.settle(1, along(route)))
+        settling = asyncio.ensure_future(replica.server.settle(1, works(along(route))))
         with pytest.raises(asyncio.CancelledError):
             await settling
         assert struck == [True]
-        await replica.server.settle(1, along(route))
+        await replica.server.settle(1, works(along(route)))
         replayed = [event.microbatch for event in replica.events.of(ContributionReplayed)]
         assert not told
         assert sorted(replayed) == sorted(missing)
@@ -133,7 +134,7 @@ async def test_trainers_ends_are_settled_with_and_without_what_was_retained() ->
             everything = dict(crew.side.part.held)
             fewer = {mb: routes[mb] for mb in list(routes)[:2]}
             for assigned in (fewer, {}, routes, fewer, routes):
-                await crew.side.trainer.settle(1, assigned)
+                await crew.side.trainer.settle(1, works(assigned))
                 assert set(crew.side.part.held) == set(assigned)
             assert crew.side.part.held == everything
 
@@ -145,7 +146,7 @@ async def test_a_broken_chain_is_named_and_the_rest_is_done() -> None:
         own = dict.fromkeys(crew.replicas[B1].part.held)
         assert stranded
         with pytest.raises(Refused, match=r"cannot replay .*: b|cannot replay .*: a|cannot replay .*: c"):
-            await crew.replicas[B1].server.settle(1, {mb: (A0, B1, C0) for mb in [*stranded, *own]})
+            await crew.replicas[B1].server.settle(1, works({mb: (A0, B1, C0) for mb in [*stranded, *own]}))
         assert set(crew.replicas[B1].part.held) == set(own)
 
 
@@ -167,21 +168,21 @@ async def test_settling_what_is_not_open_or_not_ours_is_refused() -> None:
         with pytest.raises(WrongStep):
             await crew.side.trainer.settle(2, {})
         with pytest.raises(Refused, match="does not lead through"):
-            await crew.replicas[A0].server.settle(1, along((A1, B0, C0)))
+            await crew.replicas[A0].server.settle(1, works(along((A1, B0, C0))))
 
 
 async def test_settling_cancelled_anywhere_leaves_each_microbatch_in_or_out() -> None:
     async with fed() as (crew, _):
         replica, wanted = crew.replicas[B0], along((A0, B0, C0))
         for turns in range(0, 60, 3):
-            settling = asyncio.create_task(replica.server.settle(1, wanted if turns % 2 else {}))
+            settling = asyncio.create_task(replica.server.settle(1, works(wanted if turns % 2 else {})))
             for _ in range(turns):
                 await asyncio.sleep(0)
             settling.cancel()
             await asyncio.gather(settling, return_exceptions=True)
             accumulated = {p.key.microbatch for p in replica.server._table if p.accumulated}
             assert accumulated == set(replica.part.held)
-        await replica.server.settle(1, wanted)
+        await replica.server.settle(1, works(wanted))
         assert set(replica.part.held) == set(wanted)
 
 
@@ -191,7 +192,7 @@ async def test_a_microbatch_that_cannot_be_computed_is_named_and_ends_nothing() 
         missing = set(along((A0, B0, C0))) - set(crew.replicas[B0].part.held)
         assert missing
         with pytest.raises(PeerError, match="CUDA out of memory"):
-            await crew.replicas[B0].server.settle(1, along((A0, B0, C0)))
+            await crew.replicas[B0].server.settle(1, works(along((A0, B0, C0))))
 
 
 # --- real numbers ----------------------------------------------------------------------------------------------------
@@ -245,10 +246,10 @@ async def test_sums_are_the_same_bits_whoever_computed_them_in_the_end() -> None
             for stage in range(2):
                 for peer in stages[stage]:
                     mine = dict.fromkeys(routes, route) if peer in route else {}
-                    await replicas[peer].server.settle(1, mine)
+                    await replicas[peer].server.settle(1, works(mine))
             assert [torch.equal(total(stage), totals[stage]) for stage in range(2)] == [True, True]
         await side.trainer.settle(1, {})
         assert float(ends.gradient_sum().abs().sum()) == 0.0
-        await side.trainer.settle(1, routes)
+        await side.trainer.settle(1, works(routes))
         assert torch.equal(ends.gradient_sum(), own)
     assert len(replicas[A0].events.of(Accumulated)) + len(replicas[A1].events.of(Accumulated)) == QUOTA

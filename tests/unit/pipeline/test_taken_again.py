@@ -13,7 +13,7 @@ from swarm.consensus.ledger import Ledger
 from swarm.consensus.records import Contribution
 from swarm.errors import WrongStep
 from swarm.events import Accumulated, JourneyStarted
-from swarm.ids import MicrobatchId, PeerId
+from swarm.ids import MicrobatchId, PeerId, StepWork
 from swarm.pipeline.compute import EndsCompute
 from swarm.pipeline.trainer.journey import FinishedJourney
 from tests.harness.expect import eventually
@@ -107,7 +107,7 @@ async def test_microbatch_that_was_left_is_taken_again_before_any_other_and_comm
     else:
         leader.listens.clear()
     async with feeding(crew, leader):
-        await eventually(lambda: len(trainer._journeys if how_far == "under way" else leader.reports) == 3)
+        await eventually(lambda: len(trainer._travels.journeys if how_far == "under way" else leader.reports) == 3)
         trainer.keep(1, leader.back(trainer.started(1)))
         assert (trainer.started(1), trainer.cursor) == ((microbatch(0),), (0, 1))
         gate.set()
@@ -131,23 +131,23 @@ async def test_microbatch_that_was_left_and_not_taken_again_is_fed_to_the_next_s
     leader.others(1)
     crew.replicas[B0].device.gate = asyncio.Event()
     async with feeding(crew, leader):
-        await eventually(lambda: len(trainer._journeys) == 3)
+        await eventually(lambda: len(trainer._travels.journeys) == 3)
         trainer.keep(1, leader.back(trainer.started(1)))
         crew.replicas[B0].device.gate.set()
         await eventually(lambda: leader.ledger.committed())
         assert trainer.cursor_after(1, {microbatch(0)}) == (0, 1)
         trainer.open_step(2, [[A0], [B0]], 1, (0, 1))
         await turns()
-        assert (trainer._journeys, trainer._outcomes, trainer.cursor) == ({}, {}, (0, 1))
+        assert (trainer._travels.journeys, trainer._travels.outcomes, trainer.cursor) == ({}, {}, (0, 1))
 
 
 def test_ends_have_a_microbatch_once_however_often_its_journey_comes_home() -> None:
     part = CheapPart()
     ends = EndsCompute(part, specs(), torch.device("cpu"))
-    graph = part.embed(torch.ones(TOKENS.shape), seed=0)[1]
+    graph = part.embed(torch.ones(TOKENS.shape), seed=0, work=StepWork(1, microbatch(0)))[1]
     assert len(tensor(1.0)) == ACTIVATION_BYTES
     for _ in range(2):
-        ends.finish(graph, tensor(1.0), [], (1, microbatch(0)))
+        ends.finish(graph, tensor(1.0), [], StepWork(1, microbatch(0)))
     assert set(part.held) == {microbatch(0)}
     with pytest.raises(WrongStep):
-        ends.finish(graph, tensor(1.0), [], (2, microbatch(1)))
+        ends.finish(graph, tensor(1.0), [], StepWork(2, microbatch(1)))

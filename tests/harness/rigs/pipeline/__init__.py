@@ -23,6 +23,7 @@ from tests.harness.rigs.common import verify as verify
 from tests.harness.rigs.pipeline.crew import PHASES as PHASES
 from tests.harness.rigs.pipeline.crew import Crew as Crew
 from tests.harness.rigs.pipeline.crew import quick as quick
+from tests.harness.rigs.pipeline.crew import works as works
 from tests.harness.rigs.pipeline.parts import ACTIVATION as ACTIVATION
 from tests.harness.rigs.pipeline.parts import ACTIVATION_BYTES as ACTIVATION_BYTES
 from tests.harness.rigs.pipeline.parts import BY_KIND as BY_KIND

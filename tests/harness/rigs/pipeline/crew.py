@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from swarm.clock import SystemClock
-from swarm.ids import MicrobatchId, PeerId
-from swarm.pipeline.settle import Assigned
+from swarm.ids import MicrobatchId, PeerId, StepWork
 from swarm.pipeline.stage.admission import Participants
 from swarm.pipeline.trainer.pace import JourneyDeadlines
 from swarm.sim.network import SimNetwork
 from tests.harness.rigs.pipeline.parts import TRAINER
 from tests.harness.rigs.pipeline.sides import FakeLeader, Replica, TrainerSide, enter, working
 
+Routes = Mapping[MicrobatchId, tuple[PeerId, ...]]
 PHASES = ("forward", "handed on", "backward", "accumulate", "accumulated")
 """When a fault strikes: as a forward begins, as the next stage begins with its output, as a backward begins, before and
 after the sum is changed."""
+
+
+def works(routes: Iterable[MicrobatchId]) -> Any:
+    """Return microbatches of step 1, with their routes where they have some, as what is assigned."""
+    if isinstance(routes, Mapping):
+        return {StepWork(1, microbatch): route for microbatch, route in routes.items()}
+    return {StepWork(1, microbatch) for microbatch in routes}
 
 
 def quick() -> JourneyDeadlines:
@@ -104,15 +111,15 @@ class Crew:
             stage = self.replicas[peer].stage - (phase == "handed on")
             victim = peer
             if phase == "handed on":
-                journey = next(iter(self.side.trainer._journeys.values()))
+                journey = next(iter(self.side.trainer._travels))
                 victim = journey.route[stage]
             fault(victim)
 
         return hook
 
     def _after(self, usual: Any, peer: PeerId, fault: Callable[[PeerId], None]) -> Any:
-        def accumulate(microbatch: MicrobatchId, gradients: Any, **how: Any) -> None:
-            usual(microbatch, gradients, **how)
+        def accumulate(work: StepWork, gradients: Any, **how: Any) -> None:
+            usual(work, gradients, **how)
             if not self.struck:
                 fault(peer)
 
@@ -120,7 +127,7 @@ class Crew:
 
     # --- the end of a step ---------------------------------------------------------------------------------------
 
-    def assigned(self, leader: FakeLeader) -> Assigned:
+    def assigned(self, leader: FakeLeader) -> Routes:
         """Return what came home, by route; those struck are replaced by the first of their stage that was not."""
         routes: dict[MicrobatchId, tuple[PeerId, ...]] = {}
         for journey in leader.finished:
@@ -131,12 +138,12 @@ class Crew:
             routes[journey.key.microbatch] = tuple(route)
         return routes
 
-    async def settle(self, assigned: Assigned) -> None:
+    async def settle(self, assigned: Routes) -> None:
         """Have every replica that is left hold what it is assigned."""
         for stage, peers in enumerate(self.stages):
             for peer in peers:
                 if peer not in self.struck:
-                    own = {mb: route for mb, route in assigned.items() if route[stage] == peer}
+                    own = works({mb: route for mb, route in assigned.items() if route[stage] == peer})
                     await self.replicas[peer].server.settle(1, own)
 
     def sums(self) -> list[dict[MicrobatchId, float]]:

@@ -12,7 +12,7 @@ import torch
 from swarm.compression.codec import EncodeContext
 from swarm.compression.dense import FLOAT32, INT32
 from swarm.errors import BugError
-from swarm.ids import MicrobatchId, PeerId
+from swarm.ids import MicrobatchId, PeerId, StepWork
 from swarm.models.spec import TensorSpec
 from swarm.network.protocols import Answer, AnyMethod, Incoming, Payload, Rpc
 from swarm.pipeline.boundary import BoundarySpecs
@@ -100,26 +100,35 @@ class CheapPart:
         self.graphs: list[Any] = []
         self.step = 0
 
-    @property
-    def microbatches(self) -> frozenset[MicrobatchId]:
-        """See :class:`~swarm.pipeline.compute.StagePart`."""
-        return frozenset(self.held)
+    def is_open(self, step: int) -> bool:
+        """See :class:`~swarm.pipeline.compute.OpenPart`."""
+        return step == self.step + 1
 
-    def reverse(self, microbatch: MicrobatchId, gradients: Any) -> None:
-        """See :class:`~swarm.pipeline.compute.StagePart`."""
-        if self.held.pop(microbatch) != gradients:
-            raise BugError(f"{microbatch} was added with other gradients")
+    def computes(self, version: int) -> bool:
+        """See :class:`~swarm.pipeline.compute.OpenPart`."""
+        return version == self.step
+
+    def accumulated(self, step: int) -> frozenset[StepWork]:
+        """See :class:`~swarm.pipeline.compute.OpenPart`."""
+        return frozenset(StepWork(step, microbatch) for microbatch in self.held)
+
+    def reverse(self, work: StepWork, gradients: Any) -> None:
+        """See :class:`~swarm.pipeline.compute.OpenPart`."""
+        if self.held.pop(work.microbatch) != gradients:
+            raise BugError(f"{work} was added with other gradients")
 
     def _hook(self, name: str) -> None:
         if name in self.on:
             self.on[name]()
 
-    def forward(self, x: torch.Tensor, *, seed: int, graph: bool = True) -> tuple[torch.Tensor, Any]:
+    def forward(self, x: torch.Tensor, *, seed: int, work: StepWork, graph: bool = True) -> tuple[torch.Tensor, Any]:
         """See :class:`~swarm.pipeline.compute.StagePart`."""
         self._hook("forward")
         return (x if x.is_floating_point() else torch.ones(ACTIVATION.shape)) * self.scale, FakeGraph(x)
 
-    def forward_loss(self, x: torch.Tensor, targets: torch.Tensor, *, seed: int) -> tuple[float, int, Any]:
+    def forward_loss(
+        self, x: torch.Tensor, targets: torch.Tensor, *, seed: int, work: StepWork
+    ) -> tuple[float, int, Any]:
         """See :class:`~swarm.pipeline.compute.StagePart`."""
         self._hook("forward")
         return self.loss_value, targets.numel(), FakeGraph(x)
@@ -136,20 +145,22 @@ class CheapPart:
     def check(self, gradients: Any) -> None:
         """See :class:`~swarm.pipeline.compute.StagePart`."""
 
-    def accumulate(self, microbatch: MicrobatchId, gradients: Any, *, checked: bool = False) -> None:
-        """See :class:`~swarm.pipeline.compute.StagePart`."""
+    def accumulate(self, work: StepWork, gradients: Any, *, checked: bool = False) -> None:
+        """See :class:`~swarm.pipeline.compute.OpenPart`."""
         self._hook("accumulate")
-        if microbatch in self.held:
-            raise BugError(f"{microbatch} is already in the sum")
-        self.held[microbatch] = gradients
+        if work.microbatch in self.held:
+            raise BugError(f"{work} is already in the sum")
+        self.held[work.microbatch] = gradients
 
     # --- the private ends -----------------------------------------------------------------------------------------
 
-    def embed(self, tokens: torch.Tensor, *, seed: int) -> tuple[torch.Tensor, Any]:
+    def embed(self, tokens: torch.Tensor, *, seed: int, work: StepWork) -> tuple[torch.Tensor, Any]:
         """See :class:`~swarm.pipeline.compute.EndsPart`."""
         return torch.full(ACTIVATION.shape, self.embedded), FakeGraph(tokens)
 
-    def loss(self, hidden: torch.Tensor, targets: torch.Tensor) -> tuple[float, int, torch.Tensor, Any]:
+    def loss(
+        self, hidden: torch.Tensor, targets: torch.Tensor, *, work: StepWork
+    ) -> tuple[float, int, torch.Tensor, Any]:
         """See :class:`~swarm.pipeline.compute.EndsPart`."""
         self._hook("loss")
         return self.loss_value, targets.numel(), torch.ones(ACTIVATION.shape), []

@@ -17,7 +17,7 @@ from swarm.consensus.incarnation import Incarnation
 from swarm.consensus.records import CloseRecord, Contribution, Decision, rows_bytes
 from swarm.consensus.roster import owner
 from swarm.errors import BugError
-from swarm.ids import MicrobatchId, PartName, PeerId
+from swarm.ids import MicrobatchId, PartName, PeerId, StepWork
 from swarm.optim.schedules import OptimizerConfig
 from swarm.schema import Message
 from swarm.step.calls import Liveness
@@ -73,9 +73,13 @@ class CountedPart:
     shadow: str | None = None
     swapped: list[str] = field(default_factory=list)
 
-    def contribution(self, assigned: Set[MicrobatchId], tokens: int) -> torch.Tensor | None:
+    def accumulated(self, step: int) -> frozenset[StepWork]:
+        """Return what is held, as of this step."""
+        return frozenset(StepWork(step, microbatch) for microbatch in self.microbatches)
+
+    def contribution(self, step: int, assigned: Set[StepWork], tokens: int) -> torch.Tensor | None:
         """Return something of the right kind, where these microbatches are held."""
-        return torch.ones(4) if self.microbatches == assigned else None
+        return torch.ones(4) if self.accumulated(step) == assigned else None
 
     def prepare(
         self, mean: torch.Tensor, *, lr: float, clip: float, step: int, left: torch.Tensor | None = None
@@ -225,14 +229,14 @@ class MemberBench:
         )
         self.member = MemberService(context)
 
-    async def _settle(self, step: int, assigned: Mapping[MicrobatchId, tuple[PeerId, ...]]) -> None:
+    async def _settle(self, step: int, assigned: Mapping[StepWork, tuple[PeerId, ...]]) -> None:
         """Replay everything, unless the bench ``lacks`` something; ``slow_settling`` says when."""
-        self.settled.append(dict(assigned))
+        self.settled.append({work.microbatch: route for work, route in assigned.items()})
         if self.slow_settling is not None:
             await self.slow_settling.wait()
         if self.lacks is not None:
             raise self.lacks
-        self.part.microbatches = frozenset(assigned)
+        self.part.microbatches = frozenset(work.microbatch for work in assigned)
 
     def _gone(self) -> Mapping[PeerId, str]:
         return self.gone if self.liveness is None else self.liveness.gone

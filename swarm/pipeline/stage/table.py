@@ -1,0 +1,148 @@
+"""The microbatches of one stage replica: the queue of their work, and the table of all. Pure."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Generic, TypeVar
+
+from swarm.ids import JourneyKey, PeerId, StepWork
+from swarm.pipeline.messages import Direction, JourneyMessage
+from swarm.pipeline.retention import Retention
+from swarm.pipeline.stage.microbatch_state import MicrobatchState
+from swarm.pipeline.window import StepWindow
+from swarm.waiting import AdaptiveDeadline
+
+T = TypeVar("T")
+STAY_FLOOR_S, STAY_CEILING_S = 30.0, 300.0
+"""Bounds on how long a microbatch may wait here before it makes room for others; until any was measured the second."""
+
+
+class WorkQueue(Generic[T]):
+    """A priority queue, bounded for each step: backward before forward, oldest first, and only what can be computed.
+
+    Backward work frees a graph and brings a microbatch home, so it goes first and is never refused. Forward work of the
+    next step may wait here while the open one is being closed."""
+
+    def __init__(self, max_forward: int) -> None:
+        self._max_forward = max_forward
+        self._ticket = count()
+        self._heaps: dict[Direction, list[tuple[int, int, int, T]]] = {"backward": [], "forward": []}
+
+    def full(self, step: int) -> bool:
+        """Whether another forward of that step would be refused. What comes ahead takes no place from it. O(n)."""
+        return sum(of_step == step for _, of_step, _, _ in self._heaps["forward"]) >= self._max_forward
+
+    def push(self, kind: Direction, work: StepWork, item: T) -> None:
+        """Add work that was admitted. O(log n)."""
+        heapq.heappush(self._heaps[kind], (work.version + 1, work.step, next(self._ticket), item))
+
+    def pop(self, open_step: int) -> T | None:
+        """The next item whose parameters are there when that step is open, or None: first of the open step, which
+        others wait for, then early work of the next. Older leftovers were dropped by :meth:`drop_before`."""
+        ready = [heap for heap in self._heaps.values() if heap and heap[0][0] <= open_step]
+        first = min(ready, key=lambda heap: heap[0][1], default=None)
+        return None if first is None else heapq.heappop(first)[3]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for heap in self._heaps.values():
+            heap.clear()
+
+    def drop_before(self, step: int) -> None:
+        """Forget what belongs to steps before ``step``."""
+        for kind, heap in self._heaps.items():
+            kept = [entry for entry in heap if entry[1] >= step]
+            heapq.heapify(kept)
+            self._heaps[kind] = kept
+
+
+class MicrobatchTable:
+    """All microbatches of one replica, the budget for what they retain, and the open step.
+
+    Args:
+        budget_bytes: What may be retained.
+        max_queue: How many forwards of a step may wait.
+        dropped: Told of each whose tensors were let go to keep the budget, with their bytes.
+        ahead: Whether the step after the open one may be fed early, with the parameters of the open one.
+    """
+
+    def __init__(
+        self,
+        budget_bytes: int,
+        max_queue: int,
+        dropped: Callable[[MicrobatchState, int], None],
+        *,
+        ahead: bool = False,
+    ) -> None:
+        self._known: dict[StepWork, MicrobatchState] = {}
+        self.queue: WorkQueue[MicrobatchState] = WorkQueue(max_queue)
+        self.window = StepWindow(ahead=ahead)
+        self.stay = AdaptiveDeadline(floor_s=STAY_FLOOR_S, ceiling_s=STAY_CEILING_S)
+        """How long one waits here for its gradient, as it was with others."""
+        self.retention = Retention(budget_bytes, dropped)
+
+    def __iter__(self) -> Iterator[MicrobatchState]:
+        return iter(self._known.values())
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def find(self, work: StepWork) -> MicrobatchState | None:
+        """Return what is known of a microbatch, if anything is."""
+        return self._known.get(work)
+
+    @property
+    def step(self) -> int:
+        """Return the open step."""
+        return self.window.step
+
+    def of(self, body: JourneyMessage) -> MicrobatchState | None:
+        """Return what is known of the one that a message is about."""
+        return self.find(self.window.work_of(body))
+
+    def note(self, body: JourneyMessage, route: tuple[str, ...]) -> tuple[MicrobatchState, bool]:
+        """Return the microbatch, made where it is not known, and whether this is a newer attempt of a known one, whose
+        route it takes. Raises as :meth:`MicrobatchState.check`."""
+        peers = tuple(map(PeerId, route))
+        state = self.of(body) or self._add(MicrobatchState(body.key, peers, self.window.work_of(body).early))
+        return state, state.follow(body, peers)
+
+    def place(self, work: StepWork, route: tuple[PeerId, ...]) -> MicrobatchState:
+        """Return a microbatch that is assigned to this replica, along that route whatever was known."""
+        key = JourneyKey(work.step, work.microbatch, 0, self.window.after_of(work))
+        state = self.find(work) or self._add(MicrobatchState(key, route, work.early))
+        state.route = route
+        return state
+
+    def drop(self, state: MicrobatchState, reason: str) -> None:
+        """Forget a microbatch altogether."""
+        state.clear()
+        self._remove(state, reason)
+
+    def clear(self, reason: str) -> None:
+        """Forget everything, of steps to come as well."""
+        self.queue.clear()
+        for state in list(self):
+            self._remove(state, reason)
+
+    def open_step(self, step: int, after: str, before: str = "") -> None:
+        """Forget what belongs to closed steps, and what came ahead of this one and follows another record than the one
+        before it, whose hash begins with ``after``, or early the one before that, ``before``."""
+        self.window.open_step(step, after, before)
+        self.queue.drop_before(step)
+        for state in list(self):
+            if state.key.step < step:
+                self._remove(state, f"step {state.key.step} is closed")
+            elif state.key.step == step and state.key.after != self.window.after_of(state.work):
+                self._remove(state, f"step {step} follows another record")
+
+    def _add(self, state: MicrobatchState) -> MicrobatchState:
+        return self._known.setdefault(state.work, state)
+
+    def _remove(self, state: MicrobatchState, reason: str) -> None:
+        self.retention.forget(state)
+        if not state.dropped:
+            state.dropped = reason
+            del self._known[state.work]
