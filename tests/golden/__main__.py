@@ -62,7 +62,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--base",
         default=os.environ.get("GOLDEN_BASE") or BASE,
         metavar="REV",
-        help=f"what to compare with (default {BASE}, the last commit of the layout before; or GOLDEN_BASE)",
+        help=f"what to compare with (default {BASE}, the last commit that changed schedules; or GOLDEN_BASE)",
     )
     parser.add_argument("--json", action="store_true", help="the report as one JSON object")
     chosen = parser.parse_args(arguments)
