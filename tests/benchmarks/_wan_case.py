@@ -31,13 +31,14 @@ def play(root: Path, *, mode: str, cell: Mapping[str, int], seed: int, steps: in
         mode: One of ``_wan_cells.MODES``.
         cell: The fields of its :class:`~tests.benchmarks._wan_cells.Cell`.
         seed: Of the run and its links.
-        steps: How many are played; those after the first WARM_UP are counted, if there are more.
+        steps: How many are played; those after the first WARM_UP are counted, if there are more, but for the last, in
+            which nothing is fed ahead.
 
     Returns:
         Its figures, ready for JSON. Equal arguments give equal ones, but for ``cpu_s``.
     """
     began, setting = time.process_time(), Cell(**cell)
-    counted = range(min(WARM_UP, steps - 1) + 1, steps + 1)
+    counted = range(min(WARM_UP, steps - 2) + 1, steps)
     if mode in STOPS:
         hub = Hub(setting, steps=steps, seed=seed, full_stop=STOPS[mode])
         hub.play()
@@ -48,7 +49,7 @@ def play(root: Path, *, mode: str, cell: Mapping[str, int], seed: int, steps: in
         seconds = swarm.seconds()
         parts = shares(swarm.host_steps(counted))
         more = {"useful": round(parts.pop(USEFUL), 4), **{kind: round(share, 4) for kind, share in parts.items()}}
-        more |= swarm.judged()
+        more |= swarm.judged() | {"early": round(swarm.early(counted), 4)}
     took_s = sum(seconds[step] for step in counted)
     util = len(counted) * MICROBATCHES * setting.compute_s / REPLICAS / took_s
     return {

@@ -71,13 +71,17 @@ PUBLISHED = {66: 18.1, 568: 32.1, 5317: 82.1, 7059: 89.5}
 SWARM's first author (66 and 298 ms, 568 and 1204, 5317 and 1158, 7059 and 832, at 500 Mbit/s; arXiv 2301.11913)."""
 PUBLISHED_MBIT = 500
 
+EARLY = {"mode": "overlap", "early_share": 0.5}
+"""As much as may be early with AdamW: what is, the row says."""
 OVERRIDES: dict[str, dict[str, dict[str, Any]]] = {
     "sync": {},
     "sync_int8h": {"codecs": {"activations": "int8h"}},
     "sync_auto": {"codecs": {"activations": "auto"}},
+    "overlap": {"speed": EARLY},
+    "overlap_int8h": {"codecs": {"activations": "int8h"}, "speed": EARLY},
 }
 """Modes of the product, by name, and the sections of the manifest that make them: another is a line here."""
-WIRE = {"sync_int8h": 66 / 256, "sync_auto": 66 / 256}
+WIRE = {"sync_int8h": 66 / 256, "sync_auto": 66 / 256, "overlap_int8h": 66 / 256}
 """Bytes of what crosses a boundary ÷ those of float32, where they are or may become fewer."""
 STOPS = {"hub": False, "hub_stop": True}
 """Candidates in the same virtual network, and whether they stop between steps."""

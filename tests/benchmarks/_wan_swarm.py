@@ -115,6 +115,11 @@ class WanSwarm:
             found += [marked(self._opened[name], marks, self._busy[name], step) for step in steps]
         return [one for one in found if one is not None]
 
+    def early(self, steps: range) -> float:
+        """Return the share of these steps' microbatches that were computed with older parameters."""
+        committed = [one for record in self.swarm.history() if record["step"] in steps for one in record["committed"]]
+        return sum(one.get("early", False) for one in committed) / len(committed)
+
     def judged(self) -> dict[str, int]:
         """Return what the checkers of the invariants found, and how often work or an attempt was repeated."""
         report = check_run([self.root], Limits(target=MICROBATCHES))

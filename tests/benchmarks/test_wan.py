@@ -95,7 +95,7 @@ def test_cells_are_those_that_are_asked_for() -> None:
 def test_summary_has_the_declared_keys_at_every_size(size: Size) -> None:
     def made_up(case: dict[str, Any]) -> dict[str, Any]:
         seen = {"useful": 0.5, **dict.fromkeys(KINDS, 0.5 / len(KINDS)), "lost": 0, "duplicated": 0}
-        of_ours = seen | {"digest_mismatches": 1, "attempts_failed": 0, "hops_moved": 3}
+        of_ours = seen | {"digest_mismatches": 1, "attempts_failed": 0, "hops_moved": 3, "early": 0.25}
         name = Cell(**case["cell"]).name
         found = {"mode": case["mode"], "cell": name, "seed": case["seed"], "step_s": 1.0, "util": 0.5, "cpu_s": 1.0}
         return found | {"share_of_bound": 0.6} | (of_ours if case["mode"] in OVERRIDES else {})
@@ -106,7 +106,7 @@ def test_summary_has_the_declared_keys_at_every_size(size: Size) -> None:
     assert len(result.rows) == len(wan.PLAYED[size]) * len(MODES)
     assert all(len(row) == len(wan.COLUMNS) for row in result.rows)
     assert result.summary["over_hub_80_80"] == 1.0
-    assert result.summary["lost_sync_80_80"] == 0.5
+    assert (result.summary["lost_sync_80_80"], result.summary["early_share_80_80"]) == (0.5, 0.25)
     assert result.summary["digest_mismatches"] == len([case for case in cases if case["mode"] in OVERRIDES])
     assert (result.summary["util_sync_500_100"] is None) == (size is not Size.FULL)
 
