@@ -259,6 +259,7 @@ class Node:
             source=await self._open_data(manifest, tokenizer),
             how_to_join=command_to_join,
             activation_checkpointing=self._settings.options.activation_checkpointing,
+            deferred_weights=self._settings.options.deferred_weights == "on",
             files=files,
         )
         for service in [*frozen_services(manifest.model, files), ManifestService(manifest.canonical(), tokenizer)]:

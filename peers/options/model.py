@@ -180,6 +180,14 @@ class PeerOptions:
             "the same numbers; auto: where memory is short.",
         ),
     ] = "auto"
+    deferred_weights: Annotated[
+        Literal["on", "off"],
+        Option(
+            of=_JOIN,
+            help="on: hand a gradient on before those of the weights are computed, which fill the time between: less "
+            "waiting, the same numbers, some memory (mode sync).",
+        ),
+    ] = "on"
     checkpoints: Annotated[
         FilePath | None,
         Option(

@@ -58,6 +58,10 @@ Checkpointing = Literal["auto", "on", "off"]
 """Whether layers compute their activations again in the backward: ``auto`` where memory is short."""
 
 
+DEFERRED_BYTES = 1 << 30
+"""At most so much holds what backwards left to do for the gradients of weights."""
+
+
 async def _reachable(through: Sequence[PeerId]) -> str:
     return ""
 
@@ -67,7 +71,7 @@ class PeerContext:
     """What every role of a peer works with. ``be_reachable`` sees to it that others can call this peer, through some of
     those given where it must be; what is in the way, "" when nothing is. ``source`` is a trainer's data,
     ``how_to_join`` what people are told who must find somebody, ``files`` what this machine has of the model,
-    ``activation_checkpointing`` this peer's own choice."""
+    ``activation_checkpointing`` and ``deferred_weights`` this peer's own choices."""
 
     manifest: Manifest
     identity: PrivateIdentity
@@ -81,6 +85,7 @@ class PeerContext:
     how_to_join: HowToJoin = join_words
     files: ModelFiles = ModelFiles()
     activation_checkpointing: Checkpointing = "auto"
+    deferred_weights: bool = True
 
     def boundary(self, behind: int, ahead: int) -> BoundarySpecs:
         """What crosses stage boundaries in this run, seen by who holds what lies between these two; those of a trainer
@@ -198,6 +203,12 @@ class GraphMemory:
         """How many graphs there may be at a time, and the bytes of one as they are kept now."""
         return self._under_way, self._thrifty if self._on else self._graph
 
+    def deferrable(self) -> int:
+        """How many bytes gradients of weights that are computed later may hold: half of what graphs leave, at most
+        DEFERRED_BYTES."""
+        under_way, graph = self.expected
+        return max(0, min(DEFERRED_BYTES, (self._left - under_way * graph) // 2))
+
     def follow(self, roster: Roster) -> None:
         """Have the part checkpoint activations from now on where this roster may bring it more graphs than fit."""
         name, at_once = self._part.spec.name, MAX_IN_FLIGHT * len(roster.trainers)
@@ -222,6 +233,8 @@ class StageRole:
         self.part, self._manifest, self._specs = part, manifest, specs
         self._memory = GraphMemory(around, part)
         self._memory.follow(roster)
+        defers = around.deferred_weights and manifest.averaging.mode == "sync" and not manifest.speed.overlaps
+        part.defer_weight_gradients(defers)
         settings = StageSettings(
             run=manifest.run_id,
             seed=manifest.run.seed,
@@ -231,6 +244,7 @@ class StageRole:
             max_queue=max(32, 4 * len(roster.trainers)),
             max_under_way=max(64, 16 * len(roster.trainers)),
             ahead=manifest.speed.overlaps,
+            deferred_bytes=self._memory.deferrable() if defers else 0,
         )
         context = StageContext(
             endpoint=around.endpoint,

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from swarm.errors import BugError, StateError
+from swarm.models.deferred import recorded_linear
 from swarm.models.family import ModelFamily, PartCost, PartModule
 from swarm.models.layout import FlatLayout, install_tensors, state_of
 from swarm.models.lora_config import BaseDType, LoraConfig
@@ -193,7 +194,7 @@ def _adapt(module: Any, lora: LoraConfig) -> None:
     module.plain = partial(type(module).forward, module)
 
     def forward(x: Tensor) -> Tensor:
-        change = nn.functional.linear(nn.functional.linear(x, module.lora_a), module.lora_b)
+        change = recorded_linear(recorded_linear(x, module.lora_a), module.lora_b)
         answer: Tensor = module.plain(x) + change * lora.scale
         return answer
 

@@ -7,17 +7,15 @@ The result of a backward is that of the same operations in one process: cutting 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from swarm.errors import BugError, Violation
+from swarm.models.deferred import DeferredGradients, Gradients, LinearRecorder
 from swarm.models.family import PartModule
-
-Gradients = list[tuple[str, Tensor]]
-"""One microbatch's gradient of the loss sum: (parameter name, tensor in the parameter's dtype). Lists of several
-passes of one microbatch are joined, and :func:`summed`, to make a part's whole gradient."""
 
 _ALIGNMENT_BYTES = 64
 
@@ -33,20 +31,26 @@ class Graph:
     output: Tensor | None
     input: Tensor | None
     parameters: dict[str, nn.Parameter]
+    linears: LinearRecorder | None = None
 
 
-def run_forward(module: PartModule, x: Tensor, *, seed: int | None, graph: bool) -> tuple[Tensor, Graph | None]:
+def run_forward(
+    module: PartModule, x: Tensor, *, seed: int | None, graph: bool, defers: bool = False
+) -> tuple[Tensor, Graph | None]:
     """Hidden (B, T, D), or tokens (B, T) where the embedding is, → (B, T, D), and the graph when asked for.
 
-    Raises Violation for a token id outside the vocabulary, which on CUDA would otherwise kill the whole process.
+    ``defers``: the graph's weight gradients may be computed later, see :func:`run_backward_input`. Raises Violation for
+    a token id outside the vocabulary, which on CUDA would otherwise kill the whole process.
     """
     x = _enter(module, x)
     if not graph:
         with torch.no_grad():
             return module(x, seed), None
-    inputs = _leaf(x)
-    output: Tensor = module(x if inputs is None else inputs, seed)
-    return output.detach(), Graph(output, inputs, _trained(module.trained_of("forward")))
+    inputs, trained = _leaf(x), _trained(module.trained_of("forward"))
+    linears = LinearRecorder.of(module, trained) if defers else None
+    with linears or nullcontext():
+        output: Tensor = module(x if inputs is None else inputs, seed)
+    return output.detach(), Graph(output, inputs, trained, linears)
 
 
 def run_loss(
@@ -91,18 +95,29 @@ def run_backward(graph: Graph, grad_output: Tensor | None) -> tuple[Tensor | Non
 
     ``grad_output`` has the output's shape; None where the output is the loss. Raises BugError for a spent graph.
     """
+    grad_input, rest = run_backward_input(graph, grad_output)
+    return grad_input, rest.finish()
+
+
+def run_backward_input(graph: Graph, grad_output: Tensor | None) -> tuple[Tensor | None, DeferredGradients]:
+    """The half of :func:`run_backward` that the stage before waits for: the gradient of the input, None where that was
+    tokens; and the rest, which is all of it where the graph was not made to defer anything. Both halves together give
+    the bits of the whole."""
     output, graph.output = graph.output, None
     if output is None:
         raise BugError("a graph was used for a second backward")
     if grad_output is not None:
         grad_output = _aligned(grad_output, output.device).to(output.dtype)
     head: Sequence[Tensor] = () if graph.input is None else (graph.input,)
-    if not (head or graph.parameters):  # a table that is frozen: there is nothing to go back to
-        return None, []
-    found = torch.autograd.grad((output,), (*head, *graph.parameters.values()), (grad_output,))
+    linears, graph.linears, names = graph.linears, None, tuple(graph.parameters)
+    if not (head or names):  # a table that is frozen: there is nothing to go back to
+        return None, DeferredGradients((), {}, [])
+    wanted = (*head, *graph.parameters.values())
+    found = torch.autograd.grad((output,), wanted, (grad_output,), allow_unused=linears is not None)
     graph.input = None
-    gradients = list(zip(graph.parameters, found[len(head) :], strict=True))
-    return (found[0] if head else None), gradients
+    there = {name: gradient for name, gradient in zip(names, found[len(head) :], strict=True) if gradient is not None}
+    passes = [] if linears is None else linears.passes
+    return (found[0] if head else None), DeferredGradients(names, there, passes)
 
 
 def summed(gradients: Gradients) -> Gradients:

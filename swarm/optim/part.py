@@ -23,6 +23,7 @@ from torch import Tensor
 
 from swarm.errors import BugError, StateError, WrongStep
 from swarm.ids import StepWork
+from swarm.models.deferred import DeferredGradients
 from swarm.models.family import PartModule
 from swarm.models.layout import FlatLayout, install_weights, refresh_weights
 from swarm.models.lora import Stored, frozen_tensors, install_base
@@ -30,6 +31,7 @@ from swarm.models.passes import (
     Gradients,
     Graph,
     run_backward,
+    run_backward_input,
     run_embedding,
     run_forward,
     run_head,
@@ -199,6 +201,7 @@ class TrainedPart(PartState):
         self._sums, self._window = OpenSums(self.layout, accumulator, device, window), window
         self._kept = window - 1
         self._modules, self._versions = [self._module], dict[int, PartModule]()
+        self._defers = False
         self.feedback = ErrorFeedback()
 
     def install_base(self, stored: Mapping[str, Stored]) -> None:
@@ -213,12 +216,17 @@ class TrainedPart(PartState):
         for module in self._modules:
             module.activation_checkpointing = on
 
+    def defer_weight_gradients(self, on: bool) -> None:
+        """Whether :meth:`backward_input` leaves the weight gradients of linear layers to :meth:`backward_weights`, of
+        forwards from the next one on. The same bits."""
+        self._defers = on
+
     def forward(
         self, x: Tensor, *, seed: int | None, work: StepWork | None = None, graph: bool = True
     ) -> tuple[Tensor, Graph | None]:
         """See :func:`~swarm.models.passes.run_forward`. Raises WrongStep, as all passes, for work whose parameters are
         not held here."""
-        return run_forward(self._with(work), x, seed=seed, graph=graph)
+        return run_forward(self._with(work), x, seed=seed, graph=graph, defers=self._defers)
 
     def forward_loss(
         self, x: Tensor, targets: Tensor, *, seed: int | None, work: StepWork | None = None, graph: bool = True
@@ -229,6 +237,14 @@ class TrainedPart(PartState):
     def backward(self, graph: Graph, grad_output: Tensor | None) -> tuple[Tensor | None, Gradients]:
         """See :func:`~swarm.models.passes.run_backward`. Adds nothing anywhere: :meth:`accumulate` does."""
         return run_backward(graph, grad_output)
+
+    def backward_input(self, graph: Graph, grad_output: Tensor | None) -> tuple[Tensor | None, DeferredGradients]:
+        """The first half of :meth:`backward`; see :func:`~swarm.models.passes.run_backward_input`."""
+        return run_backward_input(graph, grad_output)
+
+    def backward_weights(self, rest: DeferredGradients) -> Gradients:
+        """The second half. Adds nothing anywhere, as :meth:`backward`."""
+        return rest.finish()
 
     def embed(self, tokens: Tensor, *, seed: int | None = None, work: StepWork | None = None) -> tuple[Tensor, Graph]:
         """Private ends: see :func:`~swarm.models.passes.run_embedding`."""

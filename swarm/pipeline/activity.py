@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Literal
 
 from swarm.ids import PeerId
 from swarm.pipeline.messages import Direction
@@ -34,16 +35,17 @@ class PipelineActivity:
 
 
 class ComputePace:
-    """The time that the newest pieces of one replica's work took on its device."""
+    """The time that the newest pieces of one replica's work took on its device; ``weights`` are what a backward left to
+    do."""
 
     def __init__(self) -> None:
         self.microbatches = 0
-        self._seconds: dict[Direction, deque[float]] = {"forward": deque(maxlen=32), "backward": deque(maxlen=32)}
+        self._seconds = {work: deque[float](maxlen=32) for work in ("forward", "backward", "weights")}
 
-    def observe(self, direction: Direction, seconds: float) -> None:
-        """A piece is done; with its backward a microbatch is."""
-        self._seconds[direction].append(seconds)
-        self.microbatches += direction == "backward"
+    def observe(self, work: Direction | Literal["weights"], seconds: float) -> None:
+        """A piece is done; with its backward a microbatch is, for those who wait for it."""
+        self._seconds[work].append(seconds)
+        self.microbatches += work == "backward"
 
     @property
     def compute_s(self) -> float:

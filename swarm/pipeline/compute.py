@@ -34,6 +34,8 @@ from swarm.pipeline.boundary import (
 
 Graph = Any
 Gradients = Any
+Rest = Any
+"""What a backward has left to do for the gradients of its parameters; its ``bytes`` are what it holds for that."""
 
 
 class OpenPart(Protocol):
@@ -68,8 +70,11 @@ class StagePart(OpenPart, Protocol):
     ) -> tuple[float, int, Graph]:
         """Hosted last stage: the sum of the loss, the number of targets counted, and what backward needs."""
 
-    def backward(self, graph: Graph, grad_output: torch.Tensor | None) -> tuple[torch.Tensor | None, Gradients]:
-        """Gradient of the input (None for token ids) and of every parameter, separate for this microbatch."""
+    def backward_input(self, graph: Graph, grad_output: torch.Tensor | None) -> tuple[torch.Tensor | None, Rest]:
+        """Gradient of the input (None for token ids), and what gives that of every parameter."""
+
+    def backward_weights(self, rest: Rest) -> Gradients:
+        """The gradient of every parameter, separate for this microbatch. Spends the rest."""
 
     def check(self, gradients: Gradients) -> None:
         """Raise Violation for gradients that are not finite. Any thread may."""
@@ -113,11 +118,11 @@ class Contributed:
 
 
 class BackwardResult(NamedTuple):
-    """A backward that a device was asked for: the input's gradient, None for token ids; the parameters'; a hosted last
-    stage's loss and the targets that it is over."""
+    """The first half of a backward that a device was asked for: the input's gradient, None for token ids; what gives
+    the parameters'; a hosted last stage's loss and the targets that it is over."""
 
     grad_input: torch.Tensor | None
-    gradients: Gradients
+    rest: Rest
     loss_sum: float
     tokens: int
 
@@ -168,11 +173,19 @@ class StageCompute:
         return with_starts(payload, positions)
 
     def contribute(self, material: Material, graph: Graph | None, sender: PeerId | None) -> Phases[Contributed]:
-        """Both directions, or the way back only where there is a ``graph``; the microbatch is in its step's sum
-        afterwards, once, whether it was before or not.
+        """Both directions, or the way back only where there is a ``graph``: :meth:`turn_back` and :meth:`add_weights`,
+        and raises as they do."""
+        contributed, rest = yield from self.turn_back(material, graph, sender)
+        yield from self.add_weights(material, rest)
+        return contributed
 
-        Raises Violation, having added nothing, for a gradient that is not finite, theirs or ours, or one of ``sender``
-        that the norm gate refuses, and WrongStep when the step has been closed meanwhile.
+    def turn_back(
+        self, material: Material, graph: Graph | None, sender: PeerId | None
+    ) -> Phases[tuple[Contributed, Rest]]:
+        """What the stage before waits for, and what is left to do; nothing is added.
+
+        Raises Violation for a gradient that is not finite, theirs or ours, or one of ``sender`` that the norm gate
+        refuses, and WrongStep when the step has been closed meanwhile.
         """
         _check_step(self.part, material.work)
         arrived, norm = None, 0.0
@@ -186,13 +199,24 @@ class StageCompute:
         result = self._backward(material, graph, entered(arrived))
         ready = mark(self._device)
         yield
-        contributed = self._contributed(material, result, ready)
-        self.part.check(result.gradients)
+        return self._contributed(material, result, ready), result.rest
+
+    def add_weights(self, material: Material, rest: Rest) -> Phases[None]:
+        """The parameters' gradients: the microbatch is in its step's sum afterwards, once, whether it was or not.
+
+        Raises Violation, having added nothing, for a gradient that is not finite, and WrongStep as above.
+        """
+        yield
+        _check_step(self.part, material.work)
+        gradients = self.part.backward_weights(rest)
+        ready = mark(self._device)
+        yield
+        wait(ready)
+        self.part.check(gradients)
         yield
         _check_step(self.part, material.work)
         if material.work not in self.part.accumulated(material.work.step):
-            _change(self.part, material.work, result.gradients, checked=True)
-        return contributed
+            _change(self.part, material.work, gradients, checked=True)
 
     def gradient(self, material: Material) -> memoryview | None:
         """The input's gradient again; nothing is added."""
@@ -202,7 +226,8 @@ class StageCompute:
         """Take the microbatch out of its step's sum, if it is there. Exact in float64."""
         _check_step(self.part, material.work)
         if material.work in self.part.accumulated(material.work.step):
-            _change(self.part, material.work, self._backward(material, None).gradients)
+            rest = self._backward(material, None).rest
+            _change(self.part, material.work, self.part.backward_weights(rest))
 
     def _backward(
         self, material: Material, graph: Graph | None, gradient: torch.Tensor | None = None
@@ -224,8 +249,8 @@ class StageCompute:
                     _, graph = self.part.forward(inputs, seed=material.seed, work=material.work)
         else:
             raise BugError("a backward was asked for without a gradient or targets")
-        grad_input, gradients = self.part.backward(graph, gradient)
-        return BackwardResult(grad_input, gradients, loss_sum, tokens)
+        grad_input, rest = self.part.backward_input(graph, gradient)
+        return BackwardResult(grad_input, rest, loss_sum, tokens)
 
     def _contributed(self, material: Material, result: BackwardResult, ready: Mark) -> Contributed:
         payload, context = None, coming_back(material.work)

@@ -119,8 +119,9 @@ class InputGradient(JourneyMessage):
 
 
 class HopReport(JourneyMessage):
-    """A replica tells the trainer that a hop is done, and what it took. ``receipt`` signs a backward contribution;
-    ``again`` says that it was told before, and measures nothing."""
+    """A replica tells the trainer that a hop is done, and what it took. ``receipt`` signs a backward contribution; a
+    backward without one has handed the gradient on, and its contribution is told later. ``again`` says that it was told
+    before, or is told once more later, and measures nothing."""
 
     hop: StageField
     direction: Direction

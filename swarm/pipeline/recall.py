@@ -294,6 +294,8 @@ class Takeover:
         decision = state.after_adopt()
         if decision.action is Action.TELL_BACKWARD:
             await self.tell_again(state, within_s)
+        if decision.action is Action.HURRY:
+            await self.hurry(state, within_s)
         if decision.action is not Action.FETCH:
             return
         state.adopting = True
@@ -330,6 +332,14 @@ class Takeover:
         """The report and the input's gradient of a contribution that was added before: one of them was lost, or what
         it was sent to."""
         await self._handover.report_backward(state, None)
+        await self._pass_again(state, within_s)
+
+    async def hurry(self, state: MicrobatchState, within_s: float) -> None:
+        """The same of one whose weights' gradients are still to be added: its report follows when they are."""
+        self._worker.hurry(state)
+        await self._pass_again(state, within_s)
+
+    async def _pass_again(self, state: MicrobatchState, within_s: float) -> None:
         try:
             gradient = await self._recalls.input_gradient(Errand.of(state, within_s))
         except Missing as missing:

@@ -154,6 +154,7 @@ class StageSettling:
     def _replayed(self, state: MicrobatchState, new: bool) -> None:
         step, microbatch, _ = state.work
         state.take_graph()
+        state.take_rest()
         if not state.dropped:
             self._table.retention.hold(state)
         if new:

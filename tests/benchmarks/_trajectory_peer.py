@@ -25,14 +25,16 @@ from swarm.step.member.remote_leader import RemoteLeader
 PHASES: dict[str, tuple[type, str, str]] = {
     "queued": (WorkQueue, "push", "after"),
     "forward": (StageCompute, "forward", "before"),
-    "backward": (StageCompute, "contribute", "before"),
+    "backward": (StageCompute, "turn_back", "before"),
+    "weights": (StageCompute, "add_weights", "before"),
     "retained": (TrainedPart, "accumulate", "after"),
     "mid-all-reduce": (AllReduce, "_chunk", "before"),
     "averaged": (AllReduce, "reduce", "after"),
     "completing": (RemoteLeader, "complete", "before"),
 }
-"""Where each phase is: a method, and whether it dies before or after it. ``averaged`` is after the result is there and
-before its digest is told; ``completing`` is a trainer's, whose journey has come home."""
+"""Where each phase is: a method, and whether it dies before or after it. ``weights`` is when a gradient is handed on
+and nothing is added; ``averaged`` after the result is there and before its digest is told; ``completing`` a trainer's,
+whose journey has come home."""
 
 
 def run(settings: PeerSettings) -> int:

@@ -47,6 +47,9 @@ HOST_FATES: Mapping[str, tuple[str, int]] = {
 }
 """Two of three replicas of every stage die, each in another phase, one after the other over the run."""
 
+MUON_FATES: Mapping[str, tuple[str, int]] = {**HOST_FATES, "stage-1-1": ("weights", 50)}
+"""In the run with Muon one dies that has handed gradients on and still owes those of the weights."""
+
 TRAINER_FATES: Mapping[str, tuple[str, int]] = {"trainer-0": ("completing", 60), "trainer-1": ("averaged", 26)}
 FIRED = "fired.jsonl"
 KEYS = (
@@ -57,20 +60,23 @@ KEYS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Play:
-    """What is played: a run in peace, and the same with ``hosts`` killed, and with ``trainers``."""
+    """What is played: a run in peace, and the same with ``hosts`` killed, and with ``trainers``; and with Muon one in
+    peace and one with ``muon`` killed."""
 
     layout: Layout
     scale: Scale
     hosts: Mapping[str, tuple[str, int]]
     trainers: Mapping[str, tuple[str, int]]
+    muon: Mapping[str, tuple[str, int]]
 
 
-WHOLE = Play(layout=LAYOUT, scale=SCALE, hosts=HOST_FATES, trainers=TRAINER_FATES)
+WHOLE = Play(layout=LAYOUT, scale=SCALE, hosts=HOST_FATES, trainers=TRAINER_FATES, muon=MUON_FATES)
 SMOKE = Play(
     layout=Layout(name="1 × 2", stages=1, replicas=2, ends="private"),
     scale=replace(SCALE, batch=BatchConfig(microbatch_size=2, microbatches_per_step=6), steps=15, characters=20_000),
     hosts={"stage-0-1": ("backward", 5)},
     trainers={"trainer-0": ("completing", 2)},
+    muon={"stage-0-1": ("weights", 5)},
 )
 """The trainer dies in the first step, so that it is back before the last."""
 
@@ -136,7 +142,7 @@ def measure(play: Play) -> Result:
             ("hosts killed", play.scale, play.hosts),
             ("trainers killed", play.scale, play.trainers),
             ("muon in peace", muon, {}),
-            ("muon, hosts killed", muon, play.hosts),
+            ("muon, hosts killed", muon, play.muon),
         ):
             manifest = make_manifest(play.layout, scale, data, reproducible=True)
             shape = shape_of(play.layout, manifest)

@@ -188,6 +188,7 @@ class LocalSwarm:
             watch=HealthWatch(endpoint, clock, incarnation=self._incarnations()),
             how_to_join=command_to_join,
             activation_checkpointing=settings.options.activation_checkpointing,
+            deferred_weights=settings.options.deferred_weights == "on",
             files=files_here(self.manifest.model, settings),
         )
         self.peers[name] = LocalPeer(

@@ -13,6 +13,7 @@ from swarm.ids import MicrobatchId
 from swarm.models import family as models
 from swarm.models.recompute import recomputed
 from swarm.models.registry import family_of
+from swarm.pipeline.compute import StageCompute
 from tests.harness.swarm import LocalSwarm
 
 SHAPES = {
@@ -116,6 +117,32 @@ async def test_replicas_that_compute_activations_again_give_the_digests_of_those
         digests[choice] = [record["digests"] for record in swarm.history()]
     assert digests["on"] == digests["off"]
     assert set(again) == {"on"}
+
+
+async def test_replicas_that_defer_weight_gradients_give_the_digests_of_those_that_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turned: Counter[str] = Counter()
+    usual = StageCompute.turn_back
+
+    def counted(*given: Any) -> Any:
+        contributed, rest = yield from usual(*given)
+        turned[root.name] += bool(rest._passes)
+        return contributed, rest
+
+    monkeypatch.setattr(StageCompute, "turn_back", counted)
+    digests = {}
+    for choice in ("off", "on"):
+        root = tmp_path / choice
+        root.mkdir()
+        sites = {f"host-{index}": {"deferred_weights": choice} for index in range(4)}
+        swarm = LocalSwarm(root, hosts=4, sites=sites, run={"reproducible": True}, model={"dropout": 0.1})
+        await swarm.run()
+        assert not swarm.events(DigestMismatch)
+        digests[choice] = [record["digests"] for record in swarm.history()]
+    assert digests["on"] == digests["off"]
+    assert set(turned) == {"on", "off"}
+    assert (turned["on"] > 0, turned["off"]) == (True, 0)
 
 
 async def test_run_learns(tmp_path: Path) -> None:

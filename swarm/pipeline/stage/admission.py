@@ -26,8 +26,9 @@ logger = logging.getLogger(__name__)
 class StageSettings:
     """One replica's place and limits. ``send_timeout_s`` bounds one hand-over, ``max_under_way`` the graphs and
     payloads held of the open step, of the next one half as many; four times as many may send (hosted) targets ahead.
-    ``retention_bytes`` is the budget for what is retained of computed microbatches until their step closes. ``seed`` is
-    the run's; ``ahead`` says that the step after the open one may be fed early."""
+    ``retention_bytes`` is the budget for what is retained of computed microbatches until their step closes,
+    ``deferred_bytes`` that for gradients of weights that are computed when there is nothing else to do: 0 computes them
+    with the input's. ``seed`` is the run's; ``ahead`` says that the step after the open one may be fed early."""
 
     run: RunId
     stage: int
@@ -39,6 +40,7 @@ class StageSettings:
     send_timeout_s: float = 30.0
     retention_bytes: int = RETENTION_BYTES
     ahead: bool = False
+    deferred_bytes: int = 0
 
     @property
     def max_ahead(self) -> int:
@@ -59,6 +61,12 @@ class StageSettings:
     def computes_loss(self) -> bool:
         """Whether forward and backward are one piece of work here."""
         return self.last and self.specs.hosted
+
+    @property
+    def defers(self) -> bool:
+        """Whether gradients of weights are computed later. A last stage that computes the loss tells that with its
+        receipt, for which its trainer waits."""
+        return self.deferred_bytes > 0 and not self.computes_loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

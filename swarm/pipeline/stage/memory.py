@@ -20,7 +20,8 @@ then another process may have had the memory for a moment."""
 
 
 class MemoryRelief:
-    """One replica's. Graphs spare computing a forward again before its backward; nothing else is lost with them."""
+    """One replica's. Graphs spare computing a forward again before its backward, what backwards left to do spares both
+    again; nothing else is lost with them."""
 
     def __init__(self, settings: StageSettings, context: StageContext, table: MicrobatchTable) -> None:
         self._settings, self._context, self._table = settings, context, table
@@ -31,9 +32,9 @@ class MemoryRelief:
         self._alone = 0
 
     async def after(self, error: Exception, *, alone: bool = True) -> PeerError:
-        """Drop the graphs of all microbatches that wait, and what torch keeps of the device's memory. Return what to
-        answer whoever wants the work: Busy, since there is room now, or a PeerError for work that found no room
-        MOST_ALONE times although nothing else was held. ``alone``: no other work was under way.
+        """Drop the graphs of all microbatches that wait, what their backwards left to do, and what torch keeps of the
+        device's memory. Return what to answer whoever wants the work: Busy, since there is room now, or a PeerError for
+        work that found no room MOST_ALONE times although nothing else was held. ``alone``: no other work was under way.
 
         ``error`` is what :func:`~swarm.device.is_out_of_memory` is true of. The frames that it came through are
         cleared, for they hold the tensors of the work that failed.
@@ -52,9 +53,10 @@ class MemoryRelief:
         return Busy(f"{device} had no memory left, and {dropped} graphs were dropped")
 
     def _drop_graphs(self) -> int:
-        """Drop them and return how many there were. Their microbatches stay in their phase: a backward without a graph
-        computes it from the input that is retained."""
-        holding = [state.tensors for state in self._table if state.tensors.graph is not None]
-        for tensors in holding:
-            tensors.graph = None
+        """Drop them and return how many there were, those included of which a backward left something to do. Their
+        microbatches stay in their phase: what is done without is computed from what is retained."""
+        tensors = [state.tensors for state in self._table]
+        holding = [held for held in tensors if held.graph is not None or held.rest is not None]
+        for held in holding:
+            held.graph = held.rest = None
         return len(holding)

@@ -1,11 +1,12 @@
 """One microbatch on a stage replica, as a state machine. Pure.
 
-    expected → received → queued → computing → sent on → queued back → contributing → accumulated
+    expected → received → queued → computing → sent on → queued back → contributing → turned back → adding → accumulated
 
-is its way where nothing fails. A hosted last stage goes from computing to accumulated; a replica that takes the hop
-over goes from expected to queued back. At the closing of a step what the ledger assigns becomes accumulated whatever it
-was, and what it does not assign is taken out. A microbatch leaves the table, with a reason, when it is dropped or its
-step is closed; what is being computed of it then ends without effect.
+is its way where nothing fails. A hosted last stage goes from computing to accumulated, one that defers no weight
+gradients from contributing; a replica that takes the hop over goes from expected to queued back. At the closing of a
+step what the ledger assigns becomes accumulated whatever it was, and what it does not assign is taken out. A microbatch
+leaves the table, with a reason, when it is dropped or its step is closed; what is being computed of it then ends
+without effect.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 from threading import Lock
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from swarm.errors import Busy, Refused
 from swarm.ids import JourneyKey, PeerId, StepWork
 from swarm.network.protocols import Payload
-from swarm.pipeline.compute import Graph
+from swarm.pipeline.compute import Graph, Rest
 from swarm.pipeline.messages import Direction, JourneyMessage
 from swarm.pipeline.retention import payload_bytes
+
+Work = Direction | Literal["weights"]
+"""A piece of work on one microbatch. ``weights`` is what a backward left to do for the gradients of its parameters."""
 
 
 class Phase(Enum):
@@ -33,11 +37,14 @@ class Phase(Enum):
     SENT_ON = "sent on"  # its graph, which may have been dropped for want of memory, waits for the gradient
     QUEUED_BACK = "queued back"
     CONTRIBUTING = "contributing"
+    TURNED_BACK = "turned back"  # its input's gradient is sent on; those of the weights wait for their turn
+    ADDING = "adding"
     ACCUMULATED = "accumulated"  # it is in the sum; what was received is retained
     TAKEN_OUT = "taken out"  # it was in the sum, and is not any more
 
 
-_BACK = frozenset({Phase.QUEUED_BACK, Phase.CONTRIBUTING})
+_TURNED = frozenset({Phase.TURNED_BACK, Phase.ADDING})
+_BACK = _TURNED | {Phase.QUEUED_BACK, Phase.CONTRIBUTING}
 _BEGUN = _BACK | {Phase.RECEIVED, Phase.QUEUED, Phase.COMPUTING, Phase.SENT_ON}
 _FROM = {
     Phase.RECEIVED: frozenset({Phase.EXPECTED, Phase.TAKEN_OUT}),
@@ -46,6 +53,8 @@ _FROM = {
     Phase.SENT_ON: frozenset({Phase.COMPUTING}),
     Phase.QUEUED_BACK: frozenset(Phase) - _BACK - {Phase.ACCUMULATED},
     Phase.CONTRIBUTING: frozenset({Phase.QUEUED_BACK}),
+    Phase.TURNED_BACK: frozenset({Phase.CONTRIBUTING}),
+    Phase.ADDING: frozenset({Phase.TURNED_BACK}),
     Phase.ACCUMULATED: frozenset(Phase),
     Phase.TAKEN_OUT: frozenset(Phase),
 }
@@ -62,6 +71,7 @@ class Action(Enum):
     SEND_OUTPUT = "send its output"
     TELL_FORWARD = "report its forward and send its output"
     TELL_BACKWARD = "report its backward and send its gradient"
+    HURRY = "send its gradient again, and add its weights' gradients next"
 
 
 class Next(NamedTuple):
@@ -73,10 +83,11 @@ class Next(NamedTuple):
 
 @dataclass(slots=True)
 class Tensors:
-    """What is held of one microbatch, wire-encoded but for the graph.
+    """What is held of one microbatch, wire-encoded but for the graph and the rest.
 
     ``input``, ``targets`` and ``gradient`` (of the output) are what the replica received: from them it can compute
-    everything again. ``graph`` and ``output`` spare that between forward and backward.
+    everything again. ``graph`` and ``output`` spare that between forward and backward, ``rest`` between the gradient of
+    the input and those of the weights.
     """
 
     input: Payload | None = None
@@ -85,6 +96,7 @@ class Tensors:
     gradient_sender: PeerId | None = None
     output: Payload | None = None
     graph: Graph | None = None
+    rest: Rest | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -102,6 +114,7 @@ class MicrobatchState:
     adopting: bool = False  # what its backward takes is being fetched
     in_use: int = 0  # contributions that are being computed from it
     loss: tuple[float, int] = (0.0, 0)  # hosted last stage: its sum over the targets, and how many those are
+    took: tuple[float, float] = (0.0, 0.0)  # seconds that it waited and was computed until it turned back
     dropped: str = ""  # why it left the table
 
     _moving: ClassVar[Lock] = Lock()
@@ -143,10 +156,11 @@ class MicrobatchState:
 
     def under_way(self, now: float) -> bool:
         """Whether it takes up one of the replica's places: it is worked on, holds a tensor or may soon. Targets that
-        came ahead are counted apart."""
+        came ahead are counted apart, and what only waits for its weights' gradients is bounded by its bytes."""
         brought = self.tensors.input is not None or self.tensors.gradient is not None
         waits = (brought and self.phase is Phase.EXPECTED) or now < self.expires
-        return not self.accumulated and (self.begun or self.adopting or waits)
+        over = self.accumulated or self.phase is Phase.TURNED_BACK
+        return not over and (self.begun or self.adopting or waits)
 
     def idle(self, before: float) -> bool:
         """Whether nothing is done with it, and nothing of it came since then."""
@@ -210,6 +224,8 @@ class MicrobatchState:
             if asked_anew:
                 return Next(Action.TELL_BACKWARD, "its trainer asks again for what was added before")
             return Next(Action.NOTHING, "it was added before")
+        if asked_anew and self.phase in _TURNED:
+            return Next(Action.HURRY, "its trainer asks again for what was sent on before")
         can = self.tensors.graph is not None or self.phase is Phase.SENT_ON  # one that was dropped is computed again
         if can or (self.tensors.input is not None and not self.begun):
             return Next(Action.QUEUE_BACKWARD, "all that its backward takes is here")
@@ -235,6 +251,8 @@ class MicrobatchState:
         """Decide what follows when this replica is to take the hop over."""
         if self.accumulated:
             return Next(Action.TELL_BACKWARD, "it was added before")
+        if self.phase in _TURNED:
+            return Next(Action.HURRY, "its gradient was sent on before")
         if self.adopting or self.phase in _BACK:
             return Next(Action.NOTHING, "its backward is under way")
         return Next(Action.FETCH, "its trainer gave the hop to this replica")
@@ -245,10 +263,12 @@ class MicrobatchState:
             self.arrived = now
         return news
 
-    def start(self) -> Direction | None:
+    def start(self) -> Work | None:
         """Its turn on the device came. Return what is to be computed, None when another lane does, or did."""
         if self._move(Phase.CONTRIBUTING):
             return "backward"
+        if self._move(Phase.ADDING):
+            return "weights"
         return "forward" if self._move(Phase.COMPUTING) else None
 
     def computed(self, output: Payload, graph: Graph) -> Next:
@@ -267,6 +287,18 @@ class MicrobatchState:
         graph = self.tensors.graph
         self.tensors.graph = self.tensors.output = None
         return graph
+
+    def turn_back(self, rest: Rest, now: float) -> bool:
+        """The gradient of its input is there, and ``rest`` to be done. Return False for one that was added at the
+        step's closing meanwhile."""
+        if moved := self._move(Phase.TURNED_BACK):
+            self.tensors.rest, self.arrived = rest, now
+        return moved
+
+    def take_rest(self) -> Rest | None:
+        """Return what is left to do, None where that was dropped for want of memory, and do not hold it any more."""
+        rest, self.tensors.rest = self.tensors.rest, None
+        return rest
 
     def accumulate(self, loss_sum: float, tokens: int) -> None:
         """It was added to the sum. On the device thread, so that it is true whoever was cancelled meanwhile."""

@@ -169,6 +169,8 @@ class StageServer:
                 self._send(self._takeover.send_again(state, within_s))
             case Action.TELL_BACKWARD:
                 self._send(self._takeover.tell_again(state, within_s))
+            case Action.HURRY:
+                self._send(self._takeover.hurry(state, within_s))
             case Action.NOTHING:
                 pass
 

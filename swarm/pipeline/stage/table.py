@@ -8,9 +8,9 @@ from itertools import count
 from typing import Generic, TypeVar
 
 from swarm.ids import JourneyKey, PeerId, StepWork
-from swarm.pipeline.messages import Direction, JourneyMessage
+from swarm.pipeline.messages import JourneyMessage
 from swarm.pipeline.retention import Retention
-from swarm.pipeline.stage.microbatch_state import MicrobatchState
+from swarm.pipeline.stage.microbatch_state import MicrobatchState, Work
 from swarm.pipeline.window import StepWindow
 from swarm.waiting import AdaptiveDeadline
 
@@ -20,21 +20,23 @@ STAY_FLOOR_S, STAY_CEILING_S = 30.0, 300.0
 
 
 class WorkQueue(Generic[T]):
-    """A priority queue, bounded for each step: backward before forward, oldest first, and only what can be computed.
+    """A priority queue, bounded for each step: backward before forward before weights, oldest first, and only what can
+    be computed.
 
-    Backward work frees a graph and brings a microbatch home, so it goes first and is never refused. Forward work of the
-    next step may wait here while the open one is being closed."""
+    Backward work frees a graph and brings a microbatch home, so it goes first and is never refused. Nobody waits for
+    the weights' gradients before the step closes: they fill the time in which there is nothing else to do. Forward work
+    of the next step may wait here while the open one is being closed."""
 
     def __init__(self, max_forward: int) -> None:
         self._max_forward = max_forward
         self._ticket = count()
-        self._heaps: dict[Direction, list[tuple[int, int, int, T]]] = {"backward": [], "forward": []}
+        self._heaps: dict[Work, list[tuple[int, int, int, T]]] = {"backward": [], "forward": [], "weights": []}
 
     def full(self, step: int) -> bool:
         """Whether another forward of that step would be refused. What comes ahead takes no place from it. O(n)."""
         return sum(of_step == step for _, of_step, _, _ in self._heaps["forward"]) >= self._max_forward
 
-    def push(self, kind: Direction, work: StepWork, item: T) -> None:
+    def push(self, kind: Work, work: StepWork, item: T) -> None:
         """Add work that was admitted. O(log n)."""
         heapq.heappush(self._heaps[kind], (work.version + 1, work.step, next(self._ticket), item))
 
@@ -97,6 +99,11 @@ class MicrobatchTable:
     def step(self) -> int:
         """Return the open step."""
         return self.window.step
+
+    @property
+    def deferred_bytes(self) -> int:
+        """What is held for gradients of weights that are still to be computed."""
+        return sum(state.tensors.rest.bytes for state in self if state.tensors.rest is not None)
 
     def of(self, body: JourneyMessage) -> MicrobatchState | None:
         """Return what is known of the one that a message is about."""

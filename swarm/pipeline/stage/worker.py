@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any, TypeVar
 
 from swarm.device import is_out_of_memory
 from swarm.errors import BugError, PeerError, Refused, WrongStep
@@ -33,13 +34,15 @@ from swarm.pipeline.messages import (
 )
 from swarm.pipeline.stage.admission import StageContext, StageSettings
 from swarm.pipeline.stage.memory import MemoryRelief
-from swarm.pipeline.stage.microbatch_state import Action, MicrobatchState
+from swarm.pipeline.stage.microbatch_state import Action, MicrobatchState, Work
 from swarm.pipeline.stage.table import MicrobatchTable
 from swarm.schema import Empty
 from swarm.security.signing import receipt_bytes
 from swarm.waiting import first_done, retry_while_busy
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MAX_ADDING = 2
 """Contributions under way at once: each holds a gradient of all the part's parameters until it is added."""
@@ -96,16 +99,29 @@ class Worker:
         self._table.queue.push(direction, state.work, state)
         self._wake.set()
 
+    def hurry(self, state: MicrobatchState) -> None:
+        """Have a microbatch's weight gradients added next: its trainer waits for the receipt."""
+        self._defer(state, "backward")
+
+    def _defer(self, state: MicrobatchState, before: Work = "weights") -> None:
+        self._table.queue.push(before, state.work, state)
+        self._wake.set()
+
     def wake(self) -> None:
         """Look at the queue again: there may be more of the open step."""
         self._wake.set()
 
-    async def _work(self, state: MicrobatchState, direction: Direction) -> None:
+    async def _work(self, state: MicrobatchState, work: Work) -> None:
+        direction: Direction = "forward" if work == "forward" else "backward"
         started = self._context.clock.monotonic()
         queued = started - state.arrived
         self._under_way += 1
         try:
-            if direction == "backward" or self._settings.computes_loss:
+            if work == "weights":
+                await self._add_weights(state)
+            elif work == "backward" and self._settings.defers:
+                await self._turn_back(state, queued)
+            elif work == "backward" or self._settings.computes_loss:
                 await self._contribute(state, queued)
             elif state.tensors.graph is None:
                 await self._forward(state, queued)
@@ -154,11 +170,63 @@ class Worker:
         self._spawn(self._handover.pass_forward(state, output))
 
     async def _contribute(self, state: MicrobatchState, queued: float) -> None:
-        started = self._context.clock.monotonic()
+        """Both directions, or the way back, in one piece."""
+        started, material = self._context.clock.monotonic(), self._material(state)
+        graph, sender = state.take_graph(), state.tensors.gradient_sender
+
+        def compute() -> Phases[Contributed]:
+            result = yield from self._context.compute.contribute(material, graph, sender)
+            state.accumulate(result.loss_sum, result.tokens)
+            return result
+
+        result = await self._compute(state, compute(), self._adding)
+        if state.dropped:  # its lineage was given up meanwhile: nothing of it counts
+            return
+        self._added(state, self._took("backward", queued, started))
+        self._spawn(self._handover.pass_backward(state, result.gradient))
+
+    async def _turn_back(self, state: MicrobatchState, queued: float) -> None:
+        """What the stage before waits for; the rest when there is nothing else to do, or at once where that would be
+        more than may be held."""
+        started, material = self._context.clock.monotonic(), self._material(state)
+        graph, sender = state.take_graph(), state.tensors.gradient_sender
+        work = self._context.compute.turn_back(material, graph, sender)
+        contributed, rest = await self._compute(state, work, nullcontext())
+        if state.dropped:
+            return
+        state.took = self._took("backward", queued, started)
+        if state.turn_back(rest, self._context.clock.monotonic()):
+            self._spawn(self._handover.report_turned(state))
+        elif state.accumulated:  # at the step's closing
+            self._spawn(self._handover.report_backward(state, state.took))
+        self._spawn(self._handover.pass_backward(state, contributed.gradient))
+        if self._table.deferred_bytes <= self._settings.deferred_bytes:
+            self._defer(state)
+        elif state.start() == "weights":
+            await self._add_weights(state)
+
+    async def _add_weights(self, state: MicrobatchState) -> None:
+        """What :meth:`_turn_back` left; both again where that was dropped for want of memory."""
+        started, material, rest = self._context.clock.monotonic(), self._material(state), state.take_rest()
+
+        def compute() -> Phases[None]:
+            if rest is None:
+                yield from self._context.compute.contribute(material, None, None)
+            else:
+                yield from self._context.compute.add_weights(material, rest)
+            state.accumulate(0.0, 0)
+
+        await self._compute(state, compute(), self._adding)
+        if state.dropped:
+            return
+        (queued, computed), (_, more) = state.took, self._took("weights", 0.0, started)
+        self._added(state, (queued, computed + more))
+
+    def _material(self, state: MicrobatchState) -> Material:
         tensors = state.tensors
         if tensors.input is None:
             raise BugError("a contribution was queued without its input")
-        material = Material(
+        return Material(
             work=state.work,
             seed=self._seed(state),
             first=self._settings.first,
@@ -166,42 +234,40 @@ class Worker:
             gradient=tensors.gradient,
             targets=tensors.targets,
         )
-        graph, sender = state.take_graph(), tensors.gradient_sender
 
+    async def _compute(self, state: MicrobatchState, work: Phases[T], turn: AbstractAsyncContextManager[Any]) -> T:
+        """Do a part of a contribution in its ``turn``. Between two phases another lineage's step of this number may
+        have been opened; where work is done in one go that comes later."""
         beside = self._context.device.lanes > 1
 
-        def compute() -> Phases[Contributed]:
-            work = self._context.compute.contribute(material, graph, sender)
+        def watched() -> Phases[T]:
             while (end := advance(work)) is None:
                 yield
-                # Between two phases another lineage's step of this number may have been opened; else that comes later.
                 if beside and state.dropped:
                     raise WrongStep(f"it was dropped: {state.dropped}")
-            result: Contributed = end.value
-            state.accumulate(result.loss_sum, result.tokens)
+            result: T = end.value
             return result
 
         state.in_use += 1
         try:
-            async with self._adding:
-                result = await self._context.device.run_phases(compute())
+            async with turn:
+                return await self._context.device.run_phases(watched())
         finally:
             state.in_use -= 1
-        if state.dropped:  # its lineage was given up meanwhile: nothing of it counts
-            return
+
+    def _added(self, state: MicrobatchState, took: tuple[float, float]) -> None:
+        """Tell that a microbatch is in the sum."""
         part = stage_part(self._settings.stage)
         self._context.events.emit(Accumulated(step=state.key.step, microbatch=state.key.microbatch, part=part))
-        took = self._took("backward", queued, started)
         self._spawn(self._handover.report_backward(state, took))
-        self._spawn(self._handover.pass_backward(state, result.gradient))
         self._table.retention.hold(state)
 
-    def _took(self, direction: Direction, queued: float, started: float) -> tuple[float, float]:
+    def _took(self, work: Work, queued: float, started: float) -> tuple[float, float]:
         """Return the seconds that a piece of work waited and was computed: of the time that it was under way, what is
         its share among those that are (Little's law), so that a replica seems as fast as it is."""
         under_way_s = self._context.clock.monotonic() - started
         computed = under_way_s / max(1, self._under_way)
-        self.pace.observe(direction, computed)
+        self.pace.observe(work, computed)
         return queued + under_way_s - computed, computed
 
     def _seed(self, state: MicrobatchState) -> int:
@@ -269,6 +335,10 @@ class Handover:
     async def report_forward(self, state: MicrobatchState, took: tuple[float, float] | None) -> None:
         """A hop on the way out is done. ``took`` is (queued, computed) in seconds, None when this was told before."""
         await self._report(state, "forward", took)
+
+    async def report_turned(self, state: MicrobatchState) -> None:
+        """The gradient was handed on; the contribution's report, with receipt and time, follows."""
+        await self._report(state, "backward", None)
 
     async def report_backward(self, state: MicrobatchState, took: tuple[float, float] | None) -> None:
         """A contribution was added: with the receipt, and where the loss is computed the loss."""

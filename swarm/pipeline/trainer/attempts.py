@@ -22,12 +22,13 @@ from swarm.pipeline.trainer.directives import (
     WithdrawHop,
 )
 from swarm.pipeline.trainer.pace import ReplicaChoice, Work
-from swarm.pipeline.trainer.route import RouteState
+from swarm.pipeline.trainer.route import Hop, RouteState
 from swarm.waiting import ExponentialBackoff, doubled
 
 FETCH_SHARE = 0.5
 """Part of the time of a takeover that fetching may take: so a stalled neighbour is named before the deadline."""
 MAX_DOUBLINGS = 6
+EXTRA_TURNS = 2
 
 GONE = ("unreachable", "deadline")
 """Codes that say something about a peer or its link."""
@@ -201,6 +202,19 @@ class HopAttempts:
         seconds = doubled(pace.seconds(hop.replica, work), min(hop.misses, MAX_DOUBLINGS), pace.ceiling_s)
         self._way.begin_turn(at, now, seconds, work)
         return seconds
+
+    def fills_its_time(self, hop: Hop, now: float) -> bool:
+        """Whether the replica handed the gradient on and told of other microbatches in its turn: it will add this one
+        when there is nothing else to do."""
+        if hop.turned is None or hop.nudged or now >= hop.turned + self._replicas.pace.ceiling_s:
+            return False
+        return hop.replica not in self._replicas.silence
+
+    def has_only_begun(self, hop: Hop) -> bool:
+        """Whether the run has, so that its queues still grow: then a replica that is late, and meanwhile told of other
+        microbatches, is given another turn or two, twice as long each."""
+        young = self._replicas.pace.young(self._way.turn_of(hop))
+        return young and hop.misses <= EXTRA_TURNS and hop.replica not in self._replicas.silence
 
     def turn_passed(self, at: int) -> None:
         """When the replica has said nothing meanwhile, that is news for other journeys, too."""

@@ -105,6 +105,7 @@ class _AtHome:
     head: Any = None
     loss_sum: float = 0.0
     tokens: int = 0
+    returned_s: float | None = None
 
 
 class Journey:
@@ -132,6 +133,11 @@ class Journey:
     def route(self) -> tuple[PeerId, ...]:
         """One replica per stage, as it is now."""
         return self._state.way.route
+
+    @property
+    def returned_s(self) -> float | None:
+        """How long it took until the gradient was home, and nothing but receipts missing; None before."""
+        return self._home.returned_s
 
     async def travel(self) -> FinishedJourney:
         """Go all the way, whoever fails on it; wait while a stage has nobody.
@@ -191,6 +197,8 @@ class Journey:
     def _happened(self, directives: Iterable[Directive]) -> None:
         """Do what follows from it, and look again."""
         self._do(directives)
+        if self._home.returned_s is None and self._state.way.returned:
+            self._home.returned_s = self._now() - self._started
         self._wake.set()
 
     def _do(self, directives: Iterable[Directive]) -> None:
@@ -353,6 +361,8 @@ class Journey:
         cannot be, and from one that was never asked."""
         state, now = self._state, self._now()
         state.check_sender(caller, report.attempt, report.hop, now)
+        if report.direction == "backward" and not report.receipt:
+            return self._happened(state.turned_back(report.hop, caller, now))
         if report.direction == "backward":
             self._check_receipt(caller, report)
         self._measure(caller, report, now)

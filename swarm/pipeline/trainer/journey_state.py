@@ -25,12 +25,11 @@ from swarm.pipeline.trainer.directives import (
     WithdrawHop,
 )
 from swarm.pipeline.trainer.pace import ReplicaChoice, Work
-from swarm.pipeline.trainer.route import Hop, Receipt, RouteState
+from swarm.pipeline.trainer.route import Receipt, RouteState
 from swarm.waiting import ExponentialBackoff
 
 LOOK_EVERY_S = 1.0
 """How often a journey asks who is believed to be gone, when nothing else happens."""
-EXTRA_TURNS = 2
 POSTPONE_S = 0.05
 
 
@@ -216,8 +215,7 @@ class JourneyState:
 
     def contributed(self, at: int, peer: PeerId, receipt: Receipt, now: float) -> list[Directive]:
         """A replica added the microbatch; its receipt is in order. Raises Refused where there is no gradient yet."""
-        if not self._hosted and not self.way.back:
-            raise Refused("there is no gradient yet of which this could be a contribution")
+        self._check_gradient()
         if self.phase not in _UNDER_WAY:
             return []
         turns = at == self.way.last and not self.way.back
@@ -231,6 +229,22 @@ class JourneyState:
             if not self.way.back and self.way.next_due() is None:  # so the last stage has added it, and did not say so
                 self._await(self.way.last, "forward", now)
         return self._decided()
+
+    def turned_back(self, at: int, peer: PeerId, now: float) -> list[Directive]:
+        """A replica handed the gradient on: the hop before has its turn, and this one another for its receipt. Raises
+        Refused where there is no gradient yet."""
+        self._check_gradient()
+        if self.phase in _UNDER_WAY:
+            self._observe(at, peer, now)
+            if self.way.turned_back(at, peer, now) and self.way.back:
+                self._attempts.begin_turn(at, "weights", now)
+                if at > 0 and self.way.hops[at - 1].due is None:
+                    self._await(at - 1, "backward", now)
+        return self._decided()
+
+    def _check_gradient(self) -> None:
+        if not self._hosted and not self.way.back:
+            raise Refused("there is no gradient yet of which this could be a contribution")
 
     def gradient(self) -> list[Directive]:
         """The first stage's input gradient arrived."""
@@ -313,11 +327,14 @@ class JourneyState:
         late = hop.due is not None and hop.due <= now
         if late:
             self._attempts.turn_passed(at)
-        hop.due, hop.misses = None, hop.misses + late
-        if late and self._has_only_begun(hop):
-            self._attempts.begin_turn(at, "backward" if self.way.back else "forward", now)
+        if late and self._attempts.fills_its_time(hop, now):
+            self._attempts.begin_turn(at, "weights", now)
             return
-        passed_on = hop.contributed or any(other.contributed for other in self.way.hops[:at])
+        hop.due, hop.misses = None, hop.misses + late
+        if late and self._attempts.has_only_begun(hop):
+            self._attempts.begin_turn(at, self.way.turn_of(hop), now)
+            return
+        passed_on = hop.contributed or hop.turned is not None or any(other.contributed for other in self.way.hops[:at])
         if self.way.back and passed_on and not hop.nudged and hop.replica not in silence:
             hop.nudged = True
             self._attempts.start(at, None, "others have gone on from there: only its report is missing", now)
@@ -325,12 +342,6 @@ class JourneyState:
         error = DeadlineMissed("no answer in the time that it has", peer=hop.replica)
         self._attempts.suspect(at, hop.replica, error.reason, now)
         self._attempts.start(at, error, error.reason, now)
-
-    def _has_only_begun(self, hop: Hop) -> bool:
-        """Whether the run has, so that its queues still grow: then a replica that is late, and meanwhile told of other
-        microbatches, is given another turn or two, twice as long each."""
-        young = self._replicas.pace.young("backward" if self.way.back else "forward")
-        return young and hop.misses <= EXTRA_TURNS and hop.replica not in self._replicas.silence
 
     # --- what is lost, and the end -------------------------------------------------------------------------------
 

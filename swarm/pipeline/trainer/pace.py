@@ -24,8 +24,9 @@ YOUNG = 64
 under way grows as soon as a few have come home, so those of the next step wait in queues four times as long. (Measured
 on two cores: a healthy swarm moved work to and fro in its first three steps.)"""
 
-Work = Literal["forward", "backward", "adopt"]
-"""``adopt`` is taking a hop over: fetching what it takes, and both directions."""
+Work = Literal["forward", "backward", "weights", "adopt"]
+"""``weights`` is adding a contribution whose gradient was handed on, which a replica does when there is nothing else to
+do; ``adopt`` is taking a hop over: fetching what it takes, and both directions."""
 
 
 class JourneyDeadlines:
@@ -56,6 +57,8 @@ class JourneyDeadlines:
 
     def seconds(self, peer: PeerId, work: Work) -> float:
         """How long to wait for the next piece."""
+        if work == "weights" and self.young(work):  # the first ones are done at once, the next wait for all others
+            return self.ceiling_s
         known = self._peers.get((peer, work)) or self._all.get(work)
         if known is not None:
             return known.seconds()

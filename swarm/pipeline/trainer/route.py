@@ -42,6 +42,8 @@ class Hop:
     """Who is not chosen again before all others were."""
     failed: list[PeerId] = field(default_factory=list)
     """Who failed on the microbatch itself, in order."""
+    turned: float | None = None
+    """When the present replica handed the gradient on, so that only its receipt is missing; None before."""
     nudged: bool = False
     """Whether the present replica was asked for news that only did not arrive."""
     backoff: ExponentialBackoff | None = None
@@ -82,6 +84,17 @@ class RouteState:
         """Whether every stage has added the microbatch, and the gradient is home."""
         return self.home and all(hop.contributed for hop in self.hops)
 
+    @property
+    def returned(self) -> bool:
+        """Whether the gradient has come all the way, so that only receipts may be missing."""
+        return self.back and self.home and (self.hops[0].turned is not None or self.hops[0].contributed)
+
+    def turn_of(self, hop: Hop) -> Work:
+        """What a hop whose turn it is does."""
+        if not self.back:
+            return "forward"
+        return "backward" if hop.turned is None else "weights"
+
     def done(self, at: int) -> bool:
         """Whether nothing more is awaited of a hop in this direction."""
         hop = self.hops[at]
@@ -120,6 +133,14 @@ class RouteState:
             earlier.forwarded, earlier.due = True, None
         return True
 
+    def turned_back(self, at: int, peer: PeerId, now: float) -> bool:
+        """``peer`` handed the gradient on. False when that is no news, or of one that was replaced."""
+        hop = self.hops[at]
+        if hop.replica != peer or hop.contributed or hop.turned is not None:
+            return False
+        hop.turned = now
+        return True
+
     def contributed(self, at: int, peer: PeerId, receipt: Receipt) -> bool:
         """``peer`` added the microbatch. False when that is no news, or another's counts already."""
         hop = self.hops[at]
@@ -135,7 +156,7 @@ class RouteState:
     def move(self, at: int, new: PeerId) -> None:
         """Another replica takes the hop; a new attempt. On the way out, what is after it has to be done, too."""
         hop = self.hops[at]
-        hop.replica, hop.due, hop.nudged = new, None, False
+        hop.replica, hop.due, hop.nudged, hop.turned = new, None, False, None
         hop.named.add(new)
         hop.asked.pop(new, None)
         self.attempt += 1

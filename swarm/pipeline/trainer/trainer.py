@@ -335,9 +335,9 @@ class Trainer:
             self._ends.keep(kept)
             travels.begin(kept, lambda work: self._report(work, leader))
 
-    def _came_home(self, kept: IssuedMicrobatch, finished: FinishedJourney) -> None:
+    def _came_home(self, kept: IssuedMicrobatch, finished: FinishedJourney, returned_s: float) -> None:
         self._ends.came_home(kept)
-        self._in_flight.observe(finished.seconds - finished.queued_s, finished.compute_s)
+        self._in_flight.observe(returned_s - finished.queued_s, finished.compute_s)
 
     async def _report(self, work: StepWork, leader: StepLeader) -> None:
         """Tell the leader what came of a microbatch, if it counts; of one that is not leased yet, when it is."""
@@ -387,11 +387,11 @@ class Trainer:
         return TAKEN
 
     async def _on_gradient(self, caller: PeerId, body: InputGradient, incoming: Incoming) -> Answer[Empty]:
-        self._travels.find(body).deliver_gradient(caller, body.attempt, incoming.payload)
+        self._travels.deliver(body, lambda journey: journey.deliver_gradient(caller, body.attempt, incoming.payload))
         return TAKEN
 
     async def _on_report(self, caller: PeerId, body: HopReport) -> Empty:
-        self._travels.find(body).deliver_report(caller, body)
+        self._travels.deliver(body, lambda journey: journey.deliver_report(caller, body))
         return DONE
 
     async def _on_blocked(self, caller: PeerId, body: Blocked) -> Empty:

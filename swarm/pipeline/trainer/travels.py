@@ -30,7 +30,8 @@ Then = Callable[[StepWork], Coroutine[Any, Any, None]]
 
 
 class Travels:
-    """``home`` is told of each microbatch that came home, ``lost`` of a replica whose connection broke.
+    """``home`` is told of each microbatch that came home, and after how many seconds its gradient had; ``lost`` of a
+    replica whose connection broke.
 
     Memory: an outcome for each microbatch of the open step that is over.
     """
@@ -38,7 +39,7 @@ class Travels:
     def __init__(
         self,
         context: JourneyContext,
-        home: Callable[[IssuedMicrobatch, FinishedJourney], None],
+        home: Callable[[IssuedMicrobatch, FinishedJourney, float], None],
         lost: Callable[[PeerId, str], None],
     ) -> None:
         self._context, self._home = context, home
@@ -62,8 +63,10 @@ class Travels:
 
     @property
     def under_way(self) -> int:
-        """Return the number of journeys; not of those that are only being reported, to one who may have stalled."""
-        return sum(work not in self.outcomes for work in self._tasks)
+        """Return the number of journeys; not of those that wait for receipts alone, or are only being reported, to one
+        who may have stalled."""
+        returned = {work for work, journey in self.journeys.items() if journey.returned_s is not None}
+        return sum(work not in self.outcomes and work not in returned for work in self._tasks)
 
     # --- tasks -----------------------------------------------------------------------------------------------------
 
@@ -168,7 +171,7 @@ class Travels:
             if self.journeys.get(kept.work) is journey:
                 del self.journeys[kept.work]
         self._own_failures = 0
-        self._home(kept, finished)
+        self._home(kept, finished, journey.returned_s or finished.seconds)
         return finished
 
     def _check_own_part(self, poison: Poisoned) -> None:
@@ -189,6 +192,15 @@ class Travels:
         """A replica is gone: every journey through it is repaired now, without waiting for its deadlines."""
         for journey in self:
             journey.lost(peer, reason)
+
+    def deliver(self, body: JourneyMessage, hand_over: Callable[[Journey], None]) -> None:
+        """Hand a message to the journey that it is about; one that has returned with it makes room for another. Raises
+        Refused."""
+        journey = self.find(body)
+        before = journey.returned_s
+        hand_over(journey)
+        if journey.returned_s != before:
+            self.changed.set()
 
     def find(self, body: JourneyMessage) -> Journey:
         """Return the journey that a message is about. Raises Refused."""

@@ -13,8 +13,9 @@ from swarm.events import HopMoved, JourneyCompleted, JourneySetAside
 from swarm.ids import PeerId
 from swarm.models.dropout import dropout_seed
 from swarm.pipeline.messages import Blocked
+from swarm.pipeline.trainer.attempts import EXTRA_TURNS
 from swarm.pipeline.trainer.directives import SuspectReplica
-from swarm.pipeline.trainer.journey_state import EXTRA_TURNS, JourneyPhase, JourneyState
+from swarm.pipeline.trainer.journey_state import JourneyPhase, JourneyState
 from swarm.pipeline.trainer.pace import JourneyDeadlines, ReplicaChoice
 from swarm.pipeline.trainer.travels import OWN_FAILURES
 from swarm.pipeline.wiring import Wiring

@@ -88,6 +88,14 @@ class FakeGraph:
     input: torch.Tensor
 
 
+@dataclass(eq=False)
+class FakeRest:
+    """What a backward leaves to do; weakly referenced by tests."""
+
+    gradient: float
+    bytes: int = 100
+
+
 class CheapPart:
     """Doubles on the way out, adds one on the way back. Each hook may raise instead."""
 
@@ -133,14 +141,19 @@ class CheapPart:
         self._hook("forward")
         return self.loss_value, targets.numel(), FakeGraph(x)
 
-    def backward(self, graph: Any, grad_output: torch.Tensor | None) -> tuple[torch.Tensor | None, Any]:
+    def backward_input(self, graph: Any, grad_output: torch.Tensor | None) -> tuple[torch.Tensor | None, Any]:
         """See :class:`~swarm.pipeline.compute.StagePart`."""
         self._hook("backward")
         if graph.input is None:
             raise BugError("a graph was used for a second backward")
         gradient = torch.ones(ACTIVATION.shape) if grad_output is None else grad_output
         graph.input = None
-        return gradient + 1, float(gradient.sum())
+        return gradient + 1, FakeRest(float(gradient.sum()))
+
+    def backward_weights(self, rest: Any) -> Any:
+        """See :class:`~swarm.pipeline.compute.StagePart`."""
+        self._hook("weights")
+        return rest.gradient
 
     def check(self, gradients: Any) -> None:
         """See :class:`~swarm.pipeline.compute.StagePart`."""
