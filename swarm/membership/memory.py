@@ -64,12 +64,15 @@ class MemoryAccount:
 
     def _payloads(self, role: Role) -> int:
         """Of each microbatch of its share of a step a replica retains what came in and the gradient that came back, and
-        a trainer with ends the same of its own."""
+        a trainer with ends the same of its own. Each trainer deals its own out evenly, and knows nothing of the others:
+        a replica may get one more of each. Where steps are fed early there are two of them."""
         if role.part is None:
             return 0
-        specs, step = self._run.around.boundary(0, 1), self._run.around.manifest.step_microbatches
-        share = -(-step // max(1, len(self._run.position.roster.replicas(role.part.spec.name))))
-        return min(RETENTION_BYTES, share * (specs.activation_bytes + specs.gradient_bytes))
+        specs, manifest, roster = self._run.around.boundary(0, 1), self._run.around.manifest, self._run.position.roster
+        step, replicas = manifest.step_microbatches, len(roster.replicas(role.part.spec.name))
+        share = min(step, -(-step // max(1, replicas)) + max(0, len(roster.trainers) - 1))
+        held = share * (2 if manifest.speed.overlaps else 1)
+        return min(RETENTION_BYTES, held * (specs.activation_bytes + specs.gradient_bytes))
 
     def _wanted(self) -> tuple[PartName, ...]:
         roster, me, manifest = self._run.position.roster, self._run.around.endpoint.peer, self._run.around.manifest

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
-BASE = "a362e0f"
+BASE = "eece280"
 """The commit that everything is compared with: the last that changed schedules, by leaving out round trips at a step's
 end and beginning. Other replicas compute what others did then, so float32 sums have another order; weights of
 reproducible runs were the same as before it. ``names_of_base.txt`` has what is called what in it."""
