@@ -11,7 +11,7 @@ import torch
 
 from swarm.compression.codec import EncodeContext
 from swarm.compression.dense import FLOAT32
-from swarm.ids import MicrobatchId, PeerId
+from swarm.ids import MicrobatchId, PeerId, StepWork
 from swarm.models.registry import family_of
 from swarm.models.spec import DType
 from swarm.optim.adamw import AdamWState, StepNumbers, adamw_step
@@ -88,8 +88,8 @@ class Candidate:
         assert graph is not None
         self._timed("encode", lambda: FLOAT32.encode(output, _CONTEXT))
         _, gradients = self._timed("backward", lambda: part.backward(graph, x))
-        microbatch = MicrobatchId(PeerId("trainer"), "00" * 8, 0, number)
-        self._timed("accumulate", lambda: part.accumulate(microbatch, gradients))
+        work = StepWork(part.step + 1, MicrobatchId(PeerId("trainer"), "00" * 8, 0, number))
+        self._timed("accumulate", lambda: part.accumulate(work, gradients))
 
     def _step(self) -> None:
         part = self._part

@@ -64,8 +64,8 @@ class WholeStep:
         tokens = token_spec(size.microbatch, size.sequence)
         specs = BoundarySpecs(activation=activation, tokens=tokens, codec=codec, hosted=False)
         self._compute, self._thread = StageCompute(self._part, specs, device), DeviceThread(device)
-        place = (1, MicrobatchId(_TRAINER, "00" * 8, 0, 0))
-        self._payloads = [bytearray(codec.encode(normal(size.shape, seed), going_forward(place))) for seed in (1, 2)]
+        work = StepWork(1, MicrobatchId(_TRAINER, "00" * 8, 0, 0))
+        self._payloads = [bytearray(codec.encode(normal(size.shape, seed), going_forward(work))) for seed in (1, 2)]
         self._number = 0
         self.rounds: list[tuple[float, float]] = []
         self._microbatches(self._thread.lanes)  # warm-up: kernels are chosen and memory is mapped at first use
