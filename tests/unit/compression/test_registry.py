@@ -169,19 +169,18 @@ class Noisy:
 class Part:
     """A stage, and ends, that do next to nothing."""
 
-    step = 4
-    microbatches: frozenset[MicrobatchId] = frozenset()
+    work: frozenset[StepWork] = frozenset()
 
-    def forward(self, x: torch.Tensor, *, seed: int, graph: bool = True) -> Any:
+    def forward(self, x: torch.Tensor, *, seed: int, work: StepWork, graph: bool = True) -> Any:
         return x * 2, "graph"
 
     def backward(self, graph: Any, grad_output: torch.Tensor) -> Any:
         return grad_output * 2, []
 
-    def embed(self, tokens: torch.Tensor, *, seed: int) -> Any:
+    def embed(self, tokens: torch.Tensor, *, seed: int, work: StepWork) -> Any:
         return torch.ones(SPEC.shape), "graph"
 
-    def loss(self, hidden: torch.Tensor, targets: torch.Tensor) -> Any:
+    def loss(self, hidden: torch.Tensor, targets: torch.Tensor, *, work: StepWork) -> Any:
         return 1.0, 6, hidden, []
 
     def embed_backward(self, graph: Any, grad: torch.Tensor) -> Any:
@@ -190,8 +189,14 @@ class Part:
     def check(self, gradients: Any) -> None:
         pass
 
-    def accumulate(self, microbatch: MicrobatchId, gradients: Any, *, checked: bool = False) -> None:
-        self.microbatches |= {microbatch}
+    def is_open(self, step: int) -> bool:
+        return step == 5
+
+    def accumulated(self, step: int) -> frozenset[StepWork]:
+        return self.work
+
+    def accumulate(self, work: StepWork, gradients: Any, *, checked: bool = False) -> None:
+        self.work |= {work}
 
 
 SPECS = BoundarySpecs(activation=SPEC, tokens=TensorSpec((2, 3), "int64"), codec=Noisy(), hosted=False)

