@@ -177,6 +177,9 @@ class Part:
     def backward(self, graph: Any, grad_output: torch.Tensor) -> Any:
         return grad_output * 2, []
 
+    def backward_input(self, graph: Any, grad_output: torch.Tensor) -> Any:
+        return grad_output * 2, None
+
     def embed(self, tokens: torch.Tensor, *, seed: int, work: StepWork) -> Any:
         return torch.ones(SPEC.shape), "graph"
 
