@@ -180,6 +180,9 @@ class Part:
     def backward_input(self, graph: Any, grad_output: torch.Tensor) -> Any:
         return grad_output * 2, None
 
+    def backward_weights(self, rest: Any) -> Any:
+        return []
+
     def embed(self, tokens: torch.Tensor, *, seed: int, work: StepWork) -> Any:
         return torch.ones(SPEC.shape), "graph"
 
