@@ -54,6 +54,11 @@ class StepWork(NamedTuple):
         """The step whose record's parameters it is computed with."""
         return self.step - 1 - self.early
 
+    @property
+    def ready_in(self) -> int:
+        """The first step in which it can be computed: the one that follows that record."""
+        return self.version + 1
+
     def __str__(self) -> str:
         return f"{self.microbatch} of step {self.step}{', early' if self.early else ''}"
 

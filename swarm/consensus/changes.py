@@ -137,8 +137,7 @@ class ChangeRules:
     """Who may join and leave a run's roster, within its ``rules``."""
 
     def __init__(self, rules: RosterRules, verify: Verify) -> None:
-        self._run, self._parts, self._most, self._verify = rules.run, tuple(rules.parts), rules.most, verify
-        self._served, self._dated, self._how = rules.served, rules.dated, rules.how
+        self._rules, self._verify = rules, verify
 
     def check_admission(self, now: OpenStepFacts, request: Admission) -> None:
         """Raises Refused with the reason, Violation for a forged request."""
@@ -147,13 +146,13 @@ class ChangeRules:
             raise Refused(f"this asks to join in step {request.step}, step {now.step} is open")
         if peer in now.roster and peer not in now.lost:
             raise Refused(f"{peer} is in the roster already")
-        if not self._verify(peer, admission_bytes(self._run, now.step, now.previous, member), request.signature):
+        if not self._verify(peer, admission_bytes(self._rules.run, now.step, now.previous, member), request.signature):
             raise Violation(f"the request of {peer} to join is forged")
         if member.part not in self._parts_of(member.role):
             raise Refused(f"a {member.role} of this run does not hold {member.part or 'nothing'}")
         if member.worked or member.since:
             raise Violation(f"{peer} asks to join with work that nobody knows of")
-        if self._served and (problem := lacks_server(now.staying, member, self._how)):
+        if self._rules.served and (problem := lacks_server(now.staying, member, self._rules.how)):
             raise Refused(problem)
 
     def check_departure(self, now: OpenStepFacts, request: Departure) -> None:
@@ -161,7 +160,7 @@ class ChangeRules:
         peer = PeerId(request.peer)
         if request.step != now.step or peer not in now.roster:
             raise Refused(f"{peer} asks to leave in step {request.step}; it is step {now.step}'s members that may now")
-        signed = departure_bytes(self._run, now.step, now.previous, peer, ends=request.ends)
+        signed = departure_bytes(self._rules.run, now.step, now.previous, peer, ends=request.ends)
         if not self._verify(peer, signed, request.signature):
             raise Violation(f"the request of {peer} to leave is forged")
 
@@ -170,7 +169,9 @@ class ChangeRules:
         peer, part = PeerId(request.peer), PartName(request.part)
         if request.step != now.step or peer not in now.roster or peer in now.lost:
             raise Refused(f"{peer} cannot hold {part} after step {now.step}")
-        if not self._verify(peer, reassign_bytes(self._run, now.step, now.previous, peer, part), request.signature):
+        if not self._verify(
+            peer, reassign_bytes(self._rules.run, now.step, now.previous, peer, part), request.signature
+        ):
             raise Violation(f"the request of {peer} to hold {part} is forged")
         if part not in self._parts_of(now.roster[peer].role):
             raise Refused(f"a {now.roster[peer].role} of this run does not hold {part}")
@@ -179,8 +180,8 @@ class ChangeRules:
 
     def _parts_of(self, role: str) -> tuple[PartName | None, ...]:
         if role == "stage":
-            return tuple(part for part in self._parts if part != ENDS)
-        return (ENDS,) if role == "trainer" and ENDS in self._parts else (None,)
+            return tuple(part for part in self._rules.parts if part != ENDS)
+        return (ENDS,) if role == "trainer" and ENDS in self._rules.parts else (None,)
 
     def spared(self, before: Roster, leaving: Sequence[str], peer: str, *, lost: bool = False) -> str | None:
         """Why ``peer`` can not be spared when ``leaving`` go as well; None when it can. Of one that is ``lost`` only
@@ -191,11 +192,11 @@ class ChangeRules:
         staying = [member for member in before.members if member.peer != peer and member.peer not in leaving]
         member = before[peer]
         if member.part is not None and all(other.part != member.part for other in staying):
-            return f"it holds the only replica of {member.part}: {_another(member, self._how)}"
+            return f"it holds the only replica of {member.part}: {_another(member, self._rules.how)}"
         if member.role == "trainer" and all(other.role != "trainer" for other in staying):
-            return f"it is the only trainer: {_another(member, self._how)}"
-        if self._served and not lost and serves_alone(Roster(staying), member):
-            return f"it is the only replica of {member.part} that others can call: {_another(member, self._how)}"
+            return f"it is the only trainer: {_another(member, self._rules.how)}"
+        if self._rules.served and not lost and serves_alone(Roster(staying), member):
+            return f"it is the only replica of {member.part} that others can call: {_another(member, self._rules.how)}"
         return None
 
     def gather(
@@ -209,7 +210,7 @@ class ChangeRules:
             going = [*gone, *(leave.peer for leave in granted)]
             if request.peer not in gone and self.spared(before, going, request.peer) is None:
                 granted.append(request)
-        room = max(0, min(MAX_CHANGES, self._most - len(before) + len(granted) + len(gone)))
+        room = max(0, min(MAX_CHANGES, self._rules.most - len(before) + len(granted) + len(gone)))
         return Changes(
             joins=tuple(sorted(joins, key=lambda join: join.member.peer)[:room]),
             leaves=tuple(granted),
@@ -253,7 +254,7 @@ class ChangeRules:
             raise Violation("every part has a replica that is there: there is no reason to give the step up")
         self._check_requests(now, changes)
         roster = self._changed(now, changes.absent, changes)
-        if missing := [part for part in self._parts if not roster.replicas(part)]:
+        if missing := [part for part in self._rules.parts if not roster.replicas(part)]:
             raise Refused(f"nobody holds {', '.join(missing)}")
         if not roster.trainers:
             raise Refused("no trainer is left")
@@ -275,13 +276,13 @@ class ChangeRules:
     def _changed(self, now: OpenStepFacts, leaving: Collection[str], changes: Changes) -> Roster:
         """Return the roster without ``leaving``, with who joins, and with who moves at its new part. Raises Refused
         for more members than a record has room for."""
-        before, new = now.roster, {"since": now.step + 1} if self._dated else {}
+        before, new = now.roster, {"since": now.step + 1} if self._rules.dated else {}
         places = {move.peer: move.part for move in changes.reassigns}
         staying = [member for member in before.members if member.peer not in leaving]
         moved = [m.model_copy(update={"part": places[m.peer], **new}) if m.peer in places else m for m in staying]
         roster = Roster([*moved, *(join.member.model_copy(update=new) for join in changes.joins)])
-        if len(roster) > max(self._most, len(before)):
-            raise Refused(f"a roster of {len(roster)} where a record has room for {self._most}")
+        if len(roster) > max(self._rules.most, len(before)):
+            raise Refused(f"a roster of {len(roster)} where a record has room for {self._rules.most}")
         return roster
 
 

@@ -75,7 +75,7 @@ class CodecsChanged(Event):
     trainers' embedding to their head. ``why``: what the record of this step found out about links."""
 
     step: int
-    codecs: tuple[tuple[str, ...], ...]
+    codecs: tuple[tuple[str, str], ...]
     why: str
 
 

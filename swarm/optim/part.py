@@ -226,13 +226,13 @@ class TrainedPart(PartState):
     ) -> tuple[Tensor, Graph | None]:
         """See :func:`~swarm.models.passes.run_forward`. Raises WrongStep, as all passes, for work whose parameters are
         not held here."""
-        return run_forward(self._with(work), x, seed=seed, graph=graph, defers=self._defers)
+        return run_forward(self._module_for(work), x, seed=seed, graph=graph, defers=self._defers)
 
     def forward_loss(
         self, x: Tensor, targets: Tensor, *, seed: int | None, work: StepWork | None = None, graph: bool = True
     ) -> tuple[float, int, Graph | None]:
         """Hosted last stage; its backward takes no ``grad_output``. See :func:`~swarm.models.passes.run_loss`."""
-        return run_loss(self._with(work), x, targets, seed=seed, graph=graph)
+        return run_loss(self._module_for(work), x, targets, seed=seed, graph=graph)
 
     def backward(self, graph: Graph, grad_output: Tensor | None) -> tuple[Tensor | None, Gradients]:
         """See :func:`~swarm.models.passes.run_backward`. Adds nothing anywhere: :meth:`accumulate` does."""
@@ -248,13 +248,13 @@ class TrainedPart(PartState):
 
     def embed(self, tokens: Tensor, *, seed: int | None = None, work: StepWork | None = None) -> tuple[Tensor, Graph]:
         """Private ends: see :func:`~swarm.models.passes.run_embedding`."""
-        return run_embedding(self._with(work), tokens, seed=seed)
+        return run_embedding(self._module_for(work), tokens, seed=seed)
 
     def loss(
         self, hidden: Tensor, targets: Tensor, *, work: StepWork | None = None
     ) -> tuple[float, int, Tensor, Gradients]:
         """Private ends: see :func:`~swarm.models.passes.run_head`."""
-        return run_head(self._with(work), hidden, targets)
+        return run_head(self._module_for(work), hidden, targets)
 
     def embed_backward(self, graph: Graph, grad: Tensor) -> Gradients:
         """Private ends: the embedding's gradient. Joined to :meth:`loss`'s it makes the microbatch's whole gradient."""
@@ -364,7 +364,7 @@ class TrainedPart(PartState):
         """Have a module compute with these parameters from now on, float32 (elements,)."""
         install_weights(module, self.layout.views(params), requires_grad=True, device=self._device)
 
-    def _with(self, work: StepWork | None) -> PartModule:
+    def _module_for(self, work: StepWork | None) -> PartModule:
         self._installed()
         version = self._step if work is None else work.version
         if (module := self._versions.get(version)) is None:

@@ -185,12 +185,12 @@ def with_starts(payload: Payload, positions: Tensor | None) -> Payload:
 
 def going_forward(work: StepWork) -> EncodeContext:
     """Return what tells a codec that encodes an activation, or token ids, which they are."""
-    return EncodeContext(step=work.version + 1, microbatch=work.microbatch, direction="forward")
+    return EncodeContext(step=work.ready_in, microbatch=work.microbatch, direction="forward")
 
 
 def coming_back(work: StepWork) -> EncodeContext:
     """Return what tells a codec that encodes a gradient which it is."""
-    return EncodeContext(step=work.version + 1, microbatch=work.microbatch, direction="backward")
+    return EncodeContext(step=work.ready_in, microbatch=work.microbatch, direction="backward")
 
 
 # --- between threads that use one device -----------------------------------------------------------------------------

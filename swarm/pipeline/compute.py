@@ -153,7 +153,7 @@ class StageCompute:
 
     def forward(self, payload: Payload, seed: int, work: StepWork, *, first: bool) -> Phases[tuple[Payload, Graph]]:
         """Input bytes → output bytes and the graph. Raises Violation for an output that is not finite."""
-        inputs, positions = self._input(payload, first, work.version + 1)
+        inputs, positions = self._input(payload, first, work.ready_in)
         yield
         with packed(entered(positions)):
             output, graph = self.part.forward(entered(inputs), seed=seed, work=work)
@@ -163,7 +163,7 @@ class StageCompute:
 
     def output(self, payload: Payload, seed: int, work: StepWork, *, first: bool) -> Payload:
         """Input bytes → output bytes again, without a graph. Raises as :meth:`forward`."""
-        inputs, positions = self._input(payload, first, work.version + 1)
+        inputs, positions = self._input(payload, first, work.ready_in)
         with packed(positions):
             output, _ = self.part.forward(inputs, seed=seed, work=work, graph=False)
         return self._output(output, positions, work, mark(self._device))
@@ -190,7 +190,7 @@ class StageCompute:
         _check_step(self.part, material.work)
         arrived, norm = None, 0.0
         if material.gradient is not None:
-            arrived = self._specs.arrive(material.gradient, self._device, "backward", material.work.version + 1)
+            arrived = self._specs.arrive(material.gradient, self._device, "backward", material.work.ready_in)
             norm = 0.0 if sender is None else float(torch.linalg.vector_norm(arrived, dtype=torch.float32))
         yield
         _check_step(self.part, material.work)
@@ -236,15 +236,15 @@ class StageCompute:
         loss_sum, tokens = 0.0, 0
         if material.targets is not None:
             labels = INT32.decode(material.targets, self._specs.tokens)
-            inputs, positions = self._input(material.input, material.first, material.work.version + 1)
+            inputs, positions = self._input(material.input, material.first, material.work.ready_in)
             with packed(positions):
                 loss_sum, tokens, graph = self.part.forward_loss(inputs, labels, seed=material.seed, work=material.work)
             _check_loss(loss_sum)
         elif material.gradient is not None:
             if gradient is None:
-                gradient = self._specs.arrive(material.gradient, self._device, "backward", material.work.version + 1)
+                gradient = self._specs.arrive(material.gradient, self._device, "backward", material.work.ready_in)
             if graph is None:
-                inputs, positions = self._input(material.input, material.first, material.work.version + 1)
+                inputs, positions = self._input(material.input, material.first, material.work.ready_in)
                 with packed(positions):
                     _, graph = self.part.forward(inputs, seed=material.seed, work=material.work)
         else:
@@ -297,7 +297,7 @@ class EndsCompute:
     def loss(self, payload: Payload, targets: torch.Tensor, work: StepWork) -> tuple[float, int, memoryview, Gradients]:
         """Last stage's output → loss sum, targets counted, gradient bytes for the way back, head gradients."""
         payload, _ = self._specs.parted(payload)  # no layer of the ends looks across a row
-        hidden = self._specs.arrive(payload, self._device, "forward", work.version + 1)
+        hidden = self._specs.arrive(payload, self._device, "forward", work.ready_in)
         loss_sum, tokens, grad_hidden, gradients = self.part.loss(hidden, targets, work=work)
         _check_loss(loss_sum)
         back = self._specs.leave(grad_hidden, coming_back(work), "gradient of the loss", mark(self._device))
@@ -307,7 +307,7 @@ class EndsCompute:
         """Input gradient from the first stage → the microbatch is in its step's sum, once, whether it was before
         or not. Raises WrongStep when that step has been closed meanwhile."""
         _check_step(self.part, work)
-        arrived = self._specs.arrive(payload, self._device, "backward", work.version + 1)
+        arrived = self._specs.arrive(payload, self._device, "backward", work.ready_in)
         embedding_gradients = self.part.embed_backward(graph, arrived)
         if work not in self.part.accumulated(work.step):
             _change(self.part, work, [*embedding_gradients, *head_gradients])
@@ -327,7 +327,7 @@ class EndsCompute:
     def _gradients(self, material: EndsMaterial) -> Gradients:
         graph = self.embed(material.tokens, material.seed, material.work, material.positions)[1]
         head = self.loss(material.output, material.targets, material.work)[3]
-        gradient = self._specs.arrive(material.gradient, self._device, "backward", material.work.version + 1)
+        gradient = self._specs.arrive(material.gradient, self._device, "backward", material.work.ready_in)
         return [*self.part.embed_backward(graph, gradient), *head]
 
 

@@ -196,7 +196,7 @@ class Recalls:
 
     async def _ask(self, peer: PeerId, errand: Errand, hop: int, what: TrainerWhat) -> Payload:
         work = errand.work
-        size = self._wire_bytes(work.version + 1, hop, what)
+        size = self._wire_bytes(work.ready_in, hop, what)
         fields: dict[str, Any] = {"step": work.step, "microbatch": work.microbatch, "after": errand.after}
         within_s = errand.nested.within_s
         if 0 <= hop < self._settings.stages and what != "targets":

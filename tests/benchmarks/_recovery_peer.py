@@ -17,7 +17,7 @@ from peers.settings import PeerSettings
 from swarm.clock import SystemClock
 from swarm.events.base import Event
 from swarm.ids import JourneyKey, MicrobatchId, PeerId
-from swarm.pipeline.trainer import journey_state, trainer
+from swarm.pipeline.trainer import journey_state, journey_table
 from swarm.pipeline.trainer.context import JourneyContext
 from swarm.pipeline.trainer.journey import Journey
 from swarm.pipeline.trainer.pace import Work
@@ -64,7 +64,7 @@ def simulated_device(settings: PeerSettings) -> SimulatedDevice:
 def tell_turns() -> None:
     """Journeys of this process write :class:`HopBegan` and :class:`HopDone`."""
     mock.patch.object(journey_state, "RouteState", ToldWay).start()
-    mock.patch.object(trainer, "Journey", TellingJourney).start()
+    mock.patch.object(journey_table, "Journey", TellingJourney).start()
 
 
 class ToldWay(RouteState):

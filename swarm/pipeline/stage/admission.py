@@ -194,7 +194,7 @@ class AdmissionRules:
         expected = (
             (specs.token_bytes,)
             if tokens_come
-            else specs.arriving_bytes(self._table.window.work_of(body).version + 1, "forward")
+            else specs.arriving_bytes(self._table.window.work_of(body).ready_in, "forward")
         )
         if payload_bytes not in expected:
             raise Violation(f"activation of {payload_bytes} bytes{_where(expected)}", peer=caller)
@@ -232,7 +232,7 @@ class AdmissionRules:
             raise Refused(f"backward for stage {settings.stage} must come from {downstream}")
         if settings.computes_loss:
             raise Refused("the loss is computed here: there is no gradient to bring")
-        expected = settings.specs.arriving_bytes(self._table.window.work_of(body).version + 1, "backward")
+        expected = settings.specs.arriving_bytes(self._table.window.work_of(body).ready_in, "backward")
         if payload_bytes not in expected:
             raise Violation(f"gradient of {payload_bytes} bytes{_where(expected)}")
         known = self._table.of(body)

@@ -38,7 +38,7 @@ class WorkQueue(Generic[T]):
 
     def push(self, kind: Work, work: StepWork, item: T) -> None:
         """Add work that was admitted. O(log n)."""
-        heapq.heappush(self._heaps[kind], (work.version + 1, work.step, next(self._ticket), item))
+        heapq.heappush(self._heaps[kind], (work.ready_in, work.step, next(self._ticket), item))
 
     def pop(self, open_step: int) -> T | None:
         """The next item whose parameters are there when that step is open, or None: first of the open step, which

@@ -36,8 +36,8 @@ from swarm.pipeline.settle import Assigned, settle
 from swarm.pipeline.trainer.context import JourneyContext
 from swarm.pipeline.trainer.ends import TrainerEnds
 from swarm.pipeline.trainer.journey import FinishedJourney, Poisoned
+from swarm.pipeline.trainer.journey_table import JourneyTable
 from swarm.pipeline.trainer.taken import InFlight, Issued, IssuedMicrobatch
-from swarm.pipeline.trainer.travels import Travels
 from swarm.pipeline.window import StepWindow
 from swarm.schema import Empty
 from swarm.waiting import first_done
@@ -84,7 +84,7 @@ class Trainer:
     ) -> None:
         self._context, self._source, self._early = context, source, context.early
         self._in_flight = InFlight(replicas, trainers, max_in_flight)
-        self._travels = Travels(context, self._came_home, self.lost)
+        self._journeys = JourneyTable(context, self._came_home, self.lost)
         self._taken, self._window = Issued(), StepWindow(ahead=context.early.share > 0.0)
         self._quota, self._unleased, self._untold = (0, 0), set[StepWork](), set[StepWork]()
         self._ends = TrainerEnds(context, source, self._window, specs=specs, retention_bytes=retention_bytes)
@@ -108,13 +108,13 @@ class Trainer:
 
     def held(self) -> HeldOfMicrobatches:
         """What is held of microbatches now; with private ends each journey has the graph of its embedding."""
-        graphs = 0 if self._context.ends is None else len(self._travels.journeys)
+        graphs = 0 if self._context.ends is None else len(self._journeys.travelling)
         return HeldOfMicrobatches(graphs, self._ends.retained_bytes)
 
     def activity(self) -> PipelineActivity:
         """What is done now: of a trainer, the journeys under way and whom it leaves out."""
         parole = self._context.replicas.wiring.on_parole(now=self._context.clock.monotonic())
-        return PipelineActivity(under_way=len(self._travels.journeys), parole=parole)
+        return PipelineActivity(under_way=len(self._journeys.travelling), parole=parole)
 
     def open_step(
         self,
@@ -137,7 +137,7 @@ class Trainer:
         may_have_fed = self._quota[1] if step == self._window.step + 1 and not new else 0
         self._quota = may_have_fed, self._early.quota(step + 1, trainers)
         self._window.open_step(step, *follows)
-        self._travels.drop_before(step)
+        self._journeys.drop_before(step)
         self._taken.drop_before(step)
         self._unleased = {work for work in self._unleased if work.step >= step}
         self._untold = {work for work in self._untold if work.step >= step}
@@ -155,13 +155,13 @@ class Trainer:
     def _reroute(self, stages: Sequence[Sequence[PeerId]]) -> None:
         """What was fed early goes on without those that take part no more."""
         there = {peer for replicas in stages for peer in replicas}
-        for peer in {peer for journey in self._travels for peer in journey.route if peer not in there}:
-            self._travels.lost(peer, "it takes part no more")
+        for peer in {peer for journey in self._journeys for peer in journey.route if peer not in there}:
+            self._journeys.lost(peer, "it takes part no more")
 
     def rewound(self) -> None:
         """A lineage was given up: forget what was taken and what came of it, for its steps come again, and the record
         says where our shard goes on."""
-        self._travels.clear()
+        self._journeys.clear()
         self._taken.clear()
         self._unleased, self._untold = set(), set()
         self._ends.rewound()
@@ -178,8 +178,8 @@ class Trainer:
         left = self._taken.keep(step, count)
         self._unleased = {work for work in self._unleased if work.step != step}
         for work in (StepWork(step, microbatch, early) for microbatch in left for early in (False, True)):
-            if work in self._travels.outcomes:
-                self._travels.silence(work)
+            if work in self._journeys.outcomes:
+                self._journeys.stop(work)
         if left:
             self._source.seek((left[0].epoch, left[0].position))
 
@@ -187,11 +187,11 @@ class Trainer:
         """What was fed early of a step counts no more: nobody is left who could add it. Its microbatches, and those
         that were taken after them, are taken again. Whether there was something."""
         started = self._taken.started(step)
-        early = [work for work in (StepWork(step, one, True) for one in started) if work in self._travels]
+        early = [work for work in (StepWork(step, one, True) for one in started) if work in self._journeys]
         if early:
             self.keep(step, min(started.index(work.microbatch) for work in early))
         for work in early:
-            self._travels.withdraw(work)
+            self._journeys.withdraw(work)
         self._quota = 0, self._quota[1]
         return bool(early)
 
@@ -214,7 +214,7 @@ class Trainer:
         """A replica is gone: every journey through it is repaired now, without waiting for its deadlines."""
         self._context.suspect(peer, reason)
         self._context.replicas.silence.lost(peer)
-        self._travels.lost(peer, reason)
+        self._journeys.lost(peer, reason)
 
     # --- feeding -------------------------------------------------------------------------------------------------
 
@@ -227,19 +227,19 @@ class Trainer:
         StateError when our own part fails at one microbatch after the other, or our shard is not what it was.
         """
         try:
-            await first_done(self._feed(step, leader), self._travels.failed())
+            await first_done(self._feed(step, leader), self._journeys.failed())
         finally:
-            await self._travels.end(but=self._window.step if self._window.step > step else None)
+            await self._journeys.end(but=self._window.step if self._window.step > step else None)
 
     async def close(self) -> None:
         """End what goes on between two steps. Idempotent."""
-        await self._travels.end()
+        await self._journeys.end()
 
     async def _feed(self, step: int, leader: StepLeader) -> None:
-        changed = self._travels.changed
+        changed = self._journeys.changed
         while step >= self._window.step:
             changed.clear()
-            room = self._in_flight.limit() - self._travels.under_way
+            room = self._in_flight.limit() - self._journeys.under_way
             if room <= 0:
                 await first_done(changed.wait(), leader.wait_quota(step))
                 if changed.is_set():
@@ -269,8 +269,8 @@ class Trainer:
             granted = max(0, granted - owed)
         for work in [work for work in self._untold if work.step == step and work not in self._unleased]:
             self._untold.discard(work)
-            if work in self._travels.outcomes:
-                self._travels.again(work, lambda work: self._report(work, leader))
+            if work in self._journeys.outcomes:
+                self._journeys.again(work, lambda work: self._report(work, leader))
         if granted > 0:
             self._forgo_early(step + 1)
         for _ in range(granted):
@@ -280,11 +280,11 @@ class Trainer:
     async def _feed_ahead(self, step: int, leader: StepLeader) -> None:
         """Feed the next step early while there is nothing to do in this one; return when there may be again."""
         again = asyncio.ensure_future(leader.wait_quota(step))
-        changed = self._travels.changed
+        changed = self._journeys.changed
         try:
             while not again.done() and step >= self._window.step:
                 changed.clear()
-                room = self._in_flight.limit() - self._travels.under_way
+                room = self._in_flight.limit() - self._journeys.under_way
                 left = self._quota[1] - len(self._taken.started(step + 1))
                 for _ in range(min(room, left) if self._has_way() else 0):
                     kept = self._issue(step + 1, early=True)
@@ -305,7 +305,7 @@ class Trainer:
         no shard goes on behind what a record leaves out."""
         if taken := self._taken.started(step):
             for work in (StepWork(step, microbatch, True) for microbatch in taken):
-                self._travels.withdraw(work)
+                self._journeys.withdraw(work)
                 self._unleased.discard(work)
                 self._untold.discard(work)
             self._taken.forget(step)
@@ -316,7 +316,7 @@ class Trainer:
         it began."""
         batch = self._source.take()
         begun = StepWork(step, batch.id, not early)
-        work = begun if begun in self._travels else StepWork(step, batch.id, early)
+        work = begun if begun in self._journeys else StepWork(step, batch.id, early)
         self._taken.add(step, batch.id)
         return IssuedMicrobatch(step, batch, self._window.after_of(work), work.early)
 
@@ -328,12 +328,12 @@ class Trainer:
     def _start(self, kept: IssuedMicrobatch, leader: StepLeader) -> None:
         """Send a microbatch on its way, and report what comes of it. One that was left is on its way or at its end
         already."""
-        work, travels = kept.work, self._travels
-        if work in travels.outcomes:
-            travels.again(work, lambda work: self._report(work, leader))
-        elif work not in travels:
+        work, journeys = kept.work, self._journeys
+        if work in journeys.outcomes:
+            journeys.again(work, lambda work: self._report(work, leader))
+        elif work not in journeys:
             self._ends.keep(kept)
-            travels.begin(kept, lambda work: self._report(work, leader))
+            journeys.begin(kept, lambda work: self._report(work, leader))
 
     def _came_home(self, kept: IssuedMicrobatch, finished: FinishedJourney, returned_s: float) -> None:
         self._ends.came_home(kept)
@@ -346,7 +346,7 @@ class Trainer:
         if work in self._unleased:
             self._untold.add(work)
             return
-        outcome = self._travels.outcomes[work]
+        outcome = self._journeys.outcomes[work]
         try:
             if isinstance(outcome, Poisoned):
                 await self._set_aside(work.step, work.microbatch, str(outcome)[:400], leader)
@@ -378,22 +378,22 @@ class Trainer:
     # --- mail for journeys ---------------------------------------------------------------------------------------
 
     def _admit_tensor(self, caller: PeerId, body: JourneyMessage, payload_bytes: int) -> None:
-        self._travels.find(body)
+        self._journeys.find(body)
         what: What = "output" if isinstance(body, Output) else "gradient"
-        self._ends.check_size(what, self._window.work_of(body).version + 1, payload_bytes, caller)
+        self._ends.check_size(what, self._window.work_of(body).ready_in, payload_bytes, caller)
 
     async def _on_output(self, caller: PeerId, body: Output, incoming: Incoming) -> Answer[Empty]:
-        self._travels.find(body).deliver_output(caller, body.attempt, incoming.payload)
+        self._journeys.find(body).deliver_output(caller, body.attempt, incoming.payload)
         return TAKEN
 
     async def _on_gradient(self, caller: PeerId, body: InputGradient, incoming: Incoming) -> Answer[Empty]:
-        self._travels.deliver(body, lambda journey: journey.deliver_gradient(caller, body.attempt, incoming.payload))
+        self._journeys.deliver(body, lambda journey: journey.deliver_gradient(caller, body.attempt, incoming.payload))
         return TAKEN
 
     async def _on_report(self, caller: PeerId, body: HopReport) -> Empty:
-        self._travels.deliver(body, lambda journey: journey.deliver_report(caller, body))
+        self._journeys.deliver(body, lambda journey: journey.deliver_report(caller, body))
         return DONE
 
     async def _on_blocked(self, caller: PeerId, body: Blocked) -> Empty:
-        self._travels.find(body).deliver_blocked(caller, body)
+        self._journeys.find(body).deliver_blocked(caller, body)
         return DONE

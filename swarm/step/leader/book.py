@@ -71,6 +71,10 @@ class StepBook:
         """Return the members that close the step."""
         return self.now.roster
 
+    def computes_early(self, peer: str) -> bool:
+        """Return whether a member has the parameters with which early work of the step is computed."""
+        return self.roster.computes(peer, self.step - 2)
+
     # --- terms ---------------------------------------------------------------------------------------------------
 
     def begin_first(self) -> None:
@@ -119,7 +123,7 @@ class StepBook:
         are there have joined since. Then none of it counts. Whether that is news."""
         if self.early_void or not self._rules.early:
             return False
-        able = [peer for peer in self.roster.peers if peer not in gone and self.roster.computes(peer, self.step - 2)]
+        able = [peer for peer in self.roster.peers if peer not in gone and self.computes_early(peer)]
         stages = [part for part in self.roster.parts if part != ENDS]
         if all(any(self.roster[peer].part == part for peer in able) for part in stages):
             return False

@@ -179,7 +179,7 @@ class StepClose:
             committed,
             stages,
             computed_again=self._context.rules.inner_steps == 1,
-            early=lambda peer: self.book.roster.computes(peer, self.book.step - 2),
+            early=self.book.computes_early,
         )
         return Reconcile(
             step=self.book.step,

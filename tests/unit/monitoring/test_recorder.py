@@ -76,7 +76,7 @@ def _sample(hint: Any) -> Any:
         return simple[hint]
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple:
-        return (_sample(inner[0]),)
+        return tuple(_sample(one) for one in inner if one is not ...)
     if origin is dict:
         return {_sample(inner[0]): _sample(inner[1])}
     return _sample(inner[0])

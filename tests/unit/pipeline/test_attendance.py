@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from swarm.ids import PeerId
-from swarm.pipeline.trainer.travels import Travels
+from swarm.pipeline.trainer.journey_table import JourneyTable
 from swarm.sim.network import SimNetwork
 from tests.harness.rigs.pipeline import HandClock
 
@@ -27,17 +27,17 @@ class FakeContext:
 async def test_need_of_a_peer_while_the_group_is_ending_is_nobody_s_error(recwarn: pytest.WarningsRecorder) -> None:
     clock, attended = HandClock(), []
     context = FakeContext(SimNetwork(clock).endpoint(PeerId("T")), clock)
-    travels = Travels(context, lambda kept, finished: None, lambda peer, reason: None)  # type: ignore[arg-type]
+    journeys = JourneyTable(context, lambda kept, finished: None, lambda peer, reason: None)  # type: ignore[arg-type]
 
     async def need_it_late() -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            travels._probes.need([REPLICA])
-            attended.append(REPLICA in travels._probes._asked)
+            journeys._probes.need([REPLICA])
+            attended.append(REPLICA in journeys._probes._asked)
 
-    travels._begin(need_it_late())
+    journeys._begin(need_it_late())
     await asyncio.sleep(0)
-    await travels.end()
+    await journeys.end()
     assert attended == [False]
     assert not recwarn.list

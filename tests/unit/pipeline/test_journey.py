@@ -150,7 +150,7 @@ async def test_trainer_whose_reports_are_not_acknowledged_goes_on_feeding() -> N
         feeding.cancel()
         await asyncio.gather(feeding, return_exceptions=True)
     assert crew.side.events.of(JourneyCompleted) == []
-    assert not crew.side.trainer._travels.journeys
+    assert not crew.side.trainer._journeys.travelling
 
 
 async def test_trainer_whose_leader_does_not_count_a_microbatch_goes_on() -> None:
@@ -159,7 +159,7 @@ async def test_trainer_whose_leader_does_not_count_a_microbatch_goes_on() -> Non
     leader.error = Refused("no more were leased")
     async with working(*crew.replicas.values()):
         feeding = asyncio.create_task(crew.side.trainer.feed(1, leader))
-        await eventually(lambda: len(crew.side.part.held) == 3 and not crew.side.trainer._travels.journeys)
+        await eventually(lambda: len(crew.side.part.held) == 3 and not crew.side.trainer._journeys.travelling)
         assert not feeding.done()
         feeding.cancel()
         await asyncio.gather(feeding, return_exceptions=True)
@@ -175,7 +175,7 @@ async def test_trainer_ends_with_what_its_leader_object_raises(error: Exception)
         with pytest.raises(type(error)) as caught:
             await crew.side.trainer.feed(1, leader)
     assert caught.value is error
-    assert crew.side.trainer._travels.journeys == {}
+    assert crew.side.trainer._journeys.travelling == {}
 
 
 # --- replicas that only take notes -----------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class Walk:
     async def __aexit__(self, *details: Any) -> None:
         self.feeding.cancel()
         await asyncio.gather(self.feeding, return_exceptions=True)
-        assert self.side.trainer._travels.journeys == {}
+        assert self.side.trainer._journeys.travelling == {}
 
     async def started(self) -> Walk:
         await eventually(lambda: self.boxes[A0].of("forward"))
@@ -359,5 +359,5 @@ async def test_trainer_keeps_no_more_under_way_than_it_may_and_cancelled_leaves_
         walk.leader.quota = 10
         await eventually(lambda: len(walk.boxes[A0].of("forward")) == 3)
         await turns()
-        assert (walk.leader.leased, len(walk.side.trainer._travels.journeys)) == (3, 3)
+        assert (walk.leader.leased, len(walk.side.trainer._journeys.travelling)) == (3, 3)
         assert walk.side.trainer.cursor == (0, 3)

@@ -16,8 +16,8 @@ from swarm.pipeline.messages import Blocked
 from swarm.pipeline.trainer.attempts import EXTRA_TURNS
 from swarm.pipeline.trainer.directives import SuspectReplica
 from swarm.pipeline.trainer.journey_state import JourneyPhase, JourneyState
+from swarm.pipeline.trainer.journey_table import OWN_FAILURES
 from swarm.pipeline.trainer.pace import JourneyDeadlines, ReplicaChoice
-from swarm.pipeline.trainer.travels import OWN_FAILURES
 from swarm.pipeline.wiring import Wiring
 from tests.harness.expect import eventually
 from tests.harness.rigs.pipeline import (
@@ -77,7 +77,7 @@ async def test_neighbours_struck_together_cost_nothing(pair: tuple[int, int], ph
     crew = await Crew.of(STAGES, in_flight=2, pace=quick())
 
     def both(victim: PeerId) -> None:
-        journey = next(iter(crew.side.trainer._travels))
+        journey = next(iter(crew.side.trainer._journeys))
         for stage in pair:
             crew.kill(journey.route[stage])
 
@@ -260,7 +260,7 @@ async def test_replica_lost_when_its_work_has_come_home_counts_all_the_same(stag
     finish, lost = crew.side.part.embed_backward, list[PeerId]()
 
     def lose(*args: Any) -> Any:
-        (journey,) = crew.side.trainer._travels.journeys.values()
+        (journey,) = crew.side.trainer._journeys.travelling.values()
         lost.append(journey.route[stage])
         crew.side.trainer.lost(lost[-1], "its connection broke")
         return finish(*args)
@@ -277,7 +277,7 @@ async def test_late_answer_while_the_ends_finish_changes_no_route() -> None:
     usual = crew.side.context.device.run
 
     async def run(fn: Any, /, *args: Any) -> Any:
-        (journey,) = crew.side.trainer._travels.journeys.values()
+        (journey,) = crew.side.trainer._journeys.travelling.values()
         if journey._state.phase is JourneyPhase.ADDING:  # meanwhile somebody is believed gone, and says it has no place
             gone.add(journey.route[1])
             journey.lost(journey.route[1], "it is gone")
@@ -312,8 +312,8 @@ async def test_replica_that_says_the_same_again_and_again_takes_no_memory() -> N
     leader = FakeLeader(1)
     async with working(*crew.replicas.values()), asyncio.timeout(8):
         feeding = asyncio.create_task(leader.fed_by(crew.side.trainer))
-        await eventually(lambda: crew.side.trainer._travels.journeys)
-        (journey,) = crew.side.trainer._travels.journeys.values()
+        await eventually(lambda: crew.side.trainer._journeys.travelling)
+        (journey,) = crew.side.trainer._journeys.travelling.values()
         for _ in range(100):
             journey.deliver_blocked(journey.route[0], blocked(0, journey.route[0], "refused"))
         assert len(journey._state._blocked) == 1
@@ -435,12 +435,12 @@ async def test_opening_a_step_cancels_what_is_under_way_and_goes_back_to_the_cur
     trainer, leader = crew.side.trainer, FakeLeader(9)
     async with working(*crew.replicas.values()):
         feeding = asyncio.create_task(leader.fed_by(trainer))
-        await eventually(lambda: len(trainer._travels.journeys) == 3)
+        await eventually(lambda: len(trainer._journeys.travelling) == 3)
         assert trainer.started(1) == tuple(microbatch(i) for i in range(3))
         assert trainer.cursor_after(1, {microbatch(0)}) == (0, 1)
         trainer.open_step(2, [A, B], 1, (0, 1))
         await turns()
-        assert (trainer._travels.journeys, trainer.started(1), trainer.cursor) == ({}, (), (0, 1))
+        assert (trainer._journeys.travelling, trainer.started(1), trainer.cursor) == ({}, (), (0, 1))
         feeding.cancel()
         await asyncio.gather(feeding, return_exceptions=True)
 
@@ -454,7 +454,7 @@ async def test_nothing_is_left_behind_when_feeding_ends() -> None:
         await eventually(lambda: crew.struck)
         feeding.cancel()
         await asyncio.gather(feeding, return_exceptions=True)
-        assert crew.side.trainer._travels.journeys == {}
+        assert crew.side.trainer._journeys.travelling == {}
     await turns(100)
     assert {
         task for task in asyncio.all_tasks() - before if "_attend" in repr(task) or "_attempt" in repr(task)

@@ -111,7 +111,7 @@ class Crew:
             stage = self.replicas[peer].stage - (phase == "handed on")
             victim = peer
             if phase == "handed on":
-                journey = next(iter(self.side.trainer._travels))
+                journey = next(iter(self.side.trainer._journeys))
                 victim = journey.route[stage]
             fault(victim)
 

@@ -1,7 +1,7 @@
 """The journeys of one trainer that are under way, and what came of those that are over.
 
 They go on beside whoever feeds the steps, and early ones from one step into the next: who feeds waits for
-:meth:`Travels.failed` meanwhile, and ends them with :meth:`Travels.end`.
+:meth:`JourneyTable.failed` meanwhile, and ends them with :meth:`JourneyTable.end`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Then = Callable[[StepWork], Coroutine[Any, Any, None]]
 """What is done when a journey is over."""
 
 
-class Travels:
+class JourneyTable:
     """``home`` is told of each microbatch that came home, and after how many seconds its gradient had; ``lost`` of a
     replica whose connection broke.
 
@@ -43,7 +43,7 @@ class Travels:
         lost: Callable[[PeerId, str], None],
     ) -> None:
         self._context, self._home = context, home
-        self.journeys: dict[StepWork, Journey] = {}
+        self.travelling: dict[StepWork, Journey] = {}
         self.outcomes: dict[StepWork, Outcome] = {}
         self.changed = asyncio.Event()
         self._tasks: dict[StepWork, asyncio.Task[None]] = {}
@@ -59,13 +59,13 @@ class Travels:
         return work in self._tasks or work in self.outcomes
 
     def __iter__(self) -> Iterator[Journey]:
-        return iter(list(self.journeys.values()))
+        return iter(list(self.travelling.values()))
 
     @property
     def under_way(self) -> int:
         """Return the number of journeys; not of those that wait for receipts alone, or are only being reported, to one
         who may have stalled."""
-        returned = {work for work, journey in self.journeys.items() if journey.returned_s is not None}
+        returned = {work for work, journey in self.travelling.items() if journey.returned_s is not None}
         return sum(work not in self.outcomes and work not in returned for work in self._tasks)
 
     # --- tasks -----------------------------------------------------------------------------------------------------
@@ -112,9 +112,9 @@ class Travels:
     def withdraw(self, work: StepWork) -> None:
         """Nobody wants it any more, nor what came of it."""
         self.outcomes.pop(work, None)
-        self.silence(work)
+        self.stop(work)
 
-    def silence(self, work: StepWork) -> None:
+    def stop(self, work: StepWork) -> None:
         """What is done for it now ends; its outcome stays."""
         if (task := self._tasks.get(work)) is not None:
             task.cancel()
@@ -161,15 +161,15 @@ class Travels:
 
     async def _travel(self, kept: IssuedMicrobatch) -> Outcome:
         """Raises WrongStep when the step was closed meanwhile."""
-        journey = self.journeys[kept.work] = Journey(self._context, kept, self._hooks)
+        journey = self.travelling[kept.work] = Journey(self._context, kept, self._hooks)
         try:
             finished = await journey.travel()
         except Poisoned as poison:
             self._check_own_part(poison)
             return poison
         finally:
-            if self.journeys.get(kept.work) is journey:
-                del self.journeys[kept.work]
+            if self.travelling.get(kept.work) is journey:
+                del self.travelling[kept.work]
         self._own_failures = 0
         self._home(kept, finished, journey.returned_s or finished.seconds)
         return finished
@@ -205,7 +205,7 @@ class Travels:
     def find(self, body: JourneyMessage) -> Journey:
         """Return the journey that a message is about. Raises Refused."""
         for early in (False, True):
-            journey = self.journeys.get(StepWork(body.step, body.microbatch, early))
+            journey = self.travelling.get(StepWork(body.step, body.microbatch, early))
             if journey is not None and journey.key.after == body.after:
                 return journey
         raise Refused("no such microbatch is under way here")
