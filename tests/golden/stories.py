@@ -214,7 +214,7 @@ STORIES: Mapping[str, Story] = {
     "pause-short": Story({}, (Strike("pause", work("host-1"), faults.Pause(("host-1",), seconds=1.0)),)),
     "pause-long": Story(
         steps(8),
-        (Strike("pause", work("host-1"), faults.Pause(("host-1",), seconds=6.0)),),
+        (Strike("pause", work("host-1"), faults.Pause(("host-1",), seconds=9.0)),),
         shows=ready_again("host-1"),
     ),
     "pause-trainer": Story(
