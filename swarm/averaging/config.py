@@ -27,6 +27,9 @@ class LocalConfig(Section):
     ``steps`` optimizer steps, each for a batch of all replicas together, lie between two mixings, and every
     ``sync_every``-th mixing is one of all: there the step closes. ``outer_lr`` and ``outer_momentum`` belong to that
     one (DiLoCo, arXiv 2311.08105). A version that is more than ``staleness`` mixings old is left out of the others.
+    With ``fragments`` each close averages one of so many in turn, for as many times fewer bytes (Streaming DiLoCo,
+    arXiv 2501.18512). A replica goes on from its own weights times 1 − ``mixing_weight`` and the new ones times
+    ``mixing_weight``, of what was averaged.
     """
 
     steps: Annotated[int, Field(ge=1, le=1000)] = 8
@@ -34,6 +37,8 @@ class LocalConfig(Section):
     staleness: Annotated[int, Field(ge=1, le=100)] = 1
     outer_lr: Annotated[float, Field(gt=0, le=2)] = 0.7
     outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    fragments: Annotated[int, Field(ge=1, le=64)] = 1
+    mixing_weight: Annotated[float, Field(ge=0.1, le=1)] = 1.0
 
 
 class AveragingConfig(Section):
@@ -66,7 +71,8 @@ class AveragingConfig(Section):
             return f"the gradients of every step, {self.strategy}"
         local = self.local
         if local.sync_every == 1:
-            return f"weights, after every {local.steps} batches trained apart"
+            which = "weights" if local.fragments == 1 else f"one of {local.fragments} fragments of the weights in turn"
+            return f"{which}, after every {local.steps} batches trained apart"
         every = f"weights of replicas that train apart, mixed by {self.strategy} every {local.steps} batches"
         return f"{every}; of all after every {local.sync_every} times"
 
@@ -102,9 +108,33 @@ def check_averaging(averaging: AveragingConfig, *, reproducible: bool) -> None:
             "direct or auto, unless strategy = everyone and codec = float32: all members must round alike at each hop",
             "Leave averaging.schedule out, or the other two.",
         )
+    if averaging.mode == "local":
+        _check_fragments(averaging)
     if averaging.feeds_back:
         _check_feedback(averaging)
     _check_mode(averaging, reproducible=reproducible)
+
+
+def _check_fragments(averaging: AveragingConfig) -> None:
+    """Refuse what would average other weights beside the fragment whose turn it is. Raises ConfigError."""
+    local = averaging.local
+    key = "fragments" if local.fragments > 1 else "mixing_weight"
+    apart = local.fragments > 1 or local.mixing_weight < 1.0
+    if apart and local.sync_every > 1:
+        raise ConfigError(
+            f"averaging.local.{key}",
+            getattr(local, key),
+            f"1 with averaging.local.sync_every = {local.sync_every}",
+            f"Leave averaging.local.{key} out, or set averaging.local.sync_every to 1.",
+            why="mixing in between sends whole weights, and expects replicas to begin each step at the same ones",
+        )
+    if local.fragments > 1 and averaging.feeds_back:
+        raise ConfigError(
+            "averaging.codec",
+            averaging.codec,
+            "float32 or int8 with averaging.local.fragments: what is rounded off one fragment is none of the next one",
+            'Set it to "int8", or leave averaging.local.fragments out.',
+        )
 
 
 def _check_feedback(averaging: AveragingConfig) -> None:

@@ -199,7 +199,7 @@ class Observer:
             raise Violation(refused.reason, peer=guide) from refused
 
     async def _next(self, guide: PeerId, step: int) -> tuple[Decided, memoryview]:
-        most = 0 if self._part is None else 4 * self._part.layout.elements
+        most = 0 if self._part is None else _update_bytes(self._part, step)
         body = NextRequest(part=self._name, step=step)
         self._patience.begin(guide)
         while True:
@@ -222,7 +222,7 @@ class Observer:
         if part is None:
             raise StateError("whoever holds nothing needs no update")
         self._patience.begin(guide)
-        size, patience_s = 4 * part.layout.elements, self._patience.seconds
+        size, patience_s = _update_bytes(part, step), self._patience.seconds
         body = AheadRequest(part=part.spec.name, step=step)
         while True:
             wait = _Wait(guide, step, size, patience_s, self._heard(guide))
@@ -273,6 +273,12 @@ class _Wait:
     size: int
     seconds: float
     heard: int
+
+
+def _update_bytes(part: PartState, step: int) -> int:
+    averaged = part.averaged(step)
+    elements: int = averaged.stop - averaged.start
+    return 4 * elements
 
 
 def take_update(part: PartState, record: CloseRecord, mean: torch.Tensor | None, guide: str = "") -> None:

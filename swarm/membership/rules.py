@@ -12,7 +12,7 @@ from swarm.network.protocols import MAX_BODY_BYTES
 from swarm.optim.adamw import AdamW
 from swarm.optim.local_part import LocalRules
 from swarm.optim.muon import Muon
-from swarm.optim.outer import Outer, OuterNesterov
+from swarm.optim.outer import LONGEST, Outer, OuterNesterov
 from swarm.optim.schedules import OptimizerConfig
 from swarm.optim.sgd import Sgd
 from swarm.optim.update import Update
@@ -36,15 +36,18 @@ def local_rules_of(manifest: Manifest) -> LocalRules:
         optimizer=manifest.optimizer,
         inner=optimizer_of(manifest.optimizer),
         outer=_outer(manifest),
+        mixing_weight=averaging.local.mixing_weight,
     )
 
 
 def reach_of(manifest: Manifest) -> float:
     """How far the weights of an honest replica can be from where all began, L2 norm, when it trains apart: AdamW moves
     an element by little more than the learning rate, as does Muon on the average, and one replica may take every
-    microbatch of a step."""
-    elements, optimizer = model_parameter_count(manifest.model), manifest.optimizer
-    steps = manifest.averaging.inner_steps * manifest.run.start_when.stage_hosts
+    microbatch of a step. With fragments, those of one fragment, which has its turn after so many steps; and what a
+    replica keeps beside the anchor adds up."""
+    optimizer, local = manifest.optimizer, manifest.averaging.local
+    elements = _largest_share(manifest) * model_parameter_count(manifest.model)
+    steps = manifest.averaging.inner_steps * manifest.run.start_when.stage_hosts * local.fragments / local.mixing_weight
     width = math.sqrt(elements)
     if optimizer.name == "sgd":  # its step is as long as the gradient, and momentum adds up many
         width = max(width, optimizer.clip_norm / (1.0 - optimizer.momentum))
@@ -53,7 +56,7 @@ def reach_of(manifest: Manifest) -> float:
 
 def update_of(manifest: Manifest) -> Update:
     """What a step's mean does to the weights."""
-    return Outer(_outer(manifest)) if manifest.averaging.mode == "local" else optimizer_of(manifest.optimizer)
+    return _outer(manifest) if manifest.averaging.mode == "local" else optimizer_of(manifest.optimizer)
 
 
 def optimizer_of(config: OptimizerConfig) -> Update:
@@ -66,16 +69,23 @@ def optimizer_of(config: OptimizerConfig) -> Update:
     return AdamW(config)
 
 
-def _outer(manifest: Manifest) -> OuterNesterov:
+def _outer(manifest: Manifest) -> Outer:
     local = manifest.averaging.local
-    return OuterNesterov(local.outer_lr, local.outer_momentum)
+    return Outer(OuterNesterov(local.outer_lr, local.outer_momentum), local.fragments)
+
+
+def _largest_share(manifest: Manifest) -> float:
+    """Of a part, in what one step averages."""
+    averaging = manifest.averaging
+    return min(1.0, LONGEST / averaging.local.fragments) if averaging.mode == "local" else 1.0
 
 
 def averaged_bytes(manifest: Manifest) -> dict[PartName, int]:
-    """Bytes of each part's sum when it is averaged, as far as no codec makes them fewer."""
+    """Bytes of each part's sum when it is averaged, at most, as far as no codec makes them fewer."""
     family, item = family_of(manifest.model), 8 if manifest.run.reproducible else 4
-    parts = family.parts(manifest.split)
-    return {part.name: item * family.cost(part, manifest.model.context).parameters for part in parts}
+    parts, share = family.parts(manifest.split), _largest_share(manifest)
+    sizes = {part.name: item * family.cost(part, manifest.model.context).parameters for part in parts}
+    return {part: math.ceil(size * share) for part, size in sizes.items()}
 
 
 def codec_rules(manifest: Manifest) -> CodecRules:

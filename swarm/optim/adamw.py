@@ -78,6 +78,10 @@ class AdamW:
         """See :class:`~swarm.optim.update.Update`."""
         return AdamWState._fields
 
+    def averaged(self, layout: FlatLayout, step: int) -> slice:
+        """See :class:`~swarm.optim.update.Update`: all of them."""
+        return slice(0, layout.elements)
+
     def plan(
         self, state: Vectors, mean: Tensor, layout: FlatLayout, numbers: StepNumbers, device: torch.device = _CPU
     ) -> StepPlan:

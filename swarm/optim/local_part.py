@@ -3,6 +3,11 @@
 Every replica begins a step at the same weights, the anchor. It takes an optimizer step of its own whenever it has
 gradients of its share of a batch, and contributes to the step's close how far it has come. So what was computed is in
 the weights at once: nothing can be taken out again, and what a replica did is lost with it.
+
+With fragments a step's close averages one of them (:mod:`swarm.optim.outer`), and a replica goes on from its own
+weights in all others. Anchor and momentum are the same at all replicas; weights are each one's own until their fragment
+has its turn. Whoever gets a state from others, and everybody after a step that was given up, begins at the anchor with
+all of them: what made a mean infinite stays in nobody's weights.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from swarm.ids import StepWork
 from swarm.models.passes import Gradients
 from swarm.models.spec import ModelConfig, PartSpec
 from swarm.optim.clipping import clip_factor
-from swarm.optim.outer import Outer, OuterNesterov
+from swarm.optim.outer import Outer
 from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig, learning_rate
 from swarm.optim.update import StepNumbers, Update, Vectors, stepped
@@ -32,7 +37,8 @@ _CPU = torch.device("cpu")
 class LocalRules:
     """``batch`` microbatches of ``tokens`` target tokens each make one optimizer step of all replicas together, and
     each takes one of its own, ``inner``, for its share of them. ``mix_after`` of those lead to a mixing,
-    ``inner_steps`` to the step's close, if all are equally fast; the run has ``steps``."""
+    ``inner_steps`` to the step's close, if all are equally fast; the run has ``steps``. ``mixing_weight`` is the new
+    anchor's share in what a replica goes on from."""
 
     batch: int
     tokens: int
@@ -41,7 +47,8 @@ class LocalRules:
     steps: int
     optimizer: OptimizerConfig
     inner: Update
-    outer: OuterNesterov
+    outer: Outer
+    mixing_weight: float = 1.0
 
 
 class LocalPart(TrainedPart):
@@ -54,7 +61,7 @@ class LocalPart(TrainedPart):
     """
 
     def __init__(self, spec: PartSpec, model: ModelConfig, rules: LocalRules, *, device: torch.device = _CPU) -> None:
-        super().__init__(spec, model, Outer(rules.outer), device=device)
+        super().__init__(spec, model, rules.outer, device=device)
         self._kept = len(self._update.vectors)  # its own weights begin as the anchor's vector
         self._rules = rules
         self._own: Vectors | None = None
@@ -90,11 +97,24 @@ class LocalPart(TrainedPart):
         self._counted.discard(work)
 
     def contribution(self, step: int, assigned: Set[StepWork], tokens: int) -> Tensor | None:
-        """anchor − own weights, times ``tokens``, whatever is assigned. What does not make a whole share of a batch yet
-        is taken as a smaller step first."""
+        """anchor − own weights of what is averaged, times ``tokens``, whatever is assigned. What does not make a whole
+        share of a batch yet is taken as a smaller step first."""
         if self._batch:
             self._take_step()
-        return (self._installed()[0] - self._mine[0].to(_CPU)) * float(tokens)
+        part = self.averaged(step)
+        return (self._installed()[0][part] - self._mine[0][part].to(_CPU)) * float(tokens)
+
+    def swap(self) -> None:
+        """See :meth:`PartState.swap`. Of what was averaged our own weights come as near to the new anchor as
+        ``mixing_weight`` says; the others stay."""
+        before, part, weight = self._mine[0], self.averaged(self.step + 1), self._rules.mixing_weight
+        super().swap()
+        if weight == 1.0 and part == slice(0, self.layout.elements):
+            return
+        (anchor, *kept), params = self._mine, before.clone()
+        params[part] = anchor[part] if weight == 1.0 else torch.lerp(before[part], anchor[part], weight)
+        self._go_on((params, *kept))
+        self._publish()
 
     def tensors(self) -> dict[MemoryKind, list[Tensor]]:
         """See :meth:`PartState.tensors`. A version that others may fetch is the round's."""

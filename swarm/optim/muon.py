@@ -63,6 +63,10 @@ class Muon:
         """See :class:`~swarm.optim.update.Update`. A matrix uses the first two."""
         return AdamW(self.config).vectors
 
+    def averaged(self, layout: FlatLayout, step: int) -> slice:
+        """See :class:`~swarm.optim.update.Update`: all of them."""
+        return slice(0, layout.elements)
+
     def plan(
         self, state: Vectors, mean: Tensor, layout: FlatLayout, numbers: StepNumbers, device: torch.device = _CPU
     ) -> StepPlan:

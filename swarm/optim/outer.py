@@ -3,6 +3,9 @@
 Replicas begin at one anchor, train alone for H steps, and average their *deltas*, anchor − parameters. The mean delta
 is taken for a gradient at the anchor and stepped along with Nesterov momentum; the result is the next anchor, from
 which everybody goes on, each with its own inner moments.
+
+With F *fragments* a step averages one of them, step mod F, and leaves anchor and momentum of the others as they are
+(Streaming DiLoCo, Douillard et al., arXiv 2501.18512): each still is averaged every F steps.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from swarm.models.layout import FlatLayout
+from swarm.models.layout import ALIGNMENT, FlatLayout
 from swarm.optim.adamw import AdamWState
 from swarm.optim.update import (
     ElementRun,
@@ -87,8 +90,39 @@ def _step(lr: float, momentum: float, clip: float, old: Vectors, sources: Vector
     torch.add(ahead, delta, out=ahead)
     torch.mul(ahead, lr, out=ahead)
     torch.sub(old[0], ahead, out=anchor)
-    for before, after in zip(old[2:], new[2:], strict=True):
+    _stay(old[2:], (), new[2:])
+
+
+def _stay(old: Vectors, sources: Vectors, new: Vectors) -> None:
+    for before, after in zip(old, new, strict=True):
         after.copy_(before)
+
+
+# --- fragments (pure) ------------------------------------------------------------------------------------------------
+
+LEAST_ELEMENTS = 4 * ALIGNMENT
+"""Of a fragment: a part that is shorter than F of them has fewer than F."""
+LONGEST = 1.5
+"""How much longer than the F-th share of a part a fragment is at most, but for an alignment."""
+
+
+def fragment_of(layout: FlatLayout, fragments: int, step: int) -> slice:
+    """Return the elements that a step averages: fragment ``step`` mod ``fragments``.
+
+    Each is a run of whole parameters of about the same length. A bound is where a parameter begins, if one does within
+    a quarter of a fragment from the even cut; else it cuts a long parameter, which no element of the outer step minds.
+    """
+    count = max(1, min(fragments, layout.elements // LEAST_ELEMENTS))
+    number = step % count
+    return slice(_bound(layout, count, number), _bound(layout, count, number + 1))
+
+
+def _bound(layout: FlatLayout, count: int, number: int) -> int:
+    if number in (0, count):
+        return layout.elements * number // count
+    even = layout.elements * number // count // ALIGNMENT * ALIGNMENT
+    near = min((slot.offset for slot in layout.slots), key=lambda offset: (abs(offset - even), offset), default=even)
+    return near if 4 * count * abs(near - even) <= layout.elements else even
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,21 +131,33 @@ class Outer:
     it is the inner optimizer's. Its clip factor is 1 but where Δ is longer than honest steps can lead.
 
     The state is anchor and momentum; its third vector stays zero, so that it is stored and sent as AdamW's is.
+    A step changes one of so many ``fragments``.
     """
 
     nesterov: OuterNesterov
+    fragments: int = 1
 
     @property
     def vectors(self) -> tuple[str, ...]:
         """See :class:`~swarm.optim.update.Update`."""
         return AdamWState._fields
 
+    def averaged(self, layout: FlatLayout, step: int) -> slice:
+        """See :class:`~swarm.optim.update.Update` and :func:`fragment_of`."""
+        return fragment_of(layout, self.fragments, step)
+
     def plan(
         self, state: Vectors, mean: Tensor, layout: FlatLayout, numbers: StepNumbers, device: torch.device = _CPU
     ) -> StepPlan:
         """See :class:`~swarm.optim.update.Update` and :class:`OuterNesterov`."""
-        check_mean(mean, state)
-        return StepPlan((mean,), (ElementRun(0, layout.elements, self.nesterov.element_step(numbers.clip)),))
+        part = self.averaged(layout, numbers.step)
+        check_mean(mean, tuple(vector[part] for vector in state))
+        runs = (
+            ElementRun(0, part.start, _stay),
+            ElementRun(part.start, part.stop, self.nesterov.element_step(numbers.clip)),
+            ElementRun(part.stop, layout.elements, _stay),
+        )
+        return StepPlan((mean,), tuple(run for run in runs if run.start < run.stop), part.start)
 
     def look_ahead(
         self, state: Vectors, layout: FlatLayout, numbers: StepNumbers, into: Tensor, device: torch.device = _CPU

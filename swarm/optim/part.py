@@ -104,12 +104,16 @@ class PartState:
         self._lent.add(snapshot)
         return snapshot
 
+    def averaged(self, step: int) -> slice:
+        """The elements whose mean closes this step."""
+        return self._update.averaged(self.layout, step)
+
     def prepare(self, mean: Tensor, *, lr: float, clip: float, step: int) -> str:
         """Compute what the state after ``step`` will be; returns its digest, which the close record names.
 
-        ``mean`` is what the replicas agreed on, float32 (layout.elements,) on CPU, the same bits on every one; it is
-        kept, and must stay as it is, until the swap. Preparing again replaces what was prepared. Raises BugError when
-        ``step`` is not the one after :attr:`step`. Cost: a step of the optimizer and a hash of the state.
+        ``mean`` is what the replicas agreed on, float32 on CPU, of what :meth:`averaged` says, the same bits on every
+        one; it is kept, and must stay as it is, until the swap. Preparing again replaces what was prepared. Raises
+        BugError when ``step`` is not the one after :attr:`step`. Cost: a step of the optimizer and a hash of the state.
         """
         if step != self.step + 1:
             raise BugError(f"prepare of step {step} on a part at step {self.step}")

@@ -37,6 +37,10 @@ class Sgd:
         """See :class:`~swarm.optim.update.Update`."""
         return "params", "momentum"
 
+    def averaged(self, layout: FlatLayout, step: int) -> slice:
+        """See :class:`~swarm.optim.update.Update`: all of them."""
+        return slice(0, layout.elements)
+
     def plan(
         self, state: Vectors, mean: Tensor, layout: FlatLayout, numbers: StepNumbers, device: torch.device = _CPU
     ) -> StepPlan:

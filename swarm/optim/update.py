@@ -59,10 +59,12 @@ class ElementRun:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
-    """A step that can be taken piece by piece: ``sources`` are vectors (elements,), ``runs`` cover them in order."""
+    """A step that can be taken piece by piece: ``runs`` cover all elements in order. ``sources`` are vectors of those
+    from the one numbered ``first`` on; what ends before, or begins behind them, is none of a run's that reads them."""
 
     sources: Vectors
     runs: tuple[ElementRun, ...]
+    first: int = 0
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[slice, ElementStep]]:
         """Return what is done from ``start`` to ``stop``, in order, a chunk at most at once."""
@@ -70,6 +72,10 @@ class StepPlan:
             first, last = max(start, run.start), min(stop, run.stop)
             for begin in range(first, last, CHUNK_ELEMENTS):
                 yield slice(begin, min(begin + CHUNK_ELEMENTS, last)), run.step
+
+    def sources_of(self, piece: slice) -> Vectors:
+        """Return the sources of these elements."""
+        return _cut(self.sources, slice(max(0, piece.start - self.first), max(0, piece.stop - self.first)))
 
 
 class Update(Protocol):
@@ -79,10 +85,13 @@ class Update(Protocol):
     def vectors(self) -> tuple[str, ...]:
         """The names of the vectors of its state; the first is ``params``."""
 
+    def averaged(self, layout: FlatLayout, step: int) -> slice:
+        """Return the elements whose mean closes a step; it leaves the others as they are."""
+
     def plan(
         self, state: Vectors, mean: Tensor, layout: FlatLayout, numbers: StepNumbers, device: torch.device
     ) -> StepPlan:
-        """Return the step with this mean, float32 (layout.elements,), which must stay as it is while the plan is used.
+        """Return the step with this mean, float32, of what :meth:`averaged` says, which must stay as it is meanwhile.
 
         What needs more than one element is computed here, on ``device`` where it is much. Raises BugError for a mean of
         another shape or dtype, and for numbers that are no float32.
@@ -128,7 +137,7 @@ def take_step(plan: StepPlan, state: Vectors, after: Vectors) -> None:
 
     def make(first: int, last: int) -> None:
         for piece, step in plan.pieces(first * CHUNK_ELEMENTS, last * CHUNK_ELEMENTS):
-            step(_cut(state, piece), _cut(plan.sources, piece), _cut(after, piece))
+            step(_cut(state, piece), plan.sources_of(piece), _cut(after, piece))
 
     _share(-(-len(state[0]) // CHUNK_ELEMENTS), make)
 
@@ -159,7 +168,7 @@ def hashes_after(plan: StepPlan, state: Vectors) -> bytes:
             stop = min(start + size, elements)
             for piece, step in plan.pieces(start, stop):
                 new = scratch[:, piece.start - start : piece.stop - start]
-                step(_cut(state, piece), _cut(plan.sources, piece), tuple(new))
+                step(_cut(state, piece), plan.sources_of(piece), tuple(new))
             for number, vector in enumerate(scratch[:, : stop - start]):
                 place = HASH_BYTES * (number * chunks + chunk)
                 hashes[place : place + HASH_BYTES] = hash_of(vector.view(torch.uint8).numpy().data)

@@ -12,7 +12,8 @@ from torch import Tensor
 from swarm.averaging.gossip.pushing import PushSum
 from swarm.averaging.strategies import Strategy
 from swarm.ids import PeerId
-from swarm.optim.outer import OuterNesterov, OuterState
+from swarm.models.layout import FlatLayout
+from swarm.optim.outer import OuterNesterov, OuterState, fragment_of
 
 
 class Mixing(Protocol):
@@ -114,11 +115,21 @@ class Pushing:
 
 @dataclass(slots=True)
 class Local:
-    """``every`` steps alone, then the outer optimizer over the mean delta: DiLoCo."""
+    """``every`` steps alone, then the outer optimizer over the mean delta: DiLoCo. With a ``layout`` over that of one
+    of ``fragments`` in turn, of which a replica goes on from the new anchor times ``weight``: Streaming DiLoCo."""
 
     every: int
     outer: OuterNesterov
+    layout: FlatLayout | None = None
+    fragments: int = 1
+    weight: float = 1.0
     _state: OuterState | None = None
+
+    @property
+    def anchor(self) -> Tensor:
+        """What the run would store now, (elements,)."""
+        assert self._state is not None, "start() comes first"
+        return self._state.anchor
 
     def gradients(self, gradients: Tensor) -> Tensor:
         """Each its own."""
@@ -129,16 +140,27 @@ class Local:
         self._state = OuterState.first(anchor.clone())
 
     def parameters(self, params: Tensor, step: int, last: int) -> Tensor:
-        """The next anchor for all when the round is over."""
+        """The next anchor of what is averaged, when the round is over."""
         if step % self.every:
             return params
         assert self._state is not None, "start() comes first"
-        self._state = self.outer.step(self._state, (self._state.anchor - params).mean(0))
-        return self._state.anchor.expand_as(params).clone()
+        (anchor, momentum), part = (self._state.anchor, self._state.momentum), self._averaged(step)
+        new = self.outer.step(OuterState(anchor[part], momentum[part]), (anchor[part] - params[:, part]).mean(0))
+        anchor[part], momentum[part] = new.anchor, new.momentum
+        after = params.clone()
+        after[:, part] = torch.lerp(params[:, part], new.anchor.expand_as(params[:, part]), self.weight)
+        return after
 
     def vectors(self, replicas: int, step: int, last: int) -> float:
-        """As `everyone`, once a round."""
-        return 0.0 if step % self.every else _of_group(replicas)
+        """As `everyone`, once a round, of what is averaged."""
+        if step % self.every:
+            return 0.0
+        part = self._averaged(step)
+        share = 1.0 if self.layout is None else (part.stop - part.start) / self.layout.elements
+        return share * _of_group(replicas)
+
+    def _averaged(self, step: int) -> slice:
+        return slice(None) if self.layout is None else fragment_of(self.layout, self.fragments, step // self.every)
 
 
 def _all_meet(sync: int, step: int, last: int) -> bool:

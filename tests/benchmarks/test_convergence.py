@@ -14,7 +14,7 @@ from swarm.averaging.gossip.pushing import PushSum
 from swarm.averaging.strategies import STRATEGIES
 from swarm.ids import PeerId
 from swarm.models.gpt_config import GptConfig
-from swarm.models.layout import install_weights
+from swarm.models.layout import FlatLayout, install_weights
 from swarm.models.registry import family_of
 from swarm.optim.outer import OuterNesterov
 from swarm.optim.schedules import OptimizerConfig
@@ -89,6 +89,19 @@ def test_local_replicas_go_alone_and_then_on_from_one_anchor() -> None:
     assert local.vectors(16, 3, LAST) == 0.0
     assert torch.allclose(local.parameters(params, 4, LAST), params.mean(0).expand_as(params))
     assert local.vectors(16, 4, LAST) == 2 * 15 / 16
+
+
+def test_local_replicas_meet_in_one_fragment_after_the_other() -> None:
+    layout = FlatLayout.from_shapes([("one", (64,)), ("two", (64,))])
+    local = Local(4, OuterNesterov(lr=1.0, momentum=0.0), layout, fragments=2)
+    local.start(torch.zeros(128))
+    params = torch.randn(16, 128, generator=torch.Generator().manual_seed(0))
+    first = local.parameters(params, 4, LAST)
+    assert torch.equal(first[:, :64], params[:, :64])
+    assert torch.allclose(first[:, 64:], params.mean(0)[64:].expand(16, 64), atol=1e-6)
+    assert torch.equal(local.anchor, torch.cat([torch.zeros(64), first[0, 64:]]))
+    assert local.vectors(16, 4, LAST) == 15 / 16
+    assert meet(local.parameters(first, 8, LAST), params)
 
 
 @pytest.fixture

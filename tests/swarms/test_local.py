@@ -6,6 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from peers.chaos.faults import Kill, Pause, SlowDevice
 from peers.chaos.plan import On, Strike
 from swarm.events import (
@@ -36,6 +38,8 @@ SHAPE: dict[str, Any] = {
 }
 LINKS = Links.parse({"default": {"latency_ms": 20}})
 LOCAL: dict[str, Any] = {"mode": "local", "local": {"steps": INNER}}
+IN_TURN: dict[str, Any] = {"mode": "local", "local": {"steps": INNER, "fragments": 4}}
+CLOSES = pytest.mark.parametrize("averaging", [LOCAL, IN_TURN], ids=["whole", "fragments"])
 
 
 async def test_replicas_that_train_apart_hold_the_same_weights_at_every_close_and_the_loss_falls(
@@ -52,6 +56,27 @@ async def test_replicas_that_train_apart_hold_the_same_weights_at_every_close_an
     assert {event.step for event in swarm.events(RoundDone)} == set(range(1, STEPS + 1))
 
 
+async def test_close_of_a_fragment_sends_its_bytes_alone_and_the_loss_falls(tmp_path: Path) -> None:
+    """Two replicas of each part: each sends half of what is averaged to the other, and gets as much."""
+    whole, in_turn = (LocalSwarm(tmp_path / name, averaging=each, **SHAPE) for name, each in FORMS.items())
+    for swarm in (whole, in_turn):
+        await swarm.run()
+        assert not swarm.events(DigestMismatch)
+    full = {event.part: event.bytes_sent for event in whole.events(RoundDone)}
+    sent: dict[str, dict[int, int]] = {part: {} for part in full}
+    for event in in_turn.events(RoundDone):
+        sent[event.part][event.step] = event.bytes_sent
+        assert event.bytes_sent < 1.6 * full[event.part] / 4, event
+    for part, steps in sent.items():
+        assert len(steps) == 4
+        assert sum(steps.values()) == pytest.approx(full[part], rel=0.01), "all fragments had their turn"
+    losses = [record["loss_sum"] / record["tokens"] for record in in_turn.history()[1:]]
+    assert losses[-1] < losses[0] - 0.2, losses
+
+
+FORMS = {"whole": LOCAL, "fragments": IN_TURN}
+
+
 async def test_adapters_are_trained_apart_as_whole_models_are(tmp_path: Path) -> None:
     model = {"lora": {"rank": 4, "base": "nf4"}}
     swarm = LocalSwarm(tmp_path, averaging=LOCAL, model=model, **SHAPE)
@@ -61,9 +86,12 @@ async def test_adapters_are_trained_apart_as_whole_models_are(tmp_path: Path) ->
     assert losses[-1] < losses[0], losses
 
 
-def test_replica_that_dies_takes_what_it_learnt_with_it_and_the_others_go_on(tmp_path: Path) -> None:
+@CLOSES
+def test_replica_that_dies_takes_what_it_learnt_with_it_and_the_others_go_on(
+    tmp_path: Path, averaging: dict[str, Any]
+) -> None:
     swarm = SimSwarm(
-        tmp_path, averaging=LOCAL, may_fail=True, stage_s={"forward": 0.1, "backward": 0.2}, links=LINKS, **SHAPE
+        tmp_path, averaging=averaging, may_fail=True, stage_s={"forward": 0.1, "backward": 0.2}, links=LINKS, **SHAPE
     )
     strikes = [
         Strike("mid-step", On(Accumulated, peer="host-1", where={"step": 2}, nth=3), Kill(("host-1",))),
@@ -75,8 +103,9 @@ def test_replica_that_dies_takes_what_it_learnt_with_it_and_the_others_go_on(tmp
     assert not swarm.events(ContributionReplayed)
 
 
-async def test_peer_that_joins_begins_at_the_anchor(tmp_path: Path) -> None:
-    swarm = LocalSwarm(tmp_path, averaging=LOCAL, **{**SHAPE, "run": {"steps": 12, "copies": 1}})
+@CLOSES
+async def test_peer_that_joins_begins_at_the_anchor(tmp_path: Path, averaging: dict[str, Any]) -> None:
+    swarm = LocalSwarm(tmp_path, averaging=averaging, **{**SHAPE, "run": {"steps": 12, "copies": 1}})
 
     async def story() -> None:
         await eventually(lambda: any(event.step >= 2 for event in swarm.events(StepClosed)))

@@ -85,6 +85,22 @@ def test_strategy_that_brings_all_together_leaves_no_mixing_between(strategy: st
         parse_manifest(document(averaging={**averaging, "local": {"sync_every": 2}}), "a test")
 
 
+@pytest.mark.parametrize(
+    ("local", "codec", "key"),
+    [
+        ({"fragments": 4, "sync_every": 2}, "float32", "averaging.local.fragments"),
+        ({"mixing_weight": 0.5, "sync_every": 2}, "float32", "averaging.local.mixing_weight"),
+        ({"fragments": 4}, "int4h", "averaging.codec"),
+    ],
+)
+def test_fragments_are_refused_with_what_is_of_whole_weights(local: dict[str, Any], codec: str, key: str) -> None:
+    averaging = {"mode": "local", "strategy": "grid"}
+    parse_manifest(document(averaging={**averaging, "local": {**local, "sync_every": 1}}), "a test")
+    with pytest.raises(ConfigError) as caught:
+        parse_manifest(document(averaging={**averaging, "codec": codec, "local": local}), "a test")
+    assert caught.value.key == key
+
+
 def test_step_of_replicas_that_train_apart_has_all_batches_between_two_closes() -> None:
     averaging = {"mode": "local", "strategy": "grid", "local": {"steps": 3, "sync_every": 4}}
     manifest = parse_manifest(document(averaging=averaging, batch={"microbatches_per_step": 5}), "a test")

@@ -15,7 +15,6 @@ from swarm.models.spec import SplitConfig
 from swarm.optim.adamw import AdamW
 from swarm.optim.local_part import LocalPart
 from swarm.optim.muon import Muon
-from swarm.optim.outer import Outer
 from swarm.optim.part import PartState, TrainedPart
 from swarm.optim.schedules import OptimizerConfig
 from swarm.optim.sgd import Sgd
@@ -59,7 +58,7 @@ def test_part_that_trains_apart_holds_its_own_weights_beside_the_anchor() -> Non
     train(part, 0, 1, 2)
     elements = part.layout.elements
     each, found = (
-        bytes_by_kind(MODEL, vectors=len(Outer(RULES.outer).vectors), local=True),
+        bytes_by_kind(MODEL, vectors=len(RULES.outer.vectors), local=True),
         storage_bytes(part.tensors()),
     )
     assert found["weights"] == pytest.approx(each["weights"] * elements, rel=0.02)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ from swarm.models.registry import family_of
 from swarm.models.spec import SplitConfig
 from swarm.optim.adamw import AdamW
 from swarm.optim.local_part import LocalPart, LocalRules
-from swarm.optim.outer import OuterNesterov
+from swarm.optim.outer import Outer, OuterNesterov
 from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig
 from swarm.state.snapshot import initial_snapshot
@@ -27,7 +29,7 @@ RULES = LocalRules(
     steps=3,
     optimizer=OPTIMIZER,
     inner=AdamW(OPTIMIZER),
-    outer=OuterNesterov(lr=1.0, momentum=0.0),
+    outer=Outer(OuterNesterov(lr=1.0, momentum=0.0)),
 )
 
 
@@ -106,7 +108,7 @@ RULES_WITH_MOMENTUM = LocalRules(
     steps=3,
     optimizer=OPTIMIZER,
     inner=AdamW(OPTIMIZER),
-    outer=OuterNesterov(),
+    outer=Outer(OuterNesterov()),
 )
 
 
@@ -188,3 +190,72 @@ def test_step_that_is_given_up_takes_what_was_learnt_in_it() -> None:
     assert torch.equal(part.snapshot().params, anchor)
     assert part.contribution(part.step + 1, frozenset(), 1).abs().max() == 0
     assert isinstance(part.version, Version)
+
+
+# --- fragments -------------------------------------------------------------------------------------------------------
+
+PLAIN = OuterNesterov(lr=1.0, momentum=0.0)
+IN_TWO = replace(RULES, outer=Outer(PLAIN, fragments=2))
+
+
+def own(part: LocalPart) -> torch.Tensor:
+    """Its own weights, as its passes see them."""
+    held = dict(part._module.named_parameters())
+    return part.layout.flatten({slot.name: held[slot.name].detach() for slot in part.layout.slots})
+
+
+def test_close_of_a_fragment_puts_all_at_the_same_anchor_and_each_goes_on_from_its_own_weights_elsewhere() -> None:
+    one, other = local(IN_TWO), local(IN_TWO)
+    anchor = one.snapshot().params.clone()
+    train(one, 0, 1, 2, 3)
+    train(other, 4, 5)
+    before, part = (own(one), own(other)), one.averaged(1)
+    sums = [each.contribution(1, frozenset(), tokens) for each, tokens in ((one, 96), (other, 32))]
+    assert sums[0].shape == sums[1].shape == (part.stop - part.start,)
+    mean = (sums[0] + sums[1]) / 128
+    assert close(one, mean) == close(other, mean)
+    new = one.snapshot().params
+    assert torch.equal(new[part], anchor[part] - mean)
+    rest = one.averaged(2)
+    assert (rest.start, part.stop) == (0, one.layout.elements)
+    assert torch.equal(new[rest], anchor[rest]), "its turn is the next"
+    for each, its in zip((one, other), before, strict=True):
+        assert torch.equal(own(each)[part], new[part])
+        assert torch.equal(own(each)[rest], its[rest])
+    moved = one.contribution(2, frozenset(), 1)
+    assert torch.equal(moved, (anchor - before[0])[rest]), "what was learnt in the step before is in the next one"
+
+
+def test_mixing_weight_says_how_far_a_replica_goes_to_the_new_anchor() -> None:
+    part = local(replace(IN_TWO, mixing_weight=0.25))
+    train(part, 0, 1)
+    before, averaged = own(part), part.averaged(1)
+    close(part, torch.full((averaged.stop - averaged.start,), 0.5))
+    anchor = part.snapshot().params
+    torch.testing.assert_close(own(part)[averaged], 0.75 * before[averaged] + 0.25 * anchor[averaged])
+
+
+@pytest.mark.parametrize("how", ["given up", "installed"])
+def test_step_that_is_given_up_or_a_state_of_others_puts_all_fragments_at_the_anchor(how: str) -> None:
+    part, giver = local(IN_TWO), local(IN_TWO)
+    train(part, 0, 1)
+    close(part, part.contribution(1, frozenset(), 1))
+    train(part, 2, 3)
+    assert not torch.equal(own(part), part.snapshot().params)
+    if how == "given up":
+        part.give_up()
+    else:
+        part.install(giver.snapshot())
+    assert torch.equal(own(part), part.snapshot().params)
+    assert part.contribution(part.step + 1, frozenset(), 1).abs().max() == 0
+
+
+def test_state_that_was_lent_stays_while_a_replica_goes_on_from_its_own_weights() -> None:
+    part = local(IN_TWO)
+    close(part, part.contribution(1, frozenset(), 1))
+    lent = part.snapshot()
+    kept = lent.params.clone()
+    train(part, 0, 1)
+    close(part, part.contribution(2, frozenset(), 1))
+    assert torch.equal(lent.params, kept)
+    assert not torch.equal(part.snapshot().params, kept)

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from swarm.errors import BugError
+from swarm.models.layout import ALIGNMENT, FlatLayout
 from swarm.optim import update
-from swarm.optim.outer import OuterNesterov, OuterState
+from swarm.optim.outer import LEAST_ELEMENTS, LONGEST, Outer, OuterNesterov, OuterState, fragment_of
+from swarm.optim.update import StepNumbers, stepped
 
 ELEMENTS = 70_001
 """Beyond what torch gives to a single thread, and no multiple of a vector's width."""
@@ -104,3 +106,53 @@ def test_outer_delta_of_another_kind_is_a_bug() -> None:
             OuterNesterov().step(state, wrong)
     with pytest.raises(BugError, match="scalar"):
         OuterNesterov(lr=float("inf")).step(state, vector(1))
+
+
+# --- fragments -------------------------------------------------------------------------------------------------------
+
+LAYERS = FlatLayout.from_shapes([(f"layers.{number}", (100 + number % 3,)) for number in range(40)])
+ONE_LONG = FlatLayout.from_shapes([("short", (40,)), ("long", (5000,)), ("last", (30,))])
+
+
+def cuts(layout: FlatLayout, fragments: int) -> list[slice]:
+    return [fragment_of(layout, fragments, step) for step in range(fragments)]
+
+
+@pytest.mark.parametrize("layout", [LAYERS, ONE_LONG], ids=["layers", "one long"])
+@pytest.mark.parametrize("fragments", [1, 2, 3, 4, 7])
+def test_fragments_cover_a_part_once_and_none_is_much_longer_than_its_share(layout: FlatLayout, fragments: int) -> None:
+    found = cuts(layout, fragments)
+    assert [0, *(one.stop for one in found)] == [*(one.start for one in found), layout.elements]
+    assert all(0 < one.stop - one.start <= LONGEST * layout.elements / fragments + ALIGNMENT for one in found)
+    assert all(one.start % ALIGNMENT == 0 for one in found)
+    assert fragment_of(layout, fragments, 5 * fragments + 1) == found[1 % fragments]
+
+
+def test_fragment_has_whole_parameters_and_only_a_long_one_is_cut() -> None:
+    begins = {slot.offset for slot in LAYERS.slots}
+    assert all(one.start in begins for one in cuts(LAYERS, 4))
+    assert any(one.start not in {slot.offset for slot in ONE_LONG.slots} for one in cuts(ONE_LONG, 4))
+
+
+def test_part_that_is_too_short_has_fewer_fragments() -> None:
+    tiny = FlatLayout.from_shapes([("tiny", (LEAST_ELEMENTS * 2,))])
+    assert [one.start for one in cuts(tiny, 4)] == [0, LEAST_ELEMENTS, 0, LEAST_ELEMENTS]
+    assert cuts(FlatLayout.from_shapes([]), 4) == [slice(0, ALIGNMENT)] * 4
+
+
+def test_step_of_a_fragment_is_that_of_the_whole_there_and_leaves_anchor_and_momentum_elsewhere() -> None:
+    outer, whole = Outer(OuterNesterov(), fragments=4), Outer(OuterNesterov())
+    layout = LAYERS.kept_by(outer.vectors)
+    state = tuple(torch.randn(layout.elements, generator=torch.Generator().manual_seed(seed)) for seed in range(3))
+    mean = torch.randn(layout.elements, generator=torch.Generator().manual_seed(9))
+    numbers = StepNumbers(step=6, lr=0.1, clip=0.5)
+    part = outer.averaged(layout, 6)
+    found = stepped(outer.plan(state, mean[part], layout, numbers), state)
+    expected = stepped(whole.plan(state, mean, layout, numbers), state)
+    for old, new, full in zip(state, found, expected, strict=True):
+        assert torch.equal(new[part], full[part])
+        assert torch.equal(new[: part.start], old[: part.start])
+        assert torch.equal(new[part.stop :], old[part.stop :])
+    assert not torch.equal(found[1][part], state[1][part])
+    with pytest.raises(BugError):
+        outer.plan(state, mean, layout, numbers)
