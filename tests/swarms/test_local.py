@@ -104,6 +104,19 @@ def test_replica_that_dies_takes_what_it_learnt_with_it_and_the_others_go_on(
 
 
 @CLOSES
+def test_replica_that_was_cut_off_comes_back_at_the_anchor(tmp_path: Path, averaging: dict[str, Any]) -> None:
+    """It is left out while it stands still, and takes the state of the others, who went on."""
+    shape = {**SHAPE, "run": {"steps": 12}}
+    swarm = SimSwarm(
+        tmp_path, averaging=averaging, may_fail=True, stage_s={"forward": 0.1, "backward": 0.2}, links=LINKS, **shape
+    )
+    pause = Strike("pause", On(StepClosed, peer="host-1", where={"step": 2}), Pause(("host-1",), 15.0))
+    live_through(swarm, tmp_path, pause, steps=12, timeout_s=1200.0, not_promised="I3")
+    assert not swarm.events(DigestMismatch)
+    assert [event.again for event in swarm.peers["host-1"].events.of(PeerReady)] == [False, True]
+
+
+@CLOSES
 async def test_peer_that_joins_begins_at_the_anchor(tmp_path: Path, averaging: dict[str, Any]) -> None:
     swarm = LocalSwarm(tmp_path, averaging=averaging, **{**SHAPE, "run": {"steps": 12, "copies": 1}})
 

@@ -28,6 +28,7 @@ from swarm.network.protocols import Answer, AnyMethod, Incoming, Rpc
 from swarm.optim.adamw import AdamW
 from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig
+from swarm.optim.update import Update
 from swarm.schema import Message
 from swarm.sim.network import SimEndpoint, SimNetwork
 from swarm.state.download import Download, DownloadContext, IntoMemory, PeerChunks, Wanted
@@ -72,24 +73,27 @@ OBSERVED = Roster([listed(DONOR), listed(OTHER), listed(CONTACT, "trainer", "end
 """Who takes part in the run that is observed."""
 
 
-def fresh_part() -> TrainedPart:
+ADAMW = AdamW(OptimizerConfig())
+
+
+def fresh_part(update: Update = ADAMW) -> TrainedPart:
     """Return the stage at its initial weights."""
-    part = empty_part()
+    part = empty_part(update)
     part.install(initial_snapshot(STAGE, part.layout, family_of(TINY).initial_weights(0)))
     return part
 
 
-def empty_part() -> TrainedPart:
+def empty_part(update: Update = ADAMW) -> TrainedPart:
     """Return the stage without weights."""
     spec = next(spec for spec in family_of(TINY).parts(SplitConfig(stages=2)) if spec.name == STAGE)
-    return TrainedPart(spec, TINY, AdamW(OptimizerConfig()))
+    return TrainedPart(spec, TINY, update)
 
 
 class Run:
     """The members' side: closes steps, one after the other, with made-up gradients."""
 
-    def __init__(self, steps: int = 0) -> None:
-        self.part = fresh_part()
+    def __init__(self, steps: int = 0, update: Update = ADAMW) -> None:
+        self.update, self.part = update, fresh_part(update)
         self.decisions = [signed(genesis(RUN, OBSERVED, self._digests(digest(self.part.snapshot()))))]
         for _ in range(steps):
             self.close()
@@ -110,7 +114,8 @@ class Run:
         """Return the decision of the next step, with a mean that is capped; the ``roster`` takes part from then on."""
         before = before or self.head
         step = before.step + 1
-        mean = torch.randn(self.part.layout.elements, generator=torch.Generator().manual_seed(step)) / 10
+        averaged = self.part.averaged(step)
+        mean = torch.randn(averaged.stop - averaged.start, generator=torch.Generator().manual_seed(step)) / 10
         found = self.part.prepare(mean, lr=0.01, clip=0.5 * cap, step=step)
         self.part.swap()
         record = CloseRecord(
@@ -236,7 +241,7 @@ class ObserverBench:
 
     async def fetch(self, record: CloseRecord, *donors: PeerId, me: PeerId = JOINER) -> TrainedPart:
         """Return the part, downloaded and verified."""
-        part = empty_part()
+        part = empty_part(self.run.update)
         wanted = Wanted(part=STAGE, step=record.step, digest=record.digests[STAGE], layout=part.layout)
         context = DownloadContext(donor=partial(PeerChunks, self.endpoints[me]), clock=self.clock, run=inline)
         part.install(await Download(context, wanted, IntoMemory(wanted)).fetch(donors or self.replicas))

@@ -16,6 +16,7 @@ from swarm.consensus.roster import Roster
 from swarm.errors import DeadlineMissed, PeerError, StateError, Unreachable, Violation, WrongStep
 from swarm.membership.observer_sources import PATIENCE_S
 from swarm.network.protocols import Answer
+from swarm.optim.outer import Outer, OuterNesterov
 from swarm.schema import Message
 from swarm.state.snapshot import digest
 from swarm.step.observe_messages import NEXT, STANDING, START, Decided
@@ -62,6 +63,26 @@ async def test_observer_of_a_step_in_which_its_part_was_capped_holds_what_the_me
     assert (await bench.close(cap=0.25)).record.caps == {STAGE: 0.25}
     assert (await observer.follow()).step == 3
     assert digest(part.snapshot()) == digest(bench.run.part.snapshot())
+
+
+async def test_observer_of_steps_that_average_a_fragment_gets_its_bytes_alone() -> None:
+    bench = ObserverBench(Run(2, Outer(OuterNesterov(), fragments=4)))
+    await bench.open()
+    observer = bench.observer()
+    part = await bench.installed(observer)
+    elements = []
+    for step in range(3, 7):
+        mean = (await bench.close()).mean
+        assert mean is not None
+        elements.append(len(mean))
+        assert (await observer.follow()).step == step
+        assert digest(part.snapshot()) == digest(bench.run.part.snapshot())
+    assert sum(elements) == part.layout.elements
+    assert max(elements) < part.layout.elements / 2
+    waiting = asyncio.create_task(observer.ahead())
+    mean = (await bench.close()).mean
+    assert mean is not None
+    assert torch.equal(await waiting, mean)
 
 
 async def test_observer_that_is_asleep_for_a_few_steps_catches_up() -> None:
