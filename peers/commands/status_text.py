@@ -100,6 +100,15 @@ def mixing_text(standing: StatusReport) -> str:
     return f"{count(standing.mixed, 'time')}{alone if standing.mixed_alone else ''}"
 
 
+def early_text(standing: StatusReport) -> str:
+    """``25 %, 31 % of the last 2 steps' microbatches``; "" where no step is fed early, or none was closed yet."""
+    if not standing.early:
+        return ""
+    shares = ", ".join(f"{share:.0%}".replace("%", " %") for share in standing.early)
+    steps = "step's" if len(standing.early) == 1 else f"{len(standing.early)} steps'"
+    return f"{shares} of the last {steps} microbatches"
+
+
 def hidden_line(number: int) -> list[str]:
     """Return the line about hidden peers, if there are any."""
     if not number:
@@ -188,6 +197,7 @@ def _remarks(seen: Seen) -> list[str]:
     copies = ", ".join(standing.copies)
     facts = [("waiting", standing.waiting_for), ("the disk does not take", standing.disk), ("copies", copies)]
     facts += [("fewer copies in the run", standing.fewer_copies), ("mixed", mixing_text(standing))]
+    facts += [("early", early_text(standing))]
     return [f"{label}: {one_line(text)}" for label, text in facts if text]
 
 
@@ -204,6 +214,7 @@ def _facts(standing: StatusReport) -> list[tuple[str, str]]:
         ("step", _step(standing)),
         ("sends", standing.codecs),
         ("averages", standing.averages),
+        ("early", early_text(standing)),
         ("mixed", mixing_text(standing)),
         *(("averaging", f"{one.part}: {turnout_text(one)}") for one in standing.averaging),
         ("loss", "" if standing.loss is None else f"{standing.loss:.3f}"),

@@ -95,6 +95,7 @@ class NodeCommands:
             averaging=() if situation is None else situation.averaging,
             averages="" if manifest is None else manifest.averaging.described,
             codecs=self._codecs(),
+            early=situation.early if situation and manifest and manifest.speed.overlaps else (),
             mixed=0 if situation is None else situation.mixed,
             mixed_alone=0 if situation is None else situation.mixed_alone,
             memory=None if situation is None else situation.memory(),

@@ -25,6 +25,7 @@ class StatusReport:
     empty when it takes all. ``loss`` and ``tokens_per_s`` are of the last closed step, None before the first, the
     latter also for a step that this peer did not see open; ``averaging`` is of that step, each part's, ``averages``
     says in words what the run averages when, ``codecs`` how activations and their gradients travel in the open step.
+    Where steps are fed early, ``early`` are the shares of the last steps' microbatches that were, the newest last.
     Where replicas train apart this one has ``mixed`` so often since it was started, ``mixed_alone`` of these with
     nobody. ``started`` is seconds since the epoch; ``memory`` is None before it takes part in a run.
     """
@@ -56,6 +57,7 @@ class StatusReport:
     averaging: tuple[PartTurnout, ...] = ()
     averages: str = ""
     codecs: str = ""
+    early: tuple[float, ...] = ()
     mixed: int = 0
     mixed_alone: int = 0
     memory: MemoryReport | None = None

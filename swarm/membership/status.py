@@ -11,6 +11,9 @@ from swarm.ids import PartName
 from swarm.membership.status_types import MemoryReport, PartTurnout, Phase
 from swarm.pipeline.activity import PipelineActivity
 
+STEPS_SHOWN = 8
+"""Of so many steps the early share is kept."""
+
 
 def _unknown() -> MemoryReport | None:
     return None
@@ -20,7 +23,8 @@ def _unknown() -> MemoryReport | None:
 class PeerStatus:
     """One peer's own view of itself. ``loss`` and ``tokens_per_s`` are of the newest closed step, the latter unknown
     for one that was open before this peer took part; ``codecs`` are those of boundaries in the open step, where records
-    name them; ``averaging`` says who was in the averaging of each of its parts;
+    name them; ``early`` are the shares of the newest steps' microbatches that were fed early, the newest last;
+    ``averaging`` says who was in the averaging of each of its parts;
     ``disk`` is what the disk does not take, with the reason; ``mixed`` how often it mixed its weights with others, and
     ``mixed_alone`` how often nobody was there to do so with; ``memory`` counts what its memory holds when it is asked
     for, and ``activity`` says what it does for microbatches."""
@@ -35,6 +39,7 @@ class PeerStatus:
     loss: float | None = None
     tokens_per_s: float | None = None
     codecs: tuple[tuple[str, str], ...] = ()
+    early: tuple[float, ...] = ()
     averaging: tuple[PartTurnout, ...] = ()
     disk: dict[str, str] = field(default_factory=dict)
     mixed: int = 0
@@ -96,5 +101,7 @@ class PeerStatus:
         """A step was closed, ``seconds`` after it opened; None for one that this peer did not see open."""
         self.step, self.codecs = record.step, record.codecs
         if record.committed:
+            share = sum(one.early for one in record.committed) / len(record.committed)
+            self.early = (*self.early, share)[-STEPS_SHOWN:]
             self.loss = record.loss
             self.tokens_per_s = None if seconds is None else record.tokens / max(seconds, 1e-9)

@@ -136,6 +136,7 @@ class StepEvents:
                 seconds=seconds,
                 whole=whole,
                 ended=record.ended,
+                early=sum(one.early for one in record.committed),
             )
         )
         sent, received = self._around.endpoint.statistics().total

@@ -58,6 +58,8 @@ def test_steps_are_fed_early_and_take_less_time(tmp_path: Path, ends: str) -> No
         (took[mode],) = ended
         fed = early(swarm)
         assert fed[:2] == [0, 0]
+        told = [event.early for event in swarm.peers["bootstrap"].events.of(StepClosed) if event.step > 0]
+        assert told == fed[1:]
         assert all(count == (0 if mode == "sync" else 4) for count in fed[3:])
     assert took["overlap"] < took["sync"]
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from swarm.consensus.records import CloseRecord
 from swarm.events import Participation, StepClosed
-from swarm.membership.status import PeerStatus
+from swarm.membership.status import STEPS_SHOWN, PeerStatus
 from swarm.membership.step_events import StepEvents
 from swarm.step.boundary_codecs import FIXED
 from tests.harness.rigs.membership import COMMITTED, GENESIS, A, B, EventList, FakeClock, record
@@ -59,6 +59,18 @@ def test_peer_that_joins_shows_no_rate_of_a_step_that_was_open_before_it_came() 
     assert told.close(after, took_part=True) == after.tokens / 2.0
     assert [(event.step, event.whole) for event in told.events.of(StepClosed)] == [(4, False), (5, True)]
     assert told.situation.loss == after.loss
+
+
+def test_early_share_of_a_step_is_told_and_kept_for_the_newest_steps() -> None:
+    told, before = Told(), GENESIS
+    told.close(GENESIS, took_part=False)
+    assert told.situation.early == ()
+    for begun in (0, *[1] * STEPS_SHOWN):
+        fed = tuple(one.model_copy(update={"early": n < begun}) for n, one in enumerate(COMMITTED))
+        before = record(before).model_copy(update={"committed": fed})
+        told.close(before, took_part=True)
+    assert [event.early for event in told.events.of(StepClosed)] == [0, *[1] * STEPS_SHOWN]
+    assert told.situation.early == (1 / len(COMMITTED),) * STEPS_SHOWN
 
 
 def test_digest_of_our_part_is_the_one_that_we_computed() -> None:

@@ -305,6 +305,14 @@ def test_status_says_what_the_death_of_one_voter_costs_where_there_are_fewer_tha
     assert [few_voters(n) for n in (0, 3, 11)] == ["", "", ""]
 
 
+def test_status_tells_the_early_share_of_the_last_steps_of_a_run_that_has_one() -> None:
+    place = PlaceInfo(name="1", path=Path("h/1"), live=True, state=None)
+    overlapped = Seen(place=place, standing=dataclasses.replace(standing("otter"), early=(0.0, 0.25)))
+    assert "    early: 0 %, 25 % of the last 2 steps' microbatches" in status_lines([overlapped])
+    assert "0 %, 25 % of the last 2 steps' microbatches" in "\n".join(detail_lines(overlapped))
+    assert "early" not in "\n".join(status_lines([Seen(place=place, standing=standing("otter"))]))
+
+
 def test_members_say_where_they_are_and_who_only_calls() -> None:
     plain = MemberReport(
         name="owl", peer=PEER.format(3), role="stage", part="stage-0", state="member", link="direct", addresses=()
