@@ -52,12 +52,11 @@ class Cell:
         return {"default": default, "machine": [machine]}
 
 
-NAMED = (Cell(mbit=80, rtt=80), Cell(mbit=200, rtt=300), Cell(mbit=500, rtt=100))
+NAMED = (Cell(mbit=80, rtt=80), Cell(mbit=200, rtt=300), Cell(mbit=500, rtt=100), Cell(mbit=50, rtt=100))
 """Those with keys of their own in the summary; the others are rows of the table."""
 CELLS = (
     *NAMED,
     Cell(mbit=500, rtt=10),
-    Cell(mbit=50, rtt=100),
     Cell(mbit=50, rtt=300),
     Cell(mbit=200, rtt=100, part_mb=100),
     Cell(mbit=200, rtt=10, activation_mb=8),
@@ -79,13 +78,22 @@ OVERRIDES: dict[str, dict[str, dict[str, Any]]] = {
     "sync_auto": {"codecs": {"activations": "auto"}},
     "overlap": {"speed": EARLY},
     "overlap_int8h": {"codecs": {"activations": "int8h"}, "speed": EARLY},
+    "overlap_int8h_20": {"codecs": {"activations": "int8h"}, "speed": EARLY | {"early_share": 0.2}},
+    "overlap_int8h_30": {"codecs": {"activations": "int8h"}, "speed": EARLY | {"early_share": 0.3}},
 }
 """Modes of the product, by name, and the sections of the manifest that make them: another is a line here."""
-WIRE = {"sync_int8h": 66 / 256, "sync_auto": 66 / 256, "overlap_int8h": 66 / 256}
+WIRE = {mode: 66 / 256 for mode, sections in OVERRIDES.items() if "codecs" in sections}
 """Bytes of what crosses a boundary ÷ those of float32, where they are or may become fewer."""
 STOPS = {"hub": False, "hub_stop": True}
 """Candidates in the same virtual network, and whether they stop between steps."""
 MODES = (*OVERRIDES, *STOPS)
+BRIEF = {
+    "80_80": ("sync", "overlap", "overlap_int8h", "overlap_int8h_20", "overlap_int8h_30", *STOPS),
+    "200_300": ("sync", "overlap", "overlap_int8h", "overlap_int8h_20", "overlap_int8h_30", *STOPS),
+    "500_100": ("sync", "overlap", *STOPS),
+    "50_100": ("overlap", *STOPS),
+}
+"""What is played where not all is, by cell: in the last one the links of a hub's trainers are too thin."""
 
 
 def transfer_s(cell: Cell, wire: float = 1.0) -> float:

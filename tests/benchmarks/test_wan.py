@@ -9,7 +9,7 @@ import pytest
 
 from tests.benchmarks import wan
 from tests.benchmarks._wan_case import play
-from tests.benchmarks._wan_cells import CELLS, MODES, NAMED, OVERRIDES, Cell, bound, plain_bound, published, transfer_s
+from tests.benchmarks._wan_cells import CELLS, NAMED, OVERRIDES, Cell, bound, plain_bound, published, transfer_s
 from tests.benchmarks._wan_timeline import KINDS, USEFUL, HostStep, breakdown, marked, shares
 from tests.benchmarks.runner import Size
 
@@ -84,7 +84,7 @@ def test_bound_counts_boundaries_averaging_and_compute() -> None:
 
 
 def test_cells_are_those_that_are_asked_for() -> None:
-    assert [cell.name for cell in NAMED] == ["80_80", "200_300", "500_100"]
+    assert [cell.name for cell in NAMED] == ["80_80", "200_300", "500_100", "50_100"]
     assert len({cell.name for cell in CELLS}) == len(CELLS) == 12
     assert {cell.mbit for cell in CELLS} == {500, 200, 80, 50}
     assert {cell.compute_ms for cell in CELLS} == {66, 568, 5317, 7059}
@@ -103,12 +103,13 @@ def test_summary_has_the_declared_keys_at_every_size(size: Size) -> None:
     cases = wan.list_cases(size)
     result = wan.to_result(wan.PLAYED[size], [made_up(case) for case in cases])
     assert set(result.summary) == set(wan.KEYS)
-    assert len(result.rows) == len(wan.PLAYED[size]) * len(MODES)
+    assert len(result.rows) == len({(case["mode"], Cell(**case["cell"]).name) for case in cases})
     assert all(len(row) == len(wan.COLUMNS) for row in result.rows)
     assert result.summary["over_hub_80_80"] == 1.0
     assert (result.summary["lost_sync_80_80"], result.summary["early_share_80_80"]) == (0.5, 0.25)
     assert result.summary["digest_mismatches"] == len([case for case in cases if case["mode"] in OVERRIDES])
-    assert (result.summary["util_sync_500_100"] is None) == (size is not Size.FULL)
+    assert (result.summary["util_sync_int8h_500_100"] is None) == (size is not Size.FULL)
+    assert (result.summary["share_of_bound_overlap_500_100"] is None) == (size is Size.SMOKE)
 
 
 def test_hub_that_stops_takes_longer_and_none_is_above_its_trainers_links(tmp_path: Path) -> None:
