@@ -36,7 +36,7 @@ LONGEST_S = 1e5
 """No run takes so long; the trace does."""
 
 
-def play(root: Path, *, churn: float, seed: int, steps: int, slower: float = 1.0) -> dict[str, Any]:
+def play(root: Path, *, churn: float, seed: int, steps: int, slower: float = 1.0, mode: str = "sync") -> dict[str, Any]:
     """Play one run to its end.
 
     Args:
@@ -45,6 +45,7 @@ def play(root: Path, *, churn: float, seed: int, steps: int, slower: float = 1.0
         seed: Of the trace, the links and the run.
         steps: How many.
         slower: So many times as long takes everything on the devices, and so many times fewer microbatches make a step.
+        mode: ``sync`` or ``overlap``, as the manifest has it.
 
     Returns:
         Its figures, ready for JSON. Equal arguments give equal ones, but for ``cpu_s``.
@@ -66,6 +67,7 @@ def play(root: Path, *, churn: float, seed: int, steps: int, slower: float = 1.0
         model=MODEL,
         split={"stages": STAGES},
         batch={"microbatch_size": 1, "microbatches_per_step": target},
+        speed={"mode": mode},
     )
     places = STAGES * REPLICAS
     trace = spot_trace(places=places, churn=churn, step_s=STEP_S, until_s=LONGEST_S, seed=seed) if churn else ()
@@ -73,7 +75,7 @@ def play(root: Path, *, churn: float, seed: int, steps: int, slower: float = 1.0
     run_world(_both(swarm, market))
     figures = _goodput(swarm, market, rate) | _happened(swarm, market)
     figures |= _judged(check_run([root], Limits(target=target)))
-    return {"churn": churn, "seed": seed, **figures, "cpu_s": round(time.process_time() - began, 1)}
+    return {"mode": mode, "churn": churn, "seed": seed, **figures, "cpu_s": round(time.process_time() - began, 1)}
 
 
 async def _both(swarm: SimSwarm, market: SpotMarket) -> None:

@@ -102,8 +102,8 @@ def test_small_run_loses_machines_counts_every_microbatch_once_and_repeats_itsel
     assert 0.3 < first["goodput"] <= 1.0
     assert first["goodput_joining_too"] <= first["goodput"]
     assert runs[1] | {"cpu_s": 0} == first | {"cpu_s": 0}
-    result = goodput.to_result(
-        [run | {"churn": churn} for run, churn in zip([first] * 3, (0.0, 0.01, 0.05), strict=True)]
-    )
+    cases = [{"churn": 0.0}, {"churn": 0.01}, {"churn": 0.05}, {"churn": 0.0, "mode": "overlap"}]
+    result = goodput.to_result([first | case for case in cases])
+    assert set(result.summary) == set(goodput.KEYS)
     assert result.summary["goodput_5pct"] == pytest.approx(first["goodput"], abs=1e-3)
     assert len(result.rows[0]) == len(result.columns)
