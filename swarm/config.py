@@ -270,8 +270,8 @@ def check_speed(manifest: Manifest) -> None:
 
 def check_optimizer(manifest: Manifest) -> None:
     """Whether copies can keep up with the optimizer's steps, which they compute on the host. Raises ConfigError."""
-    if manifest.optimizer.name != "muon" or not manifest.run.copies:
-        return
+    if manifest.optimizer.name != "muon" or not manifest.run.copies or manifest.averaging.mode == "local":
+        return  # in local mode copies follow the outer optimizer, and compute no step of the inner one
     family = family_of(manifest.model)
     layout = family.layout(family.build(family.parts(manifest.split)[0]))
     width = max((min(slot.shape[-2:]) for slot in layout.slots if slot.name in layout.matrices), default=0)

@@ -79,7 +79,7 @@ class LocalPart(TrainedPart):
 
     def accumulate(self, work: StepWork, gradients: Gradients, *, checked: bool = False) -> None:
         """Add to the batch, and take an optimizer step when our share of one is there. Raises as
-        :meth:`TrainedPart.accumulate`. Cost: now and then one AdamW step."""
+        :meth:`TrainedPart.accumulate`. Cost: now and then one step of the inner optimizer."""
         if work in self._counted:
             raise BugError(f"{work} was counted already")
         super().accumulate(work, gradients, checked=checked)

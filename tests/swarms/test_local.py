@@ -22,6 +22,8 @@ from swarm.events import (
     RoundDone,
     StepClosed,
 )
+from swarm.optim.local_part import LocalPart
+from swarm.optim.muon import Muon
 from swarm.sim.links import Links
 from tests.harness.expect import eventually
 from tests.harness.simulated import SimSwarm
@@ -75,6 +77,16 @@ async def test_close_of_a_fragment_sends_its_bytes_alone_and_the_loss_falls(tmp_
 
 
 FORMS = {"whole": LOCAL, "fragments": IN_TURN}
+
+
+async def test_replicas_that_train_apart_with_muon_agree_at_every_close_and_the_loss_falls(tmp_path: Path) -> None:
+    swarm = LocalSwarm(tmp_path, averaging=LOCAL, **{**SHAPE, "optimizer": {"name": "muon", "warmup_steps": 0}})
+    await swarm.run()
+    assert {type(part._rules.inner) for part in held(swarm)} == {Muon}
+    assert not swarm.events(DigestMismatch)
+    losses = [record["loss_sum"] / record["tokens"] for record in swarm.history()[1:]]
+    assert len(losses) == STEPS
+    assert losses[-1] < losses[0] - 0.2, losses
 
 
 async def test_adapters_are_trained_apart_as_whole_models_are(tmp_path: Path) -> None:
@@ -136,6 +148,12 @@ async def test_peer_that_joins_begins_at_the_anchor(tmp_path: Path, averaging: d
     )
     assert not swarm.events(DigestMismatch)
     assert swarm.events(CopyHeld)
+
+
+def held(swarm: LocalSwarm) -> list[LocalPart]:
+    """The parts that peers hold at the end."""
+    parts = [peer.membership._leaving._handover._holding.part for peer in swarm.peers.values() if peer.membership]
+    return [part for part in parts if isinstance(part, LocalPart)]
 
 
 def four_of_one_stage(root: Path, averaging: dict[str, Any]) -> SimSwarm:

@@ -119,7 +119,9 @@ def test_muon_of_a_wide_model_is_refused_where_copies_would_have_to_compute_it()
     assert "run.copies = 0" in caught.value.remedy
     wide["run"] = {"copies": 0}
     assert parse_manifest(wide, "a test").optimizer.name == "muon"
-    wide["run"], wide["model"]["dim"] = {}, 2016
+    wide["run"], wide["averaging"] = {}, {"mode": "local"}  # there copies follow the outer optimizer
+    assert parse_manifest(wide, "a test").run.copies > 0
+    wide["averaging"], wide["model"]["dim"] = {}, 2016
     parse_manifest(wide, "a test")
 
 

@@ -12,6 +12,7 @@ from swarm.models.registry import family_of
 from swarm.models.spec import SplitConfig
 from swarm.optim.adamw import AdamW
 from swarm.optim.local_part import LocalPart, LocalRules
+from swarm.optim.muon import MATCHED_RMS, Muon
 from swarm.optim.outer import Outer, OuterNesterov
 from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig
@@ -98,6 +99,28 @@ def test_outer_momentum_is_in_the_state_that_others_copy() -> None:
     state = part.snapshot()
     assert torch.equal(state.vectors[1], delta)
     assert state.vectors[2].abs().max() == 0
+
+
+def test_muons_momentum_stays_with_the_replica_and_the_state_that_others_copy_has_the_outer_alone() -> None:
+    optimizer = OPTIMIZER.model_copy(update={"name": "muon"})
+    part = local(replace(RULES_WITH_MOMENTUM, optimizer=optimizer, inner=Muon(optimizer)))
+    matrices = [
+        (slot.offset, slot.offset + slot.elements) for slot in part.layout.slots if slot.name in part.layout.matrices
+    ]
+    assert matrices
+    train(part, 0, 1, 2, 3)
+    delta = part.contribution(part.step + 1, frozenset(), 1)
+    assert delta is not None
+    momentum = part.tensors()["optimizer"][-2].clone()
+    for start, stop in matrices:
+        assert momentum[start:stop].abs().max() > 0
+        assert part.tensors()["optimizer"][-1][start:stop].abs().max() == 0, "a matrix has no second moment"
+        most = 2 * OPTIMIZER.lr * MATCHED_RMS * 1.3
+        assert 0 < float(delta[start:stop].square().mean().sqrt()) < most + OPTIMIZER.lr * OPTIMIZER.weight_decay
+    close(part, delta)
+    state = part.snapshot()
+    assert torch.equal(state.vectors[1], delta), "not Muon's momentum"
+    assert torch.equal(part.tensors()["optimizer"][-2], momentum), "it outlives the close"
 
 
 RULES_WITH_MOMENTUM = LocalRules(
