@@ -135,18 +135,20 @@ def _check_fragments(averaging: AveragingConfig) -> None:
             "float32 or int8 with averaging.local.fragments: what is rounded off one fragment is none of the next one",
             'Set it to "int8", or leave averaging.local.fragments out.',
         )
-
-
-def _check_feedback(averaging: AveragingConfig) -> None:
-    """Refuse where nobody can add to its next contribution what was rounded off. Raises ConfigError."""
-    if averaging.mode == "local":
+    if local.mixing_weight < 1.0 and averaging.feeds_back:
         raise ConfigError(
             "averaging.codec",
             averaging.codec,
-            'float32 or int8 with averaging.mode = "local": what is rounded off weights is no gradient to add later',
-            'Set it to "int8", or averaging.mode to "sync".',
+            "float32 or int8 with averaging.local.mixing_weight below 1",
+            'Set it to "int8", or leave averaging.local.mixing_weight out.',
+            why="some of what is rounded off stays in a replica's own weights, and would be added twice",
         )
-    if averaging.strategy not in IN_ONE_ROUND:
+
+
+def _check_feedback(averaging: AveragingConfig) -> None:
+    """Refuse where nobody can add to its next contribution what was rounded off. Raises ConfigError. In `local` mode
+    only the closes are encoded, whose deltas are sums like any other; what is mixed in between is float32."""
+    if averaging.closing_strategy not in IN_ONE_ROUND:
         raise ConfigError(
             "averaging.codec",
             averaging.codec,

@@ -14,7 +14,8 @@ What is owed changes with the weights, never apart from them:
 | a step that others averaged is swapped, or another state installed | nothing: some of it may have been sent |
 | another replica leaves in order | what it owed as well, from the next step on |
 
-In units of a gradient *sum*, as contributions are, so that it needs no weight. On the device thread.
+In units of a gradient *sum*, as contributions are, so that it needs no weight; in `local` mode of a delta times its
+tokens. There a void step takes what was learnt in it, and leaves what is owed. On the device thread.
 """
 
 from __future__ import annotations

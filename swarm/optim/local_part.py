@@ -97,12 +97,13 @@ class LocalPart(TrainedPart):
         self._counted.discard(work)
 
     def contribution(self, step: int, assigned: Set[StepWork], tokens: int) -> Tensor | None:
-        """anchor − own weights of what is averaged, times ``tokens``, whatever is assigned. What does not make a whole
-        share of a batch yet is taken as a smaller step first."""
+        """anchor − own weights of what is averaged, times ``tokens``, whatever is assigned, and what is owed of earlier
+        ones. What does not make a whole share of a batch yet is taken as a smaller step first."""
         if self._batch:
             self._take_step()
         part = self.averaged(step)
-        return (self._installed()[0][part] - self._mine[0][part].to(_CPU)) * float(tokens)
+        delta = self._installed()[0][part] - self._mine[0][part].to(_CPU)
+        return self.feedback.added_to(delta * float(tokens))
 
     def swap(self) -> None:
         """See :meth:`PartState.swap`. Of what was averaged our own weights come as near to the new anchor as

@@ -4,6 +4,7 @@ codecs: what the benchmark ``compression-loss`` trains."""
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,9 +21,11 @@ from swarm.events import NullSink
 from swarm.ids import PartName, PeerId, RunId, StepWork, stage_of
 from swarm.models.dropout import dropout_seed
 from swarm.models.registry import family_of
-from swarm.models.spec import SplitConfig, token_spec
+from swarm.models.spec import PartSpec, SplitConfig, token_spec
 from swarm.optim.adamw import AdamW
 from swarm.optim.clipping import clip_parts, factor
+from swarm.optim.local_part import LocalPart, LocalRules
+from swarm.optim.outer import Outer, OuterNesterov
 from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import learning_rate
 from swarm.phases import complete
@@ -43,12 +46,14 @@ STAGES = 2
 class Codecs:
     """What a run compresses: what crosses boundaries, both ways, and what is averaged. ``feedback``: whether what
     averaging rounds off is added to the next contribution, as the product does. ``nudged`` begins with one weight a
-    last bit away."""
+    last bit away. ``apart``: how many optimizer steps each replica takes alone between two averagings of deltas, in
+    `local` mode; 0: gradients are averaged in every step."""
 
     boundaries: str = "float32"
     averaging: str = "float32"
     feedback: bool = True
     nudged: bool = False
+    apart: int = 0
 
 
 class Team:
@@ -71,7 +76,7 @@ class Team:
             first[0] = torch.nextafter(first[0], torch.tensor(2.0))
         self._parts: dict[PartName, list[TrainedPart]] = {}
         for spec in family.parts(SplitConfig(stages=STAGES)):
-            self._parts[spec.name] = [TrainedPart(spec, scale.model, update) for _ in scale.peers]
+            self._parts[spec.name] = [self._part(spec, update) for _ in scale.peers]
             for part in self._parts[spec.name]:
                 part.install(initial_snapshot(spec.name, part.layout, weights))
         self._stages = [
@@ -87,13 +92,31 @@ class Team:
         self._network: dict[PartName, dict[PeerId, AllReduce]] = {}
         self.boundary_bytes = self.averaging_bytes = 0
 
+    def _part(self, spec: PartSpec, update: AdamW) -> TrainedPart:
+        scale, codecs = self._scale, self._codecs
+        if not codecs.apart:
+            return TrainedPart(spec, scale.model, update)
+        rules = LocalRules(
+            batch=1,  # of one replica: each takes a step for every microbatch
+            tokens=scale.rows * scale.model.context,
+            mix_after=codecs.apart,
+            inner_steps=codecs.apart,
+            steps=scale.steps // codecs.apart,
+            optimizer=scale.optimizer,
+            inner=update,
+            outer=Outer(OuterNesterov()),
+        )
+        return LocalPart(spec, scale.model, rules)
+
     async def train(self, microbatches: int) -> float:
-        """Take every step, of so many microbatches of each replica; the held-out loss, in nats a token."""
+        """Take every step, of so many microbatches of each replica; the held-out loss, in nats a token. Apart, replicas
+        meet after as many steps as they take alone: the same microbatches in all."""
         for name in self._parts:
             self._network[name] = await _services(self._scale.peers)
-        for step in range(1, self._scale.steps + 1):
+        together = self._codecs.apart or 1
+        for step in range(1, self._scale.steps // together + 1):
             tokens = dict.fromkeys(self._scale.peers, 0)
-            for _ in range(microbatches):
+            for _ in range(microbatches * together):
                 for number, (peer, source) in enumerate(zip(self._scale.peers, self._sources, strict=True)):
                     tokens[peer] += self._microbatch(step, number, source.take())
             await self._close(step, tokens)
@@ -126,9 +149,9 @@ class Team:
         """Average every part, clip all by one factor, and have all replicas take the step."""
         scale = self._scale
         found = {name: await self._averaged(name, step, tokens) for name in self._parts}
-        clipping = clip_parts(
-            {name: results[0].squared_norm for name, results in found.items()}, scale.optimizer.clip_norm
-        )
+        # Apart, each has clipped its own gradients.
+        most = math.inf if self._codecs.apart else scale.optimizer.clip_norm
+        clipping = clip_parts({name: results[0].squared_norm for name, results in found.items()}, most)
         lr = learning_rate(scale.optimizer, step, scale.steps)
         for name, results in found.items():
             clip, digests = factor(clipping.clip, clipping.caps.get(name, 1.0)), set()

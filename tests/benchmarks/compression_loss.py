@@ -25,17 +25,20 @@ FULL = MODEL | {"rows": 8, "steps": 80}
 SMOKE = MODEL | {
     "model": GptConfig(vocab_size=384, dim=16, layers=2, heads=2, context=16),
     "rows": 2,
-    "steps": 3,
+    "steps": 4,
     "held_out_rows": 8,
 }
 MICROBATCHES = 1
 """Of each replica, in each step."""
 SEEDS_IN_FULL = 3
+APART = 4
+"""Steps of a replica alone in `local` mode: ten closes by default."""
+LOCAL = "local"
 BARS = {"boundaries int8h": 0.5, "boundaries int4h": 1.0}
 """How much higher than dense the held-out loss may be, in percent."""
 KEYS = (
     "tokens", "parameters", "seeds", "dense_loss", "dense_spread_percent", "above_dense_percent", "of_dense_bytes",
-    "int8h_bar_percent", "int8h_within", "int4h_bar_percent", "int4h_within",
+    "int8h_bar_percent", "int8h_within", "int4h_bar_percent", "int4h_within", "above_local_percent",
 )  # fmt: skip
 COLUMNS = (
     "candidate", "loss", "above_dense_percent", "least", "most", "boundary_bytes_a_token", "averaging_bytes_a_token",
@@ -66,6 +69,9 @@ def candidates() -> Mapping[str, Codecs]:
         "averaging int4h": Codecs(averaging="int4h"),
         "averaging int4h, nothing fed back": Codecs(averaging="int4h", feedback=False),
         "boundaries int8h, averaging int4h": Codecs(boundaries="int8h", averaging="int4h"),
+        LOCAL: Codecs(apart=APART),
+        f"{LOCAL}, deltas int4h": Codecs(apart=APART, averaging="int4h"),
+        f"{LOCAL}, deltas int4h, nothing fed back": Codecs(apart=APART, averaging="int4h", feedback=False),
     }
 
 
@@ -104,6 +110,8 @@ def run(size: Size) -> Result:
             "seeds of loss ÷ dense's of the same seed, least and most of them",
             f"{REPLICAS} replicas of each of two stages and of the ends, in one process: boundaries, rounds and "
             "optimizer are the product's own; bytes are payload, of all replicas, for each token of the run",
+            f"local: replicas take {APART} steps alone, then average deltas, in float32 where nothing else is said, by "
+            "the outer Nesterov's defaults; above_local_percent: beside the same in float32",
             "dense, another last bit: what two runs differ by that do the same; less than that is no difference",
         ),
     )
@@ -129,12 +137,14 @@ def _summary(runs: Mapping[str, list[Compressed]]) -> dict[str, Any]:
     above = {name: round(mean(_above(found, dense)), 3) for name, found in runs.items() if name != "dense"}
     whole = dense[0].boundary_bytes + dense[0].averaging_bytes
     bytes_of = {name: found[0].boundary_bytes + found[0].averaging_bytes for name, found in runs.items()}
+    apart = {name: _above(found, runs[LOCAL]) for name, found in runs.items() if name.startswith(f"{LOCAL},")}
     spread = above.pop("dense, another last bit")
     return {
         "seeds": len(dense),
         "dense_loss": round(mean(one.loss for one in dense), 4),
         "dense_spread_percent": spread,
         "above_dense_percent": above,
+        "above_local_percent": {name: round(mean(values), 3) for name, values in apart.items()},
         "of_dense_bytes": {name: round(bytes_of[name] / whole, 3) for name in above},
         **{f"{name.split()[1]}_bar_percent": bar for name, bar in BARS.items()},
         **{f"{name.split()[1]}_within": above[name] <= bar for name, bar in BARS.items()},

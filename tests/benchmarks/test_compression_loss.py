@@ -56,6 +56,17 @@ def test_feedback_and_a_last_bit_make_other_runs(text: Text) -> None:
     assert trained(text, Codecs())[0] == trained(text, Codecs())[0]
 
 
+def test_replicas_apart_average_deltas_as_often_as_it_says_and_4_bits_take_an_eighth(text: Text) -> None:
+    dense, boundary, averaging = trained(text, Codecs())
+    alone, through, sent = trained(text, Codecs(apart=2))
+    assert (through, 2 * sent) == (boundary, averaging)
+    assert alone != dense
+    rounded, _, few = trained(text, Codecs(apart=2, averaging="int4h"))
+    assert few == pytest.approx(0.53125 / 4 * sent, rel=0.01)
+    assert rounded != alone
+    assert rounded == pytest.approx(alone, rel=0.05)
+
+
 def test_bars_are_judged_on_candidates_that_there_are() -> None:
     assert BARS.keys() <= candidates().keys()
     runs = {name: [Compressed(loss=2.0, boundary_bytes=4, averaging_bytes=4)] for name in candidates()}

@@ -70,6 +70,31 @@ def test_run_that_averages_in_4_bits_learns_and_no_replica_differs(tmp_path: Pat
     assert all(residual_norm(peer) > 0 for name, peer in swarm.peers.items() if name != "bootstrap")
 
 
+APART: dict[str, Any] = {
+    "averaging": {"codec": "int4h", "mode": "local", "local": {"steps": 4}},
+    "batch": {"microbatch_size": 1, "microbatches_per_step": 6},
+}
+
+
+def test_deltas_of_replicas_that_train_apart_are_averaged_in_4_bits_and_their_residuals_stay(tmp_path: Path) -> None:
+    """One replica dies in a round, which is void: what the others owe survives it."""
+    swarm = swarm_of(tmp_path, 6, **APART)
+    run_world(_with(swarm, swarm_killer(swarm, "host-2", 3)))
+    assert swarm.is_dead("host-2")
+    assert any(event.step == 3 for event in swarm.events(RoundVoid)), "it died too early to break a round"
+    assert not swarm.events(DigestMismatch)
+    losses = {event.step: event.loss for event in swarm.events(StepClosed)}
+    assert max(losses) == 6
+    assert losses[6] < 0.9 * losses[1], losses
+    lost = swarm.peers["host-0"].events.of(ResidualLost)
+    assert [(event.part, event.peer) for event in lost] == [("stage-0", swarm.peers["host-2"].endpoint.peer)]
+    stage = family_of(swarm.manifest.model).build(family_of(swarm.manifest.model).parts(swarm.manifest.split)[0])
+    whole = 4 * sum(parameter.numel() for parameter in stage.parameters())
+    sent = [event.bytes_sent for event in swarm.events(RoundDone) if event.part == "stage-0"]
+    assert 0 < max(sent) < 0.35 * whole, "the numbers did not travel as 4 bits"
+    assert all(residual_norm(swarm.peers[name]) > 0 for name in ("host-0", "host-1"))
+
+
 def test_replica_that_leaves_in_order_hands_its_residual_over(tmp_path: Path) -> None:
     swarm = swarm_of(tmp_path, 8)
     run_world(_with(swarm, lambda: at_step(swarm.peers["host-1"], 3, StepClosed, lambda: leave(swarm.peers["host-1"]))))

@@ -33,13 +33,21 @@ def test_manifest_that_is_reproducible_refuses_int8_averaging_and_says_why() -> 
 def test_four_bits_are_averaged_where_each_replicas_own_sum_is_rounded(strategy: str) -> None:
     averaging = parse_manifest(document(averaging={"codec": "int4h", "strategy": strategy}), "a test").averaging
     assert averaging.feeds_back
+    apart = {"mode": "local", "codec": "int4h", "strategy": strategy}
+    assert parse_manifest(document(averaging=apart), "a test").averaging.feeds_back
+    mixed = apart | {"strategy": "grid", "local": {"sync_every": 2}}
+    assert parse_manifest(document(averaging=mixed), "a test").averaging.feeds_back, "all close in one round"
     assert not parse_manifest(document(averaging={"codec": "int8"}), "a test").averaging.feeds_back
 
 
 @pytest.mark.parametrize(
     ("sections", "cause", "next_step"),
     [
-        ({"averaging": {"mode": "local"}}, "no gradient", '"int8", or averaging.mode'),
+        (
+            {"averaging": {"mode": "local", "strategy": "hierarchy"}},
+            "belongs to none of them",
+            '"int8", or averaging.strategy',
+        ),
         ({"averaging": {"strategy": "grid"}}, "belongs to none of them", '"int8", or averaging.strategy'),
         ({"averaging": {"strategy": "hierarchy"}}, "belongs to none of them", '"int8", or averaging.strategy'),
         ({"averaging": {}, "run": {"reproducible": True}}, "depends on which replica", "run.reproducible = false"),
@@ -91,6 +99,7 @@ def test_strategy_that_brings_all_together_leaves_no_mixing_between(strategy: st
         ({"fragments": 4, "sync_every": 2}, "float32", "averaging.local.fragments"),
         ({"mixing_weight": 0.5, "sync_every": 2}, "float32", "averaging.local.mixing_weight"),
         ({"fragments": 4}, "int4h", "averaging.codec"),
+        ({"mixing_weight": 0.5}, "int4h", "averaging.codec"),
     ],
 )
 def test_fragments_are_refused_with_what_is_of_whole_weights(local: dict[str, Any], codec: str, key: str) -> None:

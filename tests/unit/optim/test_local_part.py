@@ -101,6 +101,28 @@ def test_outer_momentum_is_in_the_state_that_others_copy() -> None:
     assert state.vectors[2].abs().max() == 0
 
 
+def test_what_was_rounded_off_a_delta_goes_into_the_next_one_and_survives_a_void_step() -> None:
+    part = local()
+    train(part, 0, 1)
+    delta = part.contribution(part.step + 1, frozenset(), 10)
+    assert delta is not None
+    owed = torch.full_like(delta, 0.25)
+    part.prepare(delta / 10, lr=0.1, clip=1.0, step=part.step + 1, left=owed)
+    part.give_up()
+    assert part.contribution(part.step + 1, frozenset(), 10).abs().max() == 0, "a void step owes nothing new"
+    part.prepare(delta / 10, lr=0.1, clip=1.0, step=part.step + 1, left=owed)
+    part.swap()
+    assert torch.equal(part.contribution(part.step + 1, frozenset(), 10), owed)
+    train(part, 2, 3)
+    first, again = (part.contribution(part.step + 1, frozenset(), 10) for _ in range(2))
+    assert torch.equal(first, again), "it is added once an attempt"
+    part.prepare(delta / 10, lr=0.1, clip=1.0, step=part.step + 1, left=2 * owed)
+    part.give_up()
+    assert torch.equal(part.contribution(part.step + 1, frozenset(), 10), owed), "void: what is owed stays"
+    part.install(part.snapshot())
+    assert part.contribution(part.step + 1, frozenset(), 10).abs().max() == 0, "another state owes nothing"
+
+
 def test_muons_momentum_stays_with_the_replica_and_the_state_that_others_copy_has_the_outer_alone() -> None:
     optimizer = OPTIMIZER.model_copy(update={"name": "muon"})
     part = local(replace(RULES_WITH_MOMENTUM, optimizer=optimizer, inner=Muon(optimizer)))
