@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
-BASE = "eece280"
-"""The commit that everything is compared with: the last that changed schedules, by leaving out round trips at a step's
-end and beginning. Other replicas compute what others did then, so float32 sums have another order; weights of
-reproducible runs were the same as before it. ``names_of_base.txt`` has what is called what in it."""
+BASE = "7a7b815"
+"""The commit that everything is compared with: the last that changed what events tell, by counting early microbatches
+in the closing of a step. ``names_of_base.txt`` has what is called what in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +35,4 @@ class Expected:
         return self.what == what and fnmatchcase(story, self.story) and fnmatchcase(name, self.name)
 
 
-EXPECTED: tuple[Expected, ...] = (
-    Expected(
-        "events",
-        "kill-leader-decided",
-        "TermBegan",
-        "6cda834: a trainer feeds in a task of its own; its journeys start after it begins to lead",
-    ),
-)
+EXPECTED: tuple[Expected, ...] = ()
