@@ -287,6 +287,15 @@ class Expect(Section):
         return self
 
 
+class Compare(Section):
+    """``[compare]``: the same swarm over the same links once more, ``manifest`` in place of what differs; how many
+    tokens a second both committed is told, and must be ``at_least`` so many times those of the other."""
+
+    name: Name
+    manifest: dict[str, dict[str, Any]]
+    at_least: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+
+
 class Scenario(Section):
     """A whole file. ``baseline_steps`` are closed, after the first, before a schedule or trace begins; ``needs`` says
     that only containers have the means."""
@@ -301,6 +310,7 @@ class Scenario(Section):
     fault: tuple[FaultEntry, ...] = ()
     schedule: FaultSchedule | None = None
     trace: TraceSection | None = None
+    compare: Compare | None = None
     expect: Expect = Expect()
 
     @model_validator(mode="after")
@@ -310,7 +320,19 @@ class Scenario(Section):
             if minutes is not None and entry.at_s is not None and entry.at_s > 60 * minutes:
                 called = entry.label or f"{entry.do}-{number}"
                 raise ValueError(f"at_s of {called} to be before the end, {60 * minutes:g} s, and not {entry.at_s:g}")
+        if self.compare is not None and (self.fault or self.schedule or self.trace):
+            raise ValueError("compare: a scenario in which nothing goes wrong: strikes would fall on different work")
         return self
+
+    def compared(self) -> Scenario | None:
+        """Return the other play of ``[compare]``; None without."""
+        if self.compare is None:
+            return None
+        manifest = dict(self.swarm.manifest)
+        for name, table in self.compare.manifest.items():
+            manifest[name] = {**manifest.get(name, {}), **table}
+        swarm = self.swarm.model_copy(update={"manifest": manifest})
+        return self.model_copy(update={"name": self.compare.name, "swarm": swarm, "compare": None})
 
 
 def parse_scenario(document: Mapping[str, Any], origin: str) -> Scenario:

@@ -8,7 +8,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from peers.chaos.play import Play, PlayOutcome
 from peers.chaos.scenario import Scenario, load_scenario
 from peers.chaos.schedule import Draw
 from peers.chaos.strikes import Planned, planned
-from peers.chaos.verdict import MANIFEST, Judged, document, judge, lines
+from peers.chaos.verdict import MANIFEST, Judged, compare, document, judge, lines
 from peers.chaos.world import PlayWorld
 from peers.chaos.worlds import CannotPlay, Images, WorldName, choose_world, world_of
 from peers.console.interrupt import allow, defer, interruptible
@@ -52,6 +52,18 @@ class Options:
     json: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A play before it begins: what is played where, its directory, its peers, and what strikes them."""
+
+    scenario: Scenario
+    world: WorldName
+    root: Path
+    cast: SwarmSpec
+    strikes: tuple[Planned, ...]
+    drawn: tuple[Draw, ...]
+
+
 def chaos(options: Options, clock: Clock) -> int:
     """Play it. Returns 0 when everything was kept, 1 when an invariant or expectation broke or a fault did not happen.
     Raises ConfigError for a scenario that cannot be played; Ctrl-C ends the play, writes the report, and passes.
@@ -64,17 +76,16 @@ def chaos(options: Options, clock: Clock) -> int:
     name, why = choose_world(scenario, options.on)
     _check_report(options.report)
     with _directory(options.out, scenario, clock) as root:
-        cast, strikes, drawn = _prepare(scenario, file.parent, root)
+        staged = _prepare(scenario, name, file.parent, root)
         say(f"{scenario.name}: {scenario.proves}")
         say(f"played among {name} ({why}), in {root}")
-        parts = (cast, strikes, drawn)
-        try:
-            judged = _play(options, scenario, name, root, parts, say)
-        except CannotPlay as error:
-            if name == "processes" or options.on or scenario.needs:
-                raise
-            say(f"{error}\nplayed among processes instead")
-            judged = _play(options, scenario, "processes", root, parts, say)
+        other = None
+        if (compared := scenario.compared()) is not None:
+            say(f"compared with {compared.name}, which is played first")
+            (root / compared.name).mkdir()
+            beside = _prepare(compared, name, file.parent, root / compared.name)
+            other = _play_somewhere(replace(options, report=None, json=False), beside, say)
+        judged = _play_somewhere(options, staged, say, other)
     return EXIT_OK if judged.verdict == "kept" else EXIT_ERROR
 
 
@@ -102,15 +113,23 @@ def _check_report(path: Path | None) -> None:
         raise ConfigError("--report", str(path), allowed, f"{error.strerror}; choose another.") from error
 
 
-def _play(
-    options: Options,
-    scenario: Scenario,
-    name: WorldName,
-    root: Path,
-    parts: tuple[SwarmSpec, tuple[Planned, ...], tuple[Draw, ...]],
-    say: Callable[[str], None],
+def _play_somewhere(
+    options: Options, staged: Staged, say: Callable[[str], None], other: Judged | None = None
 ) -> Judged:
-    cast, strikes, drawn = parts
+    """Play it where it was to be played, or among processes where that has no means and nobody asked for it."""
+    try:
+        return _play(options, staged, say, other)
+    except CannotPlay as error:
+        if staged.world == "processes" or options.on or staged.scenario.needs:
+            raise
+        say(f"{error}\nplayed among processes instead")
+        return _play(options, replace(staged, world="processes"), say, other)
+
+
+def _play(options: Options, staged: Staged, say: Callable[[str], None], other: Judged | None) -> Judged:
+    """``other``: the play that it is compared with."""
+    scenario, name, root, cast = staged.scenario, staged.world, staged.root, staged.cast
+    strikes, drawn = staged.strikes, staged.drawn
     faults = [*(one.strike.fault for one in strikes), *_drawn_faults(drawn, cast)]
     told: list[str] = []
 
@@ -127,7 +146,8 @@ def _play(
             def close() -> None:
                 play.outcome.problems += world.unkept()
                 (root / TIMELINE).write_text("\n".join(told) + "\n", encoding="utf-8")
-                judged.append(judge(scenario, name, world, _players(cast, world, play.outcome), play.outcome))
+                alone = judge(scenario, name, world, _players(cast, world, play.outcome), play.outcome)
+                judged.append(alone if other is None else compare(alone, other))
                 _write(judged[0], root, options, say)
                 if not judged[0].problems and not options.keep:
                     _forget(root)
@@ -139,7 +159,7 @@ def _play(
     return judged[0]
 
 
-def _prepare(scenario: Scenario, beside: Path, root: Path) -> tuple[SwarmSpec, tuple[Planned, ...], tuple[Draw, ...]]:
+def _prepare(scenario: Scenario, world: WorldName, beside: Path, root: Path) -> Staged:
     from peers.founding_files import load_foundation
     from peers.manifest_file import render_tables
     from peers.options.model import Foundation
@@ -148,7 +168,7 @@ def _prepare(scenario: Scenario, beside: Path, root: Path) -> tuple[SwarmSpec, t
     manifest.write_text(render_tables(manifest_of(scenario, _preset(scenario))), encoding="utf-8")
     load_foundation(Foundation(file=manifest))  # the founder would refuse it
     cast = cast_of(scenario, manifest, _texts(scenario, root / "data"))
-    return cast, planned(scenario, cast), _draws(scenario, cast, beside)
+    return Staged(scenario, world, root, cast, planned(scenario, cast), _draws(scenario, cast, beside))
 
 
 def _preset(scenario: Scenario) -> Mapping[str, Any]:

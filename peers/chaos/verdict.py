@@ -7,7 +7,7 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,9 @@ class Judged:
     interrupted: bool
     ends: tuple[End, ...] = ()
     to_come: str = ""
+    compared: Mapping[str, Number] = field(default_factory=dict)
+    """Tokens a second of this play and of the one that it is compared with, by name, and how many ``times`` those of
+    the other this play has."""
 
     @property
     def verdict(self) -> str:
@@ -107,6 +110,24 @@ def judge(
         scenario, world_name, told, report, strikes, life, closed, tuple(problems), outcome.interrupted, ends_seen,
         outcome.to_come,
     )  # fmt: skip
+
+
+def compare(judged: Judged, other: Judged) -> Judged:
+    """Return the play with what it is compared with: whatever was wrong there is a problem here."""
+    ours, theirs = (_tokens_per_s(one.closings) for one in (judged, other))
+    times = round(ours / theirs, 3) if ours and theirs else None
+    problems = [*judged.problems, *(f"{other.scenario.name}: {problem}" for problem in other.problems)]
+    wanted = None if judged.scenario.compare is None else judged.scenario.compare.at_least
+    if wanted is not None and not judged.interrupted and (times is None or times < wanted):
+        problems.append(f"{_shown(times, ' times')} the tokens a second of {other.scenario.name}, not {wanted:g}")
+    told = {judged.scenario.name: ours, other.scenario.name: theirs, "times": times}
+    return replace(judged, compared=told, problems=tuple(problems))
+
+
+def _tokens_per_s(closed: Sequence[StepClosing]) -> float | None:
+    """Committed tokens a second behind the first step, which begins before all are there."""
+    seconds = closed[-1].wall - closed[0].wall if closed else 0.0
+    return round(sum(one.tokens for one in closed[1:]) / seconds, 1) if seconds > 0 else None
 
 
 def _broken(scenario: Scenario, report: Report, told: Mapping[str, Number]) -> list[str]:
@@ -184,6 +205,7 @@ def document(judged: Judged) -> dict[str, Any]:
         "problems": list(judged.problems),
         "to_come": judged.to_come,
         **judged.figures,
+        "compared": dict(judged.compared),
         "ends": [
             {"peer": end.name, "exit_code": end.code, "struck": end.struck, "wall": round(end.wall, 3)}
             for end in judged.ends
@@ -207,6 +229,9 @@ def lines(judged: Judged) -> list[str]:
         told.append(
             f"{'invariants':<24} {len(looked) - len(failed)} of {len(looked)} that had something to look at hold"
         )
+    told += [
+        f"{name:<24} {_shown(value, '' if name == 'times' else ' tokens/s')}" for name, value in judged.compared.items()
+    ]
     if judged.interrupted:
         told.append(f"{'interrupted before':<24} {judged.to_come or 'the end'}; what had to be reached is not judged")
     told += [f"BROKEN: {problem}" for problem in judged.problems]

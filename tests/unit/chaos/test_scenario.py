@@ -50,7 +50,7 @@ def test_scenarios_of_the_project_can_be_cast_and_planned(path: Path) -> None:
     scenario = load_scenario(path)
     assert scenario.name == path.stem
     strikes = planned(scenario, _cast(scenario))
-    assert strikes or scenario.schedule or scenario.trace
+    assert strikes or scenario.schedule or scenario.trace or scenario.compare
 
 
 def test_list_says_what_each_proves_and_needs() -> None:
@@ -186,10 +186,23 @@ def test_each_kind_of_fault_can_be_planned() -> None:
         ({"swarm": {"nat": ["*"]}}, "peers but bootstrap, by which the others join"),
         ({"swarm": {"links": {"link": [{"from": "host-0-0", "to": "host-9", "loss": 0.1}]}}}, "swarm.links = 'host-9'"),
         ({"swarm": {"links": {"machine": [{"peer": "hots-*", "up_mbit_per_s": 1}]}}}, "swarm.links = 'hots-*'"),
+        ({"compare": {"name": "other", "manifest": {}}, "trace": {"churn_per_minute": 0.1}}, "nothing goes wrong"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_played_is_refused_by_key(keys: dict[str, Any], told: str) -> None:
     assert told in _refused(**keys)
+
+
+def test_compared_with_is_the_same_swarm_with_other_values() -> None:
+    thin = load_scenario(ROOT / "docker" / "scenarios" / "thin-links.toml")
+    other = thin.compared()
+    assert other is not None
+    assert (other.name, other.compare, other.swarm.links) == ("sync-float32", None, thin.swarm.links)
+    ours, theirs = (manifest_of(one, {}) for one in (thin, other))
+    assert (ours["speed"], theirs["speed"]) == ({"mode": "overlap"}, {"mode": "sync"})
+    assert (ours["codecs"], theirs["codecs"]) == ({"activations": "int8h"}, {"activations": "float32"})
+    assert ours["model"] == theirs["model"]
+    assert other.compared() is None
 
 
 @pytest.mark.parametrize("peer", ["joiner-1", "host-0-0-twin", "bootstrap", ""])
