@@ -222,6 +222,13 @@ def check_manifest(manifest: Manifest) -> None:
             f"at least split.stages = {split.stages}",
             "Every stage needs a replica: start more stage hosts or cut fewer stages.",
         )
+    if manifest.averaging.mode == "local" and manifest.averaging.local.fragments > manifest.run.steps:
+        raise ConfigError(
+            "averaging.local.fragments",
+            manifest.averaging.local.fragments,
+            f"at most run.steps = {manifest.run.steps}: each close averages one, the others would never change",
+            "Use fewer fragments, or more steps.",
+        )
     most = -(-start.stage_hosts // split.stages)
     if manifest.averaging.mode == "local" and most > manifest.batch.microbatches_per_step:
         raise ConfigError(

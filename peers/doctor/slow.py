@@ -330,13 +330,19 @@ def _age_s(clock: Clock) -> float:
 
 
 def _averaged_bytes(manifest: Manifest) -> float:
-    """Of a parameter, one way: exact sums take one and a half times the bytes."""
+    """Of a parameter, one way, in the mean of a step's rounds: exact sums take one and a half times the bytes, mixings
+    between two closes send float32, and a close of fragments one of them."""
     from swarm.compression.registry import codec_named
     from swarm.models.spec import TensorSpec
 
     many = TensorSpec((1 << 16,), "float32")
     plain = codec_named(manifest.averaging.codec).wire_bytes(many) / many.elements
-    return plain * 1.5 if manifest.run.reproducible else plain
+    if manifest.run.reproducible:
+        return plain * 1.5
+    if manifest.averaging.mode == "sync":
+        return plain
+    local = manifest.averaging.local
+    return (plain / local.fragments + 4.0 * (local.sync_every - 1)) / local.sync_every
 
 
 def _late(name: str, found: str, level: Level = "warn") -> CheckResult:

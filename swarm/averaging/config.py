@@ -118,6 +118,14 @@ def check_averaging(averaging: AveragingConfig, *, reproducible: bool) -> None:
 def _check_fragments(averaging: AveragingConfig) -> None:
     """Refuse what would average other weights beside the fragment whose turn it is. Raises ConfigError."""
     local = averaging.local
+    if local.mixing_weight < 1.0 < local.outer_lr:
+        raise ConfigError(
+            "averaging.local.outer_lr",
+            local.outer_lr,
+            f"at most 1 with averaging.local.mixing_weight = {local.mixing_weight:g}",
+            "Lower it, or leave averaging.local.mixing_weight out.",
+            why="replicas that keep a share of their own weights follow so fast an anchor by swinging around it",
+        )
     key = "fragments" if local.fragments > 1 else "mixing_weight"
     apart = local.fragments > 1 or local.mixing_weight < 1.0
     if apart and local.sync_every > 1:

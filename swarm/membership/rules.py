@@ -81,7 +81,7 @@ def _largest_share(manifest: Manifest) -> float:
 
 
 def averaged_bytes(manifest: Manifest) -> dict[PartName, int]:
-    """Bytes of each part's sum when it is averaged, at most, as far as no codec makes them fewer."""
+    """Bytes of each part's sum when it is averaged, about, as far as no codec makes them fewer."""
     family, item = family_of(manifest.model), 8 if manifest.run.reproducible else 4
     parts, share = family.parts(manifest.split), _largest_share(manifest)
     sizes = {part.name: item * family.cost(part, manifest.model.context).parameters for part in parts}

@@ -12,6 +12,7 @@ all of them: what made a mean infinite stays in nobody's weights.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 
@@ -68,6 +69,7 @@ class LocalPart(TrainedPart):
         self._made = 0
         self._inner = 0
         self._counted: set[StepWork] = set()
+        self._apart = False
         self._version: Version | None = None
         self.replicas = 1
         self.leg_over: Callable[[], None] = _nobody
@@ -107,15 +109,17 @@ class LocalPart(TrainedPart):
 
     def swap(self) -> None:
         """See :meth:`PartState.swap`. Of what was averaged our own weights come as near to the new anchor as
-        ``mixing_weight`` says; the others stay."""
+        ``mixing_weight`` says; the others stay. Who has not trained since it was at the anchor stays at that: it would
+        contribute how far the others have come without it."""
         before, part, weight = self._mine[0], self.averaged(self.step + 1), self._rules.mixing_weight
+        apart = self._apart
         super().swap()
-        if weight == 1.0 and part == slice(0, self.layout.elements):
+        if not apart or (weight == 1.0 and part == slice(0, self.layout.elements)):
             return
         (anchor, *kept), params = self._mine, before.clone()
         params[part] = anchor[part] if weight == 1.0 else torch.lerp(before[part], anchor[part], weight)
         self._go_on((params, *kept))
-        self._publish()
+        self._apart = True
 
     def tensors(self) -> dict[MemoryKind, list[Tensor]]:
         """See :meth:`PartState.tensors`. A version that others may fetch is the round's."""
@@ -168,10 +172,14 @@ class LocalPart(TrainedPart):
 
     def _take_step(self) -> None:
         """The inner optimizer on our own weights. The mean counts all of a microbatch's tokens as targets; the norm is
-        this part's, nobody knows the model's. A part of a share moves the weights by as much less."""
+        this part's, nobody knows the model's. A part of a share moves the weights by as much less. Gradients whose sum
+        is not finite count as none: moments that were NaN once would stay so."""
         rules, count, total = self._rules, len(self._batch), self._sums[self.step + 1]
         gradient = total.total / float(count * rules.tokens)
         norm = float(torch.linalg.vector_norm(gradient))
+        if not math.isfinite(norm):
+            norm = 0.0
+            gradient.zero_()
         done = min(self._inner, rules.inner_steps - 1)
         lr = learning_rate(rules.optimizer, self.step * rules.inner_steps + done + 1, rules.steps * rules.inner_steps)
         numbers = StepNumbers(
@@ -181,7 +189,7 @@ class LocalPart(TrainedPart):
         )
         plan = rules.inner.plan(self._mine, gradient, self.layout, numbers, self._device)
         self._go_on(stepped(plan, self._mine))
-        self._made, self._inner = self._made + 1, self._inner + 1
+        self._made, self._inner, self._apart = self._made + 1, self._inner + 1, True
         total.reset()
 
     def _go_on(self, own: Vectors) -> None:
@@ -198,7 +206,7 @@ class LocalPart(TrainedPart):
         params = self._installed()[0].to(self._device)
         kept = [torch.zeros_like(params) for _ in self._rules.inner.vectors[1:]] if self._own is None else self._own[1:]
         self._go_on((params, *kept))
-        self._inner = 0
+        self._inner, self._apart = 0, False
         self._counted.clear()
         self._publish()
 

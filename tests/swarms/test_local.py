@@ -116,7 +116,7 @@ def test_replica_that_dies_takes_what_it_learnt_with_it_and_the_others_go_on(
 
 
 @CLOSES
-def test_replica_that_was_cut_off_comes_back_at_the_anchor(tmp_path: Path, averaging: dict[str, Any]) -> None:
+def test_replica_that_was_cut_off_comes_back(tmp_path: Path, averaging: dict[str, Any]) -> None:
     """It is left out while it stands still, and takes the state of the others, who went on."""
     shape = {**SHAPE, "run": {"steps": 12}}
     swarm = SimSwarm(

@@ -110,6 +110,20 @@ def test_fragments_are_refused_with_what_is_of_whole_weights(local: dict[str, An
     assert caught.value.key == key
 
 
+@pytest.mark.parametrize(
+    ("local", "key"),
+    [
+        ({"fragments": 9}, "averaging.local.fragments"),
+        ({"mixing_weight": 0.5, "outer_lr": 1.3}, "averaging.local.outer_lr"),
+    ],
+)
+def test_fragments_without_a_turn_and_anchors_that_run_away_are_refused(local: dict[str, Any], key: str) -> None:
+    run = {"name": "a-test", "steps": 8}
+    with pytest.raises(ConfigError) as caught:
+        parse_manifest(document(run=run, averaging={"mode": "local", "local": local}), "a test")
+    assert caught.value.key == key
+
+
 def test_step_of_replicas_that_train_apart_has_all_batches_between_two_closes() -> None:
     averaging = {"mode": "local", "strategy": "grid", "local": {"steps": 3, "sync_every": 4}}
     manifest = parse_manifest(document(averaging=averaging, batch={"microbatches_per_step": 5}), "a test")

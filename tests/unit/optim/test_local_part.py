@@ -304,3 +304,30 @@ def test_state_that_was_lent_stays_while_a_replica_goes_on_from_its_own_weights(
     close(part, part.contribution(2, frozenset(), 1))
     assert torch.equal(lent.params, kept)
     assert not torch.equal(part.snapshot().params, kept)
+
+
+@pytest.mark.parametrize("weight", [0.5, 1.0])
+def test_who_follows_without_training_stays_at_the_anchor_and_contributes_nothing(weight: float) -> None:
+    part = local(replace(RULES, outer=Outer(RULES.outer.nesterov, fragments=2), mixing_weight=weight))
+    for _ in range(3):
+        close(part, torch.full((part.averaged(part.step + 1).stop - part.averaged(part.step + 1).start,), 0.1))
+    contributed = part.contribution(part.step + 1, frozenset(), TOKENS)
+    assert contributed is not None
+    assert not contributed.any()
+    assert torch.equal(own(part), part.snapshot().params)
+
+
+def test_gradients_whose_sum_is_not_finite_leave_weights_and_moments_finite() -> None:
+    part = local()
+    before = part.snapshot().params
+    huge = {
+        name: torch.full(tensor.shape, 2e38)
+        for name, tensor in part.backward(part.forward_loss(*data(0), seed=0)[2], None)[1]
+    }
+    for position in (0, 1):
+        part.accumulate(work(position), list(huge.items()))
+    torch.testing.assert_close(own(part), before, atol=1e-3, rtol=0.0)  # it decays, and nothing else
+    part.give_up()
+    train(part, 2, 3)
+    assert own(part).isfinite().all()
+    assert not torch.equal(own(part), before)

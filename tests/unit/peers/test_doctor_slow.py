@@ -15,7 +15,7 @@ import pytest
 from peers.doctor.contacts import Knock, judge_contacts, knock_at
 from peers.doctor.machine import DoctorWishes, look
 from peers.doctor.results import CheckResult, DoctorReport
-from peers.doctor.slow import SlowChecks, in_thread, still_working
+from peers.doctor.slow import SlowChecks, _averaged_bytes, in_thread, still_working
 from peers.invites.invite import Contacts
 from swarm.clock import SystemClock
 from swarm.config import parse_manifest
@@ -216,3 +216,17 @@ async def test_knock_tells_a_peer_from_another_service_and_a_closed_port() -> No
             await server.wait_closed()
     assert [knock.answered for knock in found] == ["peer", "no peer", "closed"]
     assert found[2].words == "Connection refused"
+
+
+@pytest.mark.parametrize(
+    ("averaging", "expected"),
+    [
+        ({}, 4.0),
+        ({"mode": "local"}, 4.0),
+        ({"mode": "local", "local": {"fragments": 4}}, 1.0),
+        ({"mode": "local", "strategy": "grid", "codec": "int8", "local": {"sync_every": 4}}, (4.0 * 3 + 1.0) / 4),
+    ],
+)
+def test_averaged_bytes_are_the_mean_of_a_steps_rounds(averaging: dict[str, Any], expected: float) -> None:
+    document = MANIFEST.model_dump(mode="json", exclude_none=True) | {"averaging": averaging}
+    assert _averaged_bytes(parse_manifest(document, "a test")) == pytest.approx(expected, rel=0.02)
