@@ -17,10 +17,14 @@ from typing import Any
 from peers.node import run_peer
 from peers.settings import PeerSettings
 from swarm.averaging.allreduce.service import AllReduce
+from swarm.ids import StepWork
 from swarm.optim.part import TrainedPart
 from swarm.pipeline.compute import StageCompute
 from swarm.pipeline.stage.table import WorkQueue
 from swarm.step.member.remote_leader import RemoteLeader
+
+EARLY = "early "
+"""Of phases that count only what is computed for the step behind the open one."""
 
 PHASES: dict[str, tuple[type, str, str]] = {
     "queued": (WorkQueue, "push", "after"),
@@ -34,7 +38,7 @@ PHASES: dict[str, tuple[type, str, str]] = {
 }
 """Where each phase is: a method, and whether it dies before or after it. ``weights`` is when a gradient is handed on
 and nothing is added; ``averaged`` after the result is there and before its digest is told; ``completing`` a trainer's,
-whose journey has come home."""
+whose journey has come home. ``early forward``, ``early backward`` and ``early retained`` are those of early work."""
 
 
 def run(settings: PeerSettings) -> int:
@@ -51,35 +55,45 @@ def _has_fired(fired: Path, name: str) -> bool:
     return fired.exists() and any(json.loads(line)["name"] == name for line in fired.read_text().splitlines())
 
 
-def _arm(name: str, phase: str, count: int, fired: Path) -> None:
-    owner, method, when = PHASES[phase]
-    honest: Callable[..., Any] = getattr(owner, method)
-    times = 0
+def _is_early(args: tuple[Any, ...]) -> bool:
+    """Whether a part's or its computation's method was called for work of the step behind the open one: both steps are
+    open."""
+    part = getattr(args[0], "part", args[0])
+    works = [one for arg in args for one in (arg, getattr(arg, "work", None)) if isinstance(one, StepWork)]
+    return any(work.early and work.step > part.step + 1 for work in works)
 
-    def strike() -> None:
+
+def _arm(name: str, phase: str, count: int, fired: Path) -> None:
+    owner, method, when = PHASES[phase.removeprefix(EARLY)]
+    honest: Callable[..., Any] = getattr(owner, method)
+    times, early = 0, phase.startswith(EARLY)
+
+    def strike(args: tuple[Any, ...]) -> None:
         nonlocal times
+        if early and not _is_early(args):
+            return
         times += 1
         if times == count:
             with fired.open("a") as file:
-                file.write(json.dumps({"name": name, "phase": phase}) + "\n")
+                file.write(json.dumps({"name": name, "phase": phase, "early": early}) + "\n")
             os.kill(os.getpid(), signal.SIGKILL)
 
     @functools.wraps(honest)
     def plain(*args: Any, **more: Any) -> Any:
         if when == "before":
-            strike()
+            strike(args)
         result = honest(*args, **more)
         if when == "after":
-            strike()
+            strike(args)
         return result
 
     @functools.wraps(honest)
     async def awaited(*args: Any, **more: Any) -> Any:
         if when == "before":
-            strike()
+            strike(args)
         result = await honest(*args, **more)
         if when == "after":
-            strike()
+            strike(args)
         return result
 
     is_async = method in ("_chunk", "reduce", "complete")

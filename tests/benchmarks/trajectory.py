@@ -1,7 +1,8 @@
 """Whether a run ends with the same weights, bit for bit, when replicas are killed, and loses nothing when trainers are.
 
 Runs of real processes with the same peers and data: one in peace, one whose stage hosts are killed with -9 in every
-phase of their work, one whose trainers are, which are started again; and the first two of these with Muon.
+phase of their work, one whose trainers are, which are started again; the first two of these with Muon; and all three
+with steps that overlap, where who is killed dies with two steps open.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from peers.local.run import RunBroken
 from peers.manifest_file import write_manifest
 from peers.settings import PeerSettings
 from swarm.clock import SystemClock
-from swarm.config import Manifest
+from swarm.config import Manifest, SpeedConfig
 from swarm.models.gpt_config import GptConfig
 from swarm.optim.schedules import OptimizerConfig
 from swarm.pipeline.batch import BatchConfig
@@ -50,33 +51,46 @@ HOST_FATES: Mapping[str, tuple[str, int]] = {
 MUON_FATES: Mapping[str, tuple[str, int]] = {**HOST_FATES, "stage-1-1": ("weights", 50)}
 """In the run with Muon one dies that has handed gradients on and still owes those of the weights."""
 
+OVERLAP_FATES: Mapping[str, tuple[str, int]] = {
+    "stage-0-1": ("early forward", 8),
+    "stage-1-1": ("early backward", 16),
+    "stage-2-1": ("early retained", 24),
+    "stage-0-2": ("early retained", 40),
+    "stage-1-2": ("mid-all-reduce", 24),
+    "stage-2-2": ("averaged", 30),
+}
 TRAINER_FATES: Mapping[str, tuple[str, int]] = {"trainer-0": ("completing", 60), "trainer-1": ("averaged", 26)}
 FIRED = "fired.jsonl"
 KEYS = (
-    "max_abs_diff", "same_digests_in_every_step", "muon_max_abs_diff", "muon_same_digests_in_every_step", "kills",
+    "max_abs_diff", "same_digests_in_every_step", "muon_max_abs_diff", "muon_same_digests_in_every_step",
+    "overlap_max_abs_diff", "overlap_same_digests_in_every_step", "overlap_early", "kills", "kills_with_two_steps_open",
     "lost", "duplicated", "digest_mismatches", "other_failures",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Play:
-    """What is played: a run in peace, and the same with ``hosts`` killed, and with ``trainers``; and with Muon one in
-    peace and one with ``muon`` killed."""
+    """What is played: a run in peace, and the same with ``hosts`` killed, and with ``trainers``; with Muon one in peace
+    and one with ``muon`` killed; and with overlap one in peace, one with ``overlap`` killed, one with ``trainers``."""
 
     layout: Layout
     scale: Scale
     hosts: Mapping[str, tuple[str, int]]
     trainers: Mapping[str, tuple[str, int]]
     muon: Mapping[str, tuple[str, int]]
+    overlap: Mapping[str, tuple[str, int]]
 
 
-WHOLE = Play(layout=LAYOUT, scale=SCALE, hosts=HOST_FATES, trainers=TRAINER_FATES, muon=MUON_FATES)
+WHOLE = Play(
+    layout=LAYOUT, scale=SCALE, hosts=HOST_FATES, trainers=TRAINER_FATES, muon=MUON_FATES, overlap=OVERLAP_FATES
+)
 SMOKE = Play(
     layout=Layout(name="1 × 2", stages=1, replicas=2, ends="private"),
     scale=replace(SCALE, batch=BatchConfig(microbatch_size=2, microbatches_per_step=6), steps=15, characters=20_000),
     hosts={"stage-0-1": ("backward", 5)},
     trainers={"trainer-0": ("completing", 2)},
     muon={"stage-0-1": ("weights", 5)},
+    overlap={"stage-0-1": ("early retained", 3)},
 )
 """The trainer dies in the first step, so that it is back before the last."""
 
@@ -119,8 +133,10 @@ class Trained:
     name: str
     root: Path
     digests: list[dict[str, str]]
+    early: int
+    """Microbatches that were computed with the parameters of one record before."""
     report: Report
-    fired: list[dict[str, str]]
+    fired: list[dict[str, Any]]
     seconds: float
     restarted: list[str] = field(default_factory=list)
 
@@ -137,14 +153,19 @@ def measure(play: Play) -> Result:
         data = build_data(root / "data", play.scale)
         muon = replace(play.scale, optimizer=play.scale.optimizer.model_copy(update={"name": "muon"}))
         runs: dict[str, Trained] = {}
-        for name, scale, fates in (
-            ("in peace", play.scale, {}),
-            ("hosts killed", play.scale, play.hosts),
-            ("trainers killed", play.scale, play.trainers),
-            ("muon in peace", muon, {}),
-            ("muon, hosts killed", muon, play.muon),
+        sync, overlap = SpeedConfig(), SpeedConfig(mode="overlap", early_share=0.5)
+        for name, scale, speed, fates in (
+            ("in peace", play.scale, sync, {}),
+            ("hosts killed", play.scale, sync, play.hosts),
+            ("trainers killed", play.scale, sync, play.trainers),
+            ("muon in peace", muon, sync, {}),
+            ("muon, hosts killed", muon, sync, play.muon),
+            ("overlap in peace", play.scale, overlap, {}),
+            ("overlap, hosts killed", play.scale, overlap, play.overlap),
+            ("overlap, trainers killed", play.scale, overlap, play.trainers),
         ):
-            manifest = make_manifest(play.layout, scale, data, reproducible=True)
+            made = make_manifest(play.layout, scale, data, reproducible=True)
+            manifest = made.model_copy(update={"speed": speed})
             shape = shape_of(play.layout, manifest)
             directory = RunDirectory(root / name.replace(" ", "-").replace(",", ""))
             data.copy_to(directory)
@@ -154,6 +175,7 @@ def measure(play: Play) -> Result:
         same = {
             "": _compared(runs["in peace"], runs["hosts killed"]),
             "muon_": _compared(runs["muon in peace"], runs["muon, hosts killed"]),
+            "overlap_": _compared(runs["overlap in peace"], runs["overlap, hosts killed"]),
         }
     return to_result(play, runs, same)
 
@@ -187,7 +209,8 @@ def train(
     return Trained(
         name=name,
         root=directory.root,
-        digests=decided(directory),
+        digests=[record["digests"] for record in decided(directory)],
+        early=sum(bool(one.get("early")) for record in decided(directory) for one in record["committed"]),
         report=check_run([directory.root]),
         fired=died,
         seconds=clock.monotonic() - began,
@@ -195,10 +218,10 @@ def train(
     )
 
 
-def decided(directory: RunDirectory) -> list[dict[str, str]]:
-    """Digest of every part after every step, as the bootstrap's history has it."""
+def decided(directory: RunDirectory) -> list[dict[str, Any]]:
+    """The record of every step, as the bootstrap's history has it."""
     lines = (directory.home("bootstrap") / "history.jsonl").read_text().splitlines()
-    return [json.loads(line)["digests"] for line in lines]
+    return [json.loads(line) for line in lines]
 
 
 def largest_difference(one: Path, other: Path) -> float:
@@ -222,7 +245,9 @@ def to_result(play: Play, runs: Mapping[str, Trained], same: Mapping[str, tuple[
     summary = {
         **{f"{name}max_abs_diff": difference for name, (difference, _) in same.items()},
         **{f"{name}same_digests_in_every_step": equal for name, (_, equal) in same.items()},
+        "overlap_early": runs["overlap in peace"].early,
         "kills": sum(len(trained.fired) for trained in runs.values()),
+        "kills_with_two_steps_open": sum(one["early"] for trained in runs.values() for one in trained.fired),
         "lost": sum(len(report.of("I2")) for report in reports),
         "duplicated": sum(len(report.of("I1")) for report in reports),
         "digest_mismatches": sum(len(report.of("I5")) for report in reports),
@@ -231,8 +256,10 @@ def to_result(play: Play, runs: Mapping[str, Trained], same: Mapping[str, tuple[
     notes = [
         f"{play.layout.name} stage hosts, 2 trainers, {play.scale.steps} steps, reproducible, dropout on",
         "killed: " + ", ".join(f"{one['name']} ({one['phase']})" for t in runs.values() for one in t.fired),
-        "trainers that were killed are started again: " + ", ".join(runs["trainers killed"].restarted),
-        "in the third run weights differ from the first's: who feeds a step depends on which trainers are there",
+        "trainers that were killed are started again: "
+        + ", ".join(again for t in runs.values() for again in t.restarted),
+        "where trainers are killed weights differ from those in peace: who feeds a step depends on which are there",
+        "gradients of weights are deferred, as by default, but with overlap; there half of each step may be early",
     ]
     columns = ["run", "kills", "steps", "broken invariants", "seconds"]
     return Result(columns=columns, rows=[trained.row() for trained in runs.values()], summary=summary, notes=notes)
