@@ -12,7 +12,8 @@ import pytest
 from peers.chaos.faults import Kill
 from peers.chaos.invariants.check import check_run
 from peers.chaos.plan import On, Strike
-from swarm.events import RosterChanged, StepClosed
+from swarm.errors import Ending
+from swarm.events import HopMoved, RosterChanged, StepClosed
 from swarm.sim.links import Links
 from swarm.sim.loop import run_world
 from tests.harness.crashes import crashes, live, sweep
@@ -110,3 +111,24 @@ def test_trainer_that_is_given_the_work_of_another_takes_up_what_it_had_begun_ea
     swarm = swarm_of(tmp_path, may_fail=True)
     death = Strike("death", On("JourneyCompleted", peer="trainer-1", nth=10), Kill(("trainer-1",)))
     live_through(swarm, tmp_path, death, steps=STEPS, timeout_s=600.0)
+
+
+def test_early_work_goes_on_without_a_replica_that_left_with_the_step_before(tmp_path: Path) -> None:
+    """No replica takes a route that names a stranger: who has left and had no turn yet is replaced as well."""
+    batch = {"microbatch_size": 1, "microbatches_per_step": 32}
+    deep = {"hosts": 6, "split": {"stages": 3}, "model": {"layers": 3, "dim": 16, "context": 8}}
+    swarm = swarm_of(tmp_path, run={"steps": 4}, batch=batch, **deep)
+
+    async def story() -> None:
+        peer = await swarm.open() or swarm.peers["host-1"]
+        async with asyncio.TaskGroup() as group:
+            group.create_task(swarm.run(timeout_s=100.0))
+            await eventually(lambda: any(closed.step >= 2 for closed in swarm.events(StepClosed)), deadline_s=60.0)
+            assert peer.membership is not None
+            peer.membership.leave("the test", Ending.DRAINED)
+
+    run_world(story())
+    check_run([tmp_path]).assert_sound()
+    (left,) = {event.step for event in swarm.events(RosterChanged) if event.left}
+    moved = [event for event in swarm.events(HopMoved) if event.reason == "refused: it takes part no more"]
+    assert {event.step for event in moved} == {left + 1}

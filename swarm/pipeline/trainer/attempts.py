@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from swarm.errors import Busy, DeadlineMissed, PeerError
+from swarm.errors import Busy, DeadlineMissed, PeerError, Refused
 from swarm.ids import PeerId
 from swarm.pipeline.trainer.directives import (
     Directive,
@@ -147,6 +147,7 @@ class HopAttempts:
 
     def _ask(self, at: int, attempt: _Attempt, now: float) -> None:
         way = self._way
+        self._leave_out_departed(at, now)
         if not way.back:
             within_s = self.begin_turn(at, "forward", now)
             peer = way.hops[max(0, at - 1)].replica
@@ -193,6 +194,18 @@ class HopAttempts:
         moved = MoveHop(at, old, new, "backward" if self._way.back else "forward", isinstance(error, DeadlineMissed))
         self._ask_for(moved, f"{error.code}: {error.reason}")
         attempt.why = f"{why}; {old}: {error.code}"
+
+    def _leave_out_departed(self, at: int, now: float) -> None:
+        """Give those hops to others whose replica takes part no more, and that are still to be done: work that was
+        begun early outlives a change of the roster, and no replica takes a route that names a stranger, wherever."""
+        way, replicas = self._way, self._replicas
+        for other in range(0 if way.back else at + 1, way.last + 1):
+            hop = way.hops[other]
+            if other == at or other in self._open or hop.contributed or replicas.takes_part(other, hop.replica):
+                continue
+            if (chosen := replicas.choose(other, hop.tried, now)) is not None:
+                left = Refused("it takes part no more", peer=hop.replica)
+                self._move(other, _Attempt(chosen[1], left), *chosen)
 
     # --- turns, and whose fault it is when one fails --------------------------------------------------------------
 

@@ -160,6 +160,10 @@ class ReplicaChoice:
             return chosen
         return None
 
+    def takes_part(self, stage: int, peer: PeerId) -> bool:
+        """Whether the open step's roster has that replica at that stage."""
+        return peer in self.wiring.replicas(stage)
+
     def present(self, stage: int) -> set[PeerId]:
         """The replicas of a stage that are there, as far as we see."""
         return set(self.wiring.replicas(stage)) - self._out()

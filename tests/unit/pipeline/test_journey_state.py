@@ -61,6 +61,9 @@ class Case:
         if name in ("gone", "heard"):
             self.gone.update(about) if name == "gone" else self.choice.silence.heard(*about)
             return []
+        if name == "left":  # the roster
+            self.choice.follow([[peer for peer in stage if peer not in about] for stage in STAGES])
+            return []
         timeless = name in ("added", "gradient", "spoilt", "abandoned")
         return self.at_once(getattr(self.state, name)(*about, *(() if timeless else (self.now,))))
 
@@ -95,6 +98,7 @@ BACK: list[Event] = [*ON_ITS_WAY, ("output", "c0"), ("loss_computed",)]
 COMING_HOME: list[Event] = [*BACK, ("sent", 2), ("contributed", 2, "c0", SIGNED), ("contributed", 1, "b0", SIGNED)]
 HOME: list[Event] = [*COMING_HOME, ("contributed", 0, "a0", SIGNED), ("gradient",)]
 FULL, BROKE = Busy("full", peer="x"), Unreachable("it broke", peer="x")
+STRANGER = Refused("a stranger", peer="x")
 LATE = "no answer in the time that it has"
 
 TABLE: list[tuple[str, list[Event], Event, list[str]]] = [
@@ -145,6 +149,14 @@ TABLE: list[tuple[str, list[Event], Event, list[str]]] = [
      ("blocked", "c0", blocked(1, "b0", "unreachable", "backward")),
      ["SuspectReplica b0: as it says", "MoveHop 1 b0 b1: unreachable: as it says",
       "adopt 1 by b1: the first that is left; b0: unreachable"]),
+    ("is refused for a later hop whose replica has left", [*SET_OUT, ("left", "c0")], ("not_sent", 0, STRANGER),
+     ["MoveHop 0 a0 a1: refused: a stranger", "MoveHop 2 c0 c1: refused: it takes part no more",
+      "forward 0 by a1: the first that is left; a0: refused"]),
+    ("is refused on its way back for a hop to come whose replica has left",
+     [*BACK, ("sent", 2), ("contributed", 2, "c0", SIGNED), ("left", "a0")],
+     ("blocked", "c0", blocked(1, "b0", "refused", "backward")),
+     ["MoveHop 1 b0 b1: refused: as it says", "MoveHop 0 a0 a1: refused: it takes part no more",
+      "adopt 1 by b1: the first that is left; b0: refused"]),
     ("misses only a report",
      [*BACK, ("sent", 2), ("contributed", 1, "b0", SIGNED), ("contributed", 0, "a0", SIGNED), ("gradient",),
       ("heard", "c0", 1.0)],
@@ -248,8 +260,8 @@ class JourneyMachine(RuleBasedStateMachine):
 
     @initialize(hosted=st.booleans(), seed=st.integers(0, 9))
     def begin(self, hosted: bool, seed: int) -> None:
-        self.now, self.gone = 0.0, set[PeerId]()
-        choice = ReplicaChoice(
+        self.now, self.gone, self.left = 0.0, set[PeerId](), set[PeerId]()
+        choice = self.choice = ReplicaChoice(
             wiring=Wiring(STAGES, seed=seed), pace=JourneyDeadlines(floor_s=1.0, ceiling_s=4.0), gone=lambda: self.gone
         )
         self.state, self.hosted = JourneyState(choice, 3, hosted=hosted), hosted
@@ -335,6 +347,11 @@ class JourneyMachine(RuleBasedStateMachine):
     @rule(peer=peers)
     def is_gone_or_back(self, peer: PeerId) -> None:
         self.gone ^= {peer}
+
+    @rule(peer=peers)
+    def leaves_the_roster_or_joins_again(self, peer: PeerId) -> None:
+        self.left ^= {peer}
+        self.choice.follow([[peer for peer in stage if peer not in self.left] for stage in STAGES])
 
     @rule(seconds=st.sampled_from([0.0, 0.1, 1.0, 5.0]))
     def looks(self, seconds: float) -> None:
