@@ -233,9 +233,11 @@ class MicrobatchState:
             return Next(Action.FETCH, "its gradient came and nothing else")
         return Next(Action.NOTHING, "what is under way finds the gradient when it has come so far")
 
-    def after_forward_again(self, newer: bool) -> Next:
-        """Decide what follows when a forward comes again: what was told and handed on before may be lost."""
-        if newer and self.phase is Phase.SENT_ON:
+    def after_forward_again(self, newer: bool, *, hosted: bool) -> Next:
+        """Decide what follows when a forward comes again: what was told and handed on before may be lost. Unless the
+        ends are hosted, who asks for it after the gradient was here begins the microbatch anew and has no use for what
+        was added: that is told when the gradient comes again."""
+        if newer and (self.phase is Phase.SENT_ON or (not hosted and (self.accumulated or self.phase in _BACK))):
             return Next(Action.TELL_FORWARD, "its trainer asks again for what was sent on before")
         if newer and self.accumulated:
             return Next(Action.TELL_BACKWARD, "its trainer asks again for what was added before")

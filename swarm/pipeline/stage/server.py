@@ -92,7 +92,7 @@ class StageServer:
             raise Refused("this forward is not awaited any more")
         if state.here:
             _, newer = self._table.note(body, body.route)
-            self._do(state, state.after_forward_again(newer))
+            self._do(state, state.after_forward_again(newer, hosted=self._settings.specs.hosted))
             return TAKEN
         state.take_input(body.attempt, incoming.payload)
         self._table.retention.hold(state)

@@ -181,6 +181,7 @@ class Trainer:
             if work in self._journeys.outcomes:
                 self._journeys.stop(work)
         if left:
+            self._forgo_early(step + 1)  # it lies behind them
             self._source.seek((left[0].epoch, left[0].position))
 
     def drop_early(self, step: int) -> bool:

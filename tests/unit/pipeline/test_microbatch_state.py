@@ -135,14 +135,24 @@ def test_microbatch_of_which_only_a_gradient_came_is_fetched(state: MicrobatchSt
 
 @pytest.mark.parametrize(("newer", "action"), [(True, Action.TELL_FORWARD), (False, Action.NOTHING)])
 def test_microbatch_that_was_sent_on_and_comes_again(state: MicrobatchState, newer: bool, action: Action) -> None:
-    assert sent_on(state).after_forward_again(newer).action is action
+    assert sent_on(state).after_forward_again(newer, hosted=False).action is action
+
+
+@pytest.mark.parametrize("far", [Phase.QUEUED_BACK, Phase.TURNED_BACK, Phase.ACCUMULATED])
+def test_microbatch_that_its_trainer_begins_anew_is_sent_on_however_far_it_came(
+    state: MicrobatchState, far: Phase
+) -> None:
+    """With private ends: only the trainer has the loss."""
+    sent_on(state).phase = far
+    assert state.after_forward_again(newer=True, hosted=False).action is Action.TELL_FORWARD
+    assert state.after_forward_again(newer=False, hosted=False).action is Action.NOTHING
 
 
 @pytest.mark.parametrize("again", ["forward", "gradient", "adopt"])
 def test_microbatch_that_was_added_and_comes_again_is_told_again(state: MicrobatchState, again: str) -> None:
     accumulated(state)
     decisions = {
-        "forward": state.after_forward_again(newer=True),
+        "forward": state.after_forward_again(newer=True, hosted=True),
         "gradient": state.after_gradient(asked_anew=True),
         "adopt": state.after_adopt(),
     }

@@ -16,6 +16,7 @@ from swarm.events import Accumulated, JourneyStarted
 from swarm.ids import MicrobatchId, PeerId, StepWork
 from swarm.pipeline.compute import EndsCompute
 from swarm.pipeline.trainer.journey import FinishedJourney
+from swarm.pipeline.trainer.taken import EarlyRules
 from tests.harness.expect import eventually
 from tests.harness.rigs.pipeline import (
     ACTIVATION_BYTES,
@@ -139,6 +140,25 @@ async def test_microbatch_that_was_left_and_not_taken_again_is_fed_to_the_next_s
         trainer.open_step(2, [[A0], [B0]], 1, (0, 1))
         await turns()
         assert (trainer._journeys.travelling, trainer._journeys.outcomes, trainer.cursor) == ({}, {}, (0, 1))
+
+
+async def test_microbatch_that_was_left_is_taken_again_before_what_was_fed_early_to_the_next_step() -> None:
+    """Else the shard goes on behind it, and what was fed early and then to this step comes again with the next."""
+    rules = EarlyRules(share=0.5, target=TARGET, last=9)
+    crew, leader = await Crew.of([[A0], [B0]], in_flight=8, early=rules), Counting()
+    trainer = crew.side.trainer
+    trainer.open_step(1, [[A0], [B0]], 1, None)
+    leader.others(1)
+    crew.replicas[A0].device.gate = asyncio.Event()
+    async with feeding(crew, leader):
+        await eventually(lambda: len(trainer.started(2)) == 2)
+        assert (len(trainer.started(1)), trainer.cursor) == (3, (0, 5))
+        trainer.keep(1, leader.back(trainer.started(1)))
+        assert (trainer.started(2), trainer.cursor) == ((), (0, 1))
+        leader.alone()
+        await eventually(lambda: len(trainer.started(1)) == TARGET)
+        assert trainer.started(1) == tuple(map(microbatch, range(TARGET)))
+        assert trainer.cursor_after(1, set(trainer.started(1))) == (0, 4)
 
 
 def test_ends_have_a_microbatch_once_however_often_its_journey_comes_home() -> None:

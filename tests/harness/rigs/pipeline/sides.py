@@ -19,6 +19,7 @@ from swarm.pipeline.stage.server import StageServer
 from swarm.pipeline.trainer.context import JourneyContext
 from swarm.pipeline.trainer.journey import FinishedJourney
 from swarm.pipeline.trainer.pace import JourneyDeadlines, ReplicaChoice
+from swarm.pipeline.trainer.taken import NOTHING_EARLY, EarlyRules
 from swarm.pipeline.trainer.trainer import Trainer
 from swarm.pipeline.wiring import Wiring
 from swarm.sim.network import SimEndpoint, SimNetwork
@@ -184,6 +185,7 @@ class TrainerSide:
         part: Any = None,
         boundary: BoundarySpecs | None = None,
         source: Any = None,
+        early: EarlyRules = NOTHING_EARLY,
         **more: Any,
     ) -> None:
         self.part, self.events, self.suspected = part or CheapPart(), EventList(), dict[PeerId, str]()
@@ -206,6 +208,7 @@ class TrainerSide:
             clock=clock or SystemClock(),
             verify=verify,
             suspect=self.suspected.__setitem__,
+            early=early,
         )
         self.trainer = Trainer(
             self.context,
