@@ -55,11 +55,13 @@ class JourneySetAside(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accumulated(Event):
-    """A replica added one microbatch's gradient to its open step."""
+    """A replica added one microbatch's gradient to a step: computed, where it was fed ``early``, with the parameters of
+    one record before."""
 
     step: int
     microbatch: MicrobatchId
     part: PartName
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,7 @@ class ContributionReplayed(Event):
     step: int
     microbatch: MicrobatchId
     part: PartName
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +81,7 @@ class ContributionReversed(Event):
     step: int
     microbatch: MicrobatchId
     part: PartName
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

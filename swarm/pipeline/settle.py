@@ -126,9 +126,8 @@ class StageSettling:
         self._follow_up(state.work)
 
     def _reversed(self, state: MicrobatchState) -> None:
-        step, microbatch, _ = state.work
         part = stage_part(self._settings.stage)
-        self._context.events.emit(ContributionReversed(step=step, microbatch=microbatch, part=part))
+        self._context.events.emit(ContributionReversed(part=part, **state.work._asdict()))
 
     async def replay(self, work: StepWork, route: tuple[PeerId, ...]) -> None:
         """See :class:`Settling`. What is not held is fetched from the neighbours that ``route`` names."""
@@ -152,14 +151,13 @@ class StageSettling:
         self._follow_up(state.work)
 
     def _replayed(self, state: MicrobatchState, new: bool) -> None:
-        step, microbatch, _ = state.work
         state.take_graph()
         state.take_rest()
         if not state.dropped:
             self._table.retention.hold(state)
         if new:
             part = stage_part(self._settings.stage)
-            self._context.events.emit(ContributionReplayed(step=step, microbatch=microbatch, part=part))
+            self._context.events.emit(ContributionReplayed(part=part, **state.work._asdict()))
 
     async def _living(self, route: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
         """A route of those that answer: for each stage the one on it, else the first other; our own place as it is."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from peers.chaos.invariants.evidence import DROPPED, Evidence, Fact
 from peers.chaos.invariants.findings import Findings, Limits
 from swarm.consensus.records import CloseRecord
-from swarm.ids import ENDS, MicrobatchId, PartName, PeerId, stage_part
+from swarm.ids import ENDS, MicrobatchId, PartName, PeerId, StepWork, stage_part
 
 HOLDING = ("Accumulated", "ContributionReplayed", "ContributionReversed")
 """Events that change what a replica's open step holds."""
@@ -63,8 +63,8 @@ def same_set_everywhere(evidence: Evidence, limits: Limits, found: Findings) -> 
     """
     held, twice = _held(evidence)
     swapped = {(fact.step, fact.peer) for fact in evidence.of("StepClosed")} - _half_told(evidence)
-    for step, part, peer, microbatch in sorted(twice):
-        found.expect(False, f"{microbatch} was added twice to {part}", step=step, peer=peer)
+    for step, part, peer, work in sorted(twice):
+        found.expect(False, f"{work.microbatch} was added twice to {part}", step=step, peer=peer)
     with_ends = any(fact.fields.get("part") == ENDS for fact in evidence.of(*HOLDING))
     for step, record in evidence.records.items():
         for part, peer, wanted in _assignments(evidence, record, with_ends):
@@ -144,12 +144,13 @@ def _last_cursors(evidence: Evidence) -> dict[Place, tuple[int, int]]:
 
 def _held(
     evidence: Evidence,
-) -> tuple[dict[tuple[int, str, PeerId], set[MicrobatchId]], set[tuple[int, str, PeerId, MicrobatchId]]]:
+) -> tuple[dict[tuple[int, str, PeerId], set[StepWork]], set[tuple[int, str, PeerId, StepWork]]]:
     """(what each replica's newest sum held when it was taken to be averaged, else what its step held last, by (step,
     part, peer), and what it was given twice). A new incarnation holds nothing of what the one before it had. What
-    counts is the order of writing: a sum is told before anything is waited for."""
-    held: dict[tuple[int, str, PeerId], set[MicrobatchId]] = defaultdict(set)
-    sums: dict[tuple[int, str, PeerId], set[MicrobatchId]] = {}
+    counts is the order of writing: a sum is told before anything is waited for. What was fed early and did not count so
+    may be added once more, with the parameters of the record before its step."""
+    held: dict[tuple[int, str, PeerId], set[StepWork]] = defaultdict(set)
+    sums: dict[tuple[int, str, PeerId], set[StepWork]] = {}
     owner: dict[tuple[int, str, PeerId], int] = {}
     twice = set()
     for fact in _in_order(evidence.of(*HOLDING, "SumTaken")):
@@ -159,12 +160,14 @@ def _held(
             sums.pop(key, None)
         if fact.kind == "SumTaken":
             sums[key] = set(held[key])
-        elif fact.kind == "ContributionReversed":
-            held[key].discard(fact.microbatch)
+            continue
+        work = StepWork(fact.step, fact.microbatch, fact.fields.get("early", False))
+        if fact.kind == "ContributionReversed":
+            held[key].discard(work)
         else:
-            if fact.kind == "Accumulated" and fact.microbatch in held[key]:
-                twice.add((*key, fact.microbatch))
-            held[key].add(fact.microbatch)
+            if fact.kind == "Accumulated" and work in held[key]:
+                twice.add((*key, work))
+            held[key].add(work)
     return held | sums, twice
 
 
@@ -187,7 +190,7 @@ def _in_order(facts: Iterator[Fact]) -> list[Fact]:
 
 def _assignments(
     evidence: Evidence, record: CloseRecord, with_ends: bool
-) -> Iterator[tuple[PartName, PeerId, set[MicrobatchId]]]:
+) -> Iterator[tuple[PartName, PeerId, set[StepWork]]]:
     """(part, replica, what the record assigns to it) for the step's members, those with nothing included."""
     before = evidence.opened_with(record.step)
     if before is None or not record.committed:
@@ -198,11 +201,11 @@ def _assignments(
         yield PartName(member.part), PeerId(member.peer), _assigned(record, PartName(member.part), member.peer)
 
 
-def _assigned(record: CloseRecord, part: PartName, peer: str) -> set[MicrobatchId]:
+def _assigned(record: CloseRecord, part: PartName, peer: str) -> set[StepWork]:
     if part == ENDS:
-        return {one.microbatch for one in record.committed if one.microbatch.trainer == peer}
+        return {one.work(record.step) for one in record.committed if one.microbatch.trainer == peer}
     return {
-        one.microbatch
+        one.work(record.step)
         for one in record.committed
         if any(replica == peer and stage_part(stage) == part for stage, replica in enumerate(one.route))
     }

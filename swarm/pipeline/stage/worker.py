@@ -258,7 +258,7 @@ class Worker:
     def _added(self, state: MicrobatchState, took: tuple[float, float]) -> None:
         """Tell that a microbatch is in the sum."""
         part = stage_part(self._settings.stage)
-        self._context.events.emit(Accumulated(step=state.key.step, microbatch=state.key.microbatch, part=part))
+        self._context.events.emit(Accumulated(part=part, **state.work._asdict()))
         self._spawn(self._handover.report_backward(state, took))
         self._table.retention.hold(state)
 
