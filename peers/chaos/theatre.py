@@ -81,10 +81,11 @@ def chaos(options: Options, clock: Clock) -> int:
         say(f"played among {name} ({why}), in {root}")
         other = None
         if (compared := scenario.compared()) is not None:
-            say(f"compared with {compared.name}, which is played first")
-            (root / compared.name).mkdir()
-            beside = _prepare(compared, name, file.parent, root / compared.name)
-            other = _play_somewhere(replace(options, report=None, json=False), beside, say)
+            # Not within: all homes below a play's directory are its evidence.
+            with _directory(root.with_name(f"{root.name}-{compared.name}"), compared, clock) as beside:
+                say(f"compared with {compared.name}, which is played first, in {beside}")
+                first = _prepare(compared, name, file.parent, beside)
+                other = _play_somewhere(replace(options, report=None, json=False), first, say)
         judged = _play_somewhere(options, staged, say, other)
     return EXIT_OK if judged.verdict == "kept" else EXIT_ERROR
 

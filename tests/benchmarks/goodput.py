@@ -90,7 +90,7 @@ NOTES = (
     "half of the removals are announced 30 s before, the others are kill -9: an assumption, no trace says how many are",
     "only stage hosts are preempted; the last replica of a stage is never (spared): what becomes of a stage that is "
     "lost is another test's",
-    "overlap is played without churn only, for with churn a run hung (see the log); "
+    "overlap is played without churn only: two more runs of so many steps would take as long again; "
     "its first step is fed by nobody ahead, and is counted",
     "the run at 0 % is the bound of the synchronous pipeline itself: filling, emptying and closing each step",
 )
