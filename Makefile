@@ -54,7 +54,7 @@ nemesis: setup ## the tests with faults that take minutes, in one process; ARGS 
 	@$(VENV)/bin/python -m pytest -m nemesis -o faulthandler_timeout=0 $(ARGS)
 
 smoke: setup ## every benchmark at its smallest, in minutes; ARGS passed to pytest
-	@$(VENV)/bin/python -m pytest -m smoke -o faulthandler_timeout=0 $(ARGS)
+	@$(VENV)/bin/python -m pytest -m smoke -n $(WORKERS) --dist loadgroup -o faulthandler_timeout=0 $(ARGS)
 
 golden: setup ## does this checkout do to the bit what the base commit does? ARGS="--stories sync,kill-host --seeds 2"
 	@$(VENV)/bin/python -m tests.golden $(ARGS)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from data_shards.tokenize import tokenizer_digest, train_tokenizer
+from peers.checkpoints.recut import recut_run
 from peers.checkpoints.resume import Resumable, find_resumable
 from peers.console.words import another_path, command_name
 from peers.data.source import check_tokenizer
@@ -17,6 +18,7 @@ from peers.foreign_model import ADAPTER_LR, ForeignModel, check_founding, check_
 from peers.manifest_file import write_manifest
 from peers.options.fields import settings_of
 from peers.options.model import Foundation
+from peers.plan.sizing import SizedStages, stages_for
 from peers.presets import load_preset, preset_names
 from peers.profiles import keys_of, profile_of, with_profile
 from swarm.config import Manifest, new_nonce, parse_manifest
@@ -28,6 +30,9 @@ TOKENIZER_FILE = "tokenizer.json"
 MANIFEST_FILE = "run.toml"
 FOR_FOREIGN = "finetune"
 """The preset for a model that is named alone; with a file of one's own it has what that leaves open."""
+_WITH_RESUME = ("file", "resume")
+_WITH_OTHER_STAGES = (*_WITH_RESUME, "stages", "layers_per_stage", "peers", "hosts", "trainers")
+"""The options of a run that goes on: as it is cut, and with other stages."""
 _PENDING = {"tokenizer": {"digest": "0" * 64}}
 """Stands for the tokenizer to come."""
 
@@ -35,13 +40,14 @@ _PENDING = {"tokenizer": {"digest": "0" * 64}}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Founded:
     """A run that can be served: its manifest, its tokenizer's JSON, and where that came from, in words. ``resumed`` is
-    what an old run goes on from, ``model_files`` the directory whose weights a new one begins with, ``profile`` the one
-    that its manifest was made with."""
+    what an old run goes on from, ``said`` what was done to make the manifest, as (label, text), ``model_files`` the
+    directory whose weights a new one begins with, ``profile`` the one that its manifest was made with."""
 
     manifest: Manifest
     tokenizer: bytes
     tokenizer_from: str
     resumed: Resumable | None = None
+    said: tuple[tuple[str, str], ...] = ()
     model_files: Path | None = None
     profile: str | None = None
 
@@ -89,7 +95,8 @@ def load_foundation(foundation: Foundation) -> dict[str, Any]:
         _change(document, dotted, value)
     try:
         document = with_profile(document, by_hand)
-        parse_manifest(_PENDING | document, _origin(foundation))  # so that mistakes show before a tokenizer is trained
+        checked = document if foundation.peers is None else _uncut(document)
+        parse_manifest(_PENDING | checked, _origin(foundation))  # so that mistakes show before a tokenizer is trained
     except ConfigError as error:
         raise _blamed(error, foundation) from None
     return document
@@ -130,20 +137,75 @@ def make_run(foundation: Foundation, document: dict[str, Any]) -> Founded:
 
 
 def resume_run(foundation: Foundation, home: Path | str | None) -> Founded:
-    """The run that is to go on, from its newest checkpoint that is complete and verified.
+    """The run that is to go on, from its newest checkpoint that is complete and verified; or, with other stages, the
+    one that goes on with that checkpoint in its place.
 
     Raises ConfigError for a flag that would make it another run, and as
-    :func:`peers.checkpoints.resume.find_resumable`.
+    :func:`peers.checkpoints.resume.find_resumable` and :func:`peers.checkpoints.recut.recut_run`.
     """
+    cut_anew = foundation.cut_said
     for key, setting in settings_of(Foundation).items():
         value = getattr(foundation, key)
-        if key not in ("file", "resume") and value != setting.default:
+        if key not in (_WITH_OTHER_STAGES if cut_anew else _WITH_RESUME) and value != setting.default:
             remedy = "Leave it out: the run that goes on is the one that was. Without --resume a new one is founded."
+            allowed = "no other option beside --resume"
+            if cut_anew:
+                remedy = "Leave it out: a run that is cut anew is otherwise the one that was."
+                allowed = "beside --resume and --stages only --layers-per-stage, --peers, --hosts and --trainers"
             shown = value if isinstance(value, int) else " ".join(map(str, value)) if setting.many else str(value)
-            raise ConfigError(setting.names[0], shown, "no other option beside --resume", remedy)
-    found = find_resumable(foundation.file, home)
+            raise ConfigError(setting.names[0], shown, allowed, remedy)
+    found, said = find_resumable(foundation.file, home), list[tuple[str, str]]()
     origin = str(found.directory.tokenizer)
-    return Founded(manifest=found.manifest, tokenizer=found.tokenizer, tokenizer_from=origin, resumed=found)
+    if cut_anew:
+        try:
+            sized = _sized(foundation, found.manifest)
+            said = [] if sized is None else sized.said()
+            changes = ({} if sized is None else sized.changes()) | foundation.changes
+            recut = recut_run(found, changes, home)
+        except ConfigError as error:
+            raise _blamed(error, foundation) from None
+        found, said = recut.resumable, said + recut.said
+    return Founded(
+        manifest=found.manifest, tokenizer=found.tokenizer, tokenizer_from=origin, resumed=found, said=tuple(said)
+    )
+
+
+def sized_document(
+    foundation: Foundation, document: dict[str, Any]
+) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
+    """What :func:`load_foundation` gave, cut as suits the peers of ``--peers`` best, and why, as (label, text).
+
+    What was typed of numbers of peers stays. Raises ConfigError, also where sizes are said by hand, and as
+    :func:`peers.plan.sizing.stages_for`.
+    """
+    sized = _sized(foundation, parse_manifest(_PENDING | _uncut(document), _origin(foundation)))
+    if sized is None:
+        return document, ()
+    document.get("split", {}).pop("layers_per_stage", None)
+    for dotted, value in (sized.changes() | foundation.changes).items():
+        _change(document, dotted, value)
+    try:
+        parse_manifest(_PENDING | document, _origin(foundation))
+    except ConfigError as error:
+        raise _blamed(error, foundation) from None
+    return document, tuple(sized.said())
+
+
+def _uncut(document: dict[str, Any]) -> dict[str, Any]:
+    """A manifest whose cut and numbers of peers are to be found."""
+    split, run = document.get("split", {}), document.get("run", {})
+    kept = {key: value for key, value in split.items() if key != "layers_per_stage"} | {"stages": 1}
+    return document | {"split": kept, "run": run | {"start_when": {"stage_hosts": 1, "trainers": 1}}}
+
+
+def _sized(foundation: Foundation, manifest: Manifest) -> SizedStages | None:
+    """The cut that suits the peers of ``--peers`` best; None without."""
+    if foundation.peers is None:
+        return None
+    if foundation.layers_per_stage is not None:
+        allowed = "no --layers-per-stage beside it, which says the sizes"
+        raise ConfigError("--peers", str(foundation.peers), allowed, "Leave one of the two out.")
+    return stages_for(manifest, foundation.peers, foundation.stages)
 
 
 def _tokenizer(foundation: Foundation, document: dict[str, Any], named: str | None) -> tuple[bytes, str]:

@@ -54,6 +54,15 @@ class StartWhen(Section):
     trainers: Annotated[int, Field(ge=1, le=10_000)] = 2
 
 
+class Parent(Section):
+    """``parent`` of ``[run]``: the run whose checkpoint this one begins with, cut otherwise; the step after which it
+    goes on, and the hash of the record that decided the state of that step."""
+
+    run: Annotated[str, StringConstraints(pattern=_SHA256)]
+    step: Annotated[int, Field(ge=0, lt=10**9)]
+    record: Annotated[str, StringConstraints(pattern=_SHA256)]
+
+
 class RunConfig(Section):
     """``[run]``: name, seed of the initial weights, length, and exactness.
 
@@ -61,6 +70,7 @@ class RunConfig(Section):
     the very same weights, at twice the bytes of averaging. ``start_when`` says when it starts, ``steps`` when it ends.
     ``quorum_grace_s`` is how long a majority is waited for before those who are there go on provisionally; 0: for ever.
     ``copies`` peers keep a copy of each part that they do not train (0: none).
+    ``parent`` is there where the run goes on with another's checkpoint, and is left out where it does not.
     ``nonce`` tells apart runs that are otherwise the same (:func:`new_nonce`); nothing that is computed depends on it.
     """
 
@@ -72,6 +82,7 @@ class RunConfig(Section):
     quorum_grace_s: Annotated[float, Field(ge=0, le=86_400)] = 600.0
     start_when: StartWhen = StartWhen()
     copies: Annotated[int, Field(ge=0, le=MAX_COPIES)] = 2
+    parent: Annotated[Parent | None, Field(exclude_if=lambda parent: parent is None)] = None
     wire: Literal[2] = WIRE_VERSION
 
 
@@ -122,6 +133,18 @@ class SpeedConfig(Section):
         return self.mode == "overlap"
 
 
+class RebalanceConfig(Section):
+    """``[rebalance]``: whether hosts move between stages as machines come and go and speeds change (``mode = "auto"``),
+    each to a part of which it keeps a copy, or stay where they are (``"off"``)."""
+
+    mode: Literal["off", "auto"] = "off"
+
+    @property
+    def moves(self) -> bool:
+        """Whether records move hosts."""
+        return self.mode == "auto"
+
+
 class Manifest(Section):
     """The whole run manifest. Compare by :attr:`run_id`."""
 
@@ -134,6 +157,7 @@ class Manifest(Section):
     averaging: AveragingConfig = AveragingConfig()
     codecs: Annotated[CodecConfig, Field(validate_default=True)] = CodecConfig()
     speed: Annotated[SpeedConfig, Field(exclude_if=lambda speed: not speed.overlaps)] = SpeedConfig()
+    rebalance: Annotated[RebalanceConfig, Field(exclude_if=lambda moving: not moving.moves)] = RebalanceConfig()
 
     @field_validator("codecs")
     @classmethod
@@ -215,6 +239,15 @@ def check_manifest(manifest: Manifest) -> None:
     check_codecs(manifest)
     check_optimizer(manifest)
     check_speed(manifest)
+    check_rebalance(manifest)
+    parent = manifest.run.parent
+    if parent is not None and parent.step >= manifest.run.steps:
+        raise ConfigError(
+            "run.parent.step",
+            parent.step,
+            f"less than run.steps = {manifest.run.steps}, after which the run is over",
+            "Go on from an earlier checkpoint.",
+        )
     if start.stage_hosts < split.stages:
         raise ConfigError(
             "run.start_when.stage_hosts",
@@ -273,6 +306,16 @@ def check_speed(manifest: Manifest) -> None:
             f"at most {MOST_STALE} with AdamW, which learns much less from gradients of older parameters",
             'Use a smaller share, or optimizer.name = "muon".',
         )
+
+
+def check_rebalance(manifest: Manifest) -> None:
+    """Whether hosts of this run can move between stages. Raises ConfigError."""
+    if not manifest.rebalance.moves:
+        return
+    key, value = "rebalance.mode", manifest.rebalance.mode
+    if not manifest.run.copies:
+        why = "a host moves to a part of which it keeps a copy, and nobody keeps any"
+        raise ConfigError(key, value, '"off" with run.copies = 0', "Set run.copies = 2, or leave it out.", why=why)
 
 
 def check_optimizer(manifest: Manifest) -> None:

@@ -73,6 +73,13 @@ class Device(Protocol):
         """End it."""
 
 
+def device_name(device: torch.device) -> str:
+    """Return what a GPU's driver calls it; "" for a CPU, and for Apple's."""
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+
+
 def free_memory(device: torch.device | None = None) -> int:
     """Return the bytes of memory that this process may still take: what the machine has, within its container's
     limit; of a GPU, what it has left and what torch holds there unused; of Apple's, whose memory is the machine's, no

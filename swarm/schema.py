@@ -29,7 +29,8 @@ AFTER_CHARS = 16
 """How much of a record's hash says what a round or a journey of the next step follows."""
 AfterField = Annotated[str, StringConstraints(pattern=rf"^[0-9a-f]{{0,{AFTER_CHARS}}}$")]
 SignatureField = Annotated[bytes, Field(min_length=64, max_length=64)]
-Count = Annotated[int, Field(ge=0, lt=2**53)]
+MAX_COUNT = 2**53 - 1
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 MAX_LISTED = 1 << 16
@@ -41,11 +42,11 @@ MAX_LATENCY_US, MAX_BYTES_PER_S = 60_000_000, 1 << 40
 """Of a link: a minute, and a tebibyte a second. What is measured, or claimed, is taken for no more."""
 
 
-_ShardField = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
+ShardField = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
 _BeforeAnother = Annotated[int, Field(ge=0, lt=2**53 - 1)]
 """The next one is a :data:`Count`, too."""
 _microbatch = TypeAdapter(
-    tuple[PeerIdField, _ShardField, _BeforeAnother, _BeforeAnother], config=ConfigDict(strict=True)
+    tuple[PeerIdField, ShardField, _BeforeAnother, _BeforeAnother], config=ConfigDict(strict=True)
 )
 
 

@@ -12,6 +12,7 @@ from peers.chaos.invariants.check import Report
 from peers.chaos.invariants.evidence import Evidence
 from peers.chaos.invariants.findings import MARKS
 from peers.chaos.lives import PeerLifetime, Span, Struck
+from peers.chaos.recovery import RECOVERIES, recovery
 
 Number = float | int | None
 
@@ -25,6 +26,7 @@ FIGURES: Mapping[str, str] = {
     "capacity": "time-mean, in the struck time, of the smallest number of ready replicas that a stage has ÷ in quiet",
     "baseline_tokens_per_s": "committed tokens a second in the quiet, the first step not counted",
     "tokens_per_s": "committed tokens a second in the struck time, from the last quiet step on, to the end by time",
+    "baseline_step_s": "mean length of a step in the quiet",
     "baseline_steps": "steps measured in the quiet: all but the run's first",
     "participation": "replicas in a step's averaging ÷ those live when it closed, since the first strike",
     "digest_mismatches": "comparisons of replicas' digests that failed (I5)",
@@ -34,6 +36,7 @@ FIGURES: Mapping[str, str] = {
     "seconds": "from the first closed step to the last",
     "max_gap_s": "longest time between two closings, each told by whoever swapped first, or until the end by time",
     "ready_again_s": "longest time from a peer's start to its being ready, after the first step",
+    **RECOVERIES,
     "committed_by_minority": "steps of the history that only peers who were cut off had closed",
     "rewinds": "times that a peer gave up what it had closed without a majority",
     "steps_given_up": "steps that closed without microbatches because a part was lost",
@@ -109,6 +112,7 @@ def figures(played: Played) -> dict[str, Number]:
         "seconds": round(closed[-1].wall - closed[0].wall, 2) if closed else 0,
         "max_gap_s": round(max(gaps), 2) if gaps else None,
         "ready_again_s": _ready_again(played.lives, closed),
+        **recovery(played.evidence, sorted(struck, key=lambda one: one.wall), played.lives, played.ended),
         "committed_by_minority": closed_by_minority(played),
         "rewinds": sum(fact.wall <= played.ended for fact in played.evidence.of("LineageGivenUp")),
         "steps_given_up": len({fact.step for fact in played.evidence.of("StepGivenUp")} & {one.step for one in closed}),
@@ -175,6 +179,7 @@ def _throughput(played: Played, closed: Sequence[StepClosing], struck: Sequence[
     return told | {
         "faults_per_hour": round(3600.0 * len(struck) / max(1e-9, struck_s), 1),
         "baseline_steps": before.steps,
+        "baseline_step_s": round(before.seconds / before.steps, 2) if before.steps else None,
         "baseline_tokens_per_s": round(before.tokens / before.seconds, 1),
         "tokens_per_s": round(after.tokens / after.seconds, 1),
         "capacity": round(share, 4),
@@ -187,6 +192,7 @@ def _throughput(played: Played, closed: Sequence[StepClosing], struck: Sequence[
 
 _RATES = (
     "faults_per_hour",
+    "baseline_step_s",
     "baseline_steps",
     "baseline_tokens_per_s",
     "tokens_per_s",

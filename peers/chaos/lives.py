@@ -85,11 +85,12 @@ class PeerLifetime:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """``cause`` is a fault's kind and label: of being away or cut off, or of what is over; "" stands for all labels."""
+    """``cause`` is a fault's kind and label: of being away or cut off, or of what is over; "" stands for all labels.
+    Who ``moved`` is what it was, with another part."""
 
     wall: float
     rank: int
-    state: State | Literal["back"]
+    state: State | Literal["back", "moved"]
     part: str | None = None
     cause: tuple[str, str] = ("", "")
 
@@ -103,7 +104,7 @@ def lives(
 ) -> tuple[PeerLifetime, ...]:
     """One for each player, in their order, until ``to_s``. ``ends`` are when each was seen to have ended."""
     facts: dict[str, list[Fact]] = {}
-    for fact in evidence.of(*_STATES, "PeerStarted", "PeerReady"):
+    for fact in evidence.of(*_STATES, "PeerStarted", "PeerReady", "PartAssigned"):
         facts.setdefault(fact.peer, []).append(fact)
     found = []
     for player in players:
@@ -122,6 +123,8 @@ def _told(fact: Fact) -> Iterable[_Change]:
         yield _Change(fact.wall - float(fact.fields["seconds"]), 1, "joining", "")
     elif fact.kind == "PeerReady":
         yield _Change(fact.wall, 1, "ready", str(fact.fields.get("part") or ""))
+    elif fact.kind == "PartAssigned":
+        yield _Change(fact.wall, 1, "moved", str(fact.fields.get("part") or ""))
     else:
         yield _Change(fact.wall, 1, _STATES[fact.kind])
 
@@ -163,6 +166,8 @@ class _Where:
 
     def change(self, change: _Change) -> None:
         kind, label = change.cause
+        if change.state == "moved":
+            return
         if change.state == "back":
             self._kept = {
                 cause: state for cause, state in self._kept.items() if cause[0] != kind or label not in ("", cause[1])
@@ -180,7 +185,8 @@ def _spans(changes: Sequence[_Change], to_s: float) -> Iterable[Span]:
     for change in changes:
         before = where.state
         where.change(change)
-        held = part if change.part is None else change.part
+        early = change.state == "moved" and before in ("absent", "joining")  # it holds nothing yet
+        held = part if change.part is None or early else change.part
         if (where.state, held) == (before, part):
             continue
         if before != "absent" and change.wall > since:

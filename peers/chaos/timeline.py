@@ -127,6 +127,11 @@ def _ready(name: str, fields: Mapping[str, Any]) -> str:
     return f"{name} is ready{again}{f' with {part}' if part else ''}, {float(fields['seconds']):.1f} s after it entered"
 
 
+def _moved(name: str, fields: Mapping[str, Any]) -> str:
+    moves = ", ".join(f"{peer} to {part}" for peer, part in fields["moves"].items())
+    return f"hosts move with step {fields['step']}: {moves}; {'; '.join(fields['reasons'])}"
+
+
 _WORDS: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
     "PeerLost": lambda name, fields: f"{name} is missed: {fields['reason']}",
     "PeerBack": lambda name, fields: f"{name} answers again",
@@ -141,6 +146,8 @@ _WORDS: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
     "LineageBegan": lambda name, fields: f"{name} goes on without a majority, provisionally",
     "LineageGivenUp": lambda name, fields: f"{name} rewinds {fields['microbatches']} microbatches: {fields['reason']}",
     "StepGivenUp": lambda name, fields: f"step {fields['step']} is given up: nobody is left with {fields['lost']}",
+    "HostsMoved": _moved,
+    "MoveDeclined": lambda name, fields: f"{fields['peer']} does not move to {fields['part']}: {fields['reason']}",
     "DigestMismatch": lambda name, fields: f"{name} found that replicas of {fields['part']} differ",
     "PartsCapped": lambda name, fields: f"{' and '.join(fields['caps'])} is far out, and scaled down by itself",
     "CodecsChanged": lambda name, fields: f"boundaries have other codecs: {fields['why']}",

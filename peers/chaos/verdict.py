@@ -44,6 +44,9 @@ _SHOWN: Mapping[str, str] = {
     "duplicated": " microbatches",
     "max_gap_s": " s",
     "ready_again_s": " s",
+    "moves": " to another stage",
+    "recovered_s": " s",
+    "recovered_steps": "",
 }
 """Figures that a person is told, with their units."""
 

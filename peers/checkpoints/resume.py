@@ -134,10 +134,15 @@ def _told(checked: CheckedStep, manifest: Manifest) -> str:
 
 
 def _over(directory: RunDirectory, manifest: Manifest) -> CommandError:
+    earlier = max((step for step in steps(directory.checkpoints) if step < manifest.run.steps), default=None)
+    again = "found a new run with more --steps"
+    if earlier is not None:
+        place = shlex.quote(str(step_directory(directory.checkpoints, earlier)))
+        again = f"repeat the steps since {earlier}: {command_name()} new --resume {place}"
     return CommandError(
         f"the run is over: its last step, {manifest.run.steps}, is closed",
         check=f"the checkpoint in {directory.checkpoints}",
-        next_=f"{command_name()} sample {shlex.quote(str(directory.root))}, or found a new run with more --steps",
+        next_=f"{command_name()} sample {shlex.quote(str(directory.root))}, or {again}",
     )
 
 

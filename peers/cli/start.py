@@ -41,6 +41,7 @@ def new(**typed: Any) -> None:
 
     With --resume it continues a run from its newest complete checkpoint: the run in the given directory, or with the
     given beginning of an id, or the newest here. A checkpoint's directory (DIR/checkpoints/step-…) names that one.
+    With --stages too, that checkpoint is cut into so many stages, exactly, and goes on as a run of its own.
 
     With --invite-file it suits supervisors that restart it after a crash. If the file holds an invite, the same peer
     returns to that run instead of founding another; once the run has begun, it returns as a stage host.

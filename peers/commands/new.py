@@ -141,13 +141,14 @@ def summary(founded: Founded) -> list[tuple[str, str]]:
         *_votes(manifest),
         ("ends", f"after {count(run.steps, 'step')}"),
         *_private(manifest),
+        *founded.said,
         *_goes_on(founded),
     ]  # fmt: skip
 
 
 def _memory(manifest: Manifest) -> str:
     """What the largest part takes of whoever trains it."""
-    from swarm.membership.roles import part_training_bytes
+    from swarm.membership.part_memory import part_training_bytes
     from swarm.models.registry import family_of
 
     specs = family_of(manifest.model).parts(manifest.split)
@@ -198,16 +199,18 @@ def _resumed(founded: Founded) -> dict[str, Any]:
 
 def _founded(foundation: Foundation, options: PeerOptions, say: Callable[[str, str], None]) -> Founded:
     # Manifests import torch: after the first line, and after what can be refused without them.
-    from peers.founding_files import load_foundation, make_run, resume_run
+    from peers.founding_files import load_foundation, make_run, resume_run, sized_document
 
     if foundation.resume:
+        if foundation.cut_said:
+            say("cut anew", "the checkpoint is read three times and written once: some 20 s a GB")
         return resume_run(foundation, options.home)
     if foundation.model is not None:
         say("model", f"{foundation.model}: is tried, cut and whole; some seconds")
-    document = load_foundation(foundation)
+    document, said = sized_document(foundation, load_foundation(foundation))
     if foundation.tokenizer is None and foundation.model is None and "tokenizer" not in document:
         say("tokenizer", "is made from text: some seconds")
-    founded = make_run(foundation, document)
+    founded = dataclasses.replace(make_run(foundation, document), said=said)
     if founded.model_files is not None:
         from swarm.models.hf.files import check_weights
 

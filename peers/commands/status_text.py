@@ -109,6 +109,22 @@ def early_text(standing: StatusReport) -> str:
     return f"{shares} of the last {steps} microbatches"
 
 
+def capacities_text(standing: StatusReport) -> str:
+    """``3.1, 1.6, - microbatches/s by stage``; "" where no host has told how fast it is."""
+    if not standing.capacities:
+        return ""
+    return ", ".join(f"{each:.3g}" if each else "-" for each in standing.capacities) + " microbatches/s by stage"
+
+
+def device_text(standing: StatusReport) -> str:
+    """``61.2 TFLOP/s (PaLM), 37 % MFU``; "" before the first whole step, and for a peer without a part. Without a known
+    peak, as on a CPU, there is no MFU."""
+    if standing.device_use is None:
+        return ""
+    mfu = "" if standing.device_use.mfu is None else f", {100 * standing.device_use.mfu:.3g} % MFU"
+    return f"{amount(standing.device_use.flops_per_s)}FLOP/s (PaLM){mfu}"
+
+
 def hidden_line(number: int) -> list[str]:
     """Return the line about hidden peers, if there are any."""
     if not number:
@@ -197,7 +213,7 @@ def _remarks(seen: Seen) -> list[str]:
     copies = ", ".join(standing.copies)
     facts = [("waiting", standing.waiting_for), ("the disk does not take", standing.disk), ("copies", copies)]
     facts += [("fewer copies in the run", standing.fewer_copies), ("mixed", mixing_text(standing))]
-    facts += [("early", early_text(standing))]
+    facts += [("early", early_text(standing)), ("capacities", capacities_text(standing))]
     return [f"{label}: {one_line(text)}" for label, text in facts if text]
 
 
@@ -215,6 +231,8 @@ def _facts(standing: StatusReport) -> list[tuple[str, str]]:
         ("sends", standing.codecs),
         ("averages", standing.averages),
         ("early", early_text(standing)),
+        ("capacities", capacities_text(standing)),
+        ("device", device_text(standing)),
         ("mixed", mixing_text(standing)),
         *(("averaging", f"{one.part}: {turnout_text(one)}") for one in standing.averaging),
         ("loss", "" if standing.loss is None else f"{standing.loss:.3f}"),

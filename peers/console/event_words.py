@@ -31,9 +31,11 @@ from swarm.events import (
     FrozenFetching,
     FrozenReady,
     GraphsDropped,
+    HostsMoved,
     LineageBegan,
     LineageConfirmed,
     LineageGivenUp,
+    MoveDeclined,
     PartAssigned,
     Participation,
     PartsCapped,
@@ -190,7 +192,19 @@ def _describe_repair(event: Event) -> tuple[str, str] | None:
         case CutOff():
             return "cut off", harmless(f"{event.reason}; getting the newest state")
         case _:
-            return _describe_partition(event)
+            return _describe_moves(event) or _describe_partition(event)
+
+
+def _describe_moves(event: Event) -> tuple[str, str] | None:
+    """Describe hosts that hold other parts from now on, or were to."""
+    match event:
+        case HostsMoved():
+            to = ", ".join(f"{peer} to {part}" for peer, part in event.moves.items())
+            return "moved", harmless(f"step {event.step}: {to}; {'; '.join(event.reasons)}")
+        case MoveDeclined():
+            return "stays", harmless(f"{event.peer} does not move to {event.part}: {event.reason}")
+        case _:
+            return None
 
 
 def _describe_partition(event: Event) -> tuple[str, str] | None:

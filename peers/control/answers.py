@@ -96,6 +96,8 @@ class NodeCommands:
             averages="" if manifest is None else manifest.averaging.described,
             codecs=self._codecs(),
             early=situation.early if situation and manifest and manifest.speed.overlaps else (),
+            capacities=() if situation is None or not any(situation.capacities) else situation.capacities,
+            device_use=None if situation is None else situation.device_use,
             mixed=0 if situation is None else situation.mixed,
             mixed_alone=0 if situation is None else situation.mixed_alone,
             memory=None if situation is None else situation.memory(),

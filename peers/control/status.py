@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from swarm.membership.status_types import MemoryReport, PartTurnout, Phase
+from swarm.membership.status_types import DeviceUse, MemoryReport, PartTurnout, Phase
 
 SCHEMA = 1
 ALONE = "alone: nobody to average with"
@@ -26,8 +26,11 @@ class StatusReport:
     latter also for a step that this peer did not see open; ``averaging`` is of that step, each part's, ``averages``
     says in words what the run averages when, ``codecs`` how activations and their gradients travel in the open step.
     Where steps are fed early, ``early`` are the shares of the last steps' microbatches that were, the newest last.
-    Where replicas train apart this one has ``mixed`` so often since it was started, ``mixed_alone`` of these with
-    nobody. ``started`` is seconds since the epoch; ``memory`` is None before it takes part in a run.
+    ``capacities`` are the microbatches a second that each stage can take by what its hosts told with the last step, 0
+    where none has, empty where none of any stage has. ``device_use`` is what this peer's device computed of the last
+    step that it saw whole, by PaLM's count. Where replicas train apart this one has ``mixed`` so often since
+    it was started, ``mixed_alone`` of these with nobody. ``started`` is seconds since the epoch; ``memory`` is
+    None before it takes part in a run.
     """
 
     schema: int = SCHEMA
@@ -58,6 +61,8 @@ class StatusReport:
     averages: str = ""
     codecs: str = ""
     early: tuple[float, ...] = ()
+    capacities: tuple[float, ...] = ()
+    device_use: DeviceUse | None = None
     mixed: int = 0
     mixed_alone: int = 0
     memory: MemoryReport | None = None

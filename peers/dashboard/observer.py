@@ -28,7 +28,7 @@ from swarm.errors import PeerError, StateError, Unreachable
 from swarm.ids import PeerId, RunId
 from swarm.membership.contact import cannot_reach, find_run
 from swarm.membership.observer import Observer, ObserverContext
-from swarm.membership.vitals import VitalsBoard
+from swarm.membership.vitals import Vitals, VitalsBoard
 from swarm.network.addresses import by_peer, parse_address
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
 from swarm.network.libp2p.identity import load_or_create
@@ -111,6 +111,14 @@ class ObserverSource:
                 overview.pulse.missed("away", "no member of the run answers: all are gone, or this machine is cut off")
         elif self._head is None:
             overview.pulse.waits_for = self._waits_for
+
+    async def standing(self) -> tuple[Manifest, CloseRecord | None, dict[PeerId, Vitals]]:
+        """Return the run, its newest record that was verified, None before there is one, and what its members say of
+        themselves now. Raises what has ended the following."""
+        if self._following is not None and self._following.done():
+            self._following.result()
+        head = self._head
+        return self._manifest, head, {} if head is None else dict(await self._board.look(head.members.peers))
 
     async def _look(self, head: CloseRecord) -> dict[str, Any]:
         said = await self._board.look(head.members.peers)

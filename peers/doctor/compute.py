@@ -13,7 +13,8 @@ from swarm.clock import Clock
 from swarm.config import Manifest
 from swarm.device import Device, DeviceThread, resolve_device
 from swarm.ids import PartName
-from swarm.membership.roles import lacking_memory, part_bytes, spec_of
+from swarm.membership.part_memory import lacking_memory, part_bytes
+from swarm.membership.rules import spec_of
 from swarm.models.family import PartModule
 from swarm.models.layout import install_weights, state_of
 from swarm.models.lora import LoraFamily, install_base
@@ -101,8 +102,8 @@ class DeviceBench:
 
     def parts(self) -> list[PlannedPart]:
         """Return for each part of the model whether a peer that joins here could train it: what
-        :func:`~swarm.membership.roles.lacking_memory` says to one. Raises ConfigError where the model cannot be made
-        here."""
+        :func:`~swarm.membership.part_memory.lacking_memory` says to one. Raises ConfigError where the model cannot be
+        made here."""
         manifest, family, apart = self._manifest, self._family, self._device.type != "cpu"
         family.warm_up()
         planned, found = _Planned(manifest, DeviceThread(self._device)), []

@@ -270,7 +270,7 @@ class PeerOptions:
 class Foundation:
     """The run to found: a preset's name or a file, values that replace some of its own, and a tokenizer's source. With
     ``resume`` it is an old run, and ``file`` names its directory, a checkpoint's directory in it, or the beginning of
-    its id; None means the newest.
+    its id; None means the newest. With ``resume`` and other stages it is a run that goes on with that checkpoint.
     """
 
     __pydantic_config__: ClassVar[Mapping[str, str]] = MODEL_CONFIG
@@ -366,6 +366,21 @@ class Foundation:
         int | None,
         Option(metavar="N", of=_NEW, manifest="split.stages", help="Cut the model's blocks into this many stages."),
     ] = None
+    layers_per_stage: Annotated[
+        Annotated[str, matching(r"[1-9][0-9]{0,5}(,[1-9][0-9]{0,5})*", "whole numbers with commas, such as 1,3")]
+        | None,
+        Option(
+            metavar="N,…", of=_NEW, manifest="split.layers_per_stage",
+            help="Cut the model's blocks into stages of these sizes.", default="as --peers says, or evenly",
+        ),
+    ] = None  # fmt: skip
+    peers: Annotated[
+        FilePath | None,
+        Option(
+            metavar="FILE", of=_NEW, help="Size stages for the classes of peers in this file, as swarm plan --peers.",
+            default="none",
+        ),
+    ] = None  # fmt: skip
     hosts: Annotated[
         int | None,
         Option(
@@ -395,9 +410,18 @@ class Foundation:
     ] = ()  # fmt: skip
 
     @property
+    def cut_said(self) -> bool:
+        """Whether it says how the model is cut into stages."""
+        return any(said is not None for said in (self.stages, self.layers_per_stage, self.peers))
+
+    @property
     def changes(self) -> dict[str, Any]:
         """Values that replace those of the manifest, by dotted key."""
         made = {one.option.manifest: getattr(self, key) for key, one in settings_of(Foundation).items()}
+        if self.layers_per_stage is not None:
+            sizes = [int(size) for size in self.layers_per_stage.split(",")]
+            made["split.layers_per_stage"] = sizes
+            made["split.stages"] = len(sizes) if self.stages is None else self.stages
         return {key: value for key, value in made.items() if key and value not in (None, ())}
 
 

@@ -110,6 +110,8 @@ def check_averaging(averaging: AveragingConfig, *, reproducible: bool) -> None:
         )
     if averaging.mode == "local":
         _check_fragments(averaging)
+    else:
+        _check_unread(averaging)
     if averaging.feeds_back:
         _check_feedback(averaging)
     _check_mode(averaging, reproducible=reproducible)
@@ -151,6 +153,18 @@ def _check_fragments(averaging: AveragingConfig) -> None:
             'Set it to "int8", or leave averaging.local.mixing_weight out.',
             why="some of what is rounded off stays in a replica's own weights, and would be added twice",
         )
+
+
+def _check_unread(averaging: AveragingConfig) -> None:
+    """Refuse what only replicas that train apart read. Raises ConfigError."""
+    for key, standard in LocalConfig():
+        if (value := getattr(averaging.local, key)) != standard:
+            raise ConfigError(
+                f"averaging.local.{key}",
+                value,
+                f'nothing with averaging.mode = "{averaging.mode}", in which replicas do not train apart',
+                'Set averaging.mode to "local", or leave [averaging.local] out.',
+            )
 
 
 def _check_feedback(averaging: AveragingConfig) -> None:

@@ -57,7 +57,8 @@ class Departure(Message):
 class Reassign(Message):
     """A member holds another part from the record of ``step`` on, instead of its own.
 
-    Valid in any record. So far members sign it only for a part whose replicas are all lost, of which they have a copy.
+    Members sign it for a part of which they have a copy: one whose replicas are all lost, or one that needs them more
+    than their own, as everybody plans (:mod:`swarm.step.moves`).
     """
 
     step: Count
@@ -216,6 +217,16 @@ class ChangeRules:
             leaves=tuple(granted),
             absent=tuple(gone),
         )
+
+    def move(self, before: Roster, changes: Changes, moves: Sequence[Reassign]) -> Changes:
+        """Return the changes with those of the checked ``moves`` that their own part can do without, in the order of
+        the peers."""
+        going, granted = [*changes.absent, *(leave.peer for leave in changes.leaves)], list[Reassign]()
+        for move in sorted(moves, key=lambda move: move.peer)[:MAX_CHANGES]:
+            if move.peer not in going and self.spared(before, going, move.peer) is None:
+                granted.append(move)
+                going.append(move.peer)
+        return changes.model_copy(update={"reassigns": tuple(granted)})
 
     def end(self, before: Roster, leaves: Sequence[Departure]) -> Changes | None:
         """Return the grants when all members have sent a checked request that lets the run end; None when not all

@@ -8,8 +8,11 @@ Private ends are never copied to a stage host: with them it could read what trai
 from __future__ import annotations
 
 import hashlib
+import heapq
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -26,20 +29,20 @@ def copy_holders(roster: Roster, part: PartName, copies: int) -> tuple[PeerId, .
     roster holds has no copies. No machine keeps one of a part that is held there, or two of one.
 
     The same everywhere. When one peer leaves or joins, few others change (rendezvous hashing). Cost: one hash for each
-    peer and part.
+    peer and part, once a roster.
     """
-    return _duties(roster, copies).get(part, ())
+    return copy_duties(roster, copies).get(part, ())
 
 
 def copies_of(roster: Roster, peer: PeerId, copies: int) -> tuple[PartName, ...]:
     """The parts of which a peer keeps a copy: never its own, and none for a peer that is not in the roster. Nobody
     gets another one while somebody with fewer could keep it."""
-    return tuple(part for part, holders in _duties(roster, copies).items() if peer in holders)
+    return tuple(part for part, holders in copy_duties(roster, copies).items() if peer in holders)
 
 
 def fewer_copies(roster: Roster, copies: int) -> Mapping[PartName, int]:
     """Of how many peers each part has copies that has fewer than ``copies``, for want of peers that may keep one."""
-    return {part: len(holders) for part, holders in _duties(roster, copies).items() if len(holders) < copies}
+    return {part: len(holders) for part, holders in copy_duties(roster, copies).items() if len(holders) < copies}
 
 
 COPY_BYTES_S = 16 << 20
@@ -53,31 +56,75 @@ def copy_rate(total_bytes: int, step_s: float | None) -> float:
     return COPY_BYTES_S if not step_s else max(COPY_BYTES_S, 2 * total_bytes / (KEPT_UPDATES * step_s))
 
 
-def _duties(roster: Roster, copies: int) -> Mapping[PartName, tuple[PeerId, ...]]:
-    """Assign duties: every peer gets one before any gets a second; within a round the pairs of peer and part are served
-    in an order of their own, so that who is gone changes only what it had, and what follows from it."""
-    machines = roster.machines
-    places = {(member.part, machines[PeerId(member.peer)]) for member in roster.members}
-    held = Counter(part for part, _ in places)
-    pairs = sorted(
-        (_stays_needed(held, member.part), _draw(member.peer, part), PeerId(member.peer), part)
-        for part in roster.parts
-        for member in roster.members
-        if _may_keep(member, part) and (part, machines[PeerId(member.peer)]) not in places
-    )
-    able = Counter(part for part, _ in {(part, machines[peer]) for *_, peer, part in pairs})
-    wanted = {part: min(copies, able[part]) for part in roster.parts}
-    holders: dict[PartName, list[PeerId]] = {part: [] for part in roster.parts}
+PEERS_KNOWN = 1 << 11
+"""Of so many peers the order of parts is remembered: nearly all are in the next roster, too."""
+
+
+_duties: WeakKeyDictionary[Roster, dict[int, Mapping[PartName, tuple[PeerId, ...]]]] = WeakKeyDictionary()
+"""Those that were found, for as long as somebody has the roster."""
+
+
+def copy_duties(roster: Roster, copies: int) -> Mapping[PartName, tuple[PeerId, ...]]:
+    """Return the peers that keep a copy of each part: every peer gets one duty before any gets a second; within a round
+    the pairs of peer and part are served in an order of their own, so that who is gone changes only what it had, and
+    what follows from it. Found once for a roster. See :func:`copy_holders`."""
+    known = _duties.setdefault(roster, {})
+    if copies not in known:
+        known[copies] = _found_duties(roster, copies)
+    return known[copies]
+
+
+def _found_duties(roster: Roster, copies: int) -> Mapping[PartName, tuple[PeerId, ...]]:
+    machines, parts = roster.machines, roster.parts
+    places = {(PartName(member.part), machines[PeerId(member.peer)]) for member in roster.members if member.part}
+    at: dict[PartName, set[PeerId]] = {part: set() for part in parts}
+    for part, machine in places:
+        at[part].add(machine)
+    held = {part: len(at[part]) for part in parts}
+    wanted = {part: min(copies, len(_keepers(roster, part) - at[part])) for part in parts}
+    rest = heapq.merge(*(_pairs(member, parts, held) for member in roster.members))
+    pairs: list[_Pair] = []  # as far as they were needed: of many peers a few percent
+    holders: dict[PartName, list[PeerId]] = {part: [] for part in parts}
     load: Counter[PeerId] = Counter()
-    most = 0
-    while any(len(holders[part]) < wanted[part] for part in holders):
-        most += 1
-        for _, _, peer, part in pairs:
-            there = {machines[holder] for holder in holders[part]}
-            if load[peer] < most and len(holders[part]) < wanted[part] and machines[peer] not in there:
+    missing, most = sum(wanted.values()), 0
+    while missing:
+        most, seen = most + 1, 0
+        while missing:
+            if seen == len(pairs) and (more := next(rest, None)) is not None:
+                pairs.append(more)
+            if seen == len(pairs):
+                break
+            _, _, peer, part = pairs[seen]
+            seen, machine = seen + 1, machines[peer]
+            if load[peer] >= most or len(holders[part]) >= wanted[part] or (part, machine) in places:
+                continue
+            if machine not in {machines[holder] for holder in holders[part]}:
                 holders[part].append(peer)
                 load[peer] += 1
+                missing -= 1
     return {part: tuple(peers) for part, peers in holders.items()}
+
+
+_Pair = tuple[bool, bytes, PeerId, PartName]
+
+
+def _pairs(member: Member, parts: Sequence[PartName], held: Mapping[PartName, int]) -> Iterator[_Pair]:
+    """What a member may keep, in its order: each part, after those of all others where its own needs it."""
+    needed, peer = _stays_needed(held, member.part), PeerId(member.peer)
+    return ((needed, draw, peer, part) for draw, part in _drawn(peer, tuple(parts)) if _may_keep(member, part))
+
+
+@lru_cache(maxsize=PEERS_KNOWN)
+def _drawn(peer: PeerId, parts: tuple[PartName, ...]) -> tuple[tuple[bytes, PartName], ...]:
+    """The parts in a peer's own order (rendezvous hashing)."""
+    return tuple(sorted((hashlib.sha256(f"{peer}|{part}".encode()).digest(), part) for part in parts))
+
+
+def _keepers(roster: Roster, part: PartName) -> set[PeerId]:
+    """The machines of peers that may keep a copy of a part, if they do not hold it."""
+    if part != ENDS:
+        return set(roster.machines.values())
+    return {roster.machines[PeerId(member.peer)] for member in roster.members if _may_keep(member, part)}
 
 
 def _may_keep(member: Member, part: PartName) -> bool:
@@ -85,13 +132,9 @@ def _may_keep(member: Member, part: PartName) -> bool:
     return member.part != part and not (part == ENDS and member.role == "stage")
 
 
-def _stays_needed(held: Mapping[str | None, int], own: str | None) -> bool:
+def _stays_needed(held: Mapping[PartName, int], own: str | None) -> bool:
     """Return whether a part would be lost if this peer left its own."""
-    return own is not None and held[own] < 2
-
-
-def _draw(peer: str, part: str) -> bytes:
-    return hashlib.sha256(f"{peer}|{part}".encode()).digest()
+    return own is not None and held[PartName(own)] < 2
 
 
 # --- updates that are kept for the followers of a part, and how far each of them has come ----------------------------

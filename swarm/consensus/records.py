@@ -8,10 +8,20 @@ import operator
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, model_serializer
+from pydantic import (
+    Field,
+    GetCoreSchemaHandler,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    model_serializer,
+)
+from pydantic_core import CoreSchema, core_schema
 
+from swarm.consensus.committed import UnpackedRow, pack, unpack
 from swarm.consensus.roster import Member, Roster
 from swarm.errors import Refused
 from swarm.ids import PeerId, StepWork
@@ -65,6 +75,33 @@ class Contribution(Message):
         return StepWork(step, self.microbatch, self.early)
 
 
+def _made(row: UnpackedRow) -> Contribution:
+    return Contribution.model_construct(**row._asdict())  # checked as it was read
+
+
+def _read(value: Any) -> Any:
+    packed = isinstance(value, tuple) and value and isinstance(value[0], tuple)
+    return unpack(value, _made) if packed else value
+
+
+def _written(committed: Any, in_full: SerializerFunctionWrapHandler, info: SerializationInfo) -> Any:
+    return in_full(committed) if info.mode_is_json() else pack(committed)
+
+
+class _PackedInMessages:
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        in_full = handler(source)
+        return core_schema.json_or_python_schema(
+            in_full,
+            core_schema.no_info_before_validator_function(_read, in_full),
+            serialization=core_schema.wrap_serializer_function_ser_schema(_written, info_arg=True, schema=in_full),
+        )
+
+
+Committed = Annotated[tuple[Contribution, ...], LISTED, _PackedInMessages()]
+"""A step's microbatches: in messages as :mod:`swarm.consensus.committed` packs them, in files in full."""
+
+
 class Quarantined(Message):
     """A microbatch that no replica could compute: it counts for nothing, and its trainer goes on after it."""
 
@@ -105,11 +142,12 @@ class CloseRecord(Message):
     ``roster`` takes part in the *next* step. ``digests`` are of parameters and optimizer state after this step.
     ``cursors`` say where every shard continues. ``term`` is the one in which it was proposed first. ``absent`` are the
     members that were lost in the step. ``links`` is what was measured of those of members that train a part, which
-    nobody can check: nothing but the choice of the next step's schedules and codecs depends on it. ``paces`` are the
-    microseconds that a stage's replicas say they compute one microbatch for, and ``codecs`` those of the *next* step,
-    by boundary from the trainers' embedding to their head, which everybody finds in the same way
-    (``swarm.step.boundary_codecs``); empty where the manifest says them. ``caps`` are factors for the
-    means of parts whose norm was far out (``swarm.optim.clipping``), beside ``clip``. Size: see :func:`record_bytes`.
+    nobody can check: nothing but speed depends on it, the next step's schedules and codecs, its moves, and how much of
+    its work a replica gets. ``paces`` are the microseconds that a stage's replicas say they compute one microbatch for,
+    and ``codecs`` those of the *next* step, by boundary from the trainers' embedding to their head, which everybody
+    finds in the same way (``swarm.step.boundary_codecs``); empty where the manifest says them. ``caps`` are factors for
+    the means of parts whose norm was far out (``swarm.optim.clipping``), beside ``clip``. Size: see
+    :func:`record_bytes`.
 
     ``lineage`` is 0 for what a majority decided. Without one it is the step of the first record that those who were
     there closed by themselves (``swarm.consensus.branches``), until one that carries its ``confirmation``.
@@ -119,7 +157,7 @@ class CloseRecord(Message):
     lineage: Count = 0
     step: Count
     term: Count = 0
-    committed: Annotated[tuple[Contribution, ...], LISTED]
+    committed: Committed
     aside: Annotated[tuple[Quarantined, ...], LISTED] = ()
     tokens: Count
     loss_sum: Finite
@@ -145,9 +183,16 @@ class CloseRecord(Message):
         plain: dict[str, Any] = dump(self)
         return {key: value for key, value in plain.items() if value or key not in _LEFT_OUT}
 
-    @property
+    def __copy__(self) -> Self:
+        """Copy the fields alone: a changed copy (``model_copy``) has another hash, and may have another roster."""
+        copied = super().__copy__()
+        for kept in ("members", "_hash"):
+            copied.__dict__.pop(kept, None)
+        return copied
+
+    @cached_property
     def members(self) -> Roster:
-        """The next step's roster."""
+        """The next step's roster: one object, since much is found from a roster once (``copies.copy_duties``)."""
         return Roster(self.roster)
 
     @property
@@ -175,7 +220,11 @@ class CloseRecord(Message):
         return self.loss_sum / self.tokens if self.tokens else 0.0
 
     def hash(self) -> str:
-        """Hex sha256 of the canonical JSON: what acceptances sign and the next record names."""
+        """Hex sha256 of the canonical JSON: what acceptances sign and the next record names. Found once a record."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> str:
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -323,9 +372,9 @@ More than the trainers that it has room for, so that each may put one aside."""
 
 
 def record_bytes(microbatches: int, stages: int, members: int) -> int:
-    """An upper estimate of a record's size on the wire: 60 bytes a microbatch and peer id, 400 and more a member, and
-    all that may be put aside."""
-    return microbatches * (150 + 60 * stages) + members * 2000 + MAX_ASIDE * ASIDE_BYTES
+    """An upper estimate of a record's size on the wire: two bytes a microbatch and hop, 400 and more a member, and all
+    that may be put aside."""
+    return microbatches * (150 + 2 * stages) + members * 2000 + MAX_ASIDE * ASIDE_BYTES
 
 
 def record_room(microbatches: int, stages: int, limit_bytes: int) -> int:

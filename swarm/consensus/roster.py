@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Container, Iterable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, model_serializer
 
 from swarm.consensus.machines import machines_of, tail
-from swarm.errors import Advice, Ending, Refused, RunEnded
+from swarm.errors import Advice, Ending, RunEnded
 from swarm.ids import ENDS, PartName, PeerId, stage_of, stage_part
 from swarm.schema import BesideField, Message, PartField, PeerIdField, RegionField
 
@@ -56,11 +55,13 @@ class Member(Message):
 
 
 class Roster:
-    """All live peers, sorted by peer id, so that every peer computes the same from it."""
+    """All live peers, sorted by peer id, so that every peer computes the same from it. Never changes: what is found
+    from it is found once."""
 
     def __init__(self, members: Iterable[Member]) -> None:
         self.members = tuple(sorted(members, key=lambda member: member.peer))
         self._by_peer: Mapping[str, Member] = {member.peer: member for member in self.members}
+        self._order: tuple[int, tuple[PeerId, ...]] = (-1, ())
 
     def __len__(self) -> int:
         return len(self.members)
@@ -71,12 +72,12 @@ class Roster:
     def __getitem__(self, peer: str) -> Member:
         return self._by_peer[peer]
 
-    @property
+    @cached_property
     def peers(self) -> tuple[PeerId, ...]:
         """All members, in the roster's order."""
         return tuple(PeerId(member.peer) for member in self.members)
 
-    @property
+    @cached_property
     def entitled(self) -> tuple[PeerId, ...]:
         """The members that may vote, in the roster's order: of a machine the first, since they die together.
 
@@ -109,7 +110,7 @@ class Roster:
         """Return whether a member has the parameters after that step: who joined has those of the record before."""
         return peer in self and self[peer].since <= version + 1
 
-    @property
+    @cached_property
     def trainers(self) -> tuple[PeerId, ...]:
         """All trainers, in the roster's order."""
         return tuple(PeerId(member.peer) for member in self.members if member.role == "trainer")
@@ -117,7 +118,15 @@ class Roster:
     @property
     def parts(self) -> tuple[PartName, ...]:
         """Every part that somebody holds, sorted: ``ends`` first."""
-        return tuple(sorted({PartName(member.part) for member in self.members if member.part is not None}))
+        return tuple(self._by_part)
+
+    @cached_property
+    def _by_part(self) -> Mapping[PartName, tuple[PeerId, ...]]:
+        held: dict[PartName, list[PeerId]] = {}
+        for member in self.members:
+            if member.part is not None:
+                held.setdefault(PartName(member.part), []).append(PeerId(member.peer))
+        return {part: tuple(held[part]) for part in sorted(held)}
 
     def parts_beside(self, peer: PeerId, beside: Collection[str]) -> tuple[PartName, ...]:
         """Return the parts that are held on the machine of a peer, itself left out, that says who is ``beside`` it and
@@ -127,7 +136,7 @@ class Roster:
 
     def replicas(self, part: PartName) -> tuple[PeerId, ...]:
         """Return the holders of a part, in rank order."""
-        return tuple(PeerId(member.peer) for member in self.members if member.part == part)
+        return self._by_part.get(part, ())
 
     def spread(self, part: PartName) -> int:
         """Return on how many machines a part is held: so many deaths lose it."""
@@ -141,122 +150,13 @@ class Roster:
     def succession(self, step: int) -> tuple[PeerId, ...]:
         """The order in which peers lead a step: its leader first, then who takes over.
 
-        A hash of (step, peer) spreads the duty evenly and needs no election.
+        A hash of (step, peer) spreads the duty evenly and needs no election. The last one asked for is remembered: a
+        member looks with each question whether the leader asks.
         """
-        return tuple(sorted(self.peers, key=lambda peer: hashlib.sha256(f"{step}|{peer}".encode()).digest()))
-
-
-class Candidate(Message):
-    """A peer that asks to be in the first roster; ``stage`` is its wish, if it has one."""
-
-    peer: PeerIdField
-    role: Role
-    name: Annotated[str, StringConstraints(max_length=64)]
-    stage: Annotated[int, Field(ge=0, lt=1024)] | None
-    addresses: Annotated[tuple[Annotated[str, StringConstraints(max_length=300)], ...], Field(max_length=8)]
-    region: RegionField = ""
-    outgoing: bool = False
-    beside: BesideField = ()
-
-
-def assign_stages(
-    candidates: Iterable[Candidate], stages: int, *, private_ends: bool
-) -> tuple[Roster, dict[PeerId, str]]:
-    """Give every stage host a stage: wishes first, then the stage with the fewest replicas, of several one that nobody
-    on its machine has, lower stages first.
-
-    Returns the roster and a reason per peer. A wish is not heard when the stage does not exist, or when granting it
-    would leave too few hosts to hold every stage. Raises Refused when there are fewer hosts than stages.
-    """
-    ordered = sorted(candidates, key=lambda candidate: candidate.peer)
-    hosts = [candidate for candidate in ordered if candidate.role == "stage"]
-    if len(hosts) < stages:
-        raise Refused(f"{len(hosts)} stage hosts cannot hold {stages} stages")
-    replicas = dict.fromkeys(range(stages), 0)
-    machines = machines_of({PeerId(candidate.peer): candidate.beside for candidate in ordered})
-    places: dict[str, int] = {}
-
-    def beside(host: str, stage: int) -> int:
-        return sum(
-            place == stage and machines[PeerId(peer)] == machines[PeerId(host)] for peer, place in places.items()
-        )
-
-    reasons: dict[PeerId, str] = {}
-    for host in hosts:
-        unplaced = len(hosts) - len(places) - 1
-        empty = sum(not count for stage, count in replicas.items() if stage != host.stage)
-        if host.stage is not None and host.stage < stages and unplaced >= empty:
-            places[host.peer] = host.stage
-            replicas[host.stage] += 1
-            reasons[PeerId(host.peer)] = "asked for"
-    for host in hosts:
-        if host.peer not in places:
-            stage = min(replicas, key=lambda s: (replicas[s], beside(host.peer, s), s))
-            reasons[PeerId(host.peer)] = f"fewest replicas ({replicas[stage]})"
-            places[host.peer] = stage
-            replicas[stage] += 1
-    return Roster(_member(candidate, places, private_ends) for candidate in ordered), reasons
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
-    """The places of a run: its number of stages, with private or hosted ends. ``lost`` are the parts that nobody holds
-    any more, ``leaving`` the peers that have been asked to leave, ``barred`` the parts to which the asking peer would
-    not be let in, ``beside`` the parts that are held on its machine, ``unfit`` those that its memory does not hold."""
-
-    stages: int
-    private_ends: bool
-    lost: Collection[str] = ()
-    leaving: Collection[PeerId] = ()
-    barred: Collection[str] = ()
-    beside: Collection[str] = ()
-    unfit: Collection[str] = ()
-
-
-def choose_place(
-    roster: Roster, peer: PeerId, role: Role, wish: int | None, places: Places
-) -> tuple[PartName | None, str]:
-    """(part, why) for a peer that joins a run in progress: its wish, else a stage that is lost, else the one with the
-    fewest replicas that stay, whose loss would hurt most; of several each peer takes another, so that those who join
-    together spread. One that does not fit is its place only where none does, or by its wish: it cannot take it. Raises
-    Refused for a stage that the run does not have."""
-    stages, private_ends = places.stages, places.private_ends
-    if role != "stage":
-        return (ENDS, "every trainer holds the ends") if role == "trainer" and private_ends else (None, f"a {role}")
-    if wish is not None:
-        if wish >= stages:
-            raise Refused(f"there is no stage {wish}: the run's are 0 to {stages - 1}")
-        return stage_part(wish), "asked for"
-    fitting = [stage for stage in range(stages) if stage_part(stage) not in places.unfit] or range(stages)
-    lost = {stage: 0 for stage in fitting if stage_part(stage) in places.lost}
-    replicas = {stage: roster.replicas(stage_part(stage)) for stage in fitting}
-    staying = {stage: [peer for peer in held if peer not in places.leaving] for stage, held in replicas.items()}
-    free = {stage: len(held) for stage, held in staying.items() if stage_part(stage) not in places.barred}
-    counts = lost or free or {stage: len(held) for stage, held in staying.items()}
-
-    def last(stage: int) -> tuple[int, bool, bytes]:
-        drawn = hashlib.sha256(f"{peer}|{stage}".encode()).digest()
-        return counts[stage], stage_part(stage) in places.beside, drawn
-
-    stage = min(counts, key=last)
-    if lost:
-        return stage_part(stage), "all that held it are lost"
-    leaving = len(replicas[stage]) - len(staying[stage])
-    besides = f", and {leaving} about to leave" if leaving else ""
-    return stage_part(stage), f"it has the fewest replicas ({counts[stage]}{besides})"
-
-
-COMMON = ("peer", "role", "name", "addresses", "region", "outgoing", "beside")
-"""What a candidate says of itself that the roster says, too."""
-
-
-def _member(candidate: Candidate, places: Mapping[str, int], private_ends: bool) -> Member:
-    part: str | None = None
-    if candidate.role == "stage":
-        part = stage_part(places[candidate.peer])
-    elif candidate.role == "trainer" and private_ends:
-        part = ENDS
-    return Member(part=part, **{name: getattr(candidate, name) for name in COMMON})
+        if self._order[0] != step:
+            drawn = sorted(self.peers, key=lambda peer: hashlib.sha256(f"{step}|{peer}".encode()).digest())
+            self._order = step, tuple(drawn)
+        return self._order[1]
 
 
 def lost_replicas(roster: Roster, part: PartName, gone: Mapping[PeerId, str]) -> str:

@@ -14,7 +14,9 @@ from swarm.events.averaging import RoundDone as RoundDone
 from swarm.events.averaging import RoundVoid as RoundVoid
 from swarm.events.averaging import SumTaken as SumTaken
 from swarm.events.base import Event as Event
+from swarm.events.base import EventList as EventList
 from swarm.events.base import EventSink as EventSink
+from swarm.events.base import EventT as EventT
 from swarm.events.base import NullSink as NullSink
 from swarm.events.microbatch import Accumulated as Accumulated
 from swarm.events.microbatch import ContributionReplayed as ContributionReplayed
@@ -51,11 +53,14 @@ from swarm.events.run import AttemptFailed as AttemptFailed
 from swarm.events.run import CodecsChanged as CodecsChanged
 from swarm.events.run import Committed as Committed
 from swarm.events.run import CutOff as CutOff
+from swarm.events.run import DeviceUsed as DeviceUsed
 from swarm.events.run import DigestMismatch as DigestMismatch
+from swarm.events.run import HostsMoved as HostsMoved
 from swarm.events.run import LineageBegan as LineageBegan
 from swarm.events.run import LineageConfirmed as LineageConfirmed
 from swarm.events.run import LineageGivenUp as LineageGivenUp
 from swarm.events.run import LinkUsage as LinkUsage
+from swarm.events.run import MoveDeclined as MoveDeclined
 from swarm.events.run import PartsCapped as PartsCapped
 from swarm.events.run import QuorumBack as QuorumBack
 from swarm.events.run import QuorumLost as QuorumLost

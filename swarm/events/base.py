@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, TypeVar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,3 +45,24 @@ class NullSink:
 
     def emit(self, event: Event) -> None:
         """See :class:`EventSink`."""
+
+
+EventT = TypeVar("EventT", bound=Event)
+
+
+@dataclass(slots=True)
+class EventList:
+    """A sink that keeps what it gets, and tells ``listeners`` at once."""
+
+    events: list[Event] = field(default_factory=list)
+    listeners: list[Callable[[Event], None]] = field(default_factory=list)
+
+    def emit(self, event: Event) -> None:
+        """See :class:`EventSink`."""
+        self.events.append(event)
+        for listener in self.listeners:
+            listener(event)
+
+    def of(self, kind: type[EventT]) -> list[EventT]:
+        """Return all events of a kind."""
+        return [event for event in self.events if isinstance(event, kind)]

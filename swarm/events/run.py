@@ -30,6 +30,27 @@ class StepGivenUp(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostsMoved(Event):
+    """With this step's record hosts hold other parts, ``moves`` by peer: told by its leader, with the ``reasons`` of
+    the plan, of which some may not have moved."""
+
+    step: int
+    moves: dict[PeerId, str]
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveDeclined(Event):
+    """A host that was to hold ``part`` from this step's record on stays where it is, for the ``reason`` that it gave or
+    because it did not answer: told by the step's leader, in each step in which it is asked."""
+
+    step: int
+    peer: PeerId
+    part: PartName
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepClosed(Event):
     """A close record was decided and this peer swapped. ``digests`` are all groups': of the part that it holds the one
     that it computed itself, of the others the record's. Loss is nats per target token. No microbatches: see
@@ -88,6 +109,19 @@ class LinkUsage(Event):
     step: int
     bytes_sent: int
     bytes_received: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceUsed(Event):
+    """What this peer's device computed of a step that it saw whole, ``flops_per_s`` from its close to the one before,
+    as PaLM counts them (appendix B); ``mfu`` is the share of the device's peak, None where that is not known. Only
+    microbatches that counted do."""
+
+    step: int
+    part: PartName
+    microbatches: int
+    flops_per_s: float
+    mfu: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

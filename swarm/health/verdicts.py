@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from swarm.health.heartbeat import HeartbeatReply
 from swarm.ids import PeerId
 
+WATCHED_PEERS = 3
 MISSES_TO_LOSE = 3
 SHORTEST_LOSS_S = 1.5
 """Three misses in a row, over one and a half seconds at least, make a loss: a peer whose connections are refused is
@@ -105,6 +108,7 @@ class WatchedRoster:
         gone: Those that do not answer, with the reason.
         rumours: What others said of a loss that is not confirmed here yet.
         farewells: Those that said themselves that they leave, with the life that did, where that is known.
+        told: Those of the gone of whom this peer told all, or that told it themselves.
     """
 
     def __init__(self) -> None:
@@ -112,6 +116,7 @@ class WatchedRoster:
         self.gone: dict[PeerId, str] = {}
         self.rumours: dict[PeerId, str] = {}
         self.farewells: dict[PeerId, int | None] = {}
+        self.told: set[PeerId] = set()
         self._lives: dict[PeerId, int] = {}
 
     def life(self, peer: PeerId) -> int | None:
@@ -127,7 +132,35 @@ class WatchedRoster:
             return None
         before, self.peers = set(self.peers), peers
         left = (before - set(peers)) | (before & anew)
+        self.told -= left
         for peer in left:
             for believed in (self.gone, self.rumours, self.farewells):
                 believed.pop(peer, None)
         return left
+
+
+# --- the ring: who watches whom --------------------------------------------------------------------------------------
+
+
+def watched(me: PeerId, roster: Sequence[PeerId], count: int = WATCHED_PEERS) -> tuple[PeerId, ...]:
+    """The ``count`` peers after me on the hash ring of the roster: everybody is watched by as many."""
+    ring = _ring(tuple(roster))
+    if me not in ring:
+        return ()
+    at = ring.index(me)
+    return (ring[at + 1 :] + ring[:at])[:count]
+
+
+def watchers(peer: PeerId, roster: Sequence[PeerId], count: int = WATCHED_PEERS) -> tuple[PeerId, ...]:
+    """Those of the roster that watch a peer: the ``count`` before it, the nearest first."""
+    ring = _ring(tuple(roster))
+    if peer not in ring:
+        return ()
+    at = ring.index(peer)
+    return (ring[at + 1 :] + ring[:at])[::-1][:count]
+
+
+@lru_cache(maxsize=16)
+def _ring(roster: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
+    """Return the roster in the order of its ring; asked for each second, and another one only when somebody is gone."""
+    return tuple(sorted(roster, key=lambda peer: hashlib.sha256(peer.encode()).digest()))

@@ -4,14 +4,14 @@
 over the roster once a second (cost O(k) questions a second, whatever the size), and whoever a failed call made it
 suspect at once and quickly.
 Those that are gone are asked too, and the next of the ring in their place: who is cut off finds out from how many.
-A loss is told to all, and everybody who is told asks for himself before he believes it.
+A loss is told to all by those that watch the lost one, and everybody who is told asks for himself before he believes
+it, and tells nobody: some 3 n messages a death, and nobody's word is passed on, which could not be told from a lie.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -32,12 +32,11 @@ from swarm.health.heartbeat import (
     Ping,
     Questions,
 )
-from swarm.health.verdicts import MISSES_TO_LOSE, Health, WatchedRoster
+from swarm.health.verdicts import MISSES_TO_LOSE, WATCHED_PEERS, Health, WatchedRoster, watched, watchers
 from swarm.ids import PeerId
 from swarm.network.protocols import AnyMethod, Endpoint
 from swarm.schema import Empty
 
-WATCHED_PEERS = 3
 PING_EVERY_S = 1.0
 PING_TIMEOUT_S = 1.5
 PROBE_EVERY_S = 0.25
@@ -54,16 +53,6 @@ class _Listening:
 
     incarnation: int
     there: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-def watched(me: PeerId, roster: Sequence[PeerId], count: int = WATCHED_PEERS) -> tuple[PeerId, ...]:
-    """The ``count`` peers after me on the hash ring of the roster: everybody is watched by as many."""
-    ring = sorted(roster, key=lambda peer: hashlib.sha256(peer.encode()).digest())
-    if me not in ring:
-        return ()
-    at = ring.index(me)
-    following = ring[at + 1 :] + ring[:at]
-    return tuple(following[:count])
 
 
 class WatchListener(Protocol):
@@ -186,8 +175,15 @@ class HealthWatch:
 
     async def run(self) -> None:
         """Ask until cancelled."""
-        async with self._asking():
+        looked = self._version
+        async with self._asking() as group:
             while True:
+                if looked != self._version:
+                    looked = self._version
+                    for peer in [peer for peer in self._roster.gone if peer not in self._roster.told]:
+                        if self._endpoint.peer in self._watchers(peer):  # those that should have told died with it
+                            self._roster.told.add(peer)
+                            group.create_task(self.tell_all(peer, self._roster.gone[peer]))
                 me = self._endpoint.peer
                 there = [
                     peer for peer in self._roster.peers if peer not in self._roster.gone
@@ -197,11 +193,11 @@ class HealthWatch:
                 await self._clock.sleep(PING_EVERY_S)
 
     @contextlib.asynccontextmanager
-    async def _asking(self) -> AsyncIterator[None]:
+    async def _asking(self) -> AsyncIterator[asyncio.TaskGroup]:
         async with asyncio.TaskGroup() as group:
             self._group = group
             try:
-                yield
+                yield group
             finally:
                 self._group = None
                 for probe in self._probes.values():
@@ -244,7 +240,8 @@ class HealthWatch:
             except PeerError as error:
                 verdict = self._health.missed(peer, f"{error.code}, {error.reason}", self._clock.monotonic())
                 if verdict is not None or peer in self._roster.gone:
-                    return await self._lose(peer, verdict or self._roster.gone[peer])
+                    rumoured = peer in self._roster.rumours
+                    return await self._lose(peer, verdict or self._roster.gone[peer], rumoured=rumoured)
             else:
                 if standing is not None:
                     return await self._heard(peer, standing)
@@ -261,8 +258,9 @@ class HealthWatch:
             # who was lost is back when it says that it takes part.
             verdict = rumour or self._roster.gone.get(peer)
         if verdict is not None:
-            return await self._lose(peer, verdict)
+            return await self._lose(peer, verdict, rumoured=rumour is not None)
         if self._roster.gone.pop(peer, None) is not None:
+            self._roster.told.discard(peer)
             self._tell()
             self._listener.back(peer)
         if (
@@ -272,13 +270,24 @@ class HealthWatch:
         ):
             self._listener.ahead(peer, standing.step)
 
-    async def _lose(self, peer: PeerId, reason: str) -> None:
+    async def _lose(self, peer: PeerId, reason: str, *, rumoured: bool) -> None:
+        """Believe it. Tell all, if it is ours to watch; else, unless somebody told us, those whose it is."""
         if peer in self._roster.gone or peer not in self._roster.peers:
             return
+        watching = self._watchers(peer)
         self._roster.gone[peer] = reason
         self._tell()
         self._listener.lost(peer, reason)
-        await self.tell_all(peer, reason)
+        if self._endpoint.peer in watching:
+            self._roster.told.add(peer)
+            await self.tell_all(peer, reason)
+        elif not rumoured:
+            await self._tell_these(watching, peer, reason)
+
+    def _watchers(self, peer: PeerId) -> tuple[PeerId, ...]:
+        """Return who of those that are there watches a peer, gone or not."""
+        there = [one for one in self._roster.peers if one == peer or one not in self._roster.gone]
+        return watchers(peer, (self._endpoint.peer, *there))
 
     def _tell(self) -> None:
         self._version += 1
@@ -308,8 +317,11 @@ class HealthWatch:
     async def tell_all(self, lost: PeerId, reason: str) -> None:
         """Tell the roster that a peer is gone, or (our own id) that we are leaving; not those that may be gone as
         well, who would only keep us waiting. Never raises a PeerError."""
-        message = Lost(peer=lost, reason=reason[:400], incarnation=self.incarnation)
         others = [peer for peer in self._roster.peers if peer != lost and peer not in self._roster.gone]
+        await self._tell_these(others, lost, reason)
+
+    async def _tell_these(self, others: Collection[PeerId], lost: PeerId, reason: str) -> None:
+        message = Lost(peer=lost, reason=reason[:400], incarnation=self.incarnation)
         await asyncio.gather(*(self._tell_one(peer, message) for peer in others))
 
     async def _tell_one(self, peer: PeerId, message: Lost) -> None:
@@ -360,5 +372,6 @@ class HealthWatch:
         self._roster.farewells[peer] = body.incarnation or member
         if peer not in self._roster.gone:
             self._roster.gone[peer] = body.reason
+            self._roster.told.add(peer)  # by itself
             self._tell()
             self._listener.lost(peer, body.reason)

@@ -7,10 +7,14 @@ import contextlib
 from collections.abc import Sequence
 from typing import Literal
 
-from swarm.errors import PeerError
+from swarm.errors import Ending, PeerError, RunEnded
+from swarm.ids import stage_of
+from swarm.membership.memory import unfit_parts
+from swarm.membership.part_memory import MORE_MEMORY
 from swarm.membership.run import RunContext
 from swarm.membership.settings import MemberSettings
-from swarm.network.discovery.records import PeerRecord
+from swarm.network.discovery.records import PeerRecord, bits_of
+from swarm.waiting import first_done
 
 RECORD_TTL_S = 60.0
 RECORD_RENEWAL_S = 20.0
@@ -32,6 +36,10 @@ class Announcer:
         self._settings, self._endpoint, self._directory = run.settings, run.around.endpoint, run.directory
         self._situation, self._clock = run.situation, run.around.clock
         self._incarnation = int(self._clock.wall() * 1000)
+        self._placed = asyncio.Event()
+        self._unfit: tuple[int, ...] = ()
+        self._around = run.around
+        run.situation.placed = self._placed.set
 
     def record(self) -> PeerRecord:
         """What is true now."""
@@ -49,17 +57,33 @@ class Announcer:
             region=settings.region,
             outgoing=only_calls(settings, self._endpoint.addresses),
             beside=settings.beside,
+            unfit=bits_of(self._unfit) if situation.phase not in waiting else "",
         )
 
     async def run(self) -> None:
-        """Until cancelled. A directory that cannot be reached now is tried again in time."""
+        """Until cancelled, at once when this peer has chosen its part. A directory that cannot be reached now is tried
+        again in time. Raises RunEnded for a stage host whose memory holds no stage."""
+        await self._measure()
         while True:
+            self._placed.clear()
             pause = RECORD_RENEWAL_S if self._situation.phase == "ready" else WAITING_RENEWAL_S
             try:
                 await self._directory.announce(self.record(), ttl_s=RECORD_TTL_S)
             except PeerError:
                 pause = 1.0
-            await self._clock.sleep(pause)
+            await first_done(self._clock.sleep(pause), self._placed.wait())
+
+    async def _measure(self) -> None:
+        """Find out, before anybody counts on us, which stages our memory does not hold."""
+        settings = self._settings
+        if settings.role != "stage":
+            return
+        unfit = await asyncio.to_thread(unfit_parts, self._around, settings.role, settings.stage)
+        self._unfit = tuple(stage for stage in map(stage_of, unfit) if stage is not None)
+        asked = 1 if settings.stage is not None else self._around.manifest.split.stages
+        if len(unfit) >= asked:
+            none = "no stage fits: " if settings.stage is None else ""
+            raise RunEnded(none + next(iter(unfit.values())), Ending.MISUSED, remedy=MORE_MEMORY)
 
     async def gone(self) -> None:
         """Tell the directory that we have left. A courtesy: takes at most FAREWELL_S and never fails."""

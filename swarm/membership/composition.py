@@ -19,7 +19,7 @@ from swarm.membership.holding import LocalSGD, RoleManager
 from swarm.membership.joining import Joining
 from swarm.membership.leaving import Leaving
 from swarm.membership.membership import Membership
-from swarm.membership.memory import MemoryAccount
+from swarm.membership.memory import MemoryAccount, lacking_to_move
 from swarm.membership.observer_service import ObserverService
 from swarm.membership.observers import Observers
 from swarm.membership.quorum import MissingReplicas, Quorum
@@ -107,7 +107,7 @@ def compose(
 
     services: tuple[Service, ...] = (
         watch, member, lead, leader, allreduce, parting, donor, observers, handover,
-        _rescue(run, member, copies), *keeper.services(),
+        _rescue(run, member, holding, copies, average), *keeper.services(),
     )  # fmt: skip
     for service in services:
         endpoint.mount(service)
@@ -151,7 +151,7 @@ def _member(
         cursor=holding.cursor,
         left_out=following.events.left_out,
         vouch=lambda step, rows: leader.vouch(step, rows, around.identity.sign),
-        pace_us=holding.pace_us if run.rules.codecs.recorded else lambda: 0,
+        pace_us=holding.pace_us if run.rules.codecs.recorded or run.rules.moves.on else lambda: 0,
     )
     return MemberService(
         MemberContext(
@@ -190,8 +190,20 @@ def _closing(run: RunContext, lead: LeadService) -> CloseContext:
     )
 
 
-def _rescue(run: RunContext, member: MemberService, copies: Copies) -> RescueService:
-    """Return what answers when all replicas of a part are lost of which a copy may be here."""
+def _rescue(
+    run: RunContext, member: MemberService, holding: RoleManager, copies: Copies, average: Rounds
+) -> RescueService:
+    """Return what answers when all replicas of a part are lost of which a copy may be here, or this peer is to move."""
+
+    async def stays(part: PartName) -> str:
+        if run.exit.asked:
+            return "this peer is about to leave"
+        held, role = holding.part, holding.role
+        if held is None:
+            return ""
+        of_the_step = average.held_bytes + (0 if role is None else role.service.held().payload_bytes)
+        return await run.around.device.run(lacking_to_move, run.around, held, part, of_the_step)
+
     return RescueService(
         run=run.rules.run,
         me=run.around.endpoint.peer,
@@ -201,4 +213,5 @@ def _rescue(run: RunContext, member: MemberService, copies: Copies) -> RescueSer
         holds=lambda part, step: copies.held(part, step) is not None,
         takes=copies.takes,
         gone=run.lost,
+        stays=stays,
     )

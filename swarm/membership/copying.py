@@ -19,9 +19,8 @@ from swarm.consensus.records import CloseRecord, Decision
 from swarm.ids import PartName
 from swarm.membership.observer_service import ObserverService
 from swarm.membership.part_copy import CopyContext, PartCopy, RecentRecords
-from swarm.membership.parts import build_empty
 from swarm.membership.run import RunContext
-from swarm.optim.part import PartState, TrainedPart
+from swarm.optim.part import PartState
 from swarm.state.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
@@ -124,13 +123,14 @@ class Copying:
         before, self._own = self._own, self._part_in(record)
         if self._own is not None and self._own != before:
             wanted |= {self._own} & self._kept.keys()  # this very record makes it ours: it may be taken yet
+            self._taken |= {before} if before is not None else set()  # it is here, and may be kept: see keep
         self._wanted = wanted
         self._changed.set()
 
-    async def take(self, part: PartName, step: int) -> TrainedPart | None:
-        """Our copy at the state after this step as a part to train, on the device; it is a copy no longer, until the
-        next record says which copies this peer keeps. Waits at most TAKE_S for an update on its way; None when the copy
-        is not at this step then. Cancelled, it may be given up for nothing."""
+    async def take(self, part: PartName, step: int) -> Snapshot | None:
+        """Our copy's state after this step, for a part to train; it is a copy no longer, until the next record says
+        which copies this peer keeps. Waits at most TAKE_S for an update on its way; None when the copy is not at this
+        step then. Cancelled, it may be given up for nothing."""
         kept = self._kept.get(part)
         if kept is None:
             return None
@@ -143,11 +143,18 @@ class Copying:
         await self._stop(part)
         snapshot = await kept.copy.snapshot()
         await kept.copy.drop("it is taken as this peer's own part")
-        if snapshot is None or snapshot.step != step:
-            return None
-        trained = await build_empty(self._around, part, self._records.head.members.peers)
-        await self._around.device.run(trained.install, snapshot)
-        return trained
+        return snapshot if snapshot is not None and snapshot.step == step else None
+
+    async def keep(self, state: Snapshot, record: CloseRecord) -> None:
+        """Keep what was this peer's own part until this record as a copy, if it shall keep one of it: it is here
+        already."""
+        part = PartName(state.part)
+        self._taken.discard(part)
+        if part in self._wanted and part not in self._kept:
+            copy = PartCopy(self._context, part)
+            await copy.begin(state, record)
+            self._follow(copy)
+        self._changed.set()
 
     async def last(self, record: CloseRecord) -> list[Snapshot]:
         """Our copies of the parts that only one machine holds, at the state after this record, with which the run is
@@ -179,13 +186,15 @@ class Copying:
             await copy.drop("its steps did not count" if part in rewound else "other peers keep it now")
             await copy.leave()
         for part in sorted(self._wanted - self._kept.keys() - self._taken):
-            copy = PartCopy(self._context, part)
-            following = asyncio.create_task(copy.run())
-            following.add_done_callback(lambda _: self._changed.set())
-            self._kept[part] = KeptCopy(copy, following)
+            self._follow(PartCopy(self._context, part))
         for kept in list(self._kept.values()):
             if kept.following.done():
                 kept.following.result()  # it ends by a bug only, which ends this peer
+
+    def _follow(self, copy: PartCopy) -> None:
+        following = asyncio.create_task(copy.run())
+        following.add_done_callback(lambda _: self._changed.set())
+        self._kept[copy.part] = KeptCopy(copy, following)
 
     async def _stop(self, part: PartName) -> None:
         """Follow a part no longer."""

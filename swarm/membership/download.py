@@ -11,8 +11,9 @@ from swarm.consensus.records import CloseRecord
 from swarm.errors import Busy, PeerError, StateError
 from swarm.events import DonorDropped, StateDownloaded, SyncProgress
 from swarm.ids import PartName, PeerId
+from swarm.membership.part_memory import check_memory
 from swarm.membership.parts import build_empty
-from swarm.membership.roles import PeerContext, check_memory
+from swarm.membership.roles import PeerContext
 from swarm.models.registry import family_of
 from swarm.optim.part import TrainedPart
 from swarm.state.download import Download, DownloadContext, IntoMemory, PeerChunks, Wanted

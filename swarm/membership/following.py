@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from swarm.consensus.records import CloseRecord, Decision
@@ -14,14 +15,16 @@ from swarm.membership.copying import Copying
 from swarm.membership.download import download_part
 from swarm.membership.holding import RoleManager
 from swarm.membership.observer_service import ObserverService
+from swarm.membership.part_memory import check_memory
 from swarm.membership.parts import build_empty
-from swarm.membership.roles import check_memory
 from swarm.membership.run import RunContext
 from swarm.membership.step_events import StepEvents
 from swarm.optim.part import TrainedPart
 from swarm.schema import AFTER_CHARS
 from swarm.state.snapshot import digest
 from swarm.step.leader.service import LeadService
+
+MOVED, CALLED = "all that held it are lost, and a copy was here", "it had the least capacity, and a copy was here"
 
 
 class Onlooker(Protocol):
@@ -105,44 +108,60 @@ class Following:
         """Serve our part, which is here for the first time, with the state that the record names."""
         self._holding.take(part, record)
 
-    async def _move(self, record: CloseRecord) -> None:
-        """This record has us hold another part, of which we said that we hold a copy: all that held it are lost. Raises
-        RunEnded when the copy is gone as well."""
-        name = PartName(record.members[self._run.around.endpoint.peer].part or "")
-        part = await self._copying.take(name, record.step)
-        if part is None:
+    async def _move(self, record: CloseRecord) -> str:
+        """This record has us hold another part, of which we said that we hold a copy; returns what is in the way.
+
+        What was held is let go first, so that never two parts are here that can be trained; it stays as a copy, where
+        this peer is to keep one of it. Where all that held the part are lost, and the copy is gone as well, nobody has
+        it any more: raises RunEnded.
+        """
+        name, before = PartName(record.members[self._run.around.endpoint.peer].part or ""), self._holding.part
+        state = await self._copying.take(name, record.step)
+        if state is None and record.void:
             raise RunEnded(f"this peer shall hold {name} from now on, and its copy of it is lost", Ending.FAILED)
-        self._run.situation.moved(name, "all that held it are lost, and a copy was here")
-        before = self._holding.part
+        self._run.situation.moved(name, MOVED if record.void else CALLED)
         if before is not None and before.feedback.residual is not None:
             self._residual_lost(before, record, f"this peer holds {name} from now on")
+        old = None if before is None else await self._run.around.device.run(before.snapshot)
+        self._holding.let_go()
+        del before
+        if old is not None:
+            await self._copying.keep(old, record)
+        if state is None:
+            return f"its copy of {name}, which it holds from step {record.step + 1} on, came too late"
+        part = await build_empty(self._run.around, name, record.members.peers)
+        await self._run.around.device.run(part.install, state)
         await self.prepare(part, record)
+        return ""
 
     # --- from record to record -----------------------------------------------------------------------------------
 
-    async def decided(self, decision: Decision) -> None:
-        """Tell of a decided record whose result our part has, serve observers, open the next step."""
+    async def decided(self, decision: Decision) -> str:
+        """Tell of a decided record whose result our part has, serve observers, open the next step. Returns as
+        :meth:`swarm.step.context.PartHolder.decided`."""
         record, roster, me = decision.record, decision.record.members, self._run.around.endpoint.peer
         inside, watch = self._at.names(record), self._run.around.watch
         seconds = self.events.closed(record, took_part=self._was_member, digest=decision.digest)
         if self._was_member:
             self._run.deadline.observe(seconds)
         await self._copying.decided(decision)
+        lacks = ""
         if inside and self._run.situation.part != roster[me].part:
-            await self._move(record)
+            lacks = await self._move(record)
+            decision = replace(decision, mean=None)  # it is of the part that was held
         held = self._holding.part
         await self._observers.publish(decision, None if held is None else held.spec.name)
         await self._run.keeper.decided(decision, held, departed=self._at.departed)
         if self._run.rules.over(record) or self._at.departed:
             watch.follow(())
-            return
+            return lacks
         if inside:
             self._run.learn(roster)
             watch.follow(self._at.forking.watched(roster), roster.lives)
             for onlooker in self._onlookers:
                 onlooker.look()
         if me in roster and not inside:
-            return  # an earlier life of this peer is in it, for which it votes at most
+            return lacks  # an earlier life of this peer is in it, for which it votes at most
         digest = record.hash()
         self._lead.open_step(
             record.step + 1,
@@ -153,8 +172,9 @@ class Following:
             may_end=not record.provisional,
         )
         self._holding.open_step(record, digest[:AFTER_CHARS])
-        if inside and not self._was_member:
+        if inside and not self._was_member and not lacks:
             self._ready(record)
+        return lacks
 
     def start_over(self) -> None:
         """Take the next record that names this peer for the first again: the run went on without it."""

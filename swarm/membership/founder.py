@@ -12,7 +12,8 @@ import secrets
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence, Set
 from typing import Protocol, runtime_checkable
 
-from swarm.consensus.roster import Candidate, Role, assign_stages, without_server
+from swarm.consensus.placement import Candidate, assign_stages, without_memory
+from swarm.consensus.roster import Role, without_server
 from swarm.errors import Ending, PeerError, RunEnded
 from swarm.health.heartbeat import PING, Ping
 from swarm.health.watch import PING_TIMEOUT_S
@@ -22,7 +23,7 @@ from swarm.membership.roles import PeerContext
 from swarm.membership.rules import update_of
 from swarm.membership.state_keeper import Beginning
 from swarm.models.registry import family_of
-from swarm.network.discovery.records import PeerRecord
+from swarm.network.discovery.records import PeerRecord, numbers_in
 from swarm.network.protocols import Directory
 from swarm.state.snapshot import Snapshot, digest, initial_snapshot
 from swarm.state.transfer import SLOWEST_BYTES_S, StateDonor
@@ -127,7 +128,6 @@ class Founder:
         within ``patience_s`` each (None: wait for ever); a PeerError when this peer itself cannot accept. When it ends
         so, or is cancelled, those who came are told, which takes GIVE_UP_S at most.
         """
-        run = self._around.manifest.run
         try:
             origin, snapshots = await self._beginning.load()
             for snapshot in snapshots:
@@ -135,8 +135,7 @@ class Founder:
             candidates = await gather_candidates(
                 self._candidates,
                 self._around.clock,
-                stage_hosts=run.start_when.stage_hosts,
-                trainers=run.start_when.trainers,
+                enough=self._enough,
                 patience_s=patience_s,
                 waiting=waiting,
             )
@@ -159,6 +158,16 @@ class Founder:
         for part in origin.digests:
             self._donor.withdraw(part)
 
+    def _enough(self, found: Sequence[Candidate]) -> tuple[bool, str]:
+        """Whether the run can start with these, and what it waits for. Where they are enough, and have the memory for
+        some stages only, one more is let in."""
+        start, stages = self._around.manifest.run.start_when, self._around.manifest.split.stages
+        complete, reason = enough(found, start.stage_hosts, start.trainers)
+        if complete and (problem := without_memory(found, stages)):
+            self._room.make_room("stage", sum(candidate.role == "stage" for candidate in found))
+            return False, f"{reason}, but {problem}"
+        return complete, reason
+
     def _check_served(self, candidates: Sequence[Candidate]) -> None:
         """Raises RunEnded where one replica of each part is to reduce for the others, and nobody can call one."""
         manifest = self._around.manifest
@@ -176,9 +185,8 @@ class Founder:
             return None
         for peer in late:
             self._room.silent(peer, self._around.clock.monotonic())
-        start, found = self._around.manifest.run.start_when, await self._candidates()
-        others = [candidate for candidate in found if candidate.peer not in late]
-        if not enough(others, start.stage_hosts, start.trainers)[0]:
+        others = [candidate for candidate in await self._candidates() if candidate.peer not in late]
+        if not self._enough(others)[0]:
             return None
         try:
             self._check_served(others)
@@ -216,7 +224,7 @@ class Founder:
             (self._room.answered if answered else self._room.silent)(peer, clock.monotonic())
         here = {peer: records[peer] for peer in self._room.first(waiting)}
         return [
-            Candidate(peer=peer, **{name: getattr(record, name) for name in SAID})
+            Candidate(peer=peer, unfit=numbers_in(record.unfit), **{name: getattr(record, name) for name in SAID})
             for peer, record in [(me, self._own_record()), *here.items()]
         ]
 
@@ -252,7 +260,7 @@ class WaitingRoom:
     """``places`` says how many of each role are needed. A decision costs O(records)."""
 
     def __init__(self, places: Mapping[Role, int], rng: random.Random) -> None:
-        self._places, self._rng = places, rng
+        self._places, self._rng = dict(places), rng
         self._came: dict[PeerId, float] = {}
         self._silent: dict[PeerId, float] = {}
 
@@ -280,6 +288,11 @@ class WaitingRoom:
                 left[role] -= 1
                 found.append(peer)
         return found
+
+    def make_room(self, role: Role, taken: int) -> None:
+        """Have one place more for a role, once so many have ``taken`` all that there are."""
+        if taken >= self._places[role]:
+            self._places[role] += 1
 
     def answered(self, peer: PeerId, now: float) -> None:
         """It is there."""

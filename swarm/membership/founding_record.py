@@ -14,8 +14,9 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from swarm.clock import Clock
+from swarm.consensus.placement import Candidate, assign_stages
 from swarm.consensus.records import NO_RECORD, CloseRecord
-from swarm.consensus.roster import Candidate, Roster, assign_stages
+from swarm.consensus.roster import Roster
 from swarm.errors import DeadlineMissed, Ending, OutOfSync, PeerError, RunEnded, Unreachable
 from swarm.ids import PartName, PeerId, RunId
 from swarm.step.calls import StepCalls
@@ -70,17 +71,16 @@ async def gather_candidates(
     candidates: Candidates,
     clock: Clock,
     *,
-    stage_hosts: int,
-    trainers: int,
+    enough: Callable[[Sequence[Candidate]], tuple[bool, str]],
     patience_s: float | None,
     waiting: Callable[[str], None] = _silent,
 ) -> Sequence[Candidate]:
-    """Poll the directory until enough peers are there; ``waiting`` is told who is missing. Raises RunEnded, saying the
-    same, after ``patience_s`` (None: never)."""
+    """Poll the directory until there are ``enough`` peers; ``waiting`` is told who is missing. Raises RunEnded, saying
+    the same, after ``patience_s`` (None: never)."""
     began = clock.monotonic()
     while True:
         found = await candidates()
-        complete, reason = enough(found, stage_hosts, trainers)
+        complete, reason = enough(found)
         if complete:
             return found
         waiting(reason)

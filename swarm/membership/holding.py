@@ -64,6 +64,13 @@ class RoleManager:
         self._changed.set()
         self.ready.set()
 
+    def let_go(self) -> None:
+        """Hold nothing, until another part is taken: what was held is needed no more."""
+        before, self._role = self._role, None
+        if before is not None:
+            self._around.endpoint.unmount(before.service)
+        self._changed.set()
+
     def _role_for(self, part: TrainedPart | None, roster: Roster) -> Role | None:
         if self._settings.role == "trainer":
             source = self._around.source

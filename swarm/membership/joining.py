@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from swarm.consensus.changes import Admission, admission_bytes
 from swarm.consensus.copies import copy_holders
 from swarm.consensus.records import CloseRecord, Decision
-from swarm.consensus.roster import TRAINERS, Places, Roster, can_be_called, choose_place
+from swarm.consensus.roster import TRAINERS
 from swarm.consensus.roster import Member as Listed
 from swarm.errors import (
     Busy,
@@ -25,12 +25,12 @@ from swarm.errors import (
     Unreachable,
     WrongStep,
 )
-from swarm.ids import ENDS, PartName, PeerId, stage_part
+from swarm.ids import ENDS, PartName, PeerId
 from swarm.membership.announcer import only_calls
 from swarm.membership.download import StateFetch
 from swarm.membership.leaving import ended_in_order
 from swarm.membership.observer import Observer, ObserverContext
-from swarm.membership.roles import MORE_MEMORY, insist_on_being_reached, lacking_memory
+from swarm.membership.roles import insist_on_being_reached
 from swarm.membership.run import RunContext
 from swarm.membership.survey import Survey
 from swarm.optim.part import TrainedPart
@@ -63,7 +63,7 @@ class Joining:
     def __init__(self, run: RunContext, member: MemberService, prepare: Prepare) -> None:
         self._run, self._around, self._at = run, run.around, run.position
         self._member, self._prepare = member, prepare
-        self._survey = Survey(run.around.endpoint)
+        self._survey = Survey(run)
         self._context = ObserverContext(
             run=run.rules.run,
             endpoint=run.around.endpoint,
@@ -98,7 +98,8 @@ class Joining:
                     await self._wait_for_notice(head, patience)
                     continue
             await insist_on_being_reached(self._around, head.members.peers)
-            name = await self._choose(head, lost)
+            # Once it holds a state it keeps its place, also when it has to start over.
+            name = self._run.situation.part if self._placed(head) else await self._survey.choose(head, lost)
             donors = self._donors(head, name, contact, attempts + (name in lost))
             attempts, before = attempts + 1, self._here
             try:
@@ -123,7 +124,8 @@ class Joining:
         """Come back into a run that went on without us, with the part that we hold. Which record is the newest, more
         than half of those in the roster of ``known`` have to say; when they have gone, the peer whose invite was
         followed (None for a founder). Raises as :meth:`run`."""
-        self._state.part, self._known, self._prepared = part, known, True
+        self._state.part, self._known = part, known
+        self._prepared = part is not None or self._run.situation.part is None
         self._invited_by = invited_by
         await self.run(None)
 
@@ -166,6 +168,11 @@ class Joining:
         if self._around.endpoint.peer not in head.members and head.step + 1 >= last:
             raise RunEnded(f"the run is over but for its last step, {last}: nobody joins with that one", Ending.FAILED)
 
+    def _placed(self, head: CloseRecord) -> bool:
+        """Whether this peer keeps its place: it has to start over, or was moved there and has nothing of it yet."""
+        me = self._around.endpoint.peer
+        return self._prepared or (self._at.names(head) and head.members[me].part == self._run.situation.part)
+
     def _is_double(self, head: CloseRecord) -> bool:
         """Whether the record names another life of this peer: one before this process, or beside it."""
         return self._around.endpoint.peer in head.members and not self._at.names(head)
@@ -201,55 +208,6 @@ class Joining:
         ends = {ENDS, TRAINERS}
         mine = {"stage": set(lost) - ends, "trainer": ends.intersection(lost)}.get(self._run.settings.role)
         return bool(self._listen_at and mine)
-
-    async def _choose(self, head: CloseRecord, lost: Collection[str]) -> PartName | None:
-        """Once: a peer that has to start over keeps its place."""
-        split, settings = self._around.manifest.split, self._run.settings
-        if self._prepared:
-            return self._run.situation.part
-        free = settings.role == "stage" and settings.stage is None
-        leaving = await self._survey.leaving(head.members) if free else ()
-        unfit = await asyncio.to_thread(self._unfit)
-        try:
-            part, reason = choose_place(
-                head.members,
-                self._around.endpoint.peer,
-                settings.role,
-                settings.stage,
-                Places(
-                    stages=split.stages,
-                    private_ends=split.ends == "private",
-                    lost=lost,
-                    leaving=leaving,
-                    barred=self._barred(head.members),
-                    beside=head.members.parts_beside(self._around.endpoint.peer, settings.beside),
-                    unfit=unfit,
-                ),
-            )
-        except Refused as refused:
-            raise RunEnded(refused.reason, Ending.MISUSED) from refused
-        if part in unfit:
-            none = "no stage fits: " if free else ""
-            raise RunEnded(f"{none}{unfit[part]}", Ending.MISUSED, remedy=MORE_MEMORY)
-        if (part, reason) != (self._run.situation.part, self._run.situation.reason):
-            self._run.situation.assigned(part, reason)
-        return part
-
-    def _unfit(self) -> dict[PartName, str]:
-        """The parts that this peer might take and whose training its memory does not hold, each with the reason."""
-        split, settings = self._around.manifest.split, self._run.settings
-        parts = [ENDS] if settings.role == "trainer" and split.ends == "private" else []
-        if settings.role == "stage":
-            parts = [stage_part(stage) for stage in range(split.stages) if settings.stage in (None, stage)]
-        reasons = {part: lacking_memory(self._around, part) for part in parts}
-        return {part: reason for part, reason in reasons.items() if reason}
-
-    def _barred(self, roster: Roster) -> tuple[PartName, ...]:
-        """The parts whose replicas need one that others can call, which this peer is not."""
-        served = self._around.manifest.averaging.strategy == "server"
-        if not served or not only_calls(self._run.settings, self._around.endpoint.addresses):
-            return ()
-        return tuple(part for part in roster.parts if not can_be_called(roster, part))
 
     def _donors(
         self, head: CloseRecord, name: PartName | None, contact: PeerId | None, attempt: int

@@ -1,8 +1,9 @@
 """What a peer's memory holds, by kind: what it is expected to, from the manifest and the roster, and what it does.
 
-Both are for people, who compare them; nothing is decided by them. What it does hold is counted where it lies, tensor by
-tensor, without a look at anything else of the process: of graphs their number, with the bytes that one is expected to
-have. What is neither (torch, buffers of the network, what a backward makes) is in the process's memory alone.
+Both are for people, who compare them. A peer looks itself which parts fit before it takes one (:func:`unfit_parts`),
+and before it moves to another (:func:`lacking_to_move`). What it does hold is counted where it lies, tensor by tensor,
+without a look at anything else of the process: of graphs their number, with the bytes that one is expected to have.
+What is neither (torch, buffers of the network, what a backward makes) is in the process's memory alone.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ from torch import Tensor
 
 from swarm.consensus.copies import copies_of
 from swarm.device import allocated_memory, resident_memory
-from swarm.ids import PartName
+from swarm.ids import ENDS, PartName, stage_part
 from swarm.membership.copying import Copies
 from swarm.membership.holding import RoleManager
 from swarm.membership.observer_service import ObserverService
-from swarm.membership.roles import Role, part_bytes, spec_of
+from swarm.membership.part_memory import MemoryContext, lacking_memory, part_bytes
+from swarm.membership.roles import Role
 from swarm.membership.rounds import Rounds
-from swarm.membership.rules import update_of
+from swarm.membership.rules import spec_of, update_of
 from swarm.membership.run import RunContext
 from swarm.membership.status_types import MemoryReport
 from swarm.models.spec import PartSpec
+from swarm.optim.part import TrainedPart
 from swarm.pipeline.retention import RETENTION_BYTES
 from swarm.planning.costs import MemoryKind, copy_bytes
 
@@ -102,6 +105,39 @@ class MemoryAccount:
             graphs, found["payloads"] = role.service.held()
             found["graphs"] = graphs * role.expected_graphs[1]
         return found
+
+
+def lacking_to_move(around: MemoryContext, held: TrainedPart, name: PartName, of_the_step: int) -> str:
+    """Return what is missing to train another part, of which a copy is here, in place of the one that is ``held``; ""
+    where it fits. Blocking: some milliseconds.
+
+    The copy's state becomes the part's, and that of ``held`` stays as a copy, neither copied; all else of ``held`` is
+    let go first, and with it ``of_the_step`` bytes of the host's memory, of the round and of payloads. So one part is
+    here at most, and the state of another.
+    """
+    manifest, tensors = around.manifest, [tensor for kind in held.tensors().values() for tensor in kind]
+    vectors = len(update_of(manifest).vectors)
+    copied, stays = (
+        copy_bytes(manifest.model, spec_of(manifest, name), vectors=vectors),
+        4 * vectors * held.layout.elements,
+    )
+    on_host, apart = (
+        sum(storage_bytes({"weights": [one for one in tensors if (one.device.type == "cpu") is host]}).values())
+        for host in (True, False)
+    )
+    return lacking_memory(around, name, here=copied + on_host + of_the_step - stays, here_apart=apart)
+
+
+def unfit_parts(around: MemoryContext, role: str, stage: int | None) -> dict[PartName, str]:
+    """Return the parts that a peer of this role might take (``stage``: this one alone) and whose training its memory
+    does not hold, each with the reason. Blocking: some milliseconds a part."""
+    split, parts = around.manifest.split, list[PartName]()
+    if role == "trainer" and split.ends == "private":
+        parts = [ENDS]
+    elif role == "stage":
+        parts = [stage_part(one) for one in range(split.stages) if stage in (None, one)]
+    reasons = {part: lacking_memory(around, part) for part in parts}
+    return {part: reason for part, reason in reasons.items() if reason}
 
 
 def _of_all_kinds(found: Mapping[MemoryKind, int]) -> dict[str, int]:

@@ -30,8 +30,8 @@ from swarm.ids import PartName, PeerId
 from swarm.membership.observer import Observer, ObserverContext, take_update
 from swarm.membership.observers import LEASE_S
 from swarm.membership.parts import Sparing, ensure_frozen
-from swarm.membership.roles import PeerContext, spec_of
-from swarm.membership.rules import update_of
+from swarm.membership.roles import PeerContext
+from swarm.membership.rules import spec_of, update_of
 from swarm.optim.part import PartState
 from swarm.security.signing import verify
 from swarm.state.donation import BURST_BYTES
@@ -127,6 +127,14 @@ class PartCopy:
         """The state, for others; None while there is none. Waits for an update that is being taken."""
         state = self.state
         return None if state is None else await self._context.host.run(state.snapshot)
+
+    async def begin(self, state: Snapshot, record: CloseRecord) -> None:
+        """Hold this state, that after the record, as if it had been fetched. Before :meth:`run`."""
+        manifest = self._context.around.manifest
+        held = PartState.of(spec_of(manifest, self.part), manifest.model, update_of(manifest))
+        await self._context.host.run(held.install, state)
+        self._state = held
+        await self._observe(Decision(record, {}, None))
 
     async def reach(self, step: int) -> None:
         """Return when it holds this step's state or a later one."""

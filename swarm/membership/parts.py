@@ -15,8 +15,8 @@ from swarm.disk import free_bytes, reserved_bytes
 from swarm.errors import ConfigError, StateError
 from swarm.events import FrozenFetching, FrozenReady, SyncProgress
 from swarm.ids import PartName, PeerId
-from swarm.membership.roles import PeerContext, spec_of
-from swarm.membership.rules import local_rules_of, update_of
+from swarm.membership.roles import PeerContext
+from swarm.membership.rules import local_rules_of, spec_of, update_of
 from swarm.models.lora import BaseLayout, LoraFamily, Stored
 from swarm.models.passes import rehearse
 from swarm.models.registry import family_of, lora_of

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 
 from swarm.config import Manifest
-from swarm.consensus.records import record_room
+from swarm.consensus.records import NO_RECORD, record_room
+from swarm.errors import StateError
 from swarm.ids import PartName
 from swarm.models.registry import family_of
+from swarm.models.spec import PartSpec
 from swarm.network.protocols import MAX_BODY_BYTES
 from swarm.optim.adamw import AdamW
 from swarm.optim.local_part import LocalRules
@@ -18,6 +20,7 @@ from swarm.optim.sgd import Sgd
 from swarm.optim.update import Update
 from swarm.planning.costs import model_parameter_count
 from swarm.step.boundary_codecs import CodecRules
+from swarm.step.moves import MoveRules
 from swarm.step.rules import StepRules
 
 FAR = 2.0
@@ -100,6 +103,23 @@ def codec_rules(manifest: Manifest) -> CodecRules:
     )
 
 
+def move_rules(manifest: Manifest) -> MoveRules:
+    """What the manifest says of moving between stages."""
+    return MoveRules(
+        on=manifest.rebalance.moves,
+        stages=manifest.split.stages,
+        copies=manifest.run.copies,
+        steps=manifest.run.steps,
+        codecs=codec_rules(manifest),
+    )
+
+
+def _begins_after(manifest: Manifest) -> tuple[int, str] | None:
+    """What the first record of a run says that goes on with another's checkpoint: a genesis has none before it."""
+    parent = manifest.run.parent
+    return None if parent is None else (parent.step, parent.record if parent.step else NO_RECORD)
+
+
 def rules_of(manifest: Manifest) -> StepRules:
     """What the manifest says about every step."""
     batch, stages, target = manifest.batch, manifest.split.stages, manifest.step_microbatches
@@ -121,5 +141,15 @@ def rules_of(manifest: Manifest) -> StepRules:
         one_reduces=manifest.averaging.closing_strategy in ("server", "hierarchy"),
         served=manifest.averaging.closing_strategy == "server",
         codecs=codec_rules(manifest),
+        moves=move_rules(manifest),
+        begins_after=_begins_after(manifest),
         early=math.floor(manifest.speed.early_share * target) if manifest.speed.overlaps else 0,
     )
+
+
+def spec_of(manifest: Manifest, name: PartName) -> PartSpec:
+    """What a part of the run's model is made of. Raises StateError for one that the model does not have."""
+    spec = next((spec for spec in family_of(manifest.model).parts(manifest.split) if spec.name == name), None)
+    if spec is None:
+        raise StateError(f"{name} is not a part of this run's model")
+    return spec

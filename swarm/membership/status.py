@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from swarm.consensus.records import CloseRecord
 from swarm.events import DiskRefused, DiskTook, Draining, EventSink, PartAssigned, Reachability, Waiting
 from swarm.ids import PartName
-from swarm.membership.status_types import MemoryReport, PartTurnout, Phase
+from swarm.membership.status_types import DeviceUse, MemoryReport, PartTurnout, Phase
 from swarm.pipeline.activity import PipelineActivity
 
 STEPS_SHOWN = 8
@@ -19,15 +19,22 @@ def _unknown() -> MemoryReport | None:
     return None
 
 
+def _nobody_asks() -> None:
+    return
+
+
 @dataclass(slots=True)
 class PeerStatus:
     """One peer's own view of itself. ``loss`` and ``tokens_per_s`` are of the newest closed step, the latter unknown
     for one that was open before this peer took part; ``codecs`` are those of boundaries in the open step, where records
     name them; ``early`` are the shares of the newest steps' microbatches that were fed early, the newest last;
-    ``averaging`` says who was in the averaging of each of its parts;
+    ``capacities`` what each stage can take by the newest record, microbatches a second; ``device_use`` what this
+    peer's device computed of the newest step that it saw whole; ``averaging`` says who was in
+    the averaging of each of its parts;
     ``disk`` is what the disk does not take, with the reason; ``mixed`` how often it mixed its weights with others, and
     ``mixed_alone`` how often nobody was there to do so with; ``memory`` counts what its memory holds when it is asked
-    for, and ``activity`` says what it does for microbatches."""
+    for, and ``activity`` says what it does for microbatches; ``placed`` is called when it has chosen its part, which
+    others who choose should know soon."""
 
     events: EventSink
     phase: Phase = "starting"
@@ -40,12 +47,15 @@ class PeerStatus:
     tokens_per_s: float | None = None
     codecs: tuple[tuple[str, str], ...] = ()
     early: tuple[float, ...] = ()
+    capacities: tuple[float, ...] = ()
+    device_use: DeviceUse | None = None
     averaging: tuple[PartTurnout, ...] = ()
     disk: dict[str, str] = field(default_factory=dict)
     mixed: int = 0
     mixed_alone: int = 0
     memory: Callable[[], MemoryReport | None] = _unknown
     activity: Callable[[], PipelineActivity] = PipelineActivity
+    placed: Callable[[], None] = _nobody_asks
 
     def wait_for(self, what: str) -> None:
         """Say what this peer waits for; nothing is said twice."""
@@ -72,6 +82,7 @@ class PeerStatus:
         """It is known what this peer holds."""
         self.phase, self.waiting_for = "syncing", ""
         self.moved(part, reason)
+        self.placed()
 
     def moved(self, part: PartName | None, reason: str) -> None:
         """It holds this from now on, and is what it was: ready, or about to leave."""

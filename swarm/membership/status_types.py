@@ -24,6 +24,15 @@ class MemoryReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceUse:
+    """What a peer's device computed in a step: ``flops_per_s`` by PaLM's count, and ``mfu``, the share of its peak;
+    None for a device whose peak is not known, as a CPU's."""
+
+    flops_per_s: float
+    mfu: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartTurnout:
     """How many replicas of a part were live when ``step`` closed, took part in its averaging, and have something in the
     result. ``why`` says by name why others have not, and who was lost; ``alone``: there was nobody to average with."""

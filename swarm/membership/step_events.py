@@ -8,8 +8,10 @@ from typing import Any
 
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import TRAINERS, Member, Roster, lost_parts, owner
+from swarm.device import device_name
 from swarm.events import (
     CodecsChanged,
+    DeviceUsed,
     LinkUsage,
     Participation,
     PartsCapped,
@@ -19,10 +21,12 @@ from swarm.events import (
     StepClosed,
     StepGivenUp,
 )
-from swarm.ids import PartName, PeerId
+from swarm.ids import PartName, PeerId, stage_of
+from swarm.membership.rules import spec_of
 from swarm.membership.run import RunContext
-from swarm.membership.status_types import PartTurnout
-from swarm.planning.costs import model_parameter_count
+from swarm.membership.status_types import DeviceUse, PartTurnout
+from swarm.planning.costs import model_parameter_count, palm_part_flops
+from swarm.planning.devices import device_named
 from swarm.step.turnout import Turnout, turnouts
 
 
@@ -31,11 +35,13 @@ class StepEvents:
 
     def __init__(self, run: RunContext) -> None:
         self._around, self._situation, self._codecs = run.around, run.situation, run.rules.codecs
+        self._moves = run.rules.moves
         self._opened_at = run.around.clock.monotonic()
         self._usage = (0, 0)
         self._record: CloseRecord | None = None
         self._saw_it_open = False
         self._left_out: tuple[int, Mapping[str, str]] = (0, {})
+        self._flops: dict[PartName, float] = {}
 
     def left_out(self, step: int, why: Mapping[str, str]) -> None:
         """The leader of this step makes it without these members."""
@@ -51,6 +57,7 @@ class StepEvents:
         # Who joins opens its first step when it hears of the record before: later than the others did.
         whole, self._saw_it_open = took_part and self._saw_it_open, took_part or record.founding
         self._situation.closed(record, seconds if whole else None)
+        self._situation.capacities = self._moves.capacities(record)
         if known is None or before is None:
             self._started(record)
         else:
@@ -139,9 +146,41 @@ class StepEvents:
                 early=sum(one.early for one in record.committed),
             )
         )
+        if whole:
+            self._used(record, before, seconds)
         sent, received = self._around.endpoint.statistics().total
         used, self._usage = self._usage, (sent, received)
         events.emit(LinkUsage(step=record.step, bytes_sent=sent - used[0], bytes_received=received - used[1]))
+
+    def _used(self, record: CloseRecord, before: Roster, seconds: float) -> None:
+        """Tell what our device computed of the step, as routes and shards in the record have it."""
+        me, around = self._around.endpoint.peer, self._around
+        if before[me].part is None:
+            return
+        name = PartName(before[me].part or "")
+        if (stage := stage_of(name)) is None:
+            counted = sum(one.microbatch.trainer == me for one in record.committed)
+        else:
+            counted = sum(one.route[stage] == me for one in record.committed)
+        rate, peak = counted * self._microbatch_flops(name) / max(seconds, 1e-9), self._peak()
+        mfu = rate / peak if peak else None
+        self._situation.device_use = DeviceUse(flops_per_s=rate, mfu=mfu)
+        around.events.emit(DeviceUsed(step=record.step, part=name, microbatches=counted, flops_per_s=rate, mfu=mfu))
+
+    def _microbatch_flops(self, part: PartName) -> float:
+        """Cost: a part is built without weights, once, some milliseconds."""
+        if part not in self._flops:
+            manifest = self._around.manifest
+            tokens, spec = manifest.batch.microbatch_size * manifest.model.context, spec_of(manifest, part)
+            self._flops[part] = tokens * palm_part_flops(manifest.model, spec, manifest.model.context)
+        return self._flops[part]
+
+    def _peak(self) -> float | None:
+        """Operations a second that our device can do in the dtype that the model is computed in."""
+        known = device_named(device_name(self._around.device.torch_device))
+        if known is None:
+            return None
+        return known.float32 if self._around.manifest.model.compute == "float32" else known.bfloat16
 
 
 def _told(one: Turnout, after: Roster, before: Roster) -> PartTurnout:

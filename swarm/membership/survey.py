@@ -6,12 +6,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 
 from swarm.clock import Clock
-from swarm.consensus.roster import Roster
-from swarm.errors import Advice, DeadlineMissed, Ending, PeerError, RunEnded, Unreachable
-from swarm.ids import ENDS, PeerId
+from swarm.consensus.placement import Places, choose_place
+from swarm.consensus.records import CloseRecord
+from swarm.consensus.roster import Roster, can_be_called
+from swarm.errors import Advice, DeadlineMissed, Ending, PeerError, Refused, RunEnded, Unreachable
+from swarm.ids import ENDS, PartName, PeerId, stage_part
+from swarm.membership.announcer import only_calls
 from swarm.membership.contact import ask_standing
+from swarm.membership.memory import unfit_parts
+from swarm.membership.part_memory import MORE_MEMORY
+from swarm.membership.run import RunContext
+from swarm.network.discovery.records import PeerRecord, numbers_in
 from swarm.network.protocols import Endpoint
 from swarm.step.observe_messages import STANDING, RunStanding, StandingRequest
 
@@ -68,10 +76,41 @@ MAX_HOSTS = 16
 
 
 class Survey:
-    """Asks through our ``endpoint``. Raises no PeerError: who does not answer says nothing."""
+    """What this peer asks about a ``run`` before it takes part, and the place that it chooses by the answers. Who does
+    not answer says nothing: no PeerError is raised."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
+    def __init__(self, run: RunContext) -> None:
+        self._run, self._around, self._endpoint = run, run.around, run.around.endpoint
+
+    async def choose(self, head: CloseRecord, lost: Collection[str]) -> PartName | None:
+        """Choose what this peer holds when it joins after the record ``head``, and say so in an event; of a part that
+        is ``lost`` see :meth:`lost`. Raises RunEnded when the run has no such place, or none that fits."""
+        split, settings, me = self._around.manifest.split, self._run.settings, self._endpoint.peer
+        free = settings.role == "stage" and settings.stage is None
+        leaving, arriving = await asyncio.gather(self._leaving(head.members), self._arriving()) if free else ((), {})
+        unfit = await asyncio.to_thread(unfit_parts, self._around, settings.role, settings.stage)
+        places = Places(
+            stages=split.stages,
+            private_ends=split.ends == "private",
+            lost=lost,
+            leaving=leaving,
+            arriving={peer: _heads_for(record) for peer, record in arriving.items()},
+            cannot={peer: numbers_in(record.unfit) for peer, record in arriving.items()},
+            barred=self._barred(head.members),
+            beside=head.members.parts_beside(me, settings.beside),
+            unfit=unfit,
+            chosen=self._run.situation.part,
+        )
+        try:
+            part, reason = choose_place(head.members, me, settings.role, settings.stage, places)
+        except Refused as refused:
+            raise RunEnded(refused.reason, Ending.MISUSED) from refused
+        if part in unfit:
+            none = "no stage fits: " if free else ""
+            raise RunEnded(f"{none}{unfit[part]}", Ending.MISUSED, remedy=MORE_MEMORY)
+        if (part, reason) != (self._run.situation.part, self._run.situation.reason):
+            self._run.situation.assigned(part, reason)
+        return part
 
     async def lost(self, roster: Roster, contact: PeerId | None) -> tuple[str, ...]:
         """The parts that nobody holds any more, as the contact sees it, or the first member that answers."""
@@ -82,7 +121,7 @@ class Survey:
                 return standing.lost
         return ()
 
-    async def leaving(self, roster: Roster) -> set[PeerId]:
+    async def _leaving(self, roster: Roster) -> set[PeerId]:
         """The stage hosts that have been asked to leave and are in the run yet, as each says itself: those of the
         stages with the fewest replicas, where it matters most. Cost: one question to each, all at once."""
         stages = sorted((roster.replicas(part) for part in roster.parts if part != ENDS), key=len)
@@ -90,9 +129,34 @@ class Survey:
         standings = zip(asked, await asyncio.gather(*map(self._ask, asked)), strict=True)
         return {peer for peer, standing in standings if standing is not None and standing.leaving}
 
+    async def _arriving(self) -> dict[PeerId, PeerRecord]:
+        """The stage hosts on their way into the run, each with the stage that it has chosen or will, or none, and those
+        that it cannot hold: as each says itself in the directory, within the last two minutes. Cost: one look into the
+        directory."""
+        try:
+            records = await self._run.directory.lookup(PeerRecord)
+        except PeerError:
+            return {}
+        coming = {peer: record for peer, record in records.items() if record.status == "waiting"}
+        return {peer: record for peer, record in sorted(coming.items()) if record.role == "stage"}
+
+    def _barred(self, roster: Roster) -> tuple[PartName, ...]:
+        """The parts whose replicas need one that others can call, which this peer is not."""
+        served = self._around.manifest.averaging.strategy == "server"
+        if not served or not only_calls(self._run.settings, self._endpoint.addresses):
+            return ()
+        return tuple(part for part in roster.parts if not can_be_called(roster, part))
+
     async def _ask(self, peer: PeerId) -> RunStanding | None:
         try:
             standing, _ = await self._endpoint.call(peer, STANDING, StandingRequest(), timeout_s=STANDING_TIMEOUT_S)
         except PeerError:
             return None
         return standing
+
+
+def _heads_for(record: PeerRecord) -> PartName | None:
+    """The part that a waiting peer has chosen, else the one of its wish."""
+    if record.part is not None:
+        return PartName(record.part)
+    return None if record.stage is None else stage_part(record.stage)

@@ -68,11 +68,13 @@ class Resend(JourneyMessage):
 class Adopt(JourneyMessage):
     """A trainer asks a replica to take stage ``hop`` over, on the way back: it fetches its input and the gradient of
     its output from its neighbours on the route, for at most ``within_s`` seconds, computes, adds its contribution and
-    passes the input's gradient on. Where that was done before, it only tells and passes on again."""
+    passes the input's gradient on. Where that was done before, it only tells and, ``pass_on``, passes on again: the
+    gradient is not kept and would have to be computed anew, for nothing where it has arrived."""
 
     route: Route
     hop: StageField
     within_s: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
+    pass_on: bool = True
 
 
 class Drop(JourneyMessage):

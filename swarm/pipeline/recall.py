@@ -288,14 +288,17 @@ class Takeover:
         self._settings, self._table, self._recalls = settings, table, recalls
         self._worker, self._handover = worker, handover
 
-    async def adopt(self, state: MicrobatchState, within_s: float) -> None:
+    async def adopt(self, state: MicrobatchState, within_s: float, *, pass_on: bool = True) -> None:
         """Fetch what is missing for at most ``within_s`` seconds, then queue the contribution. What was fetched before
-        it failed is kept for the next attempt; one adoption of a microbatch goes on at a time."""
+        it failed is kept for the next attempt; one adoption of a microbatch goes on at a time. Of a contribution that
+        was made before the input's gradient is computed anew and passed on only if ``pass_on``."""
         decision = state.after_adopt()
         if decision.action is Action.TELL_BACKWARD:
-            await self.tell_again(state, within_s)
+            await self._handover.report_backward(state, None)
         if decision.action is Action.HURRY:
-            await self.hurry(state, within_s)
+            self._worker.hurry(state)
+        if pass_on and decision.action in (Action.TELL_BACKWARD, Action.HURRY):
+            await self._pass_again(state, within_s)
         if decision.action is not Action.FETCH:
             return
         state.adopting = True

@@ -1,11 +1,13 @@
 """Stochastic wiring: which replica takes the next hop (SWARM, arXiv 2301.11913, appendix C).
 
 Interleaved weighted round-robin: every replica has a key, the cumulative time this trainer expects to have kept it
-busy; the smallest key is chosen and grows by that replica's average. So a replica twice as fast is chosen twice as
-often, and one that slows down is chosen less from the next hop on. Pure but for the seeded tie-break.
+busy; the smallest key is chosen and grows by the seconds of a microbatch there. So a replica twice as fast is chosen
+twice as often, and one that slows down is chosen less from the next hop on. Pure but for the seeded tie-break.
 
-How long a replica computes it says itself: only it can tell its work from what it waited, and from the links. One that
-claims far less than the others is believed as far as this trainer's own clock says so, too.
+A microbatch takes a replica the longer of two: computing it, forward and backward together, and carrying what it
+brings over the replica's link. How long it computes the replica says itself: only it can tell its work from what it
+waited, and from the links. One that claims far less than the others is believed as far as this trainer's own clock says
+so, too. What its link takes the close record tells all alike.
 
 A replica that failed is left out for a while, twice as long each time, and then tried with one microbatch: success
 ends its parole. ``now`` is monotonic seconds.
@@ -15,9 +17,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median, median_low
 
 from swarm.errors import Refused
 from swarm.ids import PeerId
@@ -29,21 +31,28 @@ FIRST_GUESS_S = 1e-3
 that every replica is tried once before the first measurement decides anything."""
 
 BOAST = 1.5
-"""Who claims to compute so many times faster than most others of its stage has to be seen to: until then it gets as
-many times the work of one of them at most. (A claim of 1 ns got 98 % of a stage's work.)"""
+"""Who claims to compute so many times faster than most others of its stage has to be seen to: it gets as many times the
+work at most that our own clock says, which is theirs until it was seen. (A claim of 1 ns got 98 % of a stage's work.)
+To the clock alone nobody is held: it counts links and others' work, and honest replicas of 50 mixes lost .06."""
 
 FIRST_LEAVE_S = 1.0
 LONGEST_LEAVE_S = 60.0
 
+STRAGGLES = 2.0
+
+LEAST_S = 1e-6
+"""No microbatch is believed to take less."""
+
 
 @dataclass(slots=True)
 class _Replica:
-    """``average_s`` is of all that it said, ``claims`` by direction; ``own_s`` is what went by here, a piece of work,
+    """``claims`` are averages of what it said, by direction: one of both would jump as 1 : 2 with every piece.
+    ``believed_s`` is what was believed last of a whole microbatch. ``own_s`` is what went by here, a piece of work,
     while it had some of ours; ``heard`` is when it said so last."""
 
     key: float = 0.0
-    average_s: float | None = None
     claims: dict[str, float] = field(default_factory=dict)
+    believed_s: float | None = None
     own_s: float | None = None
     heard: float = -math.inf
     leave_s: float = 0.0
@@ -60,8 +69,8 @@ class _Replica:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatistics:
-    """What wiring knows of one replica: its key and its moving average, both in seconds, and whether it is on
-    parole."""
+    """What wiring knows of one replica: its key and what it computes a microbatch for, both in seconds, and whether it
+    is on parole."""
 
     busy_s: float
     average_s: float | None
@@ -74,6 +83,8 @@ class Wiring:
     def __init__(self, stages: Sequence[Sequence[PeerId]], *, seed: int, gamma: float = 0.2) -> None:
         self._gamma = gamma
         self._rng = random.Random(seed)
+        self._links: Mapping[PeerId, float] = {}
+        self._left_s, self._slowest_s = math.inf, 0.0
         self._stages: list[dict[PeerId, _Replica]] = [{} for _ in stages]
         for stage, peers in enumerate(stages):
             for peer in peers:
@@ -100,6 +111,19 @@ class Wiring:
                 self.remove(stage, peer)
             for peer in peers:
                 self.add(stage, peer)
+        believed = (one.believed_s for replicas in self._stages for one in replicas.values())
+        self._slowest_s = max((*filter(None, believed), *self._links.values()), default=0.0)
+
+    def know_links(self, seconds: Mapping[PeerId, float]) -> None:
+        """A microbatch keeps these replicas' links busy for so long from now on; those of others are not known, and
+        taken to be fast enough."""
+        self._links = seconds
+        self._slowest_s = max(self._slowest_s, *seconds.values(), 0.0)
+
+    def hurry(self, left_s: float) -> None:
+        """A step has so many seconds of work left. Who takes STRAGGLES times as long for a microbatch as is usual at
+        its stage, and could not be done with two by then, gets none of it: all others would wait for the last one."""
+        self._left_s = left_s
 
     def choose(self, stage: int, exclude: Collection[PeerId] = (), *, now: float = 0.0) -> tuple[PeerId, str]:
         """(replica, reason) for the next hop at a stage. O(replicas).
@@ -114,53 +138,63 @@ class Wiring:
             free = {first: candidates[first]} if candidates[first].soonest <= now else {}
         if not free:
             raise Refused(f"stage {stage} has no replica left to choose")
-        lowest = min(replica.key for replica in free.values())
-        for peer in exclude:  # what it is left out of is not owed to it: it would be flooded when it is back
+        quick = self._without_stragglers(stage, free)
+        lowest = min(replica.key for replica in quick.values())
+        # What one is left out of is not owed to it: it would be flooded when it is back.
+        for peer in {*exclude, *free} - quick.keys():
             if (left_out := self._stages[stage].get(peer)) is not None:
                 left_out.key = max(left_out.key, lowest)
-        chosen = self._rng.choice([peer for peer, replica in free.items() if replica.key == lowest])
-        replica = free[chosen]
-        expected = self._expected(stage, replica)
+        chosen = self._rng.choice([peer for peer, replica in quick.items() if replica.key == lowest])
+        replica = quick[chosen]
+        expected = self._expected(stage, chosen, replica)
         replica.key += expected
         if replica.on_parole:  # one microbatch; if nothing is heard of it, the next after as long a time
             replica.left_out_until, replica.soonest = now + replica.leave_s, now + FIRST_LEAVE_S
             replica.tried = True
             return chosen, f"tried again after {replica.leave_s:g} s"
-        return chosen, f"least busy of {len(free)}: {lowest:.3f} s so far, {expected:.3f} s a hop"
+        return chosen, f"least busy of {len(free)}: {lowest:.3f} s so far, {expected:.3f} s each"
 
-    def observe(self, stage: int, peer: PeerId, seconds: float) -> None:
-        """A hop took this long to compute. Ends the parole of whoever was on it.
-
-        Not what it waited: a queue is what trainers sent there, and is gone before a choice made by it takes effect.
-        With it, equal replicas got shares of a step that differed by a quarter."""
-        replica = self._stages[stage].get(peer)
-        if replica is not None:
-            self._take(stage, replica, seconds)
+    def _without_stragglers(self, stage: int, free: dict[PeerId, _Replica]) -> dict[PeerId, _Replica]:
+        if 2 * self._slowest_s <= self._left_s or len(free) < 2:
+            return free
+        typical_s = self.typical_seconds(stage)
+        seconds = {
+            peer: max(replica.believed_s or typical_s, self._links.get(peer, 0.0)) for peer, replica in free.items()
+        }
+        usual_s = median_low(seconds.values())
+        return {
+            peer: replica
+            for peer, replica in free.items()
+            if seconds[peer] <= STRAGGLES * usual_s or 2 * seconds[peer] <= self._left_s
+        }
 
     def claimed(
         self, stage: int, peer: PeerId, seconds: float, work: str, turn: tuple[float, float] | None = None
     ) -> float:
-        """Take a replica's claim that this piece of ``work``, a direction, took it so many seconds; ``turn`` is from
-        when to when it was its turn here, None where that is not known. Returns what is believed of it, in seconds:
-        mostly what it says."""
+        """Take a replica's claim that it computed this piece of ``work``, a direction, for so many seconds, and end
+        its parole. Not what the piece waited: a queue is what trainers sent there, and is gone before a choice made by
+        it takes effect. With it, equal replicas got shares of a step that differed by a quarter.
+
+        ``turn`` is from when to when it was its turn here, None where that is not known. Returns what is believed of
+        it, in seconds: mostly what it says.
+        """
         replica = self._stages[stage].get(peer)
         if replica is None:
             return seconds
-        self._take(stage, replica, seconds)
-        replica.claims[work] = self._moved(replica.claims.get(work), seconds)
-        if turn is not None:  # what it has at once it does one after the other
-            began, now = turn
-            replica.own_s = self._moved(replica.own_s, now - max(began, replica.heard))
-            replica.heard = now
-        return max(seconds, self._least(stage, replica))
-
-    def _take(self, stage: int, replica: _Replica, seconds: float) -> None:
         if replica.on_parole:  # what it was left out of is not owed to it
             replica.leave_s = replica.left_out_until = replica.soonest = 0.0
             replica.tried = False
             replica.leaves.restart()
             replica.key = max(replica.key, self._lowest(stage))
-        replica.average_s = self._moved(replica.average_s, seconds)
+        replica.claims[work] = self._moved(replica.claims.get(work), seconds)
+        if turn is not None:  # what it has at once it does one after the other
+            began, now = turn
+            replica.own_s = self._moved(replica.own_s, now - max(began, replica.heard))
+            replica.heard = now
+        least = self._least(stage, replica)
+        replica.believed_s = max(self._computes(stage, replica), least)
+        self._slowest_s = max(self._slowest_s, replica.believed_s)
+        return max(seconds, least * self._share(stage, (work,)))
 
     def _moved(self, old: float | None, new: float) -> float:
         return new if old is None else self._gamma * new + (1 - self._gamma) * old
@@ -178,9 +212,28 @@ class Wiring:
         return replica.leave_s
 
     def typical_seconds(self, stage: int) -> float:
-        """Median of the replicas' averages; a first guess before anything was measured."""
-        measured = [replica.average_s for replica in self._stages[stage].values() if replica.average_s is not None]
-        return median(measured) if measured else FIRST_GUESS_S
+        """Return the median of what the replicas compute a microbatch for; a first guess before any has told."""
+        told = [self._computes(stage, replica) for replica in self._stages[stage].values() if replica.claims]
+        return median(told) if told else FIRST_GUESS_S
+
+    def rates(self) -> list[float]:
+        """Return the microbatches a second that each stage computes: all its replicas that are not on parole, those
+        that were not measured yet being like the others. Links do not count: short payloads make far ones look thin,
+        alike for a stage's replicas, and then too few journeys would be under way. O(replicas)."""
+        found = []
+        for replicas in self._stages:
+            there = [replica for replica in replicas.values() if not replica.on_parole] or replicas.values()
+            believed = [one.believed_s for one in there if one.believed_s is not None]
+            usual = median(believed) if believed else FIRST_GUESS_S
+            each = (usual if one.believed_s is None else one.believed_s for one in there)
+            found.append(math.fsum(1 / max(seconds, LEAST_S) for seconds in each))
+        return found
+
+    def unlike(self) -> float:
+        """Return how many times as long as the middle replica the slowest takes, at the stage where that is most; 1
+        before two have told. O(replicas)."""
+        told = ([one.believed_s for one in stage.values() if one.believed_s] for stage in self._stages)
+        return max((max(stage) / median(stage) for stage in told if stage), default=1.0)
 
     def on_parole(self, *, now: float) -> tuple[Parole, ...]:
         """Those that are left out, or tried with one microbatch at a time, and why."""
@@ -195,30 +248,46 @@ class Wiring:
         """Per stage and replica, as it is now."""
         return [
             {
-                peer: ReplicaStatistics(replica.key, replica.average_s, replica.on_parole)
-                for peer, replica in stage.items()
+                peer: ReplicaStatistics(
+                    replica.key, self._computes(stage, replica) if replica.claims else None, replica.on_parole
+                )
+                for peer, replica in replicas.items()
             }
-            for stage in self._stages
+            for stage, replicas in enumerate(self._stages)
         ]
 
     def _lowest(self, stage: int) -> float:
         keys = [replica.key for replica in self._stages[stage].values() if not replica.on_parole]
         return min(keys, default=0.0)
 
-    def _expected(self, stage: int, replica: _Replica) -> float:
-        if replica.average_s is None:
-            return self.typical_seconds(stage)
-        return max(replica.average_s, self._least(stage, replica))
+    def _expected(self, stage: int, peer: PeerId, replica: _Replica) -> float:
+        computes = self._computes(stage, replica) if replica.claims else self.typical_seconds(stage)
+        return max(computes, self._least(stage, replica), self._links.get(peer, 0.0))
+
+    def _computes(self, stage: int, replica: _Replica) -> float:
+        """Return the seconds of a microbatch by what the replica told, both directions together."""
+        return math.fsum(replica.claims.values()) / self._share(stage, replica.claims)
+
+    def _share(self, stage: int, works: Collection[str]) -> float:
+        """Return which part of a microbatch's seconds these directions take at a stage, by the replicas that told of
+        more; 1 where none did. O(replicas)."""
+        if len(works) > 1:
+            return 1.0
+        told = [one.claims for one in self._stages[stage].values() if len(one.claims) > 1]
+        parts = [
+            sum(claims.get(work, 0.0) for work in works) / whole for claims in told if (whole := sum(claims.values()))
+        ]
+        return median(parts) or 1.0 if parts else 1.0
 
     def _least(self, stage: int, replica: _Replica) -> float:
-        """Return the seconds believed at least of one that boasts; 0 for others. Our own clock counts latency
-        and others' work, too, but for all replicas alike: how they compare is what it tells."""
+        """Return the seconds of a microbatch believed at least of one that boasts; 0 for others. Our own clock counts
+        latency and others' work, too, but for all replicas alike: how they compare is what it tells."""
         others = [one for one in self._stages[stage].values() if one is not replica and one.claims]
         told = {work: [one.claims[work] for one in others if work in one.claims] for work in replica.claims}
         if not any(said and median(said) > BOAST * replica.claims[work] for work, said in told.items()):
             return 0.0
-        typical = median(one.average_s or 0.0 for one in others)
+        typical = median(self._computes(stage, one) for one in others)
         seen = [one.own_s for one in others if one.own_s is not None]
         if replica.own_s is None or not seen or not (usual := median(seen)):
             return typical / BOAST
-        return typical * min(1 / BOAST, replica.own_s / usual)
+        return typical * min(1.0, replica.own_s / usual) / BOAST

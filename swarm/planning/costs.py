@@ -26,6 +26,23 @@ def training_flops_per_token(model: ModelConfig, spec: PartSpec, sequence: int) 
     return 3 * family_of(model).cost(spec, sequence).forward_flops
 
 
+def palm_flops_per_token(model: ModelConfig, sequence: int) -> int:
+    """Forward and backward as PaLM counts them for its MFU: 6N + 12·L·D·T, with N all parameters, both ends among them,
+    and attention as if it looked at every token of a row (Chowdhery et al., arXiv 2204.02311, appendix B).
+
+    What is really computed is less, :func:`training_flops_per_token` of the whole model: an embedding computes nothing,
+    and causal attention looks at half of a row.
+    """
+    return palm_part_flops(model, family_of(model).whole, sequence)
+
+
+def palm_part_flops(model: ModelConfig, spec: PartSpec, sequence: int) -> int:
+    """Count forward and backward of one part for a token, as :func:`palm_flops_per_token` does of all."""
+    family = family_of(model)
+    width, cost = family.boundary(1, 1).shape[-1], family.cost(spec, sequence)
+    return 6 * (cost.parameters + cost.frozen) + 12 * (spec.last_layer - spec.first_layer) * width * sequence
+
+
 # --- what training a part holds --------------------------------------------------------------------------------------
 
 
@@ -152,10 +169,31 @@ def graph_bytes(model: ModelConfig, spec: PartSpec, rows: int, *, checkpointing:
     return int(rows * model.context * a_token)
 
 
+MIN_IN_FLIGHT, MOST_IN_FLIGHT = 2, 256
+"""Journeys of a trainer: fewer keep no two stages busy, and of unlike replicas on far links 64 reach .978 of what they
+can do, 256 .986 (benchmark ``mixes``)."""
+
+
+USUAL_IN_FLIGHT = 32
+"""Journeys of a trainer whose graphs must fit without activation checkpointing. Where replicas are alike and links
+short no more are under way; more are only let in as far as their graphs fit, so that nobody computes twice for them."""
+
+
+def most_in_flight(journey_bytes: float, budget_bytes: float) -> int:
+    """Return how many journeys a trainer may have under way: each keeps what crosses a stage's boundaries, so many
+    bytes, at a replica and at the trainer, within a peer's budget for that."""
+    return int(max(MIN_IN_FLIGHT, min(MOST_IN_FLIGHT, budget_bytes // max(1.0, journey_bytes))))
+
+
 def graphs_under_way(microbatches: int, replicas: int, at_once: int) -> int:
     """Return how many graphs a replica may hold at a time: its share of a step's microbatches and, with those of others
     that it may get, no more than its share of what all trainers have in flight ``at_once``."""
     return max(1, min(-(-microbatches // max(1, replicas)), -(-at_once // max(1, replicas))))
+
+
+def graphs_that_fit(graph: int, left: int) -> int:
+    """Return how many graphs of so many bytes may be taken of the bytes that are left."""
+    return int(GRAPH_SHARE * left) // max(1, graph)
 
 
 def needs_checkpointing(graph: int, under_way: int, left: int) -> bool:

@@ -30,6 +30,8 @@ so one percent from there on; and what is saved at most before exact payloads ke
 SHARE_PER_RATE = 1 / 333e6
 """Share for each byte a second. One core encodes and decodes int8h at .26 GB/s of float32 (benchmark ``codecs``), so
 that from some 250 Mbit/s on it takes a CPU longer than is gained, unless the link is nearly full."""
+FILLED_SHARE = 0.92
+"""Of what a link carries, wiring fills so much: what waits in a full one's queue is late, with closing behind it."""
 RETURN_SHARE = 1 / 2
 """Of what a saving must be worth to be made, below which it is given up again: no choice flips with each step."""
 
@@ -83,6 +85,21 @@ class CodecRules:
     def of(self, record: CloseRecord) -> tuple[CodecPair, ...]:
         """Return the codecs of the step after this record, of each boundary."""
         return record.codecs or (self.first,) * (self.stages + 1)
+
+    def link_seconds(self, record: CloseRecord) -> dict[PeerId, float]:
+        """Return for how long each microbatch of the step after this record keeps a replica's link busy, each way; of
+        those whose links were measured. What is wrong of it costs speed alone: it is no more than a claim."""
+        codecs = [tuple(codec_named(one).wire_bytes(self.activation) for one in pair) for pair in self.of(record)]
+        if self.hosted:  # token ids come, which are small, and nothing comes back or leaves
+            codecs[0] = codecs[-1] = (0, 0)
+        found = {}
+        for stage in range(self.stages):
+            before, behind = codecs[stage], codecs[stage + 1]
+            size = max(before[0] + behind[1], behind[0] + before[1])  # what comes in, and what goes out
+            for peer in record.members.replicas(stage_part(stage)):
+                if rate := record.links.get(peer, (0, 0))[1]:
+                    found[peer] = size / (FILLED_SHARE * rate)
+        return found
 
     def following(self, before: CloseRecord, record: CloseRecord) -> tuple[CodecPair, ...]:
         """Return the codecs that a record must name, by what else is in it and the record before; none where the

@@ -28,8 +28,9 @@ class PartHolder(Protocol):
     async def install(self, record: CloseRecord, donor: PeerId) -> None:
         """Download the part that a founding record names, from the peer that proposes it. Raises its PeerError."""
 
-    async def decided(self, decision: Decision) -> None:
-        """Awaited after the swap and before anyone who waits for the next step goes on."""
+    async def decided(self, decision: Decision) -> str:
+        """Awaited after the swap and before anyone who waits for the next step goes on. Returns why this peer cannot go
+        on from what it holds, where the record gives it another part, whose state is not here; else nothing."""
 
 
 async def _nobody_knows(peers: Collection[PeerId], reason: str) -> None:

@@ -167,9 +167,10 @@ def measured(before: CloseRecord, averaged: Mapping[PeerId, Averaged], following
 
     A member's latency is the middle of what the others of its part measured to it. Its bandwidth is what came from it
     at those that heard it, the middle times their number, for it sent to all of them at once; or what came to it from
-    the others, if it says that this is less. Where not more than half of the others measured anything nothing is
-    learnt, and of two the higher counts: one that lies alone makes nobody's link slower but its own, and where there
-    are three others no faster either. What comes of it is within the bounds of a record, whatever was said.
+    the others, if it says that this is less. (A low rate may be the other's own link: two slow ones of five would have
+    made all slow.) Where not more than half of the others measured anything nothing is learnt, and of two the higher
+    counts: one that lies alone makes nobody's link slower but its own, and where three others measured it no faster
+    either. What comes of it is within the bounds of a record, whatever was said.
     """
     known: dict[str, MeasuredLink] = {}
     for part in following.parts:

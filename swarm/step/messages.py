@@ -11,7 +11,7 @@ from pydantic import Field, StringConstraints
 
 from swarm.consensus.acceptor import BranchHead, Vote
 from swarm.consensus.changes import NO_CHANGES, Admission, Changes, Departure
-from swarm.consensus.records import MAX_PACE_US, CloseRecord, Contribution, MeasuredLink, Quarantined
+from swarm.consensus.records import MAX_PACE_US, CloseRecord, Committed, Contribution, MeasuredLink, Quarantined
 from swarm.network.protocols import Rpc
 from swarm.schema import (
     LISTED,
@@ -129,7 +129,7 @@ class Reconcile(Message):
 
     step: Count
     term: Count
-    committed: Annotated[tuple[Contribution, ...], LISTED]
+    committed: Committed
     live: Annotated[tuple[PeerIdField, ...], Field(max_length=20_000)]
     provisional: bool = False
     within_s: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None

@@ -15,6 +15,7 @@ from swarm.ids import PartName, PeerId, RunId, stage_part
 from swarm.optim.clipping import Clipping, clip_parts
 from swarm.optim.schedules import OptimizerConfig, learning_rate
 from swarm.step.boundary_codecs import FIXED, CodecRules
+from swarm.step.moves import STILL, MoveRules
 
 MAX_LOSS = 1e9
 """Nats a token, more than any model that is trained: the sum of a step's must be a number."""
@@ -31,6 +32,9 @@ class StepRules:
     ``early`` microbatches of a step at most may be computed with the parameters of the record before the one that it
     follows. ``served``: one replica of a part reduces for the others, which others must be able to call.
     ``codecs`` says how the codecs of boundaries are found.
+    ``moves`` says who holds another part after a step.
+    ``begins_after``: the step of another run's checkpoint that the run goes on with, and what its first record says of
+    the record before.
     ``how_to_join`` is what people are told who must find somebody: words of this peer's, no rule of the run.
     """
 
@@ -52,6 +56,8 @@ class StepRules:
     served: bool = False
     codecs: CodecRules = FIXED
     early: int = 0
+    moves: MoveRules = STILL
+    begins_after: tuple[int, str] | None = None
     how_to_join: HowToJoin = join_words
 
     def quota(self, step: int, trainers: Sequence[PeerId]) -> Mapping[PeerId, int]:
@@ -70,7 +76,12 @@ class StepRules:
     def roster(self) -> RosterRules:
         """The limits of the roster."""
         return RosterRules(
-            self.run, self.parts, self.max_members, served=self.served, dated=self.early > 0, how=self.how_to_join
+            self.run,
+            self.parts,
+            self.max_members,
+            served=self.served,
+            dated=self.early > 0 or self.moves.on,
+            how=self.how_to_join,
         )
 
     def over(self, record: CloseRecord) -> bool:
@@ -87,7 +98,8 @@ class StepRules:
 
     def check_contribution(self, roster: Roster, contribution: Contribution, *, settled: bool = True) -> None:
         """Raises Violation, or Refused for peers that are not in the roster, where no honest peer would say this. Early
-        work that is not ``settled`` may have been done by replicas that have left since: others are assigned it."""
+        work that is not ``settled`` may have been done by replicas that have left or moved since: others are assigned
+        it."""
         trainer = contribution.microbatch.trainer
         if trainer not in roster.trainers:
             raise Refused(f"{trainer} is not a trainer of the roster")
@@ -97,8 +109,8 @@ class StepRules:
         if len(contribution.route) != self.stages:
             raise Violation(f"a route of {len(contribution.route)} replicas through {self.stages} stages")
         for stage, replica in enumerate(contribution.route):
-            left = contribution.early and not settled and replica not in roster
-            if not left and replica not in roster.replicas(stage_part(stage)):
+            elsewhere = contribution.early and not settled
+            if not elsewhere and replica not in roster.replicas(stage_part(stage)):
                 raise Refused(f"{replica} is not a replica of stage {stage}")
 
     def check_loss(self, contribution: Contribution) -> None:

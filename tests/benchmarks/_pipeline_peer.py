@@ -41,6 +41,7 @@ from swarm.pipeline.compute import StageCompute
 from swarm.pipeline.stage.admission import Participants, StageContext, StageSettings
 from swarm.pipeline.stage.server import StageServer
 from swarm.pipeline.trainer.context import JourneyContext
+from swarm.pipeline.trainer.flight import InFlight
 from swarm.pipeline.trainer.journey import FinishedJourney
 from swarm.pipeline.trainer.pace import ReplicaChoice
 from swarm.pipeline.trainer.trainer import Trainer
@@ -292,13 +293,14 @@ class Feeder:
         """Who takes part."""
         machine = self._machine
         stages = self._stages = [[peer] for peer in route]
+        wiring = Wiring(stages, seed=0)
         context = JourneyContext(
             run=RUN,
             stages=STAGES,
             endpoint=machine.endpoint,
             device=machine.device,
             ends=ReadyEnds(machine),  # type: ignore[arg-type]
-            replicas=ReplicaChoice(wiring=Wiring(stages, seed=0)),
+            replicas=ReplicaChoice(wiring=wiring),
             events=machine.recorder,
             clock=machine.clock,
             verify=verify,
@@ -308,9 +310,7 @@ class Feeder:
             context,
             EndlessSource(machine.endpoint.peer),
             specs=machine.specs,
-            replicas=[1] * STAGES,
-            trainers=1,
-            max_in_flight=self._in_flight,
+            in_flight=InFlight(wiring, trainers=1, fixed=self._in_flight),
         )
         machine.endpoint.mount(self._trainer)
 

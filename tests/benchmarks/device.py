@@ -48,7 +48,9 @@ PROMISES = (
         for compute in ("float32", "bfloat16")
     ),
     "install_keeps_digest", "step_digest_equals_cpu", "prepare_repeats", "swap_holds_what_was_prepared",
-    "lanes_give_the_same_bytes", "lanes_give_the_same_sum", "free_memory_tells_what_is_taken", "out_of_memory_is_told",
+    "lanes_give_the_same_bytes", "lanes_give_the_same_sum", "deferred_gradients_give_the_same_bytes",
+    "deferred_gradients_give_the_same_sum", "two_open_steps_give_the_same_bytes", "two_open_steps_give_the_same_sums",
+    "two_open_steps_swap_the_same", "free_memory_tells_what_is_taken", "out_of_memory_is_told",
     *(
         f"codec_{codec}_from_{dtype}"
         for codec in ("float32", "bfloat16", "float16", "int8", "int8h", "int4h", "float64")

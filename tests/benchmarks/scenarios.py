@@ -76,14 +76,14 @@ async def _play_all(chosen: Sequence[Path], rounds: int, root: Path, *flags: str
     with contextlib.suppress(asyncio.CancelledError):  # what was played counts
         for number in range(1, rounds + 1):
             for path in chosen:
-                plays.append(await _play(path, root / f"{path.stem}-{number}", *flags))
+                plays.append(await play(path, root / f"{path.stem}-{number}", *flags))
                 print(
                     f"scenarios: {path.stem} {number}: {plays[-1]['verdict']} {plays[-1]['problems']}", file=sys.stderr
                 )
     return plays
 
 
-async def _play(path: Path, out: Path, *flags: str) -> dict[str, Any]:
+async def play(path: Path, out: Path, *flags: str) -> dict[str, Any]:
     """One play; its report. On cancel it ends in order first. Raises RuntimeError for one that left no report."""
     load, began = round(os.getloadavg()[0], 1), time.monotonic()
     command = (sys.executable, "-m", "peers.cli", "chaos", str(path), "--json", "--out", str(out), *flags)

@@ -1,8 +1,9 @@
 """Whether a run ends with the same weights, bit for bit, when replicas are killed, and loses nothing when trainers are.
 
 Runs of real processes with the same peers and data: one in peace, one whose stage hosts are killed with -9 in every
-phase of their work, one whose trainers are, which are started again; the first two of these with Muon; and all three
-with steps that overlap, where who is killed dies with two steps open.
+phase of their work, one whose trainers are, which are started again; the first two of these with Muon; all three
+with steps that overlap, where who is killed dies with two steps open; and one in which hosts move to the stage whose
+hosts are killed.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from peers.local.run import RunBroken
 from peers.manifest_file import write_manifest
 from peers.settings import PeerSettings
 from swarm.clock import SystemClock
-from swarm.config import Manifest, SpeedConfig
+from swarm.config import Manifest, RebalanceConfig, SpeedConfig, check_manifest
 from swarm.models.gpt_config import GptConfig
 from swarm.optim.schedules import OptimizerConfig
 from swarm.pipeline.batch import BatchConfig
@@ -59,11 +61,23 @@ OVERLAP_FATES: Mapping[str, tuple[str, int]] = {
     "stage-1-2": ("mid-all-reduce", 24),
     "stage-2-2": ("averaged", 30),
 }
+MOVE_FATES: Mapping[str, tuple[str, int]] = {
+    "stage-1-1": ("forward", 30),
+    "stage-1-2": ("retained", 60),
+    "stage-2-1": ("mid-all-reduce", 24),
+}
+"""Two of three replicas of one stage die, so that hosts move there, and later one that may have moved."""
+
+COPIES = 4
+"""Of each part, where hosts move: enough of them are kept by hosts of other stages."""
+
 TRAINER_FATES: Mapping[str, tuple[str, int]] = {"trainer-0": ("completing", 60), "trainer-1": ("averaged", 26)}
 FIRED = "fired.jsonl"
+MOVING = "moves, hosts killed"
 KEYS = (
     "max_abs_diff", "same_digests_in_every_step", "muon_max_abs_diff", "muon_same_digests_in_every_step",
-    "overlap_max_abs_diff", "overlap_same_digests_in_every_step", "overlap_early", "kills", "kills_with_two_steps_open",
+    "overlap_max_abs_diff", "overlap_same_digests_in_every_step", "overlap_early",
+    "moves_max_abs_diff", "moves_same_digests_in_every_step", "moves", "kills", "kills_with_two_steps_open",
     "lost", "duplicated", "digest_mismatches", "other_failures",
 )  # fmt: skip
 
@@ -71,26 +85,38 @@ KEYS = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Play:
     """What is played: a run in peace, and the same with ``hosts`` killed, and with ``trainers``; with Muon one in peace
-    and one with ``muon`` killed; and with overlap one in peace, one with ``overlap`` killed, one with ``trainers``."""
+    and one with ``muon`` killed; with overlap one in peace, one with ``overlap`` killed, one with ``trainers``; and one
+    with ``moves`` killed in which hosts move, in a layout of its own: a model of one stage has nowhere to move to."""
 
     layout: Layout
+    moving: Layout
     scale: Scale
     hosts: Mapping[str, tuple[str, int]]
     trainers: Mapping[str, tuple[str, int]]
     muon: Mapping[str, tuple[str, int]]
     overlap: Mapping[str, tuple[str, int]]
+    moves: Mapping[str, tuple[str, int]]
 
 
 WHOLE = Play(
-    layout=LAYOUT, scale=SCALE, hosts=HOST_FATES, trainers=TRAINER_FATES, muon=MUON_FATES, overlap=OVERLAP_FATES
+    layout=LAYOUT,
+    moving=LAYOUT,
+    scale=SCALE,
+    hosts=HOST_FATES,
+    trainers=TRAINER_FATES,
+    muon=MUON_FATES,
+    overlap=OVERLAP_FATES,
+    moves=MOVE_FATES,
 )
 SMOKE = Play(
     layout=Layout(name="1 × 2", stages=1, replicas=2, ends="private"),
+    moving=Layout(name="2 × 3", stages=2, replicas=3, ends="private"),
     scale=replace(SCALE, batch=BatchConfig(microbatch_size=2, microbatches_per_step=6), steps=15, characters=20_000),
     hosts={"stage-0-1": ("backward", 5)},
     trainers={"trainer-0": ("completing", 2)},
     muon={"stage-0-1": ("weights", 5)},
     overlap={"stage-0-1": ("early retained", 3)},
+    moves={"stage-1-1": ("forward", 3), "stage-1-2": ("retained", 4)},
 )
 """The trainer dies in the first step, so that it is back before the last."""
 
@@ -135,6 +161,8 @@ class Trained:
     digests: list[dict[str, str]]
     early: int
     """Microbatches that were computed with the parameters of one record before."""
+    moves: int
+    """Hosts that a record named at another stage than the one before."""
     report: Report
     fired: list[dict[str, Any]]
     seconds: float
@@ -143,7 +171,14 @@ class Trained:
     def row(self) -> list[Any]:
         """For the table."""
         kinds = [kind for kind in ("I1", "I2", "I5") if self.report.of(kind)]
-        return [self.name, len(self.fired), len(self.digests) - 1, ", ".join(kinds) or "none", round(self.seconds, 1)]
+        return [
+            self.name,
+            len(self.fired),
+            self.moves,
+            len(self.digests) - 1,
+            ", ".join(kinds) or "none",
+            round(self.seconds, 1),
+        ]
 
 
 def measure(play: Play) -> Result:
@@ -153,31 +188,47 @@ def measure(play: Play) -> Result:
         data = build_data(root / "data", play.scale)
         muon = replace(play.scale, optimizer=play.scale.optimizer.model_copy(update={"name": "muon"}))
         runs: dict[str, Trained] = {}
-        sync, overlap = SpeedConfig(), SpeedConfig(mode="overlap", early_share=0.5)
-        for name, scale, speed, fates in (
-            ("in peace", play.scale, sync, {}),
-            ("hosts killed", play.scale, sync, play.hosts),
-            ("trainers killed", play.scale, sync, play.trainers),
-            ("muon in peace", muon, sync, {}),
-            ("muon, hosts killed", muon, sync, play.muon),
-            ("overlap in peace", play.scale, overlap, {}),
-            ("overlap, hosts killed", play.scale, overlap, play.overlap),
-            ("overlap, trainers killed", play.scale, overlap, play.trainers),
+        sync, overlap, usual = SpeedConfig(), SpeedConfig(mode="overlap", early_share=0.5), play.layout
+        still = "in peace" if play.moving == usual else "in peace, as where hosts move"
+        for name, layout, scale, speed, fates in (
+            ("in peace", usual, play.scale, sync, {}),
+            ("hosts killed", usual, play.scale, sync, play.hosts),
+            ("trainers killed", usual, play.scale, sync, play.trainers),
+            ("muon in peace", usual, muon, sync, {}),
+            ("muon, hosts killed", usual, muon, sync, play.muon),
+            ("overlap in peace", usual, play.scale, overlap, {}),
+            ("overlap, hosts killed", usual, play.scale, overlap, play.overlap),
+            ("overlap, trainers killed", usual, play.scale, overlap, play.trainers),
+            (still, play.moving, play.scale, sync, {}),
+            (MOVING, play.moving, play.scale, sync, play.moves),
         ):
-            made = make_manifest(play.layout, scale, data, reproducible=True)
-            manifest = made.model_copy(update={"speed": speed})
-            shape = shape_of(play.layout, manifest)
+            if name in runs:
+                continue
+            made = make_manifest(layout, scale, data, reproducible=True)
+            manifest = _moving(made) if name == MOVING else made.model_copy(update={"speed": speed})
+            shape = shape_of(layout, manifest)
             directory = RunDirectory(root / name.replace(" ", "-").replace(",", ""))
             data.copy_to(directory)
-            if runs:
-                reuse_identities(RunDirectory(runs["in peace"].root), directory, shape)
+            if like := runs.get(still if layout is play.moving else "in peace"):
+                reuse_identities(RunDirectory(like.root), directory, shape)
             runs[name] = train(name, directory, manifest, shape, fates)
+        if not runs[MOVING].moves:
+            raise RunBroken(f"nobody moved in {len(runs[MOVING].digests) - 1} steps, {sorted(play.moves)} killed")
         same = {
             "": _compared(runs["in peace"], runs["hosts killed"]),
             "muon_": _compared(runs["muon in peace"], runs["muon, hosts killed"]),
             "overlap_": _compared(runs["overlap in peace"], runs["overlap, hosts killed"]),
+            "moves_": _compared(runs[still], runs[MOVING]),
         }
     return to_result(play, runs, same)
+
+
+def _moving(manifest: Manifest) -> Manifest:
+    """The same run, but hosts move to where they are needed, and copies are kept for that."""
+    kept = manifest.run.model_copy(update={"copies": COPIES})
+    moving = manifest.model_copy(update={"run": kept, "rebalance": RebalanceConfig(mode="auto")})
+    check_manifest(moving)
+    return moving
 
 
 def _compared(one: Trained, other: Trained) -> tuple[float, bool]:
@@ -211,10 +262,19 @@ def train(
         root=directory.root,
         digests=[record["digests"] for record in decided(directory)],
         early=sum(bool(one.get("early")) for record in decided(directory) for one in record["committed"]),
+        moves=_moves(decided(directory)),
         report=check_run([directory.root]),
         fired=died,
         seconds=clock.monotonic() - began,
         restarted=group.restarted,
+    )
+
+
+def _moves(records: Sequence[Mapping[str, Any]]) -> int:
+    """How many members of two records, one after the other, hold another part in the latter."""
+    parts = [{member["peer"]: member["part"] for member in record["roster"]} for record in records]
+    return sum(
+        part != before[peer] for before, after in pairwise(parts) for peer, part in after.items() if peer in before
     )
 
 
@@ -246,6 +306,7 @@ def to_result(play: Play, runs: Mapping[str, Trained], same: Mapping[str, tuple[
         **{f"{name}max_abs_diff": difference for name, (difference, _) in same.items()},
         **{f"{name}same_digests_in_every_step": equal for name, (_, equal) in same.items()},
         "overlap_early": runs["overlap in peace"].early,
+        "moves": runs[MOVING].moves,
         "kills": sum(len(trained.fired) for trained in runs.values()),
         "kills_with_two_steps_open": sum(one["early"] for trained in runs.values() for one in trained.fired),
         "lost": sum(len(report.of("I2")) for report in reports),
@@ -260,6 +321,7 @@ def to_result(play: Play, runs: Mapping[str, Trained], same: Mapping[str, tuple[
         + ", ".join(again for t in runs.values() for again in t.restarted),
         "where trainers are killed weights differ from those in peace: who feeds a step depends on which are there",
         "gradients of weights are deferred, as by default, but with overlap; there half of each step may be early",
+        f"moves: {play.moving.name} stage hosts, {COPIES} copies of each part, beside a run without moves or copies",
     ]
-    columns = ["run", "kills", "steps", "broken invariants", "seconds"]
+    columns = ["run", "kills", "moves", "steps", "broken invariants", "seconds"]
     return Result(columns=columns, rows=[trained.row() for trained in runs.values()], summary=summary, notes=notes)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
-BASE = "8a7b6ea"
-"""The commit that everything is compared with: the last that changed what events tell, of early microbatches.
-``names_of_base.txt`` has what is called what in it."""
+BASE = "dcfa37e"
+"""The commit that everything is compared with: the last that changed what peers do, whose trainers choose replicas by
+compute and link. ``names_of_base.txt`` has what is called what in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,4 +35,9 @@ class Expected:
         return self.what == what and fnmatchcase(story, self.story) and fnmatchcase(name, self.name)
 
 
-EXPECTED: tuple[Expected, ...] = ()
+_USE = "each peer tells with a step what its device computed of it"
+
+EXPECTED: tuple[Expected, ...] = (
+    Expected("events", "*", "DeviceUsed", _USE),
+    Expected("counts", "*", "DeviceUsed", _USE),
+)

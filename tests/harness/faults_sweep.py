@@ -16,7 +16,7 @@ from typing import Any
 from peers.chaos.plan import On
 from tests.harness.swarm import LocalSwarm
 
-NO_PROTOCOL = frozenset({"Waiting", "SyncProgress", "LinkUsage", "LoopLag", "DashboardServed"})
+NO_PROTOCOL = frozenset({"Waiting", "SyncProgress", "DeviceUsed", "LinkUsage", "LoopLag", "DashboardServed"})
 """Events that say how things are, not that something was done."""
 
 

@@ -251,8 +251,14 @@ async def test_held_peer_is_silent_in_real_time_until_released(tmp_path: Path) -
     await close(swarm)
 
 
+class Recorded(LocalSwarm):
+    """Its peers' events are in their homes."""
+
+    records = True
+
+
 async def test_plan_in_real_time_stops_a_peer_and_the_run_goes_on(tmp_path: Path) -> None:
-    swarm = LocalSwarm(tmp_path, hosts=4, trainers=2, record=True, run={"steps": 6})
+    swarm = Recorded(tmp_path, hosts=4, trainers=2, run={"steps": 6})
     world = MemoryWorld(swarm)
     plan = FaultPlan(
         Strike("stop", On(StepClosed, peer="host-0", nth=2), Pause(("host-1",), seconds=0.3)),

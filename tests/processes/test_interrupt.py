@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM at twenty seeded moments of a real quickstart: it ends, and nothing is left."""
+"""Ctrl-C and SIGTERM at seeded moments of a real quickstart: it ends, and nothing is left."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-MOMENTS = 12
+MOMENTS = 6
 SPREAD_S = 16.0
 """From the first instruction of the interpreter to about the end of a three-step run on two cores."""
 END_S = 120.0

@@ -84,7 +84,7 @@ class BooksMachine(RuleBasedStateMachine):
                 route[stage] = self.choose(feeder, stage, (peer,))
                 self.books.held[peer].add(microbatch)  # it may have been done all the same
             self.books.held[route[stage]].add(microbatch)
-            feeder.wiring.observe(stage, route[stage], SECONDS[route[stage]])
+            feeder.wiring.claimed(stage, route[stage], SECONDS[route[stage]], "forward")
         feeder.home[microbatch] = Contribution(microbatch=microbatch, tokens=7, loss_sum=1.5, route=tuple(route))
         self.report(number)
 

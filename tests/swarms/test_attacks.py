@@ -13,8 +13,8 @@ import torch
 
 from swarm.averaging.allreduce.messages import ReduceRequest
 from swarm.averaging.allreduce.service import AllReduce
+from swarm.consensus.placement import Candidate
 from swarm.consensus.records import CloseRecord
-from swarm.consensus.roster import Candidate
 from swarm.events import DigestMismatch, JourneySetAside, PartsCapped, StepClosed
 from swarm.ids import MicrobatchId, PeerId
 from swarm.membership.following import Following
@@ -117,7 +117,7 @@ def test_replica_that_hands_on_500_fold_gradients_spoils_no_sum(
     assert all("64 times the median" in reason for reason in told.values())
     committed = {MicrobatchId(*one["microbatch"]) for record in swarm.history() for one in record["committed"]}
     assert not committed & lies
-    assert losses(swarm)[-1] < 0.75 * losses(swarm)[0]
+    assert losses(swarm)[-1] < 0.8 * losses(swarm)[0]
 
 
 # --- founding --------------------------------------------------------------------------------------------------------

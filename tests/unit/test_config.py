@@ -85,6 +85,17 @@ def test_replicas_that_train_apart_give_no_reproducible_run() -> None:
         parse_manifest(document(averaging={"mode": "local"}, run={"reproducible": True}), "a test")
 
 
+@pytest.mark.parametrize(("key", "value"), [("steps", 4), ("fragments", 2), ("outer_lr", 1.0)])
+def test_what_only_replicas_that_train_apart_read_is_refused_elsewhere(key: str, value: float) -> None:
+    local = {"local": {key: value}}
+    parse_manifest(document(averaging={"mode": "local", **local}), "a test")
+    with pytest.raises(ConfigError, match='averaging.mode = "sync"') as caught:
+        parse_manifest(document(averaging=local), "a test")
+    assert caught.value.key == f"averaging.local.{key}"
+    whole = parse_manifest(document(), "a test").averaging.local.model_dump()
+    parse_manifest(document(averaging={"local": whole}), "a test")  # as a founded run's manifest says it
+
+
 @pytest.mark.parametrize("strategy", ["server", "hierarchy"])
 def test_strategy_that_brings_all_together_leaves_no_mixing_between(strategy: str) -> None:
     averaging = {"mode": "local", "strategy": strategy}
@@ -212,3 +223,11 @@ def test_packing_is_named_only_where_rows_are_not_a_stream_and_refused_for_model
     with pytest.raises(ConfigError, match="from one document of a row into the next") as caught:
         parse_manifest(leaky, "RUN.toml")
     assert caught.value.key == "batch.packing"
+
+
+def test_hosts_move_only_where_copies_are_kept_also_in_runs_that_feed_steps_early() -> None:
+    moving: dict[str, Any] = {"rebalance": {"mode": "auto"}, "speed": {"mode": "overlap"}}
+    assert parse_manifest(document(**moving), "a test").rebalance.moves
+    with pytest.raises(ConfigError, match="nobody keeps any") as caught:
+        parse_manifest(document(**moving, run={"copies": 0}), "a test")
+    assert "Set run.copies = 2" in str(caught.value)

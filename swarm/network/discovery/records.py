@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgpack
@@ -41,6 +42,8 @@ class PeerRecord(Record):
     """A peer's identity, region, addresses and part.
 
     ``incarnation`` grows with every start of the same identity: of two records the higher one is the living process.
+    ``unfit``: the stages whose training its memory does not hold, as it says while it waits for the run to begin
+    (:func:`bits_of`).
     """
 
     kind: ClassVar[str] = "peer"
@@ -56,13 +59,26 @@ class PeerRecord(Record):
     region: RegionField = ""
     outgoing: bool = False
     beside: BesideField = ()
+    unfit: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{0,128}$")] = ""
     wire: Literal[2] = WIRE_VERSION
 
     @model_serializer(mode="wrap")
     def _as_ever(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Peers of before know nothing of ``beside``."""
+        """Peers of before know nothing of ``beside`` and ``unfit``."""
         plain: dict[str, Any] = dump(self)
-        return {key: value for key, value in plain.items() if value or key != "beside"}
+        return {key: value for key, value in plain.items() if value or key not in ("beside", "unfit")}
+
+
+def bits_of(stages: Iterable[int]) -> str:
+    """Return numbers below 512 as the bits of a hex number, "" for none: a record has little room."""
+    bits = sum(1 << stage for stage in set(stages))
+    return f"{bits:x}" if bits else ""
+
+
+def numbers_in(bits: str) -> tuple[int, ...]:
+    """Return the numbers that :func:`bits_of` was given, ascending."""
+    found = int(bits or "0", 16)
+    return tuple(number for number in range(found.bit_length()) if found >> number & 1)
 
 
 def key_name(run: RunId, kind: type[Record]) -> str:

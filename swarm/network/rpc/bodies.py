@@ -151,6 +151,8 @@ def _extent(schema: Any, known: Mapping[str, Any]) -> Extent | None:
         return _extent(schema["schema"], {**known, **{one["ref"]: one for one in schema["definitions"]}})
     if kind == "definition-ref":
         return _extent(known[schema["schema_ref"]], known)
+    if kind == "json-or-python":
+        return _extent(schema["python_schema"], known)
     if kind == "model-fields":
         return Extent(0, keys={name: _extent(field["schema"], known) for name, field in schema["fields"].items()})
     if kind == "tuple" and "variadic_item_index" in schema:

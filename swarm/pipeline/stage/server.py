@@ -127,7 +127,7 @@ class StageServer:
     async def _on_adopt(self, caller: PeerId, body: Adopt) -> Empty:
         self._rules.adopt(caller, body)
         state, _ = self._table.note(body, body.route)
-        self._send(self._takeover.adopt(state, body.within_s))
+        self._send(self._takeover.adopt(state, body.within_s, pass_on=body.pass_on))
         return DONE
 
     async def _on_recall(self, caller: PeerId, body: Recall, incoming: Incoming) -> Answer[Empty]:

@@ -157,7 +157,8 @@ class HopAttempts:
             if at == way.last and not self._hosted and (attempt.first or attempt.error is not None):
                 attempt.send = SendHop(at, "backward", peer, within_s, way.route, way.attempt)
             else:
-                attempt.send = SendHop(at, "adopt", peer, FETCH_SHARE * within_s, way.route, way.attempt)
+                pass_on = not way.handed_on(at)
+                attempt.send = SendHop(at, "adopt", peer, FETCH_SHARE * within_s, way.route, way.attempt, pass_on)
         attempt.until, attempt.busy = now + within_s, None
         self._ask_for(attempt.send, attempt.why)
 

@@ -21,7 +21,8 @@ class OwnWork(Enum):
 
 class SendHop(NamedTuple):
     """Call ``peer`` so that hop ``at`` is done: ``forward`` and ``backward`` give it the tensor, ``resend`` has the
-    replica before it send its output again, ``adopt`` has it taken over on the way back."""
+    replica before it send its output again, ``adopt`` has it taken over on the way back, and the gradient passed on
+    once more if ``pass_on``."""
 
     at: int
     verb: Literal["forward", "resend", "backward", "adopt"]
@@ -29,6 +30,7 @@ class SendHop(NamedTuple):
     within_s: float
     route: tuple[PeerId, ...]
     attempt: int
+    pass_on: bool = True
 
 
 class PauseHop(NamedTuple):

@@ -308,7 +308,7 @@ class Journey:
         rpc, kind = RPCS[send.verb]
         about: dict[str, Any] = self.key._asdict() | {"attempt": send.attempt, "route": send.route, "hop": send.at}
         if send.verb == "adopt":
-            about["within_s"] = send.within_s
+            about |= {"within_s": send.within_s, "pass_on": send.pass_on}
         payload = {"forward": self._home.first, "backward": self._home.gradient}.get(send.verb, b"")
         await self._context.endpoint.call(send.peer, rpc, kind(**about), timeout_s=send.within_s, payload=payload)
 

@@ -89,6 +89,10 @@ class RouteState:
         """Whether the gradient has come all the way, so that only receipts may be missing."""
         return self.back and self.home and (self.hops[0].turned is not None or self.hops[0].contributed)
 
+    def handed_on(self, at: int) -> bool:
+        """Whether the gradient that a hop hands on has arrived: before it something was done with it, or it is here."""
+        return self.home if at == 0 else self.hops[at - 1].turned is not None or self.hops[at - 1].contributed
+
     def turn_of(self, hop: Hop) -> Work:
         """What a hop whose turn it is does."""
         if not self.back:

@@ -1,16 +1,13 @@
-"""The microbatches that a trainer took of its shard, by step, what it retains of each until the step is closed, and how
-many it keeps in flight.
+"""The microbatches that a trainer took of its shard, by step, and what it retains of each until the step is closed.
 
-:class:`Issued`, :class:`InFlight` and :func:`journeys_in_flight` are pure.
+:class:`Issued` is pure.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
-from statistics import median
 from typing import Literal
 
 from swarm.errors import Refused
@@ -128,37 +125,7 @@ def read_again(source: BatchSource, microbatch: MicrobatchId) -> Batch:
     return batch
 
 
-# --- how many journeys to keep in flight -----------------------------------------------------------------------------
-# Enough to keep the slowest stage busy, no more.
-
-
-MIN_IN_FLIGHT = 2
-MAX_IN_FLIGHT = 32
-WAITING = 3.0
-"""Journeys that wait at a busy replica, on average, for each that it computes. Journeys do not arrive evenly: with none
-to spare every third of a replica's seconds is idle. On 3 stages of 4 simulated replicas (`goodput` without churn) two
-made 0.90 of what they can do, three 0.91; a step's filling, emptying and closing leave 0.95."""
-
-
-def journeys_in_flight(
-    round_trip_s: float | None, stage_s: Mapping[int, float], replicas: Mapping[int, int], trainers: int
-) -> tuple[int, str]:
-    """Little's law: a stage of r replicas that computes t seconds on a microbatch serves r/t per second; shared by all
-    trainers, this trainer's part of the slowest stage's rate times its round trip is what must be under way; and
-    WAITING times what is being computed waits, so that replicas need not.
-
-    ``stage_s`` is a stage's forward and backward together; ``round_trip_s`` is the median time of a whole journey
-    *without* queueing, None while unknown.
-    Returns (journeys, reason), between MIN_IN_FLIGHT and MAX_IN_FLIGHT.
-    """
-    if round_trip_s is None or not stage_s:
-        return MIN_IN_FLIGHT * 2, "nothing measured yet"
-    slowest = max(stage_s, key=lambda stage: stage_s[stage] / replicas[stage])
-    rate = replicas[slowest] / max(stage_s[slowest], 1e-6) / max(trainers, 1)
-    waiting_s = WAITING * sum(stage_s.values())
-    wanted = math.ceil((round_trip_s + waiting_s) * rate) + 1
-    bounded = min(MAX_IN_FLIGHT, max(MIN_IN_FLIGHT, wanted))
-    return bounded, f"stage {slowest} serves {rate:.1f} microbatches/s for a round trip of {round_trip_s:.3f} s"
+# --- what is fed early ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,31 +145,3 @@ class EarlyRules:
 
 
 NOTHING_EARLY = EarlyRules()
-
-
-class InFlight:
-    """How many journeys one trainer keeps in flight: ``most``, where that is given, else what its own lately tell."""
-
-    def __init__(self, replicas: Sequence[int], trainers: int, most: int | None = None) -> None:
-        self._most = most
-        self._round_trips: deque[float] = deque(maxlen=32)
-        self._compute_s: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=32))
-        self.follow(replicas, trainers)
-
-    def follow(self, replicas: Sequence[int], trainers: int) -> None:
-        """There are so many replicas of each stage, and so many trainers, from now on."""
-        self._replicas, self._trainers = dict(enumerate(replicas)), trainers
-
-    def observe(self, round_trip_s: float, compute_s: Mapping[int, float]) -> None:
-        """A journey took so long, without queueing, and each stage so long for forward and backward."""
-        self._round_trips.append(max(0.0, round_trip_s))
-        for stage, seconds in compute_s.items():
-            self._compute_s[stage].append(seconds)
-
-    def limit(self) -> int:
-        """See :func:`journeys_in_flight`."""
-        if self._most is not None:
-            return self._most
-        stage_s = {stage: median(recent) for stage, recent in self._compute_s.items()}
-        round_trip_s = median(self._round_trips) if self._round_trips else None
-        return journeys_in_flight(round_trip_s, stage_s, self._replicas, self._trainers)[0]

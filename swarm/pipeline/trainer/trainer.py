@@ -35,9 +35,10 @@ from swarm.pipeline.retention import RETENTION_BYTES, HeldOfMicrobatches
 from swarm.pipeline.settle import Assigned, settle
 from swarm.pipeline.trainer.context import JourneyContext
 from swarm.pipeline.trainer.ends import TrainerEnds
+from swarm.pipeline.trainer.flight import InFlight
 from swarm.pipeline.trainer.journey import FinishedJourney, Poisoned
 from swarm.pipeline.trainer.journey_table import JourneyTable
-from swarm.pipeline.trainer.taken import InFlight, Issued, IssuedMicrobatch
+from swarm.pipeline.trainer.taken import Issued, IssuedMicrobatch
 from swarm.pipeline.window import StepWindow
 from swarm.schema import Empty
 from swarm.waiting import first_done
@@ -71,19 +72,17 @@ class Trainer:
     """The ``trainer/1`` service and the feeding loop of one trainer. ``retention_bytes`` is the budget for the tensors
     retained of the open steps' microbatches."""
 
-    def __init__(  # noqa: PLR0913 - said in full where a node is put together
+    def __init__(
         self,
         context: JourneyContext,
         source: BatchSource,
         *,
         specs: BoundarySpecs,
-        replicas: Sequence[int],
-        trainers: int,
-        max_in_flight: int | None = None,
+        in_flight: InFlight,
         retention_bytes: int = RETENTION_BYTES,
     ) -> None:
         self._context, self._source, self._early = context, source, context.early
-        self._in_flight = InFlight(replicas, trainers, max_in_flight)
+        self._in_flight = in_flight
         self._journeys = JourneyTable(context, self._came_home, self.lost)
         self._taken, self._window = Issued(), StepWindow(ahead=context.early.share > 0.0)
         self._quota, self._unleased, self._untold = (0, 0), set[StepWork](), set[StepWork]()
@@ -141,8 +140,8 @@ class Trainer:
         self._taken.drop_before(step)
         self._unleased = {work for work in self._unleased if work.step >= step}
         self._untold = {work for work in self._untold if work.step >= step}
-        self._in_flight.follow([len(replicas) for replicas in stages], trainers)
         self._context.replicas.follow(stages, since)
+        self._in_flight.follow(trainers)
         self._reroute(stages)
         begin = self._taken.first_left(step, ()) or self._source.cursor
         try:
@@ -334,6 +333,7 @@ class Trainer:
             journeys.again(work, lambda work: self._report(work, leader))
         elif work not in journeys:
             self._ends.keep(kept)
+            self._in_flight.begins(self._context.target, len(self._taken.started(work.step)))
             journeys.begin(kept, lambda work: self._report(work, leader))
 
     def _came_home(self, kept: IssuedMicrobatch, finished: FinishedJourney, returned_s: float) -> None:

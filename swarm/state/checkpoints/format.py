@@ -107,6 +107,17 @@ class PartFile:
         offset, pieces = self._place(self.state.cut[number])
         write_at(descriptor, b"".join(data[start:stop] for start, stop in pieces), offset)
 
+    def read_tensor(self, descriptor: int, vector: int, name: str, into: memoryview) -> None:
+        """Fill ``into`` with one tensor of the vector of that number: its bytes, unverified. Raises StateError when the
+        file is too short, OSError, and KeyError for a name that is not in it."""
+        number = self._numbers[name]
+        offset = self.begins + 4 * (vector * self._stored + self._starts[1][number])
+        while into:
+            got = os.preadv(descriptor, [into], offset)
+            if not got:
+                raise StateError("it ends too early")
+            into, offset = into[got:], offset + got
+
     # --- what follows from the layout ----------------------------------------------------------------------------
 
     def _document(self) -> dict[str, Any]:
@@ -140,6 +151,11 @@ class PartFile:
             stored.append(before)
             before += slot.elements
         return flat, stored
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        """The place of each parameter among all, by name."""
+        return {slot.name: number for number, slot in enumerate(self.state.layout.slots)}
 
     def _place(self, chunk: Chunk) -> tuple[int, list[tuple[int, int]]]:
         """Return the pieces of a chunk in the file, with their bytes (start, stop), one after another."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 from swarm.consensus.changes import OpenStepFacts, Verify
 from swarm.consensus.ledger import Ledger
-from swarm.consensus.records import Contribution, Quarantined
+from swarm.consensus.records import CloseRecord, Contribution, Quarantined
 from swarm.consensus.roster import Roster
 from swarm.errors import Busy, Refused, Superseded, Violation
-from swarm.ids import ENDS, MicrobatchId, PeerId
+from swarm.ids import ENDS, MicrobatchId, PartName, PeerId
 from swarm.step.leader.requests import ChangeRequests
 from swarm.step.messages import Leased, ResumeTrainer, TrainerResumed
 from swarm.step.rules import StepRules
@@ -74,6 +74,12 @@ class StepBook:
     def computes_early(self, peer: str) -> bool:
         """Return whether a member has the parameters with which early work of the step is computed."""
         return self.roster.computes(peer, self.step - 2)
+
+    def movers(self, before: CloseRecord, out: Collection[PeerId]) -> Mapping[PeerId, PartName]:
+        """Return who is to hold which other part after the step, as far as is known now: ``before`` is the record
+        before it, and those that are ``out`` do not close it."""
+        lost = [peer for peer in out if peer in self.roster]
+        return self._rules.moves.planned(before, self.requests.expected(lost))
 
     # --- terms ---------------------------------------------------------------------------------------------------
 

@@ -15,10 +15,11 @@ from typing import Any, ClassVar, NoReturn
 
 from swarm.consensus.acceptor import Promised, Vote, must_propose
 from swarm.consensus.branches import best
+from swarm.consensus.changes import Changes, Reassign
 from swarm.consensus.ledger import reassigned
 from swarm.consensus.records import CloseRecord, Contribution, voters
 from swarm.errors import Refused, Superseded, Violation
-from swarm.events import AttemptFailed, Committed, DigestMismatch, TermBegan, WorkExcluded
+from swarm.events import AttemptFailed, Committed, DigestMismatch, HostsMoved, TermBegan, WorkExcluded
 from swarm.ids import PartName, PeerId
 from swarm.network.protocols import ReplyT, RequestT, Rpc
 from swarm.step.blocked import awaited_agreement, awaited_round
@@ -29,7 +30,7 @@ from swarm.step.leader.asking import TermCalls
 from swarm.step.leader.batch import BatchCollection
 from swarm.step.leader.book import StepBook
 from swarm.step.leader.exclusion import ExclusionPolicy, left_out
-from swarm.step.leader.rescue import Rescuing, absent
+from swarm.step.leader.rescue import Rescuing, absent, moving
 from swarm.step.leader.tables import AppliedTable, AttemptNumbers, ReconciledTable, VoidAttempt
 from swarm.step.messages import (
     APPLY,
@@ -110,11 +111,18 @@ class StepClose:
                 await self._context.clock.sleep(pauses.pause_s() if failures > 1 else 0.0)
                 if failed.after_s:
                     await first_done(self._context.clock.sleep(failed.after_s), self._context.liveness.changed())
+        before = self._context.history.head
         await self.decide(proposal)
         if not proposal.record.void:
+            self._tell_moves(before, proposal.changes)
             committed = tuple(one.microbatch for one in proposal.record.committed)
             self._context.events.emit(Committed(step=self.book.step, microbatches=committed))
         return proposal.record
+
+    def _tell_moves(self, before: CloseRecord, changes: Changes) -> None:
+        if moves := {PeerId(move.peer): move.part for move in changes.reassigns}:
+            reasons = self._context.rules.moves.plan(before, changes).reasons
+            self._context.events.emit(HostsMoved(step=self.book.step, moves=moves, reasons=reasons))
 
     async def _attempt(self) -> Propose | None:
         """Come to a record, once: one that gives the step up where a part stays lost; None when the batch is to be
@@ -124,9 +132,14 @@ class StepClose:
             if (proposal := await self._rescuing.run()) is None:  # somebody came back, or may be asked again
                 self._policy.forgive_needed(self._context.clock.monotonic(), self._context.liveness.gone)
             return proposal
-        with absent(self._context.calls, self.book.requests.asking()) as missing:
+        # Who is to move is asked as late as can be: by now its copy has had the time since the record before.
+        movers = {} if self.provisional else self.book.movers(self._context.history.head, self._batch.out)
+        with (
+            absent(self._context.calls, self.book.requests.asking()) as missing,
+            moving(self._context, self.book, self.term, movers) as moves,
+        ):
             applied = await self.apply(await self.reconcile(committed))
-            return self._proposal(applied, missing)
+            return self._proposal(applied, missing, moves)
 
     # --- in a later term: who follows, and what must be proposed -------------------------------------------------
 
@@ -211,13 +224,13 @@ class StepClose:
 
     # --- decide --------------------------------------------------------------------------------------------------
 
-    def _proposal(self, applied: AppliedTable, missing: Collection[PeerId]) -> Propose:
-        """Return the record, with who joins and leaves. Raises Superseded when the run may not become that: what was
-        asked is forgotten with the term, and whoever still wants it asks again."""
+    def _proposal(self, applied: AppliedTable, missing: Collection[PeerId], moves: Sequence[Reassign]) -> Propose:
+        """Return the record, with who joins, leaves and moves. Raises Superseded when the run may not become that: what
+        was asked is forgotten with the term, and whoever still wants it asks again."""
         attempt, averaged = applied.reconciled.asked, applied.reconciled.answers
         lost = [peer for peer in self.book.roster.peers if peer not in attempt.live]
         try:
-            changes, following = self.book.requests.settle(missing, lost)
+            changes, following = self.book.requests.settle(missing, lost, moves, self._context.history.head)
         except (Refused, Violation) as error:
             raise Superseded(f"what was asked in this term cannot be granted: {error}") from error
         before, more = self._context.history.head, {"aside": self.book.aside(), **self._lineage()}
@@ -239,8 +252,10 @@ class StepClose:
         record = proposal.record
         gives_up = record.void and record.term == self.term
         check = self._rescuing.check_lost if gives_up else lambda: None
-        answers = await self._asks.majority(self.electors(), PROPOSE, proposal, check)
-        signatures: dict[str, bytes] = {peer: answer.signature for peer, answer in answers.items()}
+        electors = self.electors()
+        answers = await self._asks.majority(electors, PROPOSE, proposal, check)
+        # Only theirs prove anything: all members get them, and keep them.
+        signatures: dict[str, bytes] = {peer: answers[peer].signature for peer in electors if peer in answers}
         decide = Decide(step=record.step, record=record.hash(), term=self.term, acceptances=signatures)
         self._decision = record, decide
 

@@ -18,6 +18,7 @@ from swarm.consensus.changes import (
     OpenStepFacts,
     Reassign,
 )
+from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Roster
 from swarm.errors import Busy, Refused, Violation, WrongStep
 from swarm.ids import PeerId
@@ -97,16 +98,40 @@ class ChangeRequests:
         """Return the peers that have asked to join with this step so far."""
         return tuple(self._joins)
 
-    def settle(self, missing: Collection[PeerId], absent: Collection[PeerId] = ()) -> tuple[Changes, Roster]:
-        """Return the changes of this step, and the next step's roster. ``missing`` have asked to join and do not
-        answer, ``absent`` are members that were lost. Where there are neither, and all have asked for the end, the run
-        ends. Later requests must wait for the next step. Raises Refused when the run cannot do without those that were
+    def expected(self, absent: Collection[PeerId]) -> Changes:
+        """Return the changes of this step as far as is known now, without moves; ``absent`` are members that are
         lost."""
+        return self._changes.gather(self.now.roster, tuple(self._joins.values()), tuple(self._leaves.values()), absent)
+
+    def settle(
+        self,
+        missing: Collection[PeerId],
+        absent: Collection[PeerId] = (),
+        moves: Sequence[Reassign] = (),
+        before: CloseRecord | None = None,
+    ) -> tuple[Changes, Roster]:
+        """Return the changes of this step, and the next step's roster. Later requests must wait for the next step.
+
+        Where nobody joins or was lost, and all have asked for the end, the run ends.
+
+        Args:
+            missing: Peers that have asked to join and do not answer.
+            absent: Members that were lost.
+            moves: What members said, and was checked, that would hold another part.
+            before: The record before the step, by which those move of them that are to.
+
+        Raises:
+            Refused: The run cannot do without those that were lost.
+        """
         self._settled, self._lost = True, frozenset()  # who was taken for lost before is back, or absent
         joins = tuple(join for peer, join in self._joins.items() if peer not in missing and self._may(self.now, join))
         changes = None if joins or absent else self._end()
         if changes is None:
             changes = self._changes.gather(self.now.roster, joins, tuple(self._leaves.values()), absent)
+            if moves and before is not None:
+                planned = self._rules.moves.planned(before, changes)
+                wanted = [move for move in moves if planned.get(PeerId(move.peer)) == move.part]
+                changes = self._changes.move(self.now.roster, changes, wanted)
         return changes, self._changes.apply(self.now, changes)
 
     def _end(self) -> Changes | None:

@@ -12,6 +12,7 @@ from swarm.consensus.copies import copy_holders
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import TRAINERS, Roster, lost_parts, part_lost
 from swarm.errors import Busy, Ending, PeerError, Refused, RunEnded, Superseded, Violation
+from swarm.events import MoveDeclined
 from swarm.ids import PartName, PeerId, stage_of
 from swarm.step.blocked import awaited_holders
 from swarm.step.calls import StepCalls, fell_silent
@@ -25,7 +26,7 @@ from swarm.step.messages import Propose
 from swarm.step.observe_messages import STANDING, StandingRequest
 from swarm.step.ties import TIED, Asked, ResultSigning, TieEvidence
 from swarm.step.turnout import REASON_CHARS
-from swarm.waiting import first_done
+from swarm.waiting import ExponentialBackoff, first_done
 
 AGAIN_S = 1.0
 """How often those who hold copies are asked while nobody can take the part over."""
@@ -173,6 +174,41 @@ class Rescuing:
 
 def _of_those_there(said: Sequence[Consent], gone: Collection[str]) -> list[Reassign]:
     return [one.reassign for one in said if one.reassign is not None and one.reassign.peer not in gone]
+
+
+# --- would those who are to move, move? ------------------------------------------------------------------------------
+
+
+@contextmanager
+def moving(
+    context: CloseContext, book: StepBook, term: int, movers: Mapping[PeerId, PartName]
+) -> Iterator[Sequence[Reassign]]:
+    """What those of ``movers`` say that would hold the part: what is returned grows while the body runs. Nobody waits
+    for it: who has not said so when the step is proposed stays. Leaves no task behind that goes on asking."""
+    said: list[Reassign] = []
+
+    async def ask(peer: PeerId, part: PartName) -> None:
+        body, patience = ConsentRequest(step=book.step, term=term, part=part), ExponentialBackoff(0.1)
+        try:
+            while True:
+                try:
+                    move = (await context.calls.ask(peer, CONSENT, body, timeout_s=context.timeout_s())).reassign
+                    break
+                except Busy:  # its copy has yet to take the update of the step before
+                    await context.clock.sleep(patience.pause_s())
+            if move is not None:
+                book.requests.check_reassign(peer, part, move)
+                said.append(move)
+        except PeerError as error:
+            why = error.reason[:REASON_CHARS]
+            context.events.emit(MoveDeclined(step=book.step, peer=peer, part=part, reason=why))
+
+    asking = [asyncio.create_task(ask(peer, part)) for peer, part in movers.items()]
+    try:
+        yield said
+    finally:
+        for task in asking:
+            task.cancel()
 
 
 # --- are those who asked to join still there when the step closes? ---------------------------------------------------

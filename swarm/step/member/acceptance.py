@@ -84,6 +84,9 @@ class AcceptanceRules:
             raise Refused("the record belongs to another run")
         if record.codecs:
             raise Refused("the record names codecs, and nothing was measured before it")
+        after = self._rules.begins_after
+        if after is not None and record.step <= after[0] and (record.step, record.previous) != after:
+            raise Refused(f"the run goes on with another's checkpoint of step {after[0]}, and the record does not")
 
     def check_decided(self, roster: Roster, decision: Decision) -> None:
         """Raises Refused for a record that those of the open step have not decided, or that does not follow what we
@@ -210,6 +213,10 @@ class AcceptanceRules:
         step, last = body.record.step, self._rules.steps
         if step >= last and (body.changes.joins or body.changes.leaves):
             raise Refused("nobody joins or leaves with the run's last step")
+        fixed = not body.changes.reassigns or body.record.provisional
+        planned = {} if fixed else self._rules.moves.planned(self._history.head, body.changes)
+        if unplanned := [move for move in body.changes.reassigns if planned.get(PeerId(move.peer)) != move.part]:
+            raise Refused(f"{unplanned[0].peer} is not to move to {unplanned[0].part}, as everybody can plan")
         if body.record.absent != body.changes.absent:
             raise Refused("the record's absent members are not those of its changes")
         if body.record.ended != body.changes.end(roster) or (body.record.ended and body.record.provisional):

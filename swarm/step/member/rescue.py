@@ -11,7 +11,7 @@ the leader's side: ``swarm.step.leader.rescue``.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from swarm.consensus.changes import Reassign, reassign_bytes
@@ -25,7 +25,8 @@ from swarm.step.member.service import MemberService
 
 
 class ConsentRequest(Message):
-    """Every replica of this part is lost. Do you hold its state after the step before, and would you take it over?"""
+    """Every replica of this part is lost, or the record before the step moves you to it. Do you hold its state after
+    the step before, and would you take it over?"""
 
     step: Count
     term: Count
@@ -48,7 +49,8 @@ CONSENT = Rpc("rescue/1/consent", ConsentRequest, Consent)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RescueService:
     """The ``rescue/1`` service. ``holds`` says whether a copy of a part is here, just as it was after a step; ``takes``
-    whether it is just being brought there."""
+    whether it is just being brought there. ``stays`` is why this peer will not move where others hold the part,
+    too; "" when it will."""
 
     run: RunId
     me: PeerId
@@ -58,6 +60,7 @@ class RescueService:
     holds: Callable[[PartName, int], bool]
     takes: Callable[[PartName, int], bool]
     gone: Callable[[], Collection[PeerId]]
+    stays: Callable[[PartName], Awaitable[str]]
 
     def methods(self) -> list[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
@@ -66,9 +69,12 @@ class RescueService:
     async def _on_consent(self, caller: PeerId, body: ConsentRequest) -> Consent:
         await self.member.from_leader(caller, body.step, body.term)
         roster, part = self.member.position.roster, PartName(body.part)
-        if part not in lost_parts(roster, self.gone()):
+        planned = part not in lost_parts(roster, self.gone())
+        if planned and not self.member.position.rules.moves.on:
             raise Busy(f"a replica of {part} is there, as far as is known here")
-        if not self.holds(part, body.step - 1):
+        if planned and (why := await self.stays(part)):
+            raise Refused(why)
+        if not self.holds(part, body.step - 1):  # asked last: the step may close, or the copy go, while one waits
             if self.takes(part, body.step - 1):
                 raise Busy(f"the copy of {part} here is just taking the update of step {body.step - 1}")
             raise Refused(f"there is no copy of {part} after step {body.step - 1} here")

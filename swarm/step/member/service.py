@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from swarm.consensus.acceptor import Vote
 from swarm.consensus.records import CloseRecord, Decision, acceptance_bytes
 from swarm.consensus.roster import owner
-from swarm.errors import Busy, Ending, Refused, RunEnded, WrongStep
+from swarm.errors import Busy, Ending, OutOfSync, Refused, RunEnded, WrongStep
 from swarm.ids import PartName, PeerId
 from swarm.network.protocols import AnyMethod
 from swarm.optim.clipping import factor
@@ -60,9 +60,12 @@ class MemberService:
             await state.close()
             self._at.cut_off = ""
             self._at.forking.observed(record)
-            await self._context.holder.decided(decision)
+            lacks = await self._context.holder.decided(decision)
             await self._open_next(record)
+            self._at.cut_off = lacks
         await self._at.news.tell()
+        if lacks:
+            raise OutOfSync(lacks)
 
     async def stand_in(self, decision: Decision) -> None:
         """Vote on in the open step, and do nothing else, where ``decision`` names an earlier life of this peer whose
@@ -300,8 +303,7 @@ class MemberService:
 
     async def _finish(self, decision: Decision) -> None:
         record, context, at = decision.record, self._context, self._at
-        state = at.open
-        took_part = at.named
+        state, took_part = at.open, at.named
         if record.founding:
             at.life.founded()
         inside = at.life.is_named(record)
@@ -310,7 +312,6 @@ class MemberService:
             at.forking.elsewhere = record
             at.cut_off = f"step {record.step} was decided without what this peer holds"
             return
-        mean = state.mean
         if record.void:
             await state.stop_averaging()
         if self._part is not None and not record.founding and (record.void or took_part):
@@ -322,14 +323,14 @@ class MemberService:
         at.departed = out and not lost  # nobody else is left out but who has asked for it
         if out and lost:
             at.forking.elsewhere, at.cut_off = record, f"step {record.step} was closed without this peer"
-        gradient = None if mean is None or record.void else mean.gradient
+        gradient = None if state.mean is None or record.void else state.mean.gradient
         digest = "" if record.void or record.founding else state.digest or ""
-        await context.holder.decided(Decision(record, decision.acceptances, gradient, decision.term, digest))
+        lacks = await context.holder.decided(Decision(record, decision.acceptances, gradient, decision.term, digest))
         await self._open_next(record)
+        at.cut_off = lacks or at.cut_off
 
     async def _open_next(self, record: CloseRecord) -> None:
-        at = self._at
-        life, ballot = at.life, at.open.ballot
+        at, life, ballot = self._at, self._at.life, self._at.open.ballot
         # Whoever gets the state that it has once more must not forget what it promised and accepted on top of it.
         if record.step + 1 != at.open_step:
             # One file holds the vote: no older one comes after it.

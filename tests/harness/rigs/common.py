@@ -6,19 +6,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 
-from swarm.events import Event
+from swarm.events import EventList as EventList
+from swarm.events import EventT as EventT
 from swarm.ids import PeerId, RunId
 from swarm.network.protocols import Incoming, Service
 from swarm.phases import OnePhase
 from swarm.schema import Message
 
 T = TypeVar("T")
-EventT = TypeVar("EventT", bound=Event)
 
 RUN = RunId("ab" * 32)
 """The run of all who do not care which."""
@@ -84,21 +83,3 @@ class InlineDevice(OnePhase):
     async def _later(self, gate: asyncio.Event, fn: Callable[..., Any], /, *args: Any) -> Any:
         await gate.wait()
         return fn(*args)
-
-
-@dataclass(slots=True)
-class EventList:
-    """A sink that keeps what it gets, and tells ``listeners`` at once."""
-
-    events: list[Event] = field(default_factory=list)
-    listeners: list[Callable[[Event], None]] = field(default_factory=list)
-
-    def emit(self, event: Event) -> None:
-        """See :class:`swarm.events.EventSink`."""
-        self.events.append(event)
-        for listener in self.listeners:
-            listener(event)
-
-    def of(self, kind: type[EventT]) -> list[EventT]:
-        """Return all events of a kind."""
-        return [event for event in self.events if isinstance(event, kind)]

@@ -25,8 +25,16 @@ def _fact(peer: str, wall: float, kind: str, /, **fields: Any) -> Fact:
     return Fact(PeerId(peer), 0, wall, kind, fields)
 
 
-def _ready(peer: str, wall: float) -> Fact:
-    return _fact(peer, wall, "PeerReady", part="stage-0", step=0, seconds=1.0, again=False, reason="")
+def _ready(peer: str, wall: float, part: str = "stage-0") -> Fact:
+    return _fact(peer, wall, "PeerReady", part=part, step=0, seconds=1.0, again=False, reason="")
+
+
+def _part(peer: str, wall: float, part: str) -> Fact:
+    return _fact(peer, wall, "PartAssigned", part=part, reason="")
+
+
+def _journey(step: int, wall: float, route: str) -> Fact:
+    return _fact("T", wall, "JourneyCompleted", step=step, microbatch=("T", "s", 0, int(10 * wall)), route=tuple(route))
 
 
 def _closed(peer: str, step: int, wall: float, record: str = "") -> Fact:
@@ -115,10 +123,30 @@ def test_an_end_that_was_only_seen_ends_a_life() -> None:
     assert (gone.spans[-1].state, gone.spans[-1].to_s) == ("ready", 7.0)
 
 
+def test_who_moves_lives_on_with_another_part_and_holds_none_before_it_is_ready() -> None:
+    facts = (*FACTS[:2], _part("B", 1.5, "stage-0"), *FACTS[2:4], _part("B", 9.0, "stage-1"))
+    _, mover = _lives((), facts)
+    told = [(span.state, span.from_s, span.to_s, span.part) for span in mover.spans]
+    assert told == [("joining", 0.0, 2.0, ""), ("ready", 2.0, 9.0, "stage-0"), ("ready", 9.0, 20.0, "stage-1")]
+
+
+def test_starved_stage_has_recovered_with_the_first_microbatch_of_who_moved_there() -> None:
+    to = {"step": 5, "moves": {"A": "stage-1"}, "reasons": ()}
+    moved = (_fact("A", 12.5, "HostsMoved", **to), _part("A", 12.5, "stage-1"))
+    facts = (*FACTS[:2], _ready("A", 2.0), _ready("B", 2.0, "stage-1"), *FACTS[4:12], *moved)
+    worked = _journey(5, 12.0, "AB"), _journey(6, 14.0, "CB"), _journey(6, 14.5, "CA"), _journey(7, 16.0, "CA")
+    told = _figures((KILL,), (*facts, *worked))
+    assert (told["moves"], told["recovered_s"], told["recovered_steps"]) == (1, 4.0, 1)
+    idle = _figures((KILL,), (*facts, *worked[:2]))
+    assert (idle["moves"], idle["recovered_s"], idle["recovered_steps"]) == (1, None, None)
+    elsewhere = _figures((replace(KILL, peers=("host-0-0",)),), (*facts, *worked))
+    assert (elsewhere["moves"], elsewhere["recovered_s"]) == (1, None)
+
+
 def test_throughput_is_what_was_committed_beside_what_was_before_and_could_be() -> None:
     told = _figures()
     assert (told["steps"], told["seconds"], told["max_gap_s"]) == (8, 14.0, 2.0)
-    assert told["baseline_steps"] == 3
+    assert (told["baseline_steps"], told["baseline_step_s"]) == (3, 2.0)
     assert told["baseline_tokens_per_s"] == told["tokens_per_s"] == 50.0
     assert told["throughput_retained_raw"] == 1.0
     # Two were there for 0.5 + 2 of the 8 seconds from the last calm step (10) to the last one (18), else one.

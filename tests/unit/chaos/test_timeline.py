@@ -29,3 +29,14 @@ def test_seconds_count_from_the_first_closed_step_as_in_the_picture() -> None:
     timeline.heard(110.0, "a", "StepClosed", {"step": 1, "tokens": 12, "loss": 5.5})
     timeline.struck(111.5, "kill a")
     assert [line.split("  step")[0].strip() for line in told] == ["start + 0.0 s", "start + 4.5 s", "0.0 s", "1.5 s"]
+
+
+def test_who_moves_and_who_does_not_is_told_with_the_reason() -> None:
+    told: list[str] = []
+    timeline = Timeline(told.append, str)
+    declined = {"step": 3, "peer": "A", "part": "stage-1", "reason": "it has no memory for it"}
+    timeline.heard(0.0, "leader", "MoveDeclined", declined)
+    assert told[-1].endswith("A does not move to stage-1: it has no memory for it")
+    fields = {"step": 4, "moves": {"A": "stage-1"}, "reasons": ["stage-1 computes 1, stage-0 4: A from stage-0"]}
+    timeline.heard(1.0, "leader", "HostsMoved", fields)
+    assert told[-1].endswith("hosts move with step 4: A to stage-1; stage-1 computes 1, stage-0 4: A from stage-0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections import Counter
 
@@ -14,6 +15,7 @@ from swarm.consensus.copies import (
     KEPT_UPDATES,
     MAX_COPIES,
     copies_of,
+    copy_duties,
     copy_holders,
     copy_rate,
     fewer_copies,
@@ -124,3 +126,34 @@ def test_holders_stay_mostly_the_same_when_one_peer_leaves() -> None:
 )
 def test_copy_rate_is_low_but_as_high_as_it_takes_to_catch_up(total: int, step_s: float | None, rate: float) -> None:
     assert copy_rate(total, step_s) == rate
+
+
+def drawn(peer: str, part: str) -> bytes:
+    return hashlib.sha256(f"{peer}|{part}".encode()).digest()
+
+
+@given(ROSTERS, COPIES)
+def test_duties_are_those_of_all_pairs_in_order(roster: Roster, copies: int) -> None:
+    """What is looked at of the pairs of peer and part is no more than it takes, and gives what all of them do."""
+    held = Counter(member.part for member in roster.members)
+    pairs = sorted(
+        (held[member.part] < 2 and member.part is not None, drawn(peer, part), peer, part)
+        for part in roster.parts
+        for member in roster.members
+        if (peer := member.peer) in able(roster, part)
+    )
+    plain: dict[str, list[str]] = {part: [] for part in roster.parts}
+    load: Counter[str] = Counter()
+    for most in range(1, len(roster.parts) + 1):
+        for _, _, peer, part in pairs:
+            if load[peer] < most and len(plain[part]) < copies and peer not in plain[part]:
+                plain[part].append(peer)
+                load[peer] += 1
+    assert {part: list(peers) for part, peers in copy_duties(roster, copies).items()} == plain
+
+
+def test_duties_are_found_once_for_a_roster_and_anew_for_another() -> None:
+    one = [listed(peer, part) for peer, part in zip("abcdef", PARTS * 2, strict=False)]
+    roster, other = Roster(one), Roster(one)
+    assert copy_duties(roster, 2) is copy_duties(roster, 2)
+    assert copy_duties(roster, 1) != copy_duties(roster, 2) == copy_duties(other, 2)

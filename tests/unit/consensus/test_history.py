@@ -437,3 +437,14 @@ def test_history_whose_file_was_exchanged_is_not_written_into(path: Path) -> Non
     other.append(record(THREE))
     assert not path.exists()
     assert other.next_step == 5
+
+
+def test_record_is_hashed_once_and_its_changed_copy_anew() -> None:
+    other = ONE.model_copy(update={"lr": ONE.lr + 1, "roster": ROSTER.members[:2]})
+    assert ONE.hash() is ONE.hash()
+    assert ONE.members is ONE.members
+    assert other.hash() != ONE.hash()
+    assert other.hash() == CloseRecord(**{name: getattr(other, name) for name in CloseRecord.model_fields}).hash()
+    assert other.members.peers == ROSTER.peers[:2]
+    assert ONE.model_copy().hash() == ONE.hash()
+    assert ONE.model_copy() == ONE

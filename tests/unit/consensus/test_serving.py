@@ -9,14 +9,11 @@ import pytest
 from pydantic import ValidationError
 
 from swarm.consensus.changes import ChangeRules, Changes, RosterRules
+from swarm.consensus.placement import Candidate, Places, assign_stages, choose_place
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import (
-    Candidate,
-    Places,
     Roster,
-    assign_stages,
     can_be_called,
-    choose_place,
     lacks_server,
     serves_alone,
     unserved,

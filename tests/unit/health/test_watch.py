@@ -11,8 +11,15 @@ import pytest
 
 from swarm.errors import Refused
 from swarm.health.heartbeat import BEAT, LONGEST_TALK_S, LOST, PING, Heartbeat, HeartbeatReply, Lost, Ping
-from swarm.health.verdicts import MISSES_TO_LOSE, SHORTEST_LOSS_S, STRANGER_BEATS
-from swarm.health.watch import CHECK_S, PING_EVERY_S, PING_TIMEOUT_S, PROBE_EVERY_S, HealthWatch, watched
+from swarm.health.verdicts import (
+    MISSES_TO_LOSE,
+    SHORTEST_LOSS_S,
+    STRANGER_BEATS,
+    WATCHED_PEERS,
+    watched,
+    watchers,
+)
+from swarm.health.watch import CHECK_S, PING_EVERY_S, PING_TIMEOUT_S, PROBE_EVERY_S, HealthWatch
 from swarm.ids import PeerId, RunId
 from swarm.network.protocols import AnyMethod, Rpc
 from swarm.schema import Empty
@@ -679,3 +686,87 @@ def test_watch_of_one_whose_other_watchers_are_gone_finds_it_gone_too() -> None:
             assert set(ring.watch.gone) == set(dead)
 
     play(story)
+
+
+# --- who tells whom --------------------------------------------------------------------------------------------------
+
+
+def test_ring_has_everybody_watched_by_as_many_and_each_knows_by_whom() -> None:
+    for size in (1, 2, 3, 4, 5, 40):
+        roster = [PeerId(f"p{number}") for number in range(size)]
+        for peer in roster:
+            assert {one for one in roster if peer in watched(one, roster)} == set(watchers(peer, roster))
+            assert len(watchers(peer, roster)) == min(WATCHED_PEERS, size - 1)
+    assert watchers(PeerId("stranger"), roster) == () == watched(PeerId("stranger"), roster)
+
+
+def test_watch_that_loses_whom_others_watch_tells_these_alone_and_nobody_when_it_was_told() -> None:
+    async def story(ring: Ring) -> None:
+        mine = [peer for peer in FAR if ME not in watchers(peer, EVERYBODY)]
+        for told, victim in enumerate(mine):
+            ring.network.kill(victim)
+            async with ring.watching():
+                if told:
+                    await ring.neighbours[NEAR[0]].tell(victim)
+                ring.watch.suspect(victim, "a call failed")
+                await asyncio.sleep(REFUSED_LOSS_S)
+            heard = {peer for peer, neighbour in ring.neighbours.items() if victim in [m.peer for m in neighbour.told]}
+            assert heard == (set() if told else set(watchers(victim, EVERYBODY)))
+        assert len(mine) == 2
+
+    play(story)
+
+
+class Crowd:
+    """Watches of many peers on one network; counts what they tell each other."""
+
+    def __init__(self, size: int) -> None:
+        self.network = SimNetwork(LoopClock())
+        self.peers = tuple(PeerId(f"p{number}") for number in range(size))
+        self.messages = 0
+        self.watches: dict[PeerId, HealthWatch] = {}
+
+    async def open(self, group: asyncio.TaskGroup) -> dict[PeerId, asyncio.Task[None]]:
+        for peer in self.peers:
+            endpoint = self.network.endpoint(peer)
+            await endpoint.enter(RunId("ab" * 32))
+            self.watches[peer] = watch = HealthWatch(endpoint, LoopClock(), incarnation=3)
+            endpoint.mount(watch)
+            watch.follow(self.peers)
+            self._count(watch)
+        return {peer: group.create_task(watch.run()) for peer, watch in self.watches.items()}
+
+    def _count(self, watch: HealthWatch) -> None:
+        tell = watch._tell_one
+
+        async def counted(peer: PeerId, message: Lost) -> None:
+            self.messages += 1
+            await tell(peer, message)
+
+        watch._tell_one = counted  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("size", [8, 40])
+@pytest.mark.parametrize("beside", ["alone", "with its watchers", "suspected by all"])
+def test_crowd_learns_of_a_death_by_few_messages_also_when_the_watchers_die_with_it(size: int, beside: str) -> None:
+    async def story() -> None:
+        crowd = Crowd(size)
+        async with asyncio.TaskGroup() as group:
+            running = await crowd.open(group)
+            await asyncio.sleep(5.0)
+            victim = crowd.peers[0]
+            dead = {victim, *(watchers(victim, crowd.peers) if beside == "with its watchers" else ())}
+            for peer in dead:
+                crowd.network.kill(peer)
+                running.pop(peer).cancel()
+            if beside == "suspected by all":
+                for peer in running:
+                    crowd.watches[peer].suspect(victim, "a call failed")
+            await asyncio.sleep(20.0)
+            assert all(set(crowd.watches[peer].gone) == dead for peer in running)
+            for task in running.values():
+                task.cancel()
+        bound = {"alone": 3, "with its watchers": 4 * len(dead), "suspected by all": 6}[beside]
+        assert 0 < crowd.messages <= bound * size
+
+    in_virtual_time(story())

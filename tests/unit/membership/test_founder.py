@@ -6,11 +6,14 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from data_shards.tokenize import train_tokenizer
+from swarm.consensus.placement import assign_stages
 from swarm.errors import Unreachable
-from swarm.ids import PeerId
+from swarm.ids import PeerId, stage_part
 from swarm.membership.founder import NEWCOMERS, Founder, _Bounded
-from swarm.network.discovery.records import PeerRecord
+from swarm.network.discovery.records import PeerRecord, bits_of
 from swarm.network.endpoint import LibP2PEndpoint
 from swarm.schema import Empty
 from tests.harness.rigs.membership import FakeClock
@@ -52,11 +55,11 @@ class Called:
         return Empty(), memoryview(b"")
 
 
-def _founder(endpoint: Called, records: Mapping[PeerId, PeerRecord]) -> Founder:
+def _founder(endpoint: Called, records: Mapping[PeerId, PeerRecord], *, stages: int = 1) -> Founder:
     async def lookup(kind: object) -> Mapping[PeerId, PeerRecord]:
         return records
 
-    manifest = small_manifest(train_tokenizer(["some words"], 300), 1, 1, {"split": {"stages": 1}})
+    manifest = small_manifest(train_tokenizer(["some words"], 300), stages, 1, {"split": {"stages": stages}})
     around = SimpleNamespace(endpoint=endpoint, clock=FakeClock(), manifest=manifest)
     return Founder(
         cast(Any, around), cast(Any, SimpleNamespace(lookup=lookup)), cast(Any, None),
@@ -83,3 +86,26 @@ async def test_founder_calls_few_of_thousands_and_takes_those_who_answer() -> No
     assert len(endpoint.calls) <= NEWCOMERS
     assert {candidate.peer for candidate in await founder._candidates()} == {ME, *HERE}
     assert len(endpoint.calls) <= NEWCOMERS + len(HERE)
+
+
+async def test_founder_lets_more_in_until_somebody_has_the_memory_for_each_stage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small = _record("stage", 1).model_copy(update={"unfit": bits_of([0])})
+    records = {PeerId("host"): small, PeerId("other"): small, PeerId("trainer"): _record("trainer", 1)}
+    monkeypatch.setitem(HERE, PeerId("other"), "stage")
+    founder = _founder(Called(), records, stages=2)
+    for _ in range(3):
+        found = await founder._candidates()
+        complete, reason = founder._enough(found)
+        assert not complete
+        assert reason.startswith("2 of 2 stage hosts and 1 of 1 trainers are here, but no stage host is left with")
+    monkeypatch.setitem(HERE, PeerId("big"), "stage")
+    records[PeerId("big")] = _record("stage", 1)
+    found = await founder._candidates()
+    assert founder._enough(found)[0]
+    roster, _ = assign_stages(found, 2, private_ends=True)
+    assert roster.replicas(stage_part(0)) == ("big",)
+    records[PeerId("late")] = _record("stage", 1)
+    monkeypatch.setitem(HERE, PeerId("late"), "stage")
+    assert len(await founder._candidates()) == len(found), "one place more, and no other"

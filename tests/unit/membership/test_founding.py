@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from swarm.clock import SystemClock
+from swarm.consensus.placement import Candidate, assign_stages
 from swarm.consensus.records import NO_RECORD, CloseRecord, Contribution, acceptance_bytes
-from swarm.consensus.roster import Candidate, assign_stages
 from swarm.errors import OutOfSync, Refused, RunEnded
 from swarm.ids import ENDS, MicrobatchId, PartName, PeerId
 from swarm.membership.founding_record import FoundingTimeout as Waits
@@ -53,7 +53,7 @@ async def test_gathering_polls_until_enough_are_there() -> None:
         polls.append(clock.now)
         return CANDIDATES[: len(polls)]
 
-    found_ = await gather_candidates(candidates, clock, stage_hosts=2, trainers=1, patience_s=60)
+    found_ = await gather_candidates(candidates, clock, enough=lambda found: enough(found, 2, 1), patience_s=60)
     assert list(found_) == CANDIDATES
     assert len(polls) == 4
 
@@ -65,7 +65,7 @@ async def test_gathering_without_enough_ends_saying_who_is_missing() -> None:
         return CANDIDATES[:2]
 
     with pytest.raises(RunEnded, match="after 60 s 1 of 2 stage hosts and 0 of 1 trainers"):
-        await gather_candidates(candidates, clock, stage_hosts=2, trainers=1, patience_s=60)
+        await gather_candidates(candidates, clock, enough=lambda found: enough(found, 2, 1), patience_s=60)
     assert 60 < clock.now < 61
 
 

@@ -15,10 +15,11 @@ from swarm.consensus.records import CloseRecord, Decision
 from swarm.consensus.roster import Roster
 from swarm.errors import Busy, Ending, Refused, RunEnded, StateError, Unreachable, Violation, WrongStep
 from swarm.ids import PeerId, stage_part
-from swarm.membership import download, joining
+from swarm.membership import download, joining, memory
 from swarm.membership.joining import LISTEN_EVERY_S, MAX_FAILURES, Joining
 from swarm.membership.observer import ObserverContext
 from swarm.membership.status import PeerStatus
+from swarm.network.discovery.records import PeerRecord
 from swarm.network.protocols import Rpc
 from swarm.step.observe_messages import RunStanding
 from tests.harness.rigs.membership import (
@@ -117,6 +118,7 @@ class World:
         self.heard: list[bool] = []
         self.lost: tuple[str, ...] = ()
         self.leaving_peers: set[PeerId] = set()
+        self.announced: dict[PeerId, PeerRecord] | None = {}
         self.prepared = 0
         self.unreachable = ""
         run = SimpleNamespace(steps=steps, copies=1)
@@ -138,7 +140,7 @@ class World:
         monkeypatch.setattr(download, "build_empty", self._build)
         monkeypatch.setattr(download, "check_memory", lambda around, name: None)
         self.unfit: dict[str, str] = {}
-        monkeypatch.setattr(joining, "lacking_memory", lambda around, name: self.unfit.get(name, ""))
+        monkeypatch.setattr(memory, "lacking_memory", lambda around, name: self.unfit.get(name, ""))
         monkeypatch.setattr(download, "PartDownload", self._download)
         context = SimpleNamespace(
             around=self.around,
@@ -147,6 +149,7 @@ class World:
             position=self.position,
             situation=self.situation,
             calls=self,
+            directory=SimpleNamespace(lookup=self._lookup),
             exit=self.leaving,
             learn=lambda roster: None,
         )
@@ -166,6 +169,11 @@ class World:
     async def _standing(self, peer: PeerId, *question: Any, timeout_s: float) -> tuple[RunStanding, bytes]:
         leaving = peer in self.leaving_peers
         return RunStanding(founder=peer, closed=0, waiting_for="", lost=self.lost, leaving=leaving), b""
+
+    async def _lookup(self, kind: type[PeerRecord]) -> dict[PeerId, PeerRecord]:
+        if self.announced is None:
+            raise Unreachable("the directory did not answer")
+        return self.announced
 
     async def _twin(self, roster: Sequence[PeerId]) -> bool:
         return self.heard.pop(0)
@@ -530,6 +538,44 @@ async def test_joiner_that_is_refused_asks_again_with_the_next_step(monkeypatch:
     await world.joining.run(CONTACT)
     assert [body.step for _, body in world.admissions] == [3, 4]
     assert any("the run is full" in str(event) for event in world.events.events)
+
+
+def on_the_way(**said: Any) -> PeerRecord:
+    """What a peer that is not in the roster says in the directory, by default that it heads for stage 0."""
+    fields = {"role": "stage", "part": "stage-0", "status": "waiting"} | said
+    return PeerRecord(name="z", incarnation=1, step=0, **fields)
+
+
+@pytest.mark.parametrize(
+    ("said", "part"),
+    [
+        ({}, "stage-1"),
+        ({"part": None, "stage": 0}, "stage-1"),
+        ({"part": "stage-1"}, "stage-0"),
+        ({"part": None, "stage": 1}, "stage-0"),
+        *(({"part": f"stage-{stage}", "status": "ready"}, None) for stage in (0, 1)),
+        *(({"part": f"stage-{stage}", "status": "draining"}, None) for stage in (0, 1)),
+        *(({"part": f"stage-{stage}", "role": "trainer"}, None) for stage in (0, 1)),
+        ({"part": "stage-500"}, None),
+    ],
+)
+async def test_joiner_goes_where_nobody_else_is_on_the_way(
+    said: dict[str, Any], part: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose record says nothing of an arrival changes nothing."""
+    parts: list[str | None] = []
+    for announced in ({PeerId("Z"): on_the_way(**said)}, None):
+        world = World(monkeypatch, stage=None)
+        even = Roster([listed(DONOR), listed(OTHER, part="stage-1"), listed(CONTACT, "trainer", "ends")])
+        world.run.decisions[-1] = signed(world.run.head.model_copy(update={"roster": even.members}))
+        world.announced = announced
+        told: list[str | None] = []
+        world.situation.placed = lambda told=told, world=world: told.append(world.situation.part)  # type: ignore[misc]
+        await world.joining.run(CONTACT)
+        assert told == [world.situation.part], "others hear of it at once"
+        assert "fewest replicas (1)" in world.situation.reason
+        parts.append(world.situation.part)
+    assert parts[0] == (part or parts[1])
 
 
 async def test_joiner_takes_the_place_of_a_replica_that_says_it_is_about_to_leave(

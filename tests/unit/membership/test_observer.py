@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from swarm.consensus.copies import KEPT_UPDATES
-from swarm.consensus.records import CloseRecord, Decision
+from swarm.consensus.records import Decision
 from swarm.consensus.roster import Roster
 from swarm.errors import DeadlineMissed, PeerError, StateError, Unreachable, Violation, WrongStep
 from swarm.membership.observer_sources import PATIENCE_S
@@ -124,7 +124,7 @@ def with_record(**changes: Any) -> Twist:
 
     def twist(body: Message, answer: Answer) -> Answer:
         assert isinstance(answer.body, Decided)
-        changed = CloseRecord(**(dict(answer.body.record) | changes))
+        changed = answer.body.record.model_copy(update=changes)
         return Answer(told(signed(changed)), answer.payload)
 
     return twist
@@ -239,7 +239,7 @@ async def test_observer_whose_state_is_not_the_records_installs_nothing() -> Non
     await bench.open()
     observer = bench.observer()
     decision = await observer.start(CONTACT)
-    forged = CloseRecord(**(dict(decision.record) | {"digests": decision.record.digests | {STAGE: "e" * 64}}))
+    forged = decision.record.model_copy(update={"digests": decision.record.digests | {STAGE: "e" * 64}})
     with pytest.raises(PeerError, match="not held here"):
         await bench.fetch(forged)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,29 +13,31 @@ from data_shards.tokenize import train_tokenizer
 from swarm.errors import ConfigError, StateError
 from swarm.ids import PartName
 from swarm.membership import memory as accounts
-from swarm.membership import roles
+from swarm.membership import part_memory, rules
 from swarm.membership.parts import build_empty
-from swarm.planning.costs import GRAPH_SHARE, apart_bytes, graph_bytes, training_bytes
+from swarm.models.registry import family_of
+from swarm.planning.costs import GRAPH_SHARE, ROUND_BYTES, apart_bytes, graph_bytes, training_bytes
 from swarm.sim import device as sim_device
 from swarm.sim.device import InlineDevice
+from swarm.state.snapshot import initial_snapshot
 from tests.harness.swarm import small_manifest
 
 
-def around_of(manifest: Any, checkpointing: str = "auto") -> Any:
+def around_of(manifest: Any) -> Any:
     device = InlineDevice(torch.device("cpu"))
-    return SimpleNamespace(manifest=manifest, device=device, activation_checkpointing=checkpointing)
+    return SimpleNamespace(manifest=manifest, device=device)
 
 
 def test_part_that_does_not_fit_is_refused_with_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = small_manifest(train_tokenizer(["some words"], 300), 2, 1, {"split": {"stages": 2}})
     around = around_of(manifest)
     name = PartName("stage-0")
-    needed = training_bytes(manifest.model, roles.spec_of(manifest, name), exact=manifest.run.reproducible)
+    needed = training_bytes(manifest.model, rules.spec_of(manifest, name), exact=manifest.run.reproducible)
     monkeypatch.setattr(sim_device, "free_memory", lambda device: needed - 1)
     with pytest.raises(StateError, match=r"training stage-0 takes .* GB of memory are free here"):
-        roles.check_memory(around, name)
+        part_memory.check_memory(around, name)
     monkeypatch.setattr(sim_device, "free_memory", lambda device: needed)
-    roles.check_memory(around, name)
+    part_memory.check_memory(around, name)
 
 
 class Accelerator(InlineDevice):
@@ -53,14 +56,14 @@ class Accelerator(InlineDevice):
 
 def test_part_has_to_fit_into_a_gpu_and_what_lies_beside_it_into_the_machine() -> None:
     manifest = small_manifest(train_tokenizer(["some words"], 300), 2, 1, {"split": {"stages": 2}})
-    name, spec = PartName("stage-0"), roles.spec_of(manifest, PartName("stage-0"))
+    name, spec = PartName("stage-0"), rules.spec_of(manifest, PartName("stage-0"))
     own = apart_bytes(manifest.model, spec, exact=manifest.run.reproducible)
-    both = sum(roles.part_bytes(manifest, spec, apart=True).values())
+    both = sum(part_memory.part_bytes(manifest, spec, apart=True).values())
     assert 0 < own < both
 
     def lacking(kind: str, host: int, own: int) -> str:
         around = SimpleNamespace(manifest=manifest, device=Accelerator(kind, host, own))
-        return roles.lacking_memory(cast(Any, around), name)
+        return part_memory.lacking_memory(cast(Any, around), name)
 
     assert lacking("cuda:1", both - own, own) == ""
     assert "GB of memory are free here" in lacking("cuda:1", both - own - 1, own)
@@ -82,7 +85,7 @@ def test_what_a_part_and_a_copy_take_is_computed_once(monkeypatch: pytest.Monkey
     endpoint = SimpleNamespace(peer="me")
     around = SimpleNamespace(manifest=manifest, device=InlineDevice(torch.device("cpu")), endpoint=endpoint)
     run: Any = SimpleNamespace(around=around, position=SimpleNamespace(roster=("me",)))
-    specs = [roles.spec_of(manifest, PartName(name)) for name in ("stage-0", "stage-0", "ends", "stage-0")]
+    specs = [rules.spec_of(manifest, PartName(name)) for name in ("stage-0", "stage-0", "ends", "stage-0")]
     held = [SimpleNamespace(spec=spec, tensors=dict) for spec in specs]
     holding: Any = SimpleNamespace(role=None, part=None)
     other: Any = SimpleNamespace(tensors=list, means=list, held_bytes=0)
@@ -93,6 +96,22 @@ def test_what_a_part_and_a_copy_take_is_computed_once(monkeypatch: pytest.Monkey
     assert sorted(map(str, asked)) == ["ends", "stage-0", "stage-1"]
     assert found[0] == found[1] == found[3] != found[2]
     assert all(one["copies"] for one in found)
+
+
+async def test_host_moves_where_what_it_lets_go_makes_room_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two equal stages the state of one is here as a copy, and the other's sum is let go: what a round takes is not
+    there yet."""
+    manifest = small_manifest(train_tokenizer(["some words"], 300), 2, 1, {"split": {"stages": 2}})
+    around, to = around_of(manifest), PartName("stage-1")
+    held = await build_empty(around, PartName("stage-0"))
+    weights = family_of(manifest.model).initial_weights(manifest.run.seed, held.spec)
+    held.install(initial_snapshot(held.spec.name, held.layout, weights))
+    needed = ROUND_BYTES * held.layout.elements
+    monkeypatch.setattr(sim_device, "free_memory", lambda device: needed)
+    assert accounts.lacking_to_move(around, held, to, 0) == ""
+    monkeypatch.setattr(sim_device, "free_memory", lambda device: needed - needed // 8)
+    assert re.search("training stage-1 takes .* GB more, and", accounts.lacking_to_move(around, held, to, 0))
+    assert accounts.lacking_to_move(around, held, to, needed // 8) == "", "what the step's round holds goes with it"
 
 
 async def test_reproducible_run_is_refused_on_a_device_without_float64() -> None:
@@ -121,19 +140,19 @@ def test_stage_computes_activations_again_while_its_graphs_do_not_fit(monkeypatc
     overrides = {"split": {"stages": 2}, "batch": {"microbatches_per_step": 12}}
     manifest = small_manifest(train_tokenizer(["some words"], 300), 2, 1, overrides)
     around = around_of(manifest)
-    spec = roles.spec_of(manifest, PartName("stage-0"))
+    spec = rules.spec_of(manifest, PartName("stage-0"))
     elements = 1000
     graph = graph_bytes(manifest.model, spec, manifest.batch.microbatch_size)
     still = training_bytes(manifest.model, spec, exact=manifest.run.reproducible) - 3 * 4 * elements
     enough = still + int(6 * graph / GRAPH_SHARE)
     monkeypatch.setattr(sim_device, "free_memory", lambda device: enough)
     part = Part(spec, elements)
-    memory = roles.GraphMemory(around, cast(Any, part))
+    memory = part_memory.GraphMemory(around, cast(Any, part), "auto", journeys=32)
     for replicas in (2, 1, 1, 3):  # 12 microbatches: 6, 12, 12 and 4 for each of them
         memory.follow(roster(replicas))
     assert part.told == [False, True, True, False]
     monkeypatch.setattr(sim_device, "free_memory", lambda device: enough - 4)
-    memory = roles.GraphMemory(around, cast(Any, part))
+    memory = part_memory.GraphMemory(around, cast(Any, part), "auto", journeys=32)
     memory.follow(roster(2))
     assert part.told[-1], "a few bytes less are too few"
 
@@ -143,12 +162,12 @@ def test_last_stage_with_head_has_one_graph_at_a_time(monkeypatch: pytest.Monkey
     around = around_of(manifest)
     told = {}
     for name in ("stage-0", "stage-1"):
-        spec = roles.spec_of(manifest, PartName(name))
+        spec = rules.spec_of(manifest, PartName(name))
         graph = graph_bytes(manifest.model, spec, manifest.batch.microbatch_size)
         needed = training_bytes(manifest.model, spec, exact=manifest.run.reproducible)
         monkeypatch.setattr(sim_device, "free_memory", lambda device, left=needed + int(graph / GRAPH_SHARE): left)
         part = Part(spec, 0)
-        roles.GraphMemory(around, cast(Any, part)).follow(roster(1))
+        part_memory.GraphMemory(around, cast(Any, part), "auto", journeys=32).follow(roster(1))
         told[name] = part.told
     assert told == {"stage-0": [True], "stage-1": [False]}
 
@@ -160,9 +179,26 @@ def test_stage_expects_graphs_as_its_owner_wants_them_whatever_is_left(
     overrides = {"split": {"stages": 2}, "batch": {"microbatches_per_step": 12}}
     manifest = small_manifest(train_tokenizer(["some words"], 300), 2, 1, overrides)
     monkeypatch.setattr(sim_device, "free_memory", lambda device: 0 if choice == "off" else 1 << 60)
-    spec = roles.spec_of(manifest, PartName("stage-0"))
+    spec = rules.spec_of(manifest, PartName("stage-0"))
     part = Part(spec, 1000)
-    memory = roles.GraphMemory(around_of(manifest, choice), cast(Any, part))
+    memory = part_memory.GraphMemory(around_of(manifest), cast(Any, part), cast(Any, choice), journeys=32)
     memory.follow(roster(2))
     each = graph_bytes(manifest.model, spec, manifest.batch.microbatch_size, checkpointing=on)
     assert (part.told, memory.expected) == ([on], (6, each))
+
+
+def test_stage_takes_more_graphs_than_usual_only_as_far_as_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that activations are not computed again for journeys that hardly ever are under way at once."""
+    overrides = {"split": {"stages": 2}, "batch": {"microbatches_per_step": 400}}
+    manifest = small_manifest(train_tokenizer(["some words"], 300), 2, 1, overrides)
+    spec = rules.spec_of(manifest, PartName("stage-0"))
+    graph = graph_bytes(manifest.model, spec, manifest.batch.microbatch_size)
+    still = training_bytes(manifest.model, spec, exact=manifest.run.reproducible) - 3 * 4 * 1000
+    for room, expected in ((40, 40), (32, 32), (300, 200)):
+        monkeypatch.setattr(
+            sim_device, "free_memory", lambda device, left=still + int(room * graph / GRAPH_SHARE) + 4: left
+        )
+        part = Part(spec, 1000)
+        memory = part_memory.GraphMemory(around_of(manifest), cast(Any, part), "auto", journeys=200)
+        memory.follow(roster(1))
+        assert (part.told, memory.expected) == ([False], (expected, graph))

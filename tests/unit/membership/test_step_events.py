@@ -5,11 +5,21 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+import torch
+
 from swarm.consensus.records import CloseRecord
-from swarm.events import Participation, StepClosed
+from swarm.events import DeviceUsed, Participation, StepClosed
+from swarm.ids import stage_part
+from swarm.membership import step_events
+from swarm.membership.rules import spec_of
 from swarm.membership.status import STEPS_SHOWN, PeerStatus
+from swarm.membership.status_types import DeviceUse
 from swarm.membership.step_events import StepEvents
+from swarm.planning.costs import palm_part_flops
+from swarm.planning.devices import DEVICES
 from swarm.step.boundary_codecs import FIXED
+from swarm.step.moves import MoveRules
 from tests.harness.rigs.membership import COMMITTED, GENESIS, A, B, EventList, FakeClock, record
 from tests.harness.rigs.peers import kept_run
 
@@ -28,8 +38,10 @@ class Told:
             clock=self.clock,
             endpoint=endpoint,
             watch=SimpleNamespace(gone=self.gone),
+            device=SimpleNamespace(torch_device=torch.device("cpu")),
         )
-        run = SimpleNamespace(around=around, situation=self.situation, rules=SimpleNamespace(codecs=FIXED))
+        rules = SimpleNamespace(codecs=FIXED, moves=MoveRules(stages=1))
+        run = SimpleNamespace(around=around, situation=self.situation, rules=rules)
         self.steps = StepEvents(cast(Any, run))
 
     def close(self, closed: CloseRecord, *, took_part: bool, after_s: float = 2.0) -> float | None:
@@ -71,6 +83,43 @@ def test_early_share_of_a_step_is_told_and_kept_for_the_newest_steps() -> None:
         told.close(before, took_part=True)
     assert [event.early for event in told.events.of(StepClosed)] == [0, *[1] * STEPS_SHOWN]
     assert told.situation.early == (1 / len(COMMITTED),) * STEPS_SHOWN
+
+
+def test_capacities_are_those_of_the_newest_record() -> None:
+    told = Told()
+    told.close(GENESIS, took_part=False)
+    assert told.situation.capacities == (0,)
+    told.close(record(GENESIS).model_copy(update={"paces": {A: 250_000}}), took_part=True)
+    assert told.situation.capacities == (4,)
+
+
+@pytest.mark.parametrize(("gpu", "peak"), [("", None), ("NVIDIA L4", DEVICES["l4"].float32)])
+def test_device_use_counts_the_microbatches_that_went_through_this_peer(
+    monkeypatch: pytest.MonkeyPatch, gpu: str, peak: float | None
+) -> None:
+    monkeypatch.setattr(step_events, "device_name", lambda device: gpu)
+    told = Told()
+    told.close(GENESIS, took_part=False)
+    first = record(GENESIS)
+    told.close(first, took_part=True)
+    [event] = told.events.of(DeviceUsed)
+    model = kept_run().manifest.model
+    mine = sum(one.route[0] == A for one in first.committed)
+    spec = spec_of(kept_run().manifest, stage_part(0))
+    flops = (
+        mine * kept_run().manifest.batch.microbatch_size * model.context * palm_part_flops(model, spec, model.context)
+    )
+    assert (event.part, event.microbatches) == ("stage-0", mine)
+    assert event.flops_per_s == flops / 2.0 > 0
+    assert event.mfu == (None if peak is None else flops / 2.0 / peak)
+    assert told.situation.device_use == DeviceUse(flops_per_s=event.flops_per_s, mfu=event.mfu)
+
+
+def test_device_use_is_told_of_no_step_that_was_open_before_this_peer_came() -> None:
+    told = Told()
+    told.close(record(record(GENESIS)), took_part=False)
+    told.close(record(record(record(GENESIS))), took_part=True)
+    assert told.events.of(DeviceUsed) == []
 
 
 def test_digest_of_our_part_is_the_one_that_we_computed() -> None:

@@ -9,13 +9,13 @@ import pytest
 
 from swarm.errors import Refused
 from swarm.health.heartbeat import HeartbeatReply
-from swarm.health.verdicts import ANEW_S, MISSES_TO_LOSE, SHORTEST_LOSS_S, STRANGER_BEATS, Health
-from swarm.health.watch import watched
+from swarm.health.verdicts import ANEW_S, MISSES_TO_LOSE, SHORTEST_LOSS_S, STRANGER_BEATS, Health, watched
 from swarm.ids import MicrobatchId, PeerId, StepWork
 from swarm.pipeline.compute import NormGate
 from swarm.pipeline.stage.table import WorkQueue
-from swarm.pipeline.trainer.taken import MAX_IN_FLIGHT, MIN_IN_FLIGHT, WAITING, InFlight, journeys_in_flight
+from swarm.pipeline.trainer.flight import WAITING, InFlight, journeys_in_flight
 from swarm.pipeline.wiring import Wiring
+from swarm.planning.costs import MIN_IN_FLIGHT, MOST_IN_FLIGHT, most_in_flight
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 
@@ -68,13 +68,21 @@ def test_queue_full_of_the_next_step_takes_the_open_one() -> None:
     assert (queue.full(2), queue.full(1)) == (True, False)
 
 
-def choices(wiring: Wiring, seconds: dict[PeerId, float], count: int) -> Counter[PeerId]:
+def told(wiring: Wiring, took: dict[PeerId, float], claims: dict[PeerId, float], count: int) -> Counter[PeerId]:
+    """Work that takes each replica so long, one piece after the other, and what each claims of it."""
     chosen: Counter[PeerId] = Counter()
+    ends = dict.fromkeys(took, 0.0)
     for _ in range(count):
         peer, _ = wiring.choose(0)
-        wiring.observe(0, peer, seconds[peer])
+        began, ends[peer] = ends[peer], ends[peer] + took[peer]
+        wiring.claimed(0, peer, claims[peer], "forward", (began, ends[peer]))
         chosen[peer] += 1
     return chosen
+
+
+def choices(wiring: Wiring, seconds: dict[PeerId, float], count: int) -> Counter[PeerId]:
+    """Whom it chooses when each takes so long, and says so."""
+    return told(wiring, seconds, seconds, count)
 
 
 def test_wiring_chooses_a_replica_twice_as_fast_twice_as_often() -> None:
@@ -87,18 +95,6 @@ def test_wiring_follows_a_replica_that_slows_down() -> None:
     choices(wiring, {A: 1.0, B: 1.0}, 50)
     chosen = choices(wiring, {A: 9.0, B: 1.0}, 200)
     assert chosen[B] > 6 * chosen[A]
-
-
-def told(wiring: Wiring, took: dict[PeerId, float], claims: dict[PeerId, float], count: int) -> Counter[PeerId]:
-    """Work that takes each replica so long, one piece after the other, and what each claims of it."""
-    chosen: Counter[PeerId] = Counter()
-    ends = dict.fromkeys(took, 0.0)
-    for _ in range(count):
-        peer, _ = wiring.choose(0)
-        began, ends[peer] = ends[peer], ends[peer] + took[peer]
-        wiring.claimed(0, peer, claims[peer], "forward", (began, ends[peer]))
-        chosen[peer] += 1
-    return chosen
 
 
 @pytest.mark.parametrize("claim", [0.0, 1e-9, 0.3, 0.7])
@@ -144,7 +140,7 @@ def test_wiring_does_not_flood_a_replica_that_was_away() -> None:
         chosen: Counter[PeerId] = Counter()
         for _ in range(30):
             peer, _ = wiring.choose(0, away)
-            wiring.observe(0, peer, 0.1)
+            wiring.claimed(0, peer, 0.1, "forward")
             chosen[peer] += 1
     assert set(chosen) == {a, b, c}
     assert max(chosen.values()) <= 11
@@ -168,30 +164,81 @@ def test_wiring_without_a_replica_left_refuses() -> None:
         wiring.choose(0, exclude={B})
 
 
+def test_wiring_keeps_forward_and_backward_apart() -> None:
+    wiring = Wiring([[A, B]], seed=1)
+    wiring.claimed(0, A, 1.0, "forward")
+    wiring.claimed(0, A, 2.0, "backward")
+    wiring.claimed(0, B, 1.0, "forward")
+    known = wiring.statistics()[0]
+    assert known[A].average_s == pytest.approx(3.0)
+    assert known[B].average_s == pytest.approx(3.0), "a forward is a third of it, as with the other"
+
+
+def test_wiring_gives_a_replica_no_more_than_its_link_carries() -> None:
+    wiring = Wiring([[A, B]], seed=1)
+    wiring.know_links({A: 4.0, B: 0.5})
+    chosen = choices(wiring, {A: 1.0, B: 1.0}, 500)
+    assert chosen[B] == pytest.approx(4 * chosen[A], rel=0.02)
+    assert wiring.rates() == pytest.approx([2.0]), "what they compute"
+
+
+def test_wiring_rates_leave_out_who_is_on_parole_and_take_the_unmeasured_for_usual() -> None:
+    wiring = Wiring([[A, B, C]], seed=1)
+    wiring.claimed(0, A, 0.5, "forward")
+    wiring.fail(0, B, now=1.0)
+    assert wiring.rates() == pytest.approx([4.0])
+    for peer in (A, C):
+        wiring.fail(0, peer, now=1.0)
+    assert wiring.rates()[0] > 0, "where all are, they are all there is"
+
+
 def test_flight_covers_the_round_trip_of_the_slowest_stage() -> None:
-    wanted, reason = journeys_in_flight(1.0, {0: 0.1, 1: 0.2}, {0: 1, 1: 1}, trainers=1)
-    assert wanted == math.ceil(5 + WAITING * 0.3 * 5) + 1, "under way, waiting, and one to spare"
+    wanted, reason = journeys_in_flight(1.0, {0: 0.125, 1: 0.25}, [8.0, 4.0], trainers=1)
+    assert wanted == math.ceil(4 + WAITING * 0.375 * 4) + 1, "under way, waiting, and one to spare"
     assert "stage 1" in reason
-    assert journeys_in_flight(1.0, {0: 0.1, 1: 0.2}, {0: 1, 1: 1}, trainers=20)[0] == MIN_IN_FLIGHT
-    assert journeys_in_flight(900.0, {0: 0.1}, {0: 1}, trainers=1)[0] == MAX_IN_FLIGHT
+    assert journeys_in_flight(1.0, {0: 0.125, 1: 0.25}, [8.0, 4.0], trainers=90)[0] == MIN_IN_FLIGHT
+    assert journeys_in_flight(900.0, {0: 0.1}, [10.0], trainers=1)[0] == MOST_IN_FLIGHT
+    assert journeys_in_flight(900.0, {0: 0.1}, [10.0], trainers=1, most=7)[0] == 7
 
 
 def test_flight_lets_as_many_wait_whatever_the_links_cost() -> None:
-    stage_s, replicas = dict.fromkeys(range(3), 0.09), dict.fromkeys(range(3), 4)
-    near, far = (journeys_in_flight(0.27 + link, stage_s, replicas, trainers=2)[0] for link in (0.0, 0.22))
+    stage_s, rates = dict.fromkeys(range(3), 0.09), [4 / 0.09] * 3
+    near, far = (journeys_in_flight(0.27 + link, stage_s, rates, trainers=2)[0] for link in (0.0, 0.22))
     assert near == (12 + WAITING * 12) / 2 + 1, "one at each of the twelve replicas, and those that wait"
     assert far == near + 5
 
 
 def test_flight_of_a_trainer_follows_what_its_journeys_took_and_who_is_there() -> None:
-    flight = InFlight([2, 2], trainers=1)
+    wiring = Wiring([[A, B], [C, PeerId("d")]], seed=1)
+    flight = InFlight(wiring, trainers=1)
     assert flight.limit() == 2 * MIN_IN_FLIGHT, "nothing is measured yet"
+    for stage, peer in enumerate([A, C]):
+        wiring.claimed(stage, peer, 0.1 * (1 + stage), "forward")
     for _ in range(3):
         flight.observe(1.0, {0: 0.1, 1: 0.2})
-    assert flight.limit() == journeys_in_flight(1.0, {0: 0.1, 1: 0.2}, {0: 2, 1: 2}, trainers=1)[0]
-    flight.follow([2, 1], trainers=1)
-    assert flight.limit() == journeys_in_flight(1.0, {0: 0.1, 1: 0.2}, {0: 2, 1: 1}, trainers=1)[0]
-    assert InFlight([2, 2], trainers=1, most=7).limit() == 7
+    assert flight.limit() == journeys_in_flight(1.0, {0: 0.1, 1: 0.2}, [20.0, 10.0], trainers=1)[0]
+    wiring.remove(1, C)
+    flight.follow(2)
+    assert flight.limit() == journeys_in_flight(1.0, {0: 0.1, 1: 0.2}, wiring.rates(), trainers=2)[0]
+    assert InFlight(wiring, trainers=1, fixed=7).limit() == 7
+
+
+def test_flight_lets_more_wait_where_replicas_are_unlike() -> None:
+    alike, some, many = (
+        journeys_in_flight(1.0, {0: 0.25}, [8.0], trainers=1, unlike=unlike)[0] for unlike in (1.0, 1.5, 9.0)
+    )
+    assert (alike, some, many) == (8 + 3 * 2 + 1, 8 + 4.5 * 2 + 1, 8 + 6 * 2 + 1)
+    wiring = Wiring([[A, B, C]], seed=1)
+    assert wiring.unlike() == 1.0
+    for peer, seconds in ((A, 0.1), (B, 0.1), (C, 0.3)):
+        wiring.claimed(0, peer, seconds, "forward", (0.0, seconds))
+    assert wiring.unlike() == pytest.approx(3.0)
+
+
+def test_flight_is_bounded_by_what_journeys_retain() -> None:
+    assert most_in_flight(1e3, 1 << 30) == MOST_IN_FLIGHT
+    assert most_in_flight(32 << 20, 1 << 30) == 32
+    assert most_in_flight(4 << 30, 1 << 30) == MIN_IN_FLIGHT
 
 
 def test_gate_refuses_what_is_not_finite_and_does_not_learn_from_it() -> None:
@@ -290,3 +337,34 @@ def test_watched_gives_everybody_as_many_watchers() -> None:
     assert set(watchers.values()) == {3}
     assert all(me not in watched(me, roster) for me in roster)
     assert set(watched(A, [A, B], 3)) == {B}
+
+
+def test_wiring_gives_a_straggler_nothing_that_the_rest_of_a_step_would_wait_for() -> None:
+    wiring = Wiring([[A, B, C]], seed=1)
+    for peer, seconds in ((A, 0.1), (B, 0.1), (C, 1.0)):
+        wiring.claimed(0, peer, seconds, "forward", (0.0, seconds))
+    wiring.hurry(5.0)
+    early = choices(wiring, {A: 0.1, B: 0.1, C: 1.0}, 60)
+    wiring.hurry(1.9)
+    late = choices(wiring, {A: 0.1, B: 0.1, C: 1.0}, 60)
+    assert early[C] > 0
+    assert late[C] == 0
+    wiring.hurry(5.0)
+    assert choices(wiring, {A: 0.1, B: 0.1, C: 1.0}, 12)[C] <= 2, "what it was left out of is not owed to it"
+    for peer in (A, B):
+        wiring.remove(0, peer)
+    wiring.hurry(0.0)
+    assert wiring.choose(0)[0] == C, "who is alone is no straggler"
+
+
+def test_flight_has_wiring_know_how_much_of_a_step_is_left() -> None:
+    wiring = Wiring([[A, B]], seed=1)
+    flight = InFlight(wiring, trainers=2, fixed=4)
+    for peer, seconds in ((A, 0.5), (B, 2.0)):
+        wiring.claimed(0, peer, seconds, "forward", (0.0, seconds))
+    flight.begins(40, 20)
+    assert Counter(wiring.choose(0)[0] for _ in range(10))[B] > 0, "nothing came home: nothing is known"
+    flight.observe(1.0, {0: 0.5})
+    wiring.claimed(0, B, 6.0, "forward", (2.0, 8.0))
+    flight.begins(40, 20)
+    assert Counter(wiring.choose(0)[0] for _ in range(10))[B] == 0

@@ -155,6 +155,16 @@ async def test_trainer_that_asks_again_gets_gradient_and_receipt(later: Later) -
     assert len(later.replica.events.of(Accumulated)) == 1
 
 
+async def test_trainer_that_has_the_gradient_gets_the_receipt_and_nothing_is_computed_again(later: Later) -> None:
+    await later.turned()
+    await later.trainer.call(ME, Adopt(**later.fields(attempt=1), within_s=1.0, pass_on=False))
+    await eventually(lambda: later.trainer.of("hop")[-1].receipt)
+    later.go()
+    await later.there(1)
+    assert later.up.payloads("backward") == [5.0]
+    assert later.part.held
+
+
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("out of memory"), Violation("not finite")], ids=repr)
 async def test_weights_that_cannot_be_computed_are_told_and_nothing_is_added(later: Later, error: Exception) -> None:
     await later.turned()

@@ -88,7 +88,7 @@ def test_wiring_leaves_out_who_failed_then_tries_it_with_one_microbatch() -> Non
     assert chosen(wiring, 10.5) == {B}
     after = [wiring.choose(0, now=11.1)[0] for _ in range(6)]
     assert after.count(A) == 1
-    wiring.observe(0, A, 0.001)
+    wiring.claimed(0, A, 0.001, "forward")
     assert not wiring.statistics()[0][A].on_parole
     assert chosen(wiring, 11.2) >= {A}
 

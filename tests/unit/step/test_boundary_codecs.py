@@ -6,12 +6,13 @@ import dataclasses
 
 import pytest
 
+from swarm.compression.registry import codec_named
 from swarm.consensus.records import NO_RECORD, CloseRecord, CodecPair, MeasuredLink
 from swarm.consensus.roster import Roster
 from swarm.errors import Refused
 from swarm.ids import PeerId
 from swarm.models.spec import TensorSpec
-from swarm.step.boundary_codecs import FIXED, CodecRules
+from swarm.step.boundary_codecs import FILLED_SHARE, FIXED, CodecRules
 from swarm.step.decisions import given_up, paces
 from swarm.step.messages import Averaged, Propose
 from tests.harness.rigs.step import HELD, RULES, brought_to, listed
@@ -150,3 +151,16 @@ async def test_record_names_no_codecs_where_the_manifest_does() -> None:
         await bench.ask(Propose(record=proposed(codecs=(SMALL, SMALL))))
     with pytest.raises(Refused, match="links or paces of peers that are not in its roster"):
         await bench.ask(Propose(record=proposed(paces={"X": 1})))
+
+
+def test_link_seconds_are_of_what_crosses_the_boundaries_of_who_was_measured() -> None:
+    exact, small = (codec_named(name).wire_bytes(RULES_AUTO.activation) for name in ("float32", "int8h"))
+    measured = {HOSTS[0]: 80.0, TRAINERS[0]: 80.0}
+    assert RULES_AUTO.link_seconds(record(measured)) == pytest.approx({HOSTS[0]: 2 * exact / (FILLED_SHARE * 10e6)})
+    assert RULES_AUTO.link_seconds(record(measured, codecs=(EXACT, SMALL, SMALL))) == pytest.approx(
+        {HOSTS[0]: (exact + small) / (FILLED_SHARE * 10e6)}
+    )
+    hosted = CodecRules(activation=RULES_AUTO.activation, stages=2, hosted=True, forward="float32", backward="float32")
+    assert hosted.link_seconds(record(measured)) == pytest.approx({HOSTS[0]: exact / (FILLED_SHARE * 10e6)}), (
+        "no activation comes"
+    )

@@ -167,7 +167,7 @@ async def test_leader_that_may_not_grant_what_it_was_asked_gives_up_its_term_alo
     error: PeerError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = await stage()
-    monkeypatch.setattr(here.desk.book.requests, "settle", lambda missing, lost: no(error)(None))
+    monkeypatch.setattr(here.desk.book.requests, "settle", lambda *asked: no(error)(None))
     with pytest.raises(Superseded, match=f"cannot be granted: {error.reason}"):
         await here.leading().run()
     assert not here.asked(PROPOSE)

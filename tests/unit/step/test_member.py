@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tests.harness.rigs.step import (
     COMMITTED,
     GENESIS,
     ROSTER,
+    RULES,
     RUN,
     A,
     B,
@@ -500,6 +502,18 @@ async def test_member_whose_founder_hangs_up_while_it_installs_can_be_asked_agai
     await bench.ask(founding())
     await bench.ask(decide(GENESIS))
     assert bench.history.head == GENESIS
+
+
+async def test_member_of_a_run_that_goes_on_with_a_checkpoint_takes_no_other_beginning() -> None:
+    rules = dataclasses.replace(RULES, begins_after=(5, "c" * 64))
+    begins = GENESIS.model_copy(update={"step": 5, "previous": "c" * 64})
+    for other in ({"previous": "d" * 64}, {"step": 4}, {"step": 0, "previous": GENESIS.previous}):
+        bench = MemberBench(founded=False, rules=rules)
+        with pytest.raises(Refused, match="goes on with another's checkpoint of step 5"):
+            await bench.ask(Propose(record=begins.model_copy(update=other)))
+    for known in (begins, begins.model_copy(update={"step": 6, "previous": "e" * 64})):  # it was resumed later
+        bench = MemberBench(founded=False, rules=rules)
+        await bench.ask(Propose(record=known))
 
 
 async def test_member_takes_one_genesis_from_the_founder_only() -> None:

@@ -17,6 +17,7 @@ from swarm.pipeline.compute import EndsCompute, StageCompute
 from swarm.pipeline.stage.admission import Participants, StageContext, StageSettings
 from swarm.pipeline.stage.server import StageServer
 from swarm.pipeline.trainer.context import JourneyContext
+from swarm.pipeline.trainer.flight import InFlight
 from swarm.pipeline.trainer.journey import FinishedJourney
 from swarm.pipeline.trainer.pace import JourneyDeadlines, ReplicaChoice
 from swarm.pipeline.trainer.taken import NOTHING_EARLY, EarlyRules
@@ -214,9 +215,7 @@ class TrainerSide:
             self.context,
             source or FakeSource(),
             specs=boundary,
-            replicas=[len(replicas) for replicas in stages],
-            trainers=1,
-            max_in_flight=in_flight,
+            in_flight=InFlight(self.wiring, trainers=1, fixed=in_flight),
             **more,
         )
         endpoint.mount(self.trainer)

@@ -204,7 +204,7 @@ class MemberBench:
         self.holder = SimpleNamespace(
             part=self.part,
             install=lambda record, donor: self.install(record, donor),
-            decided=lambda decision: self.decided(decision),
+            decided=self._decided,
         )
         life = self.life or Incarnation(self.me)
         forking = Forking(self.me, self.history, life, verify, lambda: self.gone)
@@ -228,6 +228,11 @@ class MemberBench:
             check=self._check,
         )
         self.member = MemberService(context)
+
+    async def _decided(self, decision: Decision) -> str:
+        """Nothing is lacking here."""
+        await self.decided(decision)
+        return ""
 
     async def _settle(self, step: int, assigned: Mapping[StepWork, tuple[PeerId, ...]]) -> None:
         """Replay everything, unless the bench ``lacks`` something; ``slow_settling`` says when."""

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from peers.chaos.figures import ReplicaPresence
 from peers.chaos.schedule import Removal
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.errors import Ending
 from swarm.events import Event, PartAssigned, PeerReady, RunStarted, StepClosed
 from swarm.ids import stage_of
-from tests.harness.simulated import SimSwarm
 
 NOTICE_S = 30.0
 """Between notice and end: the shortest that a cloud gives."""
 
 
 @dataclass(slots=True)
-class Machine:
+class MarketMachine:
     """One machine, and the peer on it."""
 
     name: str
@@ -35,22 +35,29 @@ class Machine:
         return self.ready_s is not None and self.ended_s is None and not self.leaving
 
 
+def by_number(place: int, number: int) -> str:
+    """The name of the peer that comes to a place, the so manieth of all."""
+    return f"spot-{number}"
+
+
 @dataclass(slots=True)
 class SpotMarket:
     """Plays a trace on a swarm's stage hosts, by virtual time, and keeps account of who was there when.
 
     A place whose machine is taken gets another one later: a new peer, with another identity and nothing on disk, that
     takes the stage which needs it most. The last replica of a stage is spared. Trainers and bootstrap are not on the
-    market. ``counts`` say what was done, ``machines`` are all that there ever were.
+    market. ``named`` names the peer that comes to a place, of so many in all. ``counts`` say what was done,
+    ``machines`` are all that there ever were.
     """
 
     swarm: SimSwarm
     trace: Sequence[Removal]
-    machines: dict[str, Machine] = field(default_factory=dict)
+    named: Callable[[int, int], str] = by_number
+    machines: dict[str, MarketMachine] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     began_s: float = 0.0
     ended_s: float = 0.0
-    _places: list[Machine] = field(default_factory=list)
+    _places: list[MarketMachine] = field(default_factory=list)
     _taking: list[asyncio.Task[None]] = field(default_factory=list)
     _begun: asyncio.Event = field(default_factory=asyncio.Event)
     _over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -85,8 +92,8 @@ class SpotMarket:
         if name == "bootstrap" or name in self.machines:
             self.swarm.peers[name].events.listeners.append(lambda event: self._hear(name, event))
 
-    def _start(self, name: str) -> Machine:
-        machine = self.machines[name] = Machine(name, self.now_s)
+    def _start(self, name: str) -> MarketMachine:
+        machine = self.machines[name] = MarketMachine(name, self.now_s)
         return machine
 
     def _hear(self, name: str, event: Event) -> None:
@@ -147,21 +154,23 @@ class SpotMarket:
         await self._until(back_s)
         self.counts["replaced"] += 1
         number = self.counts["replaced"]
-        self._places[place] = self._start(f"spot-{number}")
-        await self.swarm.join(f"spot-{number}", "stage", 10_000 + number, may_fail=True)
+        name = self.named(place, number)
+        self._places[place] = self._start(name)
+        await self.swarm.join(name, "stage", 10_000 + number, may_fail=True)
 
-    def _is_last(self, machine: Machine) -> bool:
+    def _is_last(self, machine: MarketMachine) -> bool:
         if machine.ready_s is None:
             return False
         return not any(one.holds and one.stage == machine.stage for one in self._places if one is not machine)
 
-    async def _give_notice(self, machine: Machine) -> None:
+    async def _give_notice(self, machine: MarketMachine) -> None:
         """As a peer that gets SIGTERM: it leaves in order, and is killed when its time is up."""
         peer = self.swarm.peers[machine.name]
         machine.leaving = True
         if peer.membership is not None:
             peer.membership.leave("this machine is taken back", Ending.DRAINED)
-        assert peer.task is not None
+        if peer.task is None:
+            return
         done, _ = await asyncio.wait([peer.task], timeout=NOTICE_S)
         if not done and not self._is_last(machine):
             self.counts["cut_short"] += 1

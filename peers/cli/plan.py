@@ -1,0 +1,63 @@
+"""``swarm plan``: who should do what, before anybody begins."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from peers.cli.options import AsJson
+
+
+def plan(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            show_default=False,
+            help="A RUN.toml or a preset (as of swarm new); with --swarm by default the run's own.",
+        ),
+    ] = None,
+    peers: Annotated[
+        str | None, typer.Option("--peers", metavar="FILE", help="The peers there would be, as TOML: see below.")
+    ] = None,
+    swarm: Annotated[
+        str | None, typer.Option("--swarm", metavar="INVITE", help="The peers of this run, as they were measured.")
+    ] = None,
+    memory_gib: Annotated[
+        str | None,
+        typer.Option("--memory-gib", metavar="N", help="With --swarm: what each member has.  [default: 16]"),
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Show each formula with its numbers, too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say who should do what, how fast a step would be, and what would set the pace.
+
+    Searches the stages, their sizes, who is where, the rows of a microbatch, and whether activations are computed
+    again. No plan takes more memory than its peers have. Starts nothing.
+
+    FILE has a table for each kind of peers:
+
+    \b
+    [[peers]]
+    name = "home"
+    count = 8
+    device = "rtx4090"    # or flops = 6e13 and memory_gib = 24
+    host_memory_gib = 64  # of the machine, where the device has its own
+    down_mbit = 200
+    up_mbit = 100
+    round_trip_ms = 40
+    stay_hours = 4        # how long one stays, if it does not stay to the end
+
+    Example: swarm plan medium --peers peers.toml --explain
+
+    Example: swarm plan --swarm swarm1:eyJydW4…
+    """  # fmt: skip
+    from peers.commands.plan import make_plan
+
+    report = make_plan(model, peers, swarm, memory_gib)
+    if as_json:
+        print(json.dumps(report.document()), flush=True)
+        return
+    print("\n".join([*report.lines(), *(report.explained() if explain else ())]), flush=True)

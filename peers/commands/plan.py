@@ -1,0 +1,117 @@
+"""Runs ``swarm plan``: who should do what, how fast that would be, and what would set the pace."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+
+from peers.console.words import another_path, command_name
+from peers.founding_files import load_foundation
+from peers.options.model import Foundation
+from peers.plan.peers_file import EXAMPLE, read_peers
+from peers.plan.report import PlanReport
+from peers.plan.sizing import nothing_fits
+from peers.plan.work import workload_of
+from peers.presets import load_preset, preset_names
+from peers.profiles import with_profile
+from swarm.config import Manifest, load_manifest, parse_manifest
+from swarm.errors import ConfigError
+from swarm.models.registry import family_of
+from swarm.planning.search import search
+from swarm.planning.workload import PeerClass
+
+GIB = 2.0**30
+PENDING = {"tokenizer": {"digest": "0" * 64}}
+"""Stands for a tokenizer that no plan depends on."""
+LIVE_GIB = 16.0
+"""Of a member of a run that is under way, where nothing else is said."""
+
+
+def make_plan(model: str | None, peers: str | None, swarm: str | None, memory_gib: str | None) -> PlanReport:
+    """Return the plan for what was typed. Blocking: seconds; with an invite as long as the run takes to answer.
+
+    Raises ConfigError for arguments that mean nothing, CommandError where no layout fits, and as
+    :func:`peers.plan.live.look_at_run`.
+    """
+    if (peers is None) == (swarm is None):
+        given = None if peers is None else "both"
+        remedy = f"For instance: {command_name()} plan tiny --peers FILE, where FILE has: {EXAMPLE}"
+        raise ConfigError("--peers", given, "either a file of peers, or a run's invite (--swarm INVITE)", remedy)
+    if swarm is not None:
+        return _of_run(model, swarm, _gib(memory_gib))
+    if memory_gib is not None:
+        remedy = "Leave it out: the file says memory_gib of each class."
+        raise ConfigError("--memory-gib", memory_gib, "nothing beside --peers", remedy)
+    if model is None:
+        raise ConfigError("MODEL", None, "a RUN.toml or a preset", f"{command_name()} plan tiny --peers {peers}")
+    manifest = manifest_named(model)
+    classes = read_peers(Path(peers or ""), manifest.model.compute)
+    return plan_for(manifest, classes, peers or "")
+
+
+def plan_for(manifest: Manifest, classes: Sequence[PeerClass], peers_from: str) -> PlanReport:
+    """Return the plan of a manifest's model for these peers. Raises CommandError where no layout fits."""
+    work = workload_of(manifest)
+    plans = search(work, classes)
+    if not plans:
+        raise nothing_fits(work, classes)
+    asked = search(work, classes, stages=(manifest.split.stages,), rows=(manifest.batch.microbatch_size,))
+    return PlanReport(
+        title=f"{manifest.run.name}: {family_of(manifest.model).described}",
+        work=work,
+        classes=classes,
+        plans=plans,
+        asked=asked[0] if asked else None,
+        peers_from=peers_from,
+    )
+
+
+def _of_run(model: str | None, invite: str, memory: float) -> PlanReport:
+    import asyncio
+
+    from peers.invites.invite import contacts_from
+    from peers.plan.live import look_at_run
+    from swarm.clock import SystemClock
+
+    contacts = contacts_from((invite,))
+    live = asyncio.run(look_at_run(contacts, SystemClock(), memory))
+    manifest = live.manifest if model is None else manifest_named(model)
+    return plan_for(manifest, live.classes, f"the run at step {live.step} (assumed: {live.assumed})")
+
+
+def _gib(typed: str | None) -> float:
+    try:
+        value = LIVE_GIB if typed is None else float(typed)
+    except ValueError:
+        value = float("nan")
+    if not 0 < value < 1e6:
+        raise ConfigError("--memory-gib", typed, "GiB of each member's memory", "Correct it, or leave it out.")
+    return value * GIB
+
+
+def manifest_named(given: str) -> Manifest:
+    """Return the manifest that MODEL means: a RUN.toml, with or without a tokenizer, or the name of a preset.
+
+    Raises ConfigError naming MODEL for what is neither, and for what such a file says and may not.
+    """
+    path = Path(given)
+    if path.is_dir():
+        path = path / "run.toml"
+    if path.is_file():
+        return _of_file(path)
+    known = preset_names()
+    if given in known:
+        return parse_manifest(PENDING | with_profile(load_preset(given), ()), f"the preset {given}")
+    close = difflib.get_close_matches(given, known, n=1)
+    meant = f"Did you mean {close[0]}?" if close else another_path(path)
+    remedy = f"{meant} For instance: {command_name()} plan {known[0]} --peers FILE"
+    raise ConfigError("MODEL", given, f"a RUN.toml, or one of {', '.join(known)}", remedy)
+
+
+def _of_file(path: Path) -> Manifest:
+    foundation = Foundation(file=path)
+    document = load_foundation(foundation)  # checks, and speaks of keys
+    if "tokenizer" in document:
+        return load_manifest(path)
+    return parse_manifest(PENDING | document, str(path))

@@ -1,0 +1,1 @@
+"""What ``swarm plan`` is given, and what it says."""

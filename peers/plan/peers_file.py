@@ -1,0 +1,150 @@
+"""The file of ``swarm plan --peers``: classes of peers, by what they can do or by the name of their device."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, StringConstraints, ValidationError
+
+from peers.console.words import another_path
+from swarm.disk import read_named
+from swarm.errors import ConfigError
+from swarm.planning.devices import DEVICES, KnownDevice
+from swarm.planning.workload import PeerClass
+from swarm.schema import Section, in_words, keys_at
+
+MBIT, GIB, HOUR = 125_000.0, float(2**30), 3600.0
+MAX_CLASSES = 16
+EXAMPLE = 'peers = [{ name = "home", count = 8, device = "rtx4090", host_memory_gib = 64, up_mbit = 100 }]'
+"""One line, which can be pasted as it is."""
+
+
+ATTAINED = {"bfloat16": 0.4, "float32": 0.6}
+"""Of a device's peak, in forward and backward of a block; ``swarm doctor`` measures what it is."""
+
+Positive = Annotated[float, Field(gt=0, lt=1e21, allow_inf_nan=False)]
+
+
+class PeersEntry(Section):
+    """One class of peers as a file has it. ``device`` or ``flops`` is needed, and ``memory_gib`` beside ``flops``."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,40}$")]
+    count: Annotated[int, Field(ge=1, le=10_000)] = 1
+    device: str | None = None
+    flops: Positive | None = None
+    peak_flops: Positive | None = None
+    together_flops: Positive | None = None
+    memory_gib: Positive | None = None
+    host_memory_gib: Positive | None = None
+    down_mbit: Positive = 100.0
+    up_mbit: Positive = 100.0
+    round_trip_ms: Annotated[float, Field(ge=0, le=60_000, allow_inf_nan=False)] = 50.0
+    stay_hours: Positive | None = None
+
+
+class PeersFile(Section):
+    """The whole file."""
+
+    peers: Annotated[tuple[PeersEntry, ...], Field(min_length=1, max_length=MAX_CLASSES)]
+
+
+def read_peers(path: Path, compute: str) -> list[PeerClass]:
+    """Return the classes of peers in a file, for a model that is computed in this dtype.
+
+    Raises ConfigError naming --peers, or the key of the file, for what is missing, unknown or malformed.
+    """
+    try:
+        document = tomllib.loads(read_named(path))
+    except OSError as error:
+        cause = (error.strerror or "unreadable").lower()
+        remedy = f"{another_path(path)} A file has, for instance: {EXAMPLE}"
+        raise ConfigError("--peers", str(path), "a readable TOML file", remedy, why=cause) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError("--peers", str(path), "valid TOML", f"Fix that line in {path}.", why=str(error)) from None
+    try:
+        found = PeersFile.model_validate(with_classes(document))
+    except ValidationError as error:
+        raise explained(error, PeersFile, path) from None
+    check_names(found.peers, path)
+    return [class_of(entry, compute, path) for entry in found.peers]
+
+
+def with_classes(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file's document with ``[[peers]]`` as validation takes it."""
+    entries = document.get("peers")
+    return {**document, "peers": tuple(entries)} if isinstance(entries, list) else dict(document)
+
+
+def check_names(entries: Sequence[PeersEntry], path: Path) -> None:
+    """Raise ConfigError for two classes of one name."""
+    names = [entry.name for entry in entries]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError("peers.name", twice, "a name of its own for each class", f"Correct it in {path}.")
+
+
+def class_of(entry: PeersEntry, compute: str, path: Path) -> PeerClass:
+    """Return what an entry of a file says, for a model that is computed in this dtype. Raises ConfigError naming the
+    key for what it lacks."""
+    known = _known(entry, path)
+    if entry.flops is None and known is None:
+        remedy = f"Add one to {entry.name} in {path}; swarm doctor says how fast a machine is."
+        raise ConfigError("peers.flops", None, "flops, operations a second, or the name of a device", remedy)
+    memory = entry.memory_gib if entry.memory_gib is not None else known.memory_gib if known else None
+    if memory is None:
+        remedy = f"Add it to {entry.name} in {path}."
+        raise ConfigError("peers.memory_gib", None, "GiB of memory, beside flops", remedy)
+    if known is not None and entry.host_memory_gib is None:
+        remedy = f"Add it to {entry.name} in {path}."
+        why = "weights and the optimizer's state lie in the host's memory"
+        raise ConfigError("peers.host_memory_gib", None, "GiB of the host's memory, beside device", remedy, why=why)
+    peak = entry.peak_flops or (getattr(known, compute) if known else None)
+    return PeerClass(
+        name=entry.name,
+        count=entry.count,
+        flops=entry.flops or ATTAINED[compute] * (peak or 0.0),
+        memory=memory * GIB,
+        host_memory=None if entry.host_memory_gib is None else entry.host_memory_gib * GIB,
+        down=entry.down_mbit * MBIT,
+        up=entry.up_mbit * MBIT,
+        round_trip_s=entry.round_trip_ms / 1e3,
+        stay_s=None if entry.stay_hours is None else entry.stay_hours * HOUR,
+        peak_flops=peak,
+        together_flops=entry.together_flops,
+    )
+
+
+def _known(entry: PeersEntry, path: Path) -> KnownDevice | None:
+    if entry.device is None:
+        return None
+    if (known := DEVICES.get(entry.device.lower())) is not None:
+        return known
+    close = difflib.get_close_matches(entry.device.lower(), DEVICES, n=1)
+    meant = f"Did you mean {close[0]}? If not, give" if close else "Give"
+    raise ConfigError(
+        "peers.device",
+        entry.device,
+        f"one of {', '.join(DEVICES)}",
+        f"{meant} flops and memory_gib in its place in {path}; swarm doctor says how fast a machine is.",
+    )
+
+
+def explained(error: ValidationError, file: type[Section], path: Path) -> ConfigError:
+    """Return what is wrong in a file with ``[[peers]]``, as an error that names the key."""
+    first = error.errors(include_url=False)[0]
+    place = [str(part) for part in first["loc"]]
+    key = ".".join(part for part in place if not part.isdigit())
+    which = next((f" (number {int(part) + 1})" for part in place if part.isdigit()), "")
+    if first["type"] == "extra_forbidden":
+        known = keys_at(file, first["loc"][:-1])
+        close = difflib.get_close_matches(place[-1], known, n=1)
+        meant = f"Did you mean {close[0]}? If not, remove" if close else "Remove"
+        shown = first["input"] if isinstance(first["input"], str | int | float) else "[…]"
+        return ConfigError(key, shown, f"one of {', '.join(known)}", f"{meant} it from {path}{which}.")
+    if first["type"] == "missing":
+        return ConfigError(key, None, "a value: it has no default", f"Add it to {path}{which}: {EXAMPLE}")
+    shown = first["input"] if isinstance(first["input"], str | int | float) else "[…]"
+    return ConfigError(key, shown, in_words(first, {}), f"Correct it in {path}{which}.")

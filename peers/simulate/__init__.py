@@ -1,0 +1,1 @@
+"""What ``swarm simulate`` is given, plays and says."""

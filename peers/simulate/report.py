@@ -1,0 +1,146 @@
+"""A simulation as plain data for scripts, and as lines for people. Pure.
+
+The report of equal arguments is equal, byte for byte; its hash says so. How long it took to compute is no part of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from peers.console.words import count, listed
+from swarm.planning.predict import StepForecast
+from swarm.sim.simulation import MOST_STEPS, SimulationCase, SimulationResult, quantile
+
+SCHEMA, HOUR = 1, 3600.0
+DIGITS = 9
+"""To which figures are rounded: sums may differ in the last bits between machines."""
+LATE = 0.95
+"""Of steps, in lines for people: so many take no longer than the second figure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationReport:
+    """What was played and what came of it; ``undisturbed`` is a step with everybody there, as it is reckoned."""
+
+    name: str
+    model: str
+    case: SimulationCase
+    result: SimulationResult
+    undisturbed: StepForecast
+
+    @property
+    def step_s(self) -> float:
+        """The median step."""
+        return statistics.median(step.seconds for step in self.result.steps)
+
+    @property
+    def microbatches_s(self) -> float:
+        """Of closed steps, over the whole time."""
+        return len(self.result.steps) * self.case.microbatches / self.result.ended_s
+
+    def document(self) -> dict[str, Any]:
+        """Return all of it, in seconds, with its hash."""
+        case, result = self.case, self.result
+        body = {
+            "schema": SCHEMA,
+            "name": self.name,
+            "model": self.model,
+            "fidelity": result.fidelity,
+            "seed": case.seed,
+            "peers": case.peers,
+            "trainers": len(case.trainers),
+            "classes": [one.name for one in case.classes],
+            "stages": list(case.stages),
+            "rows": case.rows,
+            "microbatches": case.microbatches,
+            "rebalance": case.turnover.rule,
+            "removed": sum(len(removal.places) for removal in case.trace if removal.at_s < result.ended_s),
+            **self._figures(),
+            "counts": {name: result.counts.get(name, 0) for name in ("joins", "moves", "given up")},
+            "reckoned": {"step_s": self.undisturbed.step_s, "microbatches_s": self.undisturbed.rate,
+                         "binding": asdict(self.undisturbed.limits[0])},
+            "problems": sorted(set(self._problems())),
+            **({"more": dict(result.more)} if result.more else {}),
+            "steps": [asdict(step) for step in result.steps],
+        }  # fmt: skip
+        rounded = _rounded(body)
+        text = json.dumps(rounded, sort_keys=True, allow_nan=False)
+        return {**rounded, "hash": hashlib.sha256(text.encode()).hexdigest()}
+
+    def _figures(self) -> dict[str, Any]:
+        steps = self.result.steps
+        known = {"ended_s": self.result.ended_s, "closed": len(steps)}
+        if not steps:
+            return known
+        return {
+            **known,
+            "step_s": self.step_s,
+            "step_s_95": quantile([step.seconds for step in steps], LATE),
+            "microbatches_s": self.microbatches_s,
+            "tokens_s": self.microbatches_s * self.case.rows * self.case.work.context,
+            "of_reckoned": self.microbatches_s * self.undisturbed.step_s / self.case.microbatches,
+            "fewest": min(step.fewest for step in steps),
+        }
+
+    def _problems(self) -> Iterator[str]:
+        """What of memory does not fit, and is played as if it did; how many peers are where is the swarm's own choice.
+        And when steps that were asked for were not closed."""
+        for problem in self.undisturbed.problems:
+            if "placed" not in problem:
+                yield f"{problem}; it is played as if that fitted"
+        closed, wanted = len(self.result.steps), self.case.steps
+        if closed < wanted and self.result.ended_s >= self.case.until_s and wanted < MOST_STEPS:
+            yield f"it ended after {_time(self.case.until_s)}, before step {closed + 1} of {wanted} was closed"
+
+    def lines(self) -> Iterator[str]:
+        """Yield what people read."""
+        case, result, told = self.case, self.result, self.document()
+        classes = listed([f"{one.count:,} x {one.name}" for one in case.classes])
+        cut = f"{min(case.stages)}" if len(set(case.stages)) == 1 else f"{min(case.stages)}-{max(case.stages)}"
+        yield f"{self.name} ({result.fidelity}): {self.model}"
+        yield (
+            f"  {count(case.peers, 'peer')} ({classes}; {count(len(case.trainers), 'trainer')}),"
+            f" {count(len(case.stages), 'stage')} of {cut} layers, {case.microbatches:,} microbatches of"
+            f" {count(case.rows, 'row')} a step"
+        )
+        yield from (f"  note: {problem}" for problem in told["problems"])
+        if not result.steps:
+            yield f"no step was closed in {_time(result.ended_s)}"
+        else:
+            yield (
+                f"{count(len(result.steps), 'step')} in {_time(result.ended_s)}: {self.step_s:.4g} s a step"
+                f" (median; {LATE:.0%} in {told['step_s_95']:.4g} s), {self.microbatches_s:.4g} microbatches/s,"
+                f" {told['tokens_s']:,.0f} tokens/s"
+            )
+            binding = self.undisturbed.limits[0].name
+            yield (
+                f"  reckoned with everybody there: {self.undisturbed.step_s:.4g} s, bound by {binding};"
+                f" {told['of_reckoned']:.1%} of that pace was kept"
+            )
+        counts = told["counts"]
+        yield (
+            f"  machines taken {told['removed']}, joined {counts['joins']}; moved {counts['moves']}"
+            f" (rule {case.turnover.rule}); steps given up {counts['given up']}"
+            + (f"; fewest peers at a stage when a step closed {told['fewest']}" if result.steps else "")
+        )
+        yield from (f"  {name}: {value:.4g}" for name, value in result.more.items())
+        yield f"hash {told['hash']}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds / HOUR:.3g} h" if seconds >= HOUR / 10 else f"{seconds:.3g} s"
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, dict):
+        return {key: _rounded(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(one) for one in value]
+    return value

@@ -1,0 +1,148 @@
+"""The memory that training a part takes at a peer: whether it is there, and how many graphs fit into what is left."""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal, Protocol
+
+from swarm.config import Manifest
+from swarm.consensus.roster import Roster
+from swarm.device import Device
+from swarm.errors import StateError
+from swarm.ids import PartName
+from swarm.membership.rules import spec_of, update_of
+from swarm.models.registry import family_of
+from swarm.models.spec import PartSpec
+from swarm.optim.part import TrainedPart
+from swarm.planning.costs import (
+    RESIDUAL_BYTES,
+    USUAL_IN_FLIGHT,
+    MemoryKind,
+    apart_bytes,
+    bytes_by_kind,
+    graph_bytes,
+    graphs_that_fit,
+    graphs_under_way,
+    needs_checkpointing,
+)
+
+logger = logging.getLogger(__name__)
+
+Checkpointing = Literal["auto", "on", "off"]
+"""Whether layers compute their activations again in the backward: ``auto`` where memory is short."""
+
+DEFERRED_BYTES = 1 << 30
+"""At most so much holds what backwards left to do for the gradients of weights."""
+
+MORE_MEMORY = "Join where there is more, allow this peer more where that is limited, or found a run with more stages."
+
+
+class MemoryContext(Protocol):
+    """A run, and the device on which a part of it is to be trained."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """The run's."""
+
+    @property
+    def device(self) -> Device:
+        """With the memory that is free."""
+
+
+def lacking_memory(around: MemoryContext, name: PartName, *, here: int = 0, here_apart: int = 0) -> str:
+    """Return what a part takes that this peer's memory does not hold, or its device's; "" for a part that fits. So many
+    bytes of it are ``here``, or are let go for it, and on a device apart from the host so many. Blocking: some
+    milliseconds."""
+    manifest, device, spec = around.manifest, around.device.torch_device, spec_of(around.manifest, name)
+    takes = sum(part_bytes(manifest, spec, apart=device.type != "cpu").values())
+    if device.type == "cpu":
+        wants = [(takes - here, around.device.free_memory(), "memory")]
+    else:
+        exact, overlap = manifest.run.reproducible, manifest.speed.overlaps
+        apart = apart_bytes(manifest.model, spec, exact=exact, overlap=overlap)
+        on_host = takes - here_apart if device.type == "mps" else takes - apart  # Apple's GPU has no memory of its own
+        wants = [(on_host - here, around.device.free_host_memory(), "memory")]
+        wants.append((apart - here_apart, around.device.free_memory(), f"memory of {device}"))
+    for needed, free, what in wants:
+        if needed > free:
+            more = " more" if here or here_apart else ""
+            return f"training {name} takes {needed / 1e9:.1f} GB{more}, and {free / 1e9:.1f} GB of {what} are free here"
+    return ""
+
+
+def check_memory(around: MemoryContext, name: PartName) -> None:
+    """Raises StateError for a part that this peer's memory does not hold. Blocking: some milliseconds."""
+    if reason := lacking_memory(around, name):
+        raise StateError(f"{reason}. {MORE_MEMORY}")
+
+
+def part_bytes(manifest: Manifest, spec: PartSpec, *, apart: bool = False) -> dict[MemoryKind, int]:
+    """What training a part takes in this run beside its activations, at most, by kind; see
+    :func:`~swarm.planning.costs.bytes_by_kind`."""
+    model, local = manifest.model, manifest.averaging.mode == "local"
+    vectors, exact = len(update_of(manifest).vectors), manifest.run.reproducible
+    cost = family_of(model).cost(spec, model.context)
+    overlap = manifest.speed.overlaps
+    each = bytes_by_kind(model, vectors=vectors, exact=exact, local=local, apart=apart, overlap=overlap)
+    if manifest.averaging.feeds_back:
+        each["gradients"] += RESIDUAL_BYTES
+        each["round"] += RESIDUAL_BYTES
+    return {kind: size * cost.parameters for kind, size in each.items()} | {"frozen": cost.frozen_held}
+
+
+def part_training_bytes(manifest: Manifest, spec: PartSpec) -> int:
+    """All of them together."""
+    return sum(part_bytes(manifest, spec).values())
+
+
+class GraphMemory:
+    """How many graphs a stage may have at a time as the roster changes, of how many bytes, and whether they fit into
+    the memory that is left, where its owner does not say how they are kept. What is left is looked up once, before
+    there are any. Cost: a part is built without weights, milliseconds. ``journeys`` are the most of one trainer."""
+
+    def __init__(self, around: MemoryContext, part: TrainedPart, choice: Checkpointing, *, journeys: int) -> None:
+        manifest, device = around.manifest, around.device.torch_device
+        self._part, self._microbatches, self._on = part, manifest.step_microbatches, False
+        self._choice, self._under_way = choice, 1
+        self._of_a_trainer = journeys
+        rows = manifest.batch.microbatch_size
+        self._graph = graph_bytes(manifest.model, part.spec, rows)
+        self._thrifty = graph_bytes(manifest.model, part.spec, rows, checkpointing=True)
+        state = 4 * len(update_of(manifest).vectors) * part.layout.elements
+        # The state is there; the rest of what training takes on the host is allocated later, on a GPU it is there, too.
+        later = 0 if device.type == "cuda" else max(0, part_training_bytes(manifest, part.spec) - state)
+        self._left = max(0, around.device.free_memory() - later)
+
+    @property
+    def fits(self) -> int:
+        """Return how many graphs may be held as they are kept now."""
+        return graphs_that_fit(self.expected[1], self._left)
+
+    @property
+    def expected(self) -> tuple[int, int]:
+        """How many graphs there may be at a time, and the bytes of one as they are kept now."""
+        return self._under_way, self._thrifty if self._on else self._graph
+
+    def deferrable(self) -> int:
+        """How many bytes gradients of weights that are computed later may hold: half of what graphs leave, at most
+        DEFERRED_BYTES."""
+        under_way, graph = self.expected
+        return max(0, min(DEFERRED_BYTES, (self._left - under_way * graph) // 2))
+
+    def follow(self, roster: Roster) -> None:
+        """Have the part checkpoint activations from now on where this roster may bring it more graphs than fit."""
+        name, before = self._part.spec.name, self._on
+        usual, most = (
+            graphs_under_way(self._microbatches, len(roster.replicas(name)), each * len(roster.trainers))
+            for each in (min(USUAL_IN_FLIGHT, self._of_a_trainer), self._of_a_trainer)
+        )
+        if self._part.spec.head:  # its backward follows each forward at once
+            usual = most = 1
+        short = needs_checkpointing(self._graph, usual, self._left)
+        self._on = short if self._choice == "auto" else self._choice == "on"
+        self._under_way = under_way = max(usual, min(most, self.fits))
+        self._part.checkpoint_activations(self._on)
+        if self._on != before and self._choice == "auto":
+            how = "are computed again in the backward" if self._on else "are kept for the backward again"
+            figures = f"{under_way} graphs of {self._graph / 1e9:.2g} GB, {self._left / 1e9:.2g} GB are left"
+            logger.info("%s: activations %s: %s", name, how, figures)

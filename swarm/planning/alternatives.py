@@ -1,0 +1,110 @@
+"""What a plan is set beside: one machine alone, its layers swapped in and out, and rows cut into slices. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from swarm.planning.predict import BACKWARD, PROCESS_BYTES, UPDATE_S, StepForecast
+from swarm.planning.workload import PeerClass, Workload
+
+HOST_LINK = 24e9
+"""Bytes a second between a host's memory and its device: PCIe 4.0 with 16 lanes."""
+WEIGHT_BYTES = 4
+SLICES = 4
+"""Of a row, that are reckoned with."""
+FULL_PIPELINE = 4
+"""So many microbatches for each stage keep a pipeline's share of idle time small (GPipe: Huang et al., arXiv
+1811.06965, §3)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AloneForecast:
+    """One machine with the whole model. ``way`` is ``whole``, ``swap`` for one whose device holds some layers at a time
+    (ATOM: arXiv 2403.10504), or ``none``. ``crossing`` is its computing of a layer over a boundary's time on the link:
+    c ÷ tx; ``hidden`` what of swapping computing hides, g·c ÷ swap; ``less_sent`` whether a step of a pipeline sends
+    more than averaging the whole model does: 4A·m > 8(P_model − P_stage)."""
+
+    name: str
+    way: str
+    step_s: float
+    crossing: float
+    hidden: float
+    less_sent: bool
+
+    @property
+    def worth_it(self) -> bool:
+        """Return whether both conditions hold under which a pipeline loses against machines with the whole model."""
+        return self.way != "none" and self.crossing < min(1.0, self.hidden) and self.less_sent
+
+
+def alone(work: Workload, one: PeerClass, plan: StepForecast) -> AloneForecast:
+    """Forecast a step of one machine of a class that does all of it, and exchanges nothing."""
+    tokens, whole = work.rows * work.context, work.whole
+    compute_s = BACKWARD * tokens * whole.flops / one.flops + UPDATE_S * whole.parameters
+    count, rows = plan.microbatches, plan.layout.rows
+    graph = rows * max(whole.thrifty, work.layer.graph)  # checkpointing, one microbatch at a time
+    host = one.memory if one.host_memory is None else one.host_memory
+    fits_host = whole.held + PROCESS_BYTES + (graph if one.host_memory is None else 0) <= host
+    fits_device = one.host_memory is None or whole.apart + graph <= one.memory
+    swap_s = 3 * WEIGHT_BYTES * whole.parameters / HOST_LINK  # in, in again for the backward, its gradients out
+    way = "whole" if fits_host and fits_device else "swap" if fits_host else "none"
+    layer_s = work.layer.flops * rows * work.context / one.flops
+    layer_swap_s = WEIGHT_BYTES * work.layer.parameters / HOST_LINK
+    stage = max(part.needs.parameters for part in plan.parts)
+    return AloneForecast(
+        name=one.name,
+        way=way,
+        step_s=math.inf if way == "none" else max(compute_s, swap_s) if way == "swap" else compute_s,
+        crossing=layer_s / (rows * work.activation_bytes / one.slower_way),
+        hidden=count * layer_s / layer_swap_s if layer_swap_s else math.inf,
+        less_sent=2 * rows * (work.activation_bytes + work.gradient_bytes) * count > 8 * (whole.parameters - stage),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceForecast:
+    """What cutting rows into slices that follow each other through the stages would save (TeraPipe: Li et al., arXiv
+    2102.07988: T = Σt + (K − 1)·max t). ``under_way`` microbatches pass a replica of the slowest part in a step; it
+    pays below ``enough``, 4K."""
+
+    under_way: int
+    enough: int
+    saves_s: float
+
+    @property
+    def worth_it(self) -> bool:
+        """Return whether it would save time."""
+        return self.under_way < self.enough and self.saves_s > 0.0
+
+
+def slices(plan: StepForecast) -> SliceForecast:
+    """Reckon with :data:`SLICES` of a row in one plan: of the filling all but the first slice's is saved."""
+    stages = len(plan.layout.stages)
+    slowest = min(range(len(plan.parts)), key=lambda at: plan.parts[at].rate)
+    replicas = max(1, sum(plan.layout.places[slowest]))
+    return SliceForecast(
+        under_way=math.ceil(plan.microbatches / replicas),
+        enough=FULL_PIPELINE * stages,
+        saves_s=plan.filling_s * (1 - 1 / SLICES),
+    )
+
+
+def used_classes(classes: Sequence[PeerClass], plan: StepForecast) -> list[tuple[PeerClass, int]]:
+    """Return the classes of which peers have a place, and how many."""
+    used = (sum(here[kind] for here in plan.layout.places) for kind in range(len(classes)))
+    return [(one, number) for one, number in zip(classes, used, strict=True) if number]
+
+
+def mfu(work: Workload, classes: Sequence[PeerClass], plan: StepForecast, flops: float) -> tuple[float, bool]:
+    """Return the share of what the plan's devices can do that goes into so many operations a token, and whether that is
+    what makers say of all of them; else, of those of whom it is not known, what they attain in a block."""
+    used = used_classes(classes, plan)
+    peak = sum(number * (one.peak_flops or one.flops) for one, number in used)
+    return plan.tokens_s * flops / peak, all(one.peak_flops is not None for one, _ in used)
+
+
+def model_flops_utilization(step_s: float, tokens: int, flops: float, peak: float) -> float:
+    """Return MFU of a step that took so long: operations of ``tokens`` of ``flops`` each over ``peak`` a second."""
+    return tokens * flops / step_s / peak

@@ -1,0 +1,223 @@
+"""Everybody computes the same first roster, and those who join take the places where they are missed most."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm.consensus.placement import (
+    MAX_FORESEEN,
+    Candidate,
+    Places,
+    assign_stages,
+    choose_place,
+    without_memory,
+)
+from swarm.consensus.roster import Roster
+from swarm.errors import Refused
+from swarm.ids import PartName, PeerId, stage_of, stage_part
+from tests.harness.rigs.consensus import listed
+
+
+def candidate(peer: str, role: str = "stage", stage: int | None = None) -> Candidate:
+    return Candidate(peer=peer, role=role, name=peer, stage=stage, addresses=())  # type: ignore[arg-type]
+
+
+def test_assign_without_wishes_balances_the_stages() -> None:
+    roster, reasons = assign_stages([candidate(f"h{i}") for i in range(5)], 2, private_ends=True)
+    assert sorted(map(len, roster.stages())) == [2, 3]
+    assert all("fewest replicas" in reason for reason in reasons.values())
+
+
+def test_assign_hears_wishes_first_and_fills_the_gaps() -> None:
+    hosts = [candidate("a", stage=1), candidate("b", stage=1), candidate("c"), candidate("d", stage=9)]
+    roster, reasons = assign_stages(hosts, 2, private_ends=True)
+    assert roster.replicas(stage_part(1)) == ("a", "b")
+    assert roster.replicas(stage_part(0)) == ("c", "d")
+    assert reasons[PeerId("a")] == "asked for"
+
+
+def host(peer: str, *fits: int, of: int, stage: int | None = None) -> Candidate:
+    """A stage host whose memory holds these stages alone."""
+    return candidate(peer, stage=stage).model_copy(update={"unfit": tuple(s for s in range(of) if s not in fits)})
+
+
+def test_assign_leaves_large_stages_to_those_that_can_hold_them() -> None:
+    for large in "abc":  # in whichever order they come
+        hosts = [host(name, *((0, 1, 2) if name == large else (1, 2)), of=3) for name in "abc"]
+        roster, reasons = assign_stages(hosts, 3, private_ends=False)
+        assert roster.replicas(stage_part(0)) == (large,)
+        assert all(roster.replicas(stage_part(stage)) for stage in (1, 2))
+        small = next(name for name in "abc" if name != large)
+        assert reasons[PeerId(small)].startswith("fewest replicas of those that fit")
+
+
+def test_assign_hears_no_wish_that_takes_the_last_place_of_another() -> None:
+    hosts = [host("a", 0, 1, of=2, stage=1), host("b", 1, of=2, stage=0), host("c", 1, of=2)]
+    roster, reasons = assign_stages(hosts, 2, private_ends=False)
+    assert roster.replicas(stage_part(0)) == ("a",), "it alone can hold it"
+    assert roster.replicas(stage_part(1)) == ("b", "c")
+    assert "asked for" not in reasons.values()
+
+
+def test_assign_says_for_which_stage_nobody_has_the_memory() -> None:
+    hosts = [host("a", 1, of=2), host("b", 1, of=2)]
+    with pytest.raises(Refused, match="no stage host is left with the memory for stage 0"):
+        assign_stages(hosts, 2, private_ends=False)
+    assert without_memory(hosts, 2) == "no stage host is left with the memory for stage 0"
+    assert without_memory([*hosts, host("c", 0, 1, of=2)], 2) == ""
+    nowhere = host("n", of=2)  # it says that it can hold none: it gets one, and refuses it itself
+    assert nowhere.fitting(2) == [0, 1]
+
+
+@given(st.lists(st.integers(min_value=1, max_value=4), min_size=4, max_size=12))
+def test_assign_holds_every_stage_whenever_that_can_be(depths: list[int]) -> None:
+    """Stages that need more and more memory: a host of depth d holds the d smallest. Hall's theorem says when all of
+    them can be held."""
+    hosts = [host(f"h{number}", *range(depth), of=4) for number, depth in enumerate(depths)]
+    possible = all(sum(depth > stage for depth in depths) >= 4 - stage for stage in range(4))
+    assert (without_memory(hosts, 4) == "") is possible
+    if possible:
+        roster, _ = assign_stages(hosts, 4, private_ends=False)
+        for stage, held in enumerate(roster.stages()):
+            assert held
+            assert all(depths[int(peer[1:])] > stage for peer in held)
+
+
+def test_assign_gives_trainers_the_ends_only_when_they_are_private() -> None:
+    peers = [candidate("h"), candidate("t", role="trainer"), candidate("z", role="bootstrap")]
+    assert assign_stages(peers, 1, private_ends=True)[0]["t"].part == "ends"
+    hosted = assign_stages(peers, 1, private_ends=False)[0]
+    assert hosted["t"].part is None
+    assert hosted.parts == ("stage-0",)
+    assert hosted.trainers == ("t",)
+
+
+def test_joiner_does_not_count_replicas_that_are_about_to_leave() -> None:
+    roster = Roster(listed(f"p{i}", part=f"stage-{i}", name="x") for i in range(2))
+    for stage in range(2):
+        leaving = {roster.replicas(stage_part(stage))[0]}
+        places = Places(stages=2, private_ends=True, leaving=leaving)
+        for joiner in map(PeerId, "abcdef"):
+            part, why = choose_place(roster, joiner, "stage", None, places)
+            assert (part, why) == (stage_part(stage), "it has the fewest replicas (0, and 1 about to leave)")
+    assert choose_place(roster, PeerId("a"), "stage", 0, places)[0] == "stage-0", "a wish is a wish"
+
+
+# --- peers on their way ----------------------------------------------------------------------------------------------
+
+
+def holding(*counts: int) -> Roster:
+    """A roster with so many replicas of each stage."""
+    members = [(stage, number) for stage, count in enumerate(counts) for number in range(count)]
+    return Roster(listed(f"m{stage}x{number}", part=stage_part(stage)) for stage, number in members)
+
+
+def coming(*stages: int | None) -> dict[PeerId, PartName | None]:
+    """Peers on their way to these stages, None where one has not chosen."""
+    return {PeerId(f"c{i}"): None if stage is None else stage_part(stage) for i, stage in enumerate(stages)}
+
+
+def chosen(
+    roster: Roster,
+    peer: str,
+    arriving: Mapping[PeerId, PartName | None],
+    stages: int,
+    *,
+    lost: Sequence[str] = (),
+    now: PartName | None = None,
+) -> tuple[int, str]:
+    """The stage that a peer takes, and why."""
+    places = Places(stages=stages, private_ends=True, arriving=arriving, lost=lost, chosen=now)
+    part, why = choose_place(roster, PeerId(peer), "stage", None, places)
+    assert part is not None
+    stage = stage_of(part)
+    assert stage is not None
+    return stage, why
+
+
+def test_newcomer_does_not_expect_others_where_their_memory_does_not_reach() -> None:
+    """Two before it, in the order of ids, cannot hold the stage with the fewest replicas."""
+    roster, joiner = holding(1, 2), PeerId("z")
+    arriving: dict[PeerId, PartName | None] = {PeerId("a"): None, PeerId("b"): None}
+    places = Places(stages=2, private_ends=True, arriving=arriving)
+    assert choose_place(roster, joiner, "stage", None, places)[0] != stage_part(0)
+    places = Places(stages=2, private_ends=True, arriving=arriving, cannot={PeerId("a"): (0,), PeerId("b"): (0, 1)})
+    assert choose_place(roster, joiner, "stage", None, places)[0] == stage_part(0)
+
+
+def test_joiner_counts_those_on_their_way() -> None:
+    roster = holding(3, 2, 3)
+    assert chosen(roster, "p", {}, 3) == (1, "it has the fewest replicas (2)")
+    for peer in "pqrs":
+        assert chosen(roster, peer, coming(0, 1), 3)[0] in (1, 2)
+        assert chosen(roster, peer, coming(0, 2), 3) == (1, "it has the fewest replicas (2)")
+    assert chosen(holding(4, 2), "p", coming(1), 2) == (1, "it has the fewest replicas (2, and 1 on the way)")
+
+
+def test_joiner_counts_neither_itself_nor_members_nor_what_is_no_stage_of_the_run() -> None:
+    arriving: dict[PeerId, PartName | None] = {
+        PeerId("p"): stage_part(0),
+        PeerId("m0x0"): stage_part(0),
+        PeerId("x"): stage_part(7),
+        PeerId("y"): PartName("ends"),
+    }
+    assert chosen(holding(2, 3), "p", arriving, 2) == (0, "it has the fewest replicas (2)")
+
+
+def test_several_that_choose_at_the_same_time_spread_as_if_one_came_after_the_other() -> None:
+    roster, peers = holding(1, 2, 3, 3), [PeerId(f"j{i}") for i in range(5)]
+    unaware = Counter(chosen(roster, peer, {}, 4)[0] for peer in peers)
+    assert unaware == {0: 5}, "without a look at the others all of them pile onto one stage"
+    together = dict.fromkeys(peers)
+    taken = Counter(chosen(roster, peer, together, 4)[0] for peer in peers)
+    assert sorted(taken[stage] + count for stage, count in enumerate((1, 2, 3, 3))) == [3, 3, 4, 4]
+
+
+def test_joiners_fill_lost_parts_first_and_each_another() -> None:
+    roster, lost = holding(3, 3, 1), ("stage-0", "stage-1")
+    peers = [PeerId(f"j{i}") for i in range(2)]
+    taken = [chosen(roster, peer, dict.fromkeys(peers), 3, lost=lost) for peer in peers]
+    assert {stage for stage, _ in taken} == {0, 1}
+    assert all(why == "all that held it are lost" for _, why in taken)
+    assert chosen(roster, "p", coming(0), 3, lost=lost)[0] == 1
+    assert chosen(roster, "p", coming(0, 1, 1), 3, lost=lost)[1] == "all that held it are lost, and 1 on the way"
+
+
+def test_of_two_that_chose_the_same_stage_one_moves_when_both_choose_again() -> None:
+    both = {PeerId("a"): stage_part(0), PeerId("b"): stage_part(0)}
+    assert [chosen(holding(3, 3), peer, both, 2, now=stage_part(0))[0] for peer in "ab"] == [0, 1]
+    assert chosen(holding(4, 3), "a", both, 2, now=stage_part(0))[0] == 1, "another one is better"
+    assert chosen(holding(3, 3), "a", both, 2, lost=("stage-1",), now=stage_part(0))[0] == 1
+
+
+claims = st.dictionaries(
+    st.text("abcxyz", min_size=1, max_size=3).map(PeerId),
+    st.one_of(st.none(), st.integers(0, 9).map(stage_part), st.just(PartName("ends"))),
+    max_size=3 * MAX_FORESEEN,
+)
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=6), claims, st.text("abcxyz", min_size=1, max_size=3))
+def test_lies_in_the_directory_steer_a_joiner_within_bounds(
+    counts: list[int], arriving: dict[PeerId, PartName | None], peer: str
+) -> None:
+    stage, why = chosen(holding(*counts), peer, arriving, len(counts))
+    fewest = min(counts)
+    assert counts[stage] <= fewest + max(2, fewest // 2)
+    assert why
+
+
+@pytest.mark.parametrize("liars", [1, 100, 2000])
+def test_stage_to_which_many_claim_to_be_on_their_way_is_filled_all_the_same(liars: int) -> None:
+    """Nobody ever arrives, and the claims stay in the directory for as long as others join."""
+    arriving = {PeerId(f"liar{i}"): stage_part(0) for i in range(liars)}
+    counts = [4, 4, 4]
+    for number in range(12):
+        counts[chosen(holding(*counts), f"joiner{number}", arriving, 3)[0]] += 1
+    assert min(counts) >= 2 * max(counts) // 3 - 1, counts
+    assert counts[0] > 4

@@ -1,0 +1,208 @@
+"""``swarm plan`` as it is typed, and the peers of a run under way."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from peers.cli.app import run
+from peers.commands.plan import manifest_named, plan_for
+from peers.console.words import CommandError
+from peers.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_USAGE
+from peers.plan.live import live_run
+from peers.plan.peers_file import DEVICES, read_peers
+from peers.plan.work import workload_of
+from swarm.errors import ConfigError
+from swarm.membership.part_memory import part_bytes
+from swarm.models.registry import family_of
+from swarm.planning.costs import model_parameter_count
+from tests.harness.rigs.peers import printed
+
+GPU = """
+[[peers]]
+name = "gpu"
+count = 3
+device = "rtx3090"
+host_memory_gib = 32
+down_mbit = 200
+stay_hours = 2
+"""
+CPU = """
+[[peers]]
+name = "cpu"
+count = 3
+flops = 5e10
+memory_gib = 4
+"""
+
+
+@pytest.fixture
+def peers(tmp_path: Path) -> Path:
+    path = tmp_path / "peers.toml"
+    path.write_text(GPU + CPU)
+    return path
+
+
+def typed(peers: Path, *more: str) -> int:
+    return run(["plan", "tiny", "--peers", str(peers), *more])
+
+
+def test_plan_prints_layout_step_and_what_binds(peers: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert typed(peers) == EXIT_OK
+    told = capsys.readouterr().out
+    for words in ("stage-0", "trainers", "tokens/s", "as PaLM counts", "causal attention", "bound by", "next",
+                  "as peers come and go", "alone", "TeraPipe", "split = {", "memory"):  # fmt: skip
+        assert words in told
+    assert "averaging" not in told
+    assert typed(peers, "--explain") == EXIT_OK
+    explained = capsys.readouterr().out
+    for words in ("3 x", "graphs of", "limit", "filling", "feeding", "averaging", "closing", "PaLM: 6 x N", "c/tx"):
+        assert words in explained
+
+
+def test_plan_as_json_holds_together(peers: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert typed(peers, "--json") == EXIT_OK
+    document = printed(capsys)
+    json.dumps(document, allow_nan=False)
+    assert document["schema"] == 1
+    assert sum(document["seconds"].values()) == pytest.approx(document["step_s"])
+    assert document["next"]["times"] >= 1.0
+    assert document["mfu_of"] == "attained"
+    stages = document["manifest"]["split"]
+    assert sum(stages["layers_per_stage"]) == 4
+    assert stages["stages"] == len(document["parts"]) - 1
+    assert document["manifest"]["batch"]["microbatch_size"] * document["microbatches"] == 128
+    for part in document["parts"]:
+        assert part["memory"]["total"] <= 32 * 2**30
+    assert document["asked"]["step_s"] >= document["step_s"] * 0.999
+
+
+def test_plan_takes_a_run_file(peers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('[run]\nname = "mine"\n[model]\ndim = 64\nlayers = 2\n[split]\nstages = 2\n')
+    assert run(["plan", str(file), "--peers", str(peers), "--json"]) == EXIT_OK
+    assert printed(capsys)["model"].startswith("mine: 2 blocks of width 64")
+
+
+@pytest.mark.parametrize(
+    ("words", "file", "cause"),
+    [
+        (["plan", "tiny"], GPU, "--peers is missing"),
+        (["plan", "--peers", "FILE"], GPU, "MODEL is missing"),
+        (["plan", "tinny", "--peers", "FILE"], GPU, "MODEL = 'tinny'"),
+        (["plan", "tiny", "--peers", "nowhere.toml"], GPU, "--peers = 'nowhere.toml'"),
+        (["plan", "tiny", "--peers", "FILE"], "[[peers]", "--peers = "),
+        (["plan", "tiny", "--peers", "FILE"], "", "peers is missing"),
+        (["plan", "tiny", "--peers", "FILE"], "peers = 3", "peers = 3"),
+        (["plan", "tiny", "--peers", "FILE"], GPU + "flop = 3", "peers.flop = 3"),
+        (["plan", "tiny", "--peers", "FILE"], GPU.replace("rtx3090", "rtx3099"), "peers.device = 'rtx3099'"),
+        (["plan", "tiny", "--peers", "FILE"], GPU.replace("host_memory_gib = 32", ""), "peers.host_memory_gib"),
+        (["plan", "tiny", "--peers", "FILE"], CPU.replace("flops = 5e10", ""), "peers.flops is missing"),
+        (["plan", "tiny", "--peers", "FILE"], CPU.replace("memory_gib = 4", ""), "peers.memory_gib is missing"),
+        (["plan", "tiny", "--peers", "FILE"], CPU.replace("= 5e10", "= -1.0"), "peers.flops = -1.0"),
+        (["plan", "tiny", "--peers", "FILE"], CPU.replace("= 5e10", "= nan"), "peers.flops = nan"),
+        (["plan", "tiny", "--peers", "FILE"], CPU + CPU, "peers.name = 'cpu'"),
+        (["plan", "tiny", "--peers", "FILE", "--memory-gib", "4"], CPU, "--memory-gib = '4'"),
+        (["plan", "--swarm", "x", "--memory-gib", "many"], CPU, "--memory-gib = 'many'"),
+        (["plan", "--swarm", "nonsense"], CPU, "INVITE"),
+    ],
+)
+def test_plan_refuses_what_means_nothing(
+    words: list[str], file: str, cause: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "peers.toml"
+    path.write_text(file)
+    assert run([str(path) if word == "FILE" else word for word in words]) == EXIT_USAGE
+    told = capsys.readouterr().err
+    assert cause in told
+    assert "check:" in told
+    assert "next:" in told
+
+
+@pytest.mark.parametrize(("file", "why"), [(CPU.replace("4", "0.3"), "memory"), (CPU.replace("3", "1"), "1 peer")])
+def test_plan_says_why_nothing_fits(file: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "peers.toml"
+    path.write_text(file)
+    assert run(["plan", "tiny", "--peers", str(path)]) == EXIT_ERROR
+    told = capsys.readouterr().err
+    assert why in told
+    assert "next:" in told
+
+
+def test_devices_are_reckoned_at_less_than_their_peak(peers: Path) -> None:
+    gpu, cpu = read_peers(peers, "bfloat16")
+    assert gpu.flops == pytest.approx(0.4 * DEVICES["rtx3090"].bfloat16)
+    assert gpu.peak_flops == DEVICES["rtx3090"].bfloat16
+    assert gpu.down == 25e6
+    assert read_peers(peers, "float32")[0].peak_flops == DEVICES["rtx3090"].float32
+    assert cpu.peak_flops is None
+    assert cpu.host_memory is None
+
+
+@pytest.mark.parametrize("ends", ["private", "hosted"])
+def test_workload_has_the_parts_that_a_run_has(ends: str, peers: Path) -> None:
+    manifest = manifest_named("small")
+    manifest = manifest.model_copy(update={"split": manifest.split.model_copy(update={"ends": ends})})
+    work, family = workload_of(manifest), family_of(manifest.model)
+    assert work.whole.parameters == model_parameter_count(manifest.model)
+    specs = family.parts(manifest.split)
+    for at, spec in enumerate(specs):
+        needs = work.part(2, at, spec.last_layer - spec.first_layer)
+        assert needs.parameters == family.cost(spec, manifest.model.context).parameters
+        assert needs.held == sum(part_bytes(manifest, spec).values())
+    assert work.hosted == (ends == "hosted")
+    assert work.rows == 256
+    assert plan_for(manifest, read_peers(peers, "float32"), "a file").best.step_s > 0
+
+
+def test_hosted_ends_leave_trainers_without_work_but_one_is_needed(peers: Path) -> None:
+    manifest = manifest_named("tiny")
+    hosted = manifest.model_copy(update={"split": manifest.split.model_copy(update={"ends": "hosted"})})
+    best = plan_for(hosted, read_peers(peers, "float32"), "a file").best
+    assert best.layout.trainers >= 1
+    assert best.parts[-1].needs.parameters == 0
+
+
+def test_plan_is_an_error_where_a_run_file_is_wrong(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("[model]\nlayer = 3\n")
+    with pytest.raises(ConfigError, match=r"model\.layer"):
+        manifest_named(str(tmp_path))
+
+
+class Record:
+    """As much of a close record as a plan reads."""
+
+    def __init__(self, members: list, links: dict, paces: dict) -> None:
+        self.step, self.links, self.paces = 7, links, paces
+        self.members = type("Members", (), {"members": tuple(members)})
+
+
+def member(peer: str, role: str, part: str | None) -> object:
+    return type("Member", (), {"peer": peer, "role": role, "part": part})()
+
+
+def test_members_of_a_run_are_grouped_by_speed_and_link() -> None:
+    manifest = manifest_named("tiny")
+    members = [
+        member("a", "stage", "stage-0"), member("b", "stage", "stage-1"), member("c", "stage", "stage-1"),
+        member("t", "trainer", "ends"), member("x", "bootstrap", None),
+    ]  # fmt: skip
+    links = dict.fromkeys("abc", (10_000, 25_000_000))
+    record = Record(members, links, {"a": 20_000, "b": 20_500, "c": 200_000})
+    found = live_run(manifest, record, {}, 4 * 2**30)
+    assert sum(one.count for one in found.classes) == 4, "the bootstrap computes nothing"
+    fast, slow, trainer = sorted(found.classes, key=lambda one: (one.round_trip_s, -one.flops))
+    assert (fast.count, slow.count, trainer.count) == (2, 1, 1)
+    needs = 3 * workload_of(manifest).part(2, 0, 2).flops * 8 * 128
+    assert slow.flops == pytest.approx(needs / 0.2)
+    assert (fast.down, fast.round_trip_s) == (25e6, 0.02)
+    assert trainer.down == 12_500_000
+    assert "4 GiB" in found.assumed
+
+
+def test_a_run_in_which_nothing_was_computed_gives_no_plan() -> None:
+    with pytest.raises(CommandError, match="computed"):
+        live_run(manifest_named("tiny"), Record([member("a", "stage", "stage-0")], {}, {}), {}, 2**30)

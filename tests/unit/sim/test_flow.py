@@ -1,0 +1,85 @@
+"""Runs of many peers, record by record: what is counted, and that the same seed gives the same run anywhere."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from peers.chaos.schedule import Removal, spot_trace
+from swarm.consensus.rebalance import RuleName
+from swarm.sim.flow import Flow, FlowResult
+from swarm.sim.turnover import FlowCase
+from tests.harness.sources import ROOT
+
+
+def play(*trace: Removal, **more: Any) -> FlowResult:
+    """Four peers of two stages for ten steps."""
+    return Flow(FlowCase(**({"places": 4, "stages": 2, "until_s": 300.0} | more)), trace).run()
+
+
+def gone(at_s: float, *places: int, back_s: float = 1e9, noticed: bool = False) -> Removal:
+    """These places lose their machines, for ever unless it is said when they have others."""
+    return Removal(at_s, places, (back_s,) * len(places), noticed)
+
+
+def test_undisturbed_run_has_all_the_throughput_there_is() -> None:
+    found = play()
+    assert (found.ratio, found.records, found.moves, found.joins) == (1.0, 10, 0, 0)
+
+
+def test_death_costs_its_stage_at_once_and_is_replaced_with_a_record() -> None:
+    """One of six: ⌊5/2⌋ is what the others could do, so nothing is lost by that alone."""
+    assert play(gone(75.0, 0), places=6).ratio == 1.0
+    found = play(gone(75.0, 0, back_s=95.0))
+    assert (found.joins, found.ratio) == (1, 1.0)
+    two = play(gone(70.0, 0, 2), places=8, until_s=140.0)
+    assert two.ratio == pytest.approx((4 * 70 + 2 * 70) / (4 * 70 + 3 * 70)), "both were of the first stage"
+
+
+def test_copies_let_a_peer_move_where_two_are_lost() -> None:
+    lost = (gone(70.0, 0, 2),)
+    found = play(*lost, places=8, rule="ours")
+    assert found.moves == 1
+    assert found.ratio > play(*lost, places=8).ratio
+    swarm = play(*lost, places=8, rule="swarm", every_s=60.0)
+    assert swarm.moves > 0, "the published rule moves one, too, which downloads first"
+    assert swarm.ratio < found.ratio
+
+
+def test_stage_that_is_lost_goes_on_from_a_copy() -> None:
+    found = play(gone(70.0, 1, 3), places=5)
+    assert found.given_up == 1
+    assert 0 < found.ratio < 1
+
+
+def test_noticed_machine_stays_to_the_end_of_the_step() -> None:
+    trace = (gone(75.0, 0, 2, noticed=True),)
+    assert play(*trace, places=8, notices=True, until_s=90.0).ratio == 1.0
+    assert play(*trace, places=8, until_s=90.0).ratio < 1.0
+
+
+def case(rule: RuleName, seed: int = 3) -> FlowResult:
+    """Half an hour of a spot market."""
+    trace = spot_trace(places=60, churn=0.02, step_s=30.0, until_s=1800.0, seed=seed)
+    periods = {"swarm": 60.0}
+    flow = FlowCase(
+        places=60, stages=6, until_s=1800.0, rule=rule, every_s=periods.get(rule, 0.0), notices=True, seed=seed
+    )
+    return Flow(flow, trace).run()
+
+
+@pytest.mark.parametrize("rule", ["swarm", "ours"])
+def test_same_seed_gives_the_same_records_whatever_strings_hash_to(rule: RuleName) -> None:
+    code = f"from tests.unit.sim.test_flow import case; print(case({rule!r}))"
+    found = set()
+    for hashes in ("1", "2"):
+        environment = os.environ | {"PYTHONHASHSEED": hashes, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-c", code]
+        found.add(subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout)
+    assert found == {f"{case(rule)}\n"}
+    assert case(rule).moves > 0
+    assert case(rule, seed=4).digest != case(rule).digest

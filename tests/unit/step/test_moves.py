@@ -1,0 +1,135 @@
+"""Who is planned to move when a step closes: what the manifest, the record before, and who comes and goes say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarm.consensus.changes import NO_CHANGES, Changes, Reassign
+from swarm.consensus.copies import copy_holders
+from swarm.consensus.rebalance import NO_RETURN_RECORDS
+from swarm.consensus.records import CloseRecord
+from swarm.errors import Refused
+from swarm.ids import PartName, PeerId, stage_part
+from swarm.models.spec import TensorSpec
+from swarm.step.boundary_codecs import FILLED_SHARE, CodecRules
+from swarm.step.messages import Propose
+from swarm.step.moves import MoveRules
+from tests.harness.rigs.consensus import admission, departure, listed, record
+from tests.unit.step.test_member import brought_to
+
+STEPS, STAGES = 100, 3
+BOUNDARY_BYTES = 1_000_000
+BOUNDARIES = CodecRules(
+    activation=TensorSpec((1, 1, BOUNDARY_BYTES // 4), "float32"),
+    stages=STAGES,
+    hosted=False,
+    forward="float32",
+    backward="float32",
+)
+RULES = MoveRules(on=True, stages=STAGES, copies=2, steps=STEPS, codecs=BOUNDARIES)
+PACE_US = 100_000
+
+
+def closed(hosts: Sequence[int], *, since: int = 0, **more: Any) -> CloseRecord:
+    """A record with so many hosts of each stage, called 0a, 0b, 1a …; a trainer holds the ends."""
+    members = [
+        listed(f"{stage}{chr(97 + number)}", part=stage_part(stage), since=since)
+        for stage, count in enumerate(hosts)
+        for number in range(count)
+    ]
+    return record(roster=(*members, listed("T", "trainer", "ends")), **more)
+
+
+def paces(hosts: Sequence[int], **others: int) -> dict[str, int]:
+    return {
+        member.peer: others.get(f"s{member.peer}", PACE_US) for member in closed(hosts).roster if member.peer != "T"
+    }
+
+
+def after(before: CloseRecord, changes: Changes, moves: Mapping[PeerId, PartName]) -> Counter[str | None]:
+    gone = {*changes.absent, *(leave.peer for leave in changes.leaves)}
+    staying = {
+        m.peer: moves.get(PeerId(m.peer), m.part) for m in before.roster if m.peer not in gone and m.part != "ends"
+    }
+    return Counter([*staying.values(), *(join.member.part for join in changes.joins)])
+
+
+def test_stage_that_loses_hosts_gets_one_with_the_record_that_names_them() -> None:
+    before, changes = closed((4, 4, 4)), Changes(absent=(PeerId("2a"), PeerId("2b"), PeerId("2c")))
+    moves = RULES.planned(before, changes)
+    assert after(before, changes, moves)["stage-2"] >= 2
+    assert min(after(before, changes, moves).values()) >= 2
+    assert not RULES.planned(before, NO_CHANGES)
+
+
+def test_who_leaves_counts_no_more_and_who_joins_counts_already() -> None:
+    before = closed((4, 4, 4))
+    left = Changes(leaves=(departure("2a"), departure("2b"), departure("2c")))
+    assert RULES.planned(before, left)
+    joins = tuple(admission(listed(name, part="stage-2")) for name in ("X", "Y", "Z"))
+    assert not RULES.planned(before, left.model_copy(update={"joins": joins}))
+
+
+@pytest.mark.parametrize(
+    "rules", [MoveRules(), MoveRules(on=True, stages=STAGES, copies=2, steps=2)], ids=["off", "last"]
+)
+def test_nobody_moves_where_the_manifest_says_so_nor_with_the_last_step(rules: MoveRules) -> None:
+    before, changes = closed((4, 4, 4)), Changes(absent=(PeerId("2a"), PeerId("2b"), PeerId("2c")))
+    assert not rules.planned(before, changes)
+
+
+def test_who_came_lately_stays() -> None:
+    changes = Changes(absent=(PeerId("2a"), PeerId("2b"), PeerId("2c")))
+    late, settled = (closed((4, 4, 4), step=50, since=since) for since in (50, 51 - NO_RETURN_RECORDS))
+    assert (bool(RULES.planned(late, changes)), bool(RULES.planned(settled, changes))) == (False, True)
+
+
+def test_slow_devices_and_slow_links_count_for_less() -> None:
+    hosts, twice = (4, 4, 4), {f"s2{letter}": 4 * PACE_US for letter in "abcd"}
+    slow = RULES.planned(closed(hosts, paces=paces(hosts, **twice)), NO_CHANGES)
+    rate = int(2 * BOUNDARY_BYTES * 1_000_000 / (FILLED_SHARE * 4 * PACE_US))
+    links = {f"2{letter}": (1000, rate) for letter in "abcd"}
+    narrow = RULES.planned(closed(hosts, paces=paces(hosts), links=links), NO_CHANGES)
+    assert set(slow.values()) == set(narrow.values()) == {"stage-2"}
+    assert not RULES.planned(closed(hosts, paces=paces(hosts)), NO_CHANGES)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.tuples(*[st.integers(1, 6)] * STAGES), st.data())
+def test_whoever_dies_every_stage_keeps_a_host_and_only_copies_move(
+    hosts: tuple[int, ...], data: st.DataObject
+) -> None:
+    before = closed(hosts)
+    names = [member.peer for member in before.roster if member.part != "ends"]
+    lost = data.draw(st.sets(st.sampled_from(names)))
+    left = Counter(member.part for member in before.roster if member.peer not in lost and member.part != "ends")
+    changes = Changes(absent=tuple(PeerId(name) for name in sorted(lost)))
+    moves = RULES.planned(before, changes)
+    assert not set(moves) & lost
+    assert all(peer in copy_holders(before.members, part, RULES.copies) for peer, part in moves.items())
+    assert all(count > 0 for part, count in after(before, changes, moves).items() if left[part])
+    parts = [stage_part(stage) for stage in range(STAGES)]
+    assert min(after(before, changes, moves)[part] for part in parts) >= min(left[part] for part in parts)
+    assert RULES.planned(before, changes) == moves
+
+
+async def test_member_accepts_no_move_that_it_does_not_plan() -> None:
+    bench = await brought_to("apply")
+    move = Reassign(step=1, peer="A", part="stage-1", signature=bytes(64))
+    with pytest.raises(Refused, match="not to move to stage-1"):
+        await bench.ask(Propose(record=record(), changes=Changes(reassigns=(move,))))
+    await bench.ask(Propose(record=record()))
+
+
+def test_capacities_add_up_what_the_hosts_of_each_stage_have_told() -> None:
+    told = {"0a": 100_000, "0b": 200_000, "1a": 50_000}
+    before = closed((2, 2, 1), paces=told, links={"1a": (0, 10_000_000)})
+    assert RULES.capacities(before) == pytest.approx(
+        (10 + 5, 5 * FILLED_SHARE, 0)
+    )  # 1a: two megabytes at ten megabytes a second
