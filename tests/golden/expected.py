@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
-BASE = "dcfa37e"
+BASE = "7257448"
 """The commit that everything is compared with: the last that changed what peers do, whose trainers choose replicas by
 compute and link. ``names_of_base.txt`` has what is called what in it."""
 
@@ -35,9 +35,4 @@ class Expected:
         return self.what == what and fnmatchcase(story, self.story) and fnmatchcase(name, self.name)
 
 
-_USE = "each peer tells with a step what its device computed of it"
-
-EXPECTED: tuple[Expected, ...] = (
-    Expected("events", "*", "DeviceUsed", _USE),
-    Expected("counts", "*", "DeviceUsed", _USE),
-)
+EXPECTED: tuple[Expected, ...] = ()
