@@ -2,6 +2,9 @@
 
 ``TRAJECTORY_FATES`` in the environment is a JSON object: peer's name → [phase, count]: it dies at the count-th time
 that it gets there, and says so first, in ``TRAJECTORY_FIRED``. A peer that was started again lives on.
+
+All stage hosts tell the same pace. They share this machine's cores, so that a stage's last host computes as fast as
+three of another one together: by what they measure no stage would lack hosts, and nobody would move.
 """
 
 from __future__ import annotations
@@ -18,10 +21,14 @@ from peers.node import run_peer
 from peers.settings import PeerSettings
 from swarm.averaging.allreduce.service import AllReduce
 from swarm.ids import StepWork
+from swarm.membership.holding import RoleManager
 from swarm.optim.part import TrainedPart
 from swarm.pipeline.compute import StageCompute
 from swarm.pipeline.stage.table import WorkQueue
 from swarm.step.member.remote_leader import RemoteLeader
+
+PACE_US = 20_000
+"""What a stage host tells of a microbatch, once it has computed one."""
 
 EARLY = "early "
 """Of phases that count only what is computed for the step behind the open one."""
@@ -45,6 +52,8 @@ def run(settings: PeerSettings) -> int:
     """See :func:`peers.node.run_peer`."""
     fates = json.loads(os.environ["TRAJECTORY_FATES"])
     fired = Path(os.environ["TRAJECTORY_FIRED"])
+    measured = RoleManager.pace_us
+    RoleManager.pace_us = lambda holding: min(PACE_US, measured(holding) * PACE_US)  # type: ignore[method-assign]
     if settings.name in fates and not _has_fired(fired, settings.name):
         phase, count = fates[settings.name]
         _arm(settings.name, phase, count, fired)
