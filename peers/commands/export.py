@@ -200,7 +200,7 @@ def _facts(chosen: ChosenStep, config: Mapping[str, Any], parameters: int, dtype
         "model": family.described,
         "architecture": f"{', '.join(kinds)}, {parameters:,} parameters in {dtype}",
         "vocabulary": f"{family.vocab_size:,} tokens",
-        "optimizer": f"AdamW, learning rate up to {manifest.optimizer.lr:g}",
+        "optimizer": f"{manifest.optimizer.described}, learning rate up to {manifest.optimizer.lr:g}",
     }
     record = _record(chosen)
     if record is not None and record.tokens:

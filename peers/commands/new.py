@@ -126,14 +126,14 @@ def summary(founded: Founded) -> list[tuple[str, str]]:
     manifest = founded.manifest
     run, model, batch, optimizer = manifest.run, manifest.model, manifest.batch, manifest.optimizer
     tokens = batch.microbatch_size * manifest.step_microbatches * model.context
-    start = run.start_when
+    start, warmup = run.start_when, count(optimizer.warmup_steps, "step")
     return [
         ("run", f"{run.name}, {manifest.run_id[:12]}, wire version {run.wire}"),
         ("model", f"{model_parameter_count(model):,} parameters: {family_of(model).described}"),
         ("memory", _memory(manifest)),
         ("stages", f"{manifest.split.stages}, sending {manifest.codecs.described}; ends {manifest.split.ends}"),
         ("step", f"{manifest.step_microbatches} microbatches of {batch.microbatch_size} rows: {tokens:,} tokens"),
-        ("optimizer", f"AdamW, learning rate {optimizer.lr:g} after {count(optimizer.warmup_steps, 'step')}"),
+        ("optimizer", f"{optimizer.described}, learning rate {optimizer.lr:g} after {warmup}"),
         ("averaging", manifest.averaging.described),
         *(profile_lines(founded.profile, manifest.model_dump(mode="json")) if founded.profile else ()),
         ("tokenizer", f"{manifest.tokenizer.digest[:16]}, from {founded.tokenizer_from}"),

@@ -42,6 +42,11 @@ class OptimizerConfig(Section):
         DECAY_FRACTION
     )
 
+    @property
+    def described(self) -> str:
+        """The optimizer's name, as it is written."""
+        return {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon"}[self.name]
+
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
     """Learning rate of ``step`` (1-based) of ``steps``, of the peak after warm-up what the schedule says."""

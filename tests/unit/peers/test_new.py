@@ -94,6 +94,16 @@ def test_new_says_who_can_read_the_text_and_of_how_many_copies_of_the_ends_there
     assert told.get("copies") == copies
 
 
+@pytest.mark.parametrize(("name", "said"), [("adamw", "AdamW"), ("muon", "Muon"), ("sgd", "SGD")])
+def test_new_says_which_optimizer_the_run_has(tmp_path: Path, name: str, said: str) -> None:
+    file, tokenizer = tmp_path / "run.toml", tmp_path / "some.json"
+    file.write_text(f'[optimizer]\nname = "{name}"\n')
+    tokenizer.write_bytes(train_tokenizer([TEXT], 300))
+    foundation = Foundation(file=file, tokenizer=tokenizer)
+    told = dict(summary(make_run(foundation, load_foundation(foundation))))
+    assert told["optimizer"].startswith(f"{said}, learning rate ")
+
+
 def test_make_run_takes_the_tokenizer_beside_the_file(tmp_path: Path, text: Path) -> None:
     tokenizer = train_tokenizer([TEXT], 300)
     (tmp_path / "tokenizer.json").write_bytes(tokenizer)
