@@ -17,7 +17,7 @@ from peers.data.text import built_in_corpus, read_corpus, sample_texts
 from peers.foreign_model import ADAPTER_LR, ForeignModel, check_founding, check_parts, find_model
 from peers.manifest_file import write_manifest
 from peers.options.fields import settings_of
-from peers.options.model import Foundation
+from peers.options.foundation import Foundation
 from peers.plan.sizing import SizedStages, stages_for
 from peers.presets import load_preset, preset_names
 from peers.profiles import keys_of, profile_of, with_profile

@@ -36,6 +36,7 @@ from peers.options.reading import blamed
 from peers.orders import Orders
 from peers.reporting.reporter import reporting_of
 from peers.settings import PeerSettings, member_settings
+from peers.sharing.choice import read_rate
 from swarm.clock import SystemClock
 from swarm.config import Manifest, load_manifest
 from swarm.device import Device, DeviceThread, MeteredDevice, resolve_device
@@ -62,6 +63,7 @@ from swarm.network.discovery.manifest import ManifestService
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
 from swarm.network.libp2p.identity import StoredIdentity, load_or_create
 from swarm.network.reach.reachability import Reach, find_relay, reachability
+from swarm.network.rpc.meter import RateLimits
 from swarm.pipeline.batch import BatchSource
 from swarm.step.calls import first_leaf
 
@@ -203,6 +205,10 @@ class Node:
             announce=tuple(parse_address(a, key="announce", peer=False) for a in options.announce),
             bootstrap=tuple(parse_address(text, key="bootstrap") for text in settings.bootstrap),
             relay=options.relay,
+            rates=RateLimits(
+                upload=None if options.max_upload is None else read_rate(options.max_upload),
+                download=None if options.max_download is None else read_rate(options.max_download),
+            ),
         )
         left = CONTACT_TRIES
         while True:

@@ -163,7 +163,7 @@ def _play(options: Options, staged: Staged, say: Callable[[str], None], other: J
 def _prepare(scenario: Scenario, world: WorldName, beside: Path, root: Path) -> Staged:
     from peers.founding_files import load_foundation
     from peers.manifest_file import render_tables
-    from peers.options.model import Foundation
+    from peers.options.foundation import Foundation
 
     manifest = root / MANIFEST
     manifest.write_text(render_tables(manifest_of(scenario, _preset(scenario))), encoding="utf-8")
@@ -176,7 +176,7 @@ def _preset(scenario: Scenario) -> Mapping[str, Any]:
     if scenario.swarm.preset is None:
         return {}
     from peers.founding_files import load_foundation
-    from peers.options.model import Foundation
+    from peers.options.foundation import Foundation
 
     return load_foundation(Foundation(preset=scenario.swarm.preset))
 

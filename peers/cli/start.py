@@ -7,7 +7,8 @@ from typing import Any
 import typer
 
 from peers.cli.options import offer
-from peers.options.model import Foundation, Invocation, PeerOptions
+from peers.options.foundation import Foundation, Invocation
+from peers.options.model import PeerOptions
 
 
 @offer("join", PeerOptions, Invocation)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from peers.commands.preflight import check_announce, check_listen, check_output, check_reporting
 from peers.console.words import command_name, count
 from peers.doctor.machine import check_before_start
-from peers.options.model import Foundation, PeerOptions
+from peers.options.foundation import Foundation
+from peers.options.model import PeerOptions
 from peers.profiles import profile_lines
 from peers.session import echo, know_thyself, live, open_session, silent
 from peers.settings import exact_settings

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from peers.console.words import another_path, command_name
 from peers.founding_files import load_foundation
-from peers.options.model import Foundation
+from peers.options.foundation import Foundation
 from peers.plan.peers_file import EXAMPLE, read_peers
 from peers.plan.report import PlanReport
 from peers.plan.sizing import nothing_fits

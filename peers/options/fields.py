@@ -86,7 +86,9 @@ REFUSED = "refused"
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Splits a text at commas and spaces, which is how a variable, or a file's text, holds several values."""
+    """Splits a text where these characters are, which is how a variable, or a file's text, holds several values."""
+
+    at: str = ", "
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
         """Return what pydantic splits with."""
@@ -94,10 +96,11 @@ class Split:
 
         return core_schema.no_info_before_validator_function(self.split, handler(source))
 
-    @staticmethod
-    def split(value: Any) -> Any:
-        """Return the words of a text; anything else as it is."""
-        return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
+    def split(self, value: Any) -> Any:
+        """Return the parts of a text; anything else as it is."""
+        if not isinstance(value, str):
+            return value
+        return tuple(filter(None, map(str.strip, re.split(f"[{re.escape(self.at)}]", value))))
 
 
 def between(low: float, high: float | None = None) -> Allowed:

@@ -1,17 +1,14 @@
-"""Define every option of ``swarm new`` and ``swarm join`` once: names, limits, default and help.
+"""Define every option of a peer once: names, limits, default and help.
 
-:class:`PeerOptions` describes a peer, and is read from the command, the environment or a TOML file.
-:class:`Foundation` describes the run to found and :class:`Invocation` one start of a command; both are read from the
-command alone. :mod:`peers.options.fields` says how a field is read, :mod:`peers.options.reading` reads them.
-
-Over 400 lines: one table of all options.
+:class:`PeerOptions` is read from the command, the environment or a TOML file; :mod:`peers.options.foundation` has what
+the command alone may say. :mod:`peers.options.fields` says how a field is read, :mod:`peers.options.reading` reads it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from peers.dashboard.place import PLACE_WORDS, listening_place
 from peers.options.fields import (
@@ -26,6 +23,7 @@ from peers.options.fields import (
     understood,
 )
 from peers.preemption.choice import ALLOWED, METADATA_URL, read_choice, read_url
+from peers.sharing.choice import RATE_WORDS, read_rate
 
 DEVICE = r"auto|cpu|mps|cuda(:[0-9]{1,3})?"
 DEVICE_WORDS = "auto, mps, cpu, cuda or cuda:N"
@@ -34,7 +32,7 @@ MAX_DEVICES = 16
 ANY_PORT = "/ip4/0.0.0.0/tcp/0"
 GRACE_S = 60.0
 """Enough for the step under way of most models; a platform that kills sooner should be told less."""
-_JOIN, _NEW = ("join",), ("new",)
+_JOIN = ("join",)
 
 Text = Annotated[str, lengths(1, 8192, "text")]
 Address = Annotated[str, lengths(1, 1024, "a multiaddr")]
@@ -46,6 +44,7 @@ Region = Annotated[str, matching(r"[a-z0-9-]{0,32}", "up to 32 small letters, di
 Trackers = Annotated[
     str, matching(r"((tensorboard|wandb|mlflow)(,(?!$)|$))+", "tensorboard, wandb or mlflow, or several with commas")
 ]
+Rate = Annotated[str, understood(read_rate, RATE_WORDS)]
 Devices = Annotated[str, matching(rf"({DEVICE})(,({DEVICE})){{0,{MAX_DEVICES - 1}}}", DEVICES_WORDS)]
 
 
@@ -169,6 +168,17 @@ class PeerOptions:
             help="Plan with so much memory of the device at most: for the part, and for what its microbatches keep.",
         ),
     ] = None  # fmt: skip
+    max_upload: Annotated[
+        Rate | None,
+        Option(
+            metavar="RATE", default="none",
+            help="Send no faster in all calls together: 20mbit or 2MB, a second. Such a peer relays for nobody.",
+        ),
+    ] = None  # fmt: skip
+    max_download: Annotated[
+        Rate | None,
+        Option(metavar="RATE", default="none", help="Receive no faster in all calls together, as --max-upload."),
+    ] = None
     threads: Annotated[
         int, between(1, 1024), Option(metavar="N", of=_JOIN, help="Compute with this many CPU threads.")
     ] = 1
@@ -264,184 +274,3 @@ class PeerOptions:
         """Return them with what ``swarm new`` does not offer left at its default."""
         offered = {key: getattr(self, key) for key, one in settings_of(PeerOptions).items() if "new" in one.option.of}
         return PeerOptions(**offered, origins=self.origins)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Foundation:
-    """The run to found: a preset's name or a file, values that replace some of its own, and a tokenizer's source. With
-    ``resume`` it is an old run, and ``file`` names its directory, a checkpoint's directory in it, or the beginning of
-    its id; None means the newest. With ``resume`` and other stages it is a run that goes on with that checkpoint.
-    """
-
-    __pydantic_config__: ClassVar[Mapping[str, str]] = MODEL_CONFIG
-
-    file: Annotated[
-        FilePath | None,
-        Option(
-            names=("RUN.toml",), of=_NEW,
-            help="The run's manifest; with --resume: its directory, or that of one of its checkpoints.",
-        ),
-    ] = None  # fmt: skip
-    resume: Annotated[
-        bool, Option(of=_NEW, help="Continue a run whose peers are all gone, from its newest checkpoint.")
-    ] = False
-    preset: Annotated[
-        str | None, Option(metavar="NAME", of=_NEW, help="Use a preset instead of a file: tiny, small or medium.")
-    ] = None
-    model: Annotated[
-        str | None,
-        Option(
-            metavar="DIR|ID[@REV]",
-            of=_NEW,
-            help="Train this model of transformers: its directory, or OWNER/NAME on the hub. Needs the extra hf.",
-            default="our own transformer",
-        ),
-    ] = None
-    from_scratch: Annotated[
-        bool, Option(of=_NEW, help="With --model: begin with random weights, not with those of the files.")
-    ] = False
-    context: Annotated[
-        int | None,
-        Option(
-            metavar="N", of=_NEW, manifest="model.context", help="Tokens in a row, at most those that the model has."
-        ),
-    ] = None
-    compute: Annotated[
-        str | None,
-        Option(metavar="DTYPE", of=_NEW, manifest="model.compute", help="Compute in float32 or bfloat16."),
-    ] = None
-    lora_rank: Annotated[
-        int | None,
-        Option(
-            metavar="N", of=_NEW, manifest="model.lora.rank",
-            help="Train adapters of this rank (LoRA), and none of the model's own weights.",
-        ),
-    ] = None  # fmt: skip
-    lora_alpha: Annotated[
-        float | None,
-        Option(metavar="X", of=_NEW, manifest="model.lora.alpha", help="An adapter's weight is this over the rank."),
-    ] = None
-    lora_targets: Annotated[
-        tuple[str, ...],
-        Option(
-            metavar="NAME", of=_NEW, manifest="model.lora.targets", default="all",
-            help="Give adapters to linear modules of this name, as q_proj; repeat for more.",
-        ),
-    ] = ()  # fmt: skip
-    lora_base: Annotated[
-        str | None,
-        Option(
-            metavar="DTYPE", of=_NEW, manifest="model.lora.base", default="bfloat16",
-            help="Keep the weights beside adapters in bfloat16, nf4 (4 bits) or float32.",
-        ),
-    ] = None  # fmt: skip
-    packing: Annotated[
-        str | None,
-        Option(
-            metavar="HOW",
-            of=_NEW,
-            manifest="batch.packing",
-            help="What a row is: a part of the stream of all documents, or whole documents that do not see each other.",
-            default="stream",
-        ),
-    ] = None
-    profile: Annotated[
-        str | None,
-        Option(
-            metavar="NAME", of=_NEW, manifest="speed.profile", default="the file's, or none",
-            help="Suit the run to its links: lan, wan (machines far apart) or thin (under 50 Mbit/s).",
-        ),
-    ] = None  # fmt: skip
-    name: Annotated[
-        str | None, Option(metavar="NAME", of=_NEW, manifest="run.name", help="Name of the run, for people.")
-    ] = None
-    steps: Annotated[
-        int | None, Option(metavar="N", of=_NEW, manifest="run.steps", help="Optimizer steps until the run is over.")
-    ] = None
-    lr: Annotated[
-        float | None,
-        Option(metavar="X", of=_NEW, manifest="optimizer.lr", help="Highest learning rate, after the warm-up."),
-    ] = None
-    stages: Annotated[
-        int | None,
-        Option(metavar="N", of=_NEW, manifest="split.stages", help="Cut the model's blocks into this many stages."),
-    ] = None
-    layers_per_stage: Annotated[
-        Annotated[str, matching(r"[1-9][0-9]{0,5}(,[1-9][0-9]{0,5})*", "whole numbers with commas, such as 1,3")]
-        | None,
-        Option(
-            metavar="N,…", of=_NEW, manifest="split.layers_per_stage",
-            help="Cut the model's blocks into stages of these sizes.", default="as --peers says, or evenly",
-        ),
-    ] = None  # fmt: skip
-    peers: Annotated[
-        FilePath | None,
-        Option(
-            metavar="FILE", of=_NEW, help="Size stages for the classes of peers in this file, as swarm plan --peers.",
-            default="none",
-        ),
-    ] = None  # fmt: skip
-    hosts: Annotated[
-        int | None,
-        Option(
-            metavar="N", of=_NEW, manifest="run.start_when.stage_hosts",
-            help="Start when this many stage hosts have joined.",
-        ),
-    ] = None  # fmt: skip
-    trainers: Annotated[
-        int | None,
-        Option(
-            metavar="N", of=_NEW, manifest="run.start_when.trainers", help="Start when this many trainers have joined."
-        ),
-    ] = None
-    seed: Annotated[
-        int | None,
-        Option(metavar="N", of=_NEW, manifest="run.seed", help="Seed of the initial weights, but of private ends."),
-    ] = None
-    tokenizer: Annotated[
-        FilePath | None,
-        Option(metavar="FILE", of=_NEW, help="Use this tokenizer.json.", default="beside RUN.toml, or a new one"),
-    ] = None
-    text: Annotated[
-        tuple[FilePath, ...],
-        Option(
-            metavar="FILE", of=_NEW, help="Make the tokenizer from this text; repeat for more.", default="Python's own"
-        ),
-    ] = ()  # fmt: skip
-
-    @property
-    def cut_said(self) -> bool:
-        """Whether it says how the model is cut into stages."""
-        return any(said is not None for said in (self.stages, self.layers_per_stage, self.peers))
-
-    @property
-    def changes(self) -> dict[str, Any]:
-        """Values that replace those of the manifest, by dotted key."""
-        made = {one.option.manifest: getattr(self, key) for key, one in settings_of(Foundation).items()}
-        if self.layers_per_stage is not None:
-            sizes = [int(size) for size in self.layers_per_stage.split(",")]
-            made["split.layers_per_stage"] = sizes
-            made["split.stages"] = len(sizes) if self.stages is None else self.stages
-        return {key: value for key, value in made.items() if key and value not in (None, ())}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Invocation:
-    """Options of one start of a command that runs a peer."""
-
-    __pydantic_config__: ClassVar[Mapping[str, str]] = MODEL_CONFIG
-
-    port: Annotated[
-        Annotated[int, between(1, 65535)] | None,
-        Option(metavar="N", help="Listen on this TCP port of all interfaces; short for --listen."),
-    ] = None
-    config: Annotated[
-        FilePath | None, Option(metavar="FILE", help="Read settings of the peer from this TOML file, one per key.")
-    ] = None
-    quiet: Annotated[bool, Option(names=("--quiet", "-q"), help="Print errors only.")] = False
-    json: Annotated[bool, Option(help="Print each event as one line of JSON, and nothing else.")] = False
-
-    @property
-    def words(self) -> bool:
-        """True when the command prints words for a person."""
-        return not self.quiet and not self.json

@@ -24,7 +24,8 @@ from peers.commands.preflight import check_port
 from peers.console.words import another_path, command_name
 from peers.dashboard.place import TOKEN_VARIABLE
 from peers.options.fields import PREFIX, REFUSED, Setting, settings_of
-from peers.options.model import ANY_PORT, Foundation, Invocation, PeerOptions
+from peers.options.foundation import Foundation, Invocation
+from peers.options.model import ANY_PORT, PeerOptions
 from peers.preemption.choice import read_choice
 from swarm.disk import read_named
 from swarm.errors import ConfigError

@@ -57,7 +57,7 @@ def read_choice(text: str) -> PreemptionChoice:
         case "file", True:
             return PreemptionChoice(file=_path(rest))
         case "command", True:
-            return PreemptionChoice(command=_words(rest))
+            return PreemptionChoice(command=read_command(rest))
         case _:
             raise ValueError(ALLOWED)
 
@@ -86,7 +86,8 @@ def _path(text: str) -> Path:
         raise ValueError(f"a path: {error}") from None
 
 
-def _words(text: str) -> tuple[str, ...]:
+def read_command(text: str) -> tuple[str, ...]:
+    """The words of a command without a shell, whose program is there. Raises ValueError, which says what is wrong."""
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:

@@ -37,7 +37,7 @@ from swarm.network.reach.probe import ProbeService
 from swarm.network.reach.reachability import LinkKind
 from swarm.network.reach.seats import MayRelay
 from swarm.network.rpc.dispatcher import Dispatcher, ServeLimits
-from swarm.network.rpc.link import ByteMeter
+from swarm.network.rpc.meter import ByteMeter, RateLimits
 from swarm.schema import Record
 
 PUBLIC_PROTOCOL = f"swarm/{PUBLIC_PREFIX.rstrip('/')}"
@@ -52,6 +52,8 @@ class EndpointConfig:
     record types of the directory. With ``relay`` "auto" it relays for others, and others relay for it when nobody can
     dial it; "off" does neither. ``behind_nat`` says that nobody can, so that it need not be found out. ``port_map``
     lets the daemon ask the router to forward a port. ``restarts`` says how often a daemon that dies is replaced.
+    ``rates`` bound the bytes of all calls together; the daemon's own traffic (the directory, dials, what it relays) is
+    not in them.
     """
 
     run_dir: Path
@@ -66,6 +68,7 @@ class EndpointConfig:
     limits: ServeLimits = field(default_factory=ServeLimits)
     kinds: Sequence[type[Record]] = (PeerRecord,)
     restarts: RestartLimits = field(default_factory=RestartLimits)
+    rates: RateLimits = RateLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ class LibP2PEndpoint:
         self._config, self._identity, self._clock = config, identity, clock
         self._desk = Dispatcher(config.limits)
         self._hints = Hints(identity.peer)
-        self._incoming = StreamServer(self._desk, clock, ByteMeter(), PUBLIC_PROTOCOL)
+        self._incoming = StreamServer(self._desk, clock, ByteMeter(config.rates, identity.peer), PUBLIC_PROTOCOL)
         self._incoming.known = lambda peer: peer == identity.peer
         self._run: RunId | None = None
         self._directory: DHTDirectory | None = None
@@ -199,6 +202,8 @@ class LibP2PEndpoint:
         self._daemon.p2p.namespace = f"swarm/directory/1/{run[:32]}/"
         await self._outgoing.connect_any({split_peer(address)[1] for address in self._config.bootstrap})
         self.mount(await self._presence.serve())
+        if self._config.rates.any:
+            await self.retire_relay()  # what is relayed goes past us, from daemon to daemon: nobody would count it
         self.mount(ProbeService(self._clock))
         for name in ("control", "tensors"):
             await self._incoming.serve(self._daemon.p2p, f"swarm/{name}/1/{run[:32]}")

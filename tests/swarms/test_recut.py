@@ -11,7 +11,7 @@ import torch
 from peers.checkpoints.writer import keep_run
 from peers.founding_files import Founded, resume_run
 from peers.home.run_directory import RunDirectory
-from peers.options.model import Foundation
+from peers.options.foundation import Foundation
 from swarm.config import Manifest
 from swarm.events import DigestMismatch
 from swarm.ids import PartName

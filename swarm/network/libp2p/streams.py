@@ -19,7 +19,8 @@ from swarm.network.libp2p.dialling import Dialler
 from swarm.network.libp2p.supervisor import Supervisor
 from swarm.network.rpc.client import CallerStream
 from swarm.network.rpc.dispatcher import Dispatcher
-from swarm.network.rpc.link import ByteMeter, enlarge
+from swarm.network.rpc.link import enlarge
+from swarm.network.rpc.meter import ByteMeter
 from swarm.network.rpc.server import ServerStream
 from swarm.network.rpc.strangers import StrangerBudget
 

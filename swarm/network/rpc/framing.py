@@ -162,6 +162,11 @@ class FrameDecoder:
         """The number of the frame whose content is still arriving, counted from 1; 0 between two frames."""
         return self._begun if self._header is not None else 0
 
+    @property
+    def awaits(self) -> int:
+        """The bytes of content in the frame that is arriving; 0 between two frames."""
+        return 0 if self._header is None else self._header.content_bytes
+
     def buffer(self) -> memoryview:
         """Where the next bytes go; never empty."""
         if self._header is None:

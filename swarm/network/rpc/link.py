@@ -14,7 +14,6 @@ from typing import Any, Protocol, cast
 
 from swarm.errors import PeerError, Unreachable, Violation
 from swarm.ids import PeerId
-from swarm.network.protocols import LinkStatistics
 from swarm.network.rpc.framing import (
     DISCARD,
     MAX_CONTENT_BYTES,
@@ -24,6 +23,7 @@ from swarm.network.rpc.framing import (
     encode_frame,
     encode_header,
 )
+from swarm.network.rpc.meter import READ_BYTES, SMALL_BYTES, ByteMeter
 from swarm.waiting import StallDetector
 
 HIGH_WATER_BYTES = 512 << 10
@@ -44,32 +44,6 @@ UNREAD_S = 300.0
 """How long a peer may take nothing of what waits for it: whoever sends holds what is to be sent for as long. More than
 anybody is stopped for, or waits for a turn on a busy machine. The kernel makes room in pieces of up to 1.5 MiB, and
 shows no smaller ones: so this asks for 5 KiB/s, about what FRAME_S asks of a chunk on the other side."""
-
-MAX_METERED = 4096
-"""Peers whose bytes are counted apart, of all that were ever met."""
-
-
-class _Counts(dict[PeerId, int]):
-    """Numbers by peer, 0 at first. Before there are too many, those with the least become one, that of no peer."""
-
-    def __missing__(self, peer: PeerId) -> int:
-        if len(self) >= MAX_METERED:
-            nobody = PeerId("")
-            least = sorted(self.keys() - {nobody}, key=self.__getitem__)[: MAX_METERED // 2]
-            self[nobody] = self.get(nobody, 0) + sum(map(self.pop, least))
-        return 0
-
-
-class ByteMeter:
-    """Bytes by remote peer, for the life of an endpoint; of very many peers, those with the least only in the sum."""
-
-    def __init__(self) -> None:
-        self.sent = _Counts()
-        self.received = _Counts()
-
-    def statistics(self) -> LinkStatistics:
-        """A copy."""
-        return LinkStatistics(dict(self.sent), dict(self.received))
 
 
 class StreamOwner(FrameSink, Protocol):
@@ -160,10 +134,9 @@ class Link(asyncio.BufferedProtocol):
             if not early:
                 self.close(Unreachable("the stream ended", peer=self.peer))
                 return
-            self._meter.received[self.peer] += len(early)
             self._decode(self._decoder.feed, early)
-        if not transport.is_closing() and not self.paused:
-            transport.resume_reading()
+            self._came(len(early))
+        self._read_on()
 
     async def send(
         self, kind: Kind, call: int, content: bytes = b"", payload_bytes: int = 0, *, head: bytes = b""
@@ -171,22 +144,37 @@ class Link(asyncio.BufferedProtocol):
         """Write one frame when it is this sender's turn and the stream takes more. Raises Unreachable, also for a peer
         that has not read for UNREAD_S."""
         async with self._turns:
-            self.send_nowait(kind, call, content, payload_bytes, head=head)
+            frame = encode_frame(kind, call, content, payload_bytes, head=head)
+            await self._rate(len(frame))
+            self._write_frame(frame)
 
     async def send_chunk(self, call: int, chunk: memoryview) -> None:
         """Write one chunk in turn; the bytes are not copied and must stay as they are. Raises Unreachable, also for a
         peer that has not read for UNREAD_S."""
         async with self._turns:
+            header = encode_header(Kind.CHUNK, call, len(chunk))
+            await self._rate(len(header) + len(chunk))
             self._check_open()
-            self._write(encode_header(Kind.CHUNK, call, len(chunk)))
+            self._write(header)
             self._write(chunk)
 
     def send_nowait(
         self, kind: Kind, call: int, content: bytes = b"", payload_bytes: int = 0, *, head: bytes = b""
     ) -> None:
         """Write one small frame ahead of every waiting sender. Raises Unreachable, also for a peer that never reads."""
-        self._check_open()
         frame = encode_frame(kind, call, content, payload_bytes, head=head)
+        self._write_frame(frame)
+        if (rate := self._meter.sends(self.peer)) is not None:
+            rate.gone(len(frame))
+
+    async def _rate(self, size: int) -> None:
+        """Wait until so many bytes may go, where there is a limit."""
+        if (rate := self._meter.sends(self.peer)) is not None:
+            self._check_open()
+            await rate.turn(size)
+
+    def _write_frame(self, frame: bytes) -> None:
+        self._check_open()
         if self._transport.get_write_buffer_size() + len(frame) > MAX_UNSENT_BYTES:
             self._unread()
             self._check_open()
@@ -228,8 +216,24 @@ class Link(asyncio.BufferedProtocol):
 
     def _resume(self) -> None:
         self._set_timer(None)
-        if not self._transport.is_closing():
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Read again, unless a pause or the rate is against it."""
+        rate = self._meter.receives(self.peer)
+        held = rate is not None and rate.holds(self)
+        if not self._transport.is_closing() and not self.paused and not held:
             self._transport.resume_reading()
+
+    def _came(self, size: int) -> None:
+        """Count what was read, and read no more for as long as the rate says."""
+        self._meter.received[self.peer] += size
+        rate = self._meter.receives(self.peer)
+        if rate is None or self._transport.is_closing():
+            return
+        if rate.came(size, payload=self._decoder.awaits > SMALL_BYTES):
+            self._transport.pause_reading()
+            rate.hold(self, self._read_on)
 
     def _set_timer(self, timer: asyncio.TimerHandle | None) -> None:
         if self._timer is not None:
@@ -240,13 +244,14 @@ class Link(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the transport puts the next bytes."""
-        return self._decoder.buffer() if self.lost is None else DISCARD
+        buffer = self._decoder.buffer() if self.lost is None else DISCARD
+        return buffer if self._meter.receives(self.peer) is None else buffer[:READ_BYTES]
 
     def buffer_updated(self, nbytes: int) -> None:
         """``nbytes`` arrived."""
-        self._meter.received[self.peer] += nbytes
         if self.lost is None:
             self._decode(self._decoder.advance, nbytes)
+        self._came(nbytes)
 
     def eof_received(self) -> None:
         """The other side is done; so are we, and the transport closes itself."""

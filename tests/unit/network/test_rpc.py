@@ -86,7 +86,7 @@ async def test_call_to_a_peer_of_another_wire_version_fails_at_once_and_says_whi
 
 
 def test_bytes_of_very_many_peers_are_counted_and_not_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.network.rpc.link.MAX_METERED", 8)
+    monkeypatch.setattr("swarm.network.rpc.meter.MAX_METERED", 8)
     meter = ByteMeter()
     meter.received[CALLER] += 1000
     for number in range(100):

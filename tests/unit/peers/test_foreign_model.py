@@ -18,7 +18,7 @@ from peers.data.source import DataGiven, shard_for
 from peers.exit_codes import EXIT_ERROR, EXIT_USAGE
 from peers.foreign_model import check_parts, choose_model, find_model
 from peers.founding_files import load_foundation, make_run
-from peers.options.model import Foundation
+from peers.options.foundation import Foundation
 from swarm.errors import ConfigError
 from swarm.models.spec import SplitConfig
 from tests.harness.rigs.foreign import foreign_config

@@ -12,7 +12,7 @@ from peers.commands.preflight import check_output
 from peers.invites.invite import Invite
 from peers.invites.invite_file import read_invite, write_invite
 from peers.local.report import write_report
-from peers.options.model import Invocation
+from peers.options.foundation import Invocation
 from peers.options.reading import read_peer_options
 from swarm.disk import write_named
 from swarm.errors import ConfigError, StateError

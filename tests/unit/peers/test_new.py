@@ -10,7 +10,7 @@ from peers.commands.new import summary
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_USAGE, exit_code_of
 from peers.founding_files import load_foundation, make_run
 from peers.manifest_file import render_manifest
-from peers.options.model import Foundation
+from peers.options.foundation import Foundation
 from peers.presets import load_preset, preset_names, preset_purpose
 from peers.settings import PeerSettings
 from swarm.config import load_manifest, parse_manifest

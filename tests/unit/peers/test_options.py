@@ -12,7 +12,8 @@ import yaml
 from peers.cli.app import run
 from peers.dashboard.place import TOKEN_VARIABLE
 from peers.options.fields import Setting, settings_of
-from peers.options.model import Foundation, Invocation, PeerOptions
+from peers.options.foundation import Foundation, Invocation
+from peers.options.model import PeerOptions
 from peers.options.reading import read_foundation, read_invocation, read_peer_options
 from swarm.errors import ConfigError
 from tests.harness.sources import ROOT
@@ -39,6 +40,8 @@ SAID: dict[str, Any] = {
     "dial_out_only": True,
     "device": "cuda:1",
     "max_memory": 8.5,
+    "max_upload": "20mbit",
+    "max_download": "2.5MB",
     "threads": 7,
     "activation_checkpointing": "on",
     "deferred_weights": "off",
@@ -75,6 +78,8 @@ WRONG: dict[str, Any] = {
     "dial_out_only": "perhaps",
     "device": "tpu",
     "max_memory": 0,
+    "max_upload": "20Mb",
+    "max_download": "64kbit",
     "threads": "0",
     "activation_checkpointing": "yes",
     "deferred_weights": "auto",

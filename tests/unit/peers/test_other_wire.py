@@ -13,7 +13,7 @@ from peers.cli.app import run as swarm
 from peers.exit_codes import EXIT_INCOMPATIBLE
 from peers.founding_files import load_foundation, make_run
 from peers.home.run_directory import RunDirectory
-from peers.options.model import Foundation
+from peers.options.foundation import Foundation
 from swarm import WIRE_VERSION
 from swarm.config import load_manifest
 from swarm.errors import OtherWire

@@ -12,7 +12,7 @@ import pytest
 
 from peers.console.event_words import describe
 from peers.exit_codes import EXIT_DRAINED
-from peers.options.model import Invocation
+from peers.options.foundation import Invocation
 from peers.options.reading import read_peer_options
 from peers.orders import Orders
 from peers.preemption.choice import MetadataUrl, PreemptionChoice, read_choice, read_url

@@ -11,7 +11,7 @@ from data_shards.tokenize import train_tokenizer
 from peers.commands.new import summary
 from peers.founding_files import load_foundation, make_run
 from peers.manifest_file import render_manifest
-from peers.options.model import Foundation
+from peers.options.foundation import Foundation
 from peers.profiles import FITS, PROFILES, with_profile
 from swarm.config import Manifest, load_manifest, parse_manifest
 from swarm.errors import ConfigError

@@ -17,7 +17,7 @@ from peers.exit_codes import EXIT_USAGE
 from peers.founding_files import resume_run
 from peers.frozen import frozen_of_all, store_of, with_frozen
 from peers.home.run_directory import RunDirectory, known_runs
-from peers.options.model import Foundation
+from peers.options.foundation import Foundation
 from peers.settings import PeerSettings
 from swarm.config import Manifest, Parent, load_manifest, parse_manifest
 from swarm.consensus.records import NO_RECORD

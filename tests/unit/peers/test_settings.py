@@ -8,7 +8,8 @@ import pytest
 
 from peers.cli.app import run
 from peers.home.places import home_directory
-from peers.options.model import ANY_PORT, Invocation, PeerOptions
+from peers.options.foundation import Invocation
+from peers.options.model import ANY_PORT, PeerOptions
 from peers.options.reading import blamed, blaming, read_invocation, read_peer_options
 from peers.settings import PeerSettings, exact_settings
 from swarm.errors import ConfigError

@@ -11,7 +11,7 @@ from peers.cli.app import run as swarm
 from peers.console.words import CommandError
 from peers.exit_codes import EXIT_USAGE
 from peers.founding_files import Founded, load_foundation, make_run, resume_run, sized_document
-from peers.options.model import Foundation
+from peers.options.foundation import Foundation
 from peers.plan.peers_file import read_peers
 from peers.plan.sizing import stages_for
 from peers.plan.work import workload_of

@@ -1,0 +1,196 @@
+"""Define the options of one start of a command: of the run that ``swarm new`` founds, and of the command itself.
+
+:class:`Foundation` describes the run to found and :class:`Invocation` one start of a command; both are read from the
+command alone. What a peer is told is in :mod:`peers.options.model`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from peers.options.fields import MODEL_CONFIG, FilePath, Option, between, matching, settings_of
+
+_NEW = ("new",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foundation:
+    """The run to found: a preset's name or a file, values that replace some of its own, and a tokenizer's source. With
+    ``resume`` it is an old run, and ``file`` names its directory, a checkpoint's directory in it, or the beginning of
+    its id; None means the newest. With ``resume`` and other stages it is a run that goes on with that checkpoint.
+    """
+
+    __pydantic_config__: ClassVar[Mapping[str, str]] = MODEL_CONFIG
+
+    file: Annotated[
+        FilePath | None,
+        Option(
+            names=("RUN.toml",), of=_NEW,
+            help="The run's manifest; with --resume: its directory, or that of one of its checkpoints.",
+        ),
+    ] = None  # fmt: skip
+    resume: Annotated[
+        bool, Option(of=_NEW, help="Continue a run whose peers are all gone, from its newest checkpoint.")
+    ] = False
+    preset: Annotated[
+        str | None, Option(metavar="NAME", of=_NEW, help="Use a preset instead of a file: tiny, small or medium.")
+    ] = None
+    model: Annotated[
+        str | None,
+        Option(
+            metavar="DIR|ID[@REV]",
+            of=_NEW,
+            help="Train this model of transformers: its directory, or OWNER/NAME on the hub. Needs the extra hf.",
+            default="our own transformer",
+        ),
+    ] = None
+    from_scratch: Annotated[
+        bool, Option(of=_NEW, help="With --model: begin with random weights, not with those of the files.")
+    ] = False
+    context: Annotated[
+        int | None,
+        Option(
+            metavar="N", of=_NEW, manifest="model.context", help="Tokens in a row, at most those that the model has."
+        ),
+    ] = None
+    compute: Annotated[
+        str | None,
+        Option(metavar="DTYPE", of=_NEW, manifest="model.compute", help="Compute in float32 or bfloat16."),
+    ] = None
+    lora_rank: Annotated[
+        int | None,
+        Option(
+            metavar="N", of=_NEW, manifest="model.lora.rank",
+            help="Train adapters of this rank (LoRA), and none of the model's own weights.",
+        ),
+    ] = None  # fmt: skip
+    lora_alpha: Annotated[
+        float | None,
+        Option(metavar="X", of=_NEW, manifest="model.lora.alpha", help="An adapter's weight is this over the rank."),
+    ] = None
+    lora_targets: Annotated[
+        tuple[str, ...],
+        Option(
+            metavar="NAME", of=_NEW, manifest="model.lora.targets", default="all",
+            help="Give adapters to linear modules of this name, as q_proj; repeat for more.",
+        ),
+    ] = ()  # fmt: skip
+    lora_base: Annotated[
+        str | None,
+        Option(
+            metavar="DTYPE", of=_NEW, manifest="model.lora.base", default="bfloat16",
+            help="Keep the weights beside adapters in bfloat16, nf4 (4 bits) or float32.",
+        ),
+    ] = None  # fmt: skip
+    packing: Annotated[
+        str | None,
+        Option(
+            metavar="HOW",
+            of=_NEW,
+            manifest="batch.packing",
+            help="What a row is: a part of the stream of all documents, or whole documents that do not see each other.",
+            default="stream",
+        ),
+    ] = None
+    profile: Annotated[
+        str | None,
+        Option(
+            metavar="NAME", of=_NEW, manifest="speed.profile", default="the file's, or none",
+            help="Suit the run to its links: lan, wan (machines far apart) or thin (under 50 Mbit/s).",
+        ),
+    ] = None  # fmt: skip
+    name: Annotated[
+        str | None, Option(metavar="NAME", of=_NEW, manifest="run.name", help="Name of the run, for people.")
+    ] = None
+    steps: Annotated[
+        int | None, Option(metavar="N", of=_NEW, manifest="run.steps", help="Optimizer steps until the run is over.")
+    ] = None
+    lr: Annotated[
+        float | None,
+        Option(metavar="X", of=_NEW, manifest="optimizer.lr", help="Highest learning rate, after the warm-up."),
+    ] = None
+    stages: Annotated[
+        int | None,
+        Option(metavar="N", of=_NEW, manifest="split.stages", help="Cut the model's blocks into this many stages."),
+    ] = None
+    layers_per_stage: Annotated[
+        Annotated[str, matching(r"[1-9][0-9]{0,5}(,[1-9][0-9]{0,5})*", "whole numbers with commas, such as 1,3")]
+        | None,
+        Option(
+            metavar="N,…", of=_NEW, manifest="split.layers_per_stage",
+            help="Cut the model's blocks into stages of these sizes.", default="as --peers says, or evenly",
+        ),
+    ] = None  # fmt: skip
+    peers: Annotated[
+        FilePath | None,
+        Option(
+            metavar="FILE", of=_NEW, help="Size stages for the classes of peers in this file, as swarm plan --peers.",
+            default="none",
+        ),
+    ] = None  # fmt: skip
+    hosts: Annotated[
+        int | None,
+        Option(
+            metavar="N", of=_NEW, manifest="run.start_when.stage_hosts",
+            help="Start when this many stage hosts have joined.",
+        ),
+    ] = None  # fmt: skip
+    trainers: Annotated[
+        int | None,
+        Option(
+            metavar="N", of=_NEW, manifest="run.start_when.trainers", help="Start when this many trainers have joined."
+        ),
+    ] = None
+    seed: Annotated[
+        int | None,
+        Option(metavar="N", of=_NEW, manifest="run.seed", help="Seed of the initial weights, but of private ends."),
+    ] = None
+    tokenizer: Annotated[
+        FilePath | None,
+        Option(metavar="FILE", of=_NEW, help="Use this tokenizer.json.", default="beside RUN.toml, or a new one"),
+    ] = None
+    text: Annotated[
+        tuple[FilePath, ...],
+        Option(
+            metavar="FILE", of=_NEW, help="Make the tokenizer from this text; repeat for more.", default="Python's own"
+        ),
+    ] = ()  # fmt: skip
+
+    @property
+    def cut_said(self) -> bool:
+        """Whether it says how the model is cut into stages."""
+        return any(said is not None for said in (self.stages, self.layers_per_stage, self.peers))
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Values that replace those of the manifest, by dotted key."""
+        made = {one.option.manifest: getattr(self, key) for key, one in settings_of(Foundation).items()}
+        if self.layers_per_stage is not None:
+            sizes = [int(size) for size in self.layers_per_stage.split(",")]
+            made["split.layers_per_stage"] = sizes
+            made["split.stages"] = len(sizes) if self.stages is None else self.stages
+        return {key: value for key, value in made.items() if key and value not in (None, ())}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invocation:
+    """Options of one start of a command that runs a peer."""
+
+    __pydantic_config__: ClassVar[Mapping[str, str]] = MODEL_CONFIG
+
+    port: Annotated[
+        Annotated[int, between(1, 65535)] | None,
+        Option(metavar="N", help="Listen on this TCP port of all interfaces; short for --listen."),
+    ] = None
+    config: Annotated[
+        FilePath | None, Option(metavar="FILE", help="Read settings of the peer from this TOML file, one per key.")
+    ] = None
+    quiet: Annotated[bool, Option(names=("--quiet", "-q"), help="Print errors only.")] = False
+    json: Annotated[bool, Option(help="Print each event as one line of JSON, and nothing else.")] = False
+
+    @property
+    def words(self) -> bool:
+        """True when the command prints words for a person."""
+        return not self.quiet and not self.json

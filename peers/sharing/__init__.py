@@ -1,0 +1,1 @@
+"""Take part on a machine that is used for other things."""

@@ -1,0 +1,26 @@
+"""What is said of limits and pauses, as it is understood or refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from peers.sharing.choice import read_rate
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("20mbit", 2.5e6), ("20 Mbit/s", 2.5e6), ("1gbit", 1.25e8), ("2MB", 2e6), ("2MB/s", 2e6), ("512KiB", 524_288),
+     ("1.5MiB", 1_572_864), ("1000kbit", 125_000), ("8mbits", 1e6), ("10mbps", None), ("200kB", 2e5)],
+)  # fmt: skip
+def test_rate_is_bytes_a_second(text: str, rate: float | None) -> None:
+    if rate is None:
+        with pytest.raises(ValueError, match="none of kbit"):
+            read_rate(text)
+    else:
+        assert read_rate(text) == rate
+
+
+@pytest.mark.parametrize("text", ["", "20", "mbit", "-5mbit", "20Mb", "20 m", "1e9MB", "64kbit", "0mbit", "nanMB"])
+def test_rate_that_says_nothing_certain_or_too_little_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="a rate like 20mbit or 2MB"):
+        read_rate(text)
