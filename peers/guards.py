@@ -5,9 +5,10 @@ from __future__ import annotations
 from peers.orders import ForcedExit, Orders
 from peers.preemption.watcher import PreemptionWatcher
 from peers.settings import PeerSettings
+from peers.sharing.conditions import LOOK_S, PauseConditions, Steadily
 from swarm.clock import Clock
 from swarm.errors import Ending, RunEnded
-from swarm.events import EventSink
+from swarm.events import EventSink, Paused, PauseWatch
 from swarm.health.watch import HealthWatch
 from swarm.ids import PeerId
 from swarm.network.endpoint import LibP2PEndpoint
@@ -37,3 +38,20 @@ async def watch_preemption(settings: PeerSettings, clock: Clock, events: EventSi
     """Have the peer leave when its machine is taken back, until cancelled."""
     watcher = PreemptionWatcher(clock, events, orders.by_notice)
     await watcher.run(settings.options.preemption, settings.options.preemption_url)
+
+
+async def watch_pauses(settings: PeerSettings, clock: Clock, events: EventSink, orders: Orders) -> None:
+    """Have the peer leave when a condition for a pause holds at two looks in a row; returns then, or at once when there
+    is none, or nobody who would start this peer again."""
+    if not settings.options.pause_when or settings.back is None:
+        return
+    conditions, steadily = PauseConditions(settings.options.pause_when, clock), Steadily(LOOK_S)
+    while True:
+        reason = await conditions.look()
+        for condition, problem in conditions.news.items():
+            events.emit(PauseWatch(condition=condition, problem=problem))
+        if steadily.seen(bool(reason), clock.monotonic()):
+            break
+        await clock.sleep(LOOK_S)
+    events.emit(Paused(reason=reason))
+    orders.by_notice(f"pause: {reason}", None, Ending.PAUSED)

@@ -30,7 +30,7 @@ from peers.data.source import data_given, data_opened, open_source, shard_for
 from peers.exit_codes import EXIT_CODES, EXIT_DRAINED, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, exit_code_of
 from peers.foreign_model import files_here
 from peers.frozen import frozen_services
-from peers.guards import watch_daemon, watch_preemption, watch_signals
+from peers.guards import watch_daemon, watch_pauses, watch_preemption, watch_signals
 from peers.manifest_file import manifest_sent
 from peers.options.reading import blamed
 from peers.orders import Orders
@@ -41,7 +41,7 @@ from swarm.clock import SystemClock
 from swarm.config import Manifest, load_manifest
 from swarm.device import Device, DeviceThread, MeteredDevice, resolve_device
 from swarm.errors import ConfigError, DeadlineMissed, Ending, PeerError, RunEnded, SwarmError, Unreachable
-from swarm.events import EventSink, PeerStarted, PeerStopped, RunFound, Waiting
+from swarm.events import EventSink, PeerStarted, PeerStopped, Resumed, RunFound, Waiting
 from swarm.health.watch import HealthWatch
 from swarm.ids import PeerId, RunId
 from swarm.membership.composition import compose
@@ -119,6 +119,8 @@ async def _run_peer(settings: PeerSettings, device: Callable[[PeerSettings], Dev
     reporting = reporting_of(settings, recorder, clock)
     events = EventNarration(settings, reporting, clock, peer=identity.peer)
     node = Node(settings, identity, events, clock, orders)
+    if settings.back is not None and settings.back.reason:
+        events.emit(Resumed(reason=settings.back.reason, seconds=settings.back.seconds))
     reason, exit_code = f"{settings.name} was interrupted", EXIT_INTERRUPTED
     verdict: SwarmError | None = None
     try:
@@ -236,6 +238,7 @@ class Node:
                 group.create_task(LoopLagProbe(self._events, self._clock).run()),
                 group.create_task(serve_own(self._settings, self._commands.look, self._events)),
                 group.create_task(watch_preemption(self._settings, self._clock, self._events, self._orders)),
+                group.create_task(watch_pauses(self._settings, self._clock, self._events, self._orders)),
             ]
             try:
                 return await self._take_part(endpoint, device, watch)

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from peers.console.interrupt import SIGNALS, received
-from peers.exit_codes import EXIT_DRAINED, EXIT_OK
+from peers.exit_codes import EXIT_CODES, EXIT_OK
 from swarm.errors import Ending, RunEnded
 
 ResultT = TypeVar("ResultT")
@@ -40,7 +40,7 @@ class Orders:
         self._loop = asyncio.get_running_loop()
         self._told: asyncio.Future[int] = self._loop.create_future()
         self._forced: asyncio.Future[tuple[str, int]] = self._loop.create_future()
-        self._noticed = False
+        self._noticed: int | None = None
 
     def listen(self) -> None:
         """Take SIGINT, SIGTERM and SIGHUP from now on, and for good: what comes after the loop has ended changes
@@ -68,18 +68,19 @@ class Orders:
             return "stopping: it had not joined the run yet"
         return self._leave(reason, Ending.DONE)
 
-    def by_notice(self, reason: str, within_s: float | None) -> None:
-        """The machine is taken back: leave in order, and by force when that takes longer than ``within_s`` seconds
-        (None: than the grace). Exit code 75 either way. Only the first notice counts."""
-        if self._noticed:
+    def by_notice(self, reason: str, within_s: float | None, ending: Ending = Ending.DRAINED) -> None:
+        """The machine is taken back, or wanted for something else: leave in order, and by force when that takes longer
+        than ``within_s`` seconds (None: than the grace). The exit code is that of ``ending`` either way. Only the first
+        notice counts."""
+        if self._noticed is not None:
             return
-        self._noticed = True
+        self._noticed = code = EXIT_CODES[ending]
         if self._leave is None:
-            self._force(f"was told to leave before it took part: {reason}", EXIT_DRAINED)
+            self._force(f"was told to leave before it took part: {reason}", code)
             return
-        self._leave(reason, Ending.DRAINED)
+        self._leave(reason, ending)
         patience = self._grace_s if within_s is None else within_s
-        self._loop.call_later(patience, self._force, f"could not leave in order in time: {reason}", EXIT_DRAINED)
+        self._loop.call_later(patience, self._force, f"could not leave in order in time: {reason}", code)
 
     async def forced(self) -> tuple[str, int]:
         """(reason, exit code) when the peer must end now: order was not asked for, is not possible, or takes longer
@@ -91,7 +92,7 @@ class Orders:
             by_keyboard = self._told.result() == 128 + signal.SIGINT
             await asyncio.wait({self._forced}, timeout=None if by_keyboard else self._grace_s)
         if not self._forced.done():
-            exit_code = EXIT_DRAINED if self._noticed else self._told.result()
+            exit_code = self._told.result() if self._noticed is None else self._noticed
             return f"could not leave in order within {self._grace_s:g} s", exit_code
         return self._forced.result()
 

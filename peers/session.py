@@ -8,6 +8,7 @@ from pathlib import Path
 
 from peers.console.event_words import labelled
 from peers.console.interrupt import defer
+from peers.exit_codes import EXIT_PAUSED
 from peers.home.identity import friendly_name
 from peers.home.last_events import last_event
 from peers.home.places import HeldPlace
@@ -64,13 +65,18 @@ def live(place: HeldPlace, settings: PeerSettings) -> int:
     # An exception inside its event loop would be lost: a signal from here on is an order to the peer, which takes also
     # what comes before it listens, and none cuts in until its end is noted.
     defer()
+    if settings.back is not None:
+        place.kept_by(settings.back.keeper)
     code = run_peer(settings)
     last = last_event(settings.home / "events.jsonl", "PeerStopped")
     found = last_event(settings.home / "events.jsonl", "RunFound", whole=True)
+    reason = str(last.get("reason", "")) if last is not None else ""
+    if code == EXIT_PAUSED and (paused := last_event(settings.home / "events.jsonl", "Paused", whole=True)):
+        reason = f"paused, {paused.get('reason', '')}: {reason}"
     try:
         if found is not None:
             place.joined(str(found.get("run", "")), str(found.get("name", "")))
-        place.ended(str(last.get("reason", "")) if last is not None else "", code)
+        place.ended(reason, code)
     except OSError:
         # A full disk: `swarm status` will not know how this one ended, and the exit code still says it.
         return code

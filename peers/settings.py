@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from peers.options.fields import settings_of
 from peers.options.model import Address, Name, PeerOptions
 from peers.options.reading import check_options, expected
+from peers.sharing.choice import Return
 from swarm.errors import ConfigError
 from swarm.membership.settings import MemberSettings
 from swarm.schema import BesideField, in_words
@@ -47,6 +48,7 @@ class PeerSettings(BaseModel):
         checkpoints_kept: How many older ones stay; None: all.
         resume: A bootstrap founds the run with the checkpoint of that step there.
         control: The socket on which it answers ``swarm status``; None: it does not.
+        back: Who starts it again after a pause or a crash, and after what it has come back; None: nobody does.
         verbose: On stdout it tells what happens.
         json_lines: On stdout it writes every event.
         options: What a person said about it. Of their ``role``, ``name``, ``home``, ``invite`` and ``checkpoints`` the
@@ -73,6 +75,7 @@ class PeerSettings(BaseModel):
     checkpoints_kept: Annotated[int, Field(ge=1)] | None = None
     resume: Annotated[int, Field(ge=0)] | None = None
     control: Path | None = None
+    back: Return | None = None
     verbose: bool = False
     json_lines: bool = False
     options: PeerOptions = PeerOptions()

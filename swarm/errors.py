@@ -41,6 +41,8 @@ class Ending(Enum):
     INCOMPATIBLE = "incompatible"
     DRAINED = "drained"
     """It left in order because it was told to stop: its supervisor may start it again, elsewhere."""
+    PAUSED = "paused"
+    """It left in order because its machine is wanted for something else: it comes back when that is over."""
 
 
 class Advice(StrEnum):

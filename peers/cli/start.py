@@ -18,6 +18,9 @@ def join(**typed: Any) -> None:
     Needs an invite, or --invite-file. A trainer without --data trains with text that comes with Python. Ctrl-C leaves
     in order; a second Ctrl-C leaves at once.
 
+    With --pause-when it leaves in order while a condition holds, and comes back by itself; with --retry also after a
+    crash, and when nobody could be reached, later and later, up to ten minutes apart.
+
     All options but --port, --config, --quiet and --json can also come from the environment (SWARM_DATA, SWARM_LISTEN,
     …) or from the --config file, whose keys are named like the options. An option overrides the environment, which
     overrides the file.
@@ -25,12 +28,14 @@ def join(**typed: Any) -> None:
     Example: swarm join swarm1:eyJydW4… --role trainer --data texts/
     """
     from peers.commands.join import join as run_join
+    from peers.commands.join import keep_joined
     from peers.options.reading import blaming, read_invocation, read_peer_options
 
     invocation = read_invocation("join", typed)
     options = read_peer_options("join", typed, invocation)
+    run = keep_joined if options.pause_when or options.retry else run_join
     with blaming(options):
-        raise typer.Exit(run_join(options, words=invocation.words, json_lines=invocation.json))
+        raise typer.Exit(run(options, words=invocation.words, json_lines=invocation.json))
 
 
 @offer("new", Foundation, PeerOptions, Invocation)

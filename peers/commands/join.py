@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from peers.invites.invite import Contacts
     from peers.local.siblings import Company
     from peers.settings import PeerSettings
+    from peers.sharing.choice import Return
 
 
 CHECKPOINTS_KEPT = 3
@@ -35,13 +36,14 @@ MAX_KNOWN = 8
 """Addresses of a place's own memory that are tried beside those of the invite."""
 
 
-def join(options: PeerOptions, *, words: bool, json_lines: bool, company: Company | None = None) -> int:
+def join(options: PeerOptions, *, words: bool, json_lines: bool, company: Company | None = None,
+         back: Return | None = None) -> int:  # fmt: skip
     """Run one peer until its run is over or it has left; returns its exit code, 0 at once where the run has ended on
     this machine before. Blocking.
 
     Without an invite it waits for one in the invite file, where ``options`` name one. Of several devices each gets a
-    peer in a process of its own, whose ``company`` are the others. Raises ConfigError, Incompatible or CommandError,
-    having dialled nobody, for what cannot be used.
+    peer in a process of its own, whose ``company`` are the others. ``back`` is who starts this one again. Raises
+    ConfigError, Incompatible or CommandError, having dialled nobody, for what cannot be used.
     """
     from peers.home.places import home_directory, take_place
     from peers.invites.invite import contacts_from, invite_on_standard_input
@@ -61,7 +63,7 @@ def join(options: PeerOptions, *, words: bool, json_lines: bool, company: Compan
         from peers.local.siblings import join_each
 
         each = dataclasses.replace(options, invite=given)
-        return join_each(each, home_directory(options.home), words=words, json_lines=json_lines)
+        return join_each(each, home_directory(options.home), words=words, json_lines=json_lines, back=back)
     words_of_data, data = _checked_data(options) if role == "trainer" else ("", "")
     if words_of_data:
         say("data", words_of_data)
@@ -85,7 +87,25 @@ def join(options: PeerOptions, *, words: bool, json_lines: bool, company: Compan
         peer = _peer_settings(place, who, contacts, options)
         place.trains_on(data)
         given_by_us = {} if company is None else dataclasses.asdict(company)
-        return live(place, peer.model_copy(update={"verbose": words, "json_lines": json_lines, **given_by_us}))
+        said = {"verbose": words, "json_lines": json_lines, "back": back}
+        return live(place, peer.model_copy(update={**said, **given_by_us}))
+
+
+def keep_joined(options: PeerOptions, *, words: bool, json_lines: bool) -> int:
+    """Join, leave while a condition of ``--pause-when`` holds, come back, and with ``--retry`` also after a crash.
+
+    Returns the exit code of the last life; blocking. An invite on standard input is read once. Raises ConfigError for
+    one that cannot be used.
+    """
+    from peers.invites.invite import contacts_from, invite_on_standard_input
+    from peers.sharing.keeper import keep
+
+    if options.invite == ("-",):
+        options = dataclasses.replace(options, invite=(invite_on_standard_input(),))
+    if options.invite or options.invite_file is None:
+        contacts_from(options.invite)  # one that is no good will not be any better the next time
+    _check(options)
+    return keep(options, echo if words else silent, words=words, json_lines=json_lines)
 
 
 def _check(options: PeerOptions) -> None:
@@ -157,14 +177,15 @@ def _title(role: str) -> str:
 
 
 def main() -> int:
-    """Run one of several peers that a ``swarm join`` starts, as it is told on the standard input."""
+    """Run a peer that a ``swarm join`` starts in another process, as it is told on the standard input."""
     from peers.console.words import report_error
     from peers.exit_codes import exit_code_of
     from peers.local.siblings import ordered
 
-    options, company, words, json_lines = ordered(sys.stdin.read())
+    order = ordered(sys.stdin.read())
     try:
-        return join(options, words=words, json_lines=json_lines, company=company)
+        return join(order.options, words=order.words, json_lines=order.json_lines, company=order.company,
+                    back=order.back)  # fmt: skip
     except SwarmError as error:
         report_error(error)
         return exit_code_of(error)

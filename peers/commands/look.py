@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from peers.console.words import CommandError
 from peers.control.client import PATIENCE_S, NotServing, ask
 from peers.control.status import MemberReport, StatusReport
-from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_UNREACHABLE
+from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_PAUSED, EXIT_UNREACHABLE, worth_a_retry
 from peers.home.places import PlaceInfo, look_at_place
 from swarm.membership.status_types import MemoryReport, PartTurnout
 
@@ -36,17 +36,26 @@ class Seen:
     @property
     def phase(self) -> str:
         """The peer's own phase; else ``starting``, ``silent``, ``ended``, ``killed`` or ``unreadable``, as seen from
-        outside."""
+        outside; also ``paused`` or ``retrying``."""
         state = self.place.state
         if self.place.owner:
             return "unreadable"
         if self.standing is not None:
             return self.standing.phase
         if state is not None and state.end is not None:
-            return "ended"
+            return "ended" if not self.comes_back else "paused" if state.end.exit_code == EXIT_PAUSED else "retrying"
         if not self.place.live:
             return "killed" if state is not None else "unused"
         return "starting" if isinstance(self.trouble, NotServing) else "silent"
+
+    @property
+    def comes_back(self) -> bool:
+        """True if it has ended, and the process that starts it again is there."""
+        state = self.place.state
+        if self.place.live or state is None or state.end is None or not state.keeper:
+            return False
+        again = state.end.exit_code == EXIT_PAUSED or worth_a_retry(state.end.exit_code)
+        return again and _older(state.keeper, state.started)
 
     @property
     def starting(self) -> bool:
@@ -67,6 +76,16 @@ class Seen:
             "trouble": str(self.trouble) if self.trouble else "",
             "owner": self.place.owner,
         }
+
+
+def _older(pid: int, started: float) -> bool:
+    """Return whether a process is there and was before a time: a younger one only has its number."""
+    import psutil
+
+    try:
+        return bool(psutil.Process(pid).create_time() <= started)
+    except psutil.Error:
+        return False
 
 
 def look_at(place: PlaceInfo, *, timeout_s: float = PATIENCE_S) -> Seen:

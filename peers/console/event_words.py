@@ -39,6 +39,8 @@ from swarm.events import (
     PartAssigned,
     Participation,
     PartsCapped,
+    Paused,
+    PauseWatch,
     PeerBack,
     PeerLost,
     PeerReady,
@@ -49,6 +51,7 @@ from swarm.events import (
     QuorumBack,
     QuorumLost,
     Reachability,
+    Resumed,
     RosterChanged,
     RunFound,
     RunStarted,
@@ -113,7 +116,20 @@ def _describe_place(event: Event) -> tuple[str, str] | None:
         case PreemptionWatch() | PreemptionNotice():
             return "preemption", harmless(_preemption(event))
         case _:
-            return _describe_keeping(event)
+            return _describe_pause(event) or _describe_keeping(event)
+
+
+def _describe_pause(event: Event) -> tuple[str, str] | None:
+    """Describe why it is away for a while, and that it is back."""
+    match event:
+        case PauseWatch():
+            return "pause", harmless(f"{event.condition}: {event.problem or 'can be checked again'}")
+        case Paused():
+            return "paused", f"{harmless(event.reason)}; leaves in order, and comes back by itself"
+        case Resumed():
+            return "resumed", f"away for {event.seconds:.0f} s: {harmless(event.reason)}"
+        case _:
+            return None
 
 
 def _describe_keeping(event: Event) -> tuple[str, str] | None:

@@ -32,6 +32,8 @@ class PlaceState:
     """The last peer of a place. Empty text is what is not known yet; ``session`` is the path of its directory;
     ``data`` is the digest of what a trainer was given, empty for what comes with Python.
 
+    ``keeper`` is the process that starts it again after a pause or a crash, 0: none.
+
     ``started`` is seconds since the epoch. ``end`` is None while it runs, and for ever when it was killed.
     """
 
@@ -45,6 +47,7 @@ class PlaceState:
     run_name: str = ""
     session: str = ""
     data: str = ""
+    keeper: int = 0
     end: PlaceEnd | None = None
 
 

@@ -118,6 +118,10 @@ class HeldPlace:
         """Note the digest of what this trainer was given. Raises OSError when the disk refuses."""
         self._note(data=data)
 
+    def kept_by(self, keeper: int) -> None:
+        """Note the process that starts this peer again. Raises OSError when the disk refuses."""
+        self._note(keeper=keeper)
+
     def ended(self, reason: str, exit_code: int) -> None:
         """Note how the peer ended; the place stays taken until :meth:`close`. Raises OSError when the disk refuses."""
         self._note(end=PlaceEnd(reason=reason, exit_code=exit_code, at=self._clock.wall()))

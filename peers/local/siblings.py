@@ -30,6 +30,7 @@ from peers.home.identity import create_identity
 from peers.home.places import look_at_place
 from peers.local.launcher import launched
 from peers.options.model import PeerOptions
+from peers.sharing.choice import Return
 from swarm.consensus.machines import tail
 from swarm.device import free_memory
 from swarm.disk import alone
@@ -55,7 +56,7 @@ class Company:
     host_bytes: int | None = None
 
 
-_OPTIONS, _COMPANY = TypeAdapter(PeerOptions), TypeAdapter(Company)
+_OPTIONS, _COMPANY, _BACK = TypeAdapter(PeerOptions), TypeAdapter(Company), TypeAdapter(Return | None)
 
 
 def siblings_of(options: PeerOptions) -> list[Sibling]:
@@ -97,7 +98,7 @@ def _counted_up(address: str, number: int) -> str:
     return address if found is None else f"{found[1]}{int(found[2]) + number}{found[3]}"
 
 
-def join_each(options: PeerOptions, home: Path, *, words: bool, json_lines: bool) -> int:
+def join_each(options: PeerOptions, home: Path, *, words: bool, json_lines: bool, back: Return | None = None) -> int:
     """Run them all until the last has ended; returns the largest of their exit codes. Blocking; the main thread only.
 
     SIGTERM and Ctrl-C are handed on to each: they leave in order, and at once when it comes again. Raises ConfigError
@@ -107,9 +108,9 @@ def join_each(options: PeerOptions, home: Path, *, words: bool, json_lines: bool
     for one in siblings:
         check_listen(one.options.listen)
     if options.place is not None:
-        return _run_each(siblings, home, words=words, json_lines=json_lines)
+        return _run_each(siblings, home, back, words=words, json_lines=json_lines)
     with _in_free_places(siblings, home) as placed:
-        return _run_each(placed, home, words=words, json_lines=json_lines)
+        return _run_each(placed, home, back, words=words, json_lines=json_lines)
 
 
 @contextmanager
@@ -129,7 +130,7 @@ def _claimed(place: Path, claims: ExitStack) -> bool:
     return ours and not look_at_place(place).live
 
 
-def _run_each(siblings: Sequence[Sibling], home: Path, *, words: bool, json_lines: bool) -> int:
+def _run_each(siblings: Sequence[Sibling], home: Path, back: Return | None, *, words: bool, json_lines: bool) -> int:
     peers = [create_identity(home, str(one.options.place)).peer for one in siblings]
     share = free_memory() // len(siblings)
     started: list[subprocess.Popen[str]] = []
@@ -139,7 +140,8 @@ def _run_each(siblings: Sequence[Sibling], home: Path, *, words: bool, json_line
         try:
             for one, peer in zip(siblings, peers, strict=True):
                 company = Company(beside=tuple(tail(other) for other in peers if other != peer), host_bytes=share)
-                process = _start(one.options, company, words=words, json_lines=json_lines)
+                order = Order(options=one.options, company=company, back=back, words=words, json_lines=json_lines)
+                process = _start(order)
                 started.append(process)
                 for source, sink, label in (
                     (process.stdout, sys.stdout, "" if json_lines else one.label),
@@ -191,7 +193,7 @@ def _handed_on(started: Sequence[subprocess.Popen[str]]) -> Iterator[Callable[[]
             signal.signal(number, handler)
 
 
-def _start(options: PeerOptions, company: Company, *, words: bool, json_lines: bool) -> subprocess.Popen[str]:
+def _start(order: Order) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         launched([sys.executable, "-m", "peers.commands.join"]),
         stdin=subprocess.PIPE,
@@ -203,7 +205,7 @@ def _start(options: PeerOptions, company: Company, *, words: bool, json_lines: b
     )
     assert process.stdin is not None  # noqa: S101 - asked for
     with contextlib.suppress(BrokenPipeError), process.stdin as orders:  # who is dead already says so by its code
-        orders.write(order_for(options, company, words=words, json_lines=json_lines))
+        orders.write(order_for(order))
     return process
 
 
@@ -215,17 +217,35 @@ def _repeat(source: IO[str], sink: IO[str], label: str, lock: threading.Lock) ->
                 print(f"{label + ' ' if label else ''}{line.rstrip()}", file=sink, flush=True)
 
 
-def order_for(options: PeerOptions, company: Company, *, words: bool, json_lines: bool) -> str:
-    """Return what one of them is told: see :func:`ordered`."""
-    plain = _OPTIONS.dump_python(dataclasses.replace(options, origins={}), mode="json")
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What the process of a peer is told on its standard input: the options of its join, the others of its machine,
+    who starts it again, whether it shows words, and whether events."""
+
+    options: PeerOptions
+    company: Company = Company()
+    back: Return | None = None
+    words: bool
+    json_lines: bool
+
+
+def order_for(order: Order) -> str:
+    """Return an order as text; see :func:`ordered`."""
+    plain = _OPTIONS.dump_python(dataclasses.replace(order.options, origins={}), mode="json")
+    back = None if order.back is None else dataclasses.asdict(order.back)
     return json.dumps(
-        {"options": plain, "company": dataclasses.asdict(company), "words": words, "json_lines": json_lines}
-    )
+        {"options": plain, "company": dataclasses.asdict(order.company), "back": back, "words": order.words,
+         "json_lines": order.json_lines}
+    )  # fmt: skip
 
 
-def ordered(text: str) -> tuple[PeerOptions, Company, bool, bool]:
-    """Return what :func:`order_for` wrote: the options of one of them, the others, whether it shows words, and
-    whether events."""
+def ordered(text: str) -> Order:
+    """Return what :func:`order_for` wrote."""
     order: dict[str, Any] = json.loads(text)
-    options = _OPTIONS.validate_python(order["options"], strict=False)
-    return options, _COMPANY.validate_python(order["company"], strict=False), order["words"], order["json_lines"]
+    return Order(
+        options=_OPTIONS.validate_python(order["options"], strict=False),
+        company=_COMPANY.validate_python(order["company"], strict=False),
+        back=_BACK.validate_python(order["back"], strict=False),
+        words=order["words"],
+        json_lines=order["json_lines"],
+    )

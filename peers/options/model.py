@@ -23,7 +23,7 @@ from peers.options.fields import (
     understood,
 )
 from peers.preemption.choice import ALLOWED, METADATA_URL, read_choice, read_url
-from peers.sharing.choice import RATE_WORDS, read_rate
+from peers.sharing.choice import PAUSE_WORDS, RATE_WORDS, read_pause, read_rate
 
 DEVICE = r"auto|cpu|mps|cuda(:[0-9]{1,3})?"
 DEVICE_WORDS = "auto, mps, cpu, cuda or cuda:N"
@@ -235,6 +235,27 @@ class PeerOptions:
         Annotated[str, understood(read_url, "a URL like http://127.0.0.1:8080")] | None,
         Option(metavar="URL", help="Ask a cloud's metadata service at this URL.", default=METADATA_URL),
     ] = None
+    pause_when: Annotated[
+        Annotated[
+            tuple[Annotated[str, lengths(1, 4096, PAUSE_WORDS), understood(read_pause, PAUSE_WORDS)], ...],
+            lengths(0, 16, PAUSE_WORDS, "of them"),
+        ],
+        Split(";"),
+        Option(
+            metavar="WHEN", of=_JOIN, default="none",
+            help="Leave in order when this holds, and come back by itself: battery, hours:22-07 (local time), or "
+            "command:CMD (exits with 0); repeat for more.",
+        ),
+    ] = ()  # fmt: skip
+    resume_after: Annotated[
+        float,
+        between(1.0, 86_400.0),
+        Option(metavar="S", of=_JOIN, help="Come back when nothing has held for so long; longer after short stays."),
+    ] = 60.0
+    retry: Annotated[
+        bool,
+        Option(of=_JOIN, help="Start again, later and later, after a crash or when nobody could be reached."),
+    ] = False
     dashboard: Annotated[
         Annotated[str, understood(listening_place, PLACE_WORDS)] | None,
         Option(

@@ -37,6 +37,8 @@ from swarm.events.peer import Draining as Draining
 from swarm.events.peer import Invited as Invited
 from swarm.events.peer import LoopLag as LoopLag
 from swarm.events.peer import PartAssigned as PartAssigned
+from swarm.events.peer import Paused as Paused
+from swarm.events.peer import PauseWatch as PauseWatch
 from swarm.events.peer import PeerBack as PeerBack
 from swarm.events.peer import PeerLost as PeerLost
 from swarm.events.peer import PeerReady as PeerReady
@@ -45,6 +47,7 @@ from swarm.events.peer import PeerStopped as PeerStopped
 from swarm.events.peer import PreemptionNotice as PreemptionNotice
 from swarm.events.peer import PreemptionWatch as PreemptionWatch
 from swarm.events.peer import Reachability as Reachability
+from swarm.events.peer import Resumed as Resumed
 from swarm.events.peer import RosterChanged as RosterChanged
 from swarm.events.peer import RunFound as RunFound
 from swarm.events.peer import SyncProgress as SyncProgress

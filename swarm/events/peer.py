@@ -111,6 +111,30 @@ class PreemptionNotice(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PauseWatch(Event):
+    """A ``condition`` for a pause cannot be checked, and why; no ``problem``: it can again. Until then what the last
+    check said stands, and after some failures that it does not hold."""
+
+    condition: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paused(Event):
+    """The peer leaves in order, as this ``reason`` for a pause holds, and comes back by itself."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed(Event):
+    """The peer has come back by itself, ``seconds`` after what is the ``reason`` that it was away."""
+
+    reason: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RosterChanged(Event):
     """A close record let peers join or leave: who, by name and part."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from peers.sharing.choice import read_rate
+from peers.sharing.choice import read_pause, read_rate
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,25 @@ def test_rate_is_bytes_a_second(text: str, rate: float | None) -> None:
 def test_rate_that_says_nothing_certain_or_too_little_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="a rate like 20mbit or 2MB"):
         read_rate(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "hours"),
+    [("hours:22-07", (1320, 420)), ("hours:9-17:30", (540, 1050)), ("hours:0-6", (0, 360)), ("hours:18-24", (1080, 0))],
+)
+def test_hours_are_minutes_of_the_day(text: str, hours: tuple[int, int]) -> None:
+    assert read_pause(text).hours == hours
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("hours:22", "hours like"), ("hours:25-3", "hours like"), ("hours:7-7", "two times"),
+        ("hours:0-24", "two times"),
+        ("hours:24:30-3", "two times"), ("battery:low", "battery, hours"), ("command:", "a command"),
+        ("command:no-such-program", "no program"), ("command:'a", "quotes"), ("", "battery, hours"),
+    ],
+)  # fmt: skip
+def test_pause_that_says_nothing_certain_is_refused(text: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        read_pause(text)

@@ -12,8 +12,9 @@ import pytest
 
 from peers.home.places import take_place
 from peers.local import siblings
-from peers.local.siblings import Company, join_each, ordered, siblings_of
+from peers.local.siblings import Company, Order, join_each, ordered, siblings_of
 from peers.options.model import PeerOptions
+from peers.sharing.choice import Return
 from swarm.clock import SystemClock
 from swarm.errors import ConfigError
 
@@ -81,16 +82,18 @@ def test_others_go_on_when_one_breaks_and_leave_when_told(
     assert signal.getsignal(signal.SIGTERM) is before
     said = capsys.readouterr()
     assert (said.out, said.err) == ("cpu#1 it runs\ncpu#1 it leaves\n", "cpu#0 it broke\n")
-    first, second = sorted((ordered(file.read_text()) for file in tmp_path.glob("order-*")), key=lambda o: o[0].place)
-    assert (first[0], second[0]) == tuple(one.options for one in siblings_of(options))
-    assert (first[2:], second[1].host_bytes) == ((True, False), 500)
-    assert len({*first[1].beside, *second[1].beside}) == 2
+    first, second = sorted(
+        (ordered(file.read_text()) for file in tmp_path.glob("order-*")), key=lambda o: o.options.place
+    )
+    assert (first.options, second.options) == tuple(one.options for one in siblings_of(options))
+    assert (first.words, first.json_lines, second.company.host_bytes) == (True, False, 500)
+    assert len({*first.company.beside, *second.company.beside}) == 2
 
 
 def test_each_join_of_a_home_has_places_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[list[str | None]] = []
 
-    def run(found: list[siblings.Sibling], home: Path, **_: bool) -> int:
+    def run(found: list[siblings.Sibling], home: Path, back: None, **_: bool) -> int:
         ran.append([one.options.place for one in found])
         if len(ran) < 3:  # while the places of this one are chosen, but not taken yet
             join_each(options, home, words=False, json_lines=False)
@@ -114,9 +117,9 @@ def test_each_join_of_a_home_has_places_of_its_own(tmp_path: Path, monkeypatch: 
 def test_options_reach_the_other_process_as_they_are() -> None:
     options = replace(OPTIONS, listen=("/ip4/0.0.0.0/tcp/1",), max_memory=3.5, stage=0)
     company = Company(beside=("abc",), host_bytes=7)
-    assert ordered(siblings.order_for(options, company, words=False, json_lines=True)) == (
-        options,
-        company,
-        False,
-        True,
-    )
+    back = Return(keeper=7, reason="battery", seconds=1.5)
+    for order in (
+        Order(options=options, company=company, words=False, json_lines=True),
+        Order(options=options, back=back, words=True, json_lines=False),
+    ):
+        assert ordered(siblings.order_for(order)) == order

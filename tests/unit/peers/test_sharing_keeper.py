@@ -1,0 +1,235 @@
+"""When a peer pauses, comes back, is started again and is given up, without a process and without waiting."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from peers.exit_codes import EXIT_CODES, EXIT_PAUSED, FINAL, TRANSIENT, worth_a_retry
+from peers.guards import watch_pauses
+from peers.options.model import PeerOptions
+from peers.preemption.local import CommandSource
+from peers.sharing.choice import Return
+from peers.sharing.conditions import FORGET, CheckFailed, PauseConditions, Steadily, minute_of_day, quiet_s, within
+from peers.sharing.keeper import FIRST_S, LONGEST_S, MAX_TRIES, PeerKeeper, retry_pause_s
+from swarm.errors import Ending
+from swarm.events import EventList, Paused
+from tests.harness.rigs.clocks import FakeClock
+
+NOW = 1_767_268_800.0
+
+
+class Weather:
+    """A battery that is on for some looks, and cannot be read at others (None)."""
+
+    def __init__(self, *looks: bool | None) -> None:
+        self.looks = list(looks)
+
+    def __call__(self) -> bool:
+        found = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+        if found is None:
+            raise CheckFailed("no battery")
+        return found
+
+
+class Lives:
+    """A peer whose lives take seconds and end with exit codes."""
+
+    def __init__(self, clock: FakeClock, *lives: tuple[float, int]) -> None:
+        self.clock, self.lives, self.backs = clock, list(lives), list[Return]()
+
+    async def run(self, back: Return) -> int:
+        seconds, code = self.lives.pop(0)
+        self.backs.append(back)
+        self.clock.now += seconds
+        return code
+
+
+async def kept(lives: Lives, *battery: bool | None, **options: Any) -> tuple[int, list[tuple[str, str]]]:
+    said: list[tuple[str, str]] = []
+    keeper = PeerKeeper(
+        PeerOptions(**options), lives.run, lives.clock, lambda *line: said.append(line), random.Random(7)
+    )
+    if battery:
+        keeper._conditions = PauseConditions(["battery"], lives.clock, Weather(*battery))
+    return await keeper.keep(), said
+
+
+# --- decisions -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hours", "minutes", "others"),
+    [((1320, 420), (1320, 1439, 0, 419), (420, 1319)), ((540, 1050), (540, 1049), (539, 1050, 0)),
+     ((1080, 0), (1439,), (0,))],
+)  # fmt: skip
+def test_hours_are_half_open_also_over_midnight(
+    hours: tuple[int, int], minutes: tuple[int, ...], others: tuple[int, ...]
+) -> None:
+    assert all(within(hours, minute) for minute in minutes)
+    assert not any(within(hours, minute) for minute in others)
+
+
+@pytest.fixture
+def _in_berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("_in_berlin")
+def test_hours_are_those_of_the_clock_on_the_wall_across_summer_time() -> None:
+    before_spring = 1_774_745_940.0  # 2026-03-29T00:59:00Z, 01:59 there; the clocks go on to 03:00
+    assert [minute_of_day(before_spring), minute_of_day(before_spring + 60)] == [119, 180]
+    before_autumn = 1_792_889_940.0  # 2026-10-25T00:59:00Z, 02:59 there; the clocks go back to 02:00
+    assert [minute_of_day(before_autumn), minute_of_day(before_autumn + 60)] == [179, 120]
+    assert within((120, 180), minute_of_day(before_autumn + 60)), "the hour that comes twice pauses twice"
+
+
+def test_flapping_condition_is_never_steady() -> None:
+    steadily = Steadily(5.0)
+    assert not any(steadily.seen(bool(look % 2), 4.0 * look) for look in range(101))
+    assert [steadily.seen(True, 401.0 + at) for at in (0, 4, 5)] == [False, False, True]
+
+
+def test_stay_away_doubles_with_short_stays_and_is_bounded() -> None:
+    assert [quiet_s(60.0, short) for short in (0, 1, 2, 99)] == [60, 120, 240, 3600]
+    assert quiet_s(7200.0, 5) == 7200
+
+
+def test_pause_before_a_retry_doubles_with_jitter_and_is_bounded() -> None:
+    pauses = [retry_pause_s(tries, random.Random(tries)) for tries in range(40)]
+    for tries, pause in enumerate(pauses):
+        whole = min(LONGEST_S, FIRST_S * 2.0**tries)
+        assert whole / 2 <= pause <= whole
+    assert pauses == [retry_pause_s(tries, random.Random(tries)) for tries in range(40)]
+    assert len({round(pause, 6) for pause in pauses}) == 40
+
+
+def test_every_ending_is_retried_or_final_or_one_of_a_peer_that_was_told() -> None:
+    told = {EXIT_CODES[Ending.DRAINED], EXIT_PAUSED}
+    assert {*FINAL, *TRANSIENT} | told >= set(EXIT_CODES.values())
+    assert not FINAL & TRANSIENT
+    assert not any(map(worth_a_retry, [*FINAL, *told, 129, 130, 143]))
+    assert all(map(worth_a_retry, [*TRANSIENT, 137, 139, 134]))
+
+
+# --- conditions ------------------------------------------------------------------------------------------------------
+
+
+async def test_check_that_fails_leaves_what_the_last_one_said_and_not_for_ever() -> None:
+    conditions = PauseConditions(["battery"], FakeClock(), Weather(None, True, *[None] * FORGET, False, True))
+    assert (await conditions.look(), conditions.news) == ("", {"battery": "no battery"})
+    assert (await conditions.look(), conditions.news) == ("battery", {"battery": ""})
+    looks = [(await conditions.look(), dict(conditions.news)) for _ in range(FORGET)]
+    assert [found for found, _ in looks] == ["battery"] * (FORGET - 1) + [""]
+    assert [news for _, news in looks] == [{"battery": "no battery"}] + [{}] * (FORGET - 1), "told once"
+    assert [await conditions.look() for _ in range(2)] == ["", "battery"]
+
+
+async def test_command_that_hangs_is_killed_with_its_children_and_pauses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CommandSource, "RUN_S", 0.5)
+    child = tmp_path / "child"
+    conditions = PauseConditions([f"command:sh -c 'sleep 600 & echo $! > {child}; wait'"], FakeClock())
+    assert await conditions.look() == ""
+    (problem,) = conditions.news.values()
+    assert "takes longer than" in problem
+    assert child.is_file(), "it had begun"
+    assert not psutil.pid_exists(pid := int(child.read_text())) or psutil.Process(pid).status() == "zombie"
+
+
+async def test_command_holds_while_it_exits_with_0(tmp_path: Path) -> None:
+    conditions = PauseConditions([f"command:test -e {tmp_path}/game", "hours:3-4"], FakeClock())
+    assert await conditions.look() in ("", "hours:3-4")
+    (tmp_path / "game").touch()
+    assert await conditions.look() == f"command:test -e {tmp_path}/game"
+
+
+async def test_peer_leaves_at_the_second_look_that_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, events, clock = [], EventList(), FakeClock()
+    looks = iter(["", "battery", "", "battery", "battery"])
+
+    async def look(self: PauseConditions) -> str:
+        return next(looks)
+
+    monkeypatch.setattr(PauseConditions, "look", look)
+
+    class Orders:
+        def by_notice(self, *given: object) -> None:
+            told.append(given)
+
+    class Settings:
+        options, back = PeerOptions(pause_when=("battery",)), Return(keeper=1)
+
+    await watch_pauses(Settings(), clock, events, Orders())
+    assert next(looks, None) is None
+    assert told == [("pause: battery", None, Ending.PAUSED)]
+    assert events.events == [Paused(reason="battery")]
+
+
+# --- keeping ---------------------------------------------------------------------------------------------------------
+
+
+async def test_peer_comes_back_once_nothing_has_held_for_long_enough() -> None:
+    lives = Lives(FakeClock(), (1000, EXIT_PAUSED), (10, 0))
+    code, said = await kept(lives, False, True, True, False, True, False, pause_when=("battery",))
+    assert (code, lives.lives) == (0, [])
+    first, back = lives.backs
+    assert first.reason == "", "it was never away"
+    assert back.reason == "battery"
+    assert back.seconds >= 60 + 3 * 5, "two looks that held, one that did not, one that did, and then a quiet minute"
+    assert [label for label, _ in said] == ["paused", "resumes"]
+
+
+async def test_peer_does_not_start_while_a_condition_holds() -> None:
+    lives = Lives(FakeClock(), (10, 0))
+    code, _ = await kept(lives, True, True, False, pause_when=("battery",))
+    assert code == 0
+    assert lives.backs[0].reason == "battery"
+
+
+async def test_peer_that_flaps_stays_away_longer_each_time() -> None:
+    lives = Lives(FakeClock(), (20, EXIT_PAUSED), (20, EXIT_PAUSED), (20, EXIT_PAUSED), (900, EXIT_PAUSED), (1, 0))
+    code, _ = await kept(lives, False, pause_when=("battery",))
+    assert code == 0
+    away = [back.seconds for back in lives.backs[1:]]
+    assert [away[0] >= 120, away[1] >= 240, away[2] >= 480, 60 <= away[3] < 120] == [True] * 4
+
+
+async def test_peer_that_crashes_is_started_again_later_and_later_and_given_up_in_the_end() -> None:
+    lives = Lives(FakeClock(), *[(1, 3)] * (MAX_TRIES + 1))
+    code, said = await kept(lives, retry=True)
+    assert (code, lives.lives) == (3, [])
+    assert said[-1][0] == "gives up"
+    pauses = [back.seconds for back in lives.backs[1:]]
+    assert pauses[0] <= FIRST_S
+    assert LONGEST_S / 2 <= pauses[-1] <= LONGEST_S
+
+
+async def test_peer_that_had_lived_for_long_begins_with_a_short_pause_again() -> None:
+    lives = Lives(FakeClock(), *[(1, 137)] * 6, (3600, 137), (1, 0))
+    code, _ = await kept(lives, retry=True)
+    assert code == 0
+    assert lives.backs[6].seconds > 10 * FIRST_S
+    assert lives.backs[7].seconds <= FIRST_S
+
+
+@pytest.mark.parametrize("code", [0, 2, 4, 75, 143])
+async def test_peer_that_is_over_or_was_told_is_not_started_again(code: int) -> None:
+    lives = Lives(FakeClock(), (1, code))
+    assert (await kept(lives, retry=True))[0] == code
+
+
+async def test_peer_that_crashes_without_retry_is_not_started_again() -> None:
+    lives = Lives(FakeClock(), (1, 3))
+    assert (await kept(lives, False, pause_when=("battery",)))[0] == 3
