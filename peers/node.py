@@ -230,6 +230,7 @@ class Node:
     async def _until_over(self, endpoint: LibP2PEndpoint, device: MeteredDevice) -> tuple[str, int]:
         """Run all concurrent tasks; the first to fail ends the rest."""
         endpoint.allow_relay(self._is_known)  # before anybody is let in: from its first frame on a stranger is one
+        endpoint.allow_questions(self._may_ask)
         watch = HealthWatch(endpoint, self._clock, incarnation=secrets.randbits(62))
         async with asyncio.TaskGroup() as group:
             guards = [
@@ -371,6 +372,11 @@ class Node:
         """Return whether a peer is a member of the run; before there is a roster, whom we have to do with first."""
         roster = () if self._membership is None else self._membership.roster
         return peer in (roster if len(roster) else self._first)
+
+    def _may_ask(self, peer: PeerId) -> bool:
+        """Return whether a peer asks our directory without limits: everybody while all wait for the run's start."""
+        roster = () if self._membership is None else self._membership.roster
+        return not len(roster) or peer in roster
 
     def _emit_found(self, manifest: Manifest, source: PeerId) -> None:
         self._events.emit(

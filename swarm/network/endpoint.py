@@ -147,6 +147,7 @@ class LibP2PEndpoint:
     async def _come_up(self) -> None:
         """Start everything that needs the daemon, once there is a client of it."""
         config, p2p = self._config, self._daemon.p2p
+        p2p.questions = self._incoming.questions
         dialler = Dialler(p2p, self._hints, self._look_up)
         self._presence = Presence(p2p, await p2p.addresses(), self._clock, relaying=config.relay == "auto")
         self._outgoing = Outgoing(self.peer, dialler, self._daemon.supervisor, self._incoming, config.dial_timeout_s)
@@ -250,6 +251,12 @@ class LibP2PEndpoint:
         so is what they send on them (``swarm.network.rpc.strangers``)."""
         self._presence.allow_relay(may)
         self._incoming.bound_strangers(lambda peer: peer == self.peer or may(peer))
+
+    def allow_questions(self, known: MayRelay) -> None:
+        """Let the peers of which ``known(peer)`` is true ask our directory as much as they like; all others, from now
+        on, share a budget (:class:`~swarm.network.rpc.strangers.QuestionBudget`). Asked at every question, so it must
+        be cheap and not raise. Until it is called nobody is bounded."""
+        self._incoming.questions.known = lambda peer: peer == self.peer or known(peer)
 
     def allow_calls(self, may: May) -> None:
         """See :class:`~swarm.network.protocols.Endpoint`."""

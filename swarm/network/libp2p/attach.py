@@ -23,6 +23,7 @@ from swarm.errors import PeerError, Unreachable
 from swarm.ids import PeerId
 from swarm.network.libp2p.client import GONE, DaemonClient
 from swarm.network.libp2p.lean import spare_init
+from swarm.network.rpc.strangers import QuestionBudget
 
 spare_init()
 with warnings.catch_warnings():
@@ -65,6 +66,8 @@ class AttachedP2P(P2P):  # type: ignore[misc]
         self._protocols: dict[str, StreamHandler] = {}
         self._unary: dict[str, Any] = {}
         self._server: asyncio.Server | None = None
+        self.questions: QuestionBudget | None = None
+        """What strangers may ask; None: nobody counts it."""
 
     @classmethod
     async def attach(cls, control: Path, client: Path) -> AttachedP2P:
@@ -152,12 +155,19 @@ class AttachedP2P(P2P):  # type: ignore[misc]
             await self._client.end()
 
     async def add_protobuf_handler(self, name: str, handler: Any, *args: Any, **kwargs: Any) -> None:
-        """hivemind's, under our namespace, for calls that are no streams; a question that is too large gets an error
-        and never its handler."""
+        """hivemind's, under our namespace, for calls that are no streams; a question that is too large, or one of too
+        many that strangers ask, gets an error and never its handler."""
 
         async def bounded(asked: Any, context: Any) -> Any:
+            if self.questions is None:
+                check_question(asked)
+                return await handler(asked, context)
+            peer = peer_of_bytes(context.remote_id.to_bytes())
+            await self.questions.admit(peer, asked.ByteSize())  # before it is looked at
             check_question(asked)
-            return await handler(asked, context)
+            answer = await handler(asked, context)
+            self.questions.answered(peer, answer.ByteSize())
+            return answer
 
         await super().add_protobuf_handler(self.namespace + name, bounded, *args, **kwargs)
 

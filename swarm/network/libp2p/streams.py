@@ -22,7 +22,7 @@ from swarm.network.rpc.dispatcher import Dispatcher
 from swarm.network.rpc.link import enlarge
 from swarm.network.rpc.meter import ByteMeter
 from swarm.network.rpc.server import ServerStream
-from swarm.network.rpc.strangers import StrangerBudget
+from swarm.network.rpc.strangers import QuestionBudget, StrangerBudget
 
 _Key = tuple[PeerId, str]
 
@@ -158,6 +158,8 @@ class StreamServer:
         self._serving: dict[asyncio.Task[None], _Served] = {}
         self._recent: dict[PeerId, None] = {}
         self._strangers = StrangerBudget(clock)
+        self.questions = QuestionBudget(clock)
+        """What strangers ask our directory, on no stream."""
         self._expected = 0
         self.known: Callable[[PeerId], bool] = lambda peer: False
         """Whose streams are not bounded together. Asked again at every stream, so it must be cheap and not raise."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from swarm.clock import Clock
+from swarm.errors import Busy
 from swarm.ids import PeerId
 from swarm.waiting import TokenBucket
 
@@ -39,6 +40,18 @@ MAX_AHEAD = 64
 
 
 BARRED_S, MAX_BARRED = 30.0, 1024
+
+QUESTIONS_S, QUESTIONS_AT_ONCE = 10.0, 40.0
+"""To the directory, of one stranger: a joiner asks some ten as it enters, and one every few seconds then."""
+
+ALL_QUESTIONS_S, ALL_QUESTIONS_AT_ONCE = 100.0, 200.0
+"""Of all strangers together: each takes a millisecond, and more with what is told or asked (BYTES_A_FRAME)."""
+
+LONGEST_WAIT_S = 1.0
+"""A question that would wait for longer is refused: who asked gives up after two seconds."""
+
+MAX_ASKING = 1024
+"""Strangers whose questions are counted apart."""
 
 
 class StrangerBudget:
@@ -89,3 +102,44 @@ class StreamBudget:
         if self._all.pause_s(0, now) < LONGEST_PAUSE_S:  # or those that come later would pay for a flood that is over
             self._all.take(cost, now)
         return max(self._own.pause_s(0, now), min(self._all.pause_s(0, now), LONGEST_PAUSE_S))
+
+
+class QuestionBudget:
+    """What strangers may ask our directory, which answers calls that are no streams. ``known`` tells who is no
+    stranger; nobody is one until it is set."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._all = TokenBucket(ALL_QUESTIONS_S, ALL_QUESTIONS_AT_ONCE)
+        self._each: dict[PeerId, TokenBucket] = {}
+        self.known: Callable[[PeerId], bool] = lambda peer: True
+
+    async def admit(self, peer: PeerId, size: int) -> None:
+        """Count a question of ``size`` bytes, and wait until it may be answered, LONGEST_WAIT_S at most. Raises Busy
+        for one that would have to wait for longer, which is not counted."""
+        if self.known(peer):
+            return
+        now, cost = self._clock.monotonic(), 1 + size / BYTES_A_FRAME
+        own = self._bucket(peer)
+        pause_s = max(own.pause_s(cost, now), self._all.pause_s(cost, now))
+        if pause_s > LONGEST_WAIT_S:
+            raise Busy("more questions than peers that are no members may ask", peer=peer)
+        own.take(cost, now)
+        self._all.take(cost, now)
+        if pause_s:
+            await self._clock.sleep(pause_s)
+
+    def answered(self, peer: PeerId, size: int) -> None:
+        """Count the bytes of an answer: a directory that is full has megabytes to tell."""
+        if not self.known(peer):
+            now = self._clock.monotonic()
+            self._bucket(peer).take(size / BYTES_A_FRAME, now)
+            self._all.take(size / BYTES_A_FRAME, now)
+
+    def _bucket(self, peer: PeerId) -> TokenBucket:
+        """That of a peer; of too many the one that asked first is forgotten."""
+        bucket = self._each.pop(peer, None) or TokenBucket(QUESTIONS_S, QUESTIONS_AT_ONCE)
+        self._each[peer] = bucket
+        if len(self._each) > MAX_ASKING:
+            del self._each[next(iter(self._each))]
+        return bucket

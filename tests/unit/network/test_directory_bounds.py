@@ -13,10 +13,12 @@ from hivemind.p2p import PeerID
 from hivemind.proto import dht_pb2
 
 from swarm.clock import SystemClock
+from swarm.errors import Busy
 from swarm.ids import PeerId
 from swarm.network.libp2p.attach import MAX_ID_BYTES, MAX_KEYS, MAX_NEIGHBOURS, AttachedP2P, peer_of_bytes
 from swarm.network.reach.circuit import CircuitMessage, HopType, Status, decode_hop, encode_hop
 from swarm.network.reach.relay import Relay
+from swarm.network.rpc.strangers import QuestionBudget
 
 OTHER = PeerID(b"other")
 LONG = b"x" * (MAX_ID_BYTES + 1)
@@ -92,6 +94,25 @@ async def test_question_about_too_many_keys_or_one_twice_never_reaches_its_handl
             await served["ask"](kind(keys=keys).SerializeToString(), OTHER)
     await served["ask"](kind(keys=many[:-1]).SerializeToString(), OTHER)
     assert seen == [MAX_KEYS]
+
+
+async def test_question_of_a_stranger_beyond_its_budget_never_reaches_its_handler() -> None:
+    p2p, served = attached()
+    p2p.questions = QuestionBudget(SystemClock())
+    p2p.questions.known = lambda peer: peer != OTHER.to_base58()
+    seen: list[object] = []
+
+    async def answer(asked: dht_pb2.StoreRequest, context: object) -> dht_pb2.StoreResponse:
+        seen.append(context)
+        return dht_pb2.StoreResponse()
+
+    await p2p.add_protobuf_handler("store", answer, dht_pb2.StoreRequest)
+    large = dht_pb2.StoreRequest(keys=[b"key"], values=[b"x" * (1 << 20)]).SerializeToString()
+    await served["store"](large, OTHER)
+    with pytest.raises(Busy, match="no members"):
+        await served["store"](large, OTHER)
+    await served["store"](large, PeerID(b"member"))
+    assert len(seen) == 2
 
 
 async def test_question_to_hide_what_is_stored_behind_the_cache_never_reaches_its_handler() -> None:

@@ -13,6 +13,7 @@ import pytest
 from pydantic import Field
 
 from swarm.clock import SystemClock
+from swarm.errors import Busy
 from swarm.ids import PeerId
 from swarm.network.protocols import AnyMethod, Rpc
 from swarm.network.rpc.bodies import pack_request
@@ -22,15 +23,21 @@ from swarm.network.rpc.link import ByteMeter, Link
 from swarm.network.rpc.server import ServerStream
 from swarm.network.rpc.strangers import (
     ALL_AT_ONCE,
+    ALL_QUESTIONS_AT_ONCE,
     BARRED_S,
     BYTES_A_FRAME,
     FRAMES_AT_ONCE,
     FRAMES_S,
     LONGEST_PAUSE_S,
+    LONGEST_WAIT_S,
     MAX_AHEAD,
+    MAX_ASKING,
     MAX_BARRED,
     MAX_STRANGER_BODY_BYTES,
+    QUESTIONS_AT_ONCE,
+    QUESTIONS_S,
     STREAM_FRAMES,
+    QuestionBudget,
     StrangerBudget,
 )
 from swarm.schema import Empty, Message
@@ -209,3 +216,84 @@ async def test_member_may_call_as_often_as_it_likes() -> None:
     async with door(MEMBER) as (opened, caller):
         caller.send(b"".join(say(call) for call in range(1, many + 1)))
         await eventually(lambda: len(opened.service.told) == many, what="all of them")
+
+
+# --- questions to the directory --------------------------------------------------------------------------------------
+
+
+class Slept(FrozenClock):
+    """Writes down for how long somebody sleeps, and does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slept: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        """Pass at once."""
+        self.slept.append(seconds)
+
+
+def questions() -> tuple[QuestionBudget, Slept]:
+    clock = Slept()
+    budget = QuestionBudget(clock)
+    budget.known = lambda peer: peer == MEMBER
+    return budget, clock
+
+
+async def asks(budget: QuestionBudget, peer: PeerId, times: int, size: int = 0) -> int:
+    """How many of so many questions are answered."""
+    for number in range(times):
+        try:
+            await budget.admit(peer, size)
+        except Busy:
+            return number
+    return times
+
+
+async def test_stranger_asks_some_at_once_then_waits_then_is_refused() -> None:
+    budget, clock = questions()
+    assert await asks(budget, STRANGER, int(QUESTIONS_AT_ONCE)) == QUESTIONS_AT_ONCE
+    assert clock.slept == []
+    assert await asks(budget, STRANGER, 100) == QUESTIONS_S * LONGEST_WAIT_S
+    assert max(clock.slept) <= LONGEST_WAIT_S
+    clock.now += 1.0
+    assert await asks(budget, STRANGER, 100) == QUESTIONS_S
+
+
+async def test_member_asks_as_much_as_it_likes_beside_strangers_who_may_not() -> None:
+    budget, clock = questions()
+    strangers = [PeerId(f"stranger-{number}") for number in range(100)]
+    answered = [await asks(budget, stranger, 20) for stranger in strangers]
+    assert ALL_QUESTIONS_AT_ONCE <= sum(answered) < 20 * len(strangers)
+    assert answered[-1] == 0
+    clock.slept.clear()
+    assert await asks(budget, MEMBER, 1000, size=1 << 20) == 1000
+    assert clock.slept == []
+
+
+async def test_what_strangers_are_told_counts() -> None:
+    budget, _ = questions()
+    assert await asks(budget, STRANGER, 1) == 1
+    budget.answered(MEMBER, 1 << 30)
+    assert await asks(budget, STRANGER, 1) == 1
+    budget.answered(STRANGER, BYTES_A_FRAME * int(QUESTIONS_AT_ONCE + 2 * QUESTIONS_S))
+    assert await asks(budget, STRANGER, 1) == 0
+    assert await asks(budget, PeerId("another"), 1) == 1
+
+
+async def test_large_questions_count_for_several() -> None:
+    budget, _ = questions()
+    assert await asks(budget, STRANGER, 100, size=9 * BYTES_A_FRAME) == (QUESTIONS_AT_ONCE + QUESTIONS_S) // 10
+
+
+async def test_nobody_is_a_stranger_until_somebody_says_who_is() -> None:
+    budget = QuestionBudget(FrozenClock())
+    assert await asks(budget, STRANGER, 1000, size=1 << 20) == 1000
+
+
+async def test_strangers_that_are_counted_are_few() -> None:
+    budget, clock = questions()
+    for number in range(MAX_ASKING + 10):
+        clock.now += 1.0
+        await budget.admit(PeerId(f"stranger-{number}"), 0)
+    assert len(budget._each) == MAX_ASKING
