@@ -15,8 +15,9 @@ from swarm.sim.links import Links
 
 FOUNDER = "bootstrap"
 REGION = "region:"
-JOINER, TWIN = "joiner-", "-twin"
-"""How those are called that a storm brings, with their number behind it, and who has another's key, with its name."""
+JOINER, TWIN, STRANGERS = "joiner-", "-twin", "strangers-"
+"""How those are called that a storm brings, with their number behind it, who has another's key, with its name, and
+processes of strangers, with their number."""
 ENDLESS = 1_000_000
 """Steps of a run that ends by the clock."""
 SMALL: Mapping[str, Mapping[str, Any]] = {

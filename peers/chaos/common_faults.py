@@ -8,9 +8,12 @@ from functools import partial
 from typing import Any
 
 from peers.chaos import faults
-from peers.chaos.cast import JOINER
+from peers.chaos.cast import JOINER, STRANGERS
 from peers.chaos.company import BaseWorld
 from peers.chaos.faults import CannotInflict, Fault
+from peers.chaos.strangers.findings import PROGRAM, StrangerOrders
+from peers.chaos.world import PeerSpec
+from peers.invites.invite import PREFIX, parse_invite
 
 
 def _bulk_kill(world: BaseWorld[Any], fault: faults.BulkKill) -> Iterable[str]:
@@ -69,10 +72,32 @@ def _as_joiner(arguments: tuple[str, ...], name: str) -> tuple[str, ...]:
     return (*left, "--name", name)
 
 
+def _strangers(world: BaseWorld[Any], fault: faults.Strangers) -> Iterable[str]:
+    """They know what an invite says, or no more than the addresses in it."""
+    if world.specs.joiner is None:
+        raise CannotInflict("no stage host was started yet: nobody has an invite by which strangers could find the run")
+    invite = parse_invite(next(one for one in world.specs.joiner.arguments if one.startswith(PREFIX)))
+    names = world.living(fault)
+    number = 1 + sum(name.startswith(STRANGERS) for name in world.peers)
+    orders = StrangerOrders(
+        at=invite.at,
+        run=invite.run if fault.knows == "run" else None,
+        targets=tuple(world.identity(name) for name in names),
+        attacks=fault.attacks,
+        identities=fault.count,
+        seconds=fault.seconds,
+        seed=fault.seed,
+    )
+    spec = PeerSpec(name=f"{STRANGERS}{number}", role="stranger", arguments=orders.arguments(), program=PROGRAM)
+    world.start(spec)
+    return names
+
+
 COMMON: Mapping[type[Fault], Callable[[Any, Any], Iterable[str]]] = {
     faults.BulkKill: _bulk_kill,
     faults.Disconnect: _disconnect,
     faults.Reconnect: _reconnect,
     faults.Start: _start,
     faults.JoinerStorm: _joiner_storm,
+    faults.Strangers: _strangers,
 }

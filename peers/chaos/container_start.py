@@ -116,7 +116,8 @@ def _begin(world: StartingWorld, peer: Contained, image: str, called: tuple[str,
     """``called``: the container and its log."""
     name, log = called
     command = _command(world, peer)
-    line = f'exec swarm "$@" >{LOGS}/{log} 2>&1'
+    program = f"python3 -m {peer.spec.program}" if peer.spec.program else "swarm"
+    line = f'exec {program} "$@" >{LOGS}/{log} 2>&1'
     uid, gid = user()
     world.engine.call(
         "create", "--name", name, "--hostname", peer.name, *world.engine.labels, "--init", "--no-healthcheck",

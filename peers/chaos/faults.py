@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
+from peers.chaos.strangers.findings import Attack
 from peers.exit_codes import EXIT_DRAINED
 from swarm.sim.links import LinkShape
 
@@ -222,6 +224,19 @@ class Start(Fault):
 
 
 @dataclass(frozen=True, slots=True)
+class Strangers(Fault):
+    """``count`` identities that have no credential and know an address, or the run's id as well, attack these peers
+    for ``seconds``, as :mod:`peers.chaos.strangers` has it. The process that they are in is hit by nothing."""
+
+    peers: tuple[str, ...]
+    attacks: tuple[Attack, ...]
+    seconds: float
+    count: int = 5
+    knows: Literal["address", "run"] = "address"
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Moment(Fault):
     """Nothing goes wrong: it names a moment of the run, from which other strikes are counted. No world is asked."""
 
@@ -251,6 +266,7 @@ NAMES: Mapping[type[Fault], str] = {
     LimitMemory: "limit_memory",
     Upgrade: "upgrade",
     Start: "start",
+    Strangers: "strangers",
     Moment: "moment",
 }
 

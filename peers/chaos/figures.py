@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
+from typing import Any
 
 from peers.chaos.invariants.check import Report
 from peers.chaos.invariants.evidence import Evidence
@@ -42,6 +43,11 @@ FIGURES: Mapping[str, str] = {
     "steps_given_up": "steps that closed without microbatches because a part was lost",
     "relayed": "peers that were reached through others",
     "forced_leaves": "peers that were told to leave and were killed, for their time was up before they had",
+    "strangers_answered": "methods, the directory among them, that answered strangers and did not refuse",
+    "strangers_kept": "steps a second while strangers attacked peers ÷ those while they attacked a sink, in turns",
+    "strangers_s": "for how long strangers attacked peers, all of their processes together",
+    "strangers_mb_s": "megabytes a second of large frames that they offered meanwhile",
+    "strangers_calls_s": "calls a second that they made meanwhile",
     "unexpected_deaths": "peers that ended, or with a code, as no strike explains",
 }
 """Names of the figures, and what each means."""
@@ -71,7 +77,7 @@ class Played:
     """All there is to look at. ``stages`` of the model; ``deaths`` of peers that no strike explains, ``forced`` ends of
     those that were told to leave and had not when their time was up. What was closed after ``ended``, when everybody
     was told to leave, is not measured; a play that ended ``by_clock`` waited for more steps until then. Strikes that
-    lie ``quiet_s`` apart or more have quiet between them."""
+    lie ``quiet_s`` apart or more have quiet between them. ``strangers`` are the reports of theirs."""
 
     evidence: Evidence
     report: Report
@@ -83,6 +89,7 @@ class Played:
     ended: float = math.inf
     by_clock: bool = False
     quiet_s: float = math.inf
+    strangers: Sequence[Mapping[str, Any]] = ()
 
 
 def closings(evidence: Evidence) -> tuple[StepClosing, ...]:
@@ -118,8 +125,32 @@ def figures(played: Played) -> dict[str, Number]:
         "steps_given_up": len({fact.step for fact in played.evidence.of("StepGivenUp")} & {one.step for one in closed}),
         "relayed": len({fact.peer for fact in played.evidence.of("Reachability") if fact.fields["how"] == "relayed"}),
         "forced_leaves": played.forced,
+        **_of_strangers(played.strangers, closed),
         "unexpected_deaths": played.deaths,
     }
+
+
+def _of_strangers(found: Sequence[Mapping[str, Any]], closed: Sequence[StepClosing]) -> dict[str, Number]:
+    turns = [(str(side), float(from_s), float(to_s)) for one in found for side, from_s, to_s in one["turns"]]
+    seconds = sum(to_s - from_s for side, from_s, to_s in turns if side == "peers")
+    rates = {side: _rate([turn[1:] for turn in turns if turn[0] == side], closed) for side in ("peers", "sink")}
+    sent = {"mb_s": sum(one["bytes"] for one in found) / 1e6, "calls_s": sum(one["calls"] for one in found)}
+    return {
+        "strangers_kept": round(rates["peers"] / rates["sink"], 4) if rates["peers"] and rates["sink"] else None,
+        "strangers_answered": len({method for one in found for method in one["answered"]}) if found else None,
+        "strangers_s": round(seconds, 2) if found else None,
+        **{f"strangers_{name}": round(count / seconds, 3) if seconds else None for name, count in sent.items()},
+    }
+
+
+def _rate(spans: Sequence[tuple[float, float]], closed: Sequence[StepClosing]) -> float:
+    """Return the steps a second from the first that was closed in each span to the last."""
+    steps = seconds = 0.0
+    for from_s, to_s in spans:
+        there = [one.wall for one in closed if from_s <= one.wall <= to_s]
+        if len(there) > 1:
+            steps, seconds = steps + len(there) - 1, seconds + there[-1] - there[0]
+    return steps / seconds if seconds else 0.0
 
 
 def counts(strike: Struck) -> bool:

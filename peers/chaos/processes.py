@@ -199,9 +199,9 @@ class ProcessBase(BaseWorld[RealPeer]):
 
     def run(self, peer: RealPeer, output: Path) -> Started:
         """A process for it: forked from one that has imported everything, but with its clock in its hands if skewed."""
-        if self.clocks is None:
+        if self.clocks is None and not peer.spec.program:
             return self._forks.begin(self.arguments(peer), output)
-        command = [sys.executable, "-m", "peers.cli", *self.arguments(peer)]
+        command = [sys.executable, "-m", peer.spec.program or "peers.cli", *self.arguments(peer)]
         return means.begin(command, output, self.environment(peer))
 
     def arguments(self, peer: RealPeer) -> list[str]:

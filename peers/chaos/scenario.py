@@ -33,6 +33,7 @@ from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from peers.chaos.figures import FIGURES
 from peers.chaos.invariants.check import CHECKERS
+from peers.chaos.strangers.findings import Attack
 from swarm.disk import read_named
 from swarm.errors import ConfigError
 from swarm.events import Event
@@ -160,6 +161,7 @@ KINDS: Mapping[str, FaultKeys] = {
     "moment": FaultKeys(),
     "twin": FaultKeys(("peers",)),
     "joiner_storm": FaultKeys(("count",)),
+    "strangers": FaultKeys(("peers", "attacks", "seconds"), ("count", "knows")),
 }
 
 
@@ -198,6 +200,8 @@ class FaultEntry(Section):
     factor: Annotated[float, Field(ge=1)] | None = None
     offset_s: float | None = None
     count: Small | None = None
+    attacks: tuple[Attack, ...] = ()
+    knows: Literal["address", "run"] = "address"
     messages: Annotated[int, Field(ge=1)] = 1
     grace_s: Seconds = 30.0
     latency_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
@@ -213,9 +217,9 @@ class FaultEntry(Section):
             raise ValueError("one of on and at_s")
         if problem := problem_of(self.do, self.model_fields_set):
             raise ValueError(problem)
-        for key in ("peers", "others"):
+        for key in ("peers", "others", "attacks"):
             if key in self.model_fields_set and not getattr(self, key):
-                raise ValueError(f"{key}: at least one name or pattern")
+                raise ValueError(f"{key}: at least one")
         return self
 
 

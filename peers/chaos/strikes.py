@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from peers.chaos import faults
 from peers.chaos.cast import FOUNDER, JOINER, TWIN, SwarmSpec
@@ -38,7 +38,7 @@ def planned(scenario: Scenario, cast: SwarmSpec) -> tuple[Planned, ...]:
     found: list[Planned] = []
     for number, entry in enumerate(scenario.fault, 1):
         key = f"fault.{number - 1}"
-        made = list(_faults(entry, cast, key))
+        made = [_drawn_by(fault, scenario.seed + number) for fault in _faults(entry, cast, key)]
         label = entry.label or f"{entry.do}-{number}"
         for index, fault in enumerate(made, 1):
             _check_founder(entry, fault, key)
@@ -89,6 +89,11 @@ def _faults(entry: FaultEntry, cast: SwarmSpec, key: str) -> Iterator[Fault]:
         yield from (_OF_ONE[entry.do](entry, name) for name in peers)
 
 
+def _drawn_by(fault: Fault, seed: int) -> Fault:
+    """The same, with a seed where there is something to draw."""
+    return replace(fault, seed=seed) if isinstance(fault, faults.Strangers) else fault
+
+
 def shape_of(entry: FaultEntry) -> LinkShape:
     """Return the shape that links get."""
     return LinkShape(
@@ -113,6 +118,9 @@ _OF_MANY: Mapping[str, Callable[[FaultEntry, Names, Names], Fault]] = {
     "disconnect": lambda entry, peers, others: faults.Disconnect(peers, entry.network, entry.seconds),
     "reconnect": lambda entry, peers, others: faults.Reconnect(peers, entry.network),
     "joiner_storm": lambda entry, peers, others: faults.JoinerStorm(entry.count or 1),
+    "strangers": lambda entry, peers, others: faults.Strangers(
+        peers, entry.attacks, entry.seconds or 0.0, entry.count or 5, entry.knows
+    ),
 }
 _OF_PAIRS: Mapping[str, Callable[[FaultEntry, tuple[str, str]], Fault]] = {
     "corrupt_bytes": lambda entry, pair: faults.CorruptBytes(pair, entry.messages),

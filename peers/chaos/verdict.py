@@ -18,6 +18,7 @@ from peers.chaos.invariants.findings import Limits
 from peers.chaos.lives import End, PeerLifetime, Player, Struck, lives
 from peers.chaos.play import PlayOutcome
 from peers.chaos.scenario import Scenario
+from peers.chaos.strangers.findings import read_findings
 from peers.chaos.world import PlayWorld
 
 SCHEMA = 1
@@ -45,6 +46,10 @@ _SHOWN: Mapping[str, str] = {
     "max_gap_s": " s",
     "ready_again_s": " s",
     "moves": " to another stage",
+    "strangers_kept": " × while they attacked a sink",
+    "strangers_answered": " methods",
+    "strangers_mb_s": " MB/s",
+    "strangers_calls_s": " calls/s",
     "recovered_s": " s",
     "recovered_steps": "",
 }
@@ -69,6 +74,8 @@ class Judged:
     compared: Mapping[str, Number] = field(default_factory=dict)
     """Tokens a second of this play and of the one that it is compared with, by name, and how many ``times`` those of
     the other this play has."""
+    strangers: tuple[Mapping[str, Any], ...] = ()
+    """The reports of strangers, if some attacked."""
 
     @property
     def verdict(self) -> str:
@@ -88,6 +95,7 @@ def judge(
         ends.setdefault(end.name, []).append(end.wall)
     there = evidence or Evidence((), ())
     life = lives(there, players, strikes, ends, outcome.ended)
+    strangers = read_findings(world.homes(), world.stamps.offset or 0.0)
     told: dict[str, Number] = {}
     if report is not None:
         deaths = sum(not end.struck for end in outcome.ends)
@@ -95,8 +103,8 @@ def judge(
         quiet_s = scenario.schedule.quiet_s if scenario.schedule is not None else 0.0
         told = figures(Played(evidence=there, report=report, strikes=strikes, lives=life,
                               stages=scenario.swarm.stages, deaths=deaths, forced=forced, ended=outcome.ended,
-                              by_clock=outcome.by_clock, quiet_s=quiet_s or math.inf))  # fmt: skip
-    problems = list(outcome.problems)
+                              by_clock=outcome.by_clock, quiet_s=quiet_s or math.inf, strangers=strangers))  # fmt: skip
+    problems = list(outcome.problems) + _of_strangers(strikes, strangers)
     if report is not None:
         problems += _broken(scenario, report, told)
     elif not outcome.interrupted:
@@ -111,8 +119,17 @@ def judge(
     ends_seen = tuple(outcome.ends)
     return Judged(
         scenario, world_name, told, report, strikes, life, closed, tuple(problems), outcome.interrupted, ends_seen,
-        outcome.to_come,
+        outcome.to_come, strangers=tuple(strangers),
     )  # fmt: skip
+
+
+def _of_strangers(strikes: Sequence[Struck], found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what went wrong with attacks by strangers: what did not attack proves nothing."""
+    began = sum(strike.kind == "strangers" for strike in strikes)
+    silent = [f"{began - len(found)} of {began} processes of strangers left no report: see their logs"]
+    return (silent if len(found) < began else []) + [
+        f"{one['name']}: {problem}" for one in found for problem in one["problems"]
+    ]
 
 
 def compare(judged: Judged, other: Judged) -> Judged:
@@ -209,6 +226,7 @@ def document(judged: Judged) -> dict[str, Any]:
         "to_come": judged.to_come,
         **judged.figures,
         "compared": dict(judged.compared),
+        "strangers": list(judged.strangers),
         "ends": [
             {"peer": end.name, "exit_code": end.code, "struck": end.struck, "wall": round(end.wall, 3)}
             for end in judged.ends

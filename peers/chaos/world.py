@@ -12,7 +12,7 @@ from typing import Literal, Protocol, Self
 from peers.chaos.plan import World
 from swarm.clock import SystemClock
 
-Role = Literal["bootstrap", "stage", "trainer"]
+Role = Literal["bootstrap", "stage", "trainer", "stranger"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,8 @@ class PeerSpec:
     given to it to read, by a name: ``{name}`` in the arguments becomes the path where the peer finds that file or
     directory, ``{home}`` its home.
     ``region`` is the network that it shares with its neighbours, beside the one that all regions share; "" for that one
-    alone. ``behind_nat``: it can call others and cannot be called. Limits that are None are the machine's.
+    alone. ``behind_nat``: it can call others and cannot be called. Limits that are None are the machine's. ``program``
+    is the module that is run in the place of ``swarm``, "" for none.
     """
 
     name: str
@@ -35,6 +36,7 @@ class PeerSpec:
     cpus: float | None = None
     memory_mib: int | None = None
     disk_mib: int | None = None
+    program: str = ""
 
     def with_invite(self, invite: str) -> PeerSpec:
         """The same with ``{invite}`` in its arguments filled in."""

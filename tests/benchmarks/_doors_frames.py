@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from peers.chaos.strangers.bodies import AnyRpc, all_rpcs, frames
 from swarm.errors import PeerError
 from swarm.ids import PeerId
 from swarm.network.protocols import Incoming
@@ -16,7 +17,6 @@ from swarm.network.rpc.bodies import Envelope
 from swarm.network.rpc.dispatcher import Dispatcher, ServeLimits, handle
 from swarm.network.rpc.strangers import MAX_STRANGER_BODY_BYTES
 from swarm.schema import Empty, Message
-from tests.harness.fuzzed_bodies import AnyRpc, all_rpcs, frames
 from tests.harness.libp2p_swarm import LibP2PSwarm
 
 SEED = 3

@@ -18,6 +18,8 @@ from typing import Any
 import msgpack
 import uvloop
 
+from peers.chaos.strangers.attacks import PlainBody
+from peers.chaos.strangers.bodies import all_rpcs, frames
 from swarm.clock import SystemClock
 from swarm.errors import PeerError
 from swarm.ids import PeerId, RunId
@@ -25,8 +27,7 @@ from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
 from swarm.network.libp2p.identity import load_or_create
 from swarm.network.protocols import Rpc
 from swarm.network.rpc.strangers import MAX_STRANGER_BODY_BYTES
-from swarm.schema import Empty, Message
-from tests.harness.fuzzed_bodies import all_rpcs, frames
+from swarm.schema import Empty
 
 BYTES_A_SECOND = 1e6
 SEED, EACH, LEAST_BYTES = 5, 16, 8 << 10
@@ -35,24 +36,14 @@ AT_ONCE = 48
 ANSWER_S = 5.0
 
 
-class Plain(Message):
-    """A body that is sent as the plain data it holds, whatever its method's form."""
-
-    content: Any
-
-    def to_wire(self) -> Any:
-        """See :class:`~swarm.schema.Message`."""
-        return self.content
-
-
-Shot = tuple[Rpc[Plain, Empty], Plain, int]
+Shot = tuple[Rpc[PlainBody, Empty], PlainBody, int]
 
 
 def shots() -> list[Shot]:
     """The longer ones of fuzzed frames of every method, with their sizes, in turns."""
     by_method = [
         [
-            (Rpc(rpc.name, Plain, Empty), Plain(content=msgpack.unpackb(packed, use_list=False)), len(packed))
+            (Rpc(rpc.name, PlainBody, Empty), PlainBody(content=msgpack.unpackb(packed, use_list=False)), len(packed))
             for packed in frames(rpc, EACH, SEED, MAX_STRANGER_BODY_BYTES)
             if len(packed) >= LEAST_BYTES
         ]

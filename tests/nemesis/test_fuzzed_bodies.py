@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.fuzzed_bodies import AnyRpc, all_rpcs, fields_of, frames, problems_of, schema_of
+from peers.chaos.strangers.bodies import AnyRpc, all_rpcs, frames, schema_of
+from tests.harness.fuzzed_bodies import fields_of, problems_of
 
 EACH, SEED = 1800, 2
 

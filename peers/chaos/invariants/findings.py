@@ -17,8 +17,8 @@ ENDED_BY: Mapping[str, str] = {
 """Which fault ends which, where that has no seconds."""
 MARKS = frozenset((*ENDED_BY.values(), "moment"))
 """Lines of ``faults.jsonl`` that are no faults: they end one, or name a moment."""
-SLOW = frozenset(("slow_link", "slow_links", "slow_device", "limit_cpu"))
-"""Of links, of a device, or of all processors of a peer: no reason to be lost."""
+SLOW = frozenset(("slow_link", "slow_links", "slow_device", "limit_cpu", "strangers"))
+"""Of links, of a device, or of all processors of a peer, or strangers who flood it: no reason to be lost."""
 HARMLESS = MARKS | SLOW
 """They excuse nobody."""
 PASSING = frozenset(("skew_clock", "corrupt_bytes", "twin"))

@@ -8,12 +8,13 @@ from typing import Annotated, Any
 import msgpack
 import pytest
 
+from peers.chaos.strangers.bodies import AnyRpc, all_rpcs, frames, schema_of
 from swarm.errors import Violation
 from swarm.network.rpc.bodies import FREE_ELEMENTS, decode, unpack
 from swarm.network.rpc.strangers import MAX_STRANGER_BODY_BYTES
 from swarm.schema import LISTED, MAX_LISTED, Message
 from swarm.state.transfer import DESCRIBE
-from tests.harness.fuzzed_bodies import AnyRpc, all_rpcs, fields_of, frames, problems_of, schema_of
+from tests.harness.fuzzed_bodies import fields_of, problems_of
 
 EACH = 24
 SEED = 1
