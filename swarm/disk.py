@@ -55,6 +55,11 @@ def read_named(path: Path) -> str:
     return data.decode("utf-16" if utf16 else "utf-8-sig").replace("\r\n", "\n")
 
 
+def older(path: Path) -> Path:
+    """Where what a growing file held is, since it was begun anew: ``events.older.jsonl`` beside ``events.jsonl``."""
+    return path.with_suffix(f".older{path.suffix}")
+
+
 def write_named(path: Path, pieces: Sequence[Piece], *, mode: int | None = None) -> None:
     """Write a file that a person has named, as :func:`write_whole`, but write *into* what is there and is no regular
     file: a pipe, a terminal, a device, or what ``/dev/stdout`` stands for. A link is followed, not replaced.

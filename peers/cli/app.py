@@ -57,6 +57,8 @@ class Commands(CommandTable):
         "dashboard": Entry("peers.cli.dashboard", "dashboard",
                            "Show a run in a browser, live, to look at only.", _LIGHT),
         "top": Entry("peers.cli.top", "top", "Watch a run in the terminal.", _LIGHT),
+        "service": Entry("peers.cli.service", "service",
+                         "Run a peer as a systemd service of this user, for weeks."),
         "drain": Entry("peers.cli.running", "drain", "Have a peer leave its run in order.", _LIGHT),
         "invite": Entry("peers.cli.running", "invite", "Print an invite to the run of a peer on this machine.", _LIGHT),
         "id": Entry("peers.cli.running", "identity", "Show the identity of a place.", _LIGHT),

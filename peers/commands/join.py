@@ -57,7 +57,7 @@ def join(options: PeerOptions, *, words: bool, json_lines: bool, company: Compan
     contacts = contacts_from(given)
     role = options.part_taken
     say(f"swarm {__version__}", f"joins {contacts.run_name or 'the run of a peer'} as {_title(role)}")
-    _check(options)
+    check_offered(options)
     check_before_start(home_directory(options.home), say)
     if "," in options.device:
         from peers.local.siblings import join_each
@@ -104,12 +104,12 @@ def keep_joined(options: PeerOptions, *, words: bool, json_lines: bool) -> int:
         options = dataclasses.replace(options, invite=(invite_on_standard_input(),))
     if options.invite or options.invite_file is None:
         contacts_from(options.invite)  # one that is no good will not be any better the next time
-    _check(options)
+    check_offered(options)
     return keep(options, echo if words else silent, words=words, json_lines=json_lines)
 
 
-def _check(options: PeerOptions) -> None:
-    """Raises ConfigError for what this machine does not have."""
+def check_offered(options: PeerOptions) -> None:
+    """Check what the options name of this machine, dialling nobody. Raises ConfigError for what it does not have."""
     check_listen(options.listen)
     check_announce(options.announce)
     if options.dashboard is not None:

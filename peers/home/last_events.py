@@ -9,6 +9,7 @@ from typing import Any
 
 from peers.home.place_state import PlaceState
 from peers.home.places import list_places
+from swarm.disk import older
 
 _TAIL_BYTES = 1 << 16
 
@@ -64,13 +65,19 @@ def _last_closing(state: PlaceState) -> LastClose | None:
 
 
 def last_event(events: Path, kind: str, *, whole: bool = False) -> dict[str, Any] | None:
-    """The newest event of a kind, among the last 64 KiB unless the whole file is asked for; None when there is none or
-    the file cannot be read. Memory: a line; a file of weeks takes seconds."""
+    """The newest event of a kind, among the last 64 KiB unless all of them are asked for, those of the file
+    before it too; None when there is none or the file cannot be read. Memory: a line; files of weeks take seconds."""
+    if not whole:
+        return _newest(events, kind, _TAIL_BYTES)
+    return _newest(events, kind) or _newest(older(events), kind)
+
+
+def _newest(events: Path, kind: str, among: int | None = None) -> dict[str, Any] | None:
     found, named = None, kind.encode()
     try:
         with events.open("rb") as file:
-            if not whole:
-                file.seek(max(0, events.stat().st_size - _TAIL_BYTES))
+            if among is not None:
+                file.seek(max(0, events.stat().st_size - among))
             for line in file:
                 if named in line:
                     found = _event(line, kind) or found

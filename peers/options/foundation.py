@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 
 from peers.options.fields import MODEL_CONFIG, FilePath, Option, between, matching, settings_of
 
-_NEW = ("new",)
+_JOIN, _NEW = ("join",), ("new",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,3 +194,13 @@ class Invocation:
     def words(self) -> bool:
         """True when the command prints words for a person."""
         return not self.quiet and not self.json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installing:
+    """Options of ``swarm service install`` beside those of the peer."""
+
+    __pydantic_config__: ClassVar[Mapping[str, str]] = MODEL_CONFIG
+
+    unit: Annotated[str, Option(metavar="NAME", of=_JOIN, help="Name of the service.")] = "swarm"
+    dry_run: Annotated[bool, Option(of=_JOIN, help="Print the unit, and install nothing.")] = False

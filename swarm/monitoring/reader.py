@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from swarm.disk import older
 from swarm.events import Event
 from swarm.ids import PeerId
 from swarm.monitoring.recorder import ENVELOPE
@@ -46,8 +47,19 @@ def read_events(path: Path, offset: int = 0) -> tuple[list[Recorded], int]:
     """The whole lines from ``offset`` on, at most some 4 MiB of them, and the offset to go on from.
 
     A last line without its end is left for the next call. A file that is not there yet has no events; one that is
-    shorter than ``offset`` was begun anew and is read from its start. Raises OSError for a file that cannot be read.
+    shorter than ``offset`` was begun anew: what the older one has beyond ``offset`` comes first, then the new one from
+    its start. Who looks so rarely that the new one is longer again misses what is between. Raises OSError for a file
+    that cannot be read.
     """
+    try:
+        if offset > path.stat().st_size and older(path).is_file() and offset < older(path).stat().st_size:
+            return _read(older(path), offset)
+    except FileNotFoundError:
+        return [], offset
+    return _read(path, offset)
+
+
+def _read(path: Path, offset: int) -> tuple[list[Recorded], int]:
     try:
         with path.open("rb") as file:
             if offset > file.seek(0, 2):
@@ -63,13 +75,14 @@ def read_events(path: Path, offset: int = 0) -> tuple[list[Recorded], int]:
 
 
 def read_all(path: Path) -> list[Recorded]:
-    """All whole lines of a file."""
+    """All whole lines of a file, and before them those of the older one where it was begun anew."""
     events: list[Recorded] = []
-    offset, before = 0, -1
-    while offset != before:
-        before = offset
-        more, offset = read_events(path, offset)
-        events += more
+    for file in (older(path), path):
+        offset, before = 0, -1
+        while offset != before:
+            before = offset
+            more, offset = _read(file, offset)
+            events += more
     return events
 
 

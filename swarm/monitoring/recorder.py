@@ -12,8 +12,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from swarm.clock import Clock
+from swarm.disk import older
 from swarm.events import Event, EventSink, LoopLag
 from swarm.ids import PeerId
+
+MAX_BYTES = 64 << 20
+"""A file of this size is put aside, as the older of two, and another begun: a peer of weeks takes twice as much."""
+CARRIED = ("RunFound",)
+"""Kinds of which the last event is written again at the beginning of the next file: whoever reads that one only needs
+them."""
 
 ENVELOPE = ("t", "m", "peer", "kind", "dropped")
 """Keys of a line that are not the event's own: wall and monotonic seconds, who wrote it, what it is, and (only when it
@@ -26,15 +33,18 @@ class Recorder:
     Each event is one write of one whole line in append mode, so what is written survives a kill of this process at
     any moment, and several writers do not tear each other's lines. A full disk costs events, which are counted and
     told in the next line that fits, and never raises. Safe from any thread. Cost: some 20 µs an event.
-    Raises OSError when the file cannot be opened.
+    Of ``max_bytes`` a file is renamed to :func:`swarm.disk.older`, in place of an earlier one, and another begun; while
+    that cannot be, the file grows. Raises OSError when the file cannot be opened.
     """
 
-    def __init__(self, path: Path, peer: PeerId, clock: Clock) -> None:
+    def __init__(self, path: Path, peer: PeerId, clock: Clock, max_bytes: int = MAX_BYTES) -> None:
+        self._path, self._max_bytes, self._carried = path, max_bytes, dict[str, bytes]()
         self._peer, self._clock = peer, clock
         self._lock = threading.Lock()
         self._dropped = 0
-        self._file: int | None = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._file: int | None = _opened(path)
         self._torn = _ends_torn(self._file)
+        self._size = os.fstat(self._file).st_size
 
     @property
     def dropped(self) -> int:
@@ -44,8 +54,26 @@ class Recorder:
     def emit(self, event: Event) -> None:
         """See :class:`~swarm.events.EventSink`. After :meth:`close` events are only counted."""
         with self._lock:
-            written = self._file is not None and self._append(self._file, self._line(event))
+            line = self._line(event)
+            if self._file is not None and self._size + len(line) > self._max_bytes:
+                self._begin_anew()
+            if event.kind in CARRIED:
+                self._carried[event.kind] = line
+            written = self._file is not None and self._append(self._file, line)
             self._dropped = 0 if written else self._dropped + 1
+
+    def _begin_anew(self) -> None:
+        try:
+            os.replace(self._path, older(self._path))
+            another = _opened(self._path)
+        except OSError:
+            self._size = 0  # it grows on, and this is tried again after as much
+            return
+        if self._file is not None:
+            os.close(self._file)
+        self._file, self._torn, self._size = another, False, 0
+        for line in self._carried.values():
+            self._append(another, line)
 
     def close(self) -> None:
         """Put everything on the disk and close. Idempotent; a disk that fails now has nothing more to be told."""
@@ -82,9 +110,14 @@ class Recorder:
             written = os.write(file, line)
         except OSError:
             return False
+        self._size += written
         # A disk that fills up takes the beginning of a line: the next one starts on a line of its own.
         self._torn = 0 < written < len(line) or (self._torn and written == 0)
         return written == len(line)
+
+
+def _opened(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def encode_line(line: Mapping[str, Any]) -> bytes:

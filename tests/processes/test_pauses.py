@@ -32,6 +32,7 @@ def test_peer_leaves_while_a_game_runs_and_comes_back_and_after_a_crash_too(tmp_
         trainer = hand.start("join", invite, "--role", "trainer", *LOCAL)
         trainer.wait_step(2)
         words = ("--pause-when", f"command:test -e {game}", "--resume-after", "1", "--retry")
+        words += ("--max-upload", "20mbit", "--max-download", "50mbit")
         shared = hand.start("join", invite, "--stage", "0", "--name", "shared", *words, *LOCAL)
         shared.wait_event("PeerReady")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Iterator
@@ -11,8 +12,12 @@ from typing import Any
 import psutil
 import pytest
 
+from peers.commands.look import Seen
+from peers.commands.status_text import status_lines
 from peers.exit_codes import EXIT_CODES, EXIT_PAUSED, FINAL, TRANSIENT, worth_a_retry
 from peers.guards import watch_pauses
+from peers.home.place_state import PlaceEnd, PlaceState
+from peers.home.places import PlaceInfo
 from peers.options.model import PeerOptions
 from peers.preemption.local import CommandSource
 from peers.sharing.choice import Return
@@ -233,3 +238,26 @@ async def test_peer_that_is_over_or_was_told_is_not_started_again(code: int) -> 
 async def test_peer_that_crashes_without_retry_is_not_started_again() -> None:
     lives = Lives(FakeClock(), (1, 3))
     assert (await kept(lives, False, pause_when=("battery",)))[0] == 3
+
+
+# --- what swarm status says ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "keeper", "started", "phase"),
+    [
+        (EXIT_PAUSED, os.getpid(), 4e9, "paused"),
+        (137, os.getpid(), 4e9, "retrying"),
+        (0, os.getpid(), 4e9, "ended"),
+        (EXIT_PAUSED, os.getpid(), 0.0, "ended"),  # that process is younger than the peer: it only has the number
+        (EXIT_PAUSED, 0, 4e9, "ended"),
+    ],
+)
+def test_peer_that_is_away_comes_back_only_while_its_keeper_is_there(
+    exit_code: int, keeper: int, started: float, phase: str, tmp_path: Path
+) -> None:
+    end = PlaceEnd(reason="it left in order", exit_code=exit_code, at=NOW)
+    state = PlaceState(pid=1, started=started, name="otter", keeper=keeper, end=end)
+    seen = Seen(place=PlaceInfo(name="1", path=tmp_path, live=False, state=state))
+    assert seen.phase == phase
+    assert ("comes back by itself" in status_lines([seen])[-1]) is (phase != "ended")
