@@ -12,8 +12,10 @@ from peers.exit_codes import EXIT_DRAINED, EXIT_OK
 from swarm.clock import moment
 from swarm.events import (
     AttemptFailed,
+    CaughtUp,
     CheckpointFailed,
     CheckpointsSetAside,
+    ClosedWithout,
     CodecsChanged,
     CopyDropped,
     CopyHeld,
@@ -208,7 +210,19 @@ def _describe_repair(event: Event) -> tuple[str, str] | None:
         case CutOff():
             return "cut off", harmless(f"{event.reason}; getting the newest state")
         case _:
-            return _describe_moves(event) or _describe_partition(event)
+            return _describe_late(event) or _describe_moves(event) or _describe_partition(event)
+
+
+def _describe_late(event: Event) -> tuple[str, str] | None:
+    """Describe a close that does not wait for all, where replicas train apart."""
+    match event:
+        case ClosedWithout():
+            late = "; ".join(f"{peer}: {why}" for peer, why in event.late.items())
+            return "late", harmless(f"step {event.step} closes without some, who are averaged later: {late}")
+        case CaughtUp():
+            return "caught up", f"with step {event.step}, whose close did not wait for this peer"
+        case _:
+            return None
 
 
 def _describe_moves(event: Event) -> tuple[str, str] | None:

@@ -30,6 +30,8 @@ class LocalConfig(Section):
     With ``fragments`` each close averages one of so many in turn, for as many times fewer bytes (Streaming DiLoCo,
     arXiv 2501.18512). A replica goes on from its own weights times 1 − ``mixing_weight`` and the new ones times
     ``mixing_weight``, of what was averaged.
+    A close needs a ``quorum`` of each stage's replicas; it waits for the rest for ``grace`` of the step's time at most,
+    and for one that has missed ``may_miss`` closes in a row as long as it takes (:mod:`swarm.step.lateness`).
     """
 
     steps: Annotated[int, Field(ge=1, le=1000)] = 8
@@ -39,6 +41,9 @@ class LocalConfig(Section):
     outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     fragments: Annotated[int, Field(ge=1, le=64)] = 1
     mixing_weight: Annotated[float, Field(ge=0.1, le=1)] = 1.0
+    quorum: Annotated[float, Field(ge=0.5, le=1)] = 1.0
+    grace: Annotated[float, Field(gt=0, le=1)] = 0.1
+    may_miss: Annotated[int, Field(ge=1, le=8)] = 3
 
 
 class AveragingConfig(Section):
@@ -110,6 +115,7 @@ def check_averaging(averaging: AveragingConfig, *, reproducible: bool) -> None:
         )
     if averaging.mode == "local":
         _check_fragments(averaging)
+        _check_quorum(averaging)
     else:
         _check_unread(averaging)
     if averaging.feeds_back:
@@ -152,6 +158,20 @@ def _check_fragments(averaging: AveragingConfig) -> None:
             "float32 or int8 with averaging.local.mixing_weight below 1",
             'Set it to "int8", or leave averaging.local.mixing_weight out.',
             why="some of what is rounded off stays in a replica's own weights, and would be added twice",
+        )
+
+
+def _check_quorum(averaging: AveragingConfig) -> None:
+    """Refuse a quorum where replicas mix between two closes, or sums go through several of them. Raises ConfigError."""
+    local = averaging.local
+    if local.quorum < 1.0 and (local.sync_every > 1 or averaging.strategy in BY_PLACE):
+        key = "averaging.local.sync_every" if local.sync_every > 1 else "averaging.strategy"
+        raise ConfigError(
+            key,
+            local.sync_every if local.sync_every > 1 else averaging.strategy,
+            f"{'1' if local.sync_every > 1 else 'everyone'} with averaging.local.quorum = {local.quorum:g}",
+            f"Leave {key} out, or averaging.local.quorum.",
+            why="who is late goes on from other weights than those that mix, or may be one whom others need",
         )
 
 

@@ -56,6 +56,8 @@ MAX_PACE_US = 1 << 42
 """Microseconds that a microbatch is believed to take at most: weeks."""
 
 
+Late = tuple[Annotated[int, Field(ge=1, le=1 << 10)], Count]
+"""Closes that a replica has missed in a row, and the tokens of what it did in them."""
 Cap = Annotated[float, Field(gt=0, lt=1)]
 """What the mean of a part that was far out is scaled by."""
 
@@ -128,7 +130,7 @@ class Confirmation(Message):
         return {peer: bytes.fromhex(signed) for peer, signed in self.acceptances.items()}
 
 
-_LEFT_OUT = frozenset({"links", "paces", "codecs", "ended", "caps"})
+_LEFT_OUT = frozenset({"links", "paces", "codecs", "ended", "caps", "late", "spread_ms"})
 """Fields of a record that are not written where they say nothing."""
 
 
@@ -146,8 +148,9 @@ class CloseRecord(Message):
     its work a replica gets. ``paces`` are the microseconds that a stage's replicas say they compute one microbatch for,
     and ``codecs`` those of the *next* step, by boundary from the trainers' embedding to their head, which everybody
     finds in the same way (``swarm.step.boundary_codecs``); empty where the manifest says them. ``caps`` are factors for
-    the means of parts whose norm was far out (``swarm.optim.clipping``), beside ``clip``. Size: see
-    :func:`record_bytes`.
+    the means of parts whose norm was far out (``swarm.optim.clipping``), beside ``clip``. ``late`` are the replicas
+    that were not ready for the close, and are members as before, with what they are owed; ``spread_ms`` is how much
+    arrivals usually differ (``swarm.step.lateness``). Size: see :func:`record_bytes`.
 
     ``lineage`` is 0 for what a majority decided. Without one it is the step of the first record that those who were
     there closed by themselves (``swarm.consensus.branches``), until one that carries its ``confirmation``.
@@ -174,6 +177,8 @@ class CloseRecord(Message):
     paces: Annotated[dict[PeerIdField, Annotated[int, Field(gt=0, le=MAX_PACE_US)]], Field(max_length=20_000)] = {}
     codecs: Annotated[tuple[CodecPair, ...], Field(max_length=1025)] = ()
     caps: Annotated[dict[PartField, Cap], Field(max_length=1025)] = {}
+    late: Annotated[dict[PeerIdField, Late], Field(max_length=20_000)] = {}
+    spread_ms: Annotated[int, Field(ge=0, le=10_000_000)] = 0
     confirmation: Confirmation | None = None
     previous: DigestField
 

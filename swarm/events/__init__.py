@@ -53,6 +53,8 @@ from swarm.events.peer import RunFound as RunFound
 from swarm.events.peer import SyncProgress as SyncProgress
 from swarm.events.peer import Waiting as Waiting
 from swarm.events.run import AttemptFailed as AttemptFailed
+from swarm.events.run import CaughtUp as CaughtUp
+from swarm.events.run import ClosedWithout as ClosedWithout
 from swarm.events.run import CodecsChanged as CodecsChanged
 from swarm.events.run import Committed as Committed
 from swarm.events.run import CutOff as CutOff

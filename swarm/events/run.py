@@ -153,6 +153,29 @@ class AttemptFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedWithout(Event):
+    """A step's close is made without replicas that are ``late``, each with the reason: they stay members, and what they
+    learnt is averaged later. The leader, who writes it, had waited ``waited_s``, of which ``grace_s`` at most for the
+    rest once it had a quorum."""
+
+    step: int
+    late: dict[PeerId, str]
+    waited_s: float
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaughtUp(Event):
+    """This peer was late for a step's close, and has the update with which it closed, ``seconds`` after it began to
+    ask for it. What it learnt stays in its weights."""
+
+    step: int
+    part: PartName
+    bytes_received: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CutOff(Event):
     """The run went on without this peer; it gets the newest state and asks to be let in again."""
 

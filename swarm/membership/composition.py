@@ -10,6 +10,7 @@ import functools
 from swarm.averaging.allreduce.service import AllReduce
 from swarm.ids import PartName, PeerId
 from swarm.membership.announcer import Announcer
+from swarm.membership.catching_up import ArrivalService, CatchingUp
 from swarm.membership.copying import Copies, Copying
 from swarm.membership.entering import Entering
 from swarm.membership.following import Following
@@ -37,6 +38,7 @@ from swarm.state.transfer import StateDonor
 from swarm.step.calls import LiveCalls
 from swarm.step.context import CloseContext, MemberContext
 from swarm.step.exit_barrier import ExitBarrier
+from swarm.step.lateness import owed_tokens
 from swarm.step.leader.service import LeadService
 from swarm.step.loop import StepLoop
 from swarm.step.member.leader_watch import LeaderWatch
@@ -107,7 +109,7 @@ def compose(
 
     services: tuple[Service, ...] = (
         watch, member, lead, leader, allreduce, parting, donor, observers, handover,
-        _rescue(run, member, holding, copies, average), *keeper.services(),
+        ArrivalService(member, around.device), _rescue(run, member, holding, copies, average), *keeper.services(),
     )  # fmt: skip
     for service in services:
         endpoint.mount(service)
@@ -151,6 +153,7 @@ def _member(
         cursor=holding.cursor,
         left_out=following.events.left_out,
         vouch=lambda step, rows: leader.vouch(step, rows, around.identity.sign),
+        owed=lambda: owed_tokens(run.history.head),
         pace_us=holding.pace_us if run.rules.codecs.recorded or run.rules.moves.on else lambda: 0,
     )
     return MemberService(
@@ -166,6 +169,7 @@ def _member(
             doubted=lambda: around.watch.doubted,
             suspect=around.watch.suspect,
             check=around.watch.check,
+            catch_up=CatchingUp(run, holding).prepare,
         )
     )
 

@@ -107,7 +107,7 @@ class ObserverService:
 
     async def publish(self, decision: Decision, part: PartName | None) -> None:
         """A step was decided and swapped here, where ``part`` is held. Its update is kept only when somebody follows
-        that part."""
+        that part, or was late for the close."""
         self._donor.tidy()
         self._donor.step_closed()
         newest = self._decisions.newest
@@ -118,6 +118,9 @@ class ObserverService:
             self._updates.forget(self._own)
         self._own, self._averaged = part, None
         if part is not None:
+            for peer in decision.record.members.replicas(part):
+                if peer in decision.record.late:
+                    self.observers.behind(peer, part, decision.record.step)
             self._keep(part, decision)
         await self._tell()
 

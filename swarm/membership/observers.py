@@ -72,6 +72,15 @@ class Observers:
         observer = self._known.setdefault(key, _Observer(had))
         observer.had, observer.expires, observer.asked = had, self._clock.monotonic() + LEASE_S, True
 
+    def behind(self, peer: PeerId, part: PartName, step: int) -> None:
+        """A member was late for the close of ``step``: it has the updates before, and comes for this one. Where too
+        many follow a part nothing is kept for it: it is cut off, and comes back."""
+        known = self._known.get((peer, part))
+        if known is not None:
+            known.expires, known.asked = self._clock.monotonic() + LEASE_S, True
+        elif len(self._known) < MAX_OBSERVERS:
+            self.note(peer, part, step - 1)
+
     @contextmanager
     def waits(self, peer: PeerId, part: PartName, step: int) -> Iterator[None]:
         """While it waits for what comes of ``step``. Raises Refused for a peer that does not follow the part."""

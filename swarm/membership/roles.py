@@ -50,6 +50,9 @@ from swarm.step.member.remote_leader import RemoteLeader
 
 logger = logging.getLogger(__name__)
 
+LATE = "it was late for the close before"
+"""Why trainers try a replica with one microbatch first."""
+
 
 async def _reachable(through: Sequence[PeerId]) -> str:
     return ""
@@ -166,6 +169,7 @@ class TrainerRole:
     ) -> None:
         manifest, specs = around.manifest, around.boundary(around.manifest.split.stages, 0)
         self.part, self._peer, self._manifest, self._specs = part, around.endpoint.peer, manifest, specs
+        self._clock = around.clock
         size = manifest.batch.microbatch_size
         graph = 0 if part is None else graph_bytes(manifest.model, part.spec, size)
         at_once = min(manifest.step_microbatches, in_flight or journeys_of_a_trainer(specs))
@@ -212,6 +216,9 @@ class TrainerRole:
         follows, trainers = (after, record.previous[:AFTER_CHARS]), len(roster.trainers)
         with contextlib.suppress(ConfigError):  # another shard than last time: from its beginning
             self.service.open_step(record.step + 1, roster.stages(), trainers, cursor, follows, roster.since)
+        for stage, replicas in enumerate(roster.stages()):  # who was late may not have opened the step yet
+            for peer in filter(record.late.__contains__, replicas):
+                self._wiring.fail(stage, peer, now=self._clock.monotonic(), reason=LATE)
 
     async def run(self) -> None:
         """Nothing beside the steps, until cancelled."""

@@ -20,6 +20,7 @@ from swarm.optim.sgd import Sgd
 from swarm.optim.update import Update
 from swarm.planning.costs import model_parameter_count
 from swarm.step.boundary_codecs import CodecRules
+from swarm.step.lateness import ALL, LateRules
 from swarm.step.moves import MoveRules
 from swarm.step.rules import StepRules
 
@@ -114,6 +115,20 @@ def move_rules(manifest: Manifest) -> MoveRules:
     )
 
 
+def late_rules(manifest: Manifest) -> LateRules:
+    """What the manifest says of replicas that are late for a close."""
+    averaging, local = manifest.averaging, manifest.averaging.local
+    if averaging.mode != "local":
+        return ALL
+    return LateRules(
+        quorum=local.quorum,
+        grace=local.grace,
+        may_miss=local.may_miss,
+        last=manifest.run.steps,
+        weighed=local.fragments == 1,
+    )
+
+
 def _begins_after(manifest: Manifest) -> tuple[int, str] | None:
     """What the first record of a run says that goes on with another's checkpoint: a genesis has none before it."""
     parent = manifest.run.parent
@@ -142,6 +157,7 @@ def rules_of(manifest: Manifest) -> StepRules:
         served=manifest.averaging.closing_strategy == "server",
         codecs=codec_rules(manifest),
         moves=move_rules(manifest),
+        lateness=late_rules(manifest),
         begins_after=_begins_after(manifest),
         early=math.floor(manifest.speed.early_share * target) if manifest.speed.overlaps else 0,
     )

@@ -69,7 +69,7 @@ class LocalPart(TrainedPart):
         self._made = 0
         self._inner = 0
         self._counted: set[StepWork] = set()
-        self._apart = False
+        self._apart = self._late = False
         self._version: Version | None = None
         self.replicas = 1
         self.leg_over: Callable[[], None] = _nobody
@@ -107,17 +107,30 @@ class LocalPart(TrainedPart):
         delta = self._installed()[0][part] - self._mine[0][part].to(_CPU)
         return self.feedback.added_to(delta * float(tokens))
 
+    def prepare_late(self, mean: Tensor, *, lr: float, clip: float, step: int) -> str:
+        """As :meth:`prepare`, of a step whose mean was made without us, because we were late: at the swap our weights
+        move as the anchor does, so that our next contribution brings what we learnt. What does not make a whole share
+        of a batch yet is taken as a smaller step first."""
+        if self._batch:
+            self._take_step()
+        digest = self.prepare(mean, lr=lr, clip=clip, step=step, left=self.feedback.residual)
+        self._late = True
+        return digest
+
     def swap(self) -> None:
         """See :meth:`PartState.swap`. Of what was averaged our own weights come as near to the new anchor as
         ``mixing_weight`` says; the others stay. Who has not trained since it was at the anchor stays at that: it would
-        contribute how far the others have come without it."""
+        contribute how far the others have come without it. After :meth:`prepare_late` all that was learnt stays."""
         before, part, weight = self._mine[0], self.averaged(self.step + 1), self._rules.mixing_weight
-        apart = self._apart
+        apart, late, old = self._apart, self._late, self._installed()[0]
         super().swap()
-        if not apart or (weight == 1.0 and part == slice(0, self.layout.elements)):
+        if not apart or (not late and weight == 1.0 and part == slice(0, self.layout.elements)):
             return
         (anchor, *kept), params = self._mine, before.clone()
-        params[part] = anchor[part] if weight == 1.0 else torch.lerp(before[part], anchor[part], weight)
+        if late:
+            params[part] += (self._installed()[0][part] - old[part]).to(self._device)
+        else:
+            params[part] = anchor[part] if weight == 1.0 else torch.lerp(before[part], anchor[part], weight)
         self._go_on((params, *kept))
         self._apart = True
 
@@ -206,7 +219,7 @@ class LocalPart(TrainedPart):
         params = self._installed()[0].to(self._device)
         kept = [torch.zeros_like(params) for _ in self._rules.inner.vectors[1:]] if self._own is None else self._own[1:]
         self._go_on((params, *kept))
-        self._inner, self._apart = 0, False
+        self._inner, self._apart, self._late = 0, False, False
         self._counted.clear()
         self._publish()
 

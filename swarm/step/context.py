@@ -13,7 +13,7 @@ from swarm.events import EventSink
 from swarm.ids import PeerId
 from swarm.step.calls import Liveness, StepCalls
 from swarm.step.leader.service import LeadService
-from swarm.step.member.open_step import Attempt, HeldPart
+from swarm.step.member.open_step import Attempt, HeldPart, OpenStep
 from swarm.step.member.position import Position
 from swarm.step.rules import StepRules
 
@@ -33,6 +33,10 @@ class PartHolder(Protocol):
         on from what it holds, where the record gives it another part, whose state is not here; else nothing."""
 
 
+async def _never_late(state: OpenStep, record: CloseRecord) -> None:
+    return None
+
+
 async def _nobody_knows(peers: Collection[PeerId], reason: str) -> None:
     return None
 
@@ -43,7 +47,8 @@ class MemberContext:
 
     ``attempt`` is how it gets its mean gradient; ``gone`` are those whom the health watch believes to be lost,
     ``doubted`` those that did not answer when they were asked last. ``suspect`` and ``check`` have it find out at once
-    about some, the latter to the end (:meth:`~swarm.step.calls.Liveness.check`).
+    about some, the latter to the end (:meth:`~swarm.step.calls.Liveness.check`). ``catch_up`` prepares the result of a
+    decided record whose rounds were made without this peer (:mod:`swarm.step.member.catching_up`).
     """
 
     me: PeerId
@@ -57,6 +62,7 @@ class MemberContext:
     doubted: Callable[[], Collection[PeerId]] = tuple
     suspect: Callable[[PeerId, str], None] = lambda peer, reason: None
     check: Callable[[Collection[PeerId], str], Awaitable[None]] = _nobody_knows
+    catch_up: Callable[[OpenStep, CloseRecord], Awaitable[None]] = _never_late
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from typing import Any
 
 from swarm.consensus.acceptor import MAX_LEAP
@@ -130,7 +130,7 @@ class StepLoop:
         superseded = 0
         while at.open_step == step and not at.cut_off:
             overdue = {} if self._watch is None else self._watch.overdue()
-            term = due_term(roster, step, me, at.term, {**liveness.gone, **overdue})
+            term = due_term(roster, step, me, at.term, {**liveness.gone, **overdue, **self._still_late(step)})
             if term is None:
                 await self._wait_turn(step, at.term)
                 continue
@@ -154,6 +154,12 @@ class StepLoop:
                 book.end_term()
                 self._closing.waiting("")  # for nothing any more, as its leader
                 await self._closing.clock.sleep(patience.pause_s())
+
+    def _still_late(self, step: int) -> Mapping[PeerId, str]:
+        """Return who was late for the close before the step, and may not have opened it yet: others lead it."""
+        head = self._at.head
+        late = {} if head is None or head.step != step - 1 else head.late
+        return dict.fromkeys(map(PeerId, late), "it was late for the close before")
 
     async def _announce(self, leading: StepClose) -> None:
         """To whoever is there by then, until we have closed the step as well: had nobody been told, nobody else would

@@ -5,6 +5,7 @@ Each carries the term of the leader that asks, or is asked: a lower one than the
 
 from __future__ import annotations
 
+import operator
 from typing import Annotated
 
 from pydantic import Field, StringConstraints
@@ -117,6 +118,13 @@ class Promise(Message):
     votes_only: bool = False
 
 
+class Arrive(Message):
+    """The batch is complete. Answer when what you contribute to the close is settled."""
+
+    step: Count
+    term: Count
+
+
 class Reconcile(Message):
     """This is what counts, and these peers close the step: make your sum equal to it, and average.
 
@@ -124,7 +132,8 @@ class Reconcile(Message):
     it depends on has changed: members whose part's attempt is the one they have done already keep its result.
     ``provisional``: its leader had no majority, so the term is not free for what it says. ``left_out`` says why others
     of the roster are not in ``live``, for people. ``within_s`` is how long the leader waits: rounds end before, for
-    else nobody could say on whom they broke.
+    else nobody could say on whom they broke. ``late`` are members that were not ready: the step is closed without
+    them, and what they did of ``committed`` counts later (:mod:`swarm.step.lateness`).
     """
 
     step: Count
@@ -138,6 +147,7 @@ class Reconcile(Message):
     left_out: Annotated[
         dict[PeerIdField, Annotated[str, StringConstraints(max_length=REASON_CHARS)]], Field(max_length=MAX_TOLD)
     ] = {}
+    late: Annotated[tuple[PeerIdField, ...], Field(max_length=20_000, exclude_if=operator.not_)] = ()
 
 
 class Averaged(Message):
@@ -229,6 +239,7 @@ AGAIN = Rpc("feed/1/again", Feed, Empty)
 
 # What a member answers its leader.
 PREPARE = Rpc("step/1/prepare", Prepare, Promise)
+ARRIVE = Rpc("step/1/arrive", Arrive, Empty)
 RECONCILE = Rpc("step/1/reconcile", Reconcile, Averaged)
 APPLY = Rpc("step/1/apply", Apply, Prepared)
 PROPOSE = Rpc("step/1/propose", Propose, Accepted)

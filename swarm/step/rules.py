@@ -15,6 +15,7 @@ from swarm.ids import PartName, PeerId, RunId, stage_part
 from swarm.optim.clipping import Clipping, clip_parts
 from swarm.optim.schedules import OptimizerConfig, learning_rate
 from swarm.step.boundary_codecs import FIXED, CodecRules
+from swarm.step.lateness import ALL, LateRules
 from swarm.step.moves import STILL, MoveRules
 
 MAX_LOSS = 1e9
@@ -32,7 +33,7 @@ class StepRules:
     ``early`` microbatches of a step at most may be computed with the parameters of the record before the one that it
     follows. ``served``: one replica of a part reduces for the others, which others must be able to call.
     ``codecs`` says how the codecs of boundaries are found.
-    ``moves`` says who holds another part after a step.
+    ``moves`` says who holds another part after a step, ``lateness`` how many replicas a close needs.
     ``begins_after``: the step of another run's checkpoint that the run goes on with, and what its first record says of
     the record before.
     ``how_to_join`` is what people are told who must find somebody: words of this peer's, no rule of the run.
@@ -57,6 +58,7 @@ class StepRules:
     codecs: CodecRules = FIXED
     early: int = 0
     moves: MoveRules = STILL
+    lateness: LateRules = ALL
     begins_after: tuple[int, str] | None = None
     how_to_join: HowToJoin = join_words
 

@@ -10,6 +10,7 @@ from swarm.consensus.roster import Roster
 from swarm.ids import PartName, PeerId, stage_of
 
 NO_WORK = "no microbatch this step"
+LATE = "late: what it learnt is averaged with its next contribution"
 GIVEN_UP = "the step was given up"
 LEFT_OUT = "left out by the step's leader"
 MAX_TOLD, REASON_CHARS = 64, 200
@@ -72,13 +73,15 @@ def _turnout(
     replicas, absent = before.replicas(part), set(record.absent)
     lost = tuple(peer for peer in replicas if peer in gone and peer in absent)
     late = tuple(peer for peer in record.members.replicas(part) if peer not in before)
-    there = () if record.void else tuple(peer for peer in replicas if peer not in absent)
+    there = () if record.void else tuple(peer for peer in replicas if peer not in absent and peer not in record.late)
     holders = _holders(record.committed, stage_of(part))
     averaged = tuple(peer for peer in there if peer in holders)
     why = {peer: f"lost: {gone[peer]}"[:REASON_CHARS] for peer in lost}
     for peer in replicas:
         if peer not in there and peer not in lost:
             known = f"left out: {left_out[peer]}" if peer in left_out else LEFT_OUT
+            if peer in record.late:
+                known = LATE
             why[peer] = GIVEN_UP if record.void else known
     why |= dict.fromkeys(late, joined_late(record.step))
     why |= dict.fromkeys((peer for peer in there if peer not in averaged), NO_WORK)

@@ -135,6 +135,21 @@ def test_fragments_without_a_turn_and_anchors_that_run_away_are_refused(local: d
     assert caught.value.key == key
 
 
+@pytest.mark.parametrize(
+    ("averaging", "key"),
+    [
+        ({"strategy": "grid", "local": {"quorum": 0.75, "sync_every": 2}}, "averaging.local.sync_every"),
+        ({"strategy": "server", "local": {"quorum": 0.75}}, "averaging.strategy"),
+        ({"mode": "sync", "local": {"quorum": 0.75}}, "averaging.local.quorum"),
+    ],
+)
+def test_quorum_is_refused_where_all_are_needed(averaging: dict[str, Any], key: str) -> None:
+    parse_manifest(document(averaging={"mode": "local", "local": {"quorum": 0.75}}), "a test")
+    with pytest.raises(ConfigError) as caught:
+        parse_manifest(document(averaging={"mode": "local", **averaging}), "a test")
+    assert caught.value.key == key
+
+
 def test_step_of_replicas_that_train_apart_has_all_batches_between_two_closes() -> None:
     averaging = {"mode": "local", "strategy": "grid", "local": {"steps": 3, "sync_every": 4}}
     manifest = parse_manifest(document(averaging=averaging, batch={"microbatches_per_step": 5}), "a test")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from swarm.errors import OutOfSync, PeerError, Superseded, WrongStep
 from swarm.ids import PeerId
@@ -13,6 +14,7 @@ from swarm.step.blocked import awaited_majority
 from swarm.step.calls import Answers, LiveCalls
 from swarm.step.context import CloseContext
 from swarm.step.leader.answers import AnswerRules
+from swarm.step.leader.arrivals import Arrivals
 from swarm.step.leader.book import StepBook
 from swarm.step.leader.tables import VoterTable
 from swarm.step.messages import DECIDE, Decide, Prepare
@@ -31,6 +33,7 @@ class TermCalls:
         self._context, self._book = context, book
         self.believes = AnswerRules(context, book.step, term, book.roster)
         self.excused: Collection[PeerId] = ()
+        self.arrivals = Arrivals(context, book, term)
         self._calls = LiveCalls(context.calls, context.liveness)
 
     async def all(self, peers: Sequence[PeerId], rpc: Rpc[RequestT, ReplyT], body: RequestT) -> Answers[ReplyT]:
@@ -56,10 +59,21 @@ class TermCalls:
         answer for another step, or see another lead, may be back. Raises Superseded and WrongStep, and what ``check``
         does whenever it is to be asked again.
         """
+        late = [asyncio.create_task(self._answer(peer, rpc, body)) for peer in sorted(self.arrivals.late)]
+        try:
+            return await self._majority(electors, rpc, body, check)
+        finally:
+            await _ended(late)
+
+    async def _majority(
+        self, electors: Sequence[PeerId], rpc: Rpc[RequestT, ReplyT], body: RequestT, check: Callable[[], None]
+    ) -> Mapping[PeerId, ReplyT]:
+        """Those that are late hear the question, and are not waited for."""
         context, pauses = self._context, ExponentialBackoff(0.1)
         table: VoterTable[ReplyT] = VoterTable(tuple(electors))
         while True:
-            asked = table.asked_next(self._book.roster.peers, context.liveness.gone)
+            absent = {**context.liveness.gone, **self.arrivals.late}
+            asked = table.asked_next(self._book.roster.peers, absent)
             said = await asyncio.gather(*(self._answer(peer, rpc, body) for peer in asked))
             table = table.told(dict(zip(asked, said, strict=True)))
             decision, reason = table.decision
@@ -91,8 +105,9 @@ class TermCalls:
 
     async def tell(self, decide: Decide, told: set[PeerId]) -> None:
         """Tell everybody who is there what was decided; ourselves last, so that whoever sees it knows all were told.
-        Those that have heard it are ``told``; each of the others finds out by itself. So do we, when our own close
-        takes longer than an answer may: it goes on, and whoever waits for the next step hears of its end."""
+        Those that have heard it are ``told``; each of the others finds out by itself, as whoever is late for the close
+        does where the word does not reach it meanwhile. So do we, when our own close takes longer than an answer may:
+        it goes on, and whoever waits for the next step hears of its end."""
         me, gone, timeout_s = self._context.calls.me, self._context.liveness.gone, self._context.timeout_s()
 
         async def one(peer: PeerId) -> None:
@@ -104,8 +119,17 @@ class TermCalls:
                 told.add(peer)
 
         there = [peer for peer in self._book.roster.peers if peer != me and peer not in gone]
-        await asyncio.gather(*map(one, there))
+        late = [asyncio.create_task(one(peer)) for peer in there if peer in self.arrivals.late]
         try:
+            await asyncio.gather(*(one(peer) for peer in there if peer not in self.arrivals.late))
             await self._context.calls.ask(me, DECIDE, decide, timeout_s=timeout_s)
         except PeerError as error:
             logger.warning("step %d is decided, and not closed here yet: %s", decide.step, error)
+        finally:
+            await _ended(late)
+
+
+async def _ended(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -132,6 +132,8 @@ class StepClose:
             if (proposal := await self._rescuing.run()) is None:  # somebody came back, or may be asked again
                 self._policy.forgive_needed(self._context.clock.monotonic(), self._context.liveness.gone)
             return proposal
+        if not self.provisional:
+            await self._asks.arrivals.wait(self._batch.out)
         # Who is to move is asked as late as can be: by now its copy has had the time since the record before.
         movers = {} if self.provisional else self.book.movers(self._context.history.head, self._batch.out)
         with (
@@ -186,8 +188,9 @@ class StepClose:
     def _question(self, committed: Sequence[Contribution]) -> Reconcile:
         """Return what counts, who computes again what others held, and the number of each part's attempt."""
         out = self._batch.out
-        live = tuple(peer for peer in self.book.roster.peers if peer not in out)
-        stages = [[peer for peer in replicas if peer in live] for replicas in self.book.roster.stages()]
+        late = {peer: why for peer, why in self._asks.arrivals.late.items() if peer not in out}
+        live = tuple(peer for peer in self.book.roster.peers if peer not in out and peer not in late)
+        stages = [[peer for peer in replicas if peer not in out] for replicas in self.book.roster.stages()]
         counted = reassigned(
             committed,
             stages,
@@ -203,7 +206,8 @@ class StepClose:
             within_s=max(self._context.timeout_s(), self._context.averaging_s(self._voids.plainly)),
             attempts=self._numbers.numbers(counted, live),
             plainly=tuple(sorted(self._voids.plainly)),
-            left_out=left_out(self.book.roster, out),
+            left_out=left_out(self.book.roster, {**out, **late}),
+            late=tuple(sorted(late)),
         )
 
     # --- apply ---------------------------------------------------------------------------------------------------
@@ -228,17 +232,26 @@ class StepClose:
         """Return the record, with who joins, leaves and moves. Raises Superseded when the run may not become that: what
         was asked is forgotten with the term, and whoever still wants it asks again."""
         attempt, averaged = applied.reconciled.asked, applied.reconciled.answers
-        lost = [peer for peer in self.book.roster.peers if peer not in attempt.live]
+        lost = [peer for peer in self.book.roster.peers if peer not in {*attempt.live, *attempt.late}]
         try:
             changes, following = self.book.requests.settle(missing, lost, moves, self._context.history.head)
         except (Refused, Violation) as error:
             raise Superseded(f"what was asked in this term cannot be granted: {error}") from error
-        before, more = self._context.history.head, {"aside": self.book.aside(), **self._lineage()}
+        before, more = (
+            self._context.history.head,
+            {"aside": self.book.aside(), **self._lineage(), **self._late(attempt)},
+        )
         most = self._context.rules.max_members
         record = applied.record(before, self.book.now.previous, changes, following, most, **more)
         record = record.model_copy(update={"codecs": self._context.rules.codecs.following(before, record)})
         rows: dict[str, bytes] = {peer: answer.rows for peer, answer in averaged.items() if answer.rows}
         return Propose(record=record, changes=changes, term=self.term, rows=rows)
+
+    def _late(self, attempt: Reconcile) -> dict[str, Any]:
+        """Return what the record says of those that were late, and of arrivals."""
+        rules, roster, head = self._context.rules.lateness, self.book.roster, self._context.history.head
+        owed = rules.owed(roster, head, attempt.committed, attempt.late)
+        return {"late": owed, "spread_ms": self._asks.arrivals.spread_ms}
 
     def _lineage(self) -> dict[str, Any]:
         """Return the fields of the lineage of the record before, or of leaving it: the proof that it was confirmed."""

@@ -36,8 +36,9 @@ class AcceptanceRules:
         if not known or not all(number in own for number in body.attempts.values()):  # later terms need theirs
             raise Violation("attempts at rounds that there are not")
         self._rules.check_committed(roster, body.committed)
+        self._rules.lateness.check(roster, self._history.head, body.live, body.late)
         for contribution in body.committed:
-            if not set(contribution.route) <= set(body.live):
+            if not set(contribution.route) <= {*body.live, *body.late}:
                 raise Refused(f"{contribution.microbatch} is assigned to a replica that is not there")
             version = contribution.work(body.step).version
             if not all(roster.computes(peer, version) for peer in contribution.route):
@@ -123,7 +124,8 @@ class AcceptanceRules:
         if record.term < body.term <= state.ballot.free:
             raise Violation("its leader closes the step anew in this term, and proposes a record of an earlier one")
         self._check_following(roster, body)
-        if self._me not in record.absent and (record.term >= body.term or self._mine(name, state, record)):
+        outside = self._me in record.absent or self._me in record.late
+        if not outside and (record.term >= body.term or self._mine(name, state, record)):
             self._check_result(name, state, record)
         self._check_content(roster, record)  # what is accepted must be possible, or later leaders could not go on
 
@@ -162,6 +164,7 @@ class AcceptanceRules:
         self._rules.check_scalars(record.step, record.lr, record.clip)
         if any(peer in record.absent for contribution in record.committed for peer in contribution.route):
             raise Refused("the record assigns a microbatch to a replica that it says was lost")
+        self._check_late(roster, record)
         if not {*record.links, *record.paces} <= set(record.members.peers):
             raise Refused("the record tells of links or paces of peers that are not in its roster")
         if record.codecs != self._rules.codecs.following(self._history.head, record):
@@ -170,6 +173,14 @@ class AcceptanceRules:
             raise Refused("the record caps parts that there are not")
         if set(record.digests) != set(map(str, roster.parts)):
             raise Refused("the record's digests are not those of the run's parts")
+
+    def _check_late(self, roster: Roster, record: CloseRecord) -> None:
+        """That it owes those that it calls late what they did, and to none whom it calls lost."""
+        rules, head = self._rules.lateness, self._history.head
+        live = set(roster.peers) - {*record.absent, *record.late}
+        rules.check(roster, head, live, record.late)
+        if record.late and record.late != rules.owed(roster, head, record.committed, record.late):
+            raise Refused("the record owes those that were late something else than they did")
 
     def check_given_up(self, roster: Roster, body: Propose, gone: Collection[str]) -> None:
         """Raises Refused or Violation unless the record gives its step up as it must: nothing but the roster changes,
@@ -199,6 +210,8 @@ class AcceptanceRules:
             raise Refused("nothing was averaged and applied for this step yet")
         if state.reconciled.committed != record.committed:
             raise Refused("the record's microbatches are not those that were averaged")
+        if set(state.reconciled.late) != set(record.late):
+            raise Refused("the record calls others late than its averaging was made without")
         if (record.lr, record.clip) != (state.applied.lr, state.applied.clip):
             raise Refused("the record's scalars are not those that were applied")
         if record.caps != self._rules.clipped(state.applied.sq_norms).caps:

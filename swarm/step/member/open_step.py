@@ -191,7 +191,8 @@ class Attempt:
     """One member's way from its sum to its part's mean. ``cursor`` says where our shard continues after a step with
     these microbatches; ``left_out`` is told, for a step, of whom its leader makes it without, and why. ``vouch`` signs
     our rows where they are what we reported, and gives b"" where not;
-    ``pace_us`` is what records are to say of our pace."""
+    ``pace_us`` is what records are to say of our pace; ``owed`` are tokens of earlier steps with which contributions to
+    the open one weigh more (:mod:`swarm.step.lateness`)."""
 
     me: PeerId
     device: Device
@@ -201,6 +202,7 @@ class Attempt:
     left_out: Callable[[int, Mapping[str, str]], None] = lambda step, why: None
     vouch: Callable[[int, Sequence[Contribution]], bytes] = lambda step, rows: b""
     pace_us: Callable[[], int] = lambda: 0
+    owed: Callable[[], Mapping[PeerId, int]] = dict
 
     async def run(
         self,
@@ -221,7 +223,9 @@ class Attempt:
         expected, step = assigned(body.step, body.committed, self.me, stage_of(name)), body.step
         live = frozenset(body.live)
         group = [peer for peer in roster.replicas(name) if peer in live]
-        shares = weights(body.committed, group, stage_of(name))
+        did = weights(body.committed, roster.replicas(name), stage_of(name))
+        owed = self.owed()
+        shares = {peer: did[peer] + owed.get(peer, 0) for peer in group}
         try:
             tokens = shares[self.me]
             sums = await self._settled(step, expected, lambda: part.contribution(step, expected.keys(), tokens))

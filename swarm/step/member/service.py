@@ -222,7 +222,7 @@ class MemberService:
 
     def _suspect(self, state: OpenStep, body: Reconcile) -> None:
         """Ask those at once without whom this attempt is made: by the time the record is proposed we know."""
-        left_out = set(self._at.roster.peers) - {*body.live, self._context.me}
+        left_out = set(self._at.roster.peers) - {*body.live, *body.late, self._context.me}
         for peer in state.conduct.unexplained(body.term, left_out, self._unheard()):
             self._context.suspect(peer, "its leader goes on without it")
 
@@ -307,6 +307,7 @@ class MemberService:
         if record.founding:
             at.life.founded()
         inside = at.life.is_named(record)
+        await context.catch_up(state, record)
         if not state.holds(record, None if self._part is None else self._part_name()):
             await state.stop_averaging()
             at.forking.elsewhere = record
@@ -394,7 +395,6 @@ class MemberService:
             raise Refused("not a member of this step")
 
     def _part_name(self) -> PartName | None:
-        if not self._at.named:
+        if not self._at.named or (part := self._at.roster[self._context.me].part) is None:
             return None
-        part = self._at.roster[self._context.me].part
-        return None if part is None else PartName(part)
+        return PartName(part)

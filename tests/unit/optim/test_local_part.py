@@ -280,6 +280,37 @@ def test_mixing_weight_says_how_far_a_replica_goes_to_the_new_anchor() -> None:
     torch.testing.assert_close(own(part)[averaged], 0.75 * before[averaged] + 0.25 * anchor[averaged])
 
 
+@pytest.mark.parametrize("rules", [RULES, IN_TWO], ids=["whole", "turns"])
+def test_who_was_late_moves_as_the_anchor_does_and_brings_all_it_learnt_to_its_next_contribution(
+    rules: LocalRules,
+) -> None:
+    late, other = local(rules), local(rules)
+    train(late, 0, 1, 2)
+    train(other, 4, 5)
+    anchor, turn = late.snapshot().params, late.averaged(1)
+    mean = other.contribution(1, frozenset(), 1)
+    assert mean is not None
+    found = late.prepare_late(mean, lr=0.1, clip=1.0, step=1)
+    before = own(late)
+    late.swap()
+    assert found == close(other, mean), "anchor and momentum are those of all"
+    moved = late.snapshot().params - anchor
+    assert moved.any()
+    torch.testing.assert_close(own(late), before + moved, rtol=0, atol=1e-6)
+    if rules is IN_TWO:  # the other fragment has its turn first
+        close(late, torch.zeros_like(late.contribution(2, frozenset(), 1)))
+    brought = late.contribution(late.step + 1, frozenset(), 1)
+    assert late.averaged(late.step + 1) == turn
+    torch.testing.assert_close(brought, (anchor - before)[turn], rtol=0, atol=1e-6)
+
+
+def test_who_was_late_and_has_not_trained_is_at_the_anchor() -> None:
+    late = local()
+    late.prepare_late(torch.full_like(late.snapshot().params, 0.1), lr=0.1, clip=1.0, step=1)
+    late.swap()
+    assert torch.equal(own(late), late.snapshot().params)
+
+
 @pytest.mark.parametrize("how", ["given up", "installed"])
 def test_step_that_is_given_up_or_a_state_of_others_puts_all_fragments_at_the_anchor(how: str) -> None:
     part, giver = local(IN_TWO), local(IN_TWO)

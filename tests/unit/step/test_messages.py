@@ -98,6 +98,8 @@ def test_record_hash_depends_on_every_field() -> None:
         "paces": {A: 3},
         "codecs": (("int8h", "float32"),),
         "caps": {"stage-0": 0.5},
+        "late": {A: (1, 8)},
+        "spread_ms": 5,
         "lineage": 1,
         "confirmation": Confirmation(term=1, acceptances={}),
         "previous": "1" * 64,

@@ -7,6 +7,7 @@ from typing import Any
 from swarm.consensus.roster import Roster
 from swarm.ids import PeerId
 from swarm.step.turnout import GIVEN_UP, LEFT_OUT, MAX_TOLD, NO_WORK, Turnout, turnouts
+from swarm.step.turnout import LATE as LATE_REASON
 from tests.harness.rigs.step import COMMITTED, GENESIS, ROSTER, A, B, T, listed, record
 
 C = PeerId("C")
@@ -50,6 +51,12 @@ def test_replica_that_is_lost_is_not_live_and_leaves_the_other_alone() -> None:
     assert found.why == {B: "lost: no answer"}
     assert found.alone
     assert not found.whole
+
+
+def test_replica_that_was_late_is_told_what_becomes_of_its_work() -> None:
+    found = of_stage({}, {B: "late: not ready"}, late={B: (1, 8)})
+    assert (found.live, found.participating, found.averaged) == ((A, B), (A,), (A,))
+    assert found.why == {B: LATE_REASON}
 
 
 def test_replica_that_is_there_and_left_out_is_told_why() -> None:

@@ -1,0 +1,126 @@
+"""Say when this peer is ready for a close, and catch up with one that was made without it, because it was late.
+
+It is a member as before. It needs the mean with which the step closed, and no more: one update, as copies get them,
+from a replica that was in the averaging and keeps it for who was late (``swarm.membership.observer_service``). What
+this peer learnt stays in its weights and is averaged with its next contribution (``swarm.step.lateness``). Until then
+it has not closed the step, and trainers take other replicas. Where nobody has the update any more it is cut off, and
+comes back as others do.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from swarm.consensus.records import CloseRecord
+from swarm.device import Device
+from swarm.errors import PeerError, StateError, Violation
+from swarm.events import CaughtUp
+from swarm.ids import PeerId
+from swarm.membership.holding import RoleManager
+from swarm.membership.run import RunContext
+from swarm.network.protocols import AnyMethod
+from swarm.optim.clipping import factor
+from swarm.optim.local_part import LocalPart
+from swarm.schema import Empty
+from swarm.step.member.open_step import OpenStep
+from swarm.step.member.service import MemberService
+from swarm.step.messages import ARRIVE, Apply, Arrive
+from swarm.step.observe_messages import NEXT, NextRequest
+from swarm.waiting import ExponentialBackoff
+
+logger = logging.getLogger(__name__)
+
+TURNS = 6
+"""How often those who may have the update are asked: they may just be closing the step themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalService:
+    """Answers a step's leader that asks who is ready."""
+
+    member: MemberService
+    device: Device
+
+    def methods(self) -> list[AnyMethod]:
+        """See :class:`~swarm.network.protocols.Service`."""
+        return [ARRIVE.handled(self._on_arrive)]
+
+    async def _on_arrive(self, caller: PeerId, body: Arrive) -> Empty:
+        """What has come is in the weights as soon as the device has done it: where replicas train apart nothing is
+        reversed or replayed for a close."""
+        await self.member.from_leader(caller, body.step, body.term, votes_only=False)
+        await self.device.run(int)
+        return Empty()
+
+
+class CatchingUp:
+    """That of one peer with what it holds."""
+
+    def __init__(self, run: RunContext, holding: RoleManager) -> None:
+        self._run, self._around, self._holding = run, run.around, holding
+
+    async def prepare(self, state: OpenStep, record: CloseRecord) -> None:
+        """Prepare the result of a decided record that calls this peer late, to be swapped to. Returns with nothing
+        prepared where it does not, or nobody brings the update. Cancelled, it has changed nothing."""
+        part, me = self._holding.part, self._around.endpoint.peer
+        if me not in record.late or not isinstance(part, LocalPart):
+            return
+        await state.stop_averaging()
+        state.averaging = state.applied = state.digest = None
+        began, patience = self._around.clock.monotonic(), ExponentialBackoff(0.1)
+        for _ in range(TURNS):
+            for donor in self._donors(part, record):
+                try:
+                    mean = await self._fetch(donor, part, record)
+                    digest = await self._around.device.run(_prepared, part, record, mean, donor)
+                except (PeerError, StateError) as error:
+                    logger.info("step %d, %s does not bring the update: %s", record.step, donor, error)
+                    continue
+                state.applied = Apply(step=record.step, term=record.term, lr=record.lr, clip=record.clip, sq_norms={})
+                state.digest = digest
+                seconds = self._around.clock.monotonic() - began
+                size = mean.numel() * mean.element_size()
+                self._around.events.emit(
+                    CaughtUp(step=record.step, part=part.spec.name, bytes_received=size, seconds=seconds)
+                )
+                return
+            await self._around.clock.sleep(patience.pause_s())
+
+    def _donors(self, part: LocalPart, record: CloseRecord) -> Sequence[PeerId]:
+        """Who was in the averaging, in an order of our own: several may be late at once."""
+        gone, me = self._around.watch.gone, self._around.endpoint.peer
+        outside = {*record.late, *record.absent, *gone}
+        donors = [peer for peer in self._run.position.roster.replicas(part.spec.name) if peer not in outside]
+        random.Random(f"{me}|{record.step}").shuffle(donors)
+        return donors
+
+    async def _fetch(self, donor: PeerId, part: LocalPart, record: CloseRecord) -> torch.Tensor:
+        """Return the mean of the step, float32 on CPU. Raises PeerError."""
+        averaged = part.averaged(record.step)
+        size = 4 * (averaged.stop - averaged.start)
+        body = NextRequest(part=part.spec.name, step=record.step)
+        timeout_s = self._run.round_deadline(part.spec.name, False).seconds
+        decided, payload = await self._around.endpoint.call(
+            donor, NEXT, body, timeout_s=timeout_s, max_reply_bytes=size
+        )
+        if decided.record.hash() != record.hash() or len(payload) != size:
+            raise Violation(f"an update of {len(payload)} bytes instead of {size}, or of another record", peer=donor)
+        return torch.frombuffer(payload, dtype=torch.float32)
+
+
+def _prepared(part: LocalPart, record: CloseRecord, mean: torch.Tensor, donor: PeerId) -> str:
+    """Return the digest of the state after the record, which is the record's. Raises Violation, with nothing
+    changed."""
+    if not bool(torch.isfinite(mean).all()):
+        raise Violation("an update that is not finite", peer=donor)
+    clip = factor(record.clip, record.caps.get(part.spec.name, 1.0))
+    digest = part.prepare_late(mean, lr=record.lr, clip=clip, step=record.step)
+    if digest != record.digests.get(part.spec.name):
+        part.discard()
+        raise Violation("an update that does not give what the record says", peer=donor)
+    return digest
