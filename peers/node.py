@@ -14,7 +14,7 @@ import os
 import resource
 import secrets
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import uvloop
@@ -34,21 +34,18 @@ from peers.guards import watch_daemon, watch_pauses, watch_preemption, watch_sig
 from peers.manifest_file import manifest_sent
 from peers.options.reading import blamed
 from peers.orders import Orders
+from peers.reaching import OwnReach, contacts_of, open_endpoint
 from peers.reporting.reporter import reporting_of
 from peers.settings import PeerSettings, member_settings
-from peers.sharing.choice import read_rate
 from swarm.clock import SystemClock
 from swarm.config import Manifest, load_manifest
 from swarm.device import Device, DeviceThread, MeteredDevice, resolve_device
 from swarm.errors import ConfigError, DeadlineMissed, Ending, PeerError, RunEnded, SwarmError, Unreachable
-from swarm.events import EventSink, PeerStarted, PeerStopped, Resumed, RunFound, Waiting
+from swarm.events import EventSink, PeerStarted, PeerStopped, Resumed, RunFound
 from swarm.health.watch import HealthWatch
 from swarm.ids import PeerId, RunId
 from swarm.membership.composition import compose
 from swarm.membership.contact import (
-    CONTACT_PAUSE_S,
-    CONTACT_TRIES,
-    NO_CONTACT,
     ask_standing,
     cannot_reach,
     find_run,
@@ -58,12 +55,9 @@ from swarm.membership.roles import PeerContext
 from swarm.membership.vitals import VitalsBoard, VitalsService
 from swarm.models.registry import family_of
 from swarm.monitoring.recorder import LoopLagProbe, Recorder
-from swarm.network.addresses import by_peer, parse_address
 from swarm.network.discovery.manifest import ManifestService
-from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
+from swarm.network.endpoint import LibP2PEndpoint
 from swarm.network.libp2p.identity import StoredIdentity, load_or_create
-from swarm.network.reach.reachability import Reach, find_relay, reachability
-from swarm.network.rpc.meter import RateLimits
 from swarm.pipeline.batch import BatchSource
 from swarm.step.calls import first_leaf
 
@@ -174,7 +168,6 @@ class Node:
         self._commands = NodeCommands(settings, identity.peer, clock.wall(), self._orders.by_command)
         self._membership: Membership | None = None
         self._contact: PeerId | None = None
-        self._reach: Reach | None = None
         self._retiring: asyncio.Future[None] | None = None
         self._first = {identity.peer}
 
@@ -187,7 +180,9 @@ class Node:
         try:
             if control is not None:
                 await control.start()
-            endpoint = await self._orders.unless_forced(settings.name, self._open_endpoint())
+            endpoint = await self._orders.unless_forced(
+                settings.name, open_endpoint(settings, self._identity, self._clock, self._events)
+            )
             try:
                 return await self._until_over(endpoint, device)
             finally:
@@ -198,34 +193,6 @@ class Node:
             if control is not None:
                 await control.close()
             await device.close()
-
-    async def _open_endpoint(self) -> LibP2PEndpoint:
-        settings, options = self._settings, self._settings.options
-        config = EndpointConfig(
-            run_dir=settings.home,
-            listen=tuple(parse_address(a, key="listen", peer=False, any_port=True) for a in options.listen),
-            announce=tuple(parse_address(a, key="announce", peer=False) for a in options.announce),
-            bootstrap=tuple(parse_address(text, key="bootstrap") for text in settings.bootstrap),
-            relay=options.relay,
-            rates=RateLimits(
-                upload=None if options.max_upload is None else read_rate(options.max_upload),
-                download=None if options.max_download is None else read_rate(options.max_download),
-            ),
-        )
-        left = CONTACT_TRIES
-        while True:
-            left -= 1
-            try:
-                return await LibP2PEndpoint.open(config, self._identity, self._clock, self._events)
-            except Unreachable as error:
-                # The daemon dials them itself at its start, and gives up when none answers.
-                if NO_CONTACT not in error.reason:
-                    raise
-                logger.info("no contact answers: %s", error)
-                if not left:
-                    raise cannot_reach(settings.bootstrap) from error
-            self._events.emit(Waiting(what="one of the peers that it knows to answer"))
-            await self._clock.sleep(CONTACT_PAUSE_S)
 
     async def _until_over(self, endpoint: LibP2PEndpoint, device: MeteredDevice) -> tuple[str, int]:
         """Run all concurrent tasks; the first to fail ends the rest."""
@@ -257,6 +224,7 @@ class Node:
         await asyncio.to_thread(family_of(manifest.model).warm_up)
         if (kept := self._settings.run_directory) is not None:
             await asyncio.to_thread(keep_run, run_directory_of(kept, manifest), manifest, tokenizer, files.frozen)
+        reach = OwnReach(endpoint, self._clock, self._contact)
         around = PeerContext(
             manifest=manifest,
             identity=self._identity.private,
@@ -265,7 +233,7 @@ class Node:
             events=self._events,
             clock=self._clock,
             watch=watch,
-            be_reachable=functools.partial(self._be_reachable, endpoint),
+            be_reachable=reach.be_reachable,
             source=await self._open_data(manifest, tokenizer),
             how_to_join=command_to_join,
             activation_checkpointing=self._settings.options.activation_checkpointing,
@@ -276,30 +244,15 @@ class Node:
             endpoint.mount(service)
         await self._reaching(endpoint.enter(manifest.run_id))
         # First, so that the addresses told to others hold the relays through which they must come.
-        self._reach = reach = await reachability(endpoint, [self._contact] if self._contact else [], self._clock)
+        await reach.find()
         membership = await self._become_member(around, endpoint, device)
         self._emit_started(endpoint)
-        membership.situation.reached(reach.how, reach.detail, reach.addresses)
+        reach.tell(membership.situation)
         try:
             return with_commands(await membership.run()), EXIT_CODES[membership.ending]
         except* PeerError as errors:
             error = first_leaf(errors)
             raise RunEnded(membership.describe(error), Ending.UNREACHABLE) from error
-
-    async def _be_reachable(self, endpoint: LibP2PEndpoint, through: Sequence[PeerId]) -> str:
-        """See :class:`swarm.membership.roles.PeerContext`. A founder has nobody to ask, and is called by whoever
-        comes."""
-        reach, membership = self._reach, self._membership
-        if reach is None or membership is None or not reach.nobody_can_call:
-            return ""
-        if self._contact is None:
-            others = [peer for peer in through if peer != endpoint.peer]
-            self._reach = reach = await reachability(endpoint, others[:3], self._clock)
-            membership.situation.reached(reach.how, reach.detail, reach.addresses)
-            return ""
-        self._reach = found = await find_relay(endpoint, reach, through)
-        membership.situation.reached(found.how, found.detail, found.addresses)
-        return found.detail if found.nobody_can_call else ""
 
     def _leave(self, endpoint: LibP2PEndpoint, membership: Membership, reason: str, ending: Ending) -> str:
         """In order; whoever is reached through us shall be reached through others before we go."""
@@ -315,7 +268,7 @@ class Node:
             self._emit_found(manifest, self._identity.peer)
             return manifest, await asyncio.to_thread(settings.tokenizer.read_bytes)
         expected = RunId(settings.run) if settings.run is not None else None
-        contacts = by_peer(parse_address(text, key="bootstrap") for text in settings.bootstrap)
+        contacts = await contacts_of(settings, endpoint, expected)
         self._first |= contacts.keys()
         self._contact, manifest, tokenizer = await find_run(endpoint, contacts, expected, manifest_sent)
         self._emit_found(manifest, self._contact)

@@ -62,6 +62,7 @@ class Advice(StrEnum):
     GO_ON = "to go on, found it again from its newest checkpoint"
     PORT = "can they reach a port of this machine, opened in the firewall?"
     RELAY = "Open a port, or let a peer relay for this one."
+    RELAY_THERE = "Start a relay there, and give the address that it prints."
     OTHER_HOME = "Look at that history; then give this peer a new home."
     DAMAGED_STEP = "Use the step before, or get what is damaged from another peer."
 

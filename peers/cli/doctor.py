@@ -60,6 +60,16 @@ def doctor(
     port: Annotated[
         Typed, typer.Option("--port", metavar="N", help="Be called at this TCP port of all interfaces.")
     ] = None,
+    through: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--through",
+            metavar="ADDR",
+            envvar="SWARM_THROUGH",
+            show_envvar=False,
+            help="Ask the relay at this multiaddr whether this machine needs one; repeat for more.",
+        ),
+    ] = None,
     timeout: Annotated[
         Typed, typer.Option("--timeout", metavar="S", help="End within this many seconds.  [default: 15]")
     ] = None,
@@ -77,6 +87,8 @@ def doctor(
     Example: swarm doctor swarm1:eyJydW4…
 
     Example: swarm doctor --quick
+
+    Example: swarm doctor --through /dns4/relay.example.org/tcp/4001/p2p/12D3Koo…
     """  # fmt: skip
     from peers.commands.doctor import examine, read_wishes
     from peers.doctor.results import CheckResult, prints_marks
@@ -88,7 +100,7 @@ def doctor(
             print("\n".join(result.lines(plain=plain)), flush=True)
 
     typed = {"device": device, "threads": threads, "port": port, "timeout": timeout, "home": home}
-    wishes = read_wishes(typed, invite=_several(invite), listen=_several(listen))
+    wishes = read_wishes(typed, invite=_several(invite), listen=_several(listen), through=_several(through))
     report = examine(wishes, quick=quick, show=show)
     if as_json:
         print(json.dumps(report.document()), flush=True)

@@ -1,4 +1,4 @@
-"""``swarm join`` and ``swarm new``: their options are those of :mod:`peers.options.model`."""
+"""``swarm join``, ``swarm new`` and ``swarm relay``: their options are made from :mod:`peers.options`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import typer
 from peers.cli.options import offer
 from peers.options.foundation import Foundation, Invocation
 from peers.options.model import PeerOptions
+from peers.options.relay import RelayOptions
 
 
 @offer("join", PeerOptions, Invocation)
@@ -36,6 +37,21 @@ def join(**typed: Any) -> None:
     run = keep_joined if options.pause_when or options.retry else run_join
     with blaming(options):
         raise typer.Exit(run(options, words=invocation.words, json_lines=invocation.json))
+
+
+@offer("relay", RelayOptions)
+def relay(**typed: Any) -> None:
+    """Relay for peers that nobody can call, until told to stop: on a machine that everybody can.
+
+    Belongs to no run and holds nothing of one. Prints the address with which a peer behind NAT founds a run (swarm new
+    --through) or joins one; after a restart at the same home it is the same. Ctrl-C and SIGTERM end it in order.
+
+    Example: swarm relay --announce relay.example.org
+    """
+    from peers.commands.relay import relay as run_relay
+    from peers.options.reading import read_relay_options
+
+    raise typer.Exit(run_relay(read_relay_options(typed)))
 
 
 @offer("new", Foundation, PeerOptions, Invocation)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from peers.commands.preflight import check_through
 from peers.console.words import command_name
 from peers.doctor.machine import LIMIT_S, DoctorWishes, check_wishes, judge_machine, look
 from peers.doctor.results import CheckResult, DoctorReport, refused
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
     from peers.invites.invite import Contacts
 
 
-def read_wishes(typed: Mapping[str, str | None], *, invite: Sequence[str], listen: Sequence[str]) -> DoctorWishes:
+def read_wishes(
+    typed: Mapping[str, str | None], *, invite: Sequence[str], listen: Sequence[str], through: Sequence[str] = ()
+) -> DoctorWishes:
     """Return what was typed, by option, as what to look at. Raises ConfigError for what is no number."""
     wanted = tuple(listen)
     if (port := typed["port"]) is not None:
@@ -24,6 +27,7 @@ def read_wishes(typed: Mapping[str, str | None], *, invite: Sequence[str], liste
     return DoctorWishes(
         invite=tuple(invite),
         listen=wanted or (ANY_PORT,),
+        through=tuple(through),
         device=typed["device"] or "cpu",
         threads=int(_number("--threads", typed["threads"] or "1", 1, 1024)),
         limit_s=_number("--timeout", typed["timeout"] or str(LIMIT_S), 5, 3600),
@@ -48,12 +52,18 @@ def examine(wishes: DoctorWishes, *, quick: bool, show: Callable[[CheckResult], 
     facts = look(wishes.home)
     report.add(*judge_machine(facts), *check_wishes(facts, wishes.device, wishes.listen))
     contacts = _invited(wishes, report)
+    if wishes.through:
+        check_through(wishes.through)
     if not quick:
         import asyncio
 
         from peers.doctor.slow import SlowChecks, still_working
         from swarm.clock import SystemClock
 
+        if wishes.through and report.passed("port"):
+            from peers.doctor.through import check_relays
+
+            report.add(asyncio.run(check_relays(wishes.through, wishes.listen, SystemClock())))
         asyncio.run(SlowChecks(wishes, report, facts, contacts, SystemClock()).run())
         report.unfinished = still_working()
     return report
@@ -61,7 +71,10 @@ def examine(wishes: DoctorWishes, *, quick: bool, show: Callable[[CheckResult], 
 
 def _invited(wishes: DoctorWishes, report: DoctorReport) -> Contacts | None:
     if not wishes.invite:
-        words = f"what depends on the run: {command_name()} doctor INVITE"
+        swarm = command_name()
+        words = f"what depends on the run: {swarm} doctor INVITE"
+        if not wishes.through:
+            words += f"; whether others can call this machine: {swarm} doctor --through ADDRESS, of a relay elsewhere"
         report.add(CheckResult(name="invite", found=words, level="skipped"))
         return None
     from peers.invites.invite import contacts_from, invite_on_standard_input

@@ -9,7 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peers.commands.preflight import check_announce, check_checkpoints, check_device, check_listen, check_reporting
+from peers.commands.preflight import (
+    check_announce,
+    check_checkpoints,
+    check_device,
+    check_listen,
+    check_reporting,
+    check_through,
+)
 from peers.console.words import command_name, print_error
 from peers.doctor.machine import check_before_start
 from peers.exit_codes import EXIT_OK
@@ -112,6 +119,7 @@ def check_offered(options: PeerOptions) -> None:
     """Check what the options name of this machine, dialling nobody. Raises ConfigError for what it does not have."""
     check_listen(options.listen)
     check_announce(options.announce)
+    check_through(options.through)
     if options.dashboard is not None:
         from peers.dashboard.start import check_dashboard
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from peers.commands.preflight import check_announce, check_listen, check_output, check_reporting
+from peers.commands.preflight import check_announce, check_listen, check_output, check_reporting, check_through
 from peers.console.words import command_name, count
+from peers.doctor.contacts import knock_at_relays
 from peers.doctor.machine import check_before_start
 from peers.options.foundation import Foundation
 from peers.options.model import PeerOptions
@@ -51,6 +52,10 @@ def new(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines
     say(f"swarm {__version__}", "goes on with a run" if foundation.resume else "founds a run")
     check_listen(options.listen)
     check_announce(options.announce)
+    if options.through:
+        check_through(options.through)
+        for label, text in knock_at_relays(options.through):
+            say(label, text)
     if options.dashboard is not None:
         from peers.dashboard.start import check_dashboard
 

@@ -97,11 +97,15 @@ def check_listen(addresses: Sequence[str]) -> None:
     Binds each port for a moment, so another process may still take it afterwards: the daemon then says so. Raises
     ConfigError naming the port and, where this user may see it, the process that holds it.
     """
-    from swarm.network.addresses import parse_address
+    from swarm.network.addresses import name_of, parse_address, tcp_port_of
 
     for text in addresses:
         address = parse_address(text, key="--listen", peer=False, any_port=True)
         names = [protocol.name for protocol in address.protocols()]
+        if name_of(address) is not None:
+            port = tcp_port_of(address) or 0
+            remedy = f"Listen at all, and tell others the name: --listen {ANY_PORT[:-1]}{port} --announce {text}"
+            raise ConfigError("--listen", text, "an IP address of this machine", remedy, why="this is a name")
         if names[0] in _FAMILIES and names[1] in _TRANSPORTS:
             host, port = str(address.value_for_protocol(names[0])), int(address.value_for_protocol(names[1]))
             _check_bind(text, _FAMILIES[names[0]], _TRANSPORTS[names[1]], (host, port))
@@ -113,6 +117,17 @@ def check_announce(addresses: Sequence[str]) -> None:
 
     for text in addresses:
         parse_address(text, key="--announce", peer=False)
+
+
+def check_through(addresses: Sequence[str]) -> None:
+    """Refuse addresses at which no relay could be dialled. Raises ConfigError."""
+    from swarm.network.addresses import is_relayed, parse_address
+
+    for text in addresses:
+        if is_relayed(parse_address(text, key="--through")):
+            remedy = f"Leave out what follows the relay's own id: --through {text.partition('/p2p-circuit')[0]}"
+            why = "this one leads through a relay to another peer"
+            raise ConfigError("--through", text, "the address of a relay", remedy, why=why)
 
 
 def check_port(port: int) -> None:
@@ -135,6 +150,8 @@ def check_port(port: int) -> None:
 def _bind(family: int, kind: int, place: tuple[str, int]) -> None:
     with socket.socket(family, kind) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:  # as the daemon does: the same port of IPv4 may be somebody else's
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         probe.bind(place)
         if kind == socket.SOCK_STREAM:
             # With SO_REUSEADDR a port that somebody listens on is refused only here.

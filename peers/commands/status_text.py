@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from peers.commands.look import Seen
-from peers.console.words import amount, command_name, count, one_line, short_address, short_id
+from peers.console.words import amount, command_name, count, one_line, relaying_text, short_address, short_id
 from peers.control.status import ALONE, MemberReport, StatusReport
 from peers.home.place_state import PlaceState
 from swarm.membership.status_types import MemoryReport, PartTurnout
@@ -214,6 +214,7 @@ def _remarks(seen: Seen) -> list[str]:
     facts = [("waiting", standing.waiting_for), ("the disk does not take", standing.disk), ("copies", copies)]
     facts += [("fewer copies in the run", standing.fewer_copies), ("mixed", mixing_text(standing))]
     facts += [("early", early_text(standing)), ("capacities", capacities_text(standing))]
+    facts.append(("relays", relaying_text(standing.relaying) if standing.relaying else ""))
     return [f"{label}: {one_line(text)}" for label, text in facts if text]
 
 
@@ -238,6 +239,7 @@ def _facts(standing: StatusReport) -> list[tuple[str, str]]:
         ("loss", "" if standing.loss is None else f"{standing.loss:.3f}"),
         ("tokens/s", "" if standing.tokens_per_s is None else amount(standing.tokens_per_s)),
         ("memory", "" if standing.memory is None else memory_text(standing.memory)),
+        ("relays", relaying_text(standing.relaying) if standing.relaying else ""),
         ("reach", standing.reachability),
         *(("address", address) for address in standing.addresses),
         ("since", when(standing.started)),

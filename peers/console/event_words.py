@@ -6,7 +6,7 @@ import math
 import os
 import shlex
 
-from peers.console.words import amount, codecs_text, command_name, count, numbered, printable, read_over
+from peers.console.words import amount, codecs_text, command_name, count, numbered, printable, read_over, relaying_text
 from peers.control.status import ALONE
 from peers.exit_codes import EXIT_DRAINED, EXIT_OK
 from swarm.clock import moment
@@ -53,6 +53,7 @@ from swarm.events import (
     QuorumBack,
     QuorumLost,
     Reachability,
+    RelayServing,
     Resumed,
     RosterChanged,
     RunFound,
@@ -90,6 +91,8 @@ def describe(event: Event) -> tuple[str, str] | None:
             return "restored", f"our own libp2p daemon serves again after {event.seconds:.1f} s"
         case PeerStopped():
             return _end(event)
+        case RelayServing():
+            return "relays", relaying_text(event.fields())
         case _:
             return _describe_place(event) or _describe_others(event)
 

@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from peers.exit_codes import EXIT_ERROR
 from swarm import WIRE_VERSION
@@ -93,7 +94,9 @@ _COMMANDS: Mapping[Advice, str] = {
     Advice.RESUME: "Start the run again from its newest checkpoint: swarm new --resume",
     Advice.GO_ON: "to go on: {swarm} new --resume",
     Advice.PORT: "can they reach a port of this machine? (swarm join --port N, opened in the firewall)",
-    Advice.RELAY: "Open a port, or let a peer relay for this one (--relay auto, here and there).",
+    Advice.RELAY: "Open a port, let a peer relay for this one (--relay auto, here and there), or start {swarm} relay "
+    "on a machine that everybody can call, and this peer with --through and the address that it prints.",
+    Advice.RELAY_THERE: "Start one there ({swarm} relay), and give the address that it prints.",
     Advice.OTHER_HOME: "Look at it with swarm history --file {home}/history.jsonl; then give this peer a new home.",
     Advice.DAMAGED_STEP: "Use the step before, or get what is damaged from another peer with swarm ckpt pull.",
 }
@@ -233,6 +236,13 @@ def read_over(tokens: int, microbatches: int, times: float, option: str = "--dat
     if times < MANY_TIMES:
         return text
     return f"{text}: so little text is learned by heart, and not what is common to texts; give more with {option}"
+
+
+def relaying_text(figures: Mapping[str, Any]) -> str:
+    """``3 seats of 1 run, 2 circuits; 12 MB passed on, 0 requests refused``: of a relay's figures by name."""
+    seats = f"{count(figures['seats'], 'seat')} of {count(figures['runs'], 'run')}"
+    done = f"{amount(figures['relayed_bytes'])}B passed on, {count(figures['refused'], 'request')} refused"
+    return f"{seats}, {count(figures['circuits'], 'circuit')}; {done}"
 
 
 def listed(names: Sequence[str]) -> str:

@@ -30,7 +30,8 @@ class StatusReport:
     where none has, empty where none of any stage has. ``device_use`` is what this peer's device computed of the last
     step that it saw whole, by PaLM's count. Where replicas train apart this one has ``mixed`` so often since
     it was started, ``mixed_alone`` of these with nobody. ``started`` is seconds since the epoch; ``memory`` is
-    None before it takes part in a run.
+    None before it takes part in a run. Of a relay (``swarm relay``) ``relaying`` has its figures by name: ``seats``,
+    ``runs``, ``circuits``, ``relayed_bytes``, ``refused``; None of all others.
     """
 
     schema: int = SCHEMA
@@ -66,6 +67,7 @@ class StatusReport:
     mixed: int = 0
     mixed_alone: int = 0
     memory: MemoryReport | None = None
+    relaying: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

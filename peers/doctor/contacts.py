@@ -17,12 +17,14 @@ from typing import Literal
 
 from multiaddr import Multiaddr
 
-from peers.console.words import short_address
+from peers.console.words import CommandError, command_name, short_address
 from peers.doctor.results import CheckResult
-from swarm.network.addresses import GREETING, is_loopback, is_relayed, tcp_port_of
+from peers.exit_codes import EXIT_UNREACHABLE
+from swarm.network.addresses import GREETING, is_loopback, is_relayed, name_of, tcp_port_of
 
 KNOCK_S = 3.0
 _HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6")
+_FAMILY = {"ip4": socket.AF_INET, "dns4": socket.AF_INET, "ip6": socket.AF_INET6, "dns6": socket.AF_INET6}
 
 Answered = Literal["peer", "closed", "silent", "no route", "no name", "no peer", "untried"]
 
@@ -49,7 +51,8 @@ async def knock_at(addresses: Sequence[str], *, within_s: float = KNOCK_S) -> li
 
 async def _knock(text: str, within_s: float) -> Knock:
     address = Multiaddr(text)
-    host = next((address.value_for_protocol(p.name) for p in address.protocols() if p.name in _HOSTS), None)
+    kind = next((p.name for p in address.protocols() if p.name in _HOSTS), "")
+    host = address.value_for_protocol(kind) if kind else None
     port = tcp_port_of(address)
     if host is None or port is None:
         return Knock(address=text, answered="untried", words="no TCP address")
@@ -57,7 +60,7 @@ async def _knock(text: str, within_s: float) -> Knock:
     began = loop.time()
     try:
         async with asyncio.timeout(within_s):
-            reader, writer = await asyncio.open_connection(host, port)
+            reader, writer = await asyncio.open_connection(host, port, family=_FAMILY.get(kind, socket.AF_UNSPEC))
             took = loop.time() - began
             try:
                 greeting = await reader.readexactly(len(GREETING))
@@ -98,6 +101,42 @@ _CHECKS: dict[Answered, str] = {
     "no route": "is this machine on a network? ip route; of the same one, for private addresses?",
     "no name": "getent hosts NAME",
     "no peer": "is it the right invite? Another program may have taken the port since.",
+}
+
+
+def knock_at_relays(addresses: Sequence[str]) -> list[tuple[str, str]]:
+    """Say, as (label, text), which of the relays that somebody named answer. Takes three seconds at most. Raises
+    CommandError, exit code 3, when none does."""
+    knocks = asyncio.run(knock_at(addresses))
+    if not any(knock.may_answer for knock in knocks):
+        raise no_relay(knocks)
+    return [
+        ("relay", f"{short_address(knock.address)} answers after {1000 * knock.seconds:.3g} ms")
+        if knock.may_answer
+        else ("no relay", f"{short_address(knock.address)}: {knock.words or knock.answered}; it is asked again")
+        for knock in knocks
+    ]
+
+
+def no_relay(knocks: Sequence[Knock]) -> CommandError:
+    """The error for relays none of which answers. Pure."""
+    shown = ", ".join(f"{short_address(knock.address)} ({knock.words or knock.answered})" for knock in knocks)
+    kind = knocks[0].answered
+    return CommandError(
+        f"no relay answers: {shown}: {_CAUSES[kind].replace('peer', 'relay')}",
+        check=_RELAY_CHECKS[kind].replace("NAME", name_of(Multiaddr(knocks[0].address)) or ""),
+        next_=f"start one there: {command_name()} relay; then the same command, with the address that it prints",
+        exit_code=EXIT_UNREACHABLE,
+    )
+
+
+_RELAY_CHECKS: dict[Answered, str] = {
+    "closed": "does the relay run? swarm status, on its machine; is its port the one that it printed?",
+    "silent": "is that machine on, and its port open in its firewall, and in its cloud's? Does this network let calls "
+    "out to that port?",
+    "no route": "is this machine on a network? ip route; and ip -6 route for an IPv6 address",
+    "no name": "getent hosts NAME",
+    "no peer": "is the port the one that the relay printed? Another program listens at this one.",
 }
 
 

@@ -139,6 +139,8 @@ def judge_reach(reach: Reach, way: str, *, near: bool) -> CheckResult:
     )
     swarm = command_name()
     port = f"{swarm} join INVITE --port N, with port N opened in the firewall, or forwarded by the router"
+    relay = f"{swarm} relay, on a machine that everybody can call, and here: {swarm} join INVITE --through ADDRESS"
+    either = f"{port}; or {relay}"
     match reach.how:
         case "direct":
             return base
@@ -150,8 +152,8 @@ def judge_reach(reach: Reach, way: str, *, near: bool) -> CheckResult:
         case "relayed":
             return base.warns("nobody can dial it: all that others send passes other peers' links", next_=port)
         case "unknown":
-            return base.warns("no peer could tell whether this machine can be called", next_=port)
-    return base.fails("a peer that nobody can call, and for which nobody relays, cannot take part", next_=port)
+            return base.warns("no peer could tell whether this machine can be called", next_=either)
+    return base.fails("a peer that nobody can call, and for which nobody relays, cannot take part", next_=either)
 
 
 def judge_parts(parts: Sequence[PlannedPart], disk_free: int) -> CheckResult:

@@ -287,6 +287,7 @@ class DoctorWishes:
     invite: tuple[str, ...] = ()
     device: str = "cpu"
     listen: tuple[str, ...] = (ANY_PORT,)
+    through: tuple[str, ...] = ()
     threads: int = 1
     limit_s: float = LIMIT_S
 

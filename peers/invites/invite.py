@@ -33,7 +33,8 @@ _RUN = re.compile(r"[0-9a-f]{64}")
 _RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
 _SHOWN = 60
 _AROUND = "\"'`“”„‘’‚«»‹›<>()[]{}.,;!?*"
-_UNDERSCORED = re.compile(r"/dns[46]?/(?P<name>[A-Za-z0-9._-]*_[A-Za-z0-9._-]*)(?P<rest>/.*)")
+_FAMILIES = {"": socket.AF_UNSPEC, "4": socket.AF_INET, "6": socket.AF_INET6}
+_UNDERSCORED = re.compile(r"/dns(?P<family>[46]?)/(?P<name>[A-Za-z0-9._-]*_[A-Za-z0-9._-]*)(?P<rest>/.*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +155,7 @@ def _resolved(address: str) -> str:
     if match is None:
         return address
     try:
-        found = socket.getaddrinfo(match["name"], None, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(match["name"], None, _FAMILIES[match["family"]], socket.SOCK_STREAM)
     except OSError as error:
         raise ConfigError("INVITE", address, "the name of a machine that this one can find",
                           f"Check it: getent hosts {match['name']}", why=str(error.strerror)) from None  # fmt: skip

@@ -140,6 +140,14 @@ class PeerOptions:
     relay: Annotated[
         Literal["auto", "off"], Option(help="auto: be reached through other peers when nobody can dial this one.")
     ] = "auto"
+    through: Annotated[
+        Addresses,
+        Split(),
+        Option(
+            metavar="ADDR", default="none",
+            help="Be reached through the relay at this multiaddr (swarm relay prints it); repeat for more.",
+        ),
+    ] = ()  # fmt: skip
     region: Annotated[
         Region,
         Option(

@@ -26,6 +26,7 @@ from peers.dashboard.place import TOKEN_VARIABLE
 from peers.options.fields import PREFIX, REFUSED, Setting, settings_of
 from peers.options.foundation import Foundation, Invocation
 from peers.options.model import ANY_PORT, PeerOptions
+from peers.options.relay import RelayOptions
 from peers.preemption.choice import read_choice
 from swarm.disk import read_named
 from swarm.errors import ConfigError
@@ -38,7 +39,7 @@ _OF_A_SERVICE = re.compile(
 )
 """Variables that Kubernetes sets in every container beside a service called ``swarm``."""
 
-ModelT = TypeVar("ModelT", PeerOptions, Foundation, Invocation)
+ModelT = TypeVar("ModelT", PeerOptions, Foundation, Invocation, RelayOptions)
 
 
 class Hidden:
@@ -84,6 +85,11 @@ def read_peer_options(command: str, typed: Mapping[str, Any], invocation: Invoca
 def read_foundation(typed: Mapping[str, Any]) -> Foundation:
     """Return what a run is to be founded with. Raises ConfigError."""
     return _validated(Foundation, _of_command(Foundation, "new", typed))
+
+
+def read_relay_options(typed: Mapping[str, Any]) -> RelayOptions:
+    """Return the settings of a relay. Raises ConfigError."""
+    return _validated(RelayOptions, _of_command(RelayOptions, "relay", typed))
 
 
 def read_invocation(command: str, typed: Mapping[str, Any]) -> Invocation:

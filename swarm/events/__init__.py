@@ -47,6 +47,7 @@ from swarm.events.peer import PeerStopped as PeerStopped
 from swarm.events.peer import PreemptionNotice as PreemptionNotice
 from swarm.events.peer import PreemptionWatch as PreemptionWatch
 from swarm.events.peer import Reachability as Reachability
+from swarm.events.peer import RelayServing as RelayServing
 from swarm.events.peer import Resumed as Resumed
 from swarm.events.peer import RosterChanged as RosterChanged
 from swarm.events.peer import RunFound as RunFound

@@ -49,6 +49,18 @@ class Reachability(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RelayServing(Event):
+    """What a relay of no run does, once a minute where that has changed: peers with a ``seat``, the runs that they are
+    of, circuits now; bytes passed on and requests refused since its start."""
+
+    seats: int
+    runs: int
+    circuits: int
+    relayed_bytes: int
+    refused: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DashboardServed(Event):
     """A page about the run is at ``address``; ``token`` says where the token is that it takes, "" where it takes
     none."""

@@ -30,7 +30,8 @@ _VIRTUAL = ("docker", "br-", "veth", "virbr", "cni", "flannel", "podman", "lxc",
 """What the interfaces are called whose networks exist on one machine only, under the same address on many."""
 
 _EXAMPLE = "/ip4/192.0.2.7/tcp/31337/p2p/12D3KooW…"
-_HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6", "dnsaddr")
+_NAMED = ("dns", "dns4", "dns6", "dnsaddr")
+_HOSTS = ("ip4", "ip6", *_NAMED)
 _UNSUPPORTED = ("webrtc", "webrtc-direct", "webtransport", "ws", "wss", "unix", "onion", "onion3")
 
 
@@ -88,9 +89,16 @@ def by_peer(addresses: Iterable[Multiaddr]) -> dict[PeerId, list[str]]:
 
 
 def is_loopback(address: Multiaddr) -> bool:
-    """Return whether the address can only be reached from this machine."""
-    host = ip_of(address)
-    return host is not None and host.is_loopback
+    """Return whether the address can only be reached from this machine: by its IP address, or as ``localhost`` (RFC
+    6761, section 6.3)."""
+    host, name = ip_of(address), (name_of(address) or "").rstrip(".").lower()
+    return (host is not None and host.is_loopback) or name == "localhost" or name.endswith(".localhost")
+
+
+def name_of(address: Multiaddr) -> str | None:
+    """The domain name that it begins with, which is looked up whenever it is dialled; None for an IP address."""
+    first = next(iter(address.protocols()), None)
+    return str(address.value_for_protocol(first.name)) if first is not None and first.name in _NAMED else None
 
 
 def is_relayed(address: Multiaddr) -> bool:
@@ -173,6 +181,13 @@ def _check_transport(key: str, text: str, address: Multiaddr, names: list[str], 
         raise ConfigError(
             key, text, "tcp, or udp with quic-v1", f"/{foreign[0]} cannot be used here; give a TCP address."
         )
+    host = ip_of(address)
+    if "ip6zone" in names or (isinstance(host, IPv6Address) and host.is_link_local):
+        # Of use on one link only, and only with an interface's name, which differs from machine to machine.
+        raise ConfigError(
+            key, text, "an address of use on other links", "Give one of these: ip -6 address show scope global",
+            why="fe80::/10 is of one link alone (link-local)",
+        )  # fmt: skip
     if not names or (names[0] not in _HOSTS and names[0] != "p2p"):
         raise ConfigError(
             key, text, f"an address that begins with one of {', '.join(_HOSTS)}", f"Write it like {example}."

@@ -2,14 +2,16 @@
 
 Per ordered pair of peers there are two long-lived streams, so that no tensor delays a decision: *control* for calls
 without payload, *tensors* for the others. Their protocol names carry the run, so peers of two runs cannot meet; only
-public methods (the manifest) are served under a name without it.
+public methods (the manifest, what relays of no run are asked) are served under a name without it. Over 350 lines: all
+of the seam, most of which hands on to a subpackage.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +22,7 @@ from swarm.clock import Clock
 from swarm.errors import BugError, DeadlineMissed, Unreachable
 from swarm.events import EventSink, NullSink
 from swarm.ids import PeerId, RunId
-from swarm.network.addresses import LOOPBACK, split_peer
+from swarm.network.addresses import LOOPBACK, by_peer, split_peer
 from swarm.network.discovery.directory import DHTDirectory, DirectoryConfig
 from swarm.network.discovery.records import PeerRecord
 from swarm.network.libp2p.attach import LINK_ERRORS, AttachedP2P
@@ -30,12 +32,14 @@ from swarm.network.libp2p.guard import install
 from swarm.network.libp2p.identity import StoredIdentity
 from swarm.network.libp2p.rundir import SocketDirectory
 from swarm.network.libp2p.streams import Outgoing, StreamServer
-from swarm.network.libp2p.supervisor import Mending, RestartLimits, Supervisor
+from swarm.network.libp2p.supervisor import AttachedDaemon, Mending, RestartLimits, Supervisor
 from swarm.network.protocols import PUBLIC_PREFIX, LinkStatistics, May, Payload, ReplyT, RequestT, Rpc, Service
 from swarm.network.reach.presence import Presence, Recovery
 from swarm.network.reach.probe import ProbeService
 from swarm.network.reach.reachability import LinkKind
-from swarm.network.reach.seats import MayRelay
+from swarm.network.reach.relay import Relay
+from swarm.network.reach.seats import MayRelay, RelayLimits
+from swarm.network.reach.standing import KnownRelays, StandingLimits, StandingRelay
 from swarm.network.rpc.dispatcher import Dispatcher, ServeLimits
 from swarm.network.rpc.meter import ByteMeter, RateLimits
 from swarm.schema import Record
@@ -48,19 +52,21 @@ _CLOSE_S = 0.5
 class EndpointConfig:
     """Settings of an endpoint: where it listens, the peers it knows, its limits.
 
-    ``listen`` and ``announce`` addresses have no ``/p2p`` part, ``bootstrap`` addresses end in one. ``kinds`` are the
-    record types of the directory. With ``relay`` "auto" it relays for others, and others relay for it when nobody can
-    dial it; "off" does neither. ``behind_nat`` says that nobody can, so that it need not be found out. ``port_map``
-    lets the daemon ask the router to forward a port. ``restarts`` says how often a daemon that dies is replaced.
-    ``rates`` bound the bytes of all calls together; the daemon's own traffic (the directory, dials, what it relays) is
-    not in them.
+    ``listen`` and ``announce`` addresses have no ``/p2p`` part, ``bootstrap`` and ``relays`` end in one: the latter are
+    relays that belong to no run. ``kinds`` are the record types of the directory. With ``relay`` "auto" it relays for
+    others, within the bounds of ``seats``, and others relay for it when nobody can dial it; "off" does neither.
+    ``behind_nat`` says that nobody can, so that it need not be found out. ``port_map`` lets the daemon ask the router
+    to forward a port. ``restarts`` says how often a daemon that dies is replaced. ``rates`` bound the bytes of all
+    calls together; the daemon's own traffic (the directory, dials, what it relays) is not in them.
     """
 
     run_dir: Path
     listen: Sequence[Multiaddr] = (Multiaddr(LOOPBACK),)
     announce: Sequence[Multiaddr] = ()
     bootstrap: Sequence[Multiaddr] = ()
+    relays: Sequence[Multiaddr] = ()
     relay: Literal["auto", "off"] = "auto"
+    seats: RelayLimits = field(default_factory=RelayLimits)
     behind_nat: bool = False
     port_map: bool = False
     startup_timeout_s: float = 15.0
@@ -69,20 +75,6 @@ class EndpointConfig:
     kinds: Sequence[type[Record]] = (PeerRecord,)
     restarts: RestartLimits = field(default_factory=RestartLimits)
     rates: RateLimits = RateLimits()
-
-
-@dataclass(frozen=True, slots=True)
-class AttachedDaemon:
-    """The libp2p daemon of one peer: its sockets, its supervisor, and our client of it."""
-
-    files: SocketDirectory
-    supervisor: Supervisor
-    p2p: AttachedP2P
-
-    async def end(self) -> None:
-        """End the daemon, once our client of it is detached, and leave nothing behind."""
-        await self.supervisor.close()
-        self.files.close()
 
 
 class LibP2PEndpoint:
@@ -113,7 +105,7 @@ class LibP2PEndpoint:
         """
         install()
         self = cls(config, identity, clock)
-        self.learn_addresses(config.bootstrap)
+        self.learn_addresses((*config.bootstrap, *config.relays))
         files = SocketDirectory(config.run_dir)
         async with contextlib.AsyncExitStack() as undo:
             undo.callback(files.close)
@@ -139,7 +131,7 @@ class LibP2PEndpoint:
             control=control,
             listen=config.listen,
             announce=config.announce,
-            bootstrap=config.bootstrap,
+            bootstrap=(*config.bootstrap, *config.relays),
             port_map=config.port_map,
             startup_timeout_s=config.startup_timeout_s,
         )
@@ -149,7 +141,9 @@ class LibP2PEndpoint:
         config, p2p = self._config, self._daemon.p2p
         p2p.questions = self._incoming.questions
         dialler = Dialler(p2p, self._hints, self._look_up)
-        self._presence = Presence(p2p, await p2p.addresses(), self._clock, relaying=config.relay == "auto")
+        relay = Relay(p2p, self._clock, config.seats) if config.relay == "auto" else None
+        known = KnownRelays({peer: tuple(at) for peer, at in by_peer(config.relays).items()})
+        self._presence = Presence(p2p, await p2p.addresses(), self._clock, relay, known)
         self._outgoing = Outgoing(self.peer, dialler, self._daemon.supervisor, self._incoming, config.dial_timeout_s)
         self._outgoing.on_lost = self._presence.stream_lost
         await self._incoming.serve(p2p, PUBLIC_PROTOCOL)
@@ -178,6 +172,30 @@ class LibP2PEndpoint:
     def relays(self) -> tuple[PeerId, ...]:
         """Through whom others reach this peer now; empty when they dial it."""
         return self._presence.relays
+
+    @property
+    def standing(self) -> tuple[PeerId, ...]:
+        """The relays that it was told of, which belong to no run."""
+        return tuple(self._presence.known.at)
+
+    @property
+    def relay_problem(self) -> str:
+        """What the last relay said that would not serve; "" where none did."""
+        return self._presence.problem
+
+    def when_relays_change(self, then: Callable[[], None]) -> None:
+        """From now on ``then`` is called whenever others relay for this peer than before, or nobody."""
+        self._presence.on_relays = then
+
+    async def guests(self, run: RunId) -> Sequence[Multiaddr]:
+        """Peers of a run with a seat at the relays that this peer was told of. Takes 2 s for each; no PeerError."""
+        return await self._presence.known.guests(self, run)
+
+    async def stand(self, limits: StandingLimits) -> StandingRelay:
+        """Relay for peers of any run, or of those that ``limits`` name, without entering one. Raises Unreachable."""
+        self.expect(self._config.seats.reservations)
+        self.mount(standing := await self._presence.stand(limits))
+        return standing
 
     @property
     def directory(self) -> DHTDirectory:
@@ -237,18 +255,17 @@ class LibP2PEndpoint:
     async def take_relay(self, candidates: Sequence[PeerId]) -> str:
         """Be reached through two of these, or of the peers met later, until the endpoint closes.
 
-        Returns what went wrong, "" when at least one relays for us; in either case they are asked again every 10 s.
-        May be called again, to name others: the last 64 named are remembered, and nobody is asked while two relay.
-        Takes 4 s at most; cancelled, it goes on in the background.
+        Returns what went wrong, "" when at least one relays for us; in either case they are asked again every 10 s. The
+        last 64 named are remembered. Takes 4 s at most; cancelled, it goes on in the background.
         """
-        return await self._presence.take_relay(self, candidates, self._hints.dialable)
+        ask = functools.partial(self._presence.known.reserve, self, run=self._run)
+        return await self._presence.take_relay(self.peer, candidates, self._hints.dialable, ask)
 
     def allow_relay(self, may: MayRelay) -> None:
         """Relay without limits for the peers of which ``may(peer)`` is true, the run's members. It is asked again at
         every use, so it must be cheap and not raise. All others, and everybody before this is called, share small
-        bounds (:class:`~swarm.network.reach.seats.RelayLimits`), so that who joins can be reached, too. The streams of
-        all others to us are bounded together as well (:data:`~swarm.network.libp2p.streams.MAX_STRANGER_STREAMS`), and
-        so is what they send on them (``swarm.network.rpc.strangers``)."""
+        bounds (:class:`~swarm.network.reach.seats.RelayLimits`), so that who joins can be reached, too; so do their
+        streams to us, and what they send on them (``swarm.network.rpc.strangers``)."""
         self._presence.allow_relay(may)
         self._incoming.bound_strangers(lambda peer: peer == self.peer or may(peer))
 
@@ -263,14 +280,13 @@ class LibP2PEndpoint:
         self._desk.may = may
 
     def expect(self, peers: int) -> None:
-        """So many are to come that :meth:`allow_relay` does not name yet, and four streams of each have room beside
-        those of strangers, with some calls. Counts until it is called again."""
+        """So many are to come that :meth:`allow_relay` does not name yet: four streams of each have room beside those
+        of strangers, with some calls. Counts until it is called again."""
         self._incoming.expect(peers)
 
     async def retire_relay(self) -> None:
-        """Relay for nobody anew from now on, and tell those who are reached through us, who find others within
-        seconds. Connections passed on now stay until :meth:`close`. For a peer that is about to leave; takes 1 s at
-        most, never raises a PeerError, idempotent."""
+        """Relay for nobody anew, and tell those who are reached through us, who find others within seconds.
+        Connections stay until :meth:`close`. Takes 1 s at most, never raises a PeerError, idempotent."""
         await self._presence.retire_relay(self)
 
     async def links(self) -> Mapping[PeerId, LinkKind]:
@@ -359,8 +375,8 @@ class LibP2PEndpoint:
         return record.model_copy(update={"addresses": self.addresses}) if isinstance(record, PeerRecord) else record
 
     def _dealt_with(self) -> tuple[PeerId, ...]:
-        """Bootstrap peers, and those with whom there are, or lately were, streams."""
-        bootstrap = (split_peer(address)[1] for address in self._config.bootstrap)
+        """Bootstrap peers, relays, and those with whom there are, or lately were, streams."""
+        bootstrap = (split_peer(address)[1] for address in (*self._config.bootstrap, *self._config.relays))
         peers = dict.fromkeys((*bootstrap, *self._outgoing.peers, *self._incoming.recent))
         return tuple(peer for peer in peers if peer != self.peer)
 
@@ -377,7 +393,7 @@ class LibP2PEndpoint:
         return record.addresses if record is not None else ()
 
     async def _records(self) -> Mapping[PeerId, PeerRecord]:
-        """The records of all peers; none when the directory cannot be asked, or has no records of peers."""
+        """The records of all peers; none where there are none of peers, or the directory cannot be asked."""
         if self._directory is not None and PeerRecord in self._config.kinds:
             with contextlib.suppress(Unreachable):
                 return await self._directory.lookup(PeerRecord)

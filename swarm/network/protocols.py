@@ -30,6 +30,9 @@ PUBLIC_PREFIX = "manifest/1/"
 """Methods of this name are public: served and called before a run is entered, under a protocol name without its
 digest."""
 
+RELAY_PREFIX = "relay/1/"
+"""So are those of a relay that belongs to no run."""
+
 MAX_METHOD_NAME = 80
 
 
@@ -49,7 +52,7 @@ class Rpc(Generic[RequestT, ReplyT]):
     @property
     def public(self) -> bool:
         """True if any peer may call it without knowing the run: by its name, see :data:`PUBLIC_PREFIX`."""
-        return self.name.startswith(PUBLIC_PREFIX)
+        return self.name.startswith((PUBLIC_PREFIX, RELAY_PREFIX))
 
     def handled(
         self,

@@ -34,6 +34,7 @@ from swarm.network.discovery.records import (
 from swarm.network.protocols import (
     MAX_BODY_BYTES,
     PUBLIC_PREFIX,
+    RELAY_PREFIX,
     Incoming,
     LinkStatistics,
     May,
@@ -330,7 +331,7 @@ class SimEndpoint:
     def _admit(self, caller: PeerId, request: bytes, payload_bytes: int) -> Admitted:
         """What a server does with a request's first frame."""
         envelope = unpack_request(request)
-        public = envelope.method.startswith(PUBLIC_PREFIX)
+        public = envelope.method.startswith((PUBLIC_PREFIX, RELAY_PREFIX))
         return self.desk.admit(caller, envelope, payload_bytes, public=public)
 
     async def _fail(self, server: SimEndpoint, error: PeerError) -> PeerError:

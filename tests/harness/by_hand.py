@@ -141,10 +141,16 @@ microbatches_per_step = 4
 
 
 def found(
-    hand: ByHand, *, steps: int, listen: str = "/ip4/127.0.0.1/tcp/0", prefix: Sequence[str] = ()
+    hand: ByHand,
+    *,
+    steps: int,
+    listen: str = "/ip4/127.0.0.1/tcp/0",
+    prefix: Sequence[str] = (),
+    through: Sequence[str] = (),
 ) -> tuple[Started, str]:
-    """A small run, founded: (the bootstrap, the invite)."""
+    """A small run, founded, ``through`` relays where some are named: (the bootstrap, the invite)."""
     manifest = hand.home.parent / "run.toml"
     manifest.write_text(RUN.format(steps=steps))
-    bootstrap = hand.start("new", str(manifest), "--listen", listen, prefix=prefix)
+    relays = [word for at in through for word in ("--through", at)]
+    bootstrap = hand.start("new", str(manifest), "--listen", listen, *relays, prefix=prefix)
     return bootstrap, str(bootstrap.wait_event("Invited")["invite"])

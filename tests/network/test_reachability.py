@@ -123,7 +123,7 @@ def test_reach_is_judged_by_what_others_could_do(
 class Silent:
     """An endpoint at an address of its own whose every call and relay lets it wait."""
 
-    peer, addresses, relays, behind_nat = ME, OWN, (), False
+    peer, addresses, relays, standing, behind_nat = ME, OWN, (), (), False
 
     def __init__(self) -> None:
         self.asked: list[str] = []

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.harness.by_hand import by_hand, found
-from tests.harness.namespaces import behind_nat, lan
+from tests.harness.by_hand import ByHand, Started, by_hand, found
+from tests.harness.expect import wait_until
+from tests.harness.namespaces import Net, behind_nat, lan
 
 pytestmark = [pytest.mark.root, pytest.mark.process]
 ANYWHERE = "/ip4/0.0.0.0/tcp/0"
@@ -60,3 +61,103 @@ def test_doctor_on_other_machines_says_how_peers_reach_them(tmp_path: Path) -> N
         net.unplug("left")
         code, gone = checks("left")
         assert (code, gone["contact"]["level"], "finds no way" in gone["contact"]["cause"]) == (5, "fail", True), gone
+
+
+def relay_on(hand: ByHand, net: Net, host: str, *options: str) -> tuple[Started, str]:
+    """A relay on a host, in a home of its own: (its process, the address that it prints)."""
+    home = hand.home.with_name(host)
+    relay = hand.start("relay", *options, prefix=net.command(host, []), home=home)
+    return relay, str(relay.wait_event("PeerStarted", role="relay")["addresses"][0])
+
+
+def standing(hand: ByHand, net: Net, host: str, home: Path) -> dict[str, Any]:
+    """What ``swarm status --json`` says of the one peer of a home."""
+    command = [sys.executable, "-m", "peers.cli", "status", "--json", "--home", str(home)]
+    seen = json.loads(net.run(host, command, timeout=60).stdout)["places"]
+    found: dict[str, Any] = seen[0]["standing"]
+    return found
+
+
+@pytest.mark.timeout(600)
+def test_founder_behind_nat_is_joined_from_behind_others_through_relays(tmp_path: Path) -> None:
+    """One relay of two is killed and comes back; every step closes, and no microbatch is lost or counted twice."""
+    steps = 30
+    with (
+        lan("pub", "second") as net,
+        behind_nat(net, "home"),
+        behind_nat(net, "left"),
+        behind_nat(net, "right"),
+        by_hand(tmp_path, forked=False) as hand,
+    ):
+        relay, at = relay_on(hand, net, "pub")
+        assert at.startswith(f"/ip4/{net.address('pub')}/tcp/4001/p2p/")
+        other, at_other = relay_on(hand, net, "second")
+        founder, invite = found(
+            hand, steps=steps, listen=ANYWHERE, prefix=net.command("home", []), through=(at, at_other)
+        )
+        told = founder.wait_event("Reachability")
+        assert (told["how"], len(relays_of(told))) == ("relayed", 2), told
+        peers = [
+            hand.start("join", invite, "--role", role, *stage, prefix=net.command(host, []), home=tmp_path / name)
+            for name, host, role, *stage in (
+                ("a", "left", "stage", "--stage", "0"),
+                ("b", "right", "stage", "--stage", "1"),
+                ("t", "left", "trainer"),
+            )
+        ]
+        founder.wait_step(3)
+        served = standing(hand, net, "pub", tmp_path / "pub")["relaying"]
+        assert (served["seats"], served["runs"]) == (4, 1), served
+        relay.process.kill()
+        relay.process.wait(10)
+        left_one = [at_other.rpartition("/")[2]]
+        wait_until(
+            lambda: relays_of(founder.events("Reachability")[-1]) == left_one, deadline_s=60, what="one relay less"
+        )
+        again, same = relay_on(hand, net, "pub")
+        assert same == at, "its key is in its home, so its address stays"
+        ends = [peer.end(deadline_s=240) for peer in (founder, *peers)]
+        assert {code for code, _ in ends} == {0}, ends
+        closed = {event["step"]: event["microbatches"] for peer in peers for event in peer.events("StepClosed")}
+        assert closed == dict.fromkeys(range(1, steps + 1), 4), "none lost, none counted twice"
+        for left in (again, other):
+            left.process.terminate()
+            assert left.end()[0] == 75
+        passed_on = [event["relayed_bytes"] for event in other.events("RelayServing")]
+        assert passed_on[-1] > 100_000, "the way between the homes leads through it"
+
+
+def relays_of(event: dict[str, Any]) -> list[str]:
+    """The relays that a ``Reachability`` event names."""
+    through, _, _ = str(event["detail"]).partition(": ")
+    return through.removeprefix("through ").split(", ") if event["how"] == "relayed" else []
+
+
+@pytest.mark.timeout(600)
+def test_relay_that_is_full_or_gone_is_said_with_what_to_do(tmp_path: Path) -> None:
+    with lan("pub") as net, behind_nat(net, "home"), by_hand(tmp_path, forked=False) as hand:
+        relay, at = relay_on(hand, net, "pub", "--seats", "1")
+        founder, _ = found(hand, steps=4, listen=ANYWHERE, prefix=net.command("home", []), through=(at,))
+        other = hand.start(
+            "new", str(tmp_path / "run.toml"), "--through", at, prefix=net.command("home", []), home=tmp_path / "o"
+        )
+        full = other.wait_event("Reachability")
+        assert full["how"] == "outgoing", full
+        assert "serves 1 peers already" in full["detail"], full
+
+        def new(at: str) -> tuple[int, str]:
+            words = ["new", "--preset", "tiny", "--through", at, "--home", str(tmp_path / "n")]
+            command = [sys.executable, "-m", "peers.cli", *words]
+            ended = net.run("home", command, check=False, timeout=120)
+            return ended.returncode, ended.stderr
+
+        peer = at.rpartition("/")[2]
+        code, said = new(f"/dns4/relay.invalid/tcp/4001/p2p/{peer}")
+        assert (code, "getent hosts relay.invalid" in said) == (3, True), said
+        code, said = new(at.replace("/tcp/4001/", "/tcp/4002/"))
+        assert (code, "no relay listens at that port" in said) == (3, True), said
+        code, said = new(at.replace(peer, str(founder.events("PeerStarted")[0]["peer"])))
+        assert (code, "no relay answers under that peer id" in said) == (3, True), said
+        relay.process.terminate()
+        assert relay.end()[0] == 75
+        founder.wait_event("Reachability", how="outgoing")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from swarm.clock import Clock
@@ -20,11 +20,12 @@ _BURST_S = 2.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpliceLimits:
     """Limits while ``bounded()`` is true: both directions together carry ``bytes_per_s``, and the splice ends after
-    ``idle_s`` without a byte."""
+    ``idle_s`` without a byte. What it has in common with others, ``shared``, always counts."""
 
     bounded: Callable[[], bool]
     bytes_per_s: float
     idle_s: float
+    shared: Sequence[RateLimiter] = ()
 
 
 class RateLimiter:
@@ -69,10 +70,16 @@ class Splice:
             self._passed(len(data))
             writer.write(data)
             await writer.drain()
-            if self._limits.bounded() and (wait_s := self._pace.wait_s(len(data), self._clock.monotonic())):
+            if wait_s := self._wait_s(len(data)):
                 await self._clock.sleep(wait_s)
         with contextlib.suppress(*LINK_ERRORS):
             writer.write_eof()
+
+    def _wait_s(self, size: int) -> float:
+        """Seconds to wait after a piece: each bucket is told of it, the emptiest decides."""
+        now = self._clock.monotonic()
+        paces = (*self._limits.shared, *((self._pace,) if self._limits.bounded() else ()))
+        return max((pace.wait_s(size, now) for pace in paces), default=0.0)
 
     async def _end_idle(self) -> None:
         """Also ends one whose reader does not read: then nothing is taken from its writer either."""

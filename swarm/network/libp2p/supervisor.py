@@ -19,6 +19,7 @@ from swarm.errors import SwarmError, Unreachable
 from swarm.events import DaemonLost, DaemonRestarted, EventSink
 from swarm.network.libp2p.attach import AttachedP2P, DaemonGone
 from swarm.network.libp2p.daemon import Daemon, DaemonConfig, pinned, signal_name
+from swarm.network.libp2p.rundir import SocketDirectory
 from swarm.waiting import doubled
 
 logger = logging.getLogger(__name__)
@@ -189,6 +190,20 @@ class Supervisor:
         self._daemon = daemon
         if not pin:
             self._listen = await pinned(config.listen, daemon.pid)
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedDaemon:
+    """The libp2p daemon of one peer: its sockets, its supervisor, and our client of it."""
+
+    files: SocketDirectory
+    supervisor: Supervisor
+    p2p: AttachedP2P
+
+    async def end(self) -> None:
+        """End the daemon, once our client of it is detached, and leave nothing behind."""
+        await self.supervisor.close()
+        self.files.close()
 
 
 def _report(task: asyncio.Task[None]) -> None:

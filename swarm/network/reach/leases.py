@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import multiaddr
 from multiaddr import Multiaddr
@@ -15,8 +15,7 @@ from swarm.clock import Clock
 from swarm.errors import PeerError
 from swarm.ids import PeerId
 from swarm.network.addresses import is_loopback, is_relayed, most_useful, split_peer
-from swarm.network.protocols import Endpoint
-from swarm.network.reach.reachability import RESERVE, AskReserve
+from swarm.network.reach.reachability import Reserved
 from swarm.network.reach.seats import RESERVED_S
 
 WANTED = 2
@@ -25,7 +24,6 @@ WANTED = 2
 RENEW_S = 10.0
 """How often reservations are renewed; a relay that is gone is replaced as soon."""
 
-_ASK_S = 1.0
 ASKED_AFTER_S = (1.0, 5.5)
 """A daemon is replaced within a second; whoever dialled meanwhile is kept by libp2p from dialling again for 5 s."""
 _ADDRESSES_PER_RELAY = 3
@@ -75,14 +73,21 @@ class RelayLease:
     """Our reservations. :meth:`renew` once to have them, then :meth:`keep` for as long as they are needed."""
 
     def __init__(
-        self, endpoint: Endpoint, clock: Clock, candidates: Callable[[], Sequence[PeerId]], renew_s: float = RENEW_S
+        self,
+        me: PeerId,
+        clock: Clock,
+        candidates: Callable[[], Sequence[PeerId]],
+        reserve: Callable[[PeerId], Awaitable[Reserved]],
+        changed: Callable[[], None],
     ) -> None:
-        """``candidates`` gives, at any time, the peers that may be asked, the best first."""
-        self._endpoint, self._clock, self._candidates = endpoint, clock, candidates
+        """``candidates`` gives, at any time, the peers that may be asked, the best first; ``reserve`` asks one of them,
+        and raises a PeerError. ``changed`` is called whenever others relay for us than before."""
+        self._me, self._clock, self._candidates = me, clock, candidates
+        self._reserve_with, self._changed = reserve, changed
         self._held: dict[PeerId, tuple[Multiaddr, ...]] = {}
         self._refused: dict[PeerId, float] = {}
         self._gone: dict[PeerId, float] = {}
-        self._turn, self._renewals = asyncio.Lock(), _Renewals(renew_s)
+        self._turn, self._renewals = asyncio.Lock(), _Renewals(RENEW_S)
         self._returning: set[PeerId] = set()
         self.problem = "nobody to ask"
 
@@ -109,6 +114,7 @@ class RelayLease:
         us busy; others are, at once. Without effect when it does not relay for us."""
         if self._held.pop(relay, None) is not None:
             self._gone[relay] = self._clock.monotonic() + RESERVED_S
+            self._changed()
             self._renewals.at_once()
 
     def shaken(self, relay: PeerId) -> None:
@@ -127,16 +133,19 @@ class RelayLease:
         """Renew what we hold, drop who is gone, and ask others until there are two: at most twelve, with a second for
         every four. Calls at one time take turns."""
         async with self._turn:
+            before = self.relays
             await self._ask(self.relays)
             others = self._others() if len(self._held) < WANTED else []
             while others and len(self._held) < WANTED:
                 await self._ask(others[:_TRIED_AT_ONCE])
                 others = others[_TRIED_AT_ONCE:]
+            if self.relays != before:
+                self._changed()
 
     def _others(self) -> list[PeerId]:
         now = self._clock.monotonic()
         self._gone = {peer: until for peer, until in self._gone.items() if until > now}
-        passed_over = {*self._held, *self._gone, self._endpoint.peer}
+        passed_over = {*self._held, *self._gone, self._me}
         found = [peer for peer in dict.fromkeys(self._candidates()) if peer not in passed_over]
         self._refused = {peer: self._refused[peer] for peer in found if peer in self._refused}
         found.sort(key=lambda peer: (peer not in self._returning, self._refused.get(peer, -math.inf)))
@@ -153,11 +162,11 @@ class RelayLease:
     async def _reserve(self, relay: PeerId) -> tuple[Multiaddr, ...]:
         """Our addresses through this relay; none when it does not relay for us."""
         try:
-            given, _ = await self._endpoint.call(relay, RESERVE, AskReserve(), timeout_s=_ASK_S)
+            given = await self._reserve_with(relay)
         except PeerError as error:
             self.problem = str(error)
             return ()
-        addresses = circuits(relay, given.addresses, self._endpoint.peer)
+        addresses = circuits(relay, given.addresses, self._me)
         if not addresses:
             self.problem = f"{relay} relays, but tells no address of its own"
         return addresses

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from multiaddr import Multiaddr
 
 from swarm.clock import Clock
-from swarm.errors import PeerError, Unreachable
+from swarm.errors import BugError, Unreachable
 from swarm.ids import PeerId
 from swarm.network.addresses import MAX_ADDRESSES, is_loopback, is_relayed, most_useful, virtual_ips
 from swarm.network.discovery.records import PeerRecord
@@ -20,29 +20,34 @@ from swarm.network.libp2p.attach import AttachedP2P
 from swarm.network.libp2p.dialling import Dialler, Hints
 from swarm.network.protocols import Endpoint
 from swarm.network.reach.leases import RelayLease
-from swarm.network.reach.reachability import WITHDRAWN, LinkKind, Withdrawn
+from swarm.network.reach.reachability import WITHDRAWN, LinkKind, Reserved
 from swarm.network.reach.relay import Relay
 from swarm.network.reach.seats import MayRelay
 from swarm.network.reach.service import ReachService
+from swarm.network.reach.standing import KnownRelays, StandingLimits, StandingRelay
 
 _MAX_FOUND = 2
-_TELL_S = 1.0
 _MAX_CANDIDATES = 64
 
 
 class Presence:
     """Made once the daemon is there; ended by :meth:`close`."""
 
-    def __init__(self, p2p: AttachedP2P, own: Sequence[str], clock: Clock, *, relaying: bool) -> None:
-        """``own`` are the addresses that the daemon tells; with ``relaying`` it relays, and is relayed for."""
+    def __init__(
+        self, p2p: AttachedP2P, own: Sequence[str], clock: Clock, relay: Relay | None, known: KnownRelays
+    ) -> None:
+        """``own`` are the addresses that the daemon tells. With a ``relay`` it relays, and is relayed for; ``known``
+        are the relays of no run that it was told of."""
         self._p2p, self._clock = p2p, clock
         self._own = tuple(Multiaddr(text) for text in own)
         self._found: tuple[Multiaddr, ...] = ()
         self._virtual = virtual_ips()
-        self._relay = Relay(p2p, clock) if relaying else None
+        self._relay, self.known = relay, known
         self._lease: RelayLease | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._named: tuple[PeerId, ...] = ()
+        self.on_relays: Callable[[], None] = lambda: None
+        """Called whenever others relay for us than before."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -79,7 +84,15 @@ class Presence:
         """Relay for others from now on, and what they ask for it with. Raises Unreachable."""
         if self._relay is not None:
             await self._relay.open()
-        return ReachService(self._p2p, self._relay, self._clock, lambda: self.addresses, self._withdrawn)
+        return ReachService(self._p2p, self._relay, self._clock, lambda: self.addresses, self.withdrawn)
+
+    async def stand(self, limits: StandingLimits) -> StandingRelay:
+        """See :meth:`~swarm.network.endpoint.LibP2PEndpoint.stand`."""
+        if self._relay is None:
+            raise BugError("relays are switched off")
+        await self._relay.open()
+        reach = ReachService(self._p2p, self._relay, self._clock, lambda: self.addresses, self.withdrawn)
+        return StandingRelay(reach, self._relay, limits)
 
     def allow_relay(self, may: MayRelay) -> None:
         """See :meth:`~swarm.network.endpoint.LibP2PEndpoint.allow_relay`."""
@@ -88,13 +101,8 @@ class Presence:
 
     async def retire_relay(self, endpoint: Endpoint) -> None:
         """See :meth:`~swarm.network.endpoint.LibP2PEndpoint.retire_relay`."""
-
-        async def tell(holder: PeerId) -> None:
-            with contextlib.suppress(PeerError):
-                await endpoint.notify(holder, WITHDRAWN, Withdrawn(), timeout_s=_TELL_S)
-
         if self._relay is not None:
-            await asyncio.gather(*map(tell, self._relay.retire()))
+            await self._relay.dismiss(endpoint, WITHDRAWN)
 
     def also_at(self, addresses: Sequence[str]) -> None:
         """Announce these as well: at most two that we did not know, the first told."""
@@ -103,20 +111,32 @@ class Presence:
         self._found = tuple({str(address): address for address in (*self._found, *new)}.values())[:_MAX_FOUND]
 
     async def take_relay(
-        self, endpoint: Endpoint, candidates: Sequence[PeerId], others: Callable[[], Sequence[PeerId]]
+        self,
+        me: PeerId,
+        candidates: Sequence[PeerId],
+        others: Callable[[], Sequence[PeerId]],
+        reserve: Callable[[PeerId], Awaitable[Reserved]],
     ) -> str:
         """See :meth:`~swarm.network.endpoint.LibP2PEndpoint.take_relay`. ``others`` gives, at any time, peers that may
-        be asked after the ``candidates``."""
+        be asked after the ``candidates``; ``reserve`` asks one, and raises a PeerError."""
         self._named = tuple(dict.fromkeys((*candidates, *self._named)))[:_MAX_CANDIDATES]
         if self._relay is None:
             return "relays are switched off"
         if self._lease is None:
-            self._lease = RelayLease(endpoint, self._clock, lambda: (*self._named, *others()))
+            self._lease = RelayLease(
+                me, self._clock, lambda: (*self._named, *others()), reserve, lambda: self.on_relays()
+            )
             self._keeping = asyncio.get_running_loop().create_task(self._lease.keep(), name="relay lease")
         await self._lease.fill()
         return "" if self._lease.relays else self._lease.problem
 
-    def _withdrawn(self, relay: PeerId) -> None:
+    @property
+    def problem(self) -> str:
+        """What went wrong with the last relay that was asked."""
+        return self._lease.problem if self._lease is not None else ""
+
+    def withdrawn(self, relay: PeerId) -> None:
+        """This peer says that it relays for us no longer."""
         if self._lease is not None:
             self._lease.withdrawn(relay)
 

@@ -22,7 +22,7 @@ from swarm.errors import PeerError
 from swarm.ids import PeerId
 from swarm.network.addresses import ip_of, is_loopback, is_relayed, split_peer, tcp_port_of
 from swarm.network.discovery.records import AddressText
-from swarm.network.protocols import Endpoint, Rpc
+from swarm.network.protocols import RELAY_PREFIX, Endpoint, Rpc
 from swarm.schema import Message
 
 How = Literal["direct", "relayed", "local", "outgoing", "unknown"]
@@ -72,6 +72,9 @@ class Withdrawn(Message):
 DIALBACK = Rpc("reach/1/dialback", AskDialback, Dialback)
 RESERVE = Rpc("reach/1/reserve", AskReserve, Reserved)
 WITHDRAWN = Rpc("reach/1/withdrawn", Withdrawn, Withdrawn)
+DIALBACK_FROM_OUTSIDE = Rpc(f"{RELAY_PREFIX}dialback", AskDialback, Dialback)
+CLOSING = Rpc(f"{RELAY_PREFIX}closing", Withdrawn, Withdrawn)
+"""As the first and the last, of a relay that belongs to no run (:mod:`swarm.network.reach.standing`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,14 @@ class Reachable(Endpoint, Protocol):
     def relays(self) -> tuple[PeerId, ...]:
         """Through whom it is reached now."""
 
+    @property
+    def standing(self) -> tuple[PeerId, ...]:
+        """The relays that it was told of, which belong to no run."""
+
+    @property
+    def relay_problem(self) -> str:
+        """What the last relay said that would not serve; "" where none did."""
+
     def also_at(self, addresses: Sequence[str]) -> None:
         """Announce addresses of our own that the daemon does not know of."""
 
@@ -148,13 +159,13 @@ async def reachability(endpoint: Reachable, contacts: Sequence[PeerId], clock: C
     there. Never raises a PeerError.
     """
     ends = clock.monotonic() + BUDGET_S
-    asked = [peer for peer in contacts if peer != endpoint.peer][:_MAX_ASKED]
+    asked = [peer for peer in (*endpoint.standing, *contacts) if peer != endpoint.peer][:_MAX_ASKED]
     own = [text for text in endpoint.addresses if not is_relayed(Multiaddr(text))]
     how, detail = judge(own, ())
     if endpoint.behind_nat:
         how, detail = "outgoing", "it was told that nobody can dial it"
     elif how != "local" and asked:
-        findings = await asyncio.gather(*(_ask(endpoint, peer, own) for peer in asked))
+        findings = await asyncio.gather(*(ask_how_reached(endpoint, peer, own) for peer in asked))
         how, detail = judge(own, findings)
         endpoint.also_at([text for finding in findings for text in finding.answered])
     reach = Reach(how, detail, endpoint.addresses)
@@ -162,7 +173,7 @@ async def reachability(endpoint: Reachable, contacts: Sequence[PeerId], clock: C
         return reach
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(max(ends - clock.monotonic(), 0.1)):
-            return await find_relay(endpoint, reach, asked)
+            return await find_relay(endpoint, reach, tuple(dict.fromkeys((*endpoint.standing, *asked))))
     return _with_relays(endpoint, reach, "it did not answer in time")
 
 
@@ -178,6 +189,16 @@ async def find_relay(endpoint: Reachable, reach: Reach, candidates: Sequence[Pee
     return _with_relays(endpoint, reach, await endpoint.take_relay(candidates))
 
 
+def with_other_relays(endpoint: Reachable, reach: Reach) -> Reach:
+    """Return how a peer is reached whose relays have changed since ``reach``: through those of now, or not at all. Then
+    relays are asked again every 10 s."""
+    if reach.how not in ("relayed", "outgoing", "unknown"):
+        return reach
+    how: How = "outgoing" if reach.how == "relayed" else reach.how
+    cause = reach.detail.partition(": ")[2] if reach.how == "relayed" else reach.detail
+    return _with_relays(endpoint, Reach(how, cause, reach.addresses), f"{endpoint.relay_problem}; asked again")
+
+
 def _with_relays(endpoint: Reachable, reach: Reach, problem: str) -> Reach:
     cause = reach.detail.partition("; no relay: ")[0]
     if endpoint.relays:
@@ -185,9 +206,12 @@ def _with_relays(endpoint: Reachable, reach: Reach, problem: str) -> Reach:
     return replace(reach, detail=f"{cause}; no relay: {problem}", addresses=endpoint.addresses)
 
 
-async def _ask(endpoint: Endpoint, peer: PeerId, own: Sequence[str]) -> Finding:
+async def ask_how_reached(endpoint: Reachable, peer: PeerId, own: Sequence[str]) -> Finding:
+    """Have one peer, or relay, dial this one back at its ``own`` addresses. Takes 2 s at most; never raises a
+    PeerError."""
+    rpc = DIALBACK_FROM_OUTSIDE if peer in endpoint.standing else DIALBACK
     try:
-        found, _ = await endpoint.call(peer, DIALBACK, AskDialback(addresses=tuple(own)), timeout_s=_ASK_S)
+        found, _ = await endpoint.call(peer, rpc, AskDialback(addresses=tuple(own)), timeout_s=_ASK_S)
     except PeerError as error:
         return Finding(peer, error=str(error))
     return Finding(peer, found.observed, believed(endpoint.peer, own, found))

@@ -7,19 +7,22 @@ who talks to whom and how much, never what, and can change nothing unnoticed.
 
 Whoever has entered the run, which the public manifest suffices for, may ask to be called through us, and anybody may
 call. Members of the run, as :meth:`Relay.allow` says who they are, are served without limits of time and bytes; all
-others share the small bounds of :mod:`swarm.network.reach.seats`.
+others share the small bounds of :mod:`swarm.network.reach.seats`. A relay that belongs to no run
+(:mod:`swarm.network.reach.standing`) knows those who have a reservation instead.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
 from swarm.clock import Clock
-from swarm.errors import PeerError, Refused, Violation
+from swarm.errors import Busy, PeerError, Refused, Violation
 from swarm.ids import PeerId
 from swarm.network.libp2p.attach import LINK_ERRORS, AttachedP2P, peer_bytes, peer_of_bytes
-from swarm.network.libp2p.splice import Splice, SpliceLimits, Streams
+from swarm.network.libp2p.splice import RateLimiter, Splice, SpliceLimits, Streams
+from swarm.network.protocols import Endpoint, Rpc
 from swarm.network.reach.circuit import (
     HOP,
     STOP,
@@ -33,11 +36,13 @@ from swarm.network.reach.circuit import (
     encode_stop,
     read_body,
 )
+from swarm.network.reach.reachability import Withdrawn
 from swarm.network.reach.seats import MayRelay, RelayLimits, Seat, Seats
 
 logger = logging.getLogger(__name__)
 
 _SHAKE_S = 10.0
+_TELL_S = 1.0
 
 
 class Relay:
@@ -48,7 +53,10 @@ class Relay:
         self._seats = Seats(limits or RelayLimits())
         self._tasks: set[asyncio.Task[None]] = set()
         self._retired = self._closed = False
-        self.relayed_bytes = 0
+        self.relayed_bytes = self.refused = 0
+        bytes_per_s = self._seats.limits.bytes_per_s
+        self._pace = None if bytes_per_s is None else RateLimiter(bytes_per_s, clock.monotonic())
+        self._paces: dict[PeerId, RateLimiter] = {}
 
     async def open(self) -> None:
         """Answer the daemon's streams from now on. Raises Unreachable."""
@@ -63,17 +71,37 @@ class Relay:
         we are about to leave."""
         if self._retired:
             raise Refused("this peer is about to leave")
-        self._seats.reserve(peer, self._clock.monotonic())
+        try:
+            self._seats.reserve(peer, self._clock.monotonic())
+        except Busy:
+            self.refused += 1
+            raise
 
-    def retire(self) -> tuple[PeerId, ...]:
-        """Take no more reservations; circuits go on, and new ones to those who have one. Those who do: to be told."""
+    async def dismiss(self, endpoint: Endpoint, rpc: Rpc[Withdrawn, Withdrawn]) -> None:
+        """Take no more reservations, and tell those who have one by ``rpc``; circuits go on, and new ones to them.
+        Takes a second at most; never raises a PeerError."""
         self._retired = True
-        return self._seats.holders(self._clock.monotonic())
+
+        async def tell(holder: PeerId) -> None:
+            with contextlib.suppress(PeerError):
+                await endpoint.notify(holder, rpc, Withdrawn(), timeout_s=_TELL_S)
+
+        await asyncio.gather(*map(tell, self.holders))
 
     @property
     def circuits(self) -> int:
         """The number of connections relayed now."""
         return self._seats.circuits
+
+    @property
+    def holders(self) -> tuple[PeerId, ...]:
+        """Those whom others reach through us now."""
+        return self._seats.holders(self._clock.monotonic())
+
+    @property
+    def limits(self) -> RelayLimits:
+        """What it grants."""
+        return self._seats.limits
 
     async def close(self) -> None:
         """Cut every circuit. Idempotent."""
@@ -86,6 +114,7 @@ class Relay:
     async def _accept(self, caller: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         seat = None if self._closed else self._seats.sit(caller)
         if seat is None:
+            self.refused += 1
             writer.close()
             return
         task = asyncio.get_running_loop().create_task(self._serve(seat, (reader, writer)), name="relay circuit")
@@ -118,8 +147,19 @@ class Relay:
             bounded=lambda: self._seats.bounded(caller, target),
             bytes_per_s=limits.stranger_bytes_per_s,
             idle_s=limits.stranger_idle_s,
+            shared=self._shared(caller, target),
         )
         return Splice(bounds, self._clock, self._count)
+
+    def _shared(self, *ends: PeerId) -> list[RateLimiter]:
+        """The buckets of a circuit: that of all, and those of its two ends, which go when their last circuit does."""
+        shared = [] if self._pace is None else [self._pace]
+        if (bytes_per_s := self._seats.limits.bytes_per_s_of_peer) is None:
+            return shared
+        busy = self._seats.ends
+        self._paces = {peer: pace for peer, pace in self._paces.items() if peer in busy}
+        now = self._clock.monotonic()
+        return shared + [self._paces.setdefault(peer, RateLimiter(bytes_per_s, now)) for peer in ends]
 
     def _count(self, size: int) -> None:
         self.relayed_bytes += size
@@ -155,6 +195,7 @@ class Relay:
         if not self._seats.holds(target, self._clock.monotonic()):
             return None, Status.NO_RESERVATION
         if not self._seats.aim(seat, target):
+            self.refused += 1
             return None, Status.RESOURCE_LIMIT_EXCEEDED
         return target, Status.OK
 

@@ -26,7 +26,8 @@ class RelayLimits:
     A *handshake* is a stream whose caller has not been connected yet. A circuit counts for both its ends and is
     a stranger's when one of them is; a pair of peers needs one. Those of strangers end after ``stranger_idle_s``
     without a byte (libp2p's own keep-alive sends some every 30 s) and carry ``stranger_bytes_per_s``, both ways
-    together. No total: whoever joins downloads its state before it is known.
+    together. No total: whoever joins downloads its state before it is known. ``bytes_per_s`` is for all circuits
+    together, ``bytes_per_s_of_peer`` for those of one peer; None: no limit.
     """
 
     reservations: int = 128
@@ -41,6 +42,8 @@ class RelayLimits:
     circuits_per_stranger: int = 8
     stranger_idle_s: float = 90.0
     stranger_bytes_per_s: float = 8 << 20
+    bytes_per_s: float | None = None
+    bytes_per_s_of_peer: float | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -65,6 +68,11 @@ class Seats:
     def circuits(self) -> int:
         """The number of pairs of streams connected now."""
         return sum(not seat.shaking for seat in self._taken)
+
+    @property
+    def ends(self) -> frozenset[PeerId]:
+        """Whoever is at an end of a circuit, or of one that is being made."""
+        return frozenset(end for seat in self._taken for end in (seat.caller, seat.target) if end is not None)
 
     def reserve(self, peer: PeerId, now: float) -> None:
         """Hold a reservation for 60 s from ``now``; renewing is the same. Raises Busy when too many have asked."""

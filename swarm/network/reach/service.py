@@ -22,11 +22,11 @@ from swarm.network.addresses import GREETING, ip_of, is_relayed, split_peer, tcp
 from swarm.network.libp2p.attach import AttachedP2P
 from swarm.network.protocols import AnyMethod
 from swarm.network.reach.reachability import (
+    CLOSING,
     DIALBACK,
     RESERVE,
     WITHDRAWN,
     AskDialback,
-    AskReserve,
     Dialback,
     Reserved,
     Withdrawn,
@@ -83,12 +83,13 @@ class ReachService:
     def methods(self) -> Sequence[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
         return [
-            DIALBACK.handled(self._dialback),
-            RESERVE.handled(self._reserve),
+            DIALBACK.handled(self.dial_back),
+            RESERVE.handled(lambda caller, body: self.reserve(caller)),
             WITHDRAWN.handled(self._withdraw),
+            CLOSING.handled(self._withdraw),
         ]
 
-    async def _dialback(self, caller: PeerId, body: AskDialback) -> Dialback:
+    async def dial_back(self, caller: PeerId, body: AskDialback) -> Dialback:
         """At most 4 connections for one caller and 8 callers at a time, 0.8 s each; three times a minute."""
         if caller in self._asking or len(self._asking) >= _MAX_CALLERS:
             raise Busy("other peers are being dialled back")
@@ -96,7 +97,7 @@ class ReachService:
             raise Busy("this peer was dialled back a moment ago")
         self._asking.add(caller)
         try:
-            observed = await self._observed(caller)
+            observed = await self.observed(caller)
             ours = {ip for text in self._own() if (ip := ip_of(Multiaddr(text))) is not None}
             places = dialback_places(caller, body.addresses, observed, ours)
             found = await asyncio.gather(*(_greets(ip, port) for ip, port, _ in places))
@@ -105,13 +106,14 @@ class ReachService:
         answered = tuple(text for (_, _, text), good in zip(places, found, strict=True) if good)
         return Dialback(observed=tuple(sorted(map(str, observed)))[:8], answered=answered)
 
-    async def _reserve(self, caller: PeerId, body: AskReserve) -> Reserved:
+    async def reserve(self, caller: PeerId) -> Reserved:
+        """Relay for the caller from now on. Raises Refused, or Busy when too many have asked."""
         own = [text for text in self._own() if not is_relayed(Multiaddr(text))]
         if self._relay is None:
             raise Refused("this peer relays for nobody")
         if len(own) < len(self._own()):
             raise Refused("this peer is reached through a relay itself")
-        if not await self._observed(caller):
+        if not await self.observed(caller):
             raise Refused("a relay needs a direct connection with whom it relays for")
         self._relay.reserve(caller)
         return Reserved(seconds=RESERVED_S, addresses=tuple(own))
@@ -120,7 +122,7 @@ class ReachService:
         self._withdrawn(caller)
         return Withdrawn()
 
-    async def _observed(self, caller: PeerId) -> set[_Ip]:
+    async def observed(self, caller: PeerId) -> set[_Ip]:
         """Return the addresses of the caller's direct connections."""
         return {
             ip
@@ -144,9 +146,9 @@ def dialback_places(
         with contextlib.suppress(ValueError, LookupError, multiaddr.exceptions.Error):
             address, named = split_peer(Multiaddr(text))
             ip, port = ip_of(address), tcp_port_of(address)
-            if named == caller and ip is not None and port:
-                ports.append(port)
-                if ip in allowed:
+            if named == caller and port:
+                ports.append(port)  # also of a name, which is never looked up for who says it
+                if ip is not None and ip in allowed:
                     places[str(ip), port] = _written(ip, port, caller)
     for ip in sorted(observed, key=str):
         for port in ports:

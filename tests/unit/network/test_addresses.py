@@ -6,7 +6,15 @@ import pytest
 from multiaddr import Multiaddr
 
 from swarm.errors import ConfigError
-from swarm.network.addresses import ip_of, is_relayed, most_useful, parse_address, tcp_port_of
+from swarm.network.addresses import (
+    ip_of,
+    is_loopback,
+    is_relayed,
+    most_useful,
+    name_of,
+    parse_address,
+    tcp_port_of,
+)
 from swarm.network.libp2p.dialling import Hints
 from swarm.network.reach.leases import circuits
 from swarm.security.signing import PrivateIdentity
@@ -97,3 +105,20 @@ def test_example_of_an_address_to_listen_on_is_one(text: str, example: str) -> N
         parse_address(text, key="--listen", peer=False)
     assert refused.value.allowed == f"a multiaddr such as {example}"
     parse_address(example, key="--listen", peer=False)
+
+
+def test_names_and_addresses_of_ipv6_are_told_apart_by_who_can_use_them() -> None:
+    localhost, name, ula, public = (
+        parse_address(f"/{host}/tcp/4001", peer=False)
+        for host in ("dns6/localhost", "dns6/relay.example.org", "ip6/fd12:3456::1", "ip6/2a00:1450::1")
+    )
+    assert is_loopback(localhost)
+    assert [name_of(one) for one in (localhost, name, ula)] == ["localhost", "relay.example.org", None]
+    loopback = parse_address("/ip6/::1/tcp/4001", peer=False)
+    assert most_useful([loopback, ula, public, name]) == (name, public, ula, loopback)
+
+
+@pytest.mark.parametrize("host", ["ip6/fe80::1", "ip6zone/eth0/ip6/fe80::1"])
+def test_link_local_addresses_are_refused_with_what_to_give_in_their_place(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"of one link alone.*ip -6 address show scope global"):
+        parse_address(f"/{host}/tcp/4001", peer=False)

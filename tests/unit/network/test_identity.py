@@ -103,7 +103,7 @@ def test_address_is_parsed_and_taken_apart() -> None:
     assert not is_loopback(address)
     assert is_loopback(parse_address("/ip4/127.0.0.1/tcp/0", peer=False, any_port=True))
     assert is_loopback(parse_address("/ip6/::1/tcp/1", peer=False))
-    assert not is_loopback(parse_address("/dns4/localhost/tcp/1", peer=False))
+    assert is_loopback(parse_address("/dns4/localhost/tcp/1", peer=False))
 
 
 KNOWN = PrivateIdentity.from_protobuf(VECTOR).peer

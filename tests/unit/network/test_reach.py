@@ -13,6 +13,7 @@ from swarm.network.libp2p.attach import AttachedP2P
 from swarm.network.reach.presence import Presence
 from swarm.network.reach.reachability import Dialback, Reach, Reachable, believed, find_relay
 from swarm.network.reach.service import Turns
+from swarm.network.reach.standing import KnownRelays
 from swarm.security.signing import PrivateIdentity
 
 ME, OTHER = PrivateIdentity.generate().peer, PrivateIdentity.generate().peer
@@ -41,7 +42,7 @@ def test_addresses_found_by_others_are_believed_where_we_were_seen_and_only_two(
 
 
 def presence_of(*own: str) -> Presence:
-    made = Presence(NOBODY, own, SystemClock(), relaying=False)
+    made = Presence(NOBODY, own, SystemClock(), None, KnownRelays())
     made._virtual = frozenset()
     return made
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import Any, cast
 
 from swarm.errors import Refused
 from swarm.ids import PeerId
-from swarm.network.protocols import Endpoint
 from swarm.network.reach.leases import RelayLease
-from swarm.network.reach.reachability import RESERVE, Reserved
+from swarm.network.reach.reachability import Reserved
 from swarm.network.reach.seats import RESERVED_S
 from swarm.security.signing import PrivateIdentity
 from tests.harness.expect import eventually
@@ -28,18 +26,17 @@ class _Endpoint:
         self.willing, self.asked = set(willing), list[PeerId]()
         self.refusals = Counter[PeerId]()
 
-    async def call(self, target: PeerId, method: str, *args: Any, **kwargs: Any) -> tuple[Reserved, memoryview]:
+    async def reserve(self, target: PeerId) -> Reserved:
         """A reservation."""
-        assert method == RESERVE
         self.asked.append(target)
         self.refusals[target] -= 1
         if self.refusals[target] >= 0 or target not in self.willing:
             raise Refused("this peer relays for nobody")
-        return Reserved(seconds=RESERVED_S, addresses=(f"/ip4/10.0.0.1/tcp/1/p2p/{target}",)), memoryview(b"")
+        return Reserved(seconds=RESERVED_S, addresses=(f"/ip4/10.0.0.1/tcp/1/p2p/{target}",))
 
 
 def lease_of(endpoint: _Endpoint, clock: DialClock | None = None) -> RelayLease:
-    return RelayLease(cast(Endpoint, endpoint), clock or DialClock(100.0), lambda: PEERS)
+    return RelayLease(ME, clock or DialClock(100.0), lambda: PEERS, lambda peer: endpoint.reserve(peer), lambda: None)
 
 
 async def test_lease_asks_twelve_in_one_go_and_those_who_refused_last_of_all() -> None:
@@ -112,13 +109,13 @@ async def test_relay_that_withdraws_while_it_is_asked_is_not_taken() -> None:
     endpoint = _Endpoint(*PEERS[:2])
     lease = lease_of(endpoint)
     await lease.renew()
-    ask = endpoint.call
+    ask = endpoint.reserve
 
-    async def withdrawing(target: PeerId, *args: Any, **kwargs: Any) -> tuple[Reserved, memoryview]:
+    async def withdrawing(target: PeerId) -> Reserved:
         if target == PEERS[0]:
             lease.withdrawn(target)
-        return await ask(target, *args, **kwargs)
+        return await ask(target)
 
-    endpoint.call = withdrawing  # type: ignore[method-assign]
+    endpoint.reserve = withdrawing  # type: ignore[method-assign]
     await lease.renew()
     assert lease.relays == (PEERS[1],)

@@ -185,7 +185,7 @@ def test_invite_that_a_line_break_has_cut_is_put_together() -> None:
 def test_address_of_a_compose_service_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def resolve(name: str, port: None, type: int) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+    def resolve(name: str, port: None, family: int, type: int) -> list[tuple[int, int, int, str, tuple[str, int]]]:
         asked.append(name)
         return [(socket.AF_INET, type, 6, "", ("172.18.0.2", 0))]
 

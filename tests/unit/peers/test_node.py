@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from peers import node
+from peers import reaching
 from peers.exit_codes import EXIT_UNREACHABLE, exit_code_of
 from peers.guards import watch_daemon
 from peers.node import MAX_DESCRIPTORS, Node, allow_descriptors
@@ -65,12 +65,18 @@ async def test_node_whose_contacts_do_not_answer_tries_some_more_times(
         return "up"
 
     monkeypatch.setattr(LibP2PEndpoint, "open", come_up)
-    monkeypatch.setattr(node, "CONTACT_PAUSE_S", 0.0)
+    monkeypatch.setattr(reaching, "CONTACT_PAUSE_S", 0.0)
+    settings = PeerSettings(
+        home=tmp_path,
+        role="stage",
+        bootstrap=(f"/ip4/192.0.2.1/tcp/4001/p2p/{load_or_create(tmp_path / 'other.key').peer}",),
+    )
+    opening = reaching.open_endpoint(settings, load_or_create(tmp_path / "identity.key"), SystemClock(), NullSink())
     if late < CONTACT_TRIES:
-        assert await _node(tmp_path)._open_endpoint() == "up"
+        assert await opening == "up"  # type: ignore[comparison-overlap]
     else:
         with pytest.raises(RunEnded, match="cannot reach"):
-            await _node(tmp_path)._open_endpoint()
+            await opening
     assert len(tried) == min(late + 1, CONTACT_TRIES)
 
 
