@@ -114,6 +114,9 @@ class _Opened(_Endpoint):
         """See LibP2PEndpoint."""
         self.may = may
 
+    def allow_questions(self, may: Callable[[PeerId], bool]) -> None:
+        """See LibP2PEndpoint."""
+
 
 class _Membership:
     """What a node asks a membership: its roster."""
