@@ -4,6 +4,8 @@ Every peer is a member of the run: it answers the step's leader, watches some ot
 its role (``swarm.membership.roles``). The command line and the local launcher call :func:`run_peer`.
 """
 
+# Over 400 lines: the order in which one peer is put together, told in one piece.
+
 from __future__ import annotations
 
 import asyncio
@@ -23,6 +25,7 @@ from peers.checkpoints.keeper import CheckpointKeeper
 from peers.checkpoints.writer import keep_run, run_directory_of
 from peers.console.narration import EventNarration
 from peers.console.words import command_to_join, one_line, reason_of, report_error, with_commands
+from peers.control.admitting import Admitting
 from peers.control.answers import NodeCommands
 from peers.control.server import ControlServer
 from peers.dashboard.start import serve_own
@@ -44,6 +47,7 @@ from swarm.errors import ConfigError, DeadlineMissed, Ending, PeerError, RunEnde
 from swarm.events import EventSink, PeerStarted, PeerStopped, Resumed, RunFound
 from swarm.health.watch import HealthWatch
 from swarm.ids import PeerId, RunId
+from swarm.membership.admission import open_gate
 from swarm.membership.composition import compose
 from swarm.membership.contact import (
     ask_standing,
@@ -59,6 +63,7 @@ from swarm.network.discovery.manifest import ManifestService
 from swarm.network.endpoint import LibP2PEndpoint
 from swarm.network.libp2p.identity import StoredIdentity, load_or_create
 from swarm.pipeline.batch import BatchSource
+from swarm.security.credentials import credential_of
 from swarm.step.calls import first_leaf
 
 logger = logging.getLogger(__name__)
@@ -220,6 +225,8 @@ class Node:
         """Learn what the run is, become a member, and stay one until its last step is closed or it has left."""
         manifest, tokenizer = await self._find_run(endpoint)
         _check_stage(self._settings.options.stage, manifest)
+        shown = self._settings.credential
+        admission = open_gate(manifest, endpoint, None if shown is None else credential_of(shown))
         files = await asyncio.to_thread(files_here, manifest.model, self._settings)
         await asyncio.to_thread(family_of(manifest.model).warm_up)
         if (kept := self._settings.run_directory) is not None:
@@ -239,8 +246,10 @@ class Node:
             activation_checkpointing=self._settings.options.activation_checkpointing,
             deferred_weights=self._settings.options.deferred_weights == "on",
             files=files,
+            admission=admission,
         )
-        for service in [*frozen_services(manifest.model, files), ManifestService(manifest.canonical(), tokenizer)]:
+        manifests = ManifestService(manifest.canonical(), tokenizer, named=manifest.admission.closed)
+        for service in [*frozen_services(manifest.model, files), manifests]:
             endpoint.mount(service)
         await self._reaching(endpoint.enter(manifest.run_id))
         # First, so that the addresses told to others hold the relays through which they must come.
@@ -316,7 +325,8 @@ class Node:
         vitals = VitalsService(membership.situation, device, endpoint, self._clock, endpoint.links)
         endpoint.mount(vitals)
         board = VitalsBoard(endpoint, self._clock, vitals)
-        self._commands.adopt(around.manifest, endpoint, membership, around.watch, board)
+        admitting = Admitting.of(self._settings, self._identity.private, around, membership)
+        self._commands.adopt(around.manifest, endpoint, membership, around.watch, board, admitting)
         self._orders.adopt(functools.partial(self._leave, endpoint, membership))
         self._first |= {contact, founder}  # the genesis comes from its founder before there is a roster
         return membership
@@ -340,6 +350,7 @@ class Node:
                 steps=manifest.run.steps,
                 wire=manifest.run.wire,
                 source=source,
+                admission=manifest.admission.mode,
             )
         )
 

@@ -47,6 +47,7 @@ class PeerSettings(BaseModel):
             and those they end with; ``{run}`` in it stands for the run's name and id.
         checkpoints_kept: How many older ones stay; None: all.
         resume: A bootstrap founds the run with the checkpoint of that step there.
+        credential: What admits it, where one must be admitted, as JSON.
         control: The socket on which it answers ``swarm status``; None: it does not.
         back: Who starts it again after a pause or a crash, and after what it has come back; None: nobody does.
         verbose: On stdout it tells what happens.
@@ -74,6 +75,7 @@ class PeerSettings(BaseModel):
     run_directory: Path | None = None
     checkpoints_kept: Annotated[int, Field(ge=1)] | None = None
     resume: Annotated[int, Field(ge=0)] | None = None
+    credential: str | None = None
     control: Path | None = None
     back: Return | None = None
     verbose: bool = False

@@ -19,11 +19,12 @@ from pydantic import Field, StringConstraints, ValidationError, ValidationInfo, 
 from swarm import WIRE_VERSION
 from swarm.averaging.config import AveragingConfig, check_averaging
 from swarm.compression.registry import AUTO, EXACT, SAME, ActivationChoice, GradientChoice, exact_codec
+from swarm.consensus.admissions import AdmissionConfig
 from swarm.consensus.copies import MAX_COPIES
 from swarm.consensus.records import record_bytes
 from swarm.disk import read_named
 from swarm.errors import ConfigError, OtherWire
-from swarm.ids import RunId
+from swarm.ids import PeerId, RunId
 from swarm.models.gpt_config import GptConfig
 from swarm.models.registry import AnyModel, config_type, family_of
 from swarm.models.spec import SplitConfig
@@ -32,6 +33,7 @@ from swarm.optim.muon import MAX_WIDTH
 from swarm.optim.schedules import OptimizerConfig
 from swarm.pipeline.batch import BatchConfig
 from swarm.schema import Section, in_words, keys_at
+from swarm.security.signing import public_key_of
 
 _NAME, _NONCE, _SHA256 = r"^[a-z0-9][a-z0-9-]{0,40}$", r"^([0-9a-f]{16})?$", r"^[0-9a-f]{64}$"
 _TOKEN = r"^[a-z]{2,10}_token$"
@@ -158,6 +160,7 @@ class Manifest(Section):
     codecs: Annotated[CodecConfig, Field(validate_default=True)] = CodecConfig()
     speed: Annotated[SpeedConfig, Field(exclude_if=lambda speed: not speed.overlaps)] = SpeedConfig()
     rebalance: Annotated[RebalanceConfig, Field(exclude_if=lambda moving: not moving.moves)] = RebalanceConfig()
+    admission: Annotated[AdmissionConfig, Field(exclude_if=lambda admission: not admission.closed)] = AdmissionConfig()
 
     @field_validator("codecs")
     @classmethod
@@ -226,7 +229,8 @@ def check_manifest(manifest: Manifest) -> None:
     if manifest.batch.packing == "documents" and not family.packs:
         why = f"{family.described.split(',')[0]} carries what it has read from one document of a row into the next"
         raise ConfigError("batch.packing", "documents", '"stream" for this model', "Leave it out.", why=why)
-    size = record_bytes(manifest.step_microbatches, split.stages, start.stage_hosts + start.trainers + 1)
+    members = start.stage_hosts + start.trainers + 1
+    size = record_bytes(manifest.step_microbatches, split.stages, members, closed=manifest.admission.closed)
     if size > MAX_BODY_BYTES:
         local = manifest.averaging.mode == "local"
         raise ConfigError(
@@ -240,6 +244,7 @@ def check_manifest(manifest: Manifest) -> None:
     check_optimizer(manifest)
     check_speed(manifest)
     check_rebalance(manifest)
+    check_admission(manifest.admission)
     parent = manifest.run.parent
     if parent is not None and parent.step >= manifest.run.steps:
         raise ConfigError(
@@ -316,6 +321,27 @@ def check_rebalance(manifest: Manifest) -> None:
     if not manifest.run.copies:
         why = "a host moves to a part of which it keeps a copy, and nobody keeps any"
         raise ConfigError(key, value, '"off" with run.copies = 0', "Set run.copies = 2, or leave it out.", why=why)
+
+
+def check_admission(admission: AdmissionConfig) -> None:
+    """Whether issuers and threshold fit. Raises ConfigError."""
+    if not admission.closed:
+        if admission.issuers:
+            raise ConfigError("admission.issuers", list(admission.issuers), 'none with admission.mode = "open"',
+                              'Set admission.mode = "token", or leave them out.')  # fmt: skip
+        return
+    for issuer in admission.issuers:
+        if public_key_of(PeerId(issuer)) is None:
+            raise ConfigError(
+                "admission.issuers",
+                issuer,
+                "peer ids, as 12D3KooW…",
+                "Correct it: each is the id of a peer that may invite.",
+            )
+    if admission.threshold > max(1, len(set(admission.issuers))):
+        raise ConfigError("admission.threshold", admission.threshold,
+                          f"at most the number of issuers, {len(set(admission.issuers))}",
+                          "Name more of them.")  # fmt: skip
 
 
 def check_optimizer(manifest: Manifest) -> None:

@@ -11,6 +11,7 @@ SwarmError
 │   ├── WrongStep          the message belongs to a step that is not open there
 │   ├── Superseded         a later term, or a newer attempt, has taken the place of what was asked about
 │   ├── Refused            a reasoned no
+│   │   └── Unadmitted         the caller is nobody there yet: its credential is to be shown first
 │   └── Violation          it sent what no honest peer sends: oversized, wrong shape, dtype, NaN, forged
 │       └── SpeaksOtherWire    found here and not told: its frames are of another wire version
 ├── RoundFailed        an averaging round broke; nobody may apply its result
@@ -50,6 +51,7 @@ class Advice(StrEnum):
     commands finds it in an error's text, and says it with them."""
 
     NEW_INVITE = "Ask somebody in the run for a new invite."
+    NEW_GRANT = "Ask an issuer of the run for a new invite."
     JOIN_ANEW = "Ask somebody in the run for a new invite, and join with that one."
     JOIN_FOUNDER = "Join with an invite from the founder, or from another peer that waits."
     FOUND_AGAIN = (
@@ -159,6 +161,12 @@ class Refused(PeerError):
     code = "refused"
 
 
+class Unadmitted(Refused):
+    """Nobody knows the caller there: it has shown no credential, or one that does not count."""
+
+    code = "unadmitted"
+
+
 class Violation(PeerError):
     """No honest peer sends this: the stream is closed and nothing of it is kept."""
 
@@ -171,7 +179,7 @@ class SpeaksOtherWire(Violation):
 
 PEER_ERRORS: dict[str, type[PeerError]] = {
     error.code: error
-    for error in (PeerError, Unreachable, DeadlineMissed, Busy, WrongStep, Superseded, Refused, Violation)
+    for error in (PeerError, Unreachable, DeadlineMissed, Busy, WrongStep, Superseded, Refused, Unadmitted, Violation)
 }
 
 

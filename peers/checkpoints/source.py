@@ -14,6 +14,7 @@ from peers.checkpoints.verify import check_tokenizer_file
 from peers.frozen import store_of
 from peers.home.run_directory import RunDirectory
 from peers.invites.invite import Contacts
+from peers.invites.showing import show
 from peers.manifest_file import manifest_sent
 from swarm.clock import SystemClock
 from swarm.config import Manifest, load_manifest
@@ -78,6 +79,7 @@ async def peer_source(contacts: Contacts) -> AsyncIterator[Source]:
         try:
             at = by_peer(parse_address(text, key="--from") for text in contacts.addresses)
             contact, manifest, tokenizer = await find_run(endpoint, at, contacts.run, manifest_sent)
+            show(endpoint, contacts)
             await endpoint.enter(manifest.run_id)
             head = await _head(endpoint, contact)
             members = [peer for peer in head.members.peers if peer != contact]

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import sys
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -130,23 +130,65 @@ def _lines(found: PlaceIdentity) -> str:
 # --- swarm invite ----------------------------------------------------------------------------------------------------
 
 
-def invite(peer: Peer = None, home: Home = None) -> None:
+def invite(
+    peer: Peer = None,
+    home: Home = None,
+    name: Annotated[
+        str | None, typer.Option("--for", metavar="NAME", help="Whom it admits, in a run that admits by invite.")
+    ] = None,
+    role: Annotated[
+        str | None,
+        typer.Option("--role", metavar="<stage|trainer|observer|any>", help="What the holder may do.  [default: any]"),
+    ] = None,
+    expires: Annotated[
+        str | None, typer.Option("--expires", metavar="TIME", help="How long it can be used: 12h, 7d.  [default: 7d]")
+    ] = None,
+    holder: Annotated[
+        str | None,
+        typer.Option("--id", metavar="PEER_ID", help="The only peer that may use it; needed where peers are named."),
+    ] = None,
+    organisation: Annotated[
+        str | None, typer.Option("--organisation", metavar="NAME", help="To whom the holder belongs.")
+    ] = None,
+    no_vote: Annotated[bool, typer.Option("--no-vote", help="The holder does not vote on steps.")] = False,
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="FILE", help="Write it to a file that this user alone can read.")
+    ] = None,
+) -> None:
     """Print an invite to the run of a peer on this machine.
 
-    The invite is all that another peer needs to join. Only the invite goes to stdout; instructions go to stderr.
+    The invite is all that another peer needs to join. Only the invite goes to stdout; instructions go to stderr. In a
+    run that admits by invite (swarm new --admission) each is for one peer, named with --for, and expires; an issuer of
+    the run gives it.
 
     Example: swarm invite > invite.txt
+
+    Example: swarm invite --for ana --role trainer --expires 7d --out ana.txt
     """
+    from pathlib import Path
+
     from peers.console.words import print_error
     from peers.control.choose import choose_speaker
     from peers.control.client import ask
     from peers.home.places import home_directory
     from peers.invites.invite import parse_invite
+    from peers.invites.invite_file import write_invite
 
     place = choose_speaker(home_directory(home), peer, command="invite")
-    text = str(ask(place.control, "invite", who=place.described))
-    print(text, flush=True)
-    print("Anybody with this invite can join the run. On another machine: swarm join INVITE", file=sys.stderr)
+    wishes = {"for": name, "role": role, "expires": expires, "id": holder, "organisation": organisation}
+    given: dict[str, Any] = {key: value for key, value in wishes.items() if value is not None}
+    given |= {"vote": False} if no_vote else {}
+    text = str(ask(place.control, "invite", who=place.described, **given))
+    if out is None:
+        print(text, flush=True)
+    else:
+        write_invite(Path(out), text)
+        print(f"The invite is in {out}.", file=sys.stderr)
+    said = "Anybody with this invite can join the run."
+    if (granted := parse_invite(text).granted) is not None:
+        grant = granted.grant.grant
+        said = f"Keep it secret: it is for one peer, {grant.name}, as {grant.role}, until step {grant.until_step}."
+    print(f"{said} On another machine: swarm join {'- < FILE' if out else 'INVITE'}", file=sys.stderr)
     if parse_invite(text).local:
         print_error(
             f"{place.title} can be reached from this machine only",
@@ -154,6 +196,30 @@ def invite(peer: Peer = None, home: Home = None) -> None:
             next_="start it with --listen /ip4/0.0.0.0/tcp/0 to be reached from others",
             label="note",
         )
+
+
+# --- swarm revoke ----------------------------------------------------------------------------------------------------
+
+
+def revoke(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whom the invite was for.")],
+    peer: Peer = None,
+    home: Home = None,
+) -> None:
+    """Take back what was granted to somebody, used or not.
+
+    A member is cut off at once, and out of the roster with the next record. An issuer of the run decides it alone (or
+    as many of them as sign each invite); without issuers more than half of the members that vote do, each with this
+    command.
+
+    Example: swarm revoke ana
+    """
+    from peers.control.choose import choose_speaker
+    from peers.control.client import ask
+    from peers.home.places import home_directory
+
+    place = choose_speaker(home_directory(home), peer, command="revoke")
+    print(ask(place.control, "revoke", who=place.described, name=name), flush=True)
 
 
 # --- swarm peers -----------------------------------------------------------------------------------------------------

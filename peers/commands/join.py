@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from peers.local.siblings import Company
     from peers.settings import PeerSettings
     from peers.sharing.choice import Return
+    from swarm.security.credentials import Credential
 
 
 CHECKPOINTS_KEPT = 3
@@ -90,6 +91,8 @@ def join(options: PeerOptions, *, words: bool, json_lines: bool, company: Compan
     with take_place(home, options.place, clock=SystemClock(), run=run, role=role, data=data) as place:
         who = know_thyself(place, options.name)
         say("identity", who.described())
+        if contacts.granted is not None:
+            say("invite", _keep(place, contacts.granted.credential(who.peer)))
         say("contact", f"dialling {', '.join(contacts.addresses)}")
         peer = _peer_settings(place, who, contacts, options)
         place.trains_on(data)
@@ -163,6 +166,7 @@ def _peer_settings(place: HeldPlace, who: Who, contacts: Contacts, options: Peer
         frozen=(home_directory(options.home) / FROZEN).absolute(),
         checkpoints_kept=CHECKPOINTS_KEPT,
         patience_s=None,
+        credential=None if contacts.run is None else place.credential(contacts.run),
         control=place.control.absolute(),
         options=options,
     )
@@ -178,6 +182,17 @@ def _checked_data(options: PeerOptions) -> tuple[str, str]:
         return "the text that comes with Python; your own with --data", ""
     found = check_data(data)
     return f"{data.path}: {found.words}", found.digest
+
+
+def _keep(place: HeldPlace, credential: Credential) -> str:
+    """Keep what admits the place's peer; returns what it does, in words."""
+    try:
+        place.admitted(credential.grant.run, credential.text())
+    except OSError as error:
+        raise ConfigError("--home", str(place.path), "a directory with room for what admits this peer",
+                          "Make room, or choose another with --home.", why=str(error.strerror)) from None  # fmt: skip
+    grant = credential.grant
+    return f"for {grant.name}, as {grant.role}, until step {grant.until_step}"
 
 
 def _title(role: str) -> str:

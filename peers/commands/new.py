@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from peers.founding_files import Founded
     from peers.invites.invite_file import Past
     from swarm.config import Manifest
+    from swarm.ids import PeerId
 
 
 def new(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines: bool) -> int:
@@ -68,13 +69,14 @@ def new(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines
     store = frozen_store(options.home) if founded.resumed is None else store_of(founded.resumed.directory)
     frozen = with_frozen(founded.manifest, founded.model_files, store, lambda text: say("frozen", text))
     founded = dataclasses.replace(founded, manifest=frozen)
-    for label, text in summary(founded):
-        say(label, text)
-    run_id = founded.manifest.run_id
-    with take_place(home, options.place, clock=SystemClock(), run=run_id, role="bootstrap") as place:
+    taken = take_place(home, options.place, clock=SystemClock(), run=founded.manifest.run_id, role="bootstrap")
+    with taken as place:
         who = know_thyself(place, options.name)
+        founded = with_issuer(founded, who.peer)
+        for label, text in summary(founded):
+            say(label, text)
         say("identity", who.described())
-        run = founded.manifest.run
+        run, run_id = founded.manifest.run, founded.manifest.run_id
         session = open_session(place, who, role="bootstrap", run=run_id, run_name=run.name)
         manifest_file, tokenizer_file = founded.write(session)
         say("files", f"{session}")
@@ -89,12 +91,22 @@ def new(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines
             frozen=store.root.absolute(),
             **_resumed(founded),
             patience_s=None,
+            credential=place.credential(run_id),
             control=place.control.absolute(),
             options=options.of_founder(),
             verbose=words,
             json_lines=json_lines,
         )
         return live(place, peer)
+
+
+def with_issuer(founded: Founded, founder: PeerId) -> Founded:
+    """Return a run that not everybody may join with its founder as the issuer, where it names none yet."""
+    manifest = founded.manifest
+    if not manifest.admission.closed or manifest.admission.issuers:
+        return founded
+    named = manifest.admission.model_copy(update={"issuers": (str(founder),)})
+    return dataclasses.replace(founded, manifest=manifest.model_copy(update={"admission": named}))
 
 
 def _past(file: Path, options: PeerOptions) -> Past | None:
@@ -144,6 +156,7 @@ def summary(founded: Founded) -> list[tuple[str, str]]:
         *(profile_lines(founded.profile, manifest.model_dump(mode="json")) if founded.profile else ()),
         ("tokenizer", f"{manifest.tokenizer.digest[:16]}, from {founded.tokenizer_from}"),
         ("starts", f"when {count(start.stage_hosts, 'stage host')} and {count(start.trainers, 'trainer')} are here"),
+        *_admission(manifest),
         *_votes(manifest),
         ("ends", f"after {count(run.steps, 'step')}"),
         *_private(manifest),
@@ -161,6 +174,15 @@ def _memory(manifest: Manifest) -> str:
     parts = {spec.name: part_training_bytes(manifest, spec) for spec in specs}
     largest = max(parts, key=lambda name: parts[name])
     return f"{parts[largest] / 1e9:.2g} GB and activations for the largest part, {largest}"
+
+
+def _admission(manifest: Manifest) -> list[tuple[str, str]]:
+    """Who may join, where that is not everybody."""
+    admission = manifest.admission
+    if not admission.closed:
+        return []
+    how = "who has an invite for one peer" if admission.mode == "token" else "the peers that issuers name"
+    return [("admits", f"{how}; {count(len(admission.issuers), 'issuer')}, {admission.threshold} must sign")]
 
 
 def _votes(manifest: Manifest) -> list[tuple[str, str]]:

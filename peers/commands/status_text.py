@@ -240,11 +240,25 @@ def _facts(standing: StatusReport) -> list[tuple[str, str]]:
         ("tokens/s", "" if standing.tokens_per_s is None else amount(standing.tokens_per_s)),
         ("memory", "" if standing.memory is None else memory_text(standing.memory)),
         ("relays", relaying_text(standing.relaying) if standing.relaying else ""),
+        *_admission(standing),
         ("reach", standing.reachability),
         *(("address", address) for address in standing.addresses),
         ("since", when(standing.started)),
     ]
     return [(label, text) for label, text in facts if text]
+
+
+def _admission(standing: StatusReport) -> list[tuple[str, str]]:
+    """Return who may join, and who was admitted and revoked, where not everybody may."""
+    admission = standing.admission
+    if admission is None:
+        return []
+    admitted = [("admitted", f"{name}, as {role}: {peer}") for name, role, peer in admission.admitted]
+    return [
+        ("admits", f"{admission.mode}; issuers: {', '.join(admission.issuers) or 'none is left'}"),
+        *admitted,
+        ("revoked", ", ".join(admission.revoked)),
+    ]
 
 
 def _traces(state: PlaceState, alone: bool) -> list[tuple[str, str]]:

@@ -67,7 +67,7 @@ class EventNarration:
                 write_invite(self._file, invite.text())
             except ConfigError as error:  # it was looked at before: the disk has filled up, or is gone
                 logger.error("nobody can read the invite: %s", error)
-        self._sink.emit(Invited(invite=invite.text()))
+        self._sink.emit(Invited(invite=invite.text(), admission=run.admission))
 
 
 # --- events as lines of JSON -----------------------------------------------------------------------------------------

@@ -143,7 +143,7 @@ class EventPrinter:
                 if not self._founder:
                     self._tell(event)
             case Invited():
-                self._invite(event.invite)
+                self._invite(event)
             case StateDownloaded():
                 self._told.synced = event.step
                 self._tell(event)
@@ -193,8 +193,14 @@ class EventPrinter:
             members = event.roster if isinstance(event, RunStarted) else event.joined
             self._told.names |= {str(one.get("peer")): harmless(str(one["name"])) for one in members if one.get("name")}
 
-    def _invite(self, invite: str) -> None:
-        join = f"{command_name()} join {invite}"
+    def _invite(self, event: Invited) -> None:
+        invite, join = event.invite, f"{command_name()} join {event.invite}"
+        if event.admission != "open":
+            named = " --id PEER_ID" if event.admission == "organisation" else ""
+            self._voice.say(labelled("invite", "this run admits by invite, one for each peer. In another terminal:"))
+            for role in ("stage", "trainer"):
+                self._voice.say(f"{command_name()} invite --for NAME --role {role}{named}")
+            return
         self._voice.say(f"{labelled('invite', 'for whoever shall take part:')}\n{invite}")
         self._voice.say(f"To hold a stage, in another terminal or on another machine:\n{join} --role stage")
         self._voice.say(

@@ -84,6 +84,7 @@ def with_commands(text: str, error: SwarmError | None = None) -> str:
 
 _COMMANDS: Mapping[Advice, str] = {
     Advice.NEW_INVITE: "Ask somebody in the run for a new invite: swarm invite",
+    Advice.NEW_GRANT: "Ask an issuer of the run for a new one: swarm invite --for NAME --role ROLE",
     Advice.JOIN_ANEW: "Ask somebody in the run for a new invite (swarm invite), and join with that one.",
     Advice.JOIN_FOUNDER: "Join with an invite from the founder, or from another waiting peer: run swarm invite there.",
     Advice.FOUND_AGAIN: "The founder starts the same run again, on its machine, with: swarm new FILES/run.toml (FILES: "

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from peers.console.words import codecs_text
+from peers.control.admitting import Admitting, granted_by, open_run
 from peers.control.server import Command
 from peers.control.status import MemberReport, StatusReport, SwarmLook
 from peers.invites.invite import invite_to
@@ -38,6 +40,7 @@ class NodeCommands:
         self._membership: Membership | None = None
         self._watch: HealthWatch | None = None
         self._board: VitalsBoard | None = None
+        self._admitting: Admitting | None = None
 
     def adopt(
         self,
@@ -46,8 +49,11 @@ class NodeCommands:
         membership: Membership,
         watch: HealthWatch,
         board: VitalsBoard | None = None,
+        admitting: Admitting | None = None,
     ) -> None:
-        """The peer takes part in a run; ``watch`` says who of the others does not answer, ``board`` how they are."""
+        """The peer takes part in a run; ``watch`` says who of the others does not answer, ``board`` how they are;
+        ``admitting`` lets others in, where they must be."""
+        self._admitting = admitting
         self._manifest, self._endpoint, self._membership = manifest, endpoint, membership
         self._watch, self._board = watch, board
 
@@ -58,6 +64,7 @@ class NodeCommands:
             "peers": self._peers,
             "drain": self._drain,
             "invite": self._invite,
+            "revoke": self._revoke,
             "look": self._look,
         }
 
@@ -101,6 +108,7 @@ class NodeCommands:
             mixed=0 if situation is None else situation.mixed,
             mixed_alone=0 if situation is None else situation.mixed_alone,
             memory=None if situation is None else situation.memory(),
+            admission=None if self._admitting is None else self._admitting.report(),
         )
 
     def _codecs(self) -> str:
@@ -208,10 +216,11 @@ class NodeCommands:
     async def _invite(self, request: Mapping[str, Any]) -> str:
         if self._manifest is None or self._endpoint is None:
             raise RunEnded("this peer has not found its run yet: try again in a moment", Ending.FAILED)
-        return self.invite()
+        granted = granted_by(self._admitting, request)
+        invite = invite_to(self._manifest.run_id, self._manifest.run.name, self._endpoint.addresses)
+        return dataclasses.replace(invite, granted=granted).text()
 
-    def invite(self) -> str:
-        """The text with which others join through this peer. It must have adopted a run."""
-        assert self._manifest is not None  # noqa: S101 - said above
-        assert self._endpoint is not None  # noqa: S101 - said above
-        return invite_to(self._manifest.run_id, self._manifest.run.name, self._endpoint.addresses).text()
+    async def _revoke(self, request: Mapping[str, Any]) -> str:
+        if self._admitting is None:
+            raise open_run("nobody is revoked")
+        return self._admitting.revoke(str(request.get("name", "")))

@@ -16,6 +16,17 @@ ALONE = "alone: nobody to average with"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionReport:
+    """Who may join, as the newest record says that is known there: the mode, the issuers' peer ids, whom grants
+    admitted, by name with role and peer id, and the names of those that were revoked."""
+
+    mode: str
+    issuers: tuple[str, ...]
+    admitted: tuple[tuple[str, str, str], ...]
+    revoked: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StatusReport:
     """One peer, now. ``waiting_for`` is empty unless it waits; ``reason`` says why it holds its part.
 
@@ -32,6 +43,7 @@ class StatusReport:
     it was started, ``mixed_alone`` of these with nobody. ``started`` is seconds since the epoch; ``memory`` is
     None before it takes part in a run. Of a relay (``swarm relay``) ``relaying`` has its figures by name: ``seats``,
     ``runs``, ``circuits``, ``relayed_bytes``, ``refused``; None of all others.
+    ``admission`` is there where not everybody may join.
     """
 
     schema: int = SCHEMA
@@ -68,6 +80,7 @@ class StatusReport:
     mixed_alone: int = 0
     memory: MemoryReport | None = None
     relaying: Mapping[str, int] | None = None
+    admission: AdmissionReport | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from peers.console.words import count
 from peers.dashboard.overview import Overview
 from peers.invites.invite import Contacts
+from peers.invites.showing import show
 from peers.manifest_file import manifest_sent
 from peers.options.model import ANY_PORT
 from swarm.clock import Clock
@@ -86,6 +87,7 @@ class ObserverSource:
             try:
                 expected = None if contacts.run is None else RunId(contacts.run)
                 contact, manifest, _ = await find_run(endpoint, by_peer(addresses), expected, manifest_sent)
+                show(endpoint, contacts)
                 await endpoint.enter(manifest.run_id)
                 self = cls(endpoint, clock, manifest, contact)
                 self._following = following = asyncio.create_task(self._follow())

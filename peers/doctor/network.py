@@ -19,6 +19,7 @@ from typing import Any
 from multiaddr import Multiaddr
 
 from peers.invites.invite import Contacts
+from peers.invites.showing import show
 from peers.manifest_file import manifest_sent
 from swarm.clock import Clock
 from swarm.config import Manifest
@@ -153,6 +154,7 @@ async def guest_of(
         endpoint = await _open(Path(scratch), at, listen, clock, startup_s)
         try:
             contact, manifest, _ = await find_run(endpoint, by_peer(at), contacts.run, manifest_sent)
+            show(endpoint, contacts)
             await endpoint.enter(manifest.run_id)
             seen = await _look(endpoint, clock, contact, manifest)
             yield RunGuest(endpoint, clock, seen, contacts)

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 from peers.console.words import another_path, reason_of
 from peers.exit_codes import EXIT_ERROR, exit_code_of
 from peers.home.place_state import PlaceEnd, PlaceState, read_state, write_state
+from swarm.disk import write_whole
 from swarm.errors import ConfigError, SwarmError
 
 if TYPE_CHECKING:
@@ -121,6 +122,20 @@ class HeldPlace:
     def kept_by(self, keeper: int) -> None:
         """Note the process that starts this peer again. Raises OSError when the disk refuses."""
         self._note(keeper=keeper)
+
+    def admitted(self, run: str, credential: str) -> None:
+        """Keep what admits this place's peer to a run, for when it comes back. Raises OSError when the disk refuses."""
+        write_whole(self._credential(run), [credential.encode()], mode=0o600)
+
+    def credential(self, run: str) -> str | None:
+        """Return what was kept; None where nothing was."""
+        try:
+            return self._credential(run).read_text()
+        except (OSError, UnicodeDecodeError):
+            return None
+
+    def _credential(self, run: str) -> Path:
+        return self.path / f"credential-{run[:16]}.json"
 
     def ended(self, reason: str, exit_code: int) -> None:
         """Note how the peer ended; the place stays taken until :meth:`close`. Raises OSError when the disk refuses."""

@@ -1,7 +1,8 @@
 """An invite: one word to send to a friend, with all that a machine needs to find a run and to know that it is the one.
 
 ``swarm1:`` and, as base64url of compact JSON, the run's id and name, addresses of peers that are in it, and the wire
-version. It is no secret key: who has it can join, and nothing in it is worth more than that.
+version; for a run that not everybody may join what admits one peer, with a one-time key. It is no secret key beyond
+that: who has it can join.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ import re
 import socket
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from pydantic import ValidationError
 
 from peers.console.words import command_name
 from swarm import WIRE_VERSION
-from swarm.errors import ConfigError, Incompatible
-from swarm.ids import RunId
+from swarm.errors import ConfigError, Incompatible, Refused
+from swarm.ids import PeerId, RunId
 from swarm.network.addresses import is_loopback, parse_address
+from swarm.security.credentials import Credential, SignedGrant, credential_for
 
 PREFIX = "swarm1:"
 MAX_CHARACTERS = 4096
@@ -30,11 +34,34 @@ _AGAIN = "Copy it again, whole, as swarm new or swarm invite prints it."
 _ANY_PREFIX = re.compile(r"swarm([0-9]{1,4}):")
 _BASE64URL = re.compile(r"[A-Za-z0-9_-]+")
 _RUN = re.compile(r"[0-9a-f]{64}")
+_KEY = re.compile(r"[0-9a-f]{64}")
 _RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
 _SHOWN = 60
 _AROUND = "\"'`“”„‘’‚«»‹›<>()[]{}.,;!?*"
 _FAMILIES = {"": socket.AF_UNSPEC, "4": socket.AF_INET, "6": socket.AF_INET6}
 _UNDERSCORED = re.compile(r"/dns(?P<family>[46]?)/(?P<name>[A-Za-z0-9._-]*_[A-Za-z0-9._-]*)(?P<rest>/.*)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Granted:
+    """What admits one peer: a grant, signed, and the one-time key it is for, None where it names the peer."""
+
+    grant: SignedGrant
+    seed: bytes | None = field(default=None, repr=False)
+
+    def fields(self) -> dict[str, Any]:
+        """It as fields of an invite."""
+        return {"grant": self.grant.model_dump(mode="json"), **({} if self.seed is None else {"key": self.seed.hex()})}
+
+    def credential(self, peer: PeerId) -> Credential:
+        """Return what ``peer`` shows to others. Raises ConfigError where it was granted to another."""
+        try:
+            return credential_for(self.grant, peer, self.seed)
+        except Refused as refused:
+            raise ConfigError("INVITE", f"for {self.grant.grant.name}", "an invite for the peer that uses it",
+                              f"Join from the place that has that id ({command_name()} id shows them), with --place; "
+                              f"or have an issuer run: {command_name()} invite --for {self.grant.grant.name} "
+                              f"--id {peer}", why=refused.reason) from None  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +72,14 @@ class Invite:
     name: str
     at: tuple[str, ...]
     wire: int = WIRE_VERSION
+    granted: Granted | None = None
 
     def text(self) -> str:
-        """The invite as one word of some 200 to 600 characters; :func:`parse_invite` gives it back."""
-        fields = {"run": self.run, "name": self.name, "at": list(self.at), "wire": self.wire}
+        """The invite as one word of some 200 to 600 characters, twice as many with what admits a peer;
+        :func:`parse_invite` gives it back."""
+        fields: dict[str, Any] = {"run": self.run, "name": self.name, "at": list(self.at), "wire": self.wire}
+        if self.granted is not None:
+            fields |= self.granted.fields()
         body = json.dumps(fields, separators=(",", ":")).encode()
         return PREFIX + base64.urlsafe_b64encode(body).rstrip(b"=").decode()
 
@@ -65,6 +96,7 @@ class Contacts:
     addresses: tuple[str, ...]
     run: RunId | None = None
     run_name: str | None = None
+    granted: Granted | None = None
 
 
 def invite_to(run: RunId, name: str, addresses: Iterable[str]) -> Invite:
@@ -121,6 +153,7 @@ def contacts_from(arguments: Sequence[str]) -> Contacts:
         addresses=addresses,
         run=invites[0].run if invites else None,
         run_name=invites[0].name if invites else None,
+        granted=next((invite.granted for invite in invites if invite.granted is not None), None),
     )
 
 
@@ -212,7 +245,7 @@ def _update(wire: int) -> str:
 
 
 def _checked(text: str, fields: dict[str, Any]) -> Invite:
-    wrong = sorted(fields.keys() ^ {"run", "name", "at", "wire"})
+    wrong = sorted((fields.keys() - {"grant", "key"}) ^ {"run", "name", "at", "wire"})
     if wrong:
         what = ", ".join(f"{'no' if key in ('run', 'name', 'at') else 'a strange'} {_brief(key)}" for key in wrong)
         raise _bad(text, "an invite with run, name, at and wire", f"it has {what}")
@@ -224,7 +257,22 @@ def _checked(text: str, fields: dict[str, Any]) -> Invite:
     if not isinstance(at, list) or not 1 <= len(at) <= MAX_ADDRESSES or not all(isinstance(one, str) for one in at):
         raise _bad(text, f"1 to {MAX_ADDRESSES} addresses", f"its addresses are {_brief(at)}")
     addresses = tuple(str(parse_address(one, key="address in the invite")) for one in at)
-    return Invite(run=RunId(run), name=name, at=addresses, wire=fields["wire"])
+    return Invite(run=RunId(run), name=name, at=addresses, wire=fields["wire"], granted=_granted(text, fields))
+
+
+def _granted(text: str, fields: dict[str, Any]) -> Granted | None:
+    grant, key = fields.get("grant"), fields.get("key")
+    if grant is None and key is None:
+        return None
+    try:
+        signed = SignedGrant.model_validate_json(json.dumps(grant))
+    except ValidationError:
+        raise _bad(text, "an invite whose grant can be read", f"its grant is {_brief(grant)}") from None
+    if key is not None and not (isinstance(key, str) and _KEY.fullmatch(key)):
+        raise _bad(text, "an invite whose key can be read", "its key is none")
+    if signed.grant.run != fields["run"]:
+        raise _bad(text, "an invite to one run", "its grant is for another run")
+    return Granted(grant=signed, seed=None if key is None else bytes.fromhex(key))
 
 
 def _bad(text: str, allowed: str, why: str = "") -> ConfigError:

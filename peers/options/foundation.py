@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from peers.options.fields import MODEL_CONFIG, FilePath, Option, between, matching, settings_of
 
@@ -143,6 +143,13 @@ class Foundation:
             metavar="N", of=_NEW, manifest="run.start_when.trainers", help="Start when this many trainers have joined."
         ),
     ] = None
+    admission: Annotated[
+        Literal["open", "token", "organisation"] | None,
+        Option(
+            metavar="MODE", of=_NEW, manifest="admission.mode", default="open",
+            help="Let anybody join, or by invites for one peer each, or only peers that are named. This peer issues.",
+        ),
+    ] = None  # fmt: skip
     seed: Annotated[
         int | None,
         Option(metavar="N", of=_NEW, manifest="run.seed", help="Seed of the initial weights, but of private ends."),

@@ -31,12 +31,14 @@ from swarm.device import Device, DeviceThread, resolve_device
 from swarm.events import EventList, EventT
 from swarm.health.watch import HealthWatch
 from swarm.ids import PeerId, RunId
+from swarm.membership.admission import open_gate
 from swarm.membership.composition import compose
 from swarm.membership.membership import Membership
 from swarm.membership.roles import PeerContext
 from swarm.models.registry import lora_of
 from swarm.monitoring.recorder import Recorder
 from swarm.network.protocols import Directory, Endpoint
+from swarm.security.credentials import Credential, Grant, credential_for, sign_grant
 from swarm.security.signing import PrivateIdentity
 from swarm.sim.network import SimNetwork
 from swarm.state.frozen import FrozenStore
@@ -171,7 +173,7 @@ class LocalSwarm:
         contact: PeerId | None = None,
         **more: Any,
     ) -> PeerId:
-        identity = PrivateIdentity(hashlib.sha256(str(number).encode()).digest())
+        identity = _identity(number)
         home = self.root / name
         home.mkdir(mode=0o700, exist_ok=True)  # a peer that was started again keeps its disk
         endpoint = await self._endpoint(home, identity)
@@ -180,6 +182,7 @@ class LocalSwarm:
         settings = PeerSettings(**split({"home": home, "name": name, "role": role, **more}))
         self.numbers[name] = number
         events, clock = EventList(), self._clock(name)
+        admission = open_gate(self.manifest, endpoint, self.credential_of(name, role, identity.peer))
         around = PeerContext(
             manifest=self.manifest,
             identity=identity,
@@ -192,6 +195,7 @@ class LocalSwarm:
             activation_checkpointing=settings.options.activation_checkpointing,
             deferred_weights=settings.options.deferred_weights == "on",
             files=files_here(self.manifest.model, settings),
+            admission=admission,
         )
         self.peers[name] = LocalPeer(
             settings=settings,
@@ -207,6 +211,21 @@ class LocalSwarm:
         for hear in self.on_added:
             hear(name)
         return identity.peer
+
+    def credential_of(self, name: str, role: Any, peer: PeerId) -> Credential | None:
+        """What admits a new peer, in a run that not everybody may join: a grant of the founder's, for the whole run."""
+        issuer = _identity(0)
+        if not self.manifest.admission.closed or peer == issuer.peer:
+            return None
+        grant = Grant(
+            run=self.manifest.run_id,
+            serial=hashlib.sha256(name.encode()).hexdigest()[:16],
+            name=name,
+            role=role if role in ("stage", "trainer") else "any",
+            until_step=self.manifest.run.steps,
+            key=peer,
+        )
+        return credential_for(sign_grant(grant, issuer), peer, None)
 
     async def run(self, *, timeout_s: float = 180.0) -> None:
         """Run every membership to its end. Raises what ends one, in an ExceptionGroup."""
@@ -265,6 +284,15 @@ class LocalSwarm:
         """A peer's close records, by default the founder's, decoded; not what proves them: peers differ in it."""
         records = [json.loads(line) for line in (self.root / name / "history.jsonl").read_text().splitlines()]
         return [{key: value for key, value in record.items() if key != "decision"} for record in records]
+
+
+def _identity(number: int) -> PrivateIdentity:
+    return PrivateIdentity(hashlib.sha256(str(number).encode()).digest())
+
+
+def founder_id() -> PeerId:
+    """The founder's peer id, which is the same in every such swarm."""
+    return _identity(0).peer
 
 
 def split(given: dict[str, Any]) -> dict[str, Any]:

@@ -16,10 +16,12 @@ from typing import Annotated, Any
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
+from swarm.consensus.admissions import MAX_ORDERS, AdmissionPolicy, Admissions, check_orders
 from swarm.consensus.roster import HowToJoin, Member, Roster, join_words, lacks_server, lost_parts, serves_alone
 from swarm.errors import Refused, Violation
 from swarm.ids import ENDS, PartName, PeerId, RunId
 from swarm.schema import Count, Message, PartField, PeerIdField, SignatureField
+from swarm.security.credentials import Credential, Order
 
 MAX_CHANGES = 64
 """Of each kind in one step; who comes later is asked to try the next one."""
@@ -31,11 +33,13 @@ Verify = Callable[[PeerId, bytes, bytes], bool]
 
 
 class Admission(Message):
-    """A peer that holds its part asks to be in the roster that the record of ``step`` names."""
+    """A peer that holds its part asks to be in the roster that the record of ``step`` names; where one must be admitted
+    with its ``credential``."""
 
     step: Count
     member: Member
     signature: SignatureField
+    credential: Annotated[Credential | None, Field(exclude_if=lambda credential: credential is None)] = None
 
 
 class Departure(Message):
@@ -68,12 +72,14 @@ class Reassign(Message):
 
 
 class Changes(Message):
-    """All requests that one close record grants, and the members that were lost in its step."""
+    """All requests that one close record grants, the members that were lost in its step, and the orders that it carries
+    out."""
 
     joins: Annotated[tuple[Admission, ...], Field(max_length=MAX_CHANGES)] = ()
     leaves: Annotated[tuple[Departure, ...], Field(max_length=MAX_CHANGES)] = ()
     reassigns: Annotated[tuple[Reassign, ...], Field(max_length=MAX_CHANGES)] = ()
     absent: Annotated[tuple[PeerIdField, ...], Field(max_length=20_000)] = ()
+    orders: Annotated[tuple[Order, ...], Field(max_length=MAX_ORDERS, exclude_if=lambda orders: not orders)] = ()
 
     def end(self, before: Roster) -> bool:
         """Return whether the run ends with the record: every member of the roster ``before`` asks for it, none was
@@ -124,7 +130,7 @@ class OpenStepFacts:
 class RosterRules:
     """The limits of a run's roster. ``parts`` are all parts of its model, ``most`` the members for which a record has
     room; ``served`` as in :class:`~swarm.step.rules.StepRules`; ``dated``: members that join are noted with their first
-    step (:attr:`Member.since`); ``how`` tells people how to join."""
+    step (:attr:`Member.since`); ``how`` tells people how to join; ``admission`` says who may."""
 
     run: RunId
     parts: Sequence[PartName]
@@ -132,6 +138,7 @@ class RosterRules:
     served: bool = False
     dated: bool = False
     how: HowToJoin = join_words
+    admission: AdmissionPolicy = AdmissionPolicy()
 
 
 class ChangeRules:
@@ -151,8 +158,11 @@ class ChangeRules:
             raise Violation(f"the request of {peer} to join is forged")
         if member.part not in self._parts_of(member.role):
             raise Refused(f"a {member.role} of this run does not hold {member.part or 'nothing'}")
-        if member.worked or member.since:
+        if member.worked or member.since or member.mute:
             raise Violation(f"{peer} asks to join with work that nobody knows of")
+        if self._rules.admission.closed:
+            state = now.roster.admissions or self._rules.admission.first()
+            self._rules.admission.check_joiner(state, now.step, member, request.credential, self._verify)
         if self._rules.served and (problem := lacks_server(now.staying, member, self._rules.how)):
             raise Refused(problem)
 
@@ -213,7 +223,7 @@ class ChangeRules:
                 granted.append(request)
         room = max(0, min(MAX_CHANGES, self._rules.most - len(before) + len(granted) + len(gone)))
         return Changes(
-            joins=tuple(sorted(joins, key=lambda join: join.member.peer)[:room]),
+            joins=tuple(_each_grant_once(sorted(joins, key=lambda join: join.member.peer))[:room]),
             leaves=tuple(granted),
             absent=tuple(gone),
         )
@@ -283,6 +293,28 @@ class ChangeRules:
         moving = {move.peer for move in changes.reassigns}
         if len(joining) != len(changes.joins) or len(moving) != len(changes.reassigns):
             raise Violation("a peer that joins or moves twice in one step")
+        if _each_grant_once(changes.joins) != list(changes.joins):
+            raise Violation("two peers that join with one invite")
+
+    def admissions(self, now: OpenStepFacts, changes: Changes, following: Roster) -> Admissions | None:
+        """Return what the record with these checked changes must say of admission, whose roster is ``following``; None
+        where anybody may join. Raises Refused for orders that are not to be carried out."""
+        rules, state = self._rules.admission, now.roster.admissions
+        if not rules.closed:
+            if changes.orders:
+                raise Refused("orders in a run that anybody may join")
+            return None
+        state = state or rules.first()
+        check_orders(rules, state, changes.orders, now.roster.entitled, self._verify)
+        used = [join.credential for join in changes.joins if join.credential is not None]
+        return rules.following(state, now.step, used, changes.orders, following.peers)
+
+    def due(self, now: OpenStepFacts, orders: Collection[Order]) -> tuple[Order, ...]:
+        """Return those of the orders that the record of the open step is to carry out."""
+        state = now.roster.admissions
+        if state is None or not orders:
+            return ()
+        return tuple(self._rules.admission.due(state, orders, now.roster.entitled, self._verify))
 
     def _changed(self, now: OpenStepFacts, leaving: Collection[str], changes: Changes) -> Roster:
         """Return the roster without ``leaving``, with who joins, and with who moves at its new part. Raises Refused
@@ -291,10 +323,27 @@ class ChangeRules:
         places = {move.peer: move.part for move in changes.reassigns}
         staying = [member for member in before.members if member.peer not in leaving]
         moved = [m.model_copy(update={"part": places[m.peer], **new}) if m.peer in places else m for m in staying]
-        roster = Roster([*moved, *(join.member.model_copy(update=new) for join in changes.joins)])
+        joined = [join.member.model_copy(update={**new, **self._mute(now, join)}) for join in changes.joins]
+        roster = Roster([*moved, *joined])
         if len(roster) > max(self._rules.most, len(before)):
             raise Refused(f"a roster of {len(roster)} where a record has room for {self._rules.most}")
         return roster
+
+    def _mute(self, now: OpenStepFacts, join: Admission) -> dict[str, bool]:
+        admission = self._rules.admission
+        state = now.roster.admissions or admission.first()
+        return {"mute": True} if admission.mute(state, join.member.peer, join.credential) else {}
+
+
+def _each_grant_once(joins: Sequence[Admission]) -> list[Admission]:
+    """Return them without those that use a grant that one before them uses."""
+    used, found = set[str](), list[Admission]()
+    for join in joins:
+        serial = "" if join.credential is None else join.credential.grant.serial
+        if serial not in used:
+            found.append(join)
+        used |= {serial} - {""}
+    return found
 
 
 def _another(member: Member, how: HowToJoin) -> str:

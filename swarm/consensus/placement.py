@@ -18,6 +18,7 @@ from swarm.consensus.roster import Member, Role, Roster
 from swarm.errors import Refused
 from swarm.ids import ENDS, PartName, PeerId, stage_of, stage_part
 from swarm.schema import BesideField, Message, PeerIdField, RegionField
+from swarm.security.credentials import Credential
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +151,7 @@ def _draw(peer: str, stage: int) -> bytes:
 
 class Candidate(Message):
     """A peer that asks to be in the first roster; ``stage`` is its wish, if it has one, ``unfit`` are the stages that
-    its memory does not hold."""
+    its memory does not hold; ``credential`` what admits it, where one must be admitted."""
 
     peer: PeerIdField
     role: Role
@@ -161,6 +162,7 @@ class Candidate(Message):
     outgoing: bool = False
     beside: BesideField = ()
     unfit: tuple[Annotated[int, Field(ge=0, lt=512)], ...] = ()
+    credential: Credential | None = None
 
     def fitting(self, stages: int) -> list[int]:
         """Return the stages that it can hold; all of them where it says of each that it cannot."""

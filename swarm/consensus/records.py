@@ -21,6 +21,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
+from swarm.consensus.admissions import ADMISSIONS_BYTES, Admissions
 from swarm.consensus.committed import UnpackedRow, pack, unpack
 from swarm.consensus.roster import Member, Roster
 from swarm.errors import Refused
@@ -130,7 +131,7 @@ class Confirmation(Message):
         return {peer: bytes.fromhex(signed) for peer, signed in self.acceptances.items()}
 
 
-_LEFT_OUT = frozenset({"links", "paces", "codecs", "ended", "caps", "late", "spread_ms"})
+_LEFT_OUT = frozenset({"links", "paces", "codecs", "ended", "caps", "late", "spread_ms", "admissions"})
 """Fields of a record that are not written where they say nothing."""
 
 
@@ -150,7 +151,8 @@ class CloseRecord(Message):
     finds in the same way (``swarm.step.boundary_codecs``); empty where the manifest says them. ``caps`` are factors for
     the means of parts whose norm was far out (``swarm.optim.clipping``), beside ``clip``. ``late`` are the replicas
     that were not ready for the close, and are members as before, with what they are owed; ``spread_ms`` is how much
-    arrivals usually differ (``swarm.step.lateness``). Size: see :func:`record_bytes`.
+    arrivals usually differ (``swarm.step.lateness``). ``admissions`` are there in a run that not
+    everybody may join. Size: see :func:`record_bytes`.
 
     ``lineage`` is 0 for what a majority decided. Without one it is the step of the first record that those who were
     there closed by themselves (``swarm.consensus.branches``), until one that carries its ``confirmation``.
@@ -179,6 +181,7 @@ class CloseRecord(Message):
     caps: Annotated[dict[PartField, Cap], Field(max_length=1025)] = {}
     late: Annotated[dict[PeerIdField, Late], Field(max_length=20_000)] = {}
     spread_ms: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+    admissions: Admissions | None = None
     confirmation: Confirmation | None = None
     previous: DigestField
 
@@ -198,7 +201,7 @@ class CloseRecord(Message):
     @cached_property
     def members(self) -> Roster:
         """The next step's roster: one object, since much is found from a roster once (``copies.copy_duties``)."""
-        return Roster(self.roster)
+        return Roster(self.roster, self.admissions)
 
     @property
     def founding(self) -> bool:
@@ -376,13 +379,14 @@ MAX_ASIDE, ASIDE_BYTES = 2048, 400
 More than the trainers that it has room for, so that each may put one aside."""
 
 
-def record_bytes(microbatches: int, stages: int, members: int) -> int:
+def record_bytes(microbatches: int, stages: int, members: int, *, closed: bool = False) -> int:
     """An upper estimate of a record's size on the wire: two bytes a microbatch and hop, 400 and more a member, and all
-    that may be put aside."""
-    return microbatches * (150 + 2 * stages) + members * 2000 + MAX_ASIDE * ASIDE_BYTES
+    that may be put aside; ``closed``: of a run that not everybody may join."""
+    admissions = ADMISSIONS_BYTES if closed else 0
+    return microbatches * (150 + 2 * stages) + members * 2000 + MAX_ASIDE * ASIDE_BYTES + admissions
 
 
-def record_room(microbatches: int, stages: int, limit_bytes: int) -> int:
+def record_room(microbatches: int, stages: int, limit_bytes: int, *, closed: bool = False) -> int:
     """Return the number of members for which a record of ``limit_bytes`` has room: the inverse of
     :func:`record_bytes`."""
-    return max(0, limit_bytes - record_bytes(microbatches, stages, 0)) // 2000
+    return max(0, limit_bytes - record_bytes(microbatches, stages, 0, closed=closed)) // 2000

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, model_serializer
 
+from swarm.consensus.admissions import Admissions
 from swarm.consensus.machines import machines_of, tail
 from swarm.errors import Advice, Ending, RunEnded
 from swarm.ids import ENDS, PartName, PeerId, stage_of, stage_part
@@ -26,7 +27,8 @@ class Member(Message):
     where it says that it is; ``outgoing``: it calls others, and where averaging has the choice nobody calls it.
     ``beside`` are the peers with which it was started on one machine, as it says: see :mod:`swarm.consensus.machines`.
     ``worked`` is written for who holds no part: about when work of it was committed last, 0 for long ago or never;
-    ``since`` for who joined, or got another part: the first step in which it takes part so."""
+    ``since`` for who joined, or got another part: the first step in which it takes part so; ``mute`` for whom its
+    credential gives no vote (:mod:`swarm.consensus.admissions`)."""
 
     peer: PeerIdField
     role: Role
@@ -39,26 +41,28 @@ class Member(Message):
     beside: BesideField = ()
     worked: Annotated[int, Field(ge=0, lt=2**53)] = 0
     since: Annotated[int, Field(ge=0, lt=2**53)] = 0
+    mute: bool = False
 
     @model_serializer(mode="wrap")
     def _as_ever(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave unset fields out, so that records made before a field existed keep their hash."""
         plain: dict[str, Any] = dump(self)
-        later = ("region", "outgoing", "beside", "worked", "since")
+        later = ("region", "outgoing", "beside", "worked", "since", "mute")
         return {key: value for key, value in plain.items() if value or key not in later}
 
     @property
     def entitled(self) -> bool:
         """True if it may vote: it holds a part, or has worked lately. Who does neither costs nothing to start, and
         could be started often enough to be a majority."""
-        return self.part is not None or self.worked > 0
+        return not self.mute and (self.part is not None or self.worked > 0)
 
 
 class Roster:
     """All live peers, sorted by peer id, so that every peer computes the same from it. Never changes: what is found
-    from it is found once."""
+    from it is found once. ``admissions`` says who may join them, where the record that names them does."""
 
-    def __init__(self, members: Iterable[Member]) -> None:
+    def __init__(self, members: Iterable[Member], admissions: Admissions | None = None) -> None:
+        self.admissions = admissions
         self.members = tuple(sorted(members, key=lambda member: member.peer))
         self._by_peer: Mapping[str, Member] = {member.peer: member for member in self.members}
         self._order: tuple[int, tuple[PeerId, ...]] = (-1, ())
@@ -154,7 +158,8 @@ class Roster:
         member looks with each question whether the leader asks.
         """
         if self._order[0] != step:
-            drawn = sorted(self.peers, key=lambda peer: hashlib.sha256(f"{step}|{peer}".encode()).digest())
+            leading = [peer for peer in self.peers if not self[peer].mute] or self.peers  # or nobody could
+            drawn = sorted(leading, key=lambda peer: hashlib.sha256(f"{step}|{peer}".encode()).digest())
             self._order = step, tuple(drawn)
         return self._order[1]
 

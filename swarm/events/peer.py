@@ -22,7 +22,7 @@ class PeerStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFound(Event):
-    """The manifest is here and its digest is the run id. ``source`` served it."""
+    """The manifest is here and its digest is the run id. ``source`` served it; ``admission`` is who may join."""
 
     run: RunId
     name: str
@@ -30,13 +30,16 @@ class RunFound(Event):
     steps: int
     wire: int
     source: PeerId
+    admission: str = "open"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invited(Event):
-    """The run's founder can be reached: ``invite`` is what others join with."""
+    """The run's founder can be reached: ``invite`` is what others join with, where ``admission`` is open; else it only
+    says where the run is."""
 
     invite: str
+    admission: str = "open"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

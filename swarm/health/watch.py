@@ -167,6 +167,18 @@ class HealthWatch:
                 probe.cancel()
         self._tell()
 
+    def expel(self, peer: PeerId, reason: str) -> None:
+        """Count this peer of the roster as lost for good, whatever it answers: it was told to go."""
+        if peer not in self._roster.peers:
+            return
+        self._roster.expelled[peer] = reason
+        if peer in self._roster.gone:
+            return
+        self._roster.gone[peer] = reason
+        self._roster.told.add(peer)  # all are told otherwise
+        self._tell()
+        self._listener.lost(peer, reason)
+
     def suspect(self, peer: PeerId, reason: str) -> None:
         """Ask this peer too, at once."""
         self._probe(peer, reason)
@@ -249,7 +261,7 @@ class HealthWatch:
             await self._clock.sleep(max(0.0, PROBE_EVERY_S - (self._clock.monotonic() - began)))
 
     async def _heard(self, peer: PeerId, standing: HeartbeatReply) -> None:
-        if self._roster.farewells.get(peer) == standing.incarnation:
+        if self._roster.farewells.get(peer) == standing.incarnation or peer in self._roster.expelled:
             return  # it answered before its farewell, or while it closes
         verdict = self._health.answered(peer, standing, self._clock.monotonic(), judged=self._listener.standing()[1])
         rumour = self._roster.rumours.pop(peer, None)

@@ -58,6 +58,7 @@ class Announcer:
             outgoing=only_calls(settings, self._endpoint.addresses),
             beside=settings.beside,
             unfit=bits_of(self._unfit) if situation.phase not in waiting else "",
+            credential=self._around.credential,
         )
 
     async def run(self) -> None:

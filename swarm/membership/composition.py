@@ -15,6 +15,7 @@ from swarm.membership.copying import Copies, Copying
 from swarm.membership.entering import Entering
 from swarm.membership.following import Following
 from swarm.membership.founder import Founder, InitialWeights
+from swarm.membership.gate import AdmittedDirectory
 from swarm.membership.handover import ResidualHandover
 from swarm.membership.holding import LocalSGD, RoleManager
 from swarm.membership.joining import Joining
@@ -74,7 +75,13 @@ def compose(
         StateError: The history or the votes on the disk are not this run's, or cannot be read.
     """
     manifest, endpoint, watch, clock = around.manifest, around.endpoint, around.watch, around.clock
-    run = open_run(settings, around, directory, contact=contact, founder=founder, keeper=keeper)
+    gate = around.gate
+    seen = directory if gate is None else AdmittedDirectory(directory, gate)
+    run = open_run(settings, around, seen, contact=contact, founder=founder, keeper=keeper)
+    if gate is not None:
+        gate.follow(run.position, founder)
+    if around.admission is not None:
+        around.admission.watch(watch)
 
     # What it holds, its own part and copies of others, and what it serves of them.
     leader = RemoteLeader(LiveCalls(run.calls, watch), run.position, clock, run.deadline.seconds)
@@ -100,7 +107,7 @@ def compose(
     watch.report_to(watching)
     if run.founds:
         beginning = keeper.beginning() or InitialWeights(around, settings.ends_seed)
-        found = Founder(around, directory, run.calls, announcer.record, donor, beginning)
+        found = Founder(around, seen, run.calls, announcer.record, donor, beginning)
     entering = Entering(run, first, found, holding, following, Joining(run, member, following.prepare))
     handover, parting = ResidualHandover(run, holding), ExitBarrier()
     leaving = Leaving(run, observers.observers, announcer, handover)
@@ -115,7 +122,7 @@ def compose(
         endpoint.mount(service)
     background = (
         announcer.run, holding.run, following.end_unfit, leaving.run, watching.run, quorum.run, missing.run,
-        copying.run, mixing.run,
+        copying.run, mixing.run, *(() if around.admission is None else (around.admission.end_expelled,)),
     )  # fmt: skip
     return Membership(run, entering, steps, copying, leaving, background)
 
@@ -191,6 +198,7 @@ def _closing(run: RunContext, lead: LeadService) -> CloseContext:
         copies=run.around.manifest.run.copies,
         patience_s=run.settings.patience_s,
         refused=lambda record: record in run.position.open.conduct.refused,
+        orders=lambda: () if run.around.gate is None else run.around.gate.orders,
     )
 
 

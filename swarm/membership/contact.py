@@ -16,6 +16,7 @@ from swarm.errors import (
     RunEnded,
     SpeaksOtherWire,
     SwarmError,
+    Unadmitted,
     Unreachable,
     Violation,
 )
@@ -95,11 +96,22 @@ def _another_run(addresses: Sequence[str], expected: RunId | None, error: PeerEr
     )
 
 
+def not_admitted(error: Unadmitted) -> RunEnded:
+    """The error of a peer whose invite does not count."""
+    return RunEnded(
+        f"the run does not let this peer in: {error.reason}",
+        Ending.MISUSED,
+        check="is it the newest invite, and for this peer? Each is for one, and for a time.",
+        remedy=Advice.NEW_GRANT,
+    )
+
+
 async def ask_standing(endpoint: Endpoint, clock: Clock, contact: PeerId) -> RunStanding:
     """Where the run stands as the contact sees it; waits some seconds for a contact that is only starting.
 
     Asks once more when the stream breaks: a contact with too many ends those of peers that it does not know. Raises
-    Unreachable or DeadlineMissed when it is gone, its last error when it never answers.
+    Unreachable or DeadlineMissed when it is gone, its last error when it never answers; RunEnded when it does not let
+    us in.
     """
     left, broke = STANDING_TRIES, False
     while True:
@@ -111,6 +123,8 @@ async def ask_standing(endpoint: Endpoint, clock: Clock, contact: PeerId) -> Run
             if broke:
                 raise
             broke = True
+        except Unadmitted as error:
+            raise not_admitted(error) from error
         except (DeadlineMissed, Violation):
             raise
         except PeerError:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import random
 import secrets
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence, Set
 from typing import Protocol, runtime_checkable
 
+from swarm.consensus.admissions import AdmissionPolicy
 from swarm.consensus.placement import Candidate, assign_stages, without_memory
 from swarm.consensus.roster import Role, without_server
 from swarm.errors import Ending, PeerError, RunEnded
@@ -37,7 +39,7 @@ replaced by the next who waits."""
 
 SILENT_S = 30.0
 """Who has asked for no frozen weights for so long fetches none."""
-SAID = ("role", "name", "stage", "addresses", "region", "outgoing", "beside")
+SAID = ("role", "name", "stage", "addresses", "region", "outgoing", "beside", "credential")
 """What a record in the directory says of a candidate."""
 
 
@@ -130,6 +132,8 @@ class Founder:
         """
         try:
             origin, snapshots = await self._beginning.load()
+            manifest = self._around.manifest
+            origin = dataclasses.replace(origin, rules=AdmissionPolicy(manifest.run_id, manifest.admission))
             for snapshot in snapshots:
                 self._donor.offer(snapshot, origin.digests[snapshot.part])
             candidates = await gather_candidates(

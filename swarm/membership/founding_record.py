@@ -14,11 +14,13 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from swarm.clock import Clock
+from swarm.consensus.admissions import AdmissionPolicy, Admissions
 from swarm.consensus.placement import Candidate, assign_stages
 from swarm.consensus.records import NO_RECORD, CloseRecord
 from swarm.consensus.roster import Roster
 from swarm.errors import DeadlineMissed, Ending, OutOfSync, PeerError, RunEnded, Unreachable
 from swarm.ids import PartName, PeerId, RunId
+from swarm.security.credentials import Credential
 from swarm.step.calls import StepCalls
 from swarm.step.messages import DECIDE, PROPOSE, Accepted, Decide, Propose
 
@@ -93,12 +95,15 @@ async def gather_candidates(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
     """What a run begins with: the digests of the state after ``step``, where its shards continue, and the hash of the
-    record of that state (NO_RECORD for initial weights)."""
+    record of that state (NO_RECORD for initial weights); what that record said of admission, and what the manifest
+    does."""
 
     digests: Mapping[PartName, str]
     step: int = 0
     cursors: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     previous: str = NO_RECORD
+    admissions: Admissions | None = None
+    rules: AdmissionPolicy = AdmissionPolicy()
 
     @staticmethod
     def after(record: CloseRecord) -> Origin:
@@ -109,13 +114,19 @@ class Origin:
             step=record.step,
             cursors=record.cursors,
             previous=record.previous if record.founding else record.hash(),
+            admissions=record.admissions,
         )
 
 
-def founding_record(run: RunId, roster: Roster, origin: Origin) -> CloseRecord:
-    """The record that a run begins with: the state of its origin, no microbatch, and who takes part in the step after.
+def founding_record(run: RunId, roster: Roster, origin: Origin, credentials: Sequence[Credential] = ()) -> CloseRecord:
+    """The record that a run begins with: the state of its origin, no microbatch, and who takes part in the step after,
+    with which ``credentials``.
 
     It keeps the cursors of trainers that have not come back: they may join later. A new one begins its shard."""
+    rules, shown = origin.rules, {credential.peer: credential for credential in credentials}
+    state = origin.admissions or rules.first()
+    muted = {peer for peer in roster.peers if rules.mute(state, peer, shown.get(peer))}
+    members = [m.model_copy(update={"mute": True}) if m.peer in muted else m for m in roster.members]
     return CloseRecord(
         run=run,
         step=origin.step,
@@ -127,7 +138,8 @@ def founding_record(run: RunId, roster: Roster, origin: Origin) -> CloseRecord:
         lr=0.0,
         digests={str(part): value for part, value in origin.digests.items()},
         cursors={trainer: (0, 0) for trainer in roster.trainers} | dict(origin.cursors),
-        roster=roster.members,
+        roster=tuple(members),
+        admissions=rules.founding(origin.admissions, origin.step, credentials, roster.peers),
         previous=origin.previous,
     )
 
@@ -157,7 +169,8 @@ async def found(
     began, term = patience.clock.monotonic(), 0
     while True:
         roster, reasons = assign_stages(candidates, stages, private_ends="ends" in origin.digests)
-        proposal = Propose(record=founding_record(run, roster, origin), term=term)
+        shown = [candidate.credential for candidate in candidates if candidate.credential is not None]
+        proposal = Propose(record=founding_record(run, roster, origin, shown), term=term, credentials=tuple(shown))
         outcome = await _accepted_by_all(calls, proposal, patience, began, timeout_s)
         if isinstance(outcome, Decide):
             await announce(calls, outcome, roster, timeout_s)

@@ -22,11 +22,13 @@ from swarm.errors import (
     RunEnded,
     StateError,
     Superseded,
+    Unadmitted,
     Unreachable,
     WrongStep,
 )
 from swarm.ids import ENDS, PartName, PeerId
 from swarm.membership.announcer import only_calls
+from swarm.membership.contact import not_admitted
 from swarm.membership.download import StateFetch
 from swarm.membership.leaving import ended_in_order
 from swarm.membership.observer import Observer, ObserverContext
@@ -197,6 +199,8 @@ class Joining:
     def _learn(self, head: CloseRecord) -> None:
         self._known = head
         self._run.learn(head.members)
+        if self._around.gate is not None:
+            self._around.gate.observed(head)
 
     def _is_needed(self, head: CloseRecord, lost: Collection[str]) -> bool:
         """Whether the run waits for somebody to take over what an earlier life of this peer was the last to do, or what
@@ -321,7 +325,7 @@ class Joining:
             beside=self._run.settings.beside,
         )
         signature = around.identity.sign(admission_bytes(around.manifest.run_id, step, head.hash(), member))
-        body = Admission(step=step, member=member, signature=signature)
+        body = Admission(step=step, member=member, signature=signature, credential=around.credential)
         self._run.exit.admitted.set()
         self._run.situation.wait_for("a step to close, to be let in with it")
         others = [peer for peer in head.members.succession(step) if peer != me]  # an earlier life of ours may be in it
@@ -329,6 +333,8 @@ class Joining:
             try:
                 await self._run.calls.ask(leader, JOIN, body, timeout_s=ASK_TIMEOUT_S)
                 return
+            except Unadmitted as error:
+                raise not_admitted(error) from error
             except PeerError as error:
                 logger.info("not in step %d: %s", step, error)
                 if isinstance(error, Refused):

@@ -21,6 +21,8 @@ from swarm.errors import Advice, ConfigError, Ending, RunEnded, WrongStep
 from swarm.events import EventSink
 from swarm.health.watch import HealthWatch
 from swarm.ids import MicrobatchId, PeerId
+from swarm.membership.admission import AdmissionService
+from swarm.membership.gate import CallGate
 from swarm.membership.part_memory import Checkpointing, GraphMemory
 from swarm.membership.rules import codec_rules
 from swarm.models.spec import token_spec
@@ -44,6 +46,7 @@ from swarm.planning.costs import (
     most_in_flight,
 )
 from swarm.schema import AFTER_CHARS
+from swarm.security.credentials import Credential
 from swarm.security.signing import PrivateIdentity, verify
 from swarm.state.frozen import ModelFiles
 from swarm.step.member.remote_leader import RemoteLeader
@@ -63,7 +66,8 @@ class PeerContext:
     """What every role of a peer works with. ``be_reachable`` sees to it that others can call this peer, through some of
     those given where it must be; what is in the way, "" when nothing is. ``source`` is a trainer's data,
     ``how_to_join`` what people are told who must find somebody, ``files`` what this machine has of the model,
-    ``activation_checkpointing`` and ``deferred_weights`` this peer's own choices."""
+    ``activation_checkpointing`` and ``deferred_weights`` this peer's own choices. ``admission`` decides what others may
+    call, and has what admits this peer, in a run that not everybody may join."""
 
     manifest: Manifest
     identity: PrivateIdentity
@@ -78,6 +82,17 @@ class PeerContext:
     files: ModelFiles = ModelFiles()
     activation_checkpointing: Checkpointing = "auto"
     deferred_weights: bool = True
+    admission: AdmissionService | None = None
+
+    @property
+    def gate(self) -> CallGate | None:
+        """What decides who may call; None where anybody may."""
+        return None if self.admission is None else self.admission.gate
+
+    @property
+    def credential(self) -> Credential | None:
+        """What admits this peer; None where nothing has to."""
+        return None if self.gate is None else self.gate.credential
 
     def boundary(self, behind: int, ahead: int) -> BoundarySpecs:
         """What crosses stage boundaries in this run, seen by who holds what lies between these two; those of a trainer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from swarm.config import Manifest
+from swarm.consensus.admissions import AdmissionPolicy
 from swarm.consensus.records import NO_RECORD, record_room
 from swarm.errors import StateError
 from swarm.ids import PartName
@@ -146,7 +147,7 @@ def rules_of(manifest: Manifest) -> StepRules:
         max_tokens=batch.microbatch_size * manifest.model.context,
         stages=stages,
         parts=tuple(spec.name for spec in family_of(manifest.model).parts(manifest.split)),
-        max_members=record_room(target, stages, MAX_BODY_BYTES),
+        max_members=record_room(target, stages, MAX_BODY_BYTES, closed=manifest.admission.closed),
         reproducible=manifest.run.reproducible,
         optimizer=manifest.optimizer,
         quorum_grace_s=manifest.run.quorum_grace_s,
@@ -159,6 +160,7 @@ def rules_of(manifest: Manifest) -> StepRules:
         moves=move_rules(manifest),
         lateness=late_rules(manifest),
         begins_after=_begins_after(manifest),
+        admission=AdmissionPolicy(manifest.run_id, manifest.admission),
         early=math.floor(manifest.speed.early_share * target) if manifest.speed.overlaps else 0,
     )
 

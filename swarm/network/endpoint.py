@@ -6,6 +6,8 @@ public methods (the manifest, what relays of no run are asked) are served under 
 of the seam, most of which hands on to a subpackage.
 """
 
+# Over 400 lines: one class that hands on to its parts, a short method for each thing of the seam.
+
 from __future__ import annotations
 
 import asyncio
@@ -41,8 +43,9 @@ from swarm.network.reach.relay import Relay
 from swarm.network.reach.seats import MayRelay, RelayLimits
 from swarm.network.reach.standing import KnownRelays, StandingLimits, StandingRelay
 from swarm.network.rpc.dispatcher import Dispatcher, ServeLimits
+from swarm.network.rpc.introduction import Introduction
 from swarm.network.rpc.meter import ByteMeter, RateLimits
-from swarm.schema import Record
+from swarm.schema import Message, Record
 
 PUBLIC_PROTOCOL = f"swarm/{PUBLIC_PREFIX.rstrip('/')}"
 _CLOSE_S = 0.5
@@ -146,6 +149,7 @@ class LibP2PEndpoint:
         self._presence = Presence(p2p, await p2p.addresses(), self._clock, relay, known)
         self._outgoing = Outgoing(self.peer, dialler, self._daemon.supervisor, self._incoming, config.dial_timeout_s)
         self._outgoing.on_lost = self._presence.stream_lost
+        self._outgoing.introduction = Introduction(self._say)
         await self._incoming.serve(p2p, PUBLIC_PROTOCOL)
 
     def _mending(self) -> Mending:
@@ -279,6 +283,14 @@ class LibP2PEndpoint:
         """See :class:`~swarm.network.protocols.Endpoint`."""
         self._desk.may = may
 
+    def introduce(self, rpc: Rpc[RequestT, Any], body: RequestT) -> None:
+        """See :class:`~swarm.network.protocols.Endpoint`."""
+        self._outgoing.introduction.prepare(rpc, body)
+
+    def cut(self, peer: PeerId) -> None:
+        """End what a peer's streams to us carry: handlers too. It may open others, and is asked for its right to."""
+        self._incoming.cut(peer)
+
     def expect(self, peers: int) -> None:
         """So many are to come that :meth:`allow_relay` does not name yet: four streams of each have room beside those
         of strangers, with some calls. Counts until it is called again."""
@@ -309,6 +321,24 @@ class LibP2PEndpoint:
         max_reply_bytes: int = 0,
     ) -> tuple[ReplyT, memoryview]:
         """See :class:`~swarm.network.protocols.Endpoint`. A peer may call itself: same path, no daemon."""
+
+        async def attempt(within_s: float) -> tuple[ReplyT, memoryview]:
+            return await self._call(target, rpc, body, within_s, payload, max_reply_bytes)
+
+        return await self._outgoing.introduction.call(target, attempt, timeout_s)
+
+    async def _say(self, target: PeerId, rpc: Rpc[Any, Any], body: Message, timeout_s: float) -> object:
+        return await self._call(target, rpc, body, timeout_s, b"", 0)
+
+    async def _call(
+        self,
+        target: PeerId,
+        rpc: Rpc[RequestT, ReplyT],
+        body: RequestT,
+        timeout_s: float,
+        payload: Payload,
+        max_reply_bytes: int,
+    ) -> tuple[ReplyT, memoryview]:
         large = memoryview(payload).nbytes > 0 or max_reply_bytes > 0
         protocol = self._protocol(rpc, large)
         deadline = asyncio.get_running_loop().time() + timeout_s

@@ -178,6 +178,9 @@ class Endpoint(Protocol):
         """Ask ``may(caller, rpc)`` from now on before a call's body is decoded, in the place of what was asked before;
         until the first time everybody may. Calls that were let in go on. See :data:`May` for what it is asked."""
 
+    def introduce(self, rpc: Rpc[RequestT, Any], body: RequestT) -> None:
+        """Say this from now on to whoever answers a call with Unadmitted, which is then made once more."""
+
     def learn(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Remember where a peer may be dialled. Costs nothing until a call needs it."""
 

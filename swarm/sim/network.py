@@ -48,8 +48,9 @@ from swarm.network.protocols import (
 from swarm.network.rpc.bodies import decode, pack_error, pack_request, unpack, unpack_error, unpack_request
 from swarm.network.rpc.dispatcher import Admitted, Dispatcher, ServeLimits, handle
 from swarm.network.rpc.framing import wire_bytes
+from swarm.network.rpc.introduction import Introduction
 from swarm.network.rpc.link import ByteMeter
-from swarm.schema import Record
+from swarm.schema import Message, Record
 from swarm.sim.links import Traffic
 from swarm.sim.wires import Delay, Wires
 
@@ -164,6 +165,10 @@ class SimEndpoint:
     _asked: dict[asyncio.Task[tuple[bytes, Payload]], None] = field(default_factory=dict)
     _context: contextvars.Context = field(default_factory=contextvars.copy_context)
     _directory: SimDirectory | None = None
+    _introduction: Introduction = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._introduction = Introduction(self._say)
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -197,6 +202,10 @@ class SimEndpoint:
         """See :class:`~swarm.network.protocols.Endpoint`."""
         self.desk.may = may
 
+    def introduce(self, rpc: Rpc[RequestT, Any], body: RequestT) -> None:
+        """See :class:`~swarm.network.protocols.Endpoint`."""
+        self._introduction.prepare(rpc, body)
+
     def learn(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """See :class:`~swarm.network.protocols.Endpoint`. In memory everyone can be dialled."""
 
@@ -211,6 +220,24 @@ class SimEndpoint:
         max_reply_bytes: int = 0,
     ) -> tuple[ReplyT, memoryview]:
         """See :class:`~swarm.network.protocols.Endpoint`."""
+
+        async def attempt(within_s: float) -> tuple[ReplyT, memoryview]:
+            return await self._call(target, rpc, body, within_s, payload, max_reply_bytes)
+
+        return await self._introduction.call(target, attempt, timeout_s)
+
+    async def _say(self, target: PeerId, rpc: Rpc[Any, Any], body: Message, timeout_s: float) -> object:
+        return await self._call(target, rpc, body, timeout_s, b"", 0)
+
+    async def _call(
+        self,
+        target: PeerId,
+        rpc: Rpc[RequestT, ReplyT],
+        body: RequestT,
+        timeout_s: float,
+        payload: Payload,
+        max_reply_bytes: int,
+    ) -> tuple[ReplyT, memoryview]:
         server = self._server(target, rpc)
         deadline = self.network.clock.monotonic() + timeout_s
         request = b"".join(pack_request(rpc.name, timeout_s, max_reply_bytes, body))

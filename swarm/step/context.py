@@ -11,6 +11,7 @@ from swarm.consensus.history import History
 from swarm.consensus.records import CloseRecord, Confirmation, Decision
 from swarm.events import EventSink
 from swarm.ids import PeerId
+from swarm.security.credentials import Order
 from swarm.step.calls import Liveness, StepCalls
 from swarm.step.leader.service import LeadService
 from swarm.step.member.open_step import Attempt, HeldPart, OpenStep
@@ -73,7 +74,8 @@ class CloseContext:
     hold another; ``patience_s`` is how long somebody is waited for who could take over a part that nobody holds any
     more (None: for ever). ``confirmed`` proves that our lineage counts, once it does; ``alone_at`` says when (seconds
     since the epoch) those that are there go on without a majority, None: never; ``refused`` whether we vetoed the
-    record with this hash in the open step."""
+    record with this hash in the open step; ``orders`` are those about admission that no record has carried
+    out."""
 
     rules: StepRules
     calls: StepCalls
@@ -91,3 +93,4 @@ class CloseContext:
     copies: int = 0
     patience_s: float | None = None
     refused: Callable[[str], bool] = lambda _: False
+    orders: Callable[[], Collection[Order]] = lambda: ()

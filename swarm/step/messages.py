@@ -26,6 +26,7 @@ from swarm.schema import (
     PeerIdField,
     SignatureField,
 )
+from swarm.security.credentials import Credential
 from swarm.step.turnout import MAX_TOLD, REASON_CHARS
 
 MAX_SQ_NORM = 1e100
@@ -203,12 +204,16 @@ class Prepared(Message):
 
 class Propose(Message):
     """The close record, the signed requests that explain its roster, and the signatures of the trainers that are there
-    under their ``rows``. For step 0 it is the genesis: install your part before you accept."""
+    under their ``rows``. For step 0 it is the genesis: install your part before you accept. ``credentials`` are those
+    of the members of a founding record, in a run that not everybody may join."""
 
     record: CloseRecord
     changes: Changes = NO_CHANGES
     term: Count = 0
     rows: Annotated[dict[PeerIdField, SignatureField], Field(max_length=20_000)] = {}
+    credentials: Annotated[
+        tuple[Credential, ...], Field(max_length=20_000, exclude_if=lambda credentials: not credentials)
+    ] = ()
 
 
 class Accepted(Message):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from swarm.consensus.admissions import AdmissionPolicy
 from swarm.consensus.changes import RosterRules
 from swarm.consensus.ledger import first_lease, fixed_quota, free_quota
 from swarm.consensus.records import CloseRecord, Contribution
@@ -36,6 +37,7 @@ class StepRules:
     ``moves`` says who holds another part after a step, ``lateness`` how many replicas a close needs.
     ``begins_after``: the step of another run's checkpoint that the run goes on with, and what its first record says of
     the record before.
+    ``admission`` says who may join.
     ``how_to_join`` is what people are told who must find somebody: words of this peer's, no rule of the run.
     """
 
@@ -60,6 +62,7 @@ class StepRules:
     moves: MoveRules = STILL
     lateness: LateRules = ALL
     begins_after: tuple[int, str] | None = None
+    admission: AdmissionPolicy = AdmissionPolicy()
     how_to_join: HowToJoin = join_words
 
     def quota(self, step: int, trainers: Sequence[PeerId]) -> Mapping[PeerId, int]:
@@ -84,6 +87,7 @@ class StepRules:
             served=self.served,
             dated=self.early > 0 or self.moves.on,
             how=self.how_to_join,
+            admission=self.admission,
         )
 
     def over(self, record: CloseRecord) -> bool:

@@ -40,10 +40,12 @@ GET = Rpc(f"{PUBLIC_PREFIX}get", GetManifest, ManifestSizes)
 class ManifestService:
     """Serves one run's manifest to whoever asks."""
 
-    def __init__(self, manifest: bytes, tokenizer: bytes) -> None:
-        """``manifest`` is canonical JSON. Raises BugError when either is too large to be fetched."""
+    def __init__(self, manifest: bytes, tokenizer: bytes, *, named: bool = False) -> None:
+        """``manifest`` is canonical JSON; ``named``: only who names the run gets it, and others are not told which it
+        is. Raises BugError when either is too large to be fetched."""
         if len(manifest) > MAX_MANIFEST_BYTES or len(tokenizer) > MAX_TOKENIZER_BYTES:
             raise BugError(f"a manifest of {len(manifest)} or a tokenizer of {len(tokenizer)} bytes cannot be served")
+        self._named = named
         self._run = hashlib.sha256(manifest).hexdigest()
         self._sizes = ManifestSizes(manifest_bytes=len(manifest), tokenizer_bytes=len(tokenizer))
         self._payload = manifest + tokenizer
@@ -53,6 +55,8 @@ class ManifestService:
         return [GET.handled_with_payload(self._get)]
 
     async def _get(self, caller: PeerId, body: GetManifest, incoming: Incoming) -> Answer[ManifestSizes]:
+        if self._named and body.run != self._run:
+            raise Refused("this peer's run admits by invite, and this call does not name it")
         if body.run not in (None, self._run):
             raise Refused(f"this is a peer of run {self._run[:16]}…")
         return Answer(self._sizes, self._payload)

@@ -19,6 +19,7 @@ from swarm.errors import BugError, Violation
 from swarm.ids import PeerId, RunId
 from swarm.network.rpc.bodies import decode, pack, unpack
 from swarm.schema import BesideField, Count, PartField, Record, RegionField
+from swarm.security.credentials import Credential
 from swarm.security.signing import SIGNATURE_BYTES, PrivateIdentity, verify
 
 MAX_TTL_S = 120.0
@@ -43,7 +44,7 @@ class PeerRecord(Record):
 
     ``incarnation`` grows with every start of the same identity: of two records the higher one is the living process.
     ``unfit``: the stages whose training its memory does not hold, as it says while it waits for the run to begin
-    (:func:`bits_of`).
+    (:func:`bits_of`). ``credential`` is there in a run that not everybody may join.
     """
 
     kind: ClassVar[str] = "peer"
@@ -60,13 +61,14 @@ class PeerRecord(Record):
     outgoing: bool = False
     beside: BesideField = ()
     unfit: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{0,128}$")] = ""
+    credential: Credential | None = None
     wire: Literal[2] = WIRE_VERSION
 
     @model_serializer(mode="wrap")
     def _as_ever(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Peers of before know nothing of ``beside`` and ``unfit``."""
+        """Peers of before know nothing of ``beside``, ``unfit`` and ``credential``."""
         plain: dict[str, Any] = dump(self)
-        return {key: value for key, value in plain.items() if value or key not in ("beside", "unfit")}
+        return {key: value for key, value in plain.items() if value or key not in ("beside", "unfit", "credential")}
 
 
 def bits_of(stages: Iterable[int]) -> str:

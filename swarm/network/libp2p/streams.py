@@ -19,6 +19,7 @@ from swarm.network.libp2p.dialling import Dialler
 from swarm.network.libp2p.supervisor import Supervisor
 from swarm.network.rpc.client import CallerStream
 from swarm.network.rpc.dispatcher import Dispatcher
+from swarm.network.rpc.introduction import Introduction
 from swarm.network.rpc.link import enlarge
 from swarm.network.rpc.meter import ByteMeter
 from swarm.network.rpc.server import ServerStream
@@ -39,13 +40,14 @@ class Outgoing:
         timeout_s: float,
     ) -> None:
         """A dial takes ``timeout_s`` at most. What we call ourselves goes straight to ``incoming``. Whoever sets
-        ``on_lost`` is told of the peer to whom a stream broke."""
+        ``on_lost`` is told of the peer to whom a stream broke; ``introduction`` is what is said to who asks for it."""
         self._me, self.dialler, self._supervisor = me, dialler, supervisor
         self._incoming, self._timeout_s = incoming, timeout_s
         self._callers: dict[_Key, CallerStream] = {}
         self._dials: dict[_Key, asyncio.Task[CallerStream]] = {}
         self._closed = False
         self.on_lost: Callable[[PeerId], None] | None = None
+        self.introduction: Introduction
 
     @property
     def peers(self) -> tuple[PeerId, ...]:
@@ -215,6 +217,12 @@ class StreamServer:
         task = asyncio.get_running_loop().create_task(stream.serve(reader, writer), name=f"serve {protocol[:16]}")
         self._serving[task] = _Served(peer, protocol, stream, writer)
         task.add_done_callback(self._served)
+
+    def cut(self, peer: PeerId) -> None:
+        """End this peer's streams and cancel its handlers."""
+        for task, served in self._serving.items():
+            if served.peer == peer:
+                task.cancel()
 
     async def close(self) -> None:
         """End every stream and cancel its handlers. Idempotent."""

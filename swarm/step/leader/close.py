@@ -242,6 +242,7 @@ class StepClose:
             {"aside": self.book.aside(), **self._lineage(), **self._late(attempt)},
         )
         most = self._context.rules.max_members
+        changes, more["admissions"] = self.book.requests.admitted(changes, following, self._context.orders())
         record = applied.record(before, self.book.now.previous, changes, following, most, **more)
         record = record.model_copy(update={"codecs": self._context.rules.codecs.following(before, record)})
         rows: dict[str, bytes] = {peer: answer.rows for peer, answer in averaged.items() if answer.rows}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 
+from swarm.consensus.admissions import Admissions
 from swarm.consensus.changes import (
     ALL_ASKED,
     MAX_CHANGES,
@@ -22,6 +23,7 @@ from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Roster
 from swarm.errors import Busy, Refused, Violation, WrongStep
 from swarm.ids import PeerId
+from swarm.security.credentials import Order
 from swarm.step.rules import StepRules
 
 
@@ -133,6 +135,15 @@ class ChangeRequests:
                 wanted = [move for move in moves if planned.get(PeerId(move.peer)) == move.part]
                 changes = self._changes.move(self.now.roster, changes, wanted)
         return changes, self._changes.apply(self.now, changes)
+
+    def admitted(
+        self, changes: Changes, following: Roster, orders: Collection[Order] = ()
+    ) -> tuple[Changes, Admissions | None]:
+        """Return the changes with those of the orders that are due, and what the record, whose roster is ``following``,
+        says of admission then."""
+        due = self._changes.due(self.now, orders)
+        changes = changes.model_copy(update={"orders": due}) if due else changes
+        return changes, self._changes.admissions(self.now, changes, following)
 
     def _end(self) -> Changes | None:
         """See :meth:`ChangeRules.end`."""

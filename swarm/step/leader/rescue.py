@@ -147,7 +147,11 @@ class Rescuing:
         except Refused as refused:
             logger.info("step %d is not given up yet: %s", self._book.step, refused.reason)
             return None
-        return Propose(record=self._record(changes, roster), changes=changes, term=self._term)
+        changes, said = self._book.requests.admitted(changes, roster)
+        record = self._record(changes, roster)
+        if said is not None:
+            record = record.model_copy(update={"admissions": said})
+        return Propose(record=record, changes=changes, term=self._term)
 
     async def _present(self, joins: Sequence[Admission]) -> tuple[Admission, ...]:
         """Those that still answer: who is named in the record is counted on."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from swarm.consensus.acceptor import Vote, has_majority
 from swarm.consensus.changes import ChangeRules, OpenStepFacts, with_work
@@ -12,6 +12,7 @@ from swarm.consensus.records import CloseRecord, Decision, check_acceptances, ch
 from swarm.consensus.roster import Roster, lost_parts, needed, part_lost
 from swarm.errors import Busy, OutOfSync, Refused, RunEnded, Violation
 from swarm.ids import PartName, PeerId
+from swarm.security.credentials import Credential
 from swarm.step.decisions import ATTEMPTS_PER_TERM, NORM_TOLERANCE, given_up, totals
 from swarm.step.member.open_step import Mean, OpenStep
 from swarm.step.messages import Apply, Propose, Reconcile
@@ -77,14 +78,18 @@ class AcceptanceRules:
             raise Refused(f"{founder} founds this run")
         return True
 
-    def check_founding(self, record: CloseRecord) -> None:
-        """Raises Refused for a record with which the run cannot begin here."""
+    def check_founding(self, record: CloseRecord, credentials: Sequence[Credential] | None = None) -> None:
+        """Raises Refused for a record with which the run cannot begin here; ``credentials`` are those of its members,
+        None where they were looked at before it was decided."""
         if self._me not in record.members:
             raise Refused("the record with which the run begins leaves this member out")
         if record.run != self._rules.run:
             raise Refused("the record belongs to another run")
         if record.codecs:
             raise Refused("the record names codecs, and nothing was measured before it")
+        if credentials is not None:
+            admission, members = self._rules.admission, record.members.members
+            admission.check_founding(record.admissions, record.step, members, credentials, self._verify)
         after = self._rules.begins_after
         if after is not None and record.step <= after[0] and (record.step, record.previous) != after:
             raise Refused(f"the run goes on with another's checkpoint of step {after[0]}, and the record does not")
@@ -196,8 +201,11 @@ class AcceptanceRules:
     def _check_void(self, roster: Roster, body: Propose) -> None:
         record, head = body.record, self._history.head
         self._check_next(record)
-        following = self._changes.give_up(OpenStepFacts(record.step, roster, self._history.head_hash), body.changes)
+        now = OpenStepFacts(record.step, roster, self._history.head_hash)
+        following = self._changes.give_up(now, body.changes)
         expected = given_up(head, record.previous, record.term, following, body.changes.absent, self._rules.max_members)
+        if (said := self._changes.admissions(now, body.changes, following)) is not None:
+            expected = expected.model_copy(update={"admissions": said})
         if record.term > body.term or record != expected:
             raise Violation("a record that gives its step up changes more than the roster")
 
@@ -236,5 +244,8 @@ class AcceptanceRules:
             raise Refused("the run ends when all members ask for it, not provisionally, and else goes on")
         now = OpenStepFacts(step, roster, self._history.head_hash)
         workers = {one.microbatch.trainer for one in body.record.committed}
-        if body.record.roster != with_work(self._changes.apply(now, body.changes), step, workers).members:
+        following = with_work(self._changes.apply(now, body.changes), step, workers)
+        if body.record.roster != following.members:
             raise Refused("the record's roster is not what the requests with it make of the one before")
+        if body.record.admissions != self._changes.admissions(now, body.changes, following):
+            raise Refused("the record's admissions are not what the requests and orders with it make of those before")

@@ -203,7 +203,7 @@ class MemberService:
             if vote is not None and vote.record.hash() == record.hash():
                 changes = vote.changes  # which were found to explain its roster
             elif founding:
-                self._accepts.check_founding(record)
+                self._accepts.check_founding(record, body.credentials)
                 await context.holder.install(record, caller)
             elif record.void:
                 gone: Collection[str] = [*context.gone(), *state.conduct.tied]

@@ -134,6 +134,8 @@ class World:
             clock=self.clock,
             watch=SimpleNamespace(follow=lambda roster: None, gone={}, incarnation=7, twin=self._twin),
             be_reachable=self._be_reachable,
+            gate=None,
+            credential=None,
         )
         settings = SimpleNamespace(role="stage", stage=stage, name="j", region="eu", dial_out_only=False, beside=())
         monkeypatch.setattr(joining, "Observer", self._observer)

@@ -1,0 +1,197 @@
+"""What a running peer does about who may join its run: grant invites, revoke them, and report both."""
+
+from __future__ import annotations
+
+import math
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from peers.console.words import CommandError, command_name, listed
+from peers.control.status import AdmissionReport
+from peers.exit_codes import EXIT_ERROR, EXIT_USAGE
+from peers.invites.invite import Granted
+from peers.settings import PeerSettings
+from swarm.config import Manifest
+from swarm.disk import write_whole
+from swarm.errors import PeerError
+from swarm.membership.admission import AdmissionService
+from swarm.membership.membership import Membership
+from swarm.membership.roles import PeerContext
+from swarm.security.credentials import SEED_BYTES, Grant, Order, SignedGrant, new_serial, sign_grant
+from swarm.security.signing import PrivateIdentity
+
+_SPAN = re.compile(r"([1-9][0-9]{0,4})([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+ISSUED_FILE = "issued.json"
+MAX_ISSUED = 4096
+
+
+@dataclass(slots=True, kw_only=True)
+class Admitting:
+    """One peer's part in admission. ``issued`` is the file with the grants that it signed: an invite that nobody has
+    used yet is in no record, and can be revoked all the same."""
+
+    manifest: Manifest
+    identity: PrivateIdentity
+    service: AdmissionService
+    membership: Membership
+    issued: Path
+
+    @staticmethod
+    def of(
+        settings: PeerSettings, identity: PrivateIdentity, around: PeerContext, membership: Membership
+    ) -> Admitting | None:
+        """Make it for a peer; None in a run that anybody may join."""
+        if around.admission is None:
+            return None
+        return Admitting(
+            manifest=around.manifest,
+            identity=identity,
+            service=around.admission,
+            membership=membership,
+            issued=settings.identity.with_name(ISSUED_FILE),
+        )
+
+    def grant(self, request: Mapping[str, Any]) -> Granted:
+        """Sign a grant: for ``for``, as ``role``, which ``expires`` in 7d, say, for the peer ``id`` or a one-time key.
+        Raises CommandError."""
+        gate, me = self.service.gate, self.identity.peer
+        if me not in gate.state.issuers:
+            raise CommandError("this peer may not invite: it is no issuer of the run",
+                               check=f"the issuers are {listed(gate.state.issuers) or 'gone'}",
+                               next_=f"{command_name()} invite --for NAME, on the machine of one of them",
+                               exit_code=EXIT_ERROR)  # fmt: skip
+        holder, seed = str(request.get("id") or ""), None
+        if self.manifest.admission.mode == "organisation" and not holder:
+            raise CommandError("this run admits the peers that an issuer names", check="whose id is it?",
+                               next_=f"{command_name()} id --create, on the machine that shall join; then here: "
+                               f"{command_name()} invite --for NAME --id PEER_ID", exit_code=EXIT_USAGE)  # fmt: skip
+        if not holder:
+            seed = secrets.token_bytes(SEED_BYTES)
+            holder = PrivateIdentity(seed).peer
+        try:
+            grant = Grant(
+                run=self.manifest.run_id,
+                serial=new_serial(),
+                name=str(request["for"]),
+                organisation=str(request.get("organisation") or ""),
+                role=request.get("role") or "any",
+                vote=bool(request.get("vote", True)),
+                until_step=self._until(str(request.get("expires") or "7d")),
+                key=holder,
+            )
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            key = {"name": "--for", "key": "--id"}.get(str(first["loc"][0]), f"--{first['loc'][0]}")
+            raise CommandError(f"{key} {first['input']!r} cannot be used",
+                               check="names are 1 to 41 letters, digits, dots, dashes; roles stage, trainer, observer, "
+                               "any", next_=f"{command_name()} invite --help",
+                               exit_code=EXIT_USAGE) from None  # fmt: skip
+        signed = sign_grant(grant, self.identity)
+        self._remember(signed)
+        return Granted(grant=signed, seed=seed)
+
+    def _until(self, expires: str) -> int:
+        """The step by which a grant expires that is for so long, at the pace of the newest step; the run's last where
+        no step has been timed yet."""
+        match = _SPAN.fullmatch(expires)
+        if match is None:
+            raise CommandError(f"--expires {expires!r} is no span of time", check="a number and s, m, h or d: 7d, 12h",
+                               next_=f"{command_name()} invite --for NAME --expires 7d",
+                               exit_code=EXIT_USAGE)  # fmt: skip
+        seconds, rate = int(match[1]) * _SECONDS[match[2]], self.membership.situation.tokens_per_s
+        last, batch = self.manifest.run.steps, self.manifest.batch
+        if not rate:
+            return last
+        step_s = batch.microbatch_size * self.manifest.step_microbatches * self.manifest.model.context / rate
+        return min(last, self.service.gate.step + math.ceil(seconds / step_s))
+
+    # --- revoking ------------------------------------------------------------------------------------------------
+
+    def revoke(self, name: str) -> str:
+        """Revoke all that was granted to a name, as an issuer, or vote for it as a member; returns what comes of it, in
+        words. Raises CommandError for a name that nobody has."""
+        gate = self.service.gate
+        grants = {one.serial: one.until_step for one in gate.state.holders if one.name == name}
+        grants |= {one.grant.serial: one.grant.until_step for one in self._issued() if one.grant.name == name}
+        serials = [serial for serial in sorted(grants) if serial not in gate.state.void]
+        if not serials:
+            known = sorted({one.name for one in gate.state.holders if one.serial not in gate.state.void})
+            again = "is revoked already" if grants else "is nobody that this run has admitted"
+            raise CommandError(f"{name!r} {again}", check=f"admitted are {listed(known) or 'none'}",
+                               next_=f"{command_name()} status --peer PEER shows who is",
+                               exit_code=EXIT_ERROR)  # fmt: skip
+        counted = True
+        for serial in serials:
+            held = gate.state.by_serial.get(serial)
+            until = grants[serial] if held is None else held.until_step
+            order = Order(verb="revoke", run=self.manifest.run_id, name=name, serial=serial, until_step=until)
+            signed = order.with_signature(self.identity)
+            try:
+                self.service.give(signed)
+            except PeerError as error:
+                raise CommandError(f"{name} was not revoked: {error.reason}",
+                                   check="this peer is neither an issuer of the run nor one that votes",
+                                   next_=f"{command_name()} revoke {name}, on the machine of an issuer, or of more "
+                                   "than half of those that vote", exit_code=EXIT_ERROR) from None  # fmt: skip
+            counted = counted and gate.counts(signed)
+        if counted:
+            return f"{name} is revoked: it is cut off now, and out of the roster with the next record"
+        voters = len(self.membership.roster.entitled)
+        return f"this peer's vote to revoke {name} is told; it takes more than half of {voters} that vote"
+
+    def report(self) -> AdmissionReport:
+        """Who is in, for people."""
+        state = self.service.gate.state
+        return AdmissionReport(
+            mode=self.manifest.admission.mode,
+            issuers=state.issuers,
+            admitted=tuple((one.name, one.role, one.peer) for one in state.holders if one.serial not in state.void),
+            revoked=tuple(one.name for one in state.revoked),
+        )
+
+    # --- what was issued here ------------------------------------------------------------------------------------
+
+    def _issued(self) -> list[SignedGrant]:
+        """What this place has issued for the run; nothing where that cannot be read."""
+        try:
+            lines = self.issued.read_text().splitlines()[-MAX_ISSUED:]
+            found = [SignedGrant.model_validate_json(line) for line in lines]
+        except (OSError, ValueError):
+            return []
+        return [one for one in found if one.grant.run == self.manifest.run_id]
+
+    def _remember(self, signed: SignedGrant) -> None:
+        """Note it before anybody has it. Raises CommandError when the disk refuses."""
+        lines = [one.model_dump_json() for one in (*self._issued()[-MAX_ISSUED + 1 :], signed)]
+        try:
+            write_whole(self.issued, ["\n".join(lines).encode() + b"\n"], mode=0o600)
+        except OSError as error:
+            raise CommandError(f"{self.issued} cannot be written: {error.strerror}", check="is there room?",
+                               next_="the same again", exit_code=EXIT_ERROR) from None  # fmt: skip
+
+
+def granted_by(admitting: Admitting | None, request: Mapping[str, Any]) -> Granted | None:
+    """Return what an invite grants; None for one to a run that anybody may join. Raises CommandError where it must name
+    whom it is for, and where it need not."""
+    if admitting is None:
+        if request.get("for"):
+            raise open_run("an invite is for anybody: leave --for out")
+        return None
+    if not request.get("for"):
+        raise CommandError("this run admits by invite, one for each peer", check="whom is it for?",
+                           next_=f"{command_name()} invite --for NAME --role stage", exit_code=EXIT_USAGE)  # fmt: skip
+    return admitting.grant(request)
+
+
+def open_run(why: str) -> CommandError:
+    """The error for what only a run has that not everybody may join."""
+    return CommandError(f"anybody may join this run: {why}", check="its manifest says admission.mode = open",
+                        next_=f"{command_name()} new --admission token, for a run that admits by invite",
+                        exit_code=EXIT_USAGE)  # fmt: skip

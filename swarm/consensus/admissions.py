@@ -1,0 +1,311 @@
+"""Who may take part in a run, as its close records carry it: issuers, who used which grant, and what was revoked. Pure.
+
+The newest decided record says it all, so a run needs no issuer to go on: whom its roster names stays, a joiner's
+credential is verified against the issuers named here, and a majority of the voters may do all that issuers may, but
+grant. Read :class:`Admissions`, then :class:`AdmissionPolicy`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Literal, Protocol
+
+from pydantic import Field
+
+from swarm.errors import Refused, Violation
+from swarm.ids import PeerId, RunId
+from swarm.schema import Count, Message, PeerIdField, Section
+from swarm.security.credentials import (
+    MAX_ISSUERS,
+    Credential,
+    Grant,
+    GrantRole,
+    HolderName,
+    Order,
+    OrganisationName,
+    SerialField,
+    Verify,
+    check_credential,
+)
+
+MAX_HOLDERS, MAX_REVOKED = 1024, 1024
+"""Of grants that have not expired; of those that have, only holders in the roster are remembered."""
+MAX_ORDERS = 16
+"""Of one record."""
+ADMISSIONS_BYTES = MAX_HOLDERS * 320 + MAX_REVOKED * 120 + MAX_ISSUERS * 64
+"""An upper estimate of what all that takes in a record."""
+
+
+class AdmissionConfig(Section):
+    """``[admission]``: who may join. ``open``: anybody who knows the run. ``token``: who has an invite for one peer, or
+    is named. ``organisation``: only those whose peer ids issuers have named. ``issuers`` are the peers that sign
+    invites at first, and ``threshold`` how many of them must sign each."""
+
+    mode: Literal["open", "token", "organisation"] = "open"
+    issuers: Annotated[tuple[PeerIdField, ...], Field(max_length=MAX_ISSUERS)] = ()
+    threshold: Annotated[int, Field(ge=1, le=MAX_ISSUERS)] = 1
+
+    @property
+    def closed(self) -> bool:
+        """Whether one must be admitted."""
+        return self.mode != "open"
+
+
+class Holder(Message):
+    """A grant that was used, and by whom."""
+
+    serial: SerialField
+    peer: PeerIdField
+    name: HolderName
+    organisation: OrganisationName = ""
+    role: GrantRole
+    vote: bool
+    until_step: Count
+
+    @staticmethod
+    def of(credential: Credential) -> Holder:
+        """Make it of a credential."""
+        grant = credential.grant
+        return Holder(
+            serial=grant.serial,
+            peer=credential.peer,
+            name=grant.name,
+            organisation=grant.organisation,
+            role=grant.role,
+            vote=grant.vote,
+            until_step=grant.until_step,
+        )
+
+
+class Revoked(Message):
+    """A grant that counts no more; remembered until it would have expired."""
+
+    serial: SerialField
+    name: HolderName
+    until_step: Count
+
+
+class Admissions(Message):
+    """What a decided record says of admission. ``number`` counts the changes of ``issuers`` so far."""
+
+    issuers: Annotated[tuple[PeerIdField, ...], Field(max_length=MAX_ISSUERS)]
+    number: Count = 0
+    holders: Annotated[tuple[Holder, ...], Field(max_length=MAX_HOLDERS)] = ()
+    revoked: Annotated[tuple[Revoked, ...], Field(max_length=MAX_REVOKED)] = ()
+
+    @cached_property
+    def by_serial(self) -> Mapping[str, Holder]:
+        """Return who used which grant."""
+        return {one.serial: one for one in self.holders}
+
+    @cached_property
+    def by_peer(self) -> Mapping[str, Holder]:
+        """Return the newest grant that each peer has used."""
+        return {one.peer: one for one in self.holders}
+
+    @cached_property
+    def void(self) -> frozenset[str]:
+        """Return the serials that were revoked."""
+        return frozenset(one.serial for one in self.revoked)
+
+    def check_grant(self, grant: Grant, peer: str, step: int) -> None:
+        """Check what changes with a run: that the grant may be used by ``peer`` with ``step``. Raises Refused."""
+        if grant.serial in self.void:
+            raise Refused(f"the invite for {grant.name} was revoked")
+        used = self.by_serial.get(grant.serial)
+        if used is not None and used.peer != peer:
+            raise Refused(f"the invite for {grant.name} was used by another peer: it is for one")
+        if step > grant.until_step:
+            raise Refused(f"the invite for {grant.name} expired with step {grant.until_step}; step {step} is open")
+
+
+class _Named(Protocol):
+    """What is asked of a member here."""
+
+    @property
+    def peer(self) -> str: ...
+    @property
+    def role(self) -> str: ...
+    @property
+    def mute(self) -> bool: ...
+
+
+def may_serve_as(grant: Grant, role: str) -> bool:
+    """Return whether the holder may be a member in this role; a peer that holds nothing needs a grant for all."""
+    return grant.allows(role) if role != "bootstrap" else grant.role == "any"
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionPolicy:
+    """What the manifest says of admission: everybody applies it alike."""
+
+    run: RunId = RunId("")
+    config: AdmissionConfig = AdmissionConfig()
+
+    @property
+    def closed(self) -> bool:
+        """Whether one must be admitted."""
+        return self.config.closed
+
+    def first(self) -> Admissions:
+        """Return what holds before the first record."""
+        return Admissions(issuers=tuple(sorted(set(self.config.issuers))))
+
+    def needed(self, state: Admissions) -> int:
+        """Return how many issuers must sign: no more than there are."""
+        return max(1, min(self.config.threshold, len(state.issuers)))
+
+    def check_signed(self, state: Admissions, credential: Credential, verify: Verify) -> None:
+        """Check what never changes of a credential; see :func:`check_credential`. Cost: 0.2 ms."""
+        named = self.config.mode == "organisation"
+        needed = self.needed(state)
+        check_credential(credential, run=self.run, issuers=state.issuers, threshold=needed, named=named, verify=verify)
+
+    def check_joiner(
+        self, state: Admissions, step: int, member: _Named, credential: Credential | None, verify: Verify
+    ) -> None:
+        """Raises Refused, or Violation for a forged credential, unless ``member`` may join with ``step``."""
+        if member.peer in state.issuers:
+            return
+        if credential is None:
+            raise Refused("this run admits by invite, and the request shows none")
+        if credential.peer != member.peer:
+            raise Violation(f"{member.peer} shows the credential of {credential.peer}")
+        self.check_signed(state, credential, verify)
+        state.check_grant(credential.grant, member.peer, step)
+        if not may_serve_as(credential.grant, member.role):
+            raise Refused(f"the invite for {credential.grant.name} is for {credential.grant.role}, not {member.role}")
+        known = credential.grant.serial in state.by_serial
+        if not known and len(state.holders) >= MAX_HOLDERS:
+            raise Refused(f"{MAX_HOLDERS} grants are in use: some must expire or be revoked first")
+
+    def mute(self, state: Admissions, peer: str, credential: Credential | None) -> bool:
+        """Return whether a member has no vote, as its credential says, or one that it used before."""
+        if not self.closed or peer in state.issuers:
+            return False
+        if credential is not None:
+            return not credential.grant.vote
+        held = state.by_peer.get(peer)
+        return held is not None and not held.vote
+
+    # --- founding ------------------------------------------------------------------------------------------------
+
+    def founding(
+        self, before: Admissions | None, step: int, used: Sequence[Credential], roster: Collection[str]
+    ) -> Admissions | None:
+        """Return what the record says with which a run begins: after ``before``, the state of the checkpoint that it
+        goes on from, with the credentials of its members; None where anybody may join."""
+        return self.following(before or self.first(), step, used, (), roster) if self.closed else None
+
+    def check_founding(
+        self, said: Admissions | None, step: int, members: Sequence[_Named], used: Sequence[Credential], verify: Verify
+    ) -> None:
+        """Raises Refused, or Violation for forged credentials, unless a run may begin with ``members``, of which the
+        record has ``said`` this: each an issuer, or the holder of a grant. A run that begins with initial weights has
+        the manifest's issuers; of one that goes on the founder is believed what the record before said, as it is about
+        cursors. Cost: 0.2 ms a member."""
+        if not self.closed or said is None:
+            if self.closed != (said is not None):
+                raise Refused("the record says of admission what the manifest does not")
+            return
+        begins = step == 0
+        state, shown = self.first() if begins else said, {one.peer: one for one in used}
+        for member in members:
+            held = said.by_peer.get(member.peer)
+            if begins or member.peer in shown or (held is None and member.peer not in said.issuers):
+                self.check_joiner(state, step, member, shown.get(member.peer), verify)
+            elif held is not None and held.serial in said.void:
+                raise Refused(f"the invite for {held.name} was revoked")
+            if member.mute != self.mute(state, member.peer, shown.get(member.peer)):
+                raise Refused(f"the record gives {member.peer} a vote that its credential does not")
+        if begins and said != self.founding(None, step, used, [member.peer for member in members]):
+            raise Refused("the record's admissions are not those that its members' credentials give")
+
+    # --- orders --------------------------------------------------------------------------------------------------
+
+    def check_order(self, state: Admissions, order: Order, voters: Collection[str], verify: Verify) -> None:
+        """Raises Refused unless the order is to be carried out now: enough issuers signed it, or more than half of the
+        ``voters``. Cost: 0.1 ms a signature."""
+        if order.run != self.run:
+            raise Refused("this order is for another run")
+        self._check_due(state, order)
+        issuers, needed = order.signers(state.issuers, verify), self.needed(state)
+        if len(issuers) >= needed and state.issuers:
+            return
+        voted = order.signers(voters, verify)
+        if 2 * len(voted) <= len(voters):
+            who = f"{len(issuers)} of {needed} issuers and {len(voted)} of {len(voters)} voters signed it"
+            raise Refused(f"to {order.verb} {order.name} takes more: {who}")
+
+    def _check_due(self, state: Admissions, order: Order) -> None:
+        if order.verb == "revoke":
+            if order.serial in state.void or not order.serial:
+                raise Refused(f"the invite for {order.name} is revoked already")
+            return
+        if order.after != state.number:
+            raise Refused(f"the issuers have changed since: {state.number} times, not {order.after}")
+        if (order.verb == "appoint") == (order.peer in state.issuers):
+            raise Refused(f"{order.peer} {'is' if order.verb == 'appoint' else 'is not'} an issuer")
+        if order.verb == "appoint" and len(state.issuers) >= MAX_ISSUERS:
+            raise Refused(f"there are {MAX_ISSUERS} issuers: dismiss one first")
+
+    def due(self, state: Admissions, orders: Iterable[Order], voters: Collection[str], verify: Verify) -> list[Order]:
+        """Return those of the orders that one record can carry out, in their order."""
+        found: list[Order] = []
+        for order in sorted(orders, key=lambda one: one.key):
+            if len(found) == MAX_ORDERS:
+                break
+            try:
+                self.check_order(state, order, voters, verify)
+            except Refused:
+                continue
+            state = _carried_out(state, order)
+            found.append(order)
+        return found
+
+    # --- from record to record -----------------------------------------------------------------------------------
+
+    def following(
+        self, state: Admissions, step: int, used: Sequence[Credential], orders: Sequence[Order], roster: Collection[str]
+    ) -> Admissions:
+        """Return what the record of ``step`` says: with the grants that were ``used`` and the orders carried out, all
+        of which were checked, and without what has expired; ``roster`` are its members."""
+        fresh = {one.grant.serial: Holder.of(one) for one in used if one.peer not in state.issuers}
+        new = tuple(one for serial, one in sorted(fresh.items()) if serial not in state.by_serial)
+        state = Admissions(
+            issuers=state.issuers, number=state.number, holders=(*state.holders, *new), revoked=state.revoked
+        )
+        for order in orders:
+            state = _carried_out(state, order)
+        kept = [one for one in state.holders if one.until_step >= step or one.peer in roster]
+        serials = {one.serial for one in kept}
+        void = [one for one in state.revoked if one.until_step >= step or one.serial in serials]
+        return Admissions(
+            issuers=tuple(sorted(state.issuers)),
+            number=state.number,
+            holders=tuple(sorted(kept, key=lambda one: (one.until_step, one.serial)))[-MAX_HOLDERS:],
+            revoked=tuple(sorted(void, key=lambda one: (one.until_step, one.serial)))[-MAX_REVOKED:],
+        )
+
+
+def _carried_out(state: Admissions, order: Order) -> Admissions:
+    issuers, number, revoked = state.issuers, state.number, state.revoked
+    if order.verb == "revoke":
+        held = state.by_serial.get(order.serial)
+        until = order.until_step if held is None else held.until_step
+        revoked = (*revoked, Revoked(serial=order.serial, name=order.name, until_step=until))
+    else:
+        others = tuple(peer for peer in issuers if peer != order.peer)
+        issuers = (*others, order.peer) if order.verb == "appoint" else others
+        number += 1
+    return Admissions(issuers=issuers, number=number, holders=state.holders, revoked=revoked[-MAX_REVOKED:])
+
+
+def check_orders(
+    rules: AdmissionPolicy, state: Admissions, orders: Sequence[Order], voters: Collection[PeerId], verify: Verify
+) -> None:
+    """Raises Refused unless all of the orders are to be carried out, one after the other."""
+    if list(orders) != rules.due(state, orders, voters, verify):
+        raise Refused("the record carries out an order that too few signed, or that was carried out before")
