@@ -73,7 +73,7 @@ def _as_joiner(arguments: tuple[str, ...], name: str) -> tuple[str, ...]:
 
 
 def _strangers(world: BaseWorld[Any], fault: faults.Strangers) -> Iterable[str]:
-    """They know what an invite says, or no more than the addresses in it."""
+    """They know what an invite says, or no more than the addresses in it. Their process is named last."""
     if world.specs.joiner is None:
         raise CannotInflict("no stage host was started yet: nobody has an invite by which strangers could find the run")
     invite = parse_invite(next(one for one in world.specs.joiner.arguments if one.startswith(PREFIX)))
@@ -90,7 +90,7 @@ def _strangers(world: BaseWorld[Any], fault: faults.Strangers) -> Iterable[str]:
     )
     spec = PeerSpec(name=f"{STRANGERS}{number}", role="stranger", arguments=orders.arguments(), program=PROGRAM)
     world.start(spec)
-    return names
+    return (*names, spec.name)
 
 
 COMMON: Mapping[type[Fault], Callable[[Any, Any], Iterable[str]]] = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from peers.chaos import faults
 from peers.chaos.aftermath import Excuses, Returns
-from peers.chaos.cast import FOUNDER, SwarmSpec, twin_of
+from peers.chaos.cast import FOUNDER, STRANGERS, SwarmSpec, twin_of
 from peers.chaos.faults import CODES, KILLED, CannotInflict, Fault
 from peers.chaos.lives import End
 from peers.chaos.plan import FaultPlan, Fired, Strike
@@ -178,8 +178,14 @@ class FaultInjector:
         told += [f"{name} to be killed for its memory" for name in sorted(self.excuses.to_end)]
         told += [f"{name} to leave" for name in sorted(self.excuses.leaving)]
         told += [f"what struck {name} to be over" for name in self.returns.held()]
+        told += [f"{name} to end" for name in self._strangers()]
         told += [f"{name} to be ready" for name in sorted(self.returns.awaited)]
         return ", ".join(dict.fromkeys(told))
+
+    def _strangers(self) -> list[str]:
+        """Return the processes of strangers that still attack, or prepare to."""
+        started = [name for fired in list(self._plan.fired.values()) for name in fired.peers]
+        return [name for name in started if name.startswith(STRANGERS) and self._world.alive(name)]
 
     def broken(self) -> list[str]:
         """Return the errors of strikes."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 BARS: dict[str, float] = {
     "slowest_frame_ms": 20.0,
+    "slowest_question_ms": 20.0,
+    "questions_loop_share": 0.1,
     "flood_steps_kept": 0.9,
     "stalled_leader_replaced_s": 60.0,
     "tie_closed_s": 60.0,
@@ -44,7 +46,7 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
     """How much is played: frames of each method and size, floods and their seconds, of each list of
-    attacks; hosts and steps of the runs with a spoilt sum."""
+    attacks; hosts and steps of the runs with a spoilt sum; records of strangers in a directory."""
 
     frames: int
     rounds: int
@@ -52,10 +54,11 @@ class Scale:
     attacks: int = 3
     hosts: int = 6
     steps: int = 10
+    records: int = 2560
 
 
 SCALES = {
-    Size.SMOKE: Scale(frames=1, rounds=1, flood_s=1.5, attacks=1, hosts=4, steps=3),
+    Size.SMOKE: Scale(frames=1, rounds=1, flood_s=1.5, attacks=1, hosts=4, steps=3, records=100),
     Size.DEFAULT: Scale(frames=12, rounds=7, flood_s=6.0),
     Size.FULL: Scale(frames=150, rounds=5, flood_s=60.0),
 }
@@ -68,7 +71,13 @@ def run(size: Size) -> Result:
     torch.set_num_threads(1)  # several peers compute in one process
     scale, rows, summary = SCALES[size], list[list[Cell]](), dict[str, Any]()
     floods, tried = _in_scratch(lambda root: _over_libp2p(root, scale))
-    summary |= _of_frames(tried, rows) | _of_floods(floods, rows) | _of_stories(scale, rows) | _of_sums(scale, rows)
+    summary |= (
+        _of_questions(scale, rows)
+        | _of_frames(tried, rows)
+        | _of_floods(floods, rows)
+        | _of_stories(scale, rows)
+        | _of_sums(scale, rows)
+    )
     summary |= {f"{name}_bar": bar for name, bar in BARS.items()}
     return Result(columns=("attack", "how", "figure", "value"), rows=rows, summary=summary, notes=_notes(scale, tried))
 
@@ -85,6 +94,20 @@ def _of_frames(tried: Frames, rows: list[list[Cell]]) -> dict[str, Any]:
     for ms, method, size in tried.worst:
         rows.append(["frame", f"{method}, {size} bytes", "ms of the loop's thread", round(ms, 2)])
     return {"frames_tried": tried.tried, "slowest_frame_ms": round(tried.worst[0][0], 3)}
+
+
+def _of_questions(scale: Scale, rows: list[list[Cell]]) -> dict[str, Any]:
+    import asyncio
+
+    from tests.benchmarks._doors_questions import SECONDS, ask
+
+    asked = asyncio.run(ask(scale.records, SECONDS))
+    for figure, value in asked._asdict().items():
+        rows.append(["directory", f"{scale.records} records of strangers, asked for again and again", figure, value])
+    return {
+        "slowest_question_ms": round(asked.slowest_ms, 3),
+        "questions_loop_share": round(asked.loop_share, 4),
+    }
 
 
 def _of_floods(floods: Floods, rows: list[list[Cell]]) -> dict[str, Any]:
@@ -158,6 +181,8 @@ def _notes(scale: Scale, tried: Frames) -> tuple[str, ...]:
         f"of two hosts for {scale.flood_s:g} s, and as long to a sink outside the run, {scale.rounds} times in turns; "
         "it comes back as often as it is cut off; flood_mb_s is what it sent; flood_steps_kept: median over rounds of "
         "steps a second, host ÷ sink; the swarm is one process, whose loop and processors all of its peers share",
+        f"directory: {scale.records} records of identities that nobody has; strangers ask one peer for all of them, by "
+        "virtual time twice as often as their budget lets each; CPU time of the loop's thread, refusals included",
         "leaders, replicas and guests: virtual time, which a busy machine does not change",
         f"sum: one of {scale.hosts // 2} replicas of a stage hands in 1e30 for every element in every step; mean loss "
         f"of the last 3 of {scale.steps} steps, beside the same run without it",

@@ -7,8 +7,10 @@ import time
 
 import pytest
 
+from swarm.network.rpc.strangers import ALL_QUESTIONS_AT_ONCE, ALL_QUESTIONS_S
 from tests.benchmarks._doors_flood import Floods
 from tests.benchmarks._doors_frames import WORST, Frames, Stopwatch
+from tests.benchmarks._doors_questions import STRANGERS, TRIES_S, ask
 from tests.benchmarks._doors_stories import loss_ratio
 
 
@@ -70,3 +72,12 @@ def test_steps_kept_are_the_median_of_the_rounds() -> None:
 
 def test_loss_ratio_is_of_the_last_steps() -> None:
     assert loss_ratio([9.0, 2.0, 2.0, 2.0], [9.0, 2.0, 3.0, 4.0]) == pytest.approx(1.5)
+
+
+async def test_strangers_ask_a_full_directory_as_often_as_they_are_let() -> None:
+    asked = await ask(20, 2)
+    assert asked.stored == 20
+    assert ALL_QUESTIONS_AT_ONCE / 2 < asked.answered < ALL_QUESTIONS_AT_ONCE + 5 * ALL_QUESTIONS_S
+    assert asked.answered + asked.refused == STRANGERS * TRIES_S * 4
+    assert asked.loop_share > 0
+    assert asked.slowest_ms > 0

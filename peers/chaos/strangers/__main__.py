@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import psutil
 import uvloop
 
 from peers.chaos.strangers.attacks import DOERS, MOST_ANSWERED, Stranger
@@ -48,11 +47,10 @@ logger = logging.getLogger(__name__)
 
 
 async def attack(home: Path, orders: StrangerOrders, sink: StrangerSink) -> None:
-    """Open the identities, have each do its attacks until the time is up, which began with this process; write the
-    report before they leave. Raises PeerError when nobody answers at first; what goes wrong with an attack is among the
-    findings' problems."""
+    """Open the identities, have each do its attacks for the seconds of the orders, and write the report before they
+    leave. Raises PeerError when nobody answers at first; what goes wrong with an attack is among the findings'
+    problems."""
     clock, found, rehearsed = SystemClock(), StrangerFindings(), StrangerFindings()
-    ends = clock.monotonic() + orders.seconds - max(0.0, clock.wall() - psutil.Process().create_time())
     async with contextlib.AsyncExitStack() as stack:
         opening = (_open(home, orders, number, found, stack) for number in range(orders.identities))
         strangers = await asyncio.gather(*opening)
@@ -61,6 +59,7 @@ async def attack(home: Path, orders: StrangerOrders, sink: StrangerSink) -> None
         for stranger in strangers:
             stranger.endpoint.learn(nobody, addresses)
             await stranger.endpoint._outgoing.connect_any({nobody})
+        ends = clock.monotonic() + orders.seconds
         sides: list[Side] = ["sink", "peers"]
         while (left := ends - clock.monotonic()) >= LEAST_TURN_S:
             for side in sides:

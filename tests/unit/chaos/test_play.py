@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from peers.chaos.cast import cast_of
-from peers.chaos.faults import CannotInflict, Fault, Kill, Restart, Twin
+from peers.chaos.faults import CannotInflict, Fault, Kill, Restart, Strangers, Twin
 from peers.chaos.plan import FaultPlan, Fired, Strike
 from peers.chaos.play import Play, PlayOutcome
 from peers.chaos.scenario import Scenario, parse_scenario
@@ -345,3 +345,16 @@ def test_who_has_too_little_memory_and_ends_in_another_way_is_not_excused(tmp_pa
     outcome, _ = _play(world, _scenario(fault=[limit], until={"minutes": 0.01}))
     assert "host-0-1 ended with 1, which no strike explains" in outcome.problems[0]
     assert [(end.code, end.struck) for end in outcome.ends] == [(1, False)]
+
+
+def test_play_waits_for_strangers_to_end(tmp_path: Path) -> None:
+    scenario, world = _scenario(), MadeUpWorld(tmp_path)
+    cast = cast_of(scenario, Path("/run.toml"), {"sample": Path("/s"), "trainer-0": Path("/t")})
+    plan, watch = FaultPlan(world=world), RunWatch(world.stamps)
+    striker = FaultInjector(scenario, cast, world, plan, watch, Timeline(lambda line: None, str))
+    strike = Strike("attack", NEVER, Strangers(("host-0-1",), ("small",), 1.0))
+    plan.fired["attack"] = Fired(strike, 1.0, ("host-0-1", "strangers-1"), ("A", ""))
+    world.living |= {"bootstrap", "strangers-1"}
+    assert striker.waiting() == "strangers-1 to end"
+    world.living.discard("strangers-1")
+    assert striker.waiting() == ""

@@ -84,7 +84,7 @@ def test_strangers_are_started_beside_the_peers_and_know_no_more_than_they_may(
     world.peers["host-0"].identity = PEER
     with world:
         fault = Strangers(("host-0",), ("large", "methods"), 9.0, knows="run" if knows == "run" else "address")
-        assert tuple(world.inflict(fault)) == ("host-0",)
+        assert tuple(world.inflict(fault)) == ("host-0", "strangers-1")
         spec = world.peers["strangers-1"].spec
         assert spec.program == PROGRAM
         _, orders = orders_from(world.arguments(world.peers["strangers-1"]))
@@ -112,7 +112,7 @@ def test_container_of_strangers_runs_their_program(tmp_path: Path, monkeypatch: 
     world.peers["host-0"].identity = PEER
     started: list[PeerSpec] = []
     monkeypatch.setattr(world, "start", started.append)
-    assert tuple(world.inflict(ATTACK)) == ("host-0",)
+    assert tuple(world.inflict(ATTACK)) == ("host-0", "strangers-1")
     peer = container_start.Contained(started[0], tmp_path / "homes" / "strangers-1")
     monkeypatch.setattr(world.networks, "options", lambda spec: [])
     monkeypatch.setattr(world.networks, "connect", lambda spec, name: None)
