@@ -130,7 +130,7 @@ def test_bodies_are_drawn_by_the_seed() -> None:
     rpcs = all_rpcs()
     assert len(rpcs) > 50
     for rpc in rpcs[:5]:
-        assert list(frames(rpc, 3, 7)) == list(frames(rpc, 3, 7)) != list(frames(rpc, 3, 8))
+        assert list(frames(rpc, 3, 7, 4096)) == list(frames(rpc, 3, 7, 4096)) != list(frames(rpc, 3, 8, 4096))
 
 
 def test_bodies_that_are_too_long_for_strangers_are_not_for_members() -> None:
@@ -175,7 +175,7 @@ async def test_stranger_who_knows_no_run_calls_public_methods_only() -> None:
     endpoint = _Open()
     stranger = Stranger(endpoint, None, (PeerId("A"),), random.Random(1), {"methods": 1.0}, StrangerFindings())  # type: ignore[arg-type]
     await methods(stranger)
-    assert {name for _, name in endpoint.asked} == {GET.name}
+    assert {name for _, name in endpoint.asked} == {rpc.name for rpc in all_rpcs() if rpc.public}
 
 
 # --- what is made of it ----------------------------------------------------------------------------------------------
