@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -154,6 +155,7 @@ def invite(
     out: Annotated[
         str | None, typer.Option("--out", metavar="FILE", help="Write it to a file that this user alone can read.")
     ] = None,
+    qr: Annotated[bool, typer.Option("--qr", help="Show it as a QR code, too, on stderr.")] = False,
 ) -> None:
     """Print an invite to the run of a peer on this machine.
 
@@ -172,7 +174,7 @@ def invite(
     from peers.control.client import ask
     from peers.home.places import home_directory
     from peers.invites.invite import parse_invite
-    from peers.invites.invite_file import write_invite
+    from peers.invites.invite_file import qr_code, write_invite
 
     place = choose_speaker(home_directory(home), peer, command="invite")
     wishes = {"for": name, "role": role, "expires": expires, "id": holder, "organisation": organisation}
@@ -196,6 +198,8 @@ def invite(
             next_="start it with --listen /ip4/0.0.0.0/tcp/0 to be reached from others",
             label="note",
         )
+    if qr:
+        print(qr_code(text, shutil.get_terminal_size().columns), file=sys.stderr)
 
 
 # --- swarm revoke ----------------------------------------------------------------------------------------------------

@@ -3,12 +3,13 @@ and how a founder that is started again finds it too."""
 
 from __future__ import annotations
 
+import io
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 from peers.commands.history_source import acquaintances, sessions_of
-from peers.console.words import another_path
+from peers.console.words import another_path, command_name
 from peers.founding_files import MANIFEST_FILE
 from peers.home.places import PlaceInfo, list_places
 from peers.invites.invite import MAX_ADDRESSES, Invite, parse_invite
@@ -37,6 +38,21 @@ def write_invite(path: Path, invite: str) -> None:
     except OSError as error:
         raise ConfigError("--invite-file", str(path), "a file that can be written", another_path(path),
                           why=str(error.strerror)) from error  # fmt: skip
+
+
+def qr_code(invite: str, columns: int) -> str:
+    """Return an invite as a QR code for a terminal of so many columns, two dots of the code in one character. Raises
+    ConfigError where it is wider."""
+    import segno
+
+    code = segno.make_qr(invite, error="l")
+    if (needed := code.symbol_size(border=2)[0]) > columns:
+        raise ConfigError("--qr", columns, f"a terminal of {needed} columns at least",
+                          f"Make its letters smaller, and then: {command_name()} invite --qr",
+                          why="so many has the invite's QR code")  # fmt: skip
+    drawn = io.StringIO()
+    code.terminal(drawn, border=2, compact=True)
+    return drawn.getvalue()
 
 
 def read_invite(path: Path) -> Invite | None:

@@ -10,7 +10,7 @@ from peers.cli.app import run
 from peers.exit_codes import EXIT_USAGE
 from peers.home.places import take_place
 from peers.invites.invite import Invite
-from peers.invites.invite_file import await_invite, find_past, read_invite, write_invite
+from peers.invites.invite_file import await_invite, find_past, qr_code, read_invite, write_invite
 from swarm.clock import SystemClock
 from swarm.errors import ConfigError
 from swarm.ids import RunId
@@ -34,6 +34,17 @@ def test_invite_written_is_read_back(tmp_path: Path) -> None:
     write_invite(file, invite.text())
     assert read_invite(file) == invite
     assert file.stat().st_mode & 0o777 == 0o600, "whoever has it can join"
+
+
+def test_qr_code_of_an_invite_needs_a_terminal_that_is_wide_enough(tmp_path: Path) -> None:
+    text = founded(tmp_path / "home").text()
+    lines = qr_code(text, 100).splitlines()
+    width = len(lines[0])
+    assert {len(line) for line in lines} == {width}
+    assert len(lines) == (width + 1) // 2, "two dots in a character"
+    assert qr_code(text, width).splitlines() == lines
+    with pytest.raises(ConfigError, match=f"{width} columns"):
+        qr_code(text, width - 1)
 
 
 def test_invite_that_comes_later_is_waited_for(tmp_path: Path) -> None:
