@@ -65,6 +65,7 @@ class Commands(CommandTable):
         "drain": Entry("peers.cli.running", "drain", "Have a peer leave its run in order.", _LIGHT),
         "invite": Entry("peers.cli.running", "invite", "Print an invite to the run of a peer on this machine.", _LIGHT),
         "revoke": Entry("peers.cli.running", "revoke", "Take back what was granted to somebody, used or not.", _LIGHT),
+        "issuers": Entry("peers.cli.running", "issuers", "Show who may invite to a run, or change that.", _LIGHT),
         "id": Entry("peers.cli.running", "identity", "Show the identity of a place.", _LIGHT),
         "history": Entry("peers.cli.history", "history", "Show the decision about each step of a run."),
         "export": Entry("peers.cli.model", "export", "Write a trained model as a directory that transformers loads, "

@@ -152,6 +152,12 @@ def invite(
         str | None, typer.Option("--organisation", metavar="NAME", help="To whom the holder belongs.")
     ] = None,
     no_vote: Annotated[bool, typer.Option("--no-vote", help="The holder does not vote on steps.")] = False,
+    countersign: Annotated[
+        str | None,
+        typer.Option(
+            "--countersign", metavar="INVITE", help="Sign another issuer's invite, where several must; -: stdin."
+        ),
+    ] = None,
     out: Annotated[
         str | None, typer.Option("--out", metavar="FILE", help="Write it to a file that this user alone can read.")
     ] = None,
@@ -166,6 +172,8 @@ def invite(
     Example: swarm invite > invite.txt
 
     Example: swarm invite --for ana --role trainer --expires 7d --out ana.txt
+
+    Example: swarm invite --countersign - --out both.txt < ana.txt
     """
     from pathlib import Path
 
@@ -173,13 +181,15 @@ def invite(
     from peers.control.choose import choose_speaker
     from peers.control.client import ask
     from peers.home.places import home_directory
-    from peers.invites.invite import parse_invite
+    from peers.invites.invite import invite_on_standard_input, parse_invite
     from peers.invites.invite_file import qr_code, write_invite
 
     place = choose_speaker(home_directory(home), peer, command="invite")
     wishes = {"for": name, "role": role, "expires": expires, "id": holder, "organisation": organisation}
     given: dict[str, Any] = {key: value for key, value in wishes.items() if value is not None}
     given |= {"vote": False} if no_vote else {}
+    if countersign is not None:
+        given = {"countersign": invite_on_standard_input() if countersign == "-" else countersign}
     text = str(ask(place.control, "invite", who=place.described, **given))
     if out is None:
         print(text, flush=True)
@@ -224,6 +234,36 @@ def revoke(
 
     place = choose_speaker(home_directory(home), peer, command="revoke")
     print(ask(place.control, "revoke", who=place.described, name=name), flush=True)
+
+
+# --- swarm issuers ---------------------------------------------------------------------------------------------------
+
+
+def issuers(
+    appoint: Annotated[
+        str | None, typer.Option("--appoint", metavar="PEER_ID", help="Have this peer be one from the next record on.")
+    ] = None,
+    dismiss: Annotated[
+        str | None, typer.Option("--dismiss", metavar="PEER_ID", help="Have this one be none any more.")
+    ] = None,
+    peer: Peer = None,
+    home: Home = None,
+) -> None:
+    """Show who may invite to a run, or change that.
+
+    An issuer changes it alone (or as many of them as sign each invite); without issuers more than half of the members
+    that vote do, each with this command.
+
+    Example: swarm issuers --appoint 12D3KooWPjceQrSwdWXPyLLeABRXmuqt69Rg3sBYbU1Nft9HyQ6X
+    """
+    from peers.control.choose import choose_speaker
+    from peers.control.client import ask
+    from peers.home.places import home_directory
+
+    place = choose_speaker(home_directory(home), peer, command="issuers")
+    wishes = {"appoint": appoint, "dismiss": dismiss}
+    given: dict[str, Any] = {key: value for key, value in wishes.items() if value is not None}
+    print(ask(place.control, "issuers", who=place.described, **given), flush=True)
 
 
 # --- swarm peers -----------------------------------------------------------------------------------------------------

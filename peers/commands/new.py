@@ -51,18 +51,7 @@ def new(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines
         foundation = Foundation(file=past.manifest)
     home = home_directory(options.home)  # first: it may not be there, and a tokenizer takes seconds
     say(f"swarm {__version__}", "goes on with a run" if foundation.resume else "founds a run")
-    check_listen(options.listen)
-    check_announce(options.announce)
-    if options.through:
-        check_through(options.through)
-        for label, text in knock_at_relays(options.through):
-            say(label, text)
-    if options.dashboard is not None:
-        from peers.dashboard.start import check_dashboard
-
-        check_dashboard(options.dashboard, None if options.home is None else str(options.home))
-    check_reporting(options.report_to, options.report_dir)
-    check_before_start(home, say)
+    _check(options, home, say)
     founded = _founded(foundation, options, say)
     from peers.frozen import frozen_store, store_of, with_frozen
 
@@ -107,6 +96,22 @@ def with_issuer(founded: Founded, founder: PeerId) -> Founded:
         return founded
     named = manifest.admission.model_copy(update={"issuers": (str(founder),)})
     return dataclasses.replace(founded, manifest=manifest.model_copy(update={"admission": named}))
+
+
+def _check(options: PeerOptions, home: Path, say: Callable[[str, str], None]) -> None:
+    """Check what a founder was given, and this machine. Raises ConfigError and CommandError."""
+    check_listen(options.listen)
+    check_announce(options.announce)
+    if options.through:
+        check_through(options.through)
+        for label, text in knock_at_relays(options.through):
+            say(label, text)
+    if options.dashboard is not None:
+        from peers.dashboard.start import check_dashboard
+
+        check_dashboard(options.dashboard, None if options.home is None else str(options.home))
+    check_reporting(options.report_to, options.report_dir)
+    check_before_start(home, say)
 
 
 def _past(file: Path, options: PeerOptions) -> Past | None:

@@ -1,4 +1,4 @@
-"""What a running peer does about who may join its run: grant invites, revoke them, and report both."""
+"""What a running peer does about who may join its run: grant invites, revoke them, change who grants them, report."""
 
 from __future__ import annotations
 
@@ -6,25 +6,26 @@ import math
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from peers.console.words import CommandError, command_name, listed
 from peers.control.status import AdmissionReport
 from peers.exit_codes import EXIT_ERROR, EXIT_USAGE
-from peers.invites.invite import Granted
+from peers.invites.invite import Granted, parse_invite
 from peers.settings import PeerSettings
 from swarm.config import Manifest
 from swarm.disk import write_whole
 from swarm.errors import PeerError
+from swarm.ids import PeerId
 from swarm.membership.admission import AdmissionService
 from swarm.membership.membership import Membership
 from swarm.membership.roles import PeerContext
 from swarm.security.credentials import SEED_BYTES, Grant, Order, SignedGrant, new_serial, sign_grant
-from swarm.security.signing import PrivateIdentity
+from swarm.security.signing import PrivateIdentity, public_key_of
 
 _SPAN = re.compile(r"([1-9][0-9]{0,4})([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -61,12 +62,7 @@ class Admitting:
     def grant(self, request: Mapping[str, Any]) -> Granted:
         """Sign a grant: for ``for``, as ``role``, which ``expires`` in 7d, say, for the peer ``id`` or a one-time key.
         Raises CommandError."""
-        gate, me = self.service.gate, self.identity.peer
-        if me not in gate.state.issuers:
-            raise CommandError("this peer may not invite: it is no issuer of the run",
-                               check=f"the issuers are {listed(gate.state.issuers) or 'gone'}",
-                               next_=f"{command_name()} invite --for NAME, on the machine of one of them",
-                               exit_code=EXIT_ERROR)  # fmt: skip
+        self._check_issuer()
         holder, seed = str(request.get("id") or ""), None
         if self.manifest.admission.mode == "organisation" and not holder:
             raise CommandError("this run admits the peers that an issuer names", check="whose id is it?",
@@ -127,24 +123,90 @@ class Admitting:
             raise CommandError(f"{name!r} {again}", check=f"admitted are {listed(known) or 'none'}",
                                next_=f"{command_name()} status --peer PEER shows who is",
                                exit_code=EXIT_ERROR)  # fmt: skip
-        counted = True
+        orders = []
         for serial in serials:
             held = gate.state.by_serial.get(serial)
             until = grants[serial] if held is None else held.until_step
-            order = Order(verb="revoke", run=self.manifest.run_id, name=name, serial=serial, until_step=until)
-            signed = order.with_signature(self.identity)
-            try:
-                self.service.give(signed)
-            except PeerError as error:
-                raise CommandError(f"{name} was not revoked: {error.reason}",
-                                   check="this peer is neither an issuer of the run nor one that votes",
-                                   next_=f"{command_name()} revoke {name}, on the machine of an issuer, or of more "
-                                   "than half of those that vote", exit_code=EXIT_ERROR) from None  # fmt: skip
-            counted = counted and gate.counts(signed)
-        if counted:
+            run = self.manifest.run_id
+            orders.append(Order(verb="revoke", run=run, name=name, serial=serial, until_step=until))
+        if all([self._give(one, f"{command_name()} revoke {name}") for one in orders]):
             return f"{name} is revoked: it is cut off now, and out of the roster with the next record"
+        return self._voted(f"revoke {name}")
+
+    def _give(self, order: Order, command: str) -> bool:
+        """Sign an order and have it told; return whether it counts. Raises CommandError for who may not."""
+        signed = order.with_signature(self.identity)
+        try:
+            self.service.give(signed)
+        except PeerError as error:
+            raise CommandError(f"{order.verb} {order.name}: that was not taken: {error.reason}",
+                               check="this peer is neither an issuer of the run nor one that votes",
+                               next_=f"{command}, on the machine of an issuer, or of more than half of those that vote",
+                               exit_code=EXIT_ERROR) from None  # fmt: skip
+        return self.service.gate.counts(signed)
+
+    def _voted(self, what: str) -> str:
         voters = len(self.membership.roster.entitled)
-        return f"this peer's vote to revoke {name} is told; it takes more than half of {voters} that vote"
+        return f"this peer's vote to {what} is told; it takes more than half of {voters} that vote, or enough issuers"
+
+    # --- issuers -------------------------------------------------------------------------------------------------
+
+    def issuers(self, request: Mapping[str, Any]) -> str:
+        """Say who may invite, having signed an order to ``appoint`` or ``dismiss`` a peer where one is named. Raises
+        CommandError."""
+        state = self.service.gate.state
+        needed = self.service.gate.rules.needed(state)
+        verbs: tuple[Literal["appoint", "dismiss"], ...] = ("appoint", "dismiss")
+        asked = [(verb, str(request[verb])) for verb in verbs if request.get(verb)]
+        if not asked:
+            signing = "" if needed == 1 else f", of which {needed} sign each invite"
+            return (
+                f"{listed(state.issuers)}{signing}" if state.issuers else "none is left: --appoint one, by a majority"
+            )
+        (verb, peer), *more = asked
+        if more:
+            raise CommandError("--appoint and --dismiss were given together", check="each is an order of its own",
+                               next_=f"{command_name()} issuers --appoint PEER_ID, then --dismiss PEER_ID",
+                               exit_code=EXIT_USAGE)  # fmt: skip
+        self._check_peer(peer)
+        if (verb == "appoint") == (peer in state.issuers):
+            raise CommandError(f"{peer} is {'already' if verb == 'appoint' else 'not'} an issuer",
+                               check=f"the issuers are {listed(state.issuers) or 'gone'}",
+                               next_=f"{command_name()} issuers", exit_code=EXIT_USAGE)  # fmt: skip
+        order = Order(verb=verb, run=self.manifest.run_id, name=peer[-12:], peer=peer, after=state.number)
+        if self._give(order, f"{command_name()} issuers --{verb} {peer}"):
+            return f"{peer} is {'an' if verb == 'appoint' else 'no'} issuer with the next record"
+        return self._voted(f"{verb} {peer}")
+
+    @staticmethod
+    def _check_peer(peer: str) -> None:
+        if public_key_of(PeerId(peer)) is None:
+            raise CommandError(f"{peer[:64]!r} is no peer id", check=f"{command_name()} id shows that of a place",
+                               next_=f"{command_name()} status --peer NAME shows those that were admitted",
+                               exit_code=EXIT_USAGE)  # fmt: skip
+
+    def countersign(self, text: str) -> str:
+        """Return an invite of this run with this issuer's signature beside the others'. Raises CommandError, and
+        ConfigError for what is no invite."""
+        invite = parse_invite(text)
+        granted = invite.granted
+        if invite.run != self.manifest.run_id or granted is None:
+            raise CommandError("this invite is not for the run of this peer, or grants nothing",
+                               check=f"the run of this peer is {self.manifest.run_id[:12]}",
+                               next_=f"{command_name()} invite --for NAME, at the first issuer",
+                               exit_code=EXIT_USAGE)  # fmt: skip
+        self._check_issuer()
+        signed = sign_grant(granted.grant.grant, self.identity, granted.grant.signatures)
+        self._remember(signed)
+        return replace(invite, granted=Granted(grant=signed, seed=granted.seed)).text()
+
+    def _check_issuer(self) -> None:
+        issuers = self.service.gate.state.issuers
+        if self.identity.peer not in issuers:
+            raise CommandError("this peer may not invite: it is no issuer of the run",
+                               check=f"the issuers are {listed(issuers) or 'gone'}",
+                               next_=f"{command_name()} invite --for NAME, on the machine of one of them",
+                               exit_code=EXIT_ERROR)  # fmt: skip
 
     def report(self) -> AdmissionReport:
         """Who is in, for people."""

@@ -65,6 +65,7 @@ class NodeCommands:
             "drain": self._drain,
             "invite": self._invite,
             "revoke": self._revoke,
+            "issuers": self._issuers,
             "look": self._look,
         }
 
@@ -216,6 +217,8 @@ class NodeCommands:
     async def _invite(self, request: Mapping[str, Any]) -> str:
         if self._manifest is None or self._endpoint is None:
             raise RunEnded("this peer has not found its run yet: try again in a moment", Ending.FAILED)
+        if self._admitting is not None and request.get("countersign"):
+            return self._admitting.countersign(str(request["countersign"]))
         granted = granted_by(self._admitting, request)
         invite = invite_to(self._manifest.run_id, self._manifest.run.name, self._endpoint.addresses)
         return dataclasses.replace(invite, granted=granted).text()
@@ -224,3 +227,8 @@ class NodeCommands:
         if self._admitting is None:
             raise open_run("nobody is revoked")
         return self._admitting.revoke(str(request.get("name", "")))
+
+    async def _issuers(self, request: Mapping[str, Any]) -> str:
+        if self._admitting is None:
+            raise open_run("it has no issuers")
+        return self._admitting.issuers(request)

@@ -1,5 +1,4 @@
-"""The network in memory: endpoints and directories with the real ones' semantics, in one loop, without threads or
-sockets.
+"""The network in memory: endpoints and directories as real ones are, in one loop, without threads or sockets.
 
 Bodies are encoded and decoded, requests admitted, handlers run, errors translated and records checked by the very
 code the real endpoint uses; bytes are counted as its frames would be. Time is the given clock's, so a virtual one

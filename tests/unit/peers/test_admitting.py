@@ -1,0 +1,119 @@
+"""What a running peer answers to swarm invite, revoke and issuers in a run that admits by invite."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from peers.console.words import CommandError
+from peers.control.admitting import Admitting
+from peers.invites.invite import Granted, Invite, parse_invite
+from swarm.consensus.admissions import AdmissionConfig, AdmissionPolicy
+from swarm.consensus.records import NO_RECORD, CloseRecord
+from swarm.consensus.roster import Member, Roster
+from swarm.errors import ConfigError
+from swarm.ids import PeerId, RunId
+from swarm.membership.gate import CallGate
+from swarm.security.credentials import Order, check_credential
+from swarm.security.signing import PrivateIdentity, verify
+
+RUN = RunId("ab" * 32)
+FIRST, SECOND, THIRD, HOST = (PrivateIdentity(bytes([number]) * 32) for number in range(1, 5))
+
+
+def admitting(me: PrivateIdentity, tmp_path: Path, *issuers: PrivateIdentity, threshold: int = 1) -> Admitting:
+    """A peer of a run whose members are the first three."""
+    config = AdmissionConfig(mode="token", issuers=tuple(str(one.peer) for one in issuers), threshold=threshold)
+    policy = AdmissionPolicy(RUN, config)
+    roster = tuple(
+        Member(peer=one.peer, role="stage", name="x", part="stage-0", addresses=()) for one in (FIRST, SECOND, THIRD)
+    )
+    head = CloseRecord(
+        run=RUN, step=4, committed=(), tokens=0, loss_sum=0.0, grad_norm=0.0, clip=1.0, lr=0.0, digests={}, cursors={},
+        roster=roster, previous=NO_RECORD, admissions=policy.first(),
+    )  # fmt: skip
+    gate = CallGate(policy, me.peer, None, verify)
+    gate.follow(cast(Any, SimpleNamespace(head=head)), me.peer)
+    manifest = SimpleNamespace(run_id=RUN, admission=config, run=SimpleNamespace(steps=100), batch=None)
+    return Admitting(
+        manifest=cast(Any, manifest),
+        identity=me,
+        service=cast(Any, SimpleNamespace(gate=gate, give=gate.take)),
+        membership=cast(Any, SimpleNamespace(situation=SimpleNamespace(tokens_per_s=0.0), roster=Roster(roster))),
+        issued=tmp_path / f"{me.peer}.json",
+    )
+
+
+def invite(granted: Granted) -> str:
+    return Invite(run=RUN, name="tiny", at=(f"/ip4/127.0.0.1/tcp/4001/p2p/{FIRST.peer}",), granted=granted).text()
+
+
+def carried_out(peer: Admitting) -> Sequence[Order]:
+    return peer.service.gate.orders
+
+
+def test_invite_that_two_issuers_signed_admits_where_two_must(tmp_path: Path) -> None:
+    first = admitting(FIRST, tmp_path, FIRST, SECOND, threshold=2)
+    second = admitting(SECOND, tmp_path, FIRST, SECOND, threshold=2)
+    alone = first.grant({"for": "ana", "role": "trainer"})
+    both = parse_invite(second.countersign(invite(alone))).granted
+    assert both is not None
+    assert both.seed == alone.seed
+    issuers = (FIRST.peer, SECOND.peer)
+    check_credential(both.credential(HOST.peer), run=RUN, issuers=issuers, threshold=2, named=False, verify=verify)
+    assert "ana is revoked" not in second.revoke("ana"), "one of two issuers takes back nothing alone"
+
+
+def test_invite_to_another_run_and_one_of_no_issuer_are_not_signed(tmp_path: Path) -> None:
+    first, other = admitting(FIRST, tmp_path, FIRST), admitting(THIRD, tmp_path, FIRST)
+    granted = first.grant({"for": "ana"})
+    elsewhere = Invite(run=RunId("cd" * 32), name="x", at=(f"/ip4/127.0.0.1/tcp/1/p2p/{FIRST.peer}",))
+    with pytest.raises(CommandError, match="not for the run"):
+        first.countersign(elsewhere.text())
+    with pytest.raises(CommandError, match="no issuer"):
+        other.countersign(invite(granted))
+    with pytest.raises(ConfigError):
+        first.countersign("swarm1:nothing")
+
+
+def test_issuer_appoints_another_alone(tmp_path: Path) -> None:
+    first = admitting(FIRST, tmp_path, FIRST)
+    assert first.issuers({}) == FIRST.peer
+    assert "is an issuer with the next record" in first.issuers({"appoint": SECOND.peer})
+    assert [(one.verb, one.peer) for one in carried_out(first)] == [("appoint", SECOND.peer)]
+    assert "is no issuer with the next record" in admitting(FIRST, tmp_path, FIRST, SECOND).issuers(
+        {"dismiss": SECOND.peer}
+    )
+
+
+def test_members_appoint_an_issuer_by_more_than_half_of_the_votes(tmp_path: Path) -> None:
+    voters = [admitting(one, tmp_path, HOST) for one in (SECOND, THIRD)]
+    assert "it takes more than half of 3" in voters[0].issuers({"appoint": SECOND.peer})
+    assert not carried_out(voters[0])
+    (vote,) = voters[0].service.gate._pending.values()
+    voters[1].service.gate.take(vote)
+    assert "is an issuer with the next record" in voters[1].issuers({"appoint": SECOND.peer})
+    assert [one.peer for one in carried_out(voters[1])] == [SECOND.peer]
+
+
+@pytest.mark.parametrize(
+    ("request_", "cause"),
+    [
+        ({"appoint": "12D3"}, "is no peer id"),
+        ({"appoint": str(FIRST.peer)}, "already an issuer"),
+        ({"dismiss": str(SECOND.peer)}, "not an issuer"),
+        ({"appoint": str(SECOND.peer), "dismiss": str(FIRST.peer)}, "given together"),
+    ],
+)
+def test_what_cannot_be_ordered_is_refused_with_the_cause(tmp_path: Path, request_: dict[str, str], cause: str) -> None:
+    with pytest.raises(CommandError, match=cause):
+        admitting(FIRST, tmp_path, FIRST).issuers(request_)
+
+
+def test_who_neither_issues_nor_votes_orders_nothing(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="was not taken"):
+        admitting(HOST, tmp_path, FIRST).issuers({"appoint": str(PeerId(HOST.peer))})
