@@ -26,6 +26,8 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
 }
 """A model for which many peers fit on two cores."""
 JOIN = ("join", "{invite}")
+UNINVITED = frozenset({"joiner_storm", "twin"})
+"""Faults that start peers with another's words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ def cast_of(scenario: Scenario, manifest: Path, texts: Mapping[str, Path]) -> Sw
     if len(set(names)) != len(names):
         raise ConfigError("swarm.later", names, "names used by no other peer", "Choose others.")
     cast = SwarmSpec(tuple(members))
+    admits_by_invite(scenario)
     _check_patterns(cast, scenario)
     return cast
 
@@ -102,6 +105,19 @@ def _check_patterns(cast: SwarmSpec, scenario: Scenario) -> None:
     for pattern in (*named, *(name for name, _, _ in links.machines)):
         if not any(fnmatchcase(name, pattern) for name in (*cast.names, *later)):
             raise ConfigError("swarm.links", pattern, f"names of the scenario: {', '.join(cast.names)}", "Correct it.")
+
+
+def admits_by_invite(scenario: Scenario) -> bool:
+    """Return whether each peer of the scenario's run needs an invite of its own. Raises ConfigError where who is to
+    come could have none."""
+    mode: str = scenario.swarm.manifest.get("admission", {}).get("mode", "open")
+    if mode == "organisation":
+        raise ConfigError("swarm.manifest.admission.mode", mode, "open or token: nobody has an id before it is started",
+                          "Play it with token.")  # fmt: skip
+    if mode == "token" and (uninvited := sorted({one.do for one in scenario.fault} & UNINVITED)):
+        allowed = f"open, for {', '.join(uninvited)}: an invite admits one"
+        raise ConfigError("swarm.manifest.admission.mode", mode, allowed, "Leave that fault out, or the mode.")
+    return mode == "token"
 
 
 def twin_of(name: str) -> str:

@@ -24,6 +24,7 @@ from peers.chaos.container_networks import ContainerNetworks
 from peers.chaos.container_start import Contained
 from peers.chaos.engine import Engine, EngineError, Watcher
 from peers.chaos.nemesis import Nemesis, check_events, check_files, check_kind
+from peers.chaos.processes import ORDER_S
 from peers.chaos.world import PeerSpec
 
 IMAGE = "swarm-trainer:local"
@@ -116,6 +117,10 @@ class ContainerBase(BaseWorld[Contained]):
     def begin(self, peer: Contained) -> None:
         """Another start of a peer, in the same home."""
         container_start.begin(self, peer, peer.image or self.image)
+
+    def order(self, name: str, words: Sequence[str]) -> str:
+        """See :class:`~peers.chaos.world.PlayWorld`. Raises EngineError."""
+        return self.engine.call("exec", self.peers[name].container, "swarm", *words, timeout_s=ORDER_S)
 
     def alive(self, name: str) -> bool:
         """See :class:`~peers.chaos.world.PlayWorld`. While a fault is inflicted nobody is told who has died of it."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from peers.chaos.cast import FOUNDER, SwarmSpec
+from peers.chaos.cast import FOUNDER, SwarmSpec, admits_by_invite
 from peers.chaos.faults import CannotInflict
 from peers.chaos.lives import End
 from peers.chaos.plan import FaultPlan
@@ -23,7 +23,7 @@ from peers.chaos.striker import FaultInjector
 from peers.chaos.strikes import Planned
 from peers.chaos.timeline import Timeline
 from peers.chaos.watch import RunWatch
-from peers.chaos.world import PlayWorld
+from peers.chaos.world import PeerSpec, PlayWorld
 from peers.console.interrupt import Interrupted, check
 from swarm.errors import SwarmError
 
@@ -126,7 +126,7 @@ class Play:
             if member.name == FOUNDER:
                 continue
             if member.later:
-                self._world.expect(member.spec.with_invite(self.watch.invite))
+                self._world.expect(self._invited(member.spec))
             else:
                 self._open(member.name)
         names = tuple(member.name for member in now)
@@ -136,9 +136,17 @@ class Play:
 
     def _open(self, name: str) -> None:
         member = next(one for one in self._cast.members if one.name == name)
-        self._world.start(member.spec.with_invite(self.watch.invite))
+        self._world.start(self._invited(member.spec))
         self._up.add(name)
         self.outcome.started.add(name)
+
+    def _invited(self, spec: PeerSpec) -> PeerSpec:
+        """Return the peer with the founder's invite in its words, or one of its own where the run admits by invite."""
+        invite = self.watch.invite
+        if spec.role != "bootstrap" and admits_by_invite(self._scenario):
+            wanted = ("--for", spec.name, "--role", spec.role)
+            invite = self._world.order(FOUNDER, ("invite", *wanted, "--peer", FOUNDER))
+        return spec.with_invite(invite)
 
     def _until(self, done: Callable[[], bool], seconds: float, what: str, who: Sequence[str]) -> None:
         ends = time.monotonic() + seconds

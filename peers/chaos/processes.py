@@ -33,6 +33,8 @@ from swarm.network.libp2p.rundir import sweep_temporary, sweep_under
 Started = subprocess.Popen[bytes] | Forked
 KILLED_S = 10.0
 """How long the kernel may take to end what was killed."""
+ORDER_S = 120.0
+"""How long a command may take beside busy peers."""
 
 
 @dataclass(slots=True)
@@ -142,6 +144,14 @@ class ProcessBase(BaseWorld[RealPeer]):
         """See :class:`~peers.chaos.world.PlayWorld`."""
         refuse_limits(spec)
         super().expect(spec)
+
+    def order(self, name: str, words: Sequence[str]) -> str:
+        """See :class:`~peers.chaos.world.PlayWorld`."""
+        command = [sys.executable, "-m", "peers.cli", *words, "--home", str(self.peers[name].home)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ORDER_S, stdin=subprocess.DEVNULL)
+        if done.returncode:
+            raise CannotInflict(f"{name}: swarm {' '.join(words)}: {done.stderr.strip()}")
+        return done.stdout.strip()
 
     def alive(self, name: str) -> bool:
         """See :class:`~peers.chaos.world.PlayWorld`. While a fault is inflicted nobody is told who has died of it."""

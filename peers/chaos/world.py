@@ -101,6 +101,10 @@ class PlayWorld(World, Protocol):
     def expect(self, spec: PeerSpec) -> None:
         """Remember a peer that a fault (:class:`~peers.chaos.faults.Start`) may start later."""
 
+    def order(self, name: str, words: Sequence[str]) -> str:
+        """Have ``swarm`` carry these words out where a peer runs; returns what it prints on stdout. Blocks, for
+        seconds. Raises CannotInflict with what it says when it fails."""
+
     def alive(self, name: str) -> bool:
         """Return whether its newest start runs."""
 

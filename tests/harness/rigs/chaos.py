@@ -176,6 +176,7 @@ class MadeUpWorld:
         self._joining: dict[str, int] = {}
         self.codes: dict[str, int] = {}
         self.failures: list[str] = []
+        self.invited: dict[str, str] = {}
         self._happens = {steps: MadeUpWorld.leave, **(happens or {})}
         self._wall = 1000.0
         self._hear: list[Hear] = []
@@ -231,7 +232,13 @@ class MadeUpWorld:
         if spec.name == "bootstrap":
             self.say("bootstrap", "Invited", invite="swarm1:x")
         else:
-            assert "swarm1:x" in spec.arguments
+            assert spec.arguments[1] in ("swarm1:x", f"swarm1:x-{spec.name}-{spec.role}")
+            self.invited[spec.name] = spec.arguments[1]
+
+    def order(self, name: str, words: Sequence[str]) -> str:
+        """See PlayWorld. Invites, and nothing else."""
+        assert (name, words[:2], words[-2:]) == ("bootstrap", ("invite", "--for"), ("--peer", "bootstrap"))
+        return f"swarm1:x-{words[2]}-{words[4]}"
 
     def expect(self, spec: PeerSpec) -> None:
         """See PlayWorld."""

@@ -20,6 +20,7 @@ from peers.chaos.strikes import NEVER, planned
 from peers.chaos.timeline import Timeline
 from peers.chaos.watch import RunWatch
 from peers.console.interrupt import Interrupted
+from swarm.errors import ConfigError
 from tests.harness.rigs.chaos import MadeUpWorld
 
 SCENARIO: dict[str, Any] = {
@@ -53,6 +54,31 @@ def test_who_is_killed_is_brought_back_and_told(tmp_path: Path) -> None:
     assert world.done[0][0] == 5
     assert sum("▲" in line for line in lines) == 2
     assert any("kill host-0-1" in line for line in lines)
+
+
+def test_each_peer_of_a_run_that_admits_by_invite_gets_one_of_its_own(tmp_path: Path) -> None:
+    world, manifest = MadeUpWorld(tmp_path), {"admission": {"mode": "token"}}
+    outcome, _ = _play(world, _scenario(swarm={**SCENARIO["swarm"], "manifest": manifest}))
+    assert outcome.problems == []
+    assert world.invited == {
+        "host-0-0": "swarm1:x-host-0-0-stage",
+        "host-0-1": "swarm1:x-host-0-1-stage",
+        "trainer-0": "swarm1:x-trainer-0-trainer",
+    }
+
+
+@pytest.mark.parametrize(
+    ("mode", "fault", "cause"),
+    [
+        ("organisation", [], "nobody has an id before it is started"),
+        ("token", [{"do": "joiner_storm", "count": 2, "at_s": 1}], "an invite admits one"),
+    ],
+)
+def test_who_could_have_no_invite_is_in_no_scenario(mode: str, fault: list[dict[str, Any]], cause: str) -> None:
+    swarm = {**SCENARIO["swarm"], "manifest": {"admission": {"mode": mode}}}
+    scenario = _scenario(swarm=swarm, fault=fault)
+    with pytest.raises(ConfigError, match=cause):
+        cast_of(scenario, Path("/run.toml"), {"sample": Path("/s"), "trainer-0": Path("/t")})
 
 
 def test_a_fault_that_does_not_happen_is_a_problem(tmp_path: Path) -> None:
