@@ -3,11 +3,13 @@
 Runs of real processes with the same peers and data: one in peace, one whose stage hosts are killed with -9 in every
 phase of their work, one whose trainers are, which are started again; the first two of these with Muon; all three
 with steps that overlap, where who is killed dies with two steps open; and one in which hosts move to the stage whose
-hosts are killed.
+hosts are killed. Where hosts are killed the run admits by invite, and where trainers are killed those peers that its
+issuer has named; in peace anybody: the trajectory is the same.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
@@ -15,20 +17,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from peers.chaos.invariants.check import Report, check_run
 from peers.data.prepare import RunShape
 from peers.home.run_directory import RunDirectory
 from peers.local.launch import PeerExit, PeerGroup
-from peers.local.run import RunBroken
+from peers.local.run import BOOTSTRAP, RunBroken, peer_names
 from peers.manifest_file import write_manifest
 from peers.settings import PeerSettings
 from swarm.clock import SystemClock
 from swarm.config import Manifest, RebalanceConfig, SpeedConfig, check_manifest
+from swarm.consensus.admissions import AdmissionConfig
 from swarm.models.gpt_config import GptConfig
+from swarm.network.libp2p.identity import load_or_create
 from swarm.optim.schedules import OptimizerConfig
 from swarm.pipeline.batch import BatchConfig
+from swarm.security.credentials import Grant, credential_for, sign_grant
+from swarm.security.signing import PrivateIdentity
 from tests.benchmarks._parity_run import Layout, Scale, build_data, local_run, make_manifest, reuse_identities, shape_of
 from tests.benchmarks.runner import Result, Size
 
@@ -132,13 +138,15 @@ def run(size: Size) -> Result:
 class StruckGroup(PeerGroup):
     """Peers of which some kill themselves; trainers that did are started again, with what is on their disk."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, credentials: Mapping[str, str]) -> None:
         super().__init__(log, entry="tests.benchmarks._trajectory_peer:run")
+        self._credentials = credentials
         self._settings: dict[str, PeerSettings] = {}
         self.restarted: list[str] = []
 
     def start(self, settings: PeerSettings) -> None:
         """See :meth:`peers.local.launch.PeerGroup.start`."""
+        settings = settings.model_copy(update={"credential": self._credentials.get(settings.name)})
         self._settings[settings.name] = settings
         super().start(settings)
 
@@ -211,6 +219,8 @@ def measure(play: Play) -> Result:
             data.copy_to(directory)
             if like := runs.get(still if layout is play.moving else "in peace"):
                 reuse_identities(RunDirectory(like.root), directory, shape)
+            if fates:
+                manifest = _admitting(manifest, directory, "organisation" if fates is play.trainers else "token")
             runs[name] = train(name, directory, manifest, shape, fates)
         if not runs[MOVING].moves:
             raise RunBroken(f"nobody moved in {len(runs[MOVING].digests) - 1} steps, {sorted(play.moves)} killed")
@@ -231,6 +241,31 @@ def _moving(manifest: Manifest) -> Manifest:
     return moving
 
 
+def _admitting(manifest: Manifest, directory: RunDirectory, mode: Literal["token", "organisation"]) -> Manifest:
+    """The same run, but its founder admits the peers."""
+    issuer = load_or_create(directory.home(BOOTSTRAP) / "identity.key").peer
+    return manifest.model_copy(update={"admission": AdmissionConfig(mode=mode, issuers=(str(issuer),))})
+
+
+def _credentials(manifest: Manifest, directory: RunDirectory, shape: RunShape) -> dict[str, str]:
+    """What admits each peer but the founder, where one must be admitted: with a one-time key, or by its id."""
+    found: dict[str, str] = {}
+    for name in peer_names(shape)[1:] if manifest.admission.closed else ():
+        issuer = load_or_create(directory.home(BOOTSTRAP) / "identity.key").private
+        peer = load_or_create(directory.home(name) / "identity.key").peer
+        seed = hashlib.sha256(name.encode()).digest() if manifest.admission.mode == "token" else None
+        grant = Grant(
+            run=manifest.run_id,
+            serial=hashlib.sha256(name.encode()).hexdigest()[:16],
+            name=name,
+            role="stage" if name.startswith("stage") else "trainer",
+            until_step=manifest.run.steps,
+            key=peer if seed is None else PrivateIdentity(seed).peer,
+        )
+        found[name] = credential_for(sign_grant(grant, issuer), peer, seed).text()
+    return found
+
+
 def _compared(one: Trained, other: Trained) -> tuple[float, bool]:
     """How far the last weights of two runs are from each other, and whether every digest is the same."""
     return largest_difference(one.root, other.root), one.digests == other.digests
@@ -243,7 +278,7 @@ def train(
     write_manifest(manifest, directory.manifest)
     fired = directory.root / FIRED
     os.environ["TRAJECTORY_FATES"], os.environ["TRAJECTORY_FIRED"] = json.dumps(fates), str(fired)
-    group, clock = StruckGroup(directory.root / "fork.log"), SystemClock()
+    group, clock = StruckGroup(directory.root / "fork.log", _credentials(manifest, directory, shape)), SystemClock()
     began = clock.monotonic()
     try:
         group.open()
@@ -321,6 +356,7 @@ def to_result(play: Play, runs: Mapping[str, Trained], same: Mapping[str, tuple[
         + ", ".join(again for t in runs.values() for again in t.restarted),
         "where trainers are killed weights differ from those in peace: who feeds a step depends on which are there",
         "gradients of weights are deferred, as by default, but with overlap; there half of each step may be early",
+        "where hosts are killed the run admits by invite, where trainers are those whom its issuer names; else anybody",
         f"moves: {play.moving.name} stage hosts, {COPIES} copies of each part, beside a run without moves or copies",
     ]
     columns = ["run", "kills", "moves", "steps", "broken invariants", "seconds"]
