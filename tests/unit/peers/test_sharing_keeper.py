@@ -244,20 +244,20 @@ async def test_peer_that_crashes_without_retry_is_not_started_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "keeper", "started", "phase"),
+    ("exit_code", "kept", "started", "phase"),
     [
-        (EXIT_PAUSED, os.getpid(), 4e9, "paused"),
-        (137, os.getpid(), 4e9, "retrying"),
-        (0, os.getpid(), 4e9, "ended"),
-        (EXIT_PAUSED, os.getpid(), 0.0, "ended"),  # that process is younger than the peer: it only has the number
-        (EXIT_PAUSED, 0, 4e9, "ended"),
+        (EXIT_PAUSED, True, 4e9, "paused"),
+        (137, True, 4e9, "retrying"),
+        (0, True, 4e9, "ended"),
+        (EXIT_PAUSED, True, 0.0, "ended"),  # that process is younger than the peer: it only has the number
+        (EXIT_PAUSED, False, 4e9, "ended"),
     ],
 )
 def test_peer_that_is_away_comes_back_only_while_its_keeper_is_there(
-    exit_code: int, keeper: int, started: float, phase: str, tmp_path: Path
+    exit_code: int, kept: bool, started: float, phase: str, tmp_path: Path
 ) -> None:
     end = PlaceEnd(reason="it left in order", exit_code=exit_code, at=NOW)
-    state = PlaceState(pid=1, started=started, name="otter", keeper=keeper, end=end)
+    state = PlaceState(pid=1, started=started, name="otter", keeper=os.getpid() if kept else 0, end=end)
     seen = Seen(place=PlaceInfo(name="1", path=tmp_path, live=False, state=state))
     assert seen.phase == phase
     assert ("comes back by itself" in status_lines([seen])[-1]) is (phase != "ended")
