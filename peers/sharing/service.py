@@ -11,9 +11,10 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from peers.console.words import CommandError, command_name
 from peers.exit_codes import EXIT_DRAINED, EXIT_INTERRUPTED, EXIT_PAUSED, FINAL
@@ -31,13 +32,23 @@ RESTART_S, LONGEST_RESTART_S, STEPS_SINCE = 60, 900, 254
 """systemd starts again what ``--retry`` gave up, later and later where its version can do that."""
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
 
-Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
+CALL_S = 60.0
+"""How long systemctl may take for what stops no peer, and beyond the time that a unit gives its peer to stop."""
+_STOP = re.compile(r"^TimeoutStopSec=([0-9]{1,9})$", re.MULTILINE)
 
 
-def systemctl(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+class Systemctl(Protocol):
+    """Runs ``systemctl --user``; a test puts another in its place."""
+
+    def __call__(self, words: Sequence[str], timeout_s: float = CALL_S) -> subprocess.CompletedProcess[str]:
+        """See :func:`systemctl`."""
+
+
+def systemctl(words: Sequence[str], timeout_s: float = CALL_S) -> subprocess.CompletedProcess[str]:
     """Run ``systemctl --user`` with these words. A program that is not there, or hangs, is a failed one."""
+    command = ["systemctl", "--user", *words]
     try:
-        return subprocess.run(["systemctl", "--user", *words], capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return subprocess.CompletedProcess(words, 127, "", str(error))
 
@@ -78,10 +89,10 @@ def config_text(options: PeerOptions) -> str:
 
 def _toml(value: object) -> str:
     if isinstance(value, Path):
-        return json.dumps(str(value.absolute()))
+        return json.dumps(str(value.absolute()), ensure_ascii=False)
     if isinstance(value, tuple):
         return f"[{', '.join(map(_toml, value))}]"
-    return json.dumps(value)
+    return json.dumps(value, ensure_ascii=False)  # TOML has no surrogates: what is outside the BMP stays as it is
 
 
 def unit_text(options: PeerOptions, files: ServiceFiles, *, version: int, python: str = sys.executable) -> str:
@@ -105,7 +116,7 @@ def unit_text(options: PeerOptions, files: ServiceFiles, *, version: int, python
     service = [
         ("Type", "exec"),
         ("ExecStart", " ".join(map(_quoted, command))),
-        ("WorkingDirectory", _quoted(str(home))),
+        ("WorkingDirectory", str(home).replace("%", "%%")),  # no quotes: all of the line is the path
         ("UMask", "0077"),
         ("Nice", "10"),
         ("SyslogIdentifier", files.unit.stem),
@@ -123,7 +134,7 @@ def unit_text(options: PeerOptions, files: ServiceFiles, *, version: int, python
         ("PrivateTmp", "yes"),
         ("ProtectSystem", "strict"),
         ("ProtectHome", "read-only"),
-        ("ReadWritePaths", " ".join(_quoted(str(path)) for path in writes)),
+        ("ReadWritePaths", " ".join(map(_listed, writes))),
         ("ProtectKernelTunables", "yes"),
         ("ProtectControlGroups", "yes"),
         ("LockPersonality", "yes"),
@@ -150,21 +161,27 @@ def unit_text(options: PeerOptions, files: ServiceFiles, *, version: int, python
 
 
 def _quoted(word: str) -> str:
-    """A word of a unit's line: systemd's own quotes, and neither its specifiers nor its variables."""
+    """A word of a command line in a unit: systemd's own quotes, and neither its specifiers nor its variables."""
     text = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return f'"{text}"' if re.search(r"[\s\"';\\]", text) or not text else text
+
+
+def _listed(path: Path) -> str:
+    """A path in a unit's list of them: quotes as of a shell. No backslash escapes there, and a dollar is a dollar."""
+    text = str(path).replace("%", "%%")
+    return '"' + text.replace('"', '"\'"\'"') + '"' if re.search(r"[\s\"']", text) else text
 
 
 # --- installing ------------------------------------------------------------------------------------------------------
 
 
-def known_version(run: Run) -> int:
+def known_version(run: Systemctl) -> int:
     """The version of systemd here; 0 where there is none."""
     found = re.match(r"systemd (\d+)", run(["--version"]).stdout)
     return int(found[1]) if found else 0
 
 
-def systemd_version(run: Run) -> int:
+def systemd_version(run: Systemctl) -> int:
     """The version of systemd whose manager of this user answers. Raises CommandError where none does."""
     version, reached = known_version(run), run(["show-environment"])
     if not version or reached.returncode:
@@ -177,7 +194,7 @@ def systemd_version(run: Run) -> int:
     return version
 
 
-def install(options: PeerOptions, invite: str, files: ServiceFiles, run: Run) -> list[str]:
+def install(options: PeerOptions, invite: str, files: ServiceFiles, run: Systemctl) -> list[str]:
     """Write the files, and have systemd start the peer now and whenever this user's services start; returns lines to
     print. Raises CommandError, having left nothing new: no systemd, a service of that name, or one that cannot start.
     """
@@ -197,7 +214,7 @@ def install(options: PeerOptions, invite: str, files: ServiceFiles, run: Run) ->
         _remove(files)
         raise CommandError(f"{error.filename or files.unit} cannot be written: {error.strerror}") from error
     except CommandError:
-        run(["disable", "--now", files.unit.name])
+        _stopped(files, run)
         _remove(files)
         run(["daemon-reload"])
         raise
@@ -209,12 +226,11 @@ def install(options: PeerOptions, invite: str, files: ServiceFiles, run: Run) ->
     ]
 
 
-def uninstall(files: ServiceFiles, run: Run) -> list[str]:
+def uninstall(files: ServiceFiles, run: Systemctl) -> list[str]:
     """Have the peer leave in order, and remove the service's files; the home with its places stays. Raises
     CommandError where there is no such service, or systemd does not stop it: its files stay then."""
     _check_there(files)
-    words = ["disable", "--now", files.unit.name]
-    _checked(run(words), words)
+    _checked(_stopped(files, run), ["disable", "--now", files.unit.name])
     _remove(files)
     run(["daemon-reload"])
     return [f"removed    {files.unit}"]
@@ -223,7 +239,7 @@ def uninstall(files: ServiceFiles, run: Run) -> list[str]:
 SHOWN = ("ActiveState", "SubState", "NRestarts", "ExecMainStatus", "MainPID")
 
 
-def service_status(files: ServiceFiles, run: Run) -> Mapping[str, str]:
+def service_status(files: ServiceFiles, run: Systemctl) -> Mapping[str, str]:
     """What systemd says of the service, by its own names. Raises CommandError as :func:`uninstall`."""
     _check_there(files)
     words = ["show", files.unit.name, f"--property={','.join(SHOWN)}"]
@@ -235,6 +251,12 @@ def _check_there(files: ServiceFiles) -> None:
     if not files.unit.exists():
         raise CommandError(f"there is no service {files.unit.stem}", check=f"{files.unit} is not there",
                            next_=f"{command_name()} service install INVITE")  # fmt: skip
+
+
+def _stopped(files: ServiceFiles, run: Systemctl) -> subprocess.CompletedProcess[str]:
+    """Have the peer leave, and wait for as long as its unit gives it, which somebody may have changed since."""
+    given = _STOP.search(files.unit.read_text(errors="replace"))
+    return run(["disable", "--now", files.unit.name], (float(given[1]) if given else 0.0) + CALL_S)
 
 
 def _checked(answer: subprocess.CompletedProcess[str], words: Sequence[str]) -> subprocess.CompletedProcess[str]:

@@ -31,9 +31,11 @@ class Systemd:
 
     def __init__(self, *fails: str, version: str = "systemd 252 (252.38)\n") -> None:
         self.fails, self.version, self.asked = fails, version, list[str]()
+        self.timeouts_s: list[float] = []
 
-    def __call__(self, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    def __call__(self, words: Sequence[str], timeout_s: float = service.CALL_S) -> subprocess.CompletedProcess[str]:
         self.asked.append(" ".join(words))
+        self.timeouts_s.append(timeout_s)
         failed = words[0] in self.fails
         said = {"--version": self.version, "show": "ActiveState=active\nNRestarts=2\nSecret=no\n"}.get(words[0], "")
         return subprocess.CompletedProcess(words, int(failed), said, "it was refused\n" if failed else "")
@@ -94,15 +96,20 @@ def test_unit_hardens_bounds_and_restarts(tmp_path: Path, files: ServiceFiles) -
     assert "MemoryMax" not in lines(unit_text(given(tmp_path, max_memory="6", device="cuda"), files, version=252))
 
 
-def test_specifiers_and_variables_in_paths_are_only_text(tmp_path: Path) -> None:
-    files = ServiceFiles.of("swarm", tmp_path / "100%h $HOME", tmp_path / "units")
-    unit = lines(unit_text(PeerOptions(home=tmp_path / "100%h $HOME"), files, version=252, python="/p"))
-    assert "100%%h $$HOME" in unit["ExecStart"]
+def test_each_line_of_the_unit_has_its_paths_as_systemd_reads_them(tmp_path: Path) -> None:
+    home = tmp_path / "100%h $HOME o'f"
+    files = ServiceFiles.of("swarm", home, tmp_path / "units")
+    options = PeerOptions(home=home, checkpoints=Path('/a "b" \\c'), report_dir=Path("/plain$"))
+    unit = lines(unit_text(options, files, version=252, python="/p"))
+    assert "100%%h $$HOME o'f" in unit["ExecStart"], "neither a specifier nor a variable"
+    assert unit["WorkingDirectory"] == f"{tmp_path}/100%%h $HOME o'f", "no quotes, and no variables there"
+    assert unit["ReadWritePaths"] == f'"{tmp_path}/100%%h $HOME o\'f" "/a "\'"\'"b"\'"\'" \\c" /plain$'
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed here")
-def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
-    home = tmp_path / "home"
+@pytest.mark.parametrize("name", ["home", "my home", '100%h $HOME o\'f "us" \\x 😀'])
+def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path, name: str) -> None:
+    home = tmp_path / name
     home.mkdir()
     files = ServiceFiles.of("swarm", home, tmp_path / "units")
     files.unit.parent.mkdir()
@@ -113,6 +120,12 @@ def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
     found = subprocess.run(command, capture_output=True, text=True, env=environment)
     mine = [line for line in found.stderr.splitlines() if files.unit.name in line]
     assert (found.returncode, mine) == (0, []), found.stderr
+
+
+def test_settings_are_valid_toml_with_any_character_in_a_path(tmp_path: Path, files: ServiceFiles) -> None:
+    text = service.config_text(given(tmp_path, home=str(tmp_path / "🦊 ü"), data="my\ttexts 😀"))
+    settings = tomllib.loads(text)
+    assert (settings["home"], settings["data"]) == (str(tmp_path / "🦊 ü"), str(Path("my\ttexts 😀").absolute()))
 
 
 @pytest.mark.parametrize("fails", ["daemon-reload", "enable"])
@@ -152,6 +165,7 @@ def test_uninstall_stops_the_peer_first_and_keeps_the_files_where_it_cannot(
     run = Systemd()
     uninstall(files, run)
     assert run.asked == ["disable --now swarm.service", "daemon-reload"]
+    assert run.timeouts_s[0] > PeerOptions().grace + service.STOP_MARGIN_S, "a peer may take that long to leave"
     assert not any(path.exists() for path in (files.unit, files.config, files.invite))
     for look in (uninstall, service_status):
         with pytest.raises(CommandError, match="there is no service swarm"):
