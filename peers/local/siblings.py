@@ -30,7 +30,7 @@ from peers.home.identity import create_identity
 from peers.home.places import look_at_place
 from peers.local.launcher import launched
 from peers.options.model import PeerOptions
-from peers.sharing.choice import Return
+from peers.sharing.choice import MIN_RATE, Return, read_rate
 from swarm.consensus.machines import tail
 from swarm.device import free_memory
 from swarm.disk import alone
@@ -62,8 +62,9 @@ _OPTIONS, _COMPANY, _BACK = TypeAdapter(PeerOptions), TypeAdapter(Company), Type
 def siblings_of(options: PeerOptions) -> list[Sibling]:
     """Return a peer for each device that the options name. Pure.
 
-    Ports that are named are counted up from peer to peer, names and places get a number. Raises ConfigError for a
-    trainer, whose text one peer reads, for a GPU that is named twice, and for ``auto``, which is one device.
+    Ports that are named are counted up from peer to peer, names and places get a number, and limits on what is sent
+    and received are shared out. Raises ConfigError for a trainer, whose text one peer reads, for a GPU that is named
+    twice, for ``auto``, which is one device, and for a limit too low to be shared.
     """
     devices = ["cuda:0" if device == "cuda" else device for device in options.device.split(",")]
     if options.part_taken != "stage":
@@ -75,7 +76,24 @@ def siblings_of(options: PeerOptions) -> list[Sibling]:
     if "auto" in devices:
         remedy = "Name them all, as cuda:0,cuda:1; or auto alone for one peer."
         raise ConfigError("--device", options.device, "devices by name where there are several", remedy)
+    options = dataclasses.replace(
+        options,
+        max_upload=_share(options.max_upload, len(devices), "--max-upload"),
+        max_download=_share(options.max_download, len(devices), "--max-download"),
+    )
     return [_sibling(options, device, number) for number, device in enumerate(devices)]
+
+
+def _share(rate: str | None, of: int, option: str) -> str | None:
+    """Return what each of so many has of a rate of the whole machine. Raises ConfigError for less than any may have."""
+    if rate is None or of < 2:
+        return rate
+    share = int(read_rate(rate) * 8) // of
+    if share < MIN_RATE * 8:
+        least = f"{of * MIN_RATE * 8 // 10**6}mbit"
+        raise ConfigError(option, rate, f"{least} at least for {of} devices, each of which gets its share",
+                          f"Give {least} or more, or join with fewer devices.")  # fmt: skip
+    return f"{share // 1000 / 1000:.3f}mbit"
 
 
 def _sibling(options: PeerOptions, device: str, number: int) -> Sibling:

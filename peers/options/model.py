@@ -180,7 +180,8 @@ class PeerOptions:
         Rate | None,
         Option(
             metavar="RATE", default="none",
-            help="Send no faster in all calls together: 20mbit or 2MB, a second. Such a peer relays for nobody.",
+            help="Send no faster in all calls together: 20mbit or 2MB, a second. Such a peer relays for nobody. "
+            "Several devices share it.",
         ),
     ] = None  # fmt: skip
     max_download: Annotated[

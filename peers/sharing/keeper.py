@@ -63,7 +63,8 @@ class PeerKeeper:
             code = await self._run(back)
             lived_s = self._clock.monotonic() - began
             if self.told is not None:
-                return code
+                # A peer that was just leaving for a pause says so; the pause is ours, and what ends us is not.
+                return self.told if code == EXIT_PAUSED else code
             if code == EXIT_PAUSED:
                 self._tries, self._short = 0, self._short + 1 if lived_s < STAY_S else 0
                 back = await self._away("")
@@ -114,6 +115,7 @@ class PeerProcess:
     words: bool
     json_lines: bool
     _process: asyncio.subprocess.Process | None = field(default=None, init=False)
+    _sent: set[int] = field(default_factory=set, init=False)
 
     async def run(self, back: Return) -> int:
         """Start the peer and return its exit code, as a shell has it. Cancelled, it kills the peer."""
@@ -131,15 +133,23 @@ class PeerProcess:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+        if -code in self._sent:
+            return _told_by(-code)  # it did not take signals yet, and had nothing to leave
         return 128 - code if code < 0 else code
 
     def send(self, number: int) -> bool:
         """Hand a signal on; returns whether there is anybody to take it."""
         if self._process is None:
             return False
+        self._sent.add(number)
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
         return True
+
+
+def _told_by(number: int) -> int:
+    """The exit code after a signal that met nobody who had anything to leave."""
+    return EXIT_OK if number == signal.SIGINT else EXIT_DRAINED
 
 
 def keep(options: PeerOptions, say: Say, *, words: bool, json_lines: bool) -> int:
@@ -171,7 +181,7 @@ def _handed_on(keeper: PeerKeeper, process: PeerProcess, keeping: asyncio.Future
     loop = asyncio.get_running_loop()
 
     def on_signal(number: int) -> None:
-        keeper.told = EXIT_OK if number == signal.SIGINT else EXIT_DRAINED
+        keeper.told = _told_by(number)
         if not process.send(number):
             keeping.cancel()
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,11 +22,13 @@ from peers.home.place_state import PlaceEnd, PlaceState
 from peers.home.places import PlaceInfo
 from peers.options.model import PeerOptions
 from peers.preemption.local import CommandSource
+from peers.sharing import keeper
 from peers.sharing.choice import Return
 from peers.sharing.conditions import FORGET, CheckFailed, PauseConditions, Steadily, minute_of_day, quiet_s, within
-from peers.sharing.keeper import FIRST_S, LONGEST_S, MAX_TRIES, PeerKeeper, retry_pause_s
+from peers.sharing.keeper import FIRST_S, LONGEST_S, MAX_TRIES, PeerKeeper, PeerProcess, retry_pause_s
 from swarm.errors import Ending
 from swarm.events import EventList, Paused
+from tests.harness.expect import eventually
 from tests.harness.rigs.clocks import FakeClock
 
 NOW = 1_767_268_800.0
@@ -238,6 +242,30 @@ async def test_peer_that_is_over_or_was_told_is_not_started_again(code: int) -> 
 async def test_peer_that_crashes_without_retry_is_not_started_again() -> None:
     lives = Lives(FakeClock(), (1, 3))
     assert (await kept(lives, False, pause_when=("battery",)))[0] == 3
+
+
+async def test_peer_that_was_leaving_for_a_pause_when_somebody_ended_us_ends_with_what_we_were_told() -> None:
+    for told, code, ends_with in ((0, EXIT_PAUSED, 0), (75, EXIT_PAUSED, 75), (75, 0, 0), (75, 143, 143)):
+        lives = Lives(FakeClock(), (5, code))
+        keeps = PeerKeeper(PeerOptions(retry=True), lives.run, lives.clock, lambda *line: None, random.Random(7))
+        keeps.told = told
+        assert await keeps.keep() == ends_with
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGHUP, 75), (signal.SIGINT, 0)])
+async def test_signal_that_ends_a_peer_before_it_takes_any_counts_as_ours(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
+) -> None:
+    monkeypatch.setattr(keeper, "launched", lambda command: ["sleep", "600"])
+    process = PeerProcess(PeerOptions(), words=False, json_lines=False)
+    running = asyncio.ensure_future(process.run(Return(keeper=1)))
+    await eventually(lambda: process.send(number), what="the process")
+    assert await running == code
+
+
+async def test_peer_that_somebody_else_kills_ends_with_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "launched", lambda command: ["sh", "-c", "kill -TERM $$"])
+    assert await PeerProcess(PeerOptions(), words=False, json_lines=False).run(Return(keeper=1)) == 143
 
 
 # --- what swarm status says ------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from peers.home.places import take_place
 from peers.local import siblings
 from peers.local.siblings import Company, Order, join_each, ordered, siblings_of
 from peers.options.model import PeerOptions
-from peers.sharing.choice import Return
+from peers.sharing.choice import Return, read_rate
 from swarm.clock import SystemClock
 from swarm.errors import ConfigError
 
@@ -39,9 +39,22 @@ def test_named_ports_are_counted_up_and_free_ones_stay() -> None:
     assert second.options.announce == ("/dns4/rig.example/tcp/4002",)
 
 
+def test_limits_of_the_machine_are_shared_out() -> None:
+    limits = {"max_upload": "20mbit", "max_download": "2.5MB"}
+    for count in (2, 3):
+        each = siblings_of(replace(OPTIONS, device=",".join(["cpu"] * count), **limits))  # type: ignore[arg-type]
+        for key, whole in limits.items():
+            rates = [read_rate(getattr(one.options, key)) for one in each]
+            assert 0.999 * read_rate(whole) < sum(rates) <= read_rate(whole)
+    (alone,) = siblings_of(replace(OPTIONS, device="cpu", max_upload="1mbit"))
+    assert alone.options.max_upload == "1mbit"
+    assert siblings_of(replace(OPTIONS, max_upload="2mbit"))[1].options.max_upload == "1.000mbit"
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
+        ({"max_upload": "1.9mbit"}, "2mbit at least for 2 devices"),
         ({"device": "cuda:1,cuda:0,cuda:1"}, "each GPU once"),
         ({"device": "cuda,cuda:0"}, "each GPU once"),
         ({"device": "cpu,auto"}, "devices by name"),
