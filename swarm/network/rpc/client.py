@@ -81,11 +81,13 @@ class CallerStream:
         stream is then closed). Cancelled before the answer, it tells the other side.
         """
         loop = asyncio.get_running_loop()
+        remaining_s = max(deadline - loop.time(), 1e-3)
+        head, packed = pack_request(rpc.name, remaining_s, max_reply_bytes, body)
+        await self._link.pace(len(head) + len(packed))
         self._last = call = next(self._ids)
         pending = self._pending[call] = _Pending(max_reply_bytes, loop.create_future())
         try:
-            remaining_s = max(deadline - loop.time(), 1e-3)
-            await self._send(call, pending, pack_request(rpc.name, remaining_s, max_reply_bytes, body), payload)
+            await self._send(call, pending, (head, packed), payload)
             await pending.answered
             return self._decode(pending, rpc.reply), pending.payload
         finally:
@@ -99,9 +101,10 @@ class CallerStream:
 
     async def notify(self, rpc: Rpc[RequestT, Any], body: RequestT, *, deadline: float) -> None:
         """A request that gets no answer; returns when it is written. Raises Unreachable when the stream is broken."""
-        self._last = call = next(self._ids)
         remaining_s = max(deadline - asyncio.get_running_loop().time(), 1e-3)
         head, packed = pack_request(rpc.name, remaining_s, 0, body)
+        await self._link.pace(len(head) + len(packed))
+        self._last = call = next(self._ids)
         await self._link.send(Kind.NOTICE, call, packed, head=head)
 
     async def _send(self, call: int, pending: _Pending, request: tuple[bytes, bytes], payload: Payload) -> None:

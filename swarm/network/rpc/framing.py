@@ -145,7 +145,7 @@ def wire_bytes(content_bytes: int, payload_bytes: int = 0) -> int:
 class FrameDecoder:
     """The state between two reads. Use ``buffer``, fill its beginning, then say how much with ``advance``."""
 
-    __slots__ = ("_begun", "_end", "_filled", "_header", "_most", "_scratch", "_sink", "_store", "_target")
+    __slots__ = ("_begun", "_end", "_filled", "_header", "_kind", "_most", "_scratch", "_sink", "_store", "_target")
 
     def __init__(self, sink: FrameSink, most_content: Callable[[], int] = lambda: MAX_CONTENT_BYTES) -> None:
         """``most_content`` as for :func:`decode_header`; asked at each header."""
@@ -153,6 +153,7 @@ class FrameDecoder:
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._end = 0
         self._header: Header | None = None
+        self._kind: Kind | None = None
         self._store: memoryview | None = None
         self._target: memoryview | None = None
         self._filled = self._begun = 0
@@ -166,6 +167,11 @@ class FrameDecoder:
     def awaits(self) -> int:
         """The bytes of content in the frame that is arriving; 0 between two frames."""
         return 0 if self._header is None else self._header.content_bytes
+
+    @property
+    def in_payload(self) -> bool:
+        """Whether the frame that arrives, or between two frames the one before, is a chunk of a payload."""
+        return self._kind is Kind.CHUNK
 
     def buffer(self) -> memoryview:
         """Where the next bytes go; never empty."""
@@ -205,7 +211,7 @@ class FrameDecoder:
         """Take one header, and what there is of its content, from the scratch; return where the rest begins."""
         header = decode_header(self._scratch[start : start + HEADER_BYTES], self._most())
         start += HEADER_BYTES
-        self._header, self._filled = header, 0
+        self._header, self._kind, self._filled = header, header.kind, 0
         self._begun += 1
         if header.kind is Kind.CHUNK:
             self._target = self._sink.place_chunk(header.call, header.content_bytes)

@@ -22,6 +22,7 @@ from swarm.network.rpc.framing import (
     Kind,
     encode_frame,
     encode_header,
+    wire_bytes,
 )
 from swarm.network.rpc.meter import READ_BYTES, SMALL_BYTES, ByteMeter
 from swarm.waiting import StallDetector
@@ -43,7 +44,8 @@ FRAME_S = 60.0
 UNREAD_S = 300.0
 """How long a peer may take nothing of what waits for it: whoever sends holds what is to be sent for as long. More than
 anybody is stopped for, or waits for a turn on a busy machine. The kernel makes room in pieces of up to 1.5 MiB, and
-shows no smaller ones: so this asks for 5 KiB/s, about what FRAME_S asks of a chunk on the other side."""
+shows no smaller ones: so this asks for 5 KiB/s, about what FRAME_S asks of a chunk on the other side. A peer that
+limits itself to 1 Mbit/s keeps up with that on 24 streams that bring payloads at once."""
 
 
 class StreamOwner(FrameSink, Protocol):
@@ -141,21 +143,18 @@ class Link(asyncio.BufferedProtocol):
     async def send(
         self, kind: Kind, call: int, content: bytes = b"", payload_bytes: int = 0, *, head: bytes = b""
     ) -> None:
-        """Write one frame when it is this sender's turn and the stream takes more. Raises Unreachable, also for a peer
-        that has not read for UNREAD_S."""
+        """Write one frame, for which :meth:`pace` has waited, when it is this sender's turn and the stream takes more.
+        Raises Unreachable, also for a peer that has not read for UNREAD_S."""
         async with self._turns:
-            frame = encode_frame(kind, call, content, payload_bytes, head=head)
-            await self._rate(len(frame))
-            self._write_frame(frame)
+            self._write_frame(encode_frame(kind, call, content, payload_bytes, head=head))
 
     async def send_chunk(self, call: int, chunk: memoryview) -> None:
         """Write one chunk in turn; the bytes are not copied and must stay as they are. Raises Unreachable, also for a
         peer that has not read for UNREAD_S."""
+        await self.pace(len(chunk), payload=True)
         async with self._turns:
-            header = encode_header(Kind.CHUNK, call, len(chunk))
-            await self._rate(len(header) + len(chunk))
             self._check_open()
-            self._write(header)
+            self._write(encode_header(Kind.CHUNK, call, len(chunk)))
             self._write(chunk)
 
     def send_nowait(
@@ -167,11 +166,12 @@ class Link(asyncio.BufferedProtocol):
         if (rate := self._meter.sends(self.peer)) is not None:
             rate.gone(len(frame))
 
-    async def _rate(self, size: int) -> None:
-        """Wait until so many bytes may go, where there is a limit."""
+    async def pace(self, content_bytes: int, *, payload: bool = False) -> None:
+        """Wait until a frame of so much content may go, where there is a limit; then it is to be sent. Not within a
+        turn on the stream: who waits for the rate keeps no small frame of the same stream waiting. So frames go in
+        another order than they come here, and what has to grow along a stream, a call's id, is chosen afterwards."""
         if (rate := self._meter.sends(self.peer)) is not None:
-            self._check_open()
-            await rate.turn(size)
+            await rate.turn(wire_bytes(content_bytes), payload=payload, lost=lambda: self.lost is not None)
 
     def _write_frame(self, frame: bytes) -> None:
         self._check_open()
@@ -231,7 +231,7 @@ class Link(asyncio.BufferedProtocol):
         rate = self._meter.receives(self.peer)
         if rate is None or self._transport.is_closing():
             return
-        if rate.came(size, payload=self._decoder.awaits > SMALL_BYTES):
+        if rate.came(size, payload=self._decoder.in_payload or self._decoder.awaits > SMALL_BYTES):
             self._transport.pause_reading()
             rate.hold(self, self._read_on)
 
@@ -287,8 +287,13 @@ class Link(asyncio.BufferedProtocol):
         self._turns.written += len(piece)  # first: the transport may be full, and say so, before it returns
         self._transport.write(piece)
 
-    def _frame(self) -> int | None:
-        return self._decoder.within or None if self.lost is None else None
+    def _frame(self) -> object | None:
+        if self.lost is not None or not self._decoder.within:
+            return None
+        rate = self._meter.receives(self.peer)
+        if rate is not None and rate.holds(self):
+            return object()  # unlike any before: it is we who do not read
+        return self._decoder.within
 
     def _late_frame(self) -> None:
         self.close(Unreachable(f"a frame was not complete in {FRAME_S:g} s", peer=self.peer))
@@ -351,8 +356,9 @@ class StreamStall:
     change. Costs a timer, and a look every ``patience_s``.
     """
 
-    def __init__(self, number: Callable[[], int | None], patience_s: float, stands: Callable[[], None]) -> None:
-        """``number()`` is None while nothing has to go on; ``stands`` is told. Neither may raise."""
+    def __init__(self, number: Callable[[], object | None], patience_s: float, stands: Callable[[], None]) -> None:
+        """``number()`` is None while nothing has to go on, and anything else is compared with what it was; ``stands``
+        is told. Neither may raise."""
         self._number, self._patience_s, self._stands = number, patience_s, stands
         self._timer: asyncio.TimerHandle | None = None
 
@@ -367,7 +373,7 @@ class StreamStall:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self, stall: StallDetector[int | None], looks: int) -> None:
+    def _look(self, stall: StallDetector[object | None], looks: int) -> None:
         self._timer, number = None, self._number()
         if number is None:
             return

@@ -3,7 +3,7 @@
 A rate is a token bucket, filled with so many bytes a second and emptied by what is sent or received. It may be
 overdrawn: a chunk goes once the bucket is not empty, and the next one waits until that is paid for. Small frames go
 on into a reserve below, so that a heartbeat or a vote does not wait behind a payload; they wait when they alone
-exceed the rate. Times are the running loop's.
+exceed the rate. Then a payload goes, too, now and then: it waits for a bounded time. Times are the running loop's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_METERED = 4096
 """Peers whose bytes are counted apart, of all that were ever met."""
 
 SMALL_BYTES = 64 << 10
-"""A frame of at most so many bytes is control, which goes before payloads."""
+"""A frame of at most so many bytes that is no chunk of a payload is control, which goes before payloads."""
 
 READ_BYTES = 64 << 10
 """One read from a stream with a limited rate takes at most so much."""
@@ -62,11 +62,12 @@ class RateLimits:
 
 class _Tokens:
     """A bucket for a rate, overdrawn by whole frames: a payload goes once nothing is owed, small frames as long as no
-    more is owed than the ``reserve``."""
+    more is owed than the ``reserve``, and a payload that has waited for ``patience_s`` as those do."""
 
     def __init__(self, rate: float) -> None:
         burst = max(float(CHUNK_BYTES), rate * BURST_S)
         self._bucket, self._reserve = TokenBucket(rate, burst), CHUNK_BYTES + burst
+        self.patience_s = 2 * self._reserve / rate  # twice what paying for all that can be owed takes, with no control
 
     def wait_s(self, now: float, *, small: bool) -> float:
         """Return the seconds until a frame may go."""
@@ -87,33 +88,44 @@ class SendRate:
         self._tokens = _Tokens(rate)
         self._small, self._large = asyncio.Lock(), asyncio.Lock()
 
-    async def turn(self, size: int) -> None:
-        """Return when a frame of ``size`` bytes may be written; it is counted then. Cancelled before that, what was
-        counted of a frame larger than a chunk stays so."""
-        if size <= SMALL_BYTES:
+    async def turn(self, size: int, *, payload: bool, lost: Callable[[], bool]) -> None:
+        """Return when a frame of ``size`` bytes may be written, a chunk of a ``payload`` or another; it is counted
+        then. Returns as soon as its turn comes, too, when its stream is ``lost``, and counts no more of it. Cancelled
+        before that, what was counted of a frame larger than a chunk stays so."""
+        if size <= SMALL_BYTES and not payload:
             async with self._small:
-                await self._take(size, small=True)
+                await self._take(size, lost, small=True)
             return
         async with self._large:
             for begin in range(0, size, CHUNK_BYTES):
-                await self._take(min(CHUNK_BYTES, size - begin), small=False)
+                await self._take_large(min(CHUNK_BYTES, size - begin), lost)
 
     def gone(self, size: int) -> None:
         """So many bytes went without a turn: what comes after them waits for it."""
         self._tokens.spend(size, asyncio.get_running_loop().time())
 
-    async def _take(self, size: int, *, small: bool) -> None:
+    async def _take_large(self, size: int, lost: Callable[[], bool]) -> None:
+        try:
+            async with asyncio.timeout(self._tokens.patience_s):
+                await self._take(size, lost, small=False)
+        except TimeoutError:
+            async with self._small:  # behind those that wait there now, and before those that come
+                await self._take(size, lost, small=True)
+
+    async def _take(self, size: int, lost: Callable[[], bool], *, small: bool) -> None:
         loop = asyncio.get_running_loop()
-        wait_s = self._tokens.wait_s(loop.time(), small=small)
-        while wait_s > 0:
-            await asyncio.sleep(wait_s)
+        while not lost():
             wait_s = self._tokens.wait_s(loop.time(), small=small)
-        self._tokens.spend(size, loop.time())
+            if wait_s <= 0:
+                self._tokens.spend(size, loop.time())
+                return
+            await asyncio.sleep(wait_s)
 
 
 class ReceiveRate:
     """Has streams read no faster than a rate, all together: one that brings a payload beyond it is held, and released
-    in turn. One that brings small frames is held only when the reserve is used up, too.
+    in turn. One that brings small frames is held only when the reserve is used up, too; while those alone use up the
+    rate, one that is held is released all the same, now and then.
 
     What is not read fills the buffers between the sender and us, and then makes the sender wait.
     """
@@ -122,6 +134,7 @@ class ReceiveRate:
         self._tokens = _Tokens(rate)
         self._held: dict[object, Callable[[], None]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._since = 0.0  # the last release, or when the first was held
 
     def came(self, size: int, *, payload: bool) -> bool:
         """Count received bytes. Returns whether their stream is to be held now."""
@@ -133,6 +146,7 @@ class ReceiveRate:
         """Call ``release`` when it is the stream's turn to be read again."""
         self._held[stream] = release
         if self._timer is None:
+            self._since = asyncio.get_running_loop().time()
             self._look()
 
     def holds(self, stream: object) -> bool:
@@ -141,14 +155,20 @@ class ReceiveRate:
 
     def _look(self) -> None:
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(max(TURN_S, self._tokens.wait_s(loop.time(), small=False)), self._next)
+        self._timer = loop.call_later(max(TURN_S, self._wait_s(loop.time())), self._next)
 
     def _next(self) -> None:
-        self._timer = None
-        if self._tokens.wait_s(asyncio.get_running_loop().time(), small=False) <= 0:
+        self._timer, now = None, asyncio.get_running_loop().time()
+        if self._wait_s(now) <= 0:
+            self._since = now
             self._held.pop(next(iter(self._held)))()
         if self._held:
             self._look()
+
+    def _wait_s(self, now: float) -> float:
+        """The seconds until one that is held may be released."""
+        in_the_end_s = max(self._since + self._tokens.patience_s - now, self._tokens.wait_s(now, small=True))
+        return min(self._tokens.wait_s(now, small=False), in_the_end_s)
 
 
 class ByteMeter:

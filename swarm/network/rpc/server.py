@@ -246,6 +246,7 @@ class ServerStream:
                 body, answer = await handle(admitted, self.peer, incoming)
                 if open_call.silent:
                     return
+                await self._link.pace(len(body))
                 await self._link.send(Kind.REPLY, call, body, memoryview(answer.payload).nbytes)
                 for chunk in cut(answer.payload):
                     await self._link.send_chunk(call, chunk)

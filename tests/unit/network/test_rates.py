@@ -11,11 +11,12 @@ import pytest
 from peers.sharing import choice
 from peers.sharing.choice import read_rate
 from swarm.clock import SystemClock
+from swarm.errors import Unreachable
 from swarm.ids import PeerId
 from swarm.network.rpc.client import CallerStream
 from swarm.network.rpc.dispatcher import Dispatcher, ServeLimits
 from swarm.network.rpc.framing import CHUNK_BYTES
-from swarm.network.rpc.link import Link
+from swarm.network.rpc.link import FRAME_S, Link
 from swarm.network.rpc.meter import MIN_RATE, SMALL_BYTES, ByteMeter, RateLimits
 from swarm.network.rpc.server import ServerStream
 from swarm.network.rpc.strangers import StrangerBudget
@@ -216,3 +217,82 @@ async def test_stream_that_ends_while_it_is_held_disturbs_no_other() -> None:
 
 def test_least_rate_that_may_be_named_is_the_network_s_own() -> None:
     assert read_rate("1mbit") == choice.MIN_RATE == MIN_RATE
+
+
+@virtual
+async def test_streams_that_are_held_for_longer_than_a_frame_may_take_stay() -> None:
+    pair = Pair(ByteMeter(RateLimits(download=MIN_RATE)))
+    streams, asked = [pair.stream() for _ in range(60)], Note(number=CHUNK_BYTES)
+    calls = (stream.call(DOWN, asked, deadline=later(), max_reply_bytes=MB) for stream, _ in streams)
+    began = asyncio.get_running_loop().time()
+    answers = await asyncio.gather(*calls)
+    assert asyncio.get_running_loop().time() - began > 1.5 * FRAME_S, "one frame of the last took longer than that"
+    assert all(len(payload) == CHUNK_BYTES for _, payload in answers)
+
+
+@virtual
+@pytest.mark.parametrize("limits", [RateLimits(upload=MIN_RATE), RateLimits(download=MIN_RATE)])
+@pytest.mark.parametrize("payload_bytes", [0, 40_000])
+async def test_small_frames_that_take_the_whole_rate_do_not_stop_a_payload(
+    limits: RateLimits, payload_bytes: int
+) -> None:
+    pair = Pair(ByteMeter(limits))
+    small, large, loop = [pair.stream()[0] for _ in range(8)], pair.stream()[0], asyncio.get_running_loop()
+    asked = Note(number=payload_bytes) if payload_bytes else Note(blob=bytes(40_000))
+    sizes: list[int] = []
+
+    async def flood(stream: CallerStream) -> None:
+        while True:
+            if not payload_bytes:
+                await stream.call(ECHO, asked, deadline=later())
+            elif limits.upload:
+                await stream.call(UP, asked, deadline=later(), payload=bytes(payload_bytes))
+            else:
+                await stream.call(DOWN, asked, deadline=later(), max_reply_bytes=MB)
+            sizes.append(40_000)
+
+    floods = [asyncio.create_task(flood(stream)) for stream in small]
+    await asyncio.sleep(30)
+    assert sum(sizes) > 20 * MIN_RATE, "they take the whole rate"
+    began = loop.time()
+    if limits.upload:
+        await large.call(UP, Note(number=MB // 2), deadline=later(), payload=bytes(MB // 2))
+    else:
+        await large.call(DOWN, Note(number=MB // 2), deadline=later(), max_reply_bytes=MB)
+    assert loop.time() - began < (60 if payload_bytes else 400), "each of the others has many turns of the reserve"
+    for task in floods:
+        assert not task.done()
+        task.cancel()
+    await asyncio.gather(*floods, return_exceptions=True)
+
+
+@virtual
+async def test_large_control_frame_that_waits_keeps_no_small_one_of_its_stream_waiting() -> None:
+    pair = Pair(ByteMeter(RateLimits(upload=MIN_RATE)))
+    stream, _ = pair.stream()
+    loop = asyncio.get_running_loop()
+    large = asyncio.create_task(stream.call(ECHO, Note(blob=bytes(3 * MB)), deadline=later()))
+    for _ in range(10):
+        await asyncio.sleep(1)
+        asked = loop.time()
+        await stream.call(ECHO, Note(text="are you there?"), deadline=later())
+        assert loop.time() - asked < 0.01
+    assert not large.done(), "it waits all the time"
+    await large
+
+
+@virtual
+async def test_frames_of_lost_streams_take_nothing_from_the_others() -> None:
+    pair = Pair(ByteMeter(RateLimits(upload=MIN_RATE)))
+    lost, other = [pair.stream()[0] for _ in range(20)], pair.stream()[0]
+    chunk, loop = Note(number=CHUNK_BYTES), asyncio.get_running_loop()
+    waiting = [asyncio.create_task(each.call(UP, chunk, deadline=later(), payload=bytes(CHUNK_BYTES))) for each in lost]
+    await asyncio.sleep(5)
+    assert sum(task.done() for task in waiting) < 5, "most wait for their turn"
+    for each in lost:
+        each.close()
+    began = loop.time()
+    await other.call(UP, chunk, deadline=later(), payload=bytes(CHUNK_BYTES))
+    assert loop.time() - began < 2 * CHUNK_BYTES / MIN_RATE
+    ended = await asyncio.gather(*waiting, return_exceptions=True)
+    assert sum(isinstance(one, Unreachable) for one in ended) > 15
