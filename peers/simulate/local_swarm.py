@@ -9,6 +9,7 @@ import asyncio
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,7 +207,8 @@ class LocalSwarm:
             events=events,
         )
         if self.records:
-            self._recorders[name] = Recorder(home / "events.jsonl", identity.peer, clock)
+            # Without a bound: who checks invariants sees all that happened.
+            self._recorders[name] = Recorder(home / "events.jsonl", identity.peer, clock, max_bytes=math.inf)
             events.listeners.append(self._recorders[name].emit)
         for hear in self.on_added:
             hear(name)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -52,24 +53,32 @@ def read_events(path: Path, offset: int = 0) -> tuple[list[Recorded], int]:
     that cannot be read.
     """
     try:
-        if offset > path.stat().st_size and older(path).is_file() and offset < older(path).stat().st_size:
-            return _read(older(path), offset)
+        # Opened first: what is open stays what it is, also when the file is begun anew just then.
+        with path.open("rb") as file:
+            if offset > os.fstat(file.fileno()).st_size:
+                rest, end = _read(older(path), offset)
+                if end > offset:
+                    return rest, end
+                offset = 0
+            return _lines(file, offset)
     except FileNotFoundError:
         return [], offset
-    return _read(path, offset)
 
 
 def _read(path: Path, offset: int) -> tuple[list[Recorded], int]:
     try:
         with path.open("rb") as file:
-            if offset > file.seek(0, 2):
-                offset = 0
-            file.seek(offset)
-            data = file.read(READ_BYTES)
-            if b"\n" not in data:
-                data += file.readline()
+            return _lines(file, offset)
     except FileNotFoundError:
         return [], offset
+
+
+def _lines(file: BinaryIO, offset: int) -> tuple[list[Recorded], int]:
+    """The whole lines from there on, and where they end; none beyond the file's end."""
+    file.seek(offset)
+    data = file.read(READ_BYTES)
+    if b"\n" not in data:
+        data += file.readline()
     whole = data[: data.rfind(b"\n") + 1]
     return [decode_line(line) for line in whole.splitlines() if line], offset + len(whole)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -34,10 +35,10 @@ class Recorder:
     any moment, and several writers do not tear each other's lines. A full disk costs events, which are counted and
     told in the next line that fits, and never raises. Safe from any thread. Cost: some 20 µs an event.
     Of ``max_bytes`` a file is renamed to :func:`swarm.disk.older`, in place of an earlier one, and another begun; while
-    that cannot be, the file grows. Raises OSError when the file cannot be opened.
+    that cannot be, the file grows, as it does without a bound (``inf``). Raises OSError when the file cannot be opened.
     """
 
-    def __init__(self, path: Path, peer: PeerId, clock: Clock, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, path: Path, peer: PeerId, clock: Clock, max_bytes: float = MAX_BYTES) -> None:
         self._path, self._max_bytes, self._carried = path, max_bytes, dict[str, bytes]()
         self._peer, self._clock = peer, clock
         self._lock = threading.Lock()
@@ -64,8 +65,7 @@ class Recorder:
 
     def _begin_anew(self) -> None:
         try:
-            os.replace(self._path, older(self._path))
-            another = _opened(self._path)
+            another = _put_aside(self._path)
         except OSError:
             self._size = 0  # it grows on, and this is tried again after as much
             return
@@ -118,6 +118,26 @@ class Recorder:
 
 def _opened(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _put_aside(path: Path) -> int:
+    """Have ``path`` be a new file, and what it was the older one; returns the new one. Raises OSError, with ``path``
+    still there: the new file is opened first, and given its name last."""
+    new = path.with_name(f".{path.name}.new")
+    another = _opened(new)
+    try:
+        os.replace(path, older(path))
+        try:
+            os.replace(new, path)
+        except OSError:
+            os.replace(older(path), path)
+            raise
+    except OSError:
+        os.close(another)
+        with contextlib.suppress(OSError):
+            os.unlink(new)
+        raise
+    return another
 
 
 def encode_line(line: Mapping[str, Any]) -> bytes:
