@@ -116,6 +116,8 @@ class Admitting:
         gate = self.service.gate
         grants = {one.serial: one.until_step for one in gate.state.holders if one.name == name}
         grants |= {one.grant.serial: one.grant.until_step for one in self._issued() if one.grant.name == name}
+        held_now = gate.state.by_serial.keys()
+        grants = {serial: until for serial, until in grants.items() if serial in held_now or until >= gate.step}
         serials = [serial for serial in sorted(grants) if serial not in gate.state.void]
         if not serials:
             known = sorted({one.name for one in gate.state.holders if one.serial not in gate.state.void})
@@ -131,6 +133,11 @@ class Admitting:
             orders.append(Order(verb="revoke", run=run, name=name, serial=serial, until_step=until))
         if all([self._give(one, f"{command_name()} revoke {name}") for one in orders]):
             return f"{name} is revoked: it is cut off now, and out of the roster with the next record"
+        if all(gate.counts(one) or gate.waits(one) for one in orders):
+            return (
+                f"{name} is to be revoked, which waits: those that would be left are no majority of those that decide "
+                "the next record. It is cut off as soon as they are: others go first, or more that vote must join"
+            )
         return self._voted(f"revoke {name}")
 
     def _give(self, order: Order, command: str) -> bool:

@@ -26,7 +26,8 @@ from swarm.network.addresses import is_loopback, parse_address
 from swarm.security.credentials import Credential, SignedGrant, credential_for
 
 PREFIX = "swarm1:"
-MAX_CHARACTERS = 4096
+MAX_CHARACTERS = 8192
+"""One that 16 issuers signed has room."""
 MAX_ADDRESSES = 5
 
 _ALLOWED = f"an invite ({PREFIX}…) or a multiaddr ending in /p2p/<peer id>"

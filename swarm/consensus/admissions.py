@@ -29,9 +29,10 @@ from swarm.security.credentials import (
     Verify,
     check_credential,
 )
+from swarm.security.signing import public_key_of
 
 MAX_HOLDERS, MAX_REVOKED = 1024, 1024
-"""Of grants that have not expired; of those that have, only holders in the roster are remembered."""
+"""Of grants that were used, and of those that count no more: what has expired makes room for what has not."""
 MAX_ORDERS = 16
 """Of one record."""
 ADMISSIONS_BYTES = MAX_HOLDERS * 320 + MAX_REVOKED * 120 + MAX_ISSUERS * 64
@@ -80,7 +81,7 @@ class Holder(Message):
 
 
 class Revoked(Message):
-    """A grant that counts no more; remembered until it would have expired."""
+    """A grant that counts no more; remembered until it would have expired, and as long as its holder is."""
 
     serial: SerialField
     name: HolderName
@@ -88,7 +89,8 @@ class Revoked(Message):
 
 
 class Admissions(Message):
-    """What a decided record says of admission. ``number`` counts the changes of ``issuers`` so far."""
+    """What a decided record says of admission. ``number`` counts the changes of ``issuers`` so far; ``holders`` are in
+    the order in which they came."""
 
     issuers: Annotated[tuple[PeerIdField, ...], Field(max_length=MAX_ISSUERS)]
     number: Count = 0
@@ -102,22 +104,28 @@ class Admissions(Message):
 
     @cached_property
     def by_peer(self) -> Mapping[str, Holder]:
-        """Return the newest grant that each peer has used."""
-        return {one.peer: one for one in self.holders}
+        """Return the newest grant that each peer has used, of those that count if one does."""
+        return {one.peer: one for one in sorted(self.holders, key=lambda one: one.serial not in self.void)}
 
     @cached_property
     def void(self) -> frozenset[str]:
         """Return the serials that were revoked."""
         return frozenset(one.serial for one in self.revoked)
 
+    def banned(self, void: Collection[str]) -> Mapping[str, str]:
+        """Return, by peer, why those are out of whose grants all are ``void``."""
+        counting = {one.peer for one in self.holders if one.serial not in void}
+        return {p: f"the invite for {one.name} was revoked" for p, one in self.by_peer.items() if p not in counting}
+
     def check_grant(self, grant: Grant, peer: str, step: int) -> None:
-        """Check what changes with a run: that the grant may be used by ``peer`` with ``step``. Raises Refused."""
+        """Check what changes with a run: that the grant may be used by ``peer`` with ``step``; who has used it before
+        may come back whenever it likes. Raises Refused."""
         if grant.serial in self.void:
             raise Refused(f"the invite for {grant.name} was revoked")
         used = self.by_serial.get(grant.serial)
         if used is not None and used.peer != peer:
             raise Refused(f"the invite for {grant.name} was used by another peer: it is for one")
-        if step > grant.until_step:
+        if used is None and step > grant.until_step:
             raise Refused(f"the invite for {grant.name} expired with step {grant.until_step}; step {step} is open")
 
 
@@ -130,6 +138,8 @@ class _Named(Protocol):
     def role(self) -> str: ...
     @property
     def mute(self) -> bool: ...
+    @property
+    def entitled(self) -> bool: ...
 
 
 def may_serve_as(grant: Grant, role: str) -> bool:
@@ -178,7 +188,7 @@ class AdmissionPolicy:
         if not may_serve_as(credential.grant, member.role):
             raise Refused(f"the invite for {credential.grant.name} is for {credential.grant.role}, not {member.role}")
         known = credential.grant.serial in state.by_serial
-        if not known and len(state.holders) >= MAX_HOLDERS:
+        if not known and sum(one.until_step >= step for one in state.holders) >= MAX_HOLDERS:
             raise Refused(f"{MAX_HOLDERS} grants are in use: some must expire or be revoked first")
 
     def mute(self, state: Admissions, peer: str, credential: Credential | None) -> bool:
@@ -203,15 +213,16 @@ class AdmissionPolicy:
         self, said: Admissions | None, step: int, members: Sequence[_Named], used: Sequence[Credential], verify: Verify
     ) -> None:
         """Raises Refused, or Violation for forged credentials, unless a run may begin with ``members``, of which the
-        record has ``said`` this: each an issuer, or the holder of a grant. A run that begins with initial weights has
-        the manifest's issuers; of one that goes on the founder is believed what the record before said, as it is about
-        cursors. Cost: 0.2 ms a member."""
+        record has ``said`` this: each an issuer, or the holder of a grant of its own, and one at least with a vote. A
+        run that begins with initial weights has the manifest's issuers; of one that goes on the founder is believed
+        what the record before said, as it is about cursors. Cost: 0.2 ms a member."""
         if not self.closed or said is None:
             if self.closed != (said is not None):
                 raise Refused("the record says of admission what the manifest does not")
             return
         begins = step == 0
         state, shown = self.first() if begins else said, {one.peer: one for one in used}
+        _check_founders(state, members, used)
         for member in members:
             held = said.by_peer.get(member.peer)
             if begins or member.peer in shown or (held is None and member.peer not in said.issuers):
@@ -225,12 +236,12 @@ class AdmissionPolicy:
 
     # --- orders --------------------------------------------------------------------------------------------------
 
-    def check_order(self, state: Admissions, order: Order, voters: Collection[str], verify: Verify) -> None:
-        """Raises Refused unless the order is to be carried out now: enough issuers signed it, or more than half of the
-        ``voters``. Cost: 0.1 ms a signature."""
+    def check_order(self, state: Admissions, step: int, order: Order, voters: Collection[str], verify: Verify) -> None:
+        """Raises Refused unless the order is to be carried out with ``step``: enough issuers signed it, or more than
+        half of the ``voters``. Cost: 0.1 ms a signature."""
         if order.run != self.run:
             raise Refused("this order is for another run")
-        self._check_due(state, order)
+        check_due(state, step, order)
         issuers, needed = order.signers(state.issuers, verify), self.needed(state)
         if len(issuers) >= needed and state.issuers:
             return
@@ -239,29 +250,31 @@ class AdmissionPolicy:
             who = f"{len(issuers)} of {needed} issuers and {len(voted)} of {len(voters)} voters signed it"
             raise Refused(f"to {order.verb} {order.name} takes more: {who}")
 
-    def _check_due(self, state: Admissions, order: Order) -> None:
-        if order.verb == "revoke":
-            if order.serial in state.void or not order.serial:
-                raise Refused(f"the invite for {order.name} is revoked already")
-            return
-        if order.after != state.number:
-            raise Refused(f"the issuers have changed since: {state.number} times, not {order.after}")
-        if (order.verb == "appoint") == (order.peer in state.issuers):
-            raise Refused(f"{order.peer} {'is' if order.verb == 'appoint' else 'is not'} an issuer")
-        if order.verb == "appoint" and len(state.issuers) >= MAX_ISSUERS:
-            raise Refused(f"there are {MAX_ISSUERS} issuers: dismiss one first")
-
-    def due(self, state: Admissions, orders: Iterable[Order], voters: Collection[str], verify: Verify) -> list[Order]:
-        """Return those of the orders that one record can carry out, in their order."""
+    def due(
+        self,
+        state: Admissions,
+        step: int,
+        orders: Iterable[Order],
+        voters: Collection[str],
+        verify: Verify,
+        *,
+        electors: Collection[str] = (),
+    ) -> list[Order]:
+        """Return those of the orders that the record of ``step`` can carry out, in their order. What would leave out
+        so many of the ``electors``, who decide that record, that the others are no majority of them has to wait."""
         found: list[Order] = []
         for order in sorted(orders, key=lambda one: one.key):
             if len(found) == MAX_ORDERS:
                 break
             try:
-                self.check_order(state, order, voters, verify)
+                self.check_order(state, step, order, voters, verify)
             except Refused:
                 continue
-            state = _carried_out(state, order)
+            then = _carried_out(state, order)
+            out, before = then.banned(then.void), state.banned(state.void)
+            if len(out) > len(before) and 2 * sum(peer in out for peer in electors) >= len(electors) > 0:
+                continue
+            state = then
             found.append(order)
         return found
 
@@ -271,23 +284,33 @@ class AdmissionPolicy:
         self, state: Admissions, step: int, used: Sequence[Credential], orders: Sequence[Order], roster: Collection[str]
     ) -> Admissions:
         """Return what the record of ``step`` says: with the grants that were ``used`` and the orders carried out, all
-        of which were checked, and without what has expired; ``roster`` are its members."""
+        of which were checked; ``roster`` are its members. Where there is no room for all, holders go first whose grant
+        has expired and who are not in the roster."""
         fresh = {one.grant.serial: Holder.of(one) for one in used if one.peer not in state.issuers}
         new = tuple(one for serial, one in sorted(fresh.items()) if serial not in state.by_serial)
-        state = Admissions(
-            issuers=state.issuers, number=state.number, holders=(*state.holders, *new), revoked=state.revoked
-        )
+        held = _roomy((*state.holders, *new), step, roster)
+        state = Admissions(issuers=state.issuers, number=state.number, holders=held, revoked=state.revoked)
         for order in orders:
             state = _carried_out(state, order)
-        kept = [one for one in state.holders if one.until_step >= step or one.peer in roster]
-        serials = {one.serial for one in kept}
+        serials = {one.serial for one in state.holders}
         void = [one for one in state.revoked if one.until_step >= step or one.serial in serials]
+        over = {one.serial for one in sorted(void, key=lambda one: one.until_step)[: max(0, len(void) - MAX_REVOKED)]}
         return Admissions(
             issuers=tuple(sorted(state.issuers)),
             number=state.number,
-            holders=tuple(sorted(kept, key=lambda one: (one.until_step, one.serial)))[-MAX_HOLDERS:],
-            revoked=tuple(sorted(void, key=lambda one: (one.until_step, one.serial)))[-MAX_REVOKED:],
+            holders=tuple(one for one in state.holders if one.serial not in over),
+            revoked=tuple(one for one in void if one.serial not in over),
         )
+
+
+def _roomy(holders: Sequence[Holder], step: int, roster: Collection[str]) -> tuple[Holder, ...]:
+    """Return as many of the holders as a record has room for, in their order."""
+
+    def worth(at: int) -> tuple[bool, bool, int]:
+        return holders[at].peer in roster, holders[at].until_step >= step, at
+
+    kept = sorted(range(len(holders)), key=worth)[-MAX_HOLDERS:]
+    return tuple(holders[at] for at in sorted(kept))
 
 
 def _carried_out(state: Admissions, order: Order) -> Admissions:
@@ -300,12 +323,67 @@ def _carried_out(state: Admissions, order: Order) -> Admissions:
         others = tuple(peer for peer in issuers if peer != order.peer)
         issuers = (*others, order.peer) if order.verb == "appoint" else others
         number += 1
-    return Admissions(issuers=issuers, number=number, holders=state.holders, revoked=revoked[-MAX_REVOKED:])
+    return Admissions.model_construct(issuers=issuers, number=number, holders=state.holders, revoked=revoked)
+
+
+def check_due(state: Admissions, step: int, order: Order) -> None:
+    """Raises Refused unless the record of ``step`` can carry the order out, whoever signed it."""
+    check_sense(state, step, order)
+    if order.verb == "revoke":
+        if order.serial in state.void:
+            raise Refused(f"the invite for {order.name} is revoked already")
+        return
+    if order.after != state.number:
+        raise Refused(f"the issuers have changed since: {state.number} times, not {order.after}")
+    if (order.verb == "appoint") == (order.peer in state.issuers):
+        raise Refused(f"{order.peer} {'is' if order.verb == 'appoint' else 'is not'} an issuer")
+    if order.verb == "appoint" and len(state.issuers) >= MAX_ISSUERS:
+        raise Refused(f"there are {MAX_ISSUERS} issuers: dismiss one first")
+
+
+def check_sense(state: Admissions, step: int, order: Order) -> None:
+    """Raises Refused for an order that no record from that of ``step`` on can carry out: one about nothing that there
+    is, or that comes too late."""
+    if order.verb != "revoke":
+        if public_key_of(PeerId(order.peer)) is None:
+            raise Refused(f"{order.peer!r} is no peer id")
+        if order.after < state.number:
+            raise Refused(f"the issuers have changed since: {state.number} times, not {order.after}")
+    elif not order.serial:
+        raise Refused("this order revokes nothing")
+    elif order.until_step < step and order.serial not in state.by_serial:
+        raise Refused(f"the invite for {order.name} has expired, and nobody holds it")
+
+
+def is_past(state: Admissions, step: int, order: Order) -> bool:
+    """Return whether an order was carried out, or cannot be any more."""
+    try:
+        check_sense(state, step, order)
+    except Refused:
+        return True
+    return order.serial in state.void
+
+
+def _check_founders(state: Admissions, members: Sequence[_Named], used: Sequence[Credential]) -> None:
+    """Raises Refused unless each of the credentials that are ``used`` is a member's, no grant is used twice, and one of
+    the members votes."""
+    if not {one.peer for one in used} <= {member.peer for member in members}:
+        raise Refused("the record comes with credentials of peers that are no members")
+    serials = [one.grant.serial for one in used if one.peer not in state.issuers]
+    if len(set(serials)) < len(serials):
+        raise Refused("two members use one invite, and each is for one")
+    if not any(member.entitled for member in members):
+        raise Refused("none of the members may vote")
 
 
 def check_orders(
-    rules: AdmissionPolicy, state: Admissions, orders: Sequence[Order], voters: Collection[PeerId], verify: Verify
+    rules: AdmissionPolicy,
+    state: Admissions,
+    step: int,
+    orders: Sequence[Order],
+    voters: Collection[PeerId],
+    verify: Verify,
 ) -> None:
     """Raises Refused unless all of the orders are to be carried out, one after the other."""
-    if list(orders) != rules.due(state, orders, voters, verify):
+    if list(orders) != rules.due(state, step, orders, voters, verify):
         raise Refused("the record carries out an order that too few signed, or that was carried out before")

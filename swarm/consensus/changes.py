@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
@@ -112,13 +112,19 @@ def reassign_bytes(run: RunId, step: int, previous: str, peer: str, part: str) -
 class OpenStepFacts:
     """The open step at the time of a request: its members, the hash of the record before it, and, when the step is
     given up, the peers believed ``lost``, which may ask to join anew; ``before``, where it matters, is the hash of the
-    record before that."""
+    record before that; ``provisional``: the step's record is to be."""
 
     step: int
     roster: Roster
     previous: str
     lost: Collection[str] = ()
     before: str = ""
+    provisional: bool = False
+
+    @property
+    def ordering(self) -> Collection[PeerId]:
+        """Those of whom more than half may order what issuers may: nobody where not all can be asked."""
+        return () if self.provisional else self.roster.entitled
 
     @property
     def staying(self) -> Roster:
@@ -180,9 +186,8 @@ class ChangeRules:
         peer, part = PeerId(request.peer), PartName(request.part)
         if request.step != now.step or peer not in now.roster or peer in now.lost:
             raise Refused(f"{peer} cannot hold {part} after step {now.step}")
-        if not self._verify(
-            peer, reassign_bytes(self._rules.run, now.step, now.previous, peer, part), request.signature
-        ):
+        signed = reassign_bytes(self._rules.run, now.step, now.previous, peer, part)
+        if not self._verify(peer, signed, request.signature):
             raise Violation(f"the request of {peer} to hold {part} is forged")
         if part not in self._parts_of(now.roster[peer].role):
             raise Refused(f"a {now.roster[peer].role} of this run does not hold {part}")
@@ -194,9 +199,11 @@ class ChangeRules:
             return tuple(part for part in self._rules.parts if part != ENDS)
         return (ENDS,) if role == "trainer" and ENDS in self._rules.parts else (None,)
 
-    def spared(self, before: Roster, leaving: Sequence[str], peer: str, *, lost: bool = False) -> str | None:
+    def spared(
+        self, before: Roster, leaving: Sequence[str], peer: str, *, lost: bool = False, moves: bool = False
+    ) -> str | None:
         """Why ``peer`` can not be spared when ``leaving`` go as well; None when it can. Of one that is ``lost`` only
-        what nobody can do without is asked.
+        what nobody can do without is asked. One that only ``moves`` keeps its vote.
 
         Who joins in the same step does not count: it takes the step's result from those who stay.
         """
@@ -204,6 +211,8 @@ class ChangeRules:
         member = before[peer]
         if member.part is not None and all(other.part != member.part for other in staying):
             return f"it holds the only replica of {member.part}: {_another(member, self._rules.how)}"
+        if not moves and member.entitled and not any(other.entitled for other in staying):
+            return f"it is the only one that may vote: {_another(member, self._rules.how)}"
         if member.role == "trainer" and all(other.role != "trainer" for other in staying):
             return f"it is the only trainer: {_another(member, self._rules.how)}"
         if self._rules.served and not lost and serves_alone(Roster(staying), member):
@@ -219,11 +228,11 @@ class ChangeRules:
         granted: list[Departure] = []
         for request in sorted(leaves, key=lambda leave: leave.peer)[:MAX_CHANGES]:
             going = [*gone, *(leave.peer for leave in granted)]
-            if request.peer not in gone and self.spared(before, going, request.peer) is None:
+            if request.peer not in gone and not self.spared(before, going, request.peer):
                 granted.append(request)
         room = max(0, min(MAX_CHANGES, self._rules.most - len(before) + len(granted) + len(gone)))
         return Changes(
-            joins=tuple(_each_grant_once(sorted(joins, key=lambda join: join.member.peer))[:room]),
+            joins=tuple(each_grant_once(sorted(joins, key=lambda join: join.member.peer))[:room]),
             leaves=tuple(granted),
             absent=tuple(gone),
         )
@@ -233,7 +242,7 @@ class ChangeRules:
         the peers."""
         going, granted = [*changes.absent, *(leave.peer for leave in changes.leaves)], list[Reassign]()
         for move in sorted(moves, key=lambda move: move.peer)[:MAX_CHANGES]:
-            if move.peer not in going and self.spared(before, going, move.peer) is None:
+            if move.peer not in going and self.spared(before, going, move.peer, moves=True) is None:
                 granted.append(move)
                 going.append(move.peer)
         return changes.model_copy(update={"reassigns": tuple(granted)})
@@ -260,7 +269,7 @@ class ChangeRules:
         if changes.end(before):
             return self._changed(now, [], changes)
         for index, peer in enumerate(going):
-            if (reason := self.spared(before, going[:index], peer, lost=peer in lost)) is not None:
+            if reason := self.spared(before, going[:index], peer, lost=peer in lost, moves=peer not in leaving):
                 raise Refused(f"{peer} cannot leave{'' if peer in leaving else ' its part'}: {reason}")
         return self._changed(now, leaving, changes)
 
@@ -268,7 +277,7 @@ class ChangeRules:
         """Return the roster that a record that gives its step up must name: without those that are lost, with every
         part held again, by a member that had a copy of it or by one that joins. Raises Refused or Violation for changes
         that no honest leader makes."""
-        now = OpenStepFacts(now.step, now.roster, now.previous, changes.absent)
+        now = replace(now, lost=changes.absent)
         if changes.leaves or not set(changes.absent) <= set(now.roster.peers):
             raise Violation("a step that is given up names as lost who did not take part, or somebody leaves with it")
         if not lost_parts(now.roster, changes.absent):
@@ -277,8 +286,8 @@ class ChangeRules:
         roster = self._changed(now, changes.absent, changes)
         if missing := [part for part in self._rules.parts if not roster.replicas(part)]:
             raise Refused(f"nobody holds {', '.join(missing)}")
-        if not roster.trainers:
-            raise Refused("no trainer is left")
+        if not roster.trainers or not roster.entitled:
+            raise Refused("no trainer is left" if roster.entitled else "nobody is left that may vote")
         return roster
 
     def _check_requests(self, now: OpenStepFacts, changes: Changes) -> None:
@@ -293,28 +302,39 @@ class ChangeRules:
         moving = {move.peer for move in changes.reassigns}
         if len(joining) != len(changes.joins) or len(moving) != len(changes.reassigns):
             raise Violation("a peer that joins or moves twice in one step")
-        if _each_grant_once(changes.joins) != list(changes.joins):
+        if each_grant_once(changes.joins) != list(changes.joins):
             raise Violation("two peers that join with one invite")
 
     def admissions(self, now: OpenStepFacts, changes: Changes, following: Roster) -> Admissions | None:
         """Return what the record with these checked changes must say of admission, whose roster is ``following``; None
         where anybody may join. Raises Refused for orders that are not to be carried out."""
-        rules, state = self._rules.admission, now.roster.admissions
+        rules, state = self._rules.admission, now.roster.admissions or self._rules.admission.first()
+        if not rules.closed and changes.orders:
+            raise Refused("orders in a run that anybody may join")
         if not rules.closed:
-            if changes.orders:
-                raise Refused("orders in a run that anybody may join")
             return None
-        state = state or rules.first()
-        check_orders(rules, state, changes.orders, now.roster.entitled, self._verify)
-        used = [join.credential for join in changes.joins if join.credential is not None]
-        return rules.following(state, now.step, used, changes.orders, following.peers)
+        check_orders(rules, state, now.step, changes.orders, now.ordering, self._verify)
+        said = self._said(state, now, changes, following)
+        if out := _out(said, following):
+            raise Refused(f"the record's roster names {min(out)}, whose invite was revoked")
+        return said
 
-    def due(self, now: OpenStepFacts, orders: Collection[Order]) -> tuple[Order, ...]:
-        """Return those of the orders that the record of the open step is to carry out."""
+    def _said(self, state: Admissions, now: OpenStepFacts, changes: Changes, following: Roster) -> Admissions:
+        # Nobody has looked at what an issuer shows.
+        used = [j.credential for j in changes.joins if j.credential and j.member.peer not in state.issuers]
+        return self._rules.admission.following(state, now.step, used, changes.orders, following.peers)
+
+    def with_due(self, now: OpenStepFacts, changes: Changes, following: Roster, orders: Collection[Order]) -> Changes:
+        """Return the changes with those of the orders that the record of the open step, whose roster is ``following``,
+        is to carry out: what would leave out somebody that is in it has to wait for the next."""
         state = now.roster.admissions
         if state is None or not orders:
-            return ()
-        return tuple(self._rules.admission.due(state, orders, now.roster.entitled, self._verify))
+            return changes
+        for order in self._rules.admission.due(state, now.step, orders, now.ordering, self._verify):
+            more = changes.model_copy(update={"orders": (*changes.orders, order)})
+            if not _out(self._said(state, now, more, following), following):
+                changes = more
+        return changes
 
     def _changed(self, now: OpenStepFacts, leaving: Collection[str], changes: Changes) -> Roster:
         """Return the roster without ``leaving``, with who joins, and with who moves at its new part. Raises Refused
@@ -331,12 +351,17 @@ class ChangeRules:
 
     def _mute(self, now: OpenStepFacts, join: Admission) -> dict[str, bool]:
         admission = self._rules.admission
-        state = now.roster.admissions or admission.first()
-        return {"mute": True} if admission.mute(state, join.member.peer, join.credential) else {}
+        muted = admission.mute(now.roster.admissions or admission.first(), join.member.peer, join.credential)
+        return {"mute": True} if muted else {}
 
 
-def _each_grant_once(joins: Sequence[Admission]) -> list[Admission]:
-    """Return them without those that use a grant that one before them uses."""
+def _out(said: Admissions, following: Roster) -> set[str]:
+    """Return those of the roster whom the record calls revoked."""
+    return (said.banned(said.void).keys() & set(following.peers)) - set(said.issuers)
+
+
+def each_grant_once(joins: Sequence[Admission]) -> list[Admission]:
+    """Return the requests without those that use a grant that one before them uses."""
     used, found = set[str](), list[Admission]()
     for join in joins:
         serial = "" if join.credential is None else join.credential.grant.serial

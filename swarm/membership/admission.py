@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
 from typing import Protocol, runtime_checkable
 
 from swarm.config import Manifest
@@ -129,12 +128,3 @@ def open_gate(manifest: Manifest, endpoint: Endpoint, credential: Credential | N
     service = AdmissionService(gate, endpoint)
     endpoint.mount(service)
     return service
-
-
-def may_invite(gate: CallGate, me: PeerId) -> bool:
-    """Return whether this peer is one of the issuers."""
-    return me in _issuers(gate)
-
-
-def _issuers(gate: CallGate) -> Collection[str]:
-    return gate.state.issuers

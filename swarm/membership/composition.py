@@ -89,7 +89,8 @@ def compose(
     start = manifest.run.start_when
     donor = StateDonor(clock, max_downloads=start.stage_hosts + start.trainers if run.founds else LATER_DOWNLOADS)
     snapshot = functools.partial(_snapshot, around, holding, copies)
-    observers = ObserverService(run.standing, donor, snapshot, Observers(donor, clock))
+    may_fetch = _anybody if gate is None else gate.may_fetch
+    observers = ObserverService(run.standing, donor, snapshot, Observers(donor, clock), may_fetch)
     copying = Copying(run, copies, observers)
 
     # How it follows what is decided, and takes part in a step, as a member and as its leader.
@@ -200,6 +201,10 @@ def _closing(run: RunContext, lead: LeadService) -> CloseContext:
         refused=lambda record: record in run.position.open.conduct.refused,
         orders=lambda: () if run.around.gate is None else run.around.gate.orders,
     )
+
+
+def _anybody(caller: PeerId) -> None:
+    return
 
 
 def _rescue(

@@ -34,6 +34,8 @@ NO_CONTACT = "failed to connect to bootstrap peers"
 """What the libp2p daemon says of contacts that do not answer while it starts."""
 STANDING_TRIES, STANDING_PAUSE_S = 50, 0.2
 """A peer serves the manifest a moment before it takes part in the run."""
+UNADMITTED_TRIES, UNADMITTED_PAUSE_S = 3, 1.0
+"""How often a contact must say that our invite does not count: it may not have heard yet of what admits us."""
 
 
 async def find_run(
@@ -113,7 +115,7 @@ async def ask_standing(endpoint: Endpoint, clock: Clock, contact: PeerId) -> Run
     Unreachable or DeadlineMissed when it is gone, its last error when it never answers; RunEnded when it does not let
     us in.
     """
-    left, broke = STANDING_TRIES, False
+    left, broke, refused = STANDING_TRIES, False, 0
     while True:
         left -= 1
         try:
@@ -124,7 +126,10 @@ async def ask_standing(endpoint: Endpoint, clock: Clock, contact: PeerId) -> Run
                 raise
             broke = True
         except Unadmitted as error:
-            raise not_admitted(error) from error
+            refused += 1
+            if refused == UNADMITTED_TRIES:  # it may be a record or two behind
+                raise not_admitted(error) from error
+            await clock.sleep(UNADMITTED_PAUSE_S)
         except (DeadlineMissed, Violation):
             raise
         except PeerError:

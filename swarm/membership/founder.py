@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import math
 import random
 import secrets
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence, Set
@@ -27,6 +28,7 @@ from swarm.membership.state_keeper import Beginning
 from swarm.models.registry import family_of
 from swarm.network.discovery.records import PeerRecord, numbers_in
 from swarm.network.protocols import Directory
+from swarm.security.credentials import Credential
 from swarm.state.snapshot import Snapshot, digest, initial_snapshot
 from swarm.state.transfer import SLOWEST_BYTES_S, StateDonor
 from swarm.step.calls import StepCalls
@@ -164,13 +166,22 @@ class Founder:
 
     def _enough(self, found: Sequence[Candidate]) -> tuple[bool, str]:
         """Whether the run can start with these, and what it waits for. Where they are enough, and have the memory for
-        some stages only, one more is let in."""
+        some stages only, or no vote, one more is let in."""
         start, stages = self._around.manifest.run.start_when, self._around.manifest.split.stages
         complete, reason = enough(found, start.stage_hosts, start.trainers)
-        if complete and (problem := without_memory(found, stages)):
+        problem = without_memory(found, stages) or self._without_vote(found)
+        if complete and problem:
             self._room.make_room("stage", sum(candidate.role == "stage" for candidate in found))
             return False, f"{reason}, but {problem}"
         return complete, reason
+
+    def _without_vote(self, found: Sequence[Candidate]) -> str:
+        """Why nobody of these could decide the first step; "" where somebody can."""
+        gate, private = self._around.gate, self._around.manifest.split.ends == "private"
+        holding = [one for one in found if one.role == "stage" or (one.role == "trainer" and private)]
+        if gate is None or not all(gate.rules.mute(gate.state, one.peer, one.credential) for one in holding):
+            return ""
+        return "none that holds a part may vote, as their invites say"
 
     def _check_served(self, candidates: Sequence[Candidate]) -> None:
         """Raises RunEnded where one replica of each part is to reduce for the others, and nobody can call one."""
@@ -221,7 +232,9 @@ class Founder:
         those that answered first. A record may outlive its peer by a minute, and anybody may write one."""
         me, clock = self._around.endpoint.peer, self._around.clock
         records = await self._directory.lookup(PeerRecord)
-        waiting: dict[PeerId, Role] = {p: r.role for p, r in records.items() if r.status == "waiting" and p != me}
+        ready = {peer: record for peer, record in records.items() if record.status == "waiting" and peer != me}
+        named = {peer: ready[peer].credential for peer in sorted(ready, key=self._room.since)}
+        waiting: dict[PeerId, Role] = {peer: ready[peer].role for peer in one_per_grant(self._own_record(), named)}
         asked = self._room.to_ask(waiting, await self._connected(), clock.monotonic())
         answers = await asyncio.gather(*(self._answers(peer, records[peer]) for peer in asked))
         for peer, answered in zip(asked, answers, strict=True):
@@ -260,6 +273,17 @@ NEWCOMERS = 16
 LEFT_ALONE_S = 10.0
 
 
+def one_per_grant(me: PeerRecord, waiting: Mapping[PeerId, Credential | None]) -> list[PeerId]:
+    """Return those that wait without any that shows a grant which one before it shows, or ``me``: it is for one."""
+    used, found = set[str]() if me.credential is None else {me.credential.grant.serial}, list[PeerId]()
+    for peer, credential in waiting.items():
+        if credential is None or credential.grant.serial not in used:
+            found.append(peer)
+        if credential is not None:
+            used.add(credential.grant.serial)
+    return found
+
+
 class WaitingRoom:
     """``places`` says how many of each role are needed. A decision costs O(records)."""
 
@@ -282,6 +306,10 @@ class WaitingRoom:
         self._rng.shuffle(new)
         new.sort(key=lambda peer: peer not in connected)
         return known + new[:NEWCOMERS]
+
+    def since(self, peer: PeerId) -> float:
+        """When it answered first."""
+        return self._came.get(peer, math.inf)
 
     def first(self, waiting: Mapping[PeerId, Role]) -> list[PeerId]:
         """Those who answered, in the order in which they came, no more of each role than there are places."""

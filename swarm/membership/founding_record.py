@@ -169,7 +169,8 @@ async def found(
     began, term = patience.clock.monotonic(), 0
     while True:
         roster, reasons = assign_stages(candidates, stages, private_ends="ends" in origin.digests)
-        shown = [candidate.credential for candidate in candidates if candidate.credential is not None]
+        issuers = (origin.admissions or origin.rules.first()).issuers  # who need none
+        shown = [one.credential for one in candidates if one.credential is not None and one.peer not in issuers]
         proposal = Propose(record=founding_record(run, roster, origin, shown), term=term, credentials=tuple(shown))
         outcome = await _accepted_by_all(calls, proposal, patience, began, timeout_s)
         if isinstance(outcome, Decide):

@@ -7,13 +7,12 @@ member needs none: the majority that decided it has renewed it.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
-from swarm.consensus.acceptor import Vote
-from swarm.consensus.admissions import AdmissionPolicy, Admissions
-from swarm.consensus.records import CloseRecord
+from swarm.consensus.admissions import AdmissionPolicy, Admissions, check_sense, is_past
+from swarm.consensus.records import CloseRecord, voters
 from swarm.errors import Busy, PeerError, Refused, Unadmitted, Violation
 from swarm.ids import PeerId
 from swarm.membership.access import METHODS, CallerAccess
@@ -21,15 +20,23 @@ from swarm.network.discovery.records import PeerRecord
 from swarm.network.protocols import Directory, RecordT, Rpc
 from swarm.schema import Record
 from swarm.security.credentials import Credential, Order, Verify
+from swarm.step.member.branch import Forking
+from swarm.step.member.open_step import OpenStep
 
 MAX_REMEMBERED = 2048
 """Credentials that were shown, the one used longest ago is forgotten first: its holder shows it again."""
-MAX_PENDING = 64
+MAX_PENDING_EACH = 4
+"""Orders that one peer may have signed that wait for the signatures of others."""
+MAX_PENDING = 1024
 """Orders that no record has carried out yet."""
 
 
 class Standpoint(Protocol):
-    """What a peer knows of the run: :class:`swarm.step.member.position.Position`."""
+    """What a peer knows of the run: :class:`swarm.step.member.position.Position`. ``open`` has its vote in the open
+    step, ``forking`` where the provisional lineage began that it is of."""
+
+    open: OpenStep
+    forking: Forking
 
     @property
     def head(self) -> CloseRecord | None:
@@ -47,7 +54,7 @@ class CallGate:
         self._founder: PeerId | None = None
         self._observed: CloseRecord | None = None
         self._shown: OrderedDict[PeerId, Credential] = OrderedDict()
-        self._verified: OrderedDict[str, None] = OrderedDict()
+        self._verified: OrderedDict[str, PeerError | None] = OrderedDict()
         self._pending: dict[str, Order] = {}
         self._view = _View(None, rules.first())
         self.expel: Callable[[PeerId, str], None] = lambda peer, reason: None
@@ -69,6 +76,10 @@ class CallGate:
         needed = METHODS.get(rpc.name)
         if needed is None:
             raise Refused(f"{rpc.name} is open to nobody")
+        self.require(caller, needed, rpc.name)
+
+    def require(self, caller: PeerId, needed: CallerAccess, what: str) -> None:
+        """Raise as :meth:`may` for a caller that is less than is ``needed`` for this."""
         if caller == self._me or needed is CallerAccess.STRANGER:
             return
         found = self.access_of(caller)
@@ -76,18 +87,23 @@ class CallGate:
             return
         if found is CallerAccess.JOINER and needed >= CallerAccess.MEMBER:
             raise Busy(f"{caller} is no member of the run yet, as far as is known here")
-        raise Refused(f"{rpc.name} is for a {needed.name.lower()}, and {caller} is a {found.name.lower()} here")
+        raise Refused(f"{what} is for a {needed.name.lower()}, and {caller} is a {found.name.lower()} here")
+
+    def may_fetch(self, caller: PeerId) -> None:
+        """Raise as :meth:`may` for a caller that may look, but learn nothing of the model."""
+        self.require(caller, CallerAccess.JOINER, "a part of the model")
 
     def access_of(self, caller: PeerId) -> CallerAccess:
         """Return what a caller is. Raises Unadmitted, saying why, for a stranger."""
         view = self._looked()
-        if (reason := view.banned.get(caller)) is not None:
-            raise Unadmitted(reason)
-        if (member := view.access.get(caller)) is not None:
-            return member
-        if (expected := self._expected(caller)) is not None:
-            return expected
         shown = self._shown.get(caller)
+        if (reason := view.banned.get(caller)) is not None:
+            if not self._counts_anew(view, caller):
+                raise Unadmitted(reason)
+        elif (member := view.access.get(caller)) is not None:
+            return member
+        elif (expected := self._expected(caller)) is not None:
+            return expected
         if caller in view.state.issuers:
             found = CallerAccess.JOINER
         elif shown is None:
@@ -98,6 +114,17 @@ class CallGate:
         founds = view.head is None and caller == self._founder
         return CallerAccess.VOTER if founds and found is CallerAccess.JOINER else found
 
+    def _counts_anew(self, view: _View, peer: PeerId) -> bool:
+        """Whether one that was revoked has shown, or has itself, another grant since, with which it may join anew."""
+        shown = self.credential if peer == self._me else self._shown.get(peer)
+        if shown is None:
+            return False
+        try:
+            self._check_now(view, shown)
+        except Unadmitted:
+            return False
+        return True
+
     def _check_now(self, view: _View, shown: Credential) -> None:
         try:
             view.state.check_grant(shown.grant, shown.peer, view.step)
@@ -107,11 +134,15 @@ class CallGate:
             raise Unadmitted(f"the invite for {shown.grant.name} was revoked")
 
     def _expected(self, caller: PeerId) -> CallerAccess | None:
-        """What it is by the record that we have accepted, which may be decided elsewhere before we hear of it."""
-        vote = _vote_of(self._at)
-        if vote is None or caller not in vote.record.members:
+        """What it is by the record that we have accepted, which may be decided elsewhere before we hear of it; and by
+        the one after which our lineage went on by itself, whose voters say together what counts."""
+        if self._at is None:
             return None
-        return _access(vote.record.members[caller].mute)
+        vote, fork = self._at.open.ballot.vote, self._at.forking.fork
+        for record in (None if vote is None else vote.record, None if fork is None else fork.point):
+            if record is not None and caller in record.members:
+                return _access(record.members[caller].mute)
+        return None
 
     def show(self, caller: PeerId, credential: Credential) -> None:
         """Take a caller's credential. Raises Unadmitted with the cause, Violation for a forged one or another's. Cost:
@@ -129,20 +160,26 @@ class CallGate:
     def _check_signed(self, view: _View, credential: Credential) -> None:
         text = credential.text()
         if text not in self._verified:
-            try:
-                self.rules.check_signed(view.state, credential, self._verify)
-            except Refused as refused:
-                raise Unadmitted(refused.reason) from None
-            self._verified[text] = None
+            self._verified[text] = self._found_out(view, credential)
             if len(self._verified) > MAX_REMEMBERED:
                 self._verified.popitem(last=False)
+        if (error := self._verified[text]) is not None:
+            raise type(error)(error.reason)
+
+    def _found_out(self, view: _View, credential: Credential) -> PeerError | None:
+        try:
+            self.rules.check_signed(view.state, credential, self._verify)
+        except Refused as refused:
+            return Unadmitted(refused.reason)
+        except Violation as forged:
+            return forged
+        return None
 
     def vouches(self, peer: PeerId, credential: Credential | None) -> bool:
         """Return whether what a peer says of itself in the directory counts."""
         view = self._looked()
-        if peer in view.banned:
-            return False
-        if peer in view.access or peer in view.state.issuers or peer == self._me:
+        known = peer in view.access or peer in view.state.issuers or peer == self._me
+        if known and peer not in view.banned:
             return True
         if credential is None or credential.peer != peer or credential.grant.role == "observer":
             return False
@@ -181,44 +218,90 @@ class CallGate:
 
     def _look(self, head: CloseRecord | None) -> None:
         before, state = self._view, (None if head is None else head.admissions) or self.rules.first()
-        voters = () if head is None else head.members.entitled
-        due = self.rules.due(state, self._pending.values(), voters, self._verify)
-        self._view = view = _View(head, state, due)
+        step, provisional = (0 if head is None else head.step + 1), head is not None and head.provisional
+        entitled = () if head is None else head.members.entitled
+        electors = () if head is None else voters(head.members, head.hash())
+        ordering = () if provisional else entitled  # of whom more than half order what issuers may
+        due = self.rules.due(state, step, self._pending.values(), ordering, self._verify, electors=electors)
+        self._view = view = _View(head, state, due, ordering)
         if state.issuers != before.state.issuers:
             self._verified.clear()
             self._shown.clear()
-        for key, order in list(self._pending.items()):
-            if order.verb != "revoke" and order.after < state.number or order.serial in state.void:
-                del self._pending[key]
+        if not provisional:  # what a provisional record carried out may have to be carried out again
+            self._forget({*state.issuers, *entitled})
         for peer, reason in view.banned.items():
-            if peer in view.access or peer not in before.banned:
+            if (peer in view.access or peer not in before.banned) and not self._counts_anew(view, peer):
                 self.expel(peer, reason)
+
+    def _forget(self, counting: Collection[str]) -> None:
+        """Forget orders that are carried out, or cannot be any more, and those of which no signature counts."""
+        state, step = self._view.state, self._view.step
+        for key, order in list(self._pending.items()):
+            if is_past(state, step, order) or not order.signatures.keys() & counting:
+                del self._pending[key]
 
     # --- orders --------------------------------------------------------------------------------------------------
 
     def take(self, order: Order) -> Order | None:
         """Take an order, with what others signed of it; return it as it is known now if that is news, else None.
-        Raises Refused for one that nobody who may has signed, Busy when too many are pending. Cost: 0.1 ms a
-        signature."""
+        Raises Refused for one that nobody who may has signed, and one that can be carried out no more; Busy where who
+        signed it has too many pending of which too few have signed, Violation for a forged signature. Cost: 0.1 ms a
+        signature that is new."""
         view = self._looked()
+        head = view.head
         if order.run != self.rules.run:
             raise Refused("this order is for another run")
-        if order.verb == "revoke" and order.serial in view.state.void:
+        if order.serial in view.state.void and not (head is not None and head.provisional):
             return None
+        check_sense(view.state, view.step, order)
+        known, merged = self._pending.get(order.key), self._merged(view, order)
+        if known is not None and merged.signatures.keys() <= known.signatures.keys():
+            return None
+        if known is None:
+            self._check_room(view, merged)
+        pending = self._pending
+        self._pending = {**pending, order.key: merged}
+        try:
+            self._look(head)
+        except BaseException:
+            self._pending = pending
+            raise
+        return merged
+
+    def _merged(self, view: _View, order: Order) -> Order:
+        """Return the order with those of its signatures that count, and those that are known. Raises Refused where
+        none counts, Violation for the first that is forged."""
         known = self._pending.get(order.key)
         may_sign = {*view.state.issuers, *(() if view.head is None else view.head.members.entitled)}
-        if known is not None and order.signatures.keys() <= known.signatures.keys():
-            return None
-        signers = order.signers(may_sign, self._verify)
-        if not signers:
+        said, signed = order.signed_bytes(), {} if known is None else dict(known.signatures)
+        for peer, signature in order.signatures.items():
+            if peer in may_sign and peer not in signed:
+                if not self._verify(PeerId(peer), said, bytes.fromhex(signature)):
+                    raise Violation(f"the signature of {peer} under the order to {order.verb} {order.name} is forged")
+                signed[peer] = signature
+        signed = {peer: signature for peer, signature in signed.items() if peer in may_sign}
+        if not signed:
             raise Refused(f"nobody who may has signed the order to {order.verb} {order.name}")
-        if known is None and len(self._pending) >= MAX_PENDING:
+        return order.model_copy(update={"signatures": signed})
+
+    def _check_room(self, view: _View, order: Order) -> None:
+        """Raises Busy for a new order of peers that have signed too many already which are not due, unless enough have
+        signed this one."""
+        if len(self._pending) >= MAX_PENDING:
             raise Busy(f"{MAX_PENDING} orders are pending")
-        signed = {**({} if known is None else known.signatures), **{peer: order.signatures[peer] for peer in signers}}
-        merged = order.model_copy(update={"signatures": signed})
-        self._pending[order.key] = merged
-        self._look(view.head)
-        return merged
+        if self._is_signed(view, order):
+            return
+        due = {one.key for one in view.due}
+        spent = Counter(peer for key, one in self._pending.items() if key not in due for peer in one.signatures)
+        if all(spent[peer] >= MAX_PENDING_EACH for peer in order.signatures):
+            raise Busy(f"{MAX_PENDING_EACH} orders of {min(order.signatures)} are pending that too few have signed")
+
+    def _is_signed(self, view: _View, order: Order) -> bool:
+        try:
+            self.rules.check_order(view.state, view.step, order, view.ordering, self._verify)
+        except Refused:
+            return False
+        return True
 
     @property
     def orders(self) -> Collection[Order]:
@@ -230,30 +313,33 @@ class CallGate:
         view = self._looked()
         return any(one.key == order.key for one in view.due) or order.serial in view.state.void
 
+    def waits(self, order: Order) -> bool:
+        """Return whether enough have signed it, and it has to wait: for others that are due, or because those that
+        would be left are no majority of those who decide the next record."""
+        view, known = self._looked(), self._pending.get(order.key)
+        return known is not None and not self.counts(order) and self._is_signed(view, known)
+
 
 class _View:
-    """What follows from one record, and from orders that are ``due`` with the next."""
+    """What follows from one record, and from orders that are ``due`` with the next; ``ordering`` as there."""
 
-    def __init__(self, head: CloseRecord | None, state: Admissions, due: Sequence[Order] = ()) -> None:
-        self.head, self.state, self.due = head, state, tuple(due)
+    def __init__(
+        self,
+        head: CloseRecord | None,
+        state: Admissions,
+        due: Sequence[Order] = (),
+        ordering: Collection[PeerId] = (),
+    ) -> None:
+        self.head, self.state, self.due, self.ordering = head, state, tuple(due), ordering
         self.step = 0 if head is None else head.step + 1
         self.void = state.void | {order.serial for order in due if order.verb == "revoke"}
-        self.banned = {
-            PeerId(one.peer): f"the invite for {one.name} was revoked"
-            for one in state.by_peer.values()
-            if one.serial in self.void
-        }
+        self.banned = {PeerId(peer): reason for peer, reason in state.banned(self.void).items()}
         members = () if head is None else head.roster
         self.access = {PeerId(member.peer): _access(member.mute) for member in members}
 
 
 def _access(mute: bool) -> CallerAccess:
     return CallerAccess.MEMBER if mute else CallerAccess.VOTER
-
-
-def _vote_of(at: Standpoint | None) -> Vote | None:
-    opened = getattr(at, "open", None)
-    return None if opened is None else opened.ballot.vote
 
 
 class AdmittedDirectory:

@@ -50,6 +50,8 @@ MAX_FAILURES = 8
 """How often in a row all donors that were asked may fail, without one more verified byte, before this peer gives up,
 saying what went wrong. Busy ones do not count."""
 FIRST_PAUSE_S = 0.2
+UNADMITTED = 2
+"""So many peers, where there are as many, must say that our invite does not count, before we believe it."""
 MAX_LEADERS = 4
 """How many of a step's succession are asked who leads it."""
 LISTEN_EVERY_S = 30.0
@@ -329,12 +331,16 @@ class Joining:
         self._run.exit.admitted.set()
         self._run.situation.wait_for("a step to close, to be let in with it")
         others = [peer for peer in head.members.succession(step) if peer != me]  # an earlier life of ours may be in it
+        refusals = list[Unadmitted]()
         for leader in others[:MAX_LEADERS]:
             try:
                 await self._run.calls.ask(leader, JOIN, body, timeout_s=ASK_TIMEOUT_S)
                 return
-            except Unadmitted as error:
-                raise not_admitted(error) from error
+            except Unadmitted as error:  # one alone may lag behind, or lie
+                refusals.append(error)
+                if len(refusals) == min(UNADMITTED, len(others)):
+                    raise not_admitted(error) from error
+                self._run.situation.wait_for(f"step {step} to close, to ask again: {error.reason}")
             except PeerError as error:
                 logger.info("not in step %d: %s", step, error)
                 if isinstance(error, Refused):

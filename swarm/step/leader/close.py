@@ -235,14 +235,15 @@ class StepClose:
         lost = [peer for peer in self.book.roster.peers if peer not in {*attempt.live, *attempt.late}]
         try:
             changes, following = self.book.requests.settle(missing, lost, moves, self._context.history.head)
+            lineage, orders = self._lineage(), self._context.orders()
+            changes, said = self.book.requests.admitted(
+                changes, following, orders, provisional=bool(lineage.get("lineage"))
+            )
         except (Refused, Violation) as error:
             raise Superseded(f"what was asked in this term cannot be granted: {error}") from error
-        before, more = (
-            self._context.history.head,
-            {"aside": self.book.aside(), **self._lineage(), **self._late(attempt)},
-        )
+        before = self._context.history.head
+        more = {"aside": self.book.aside(), **lineage, **self._late(attempt), "admissions": said}
         most = self._context.rules.max_members
-        changes, more["admissions"] = self.book.requests.admitted(changes, following, self._context.orders())
         record = applied.record(before, self.book.now.previous, changes, following, most, **more)
         record = record.model_copy(update={"codecs": self._context.rules.codecs.following(before, record)})
         rows: dict[str, bytes] = {peer: answer.rows for peer, answer in averaged.items() if answer.rows}

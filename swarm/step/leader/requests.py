@@ -18,6 +18,7 @@ from swarm.consensus.changes import (
     Departure,
     OpenStepFacts,
     Reassign,
+    each_grant_once,
 )
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Roster
@@ -137,13 +138,13 @@ class ChangeRequests:
         return changes, self._changes.apply(self.now, changes)
 
     def admitted(
-        self, changes: Changes, following: Roster, orders: Collection[Order] = ()
+        self, changes: Changes, following: Roster, orders: Collection[Order] = (), *, provisional: bool = False
     ) -> tuple[Changes, Admissions | None]:
         """Return the changes with those of the orders that are due, and what the record, whose roster is ``following``,
-        says of admission then."""
-        due = self._changes.due(self.now, orders)
-        changes = changes.model_copy(update={"orders": due}) if due else changes
-        return changes, self._changes.admissions(self.now, changes, following)
+        and which is ``provisional`` or not, says of admission then."""
+        now = dataclasses.replace(self.now, provisional=provisional)
+        changes = self._changes.with_due(now, changes, following, orders)
+        return changes, self._changes.admissions(now, changes, following)
 
     def _end(self) -> Changes | None:
         """See :meth:`ChangeRules.end`."""
@@ -176,10 +177,12 @@ class ChangeRequests:
     def give_up(
         self, moves: Sequence[Reassign], joins: Sequence[Admission], absent: Collection[PeerId]
     ) -> tuple[Changes, Roster]:
-        """As :meth:`settle`, for a step that is given up: without those of ``joins`` that may not join any more. Raises
-        Refused, with nothing settled, while the run cannot go on with the others."""
+        """As :meth:`settle`, for a step that is given up: without those of ``joins`` that may not join any more, or use
+        an invite that another of them uses. Raises Refused and Violation, with nothing settled, while the run cannot go
+        on with the others."""
         now = dataclasses.replace(self.now, lost=frozenset(absent))
-        granted = tuple(join for join in joins if self._may(now, join))
+        asked = sorted(joins, key=lambda join: join.member.peer)
+        granted = tuple(each_grant_once([join for join in asked if self._may(now, join)]))
         changes = Changes(joins=granted, reassigns=tuple(moves), absent=tuple(sorted(absent)))
         roster = self._changes.give_up(now, changes)
         self._settled = True

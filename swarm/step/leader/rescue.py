@@ -144,10 +144,10 @@ class Rescuing:
         offered = {part: _of_those_there(said, gone) for part, said in offers.items()}
         try:
             changes, roster = self._book.requests.give_up(choose(self._roster, gone, offered), joins, gone)
-        except Refused as refused:
+            changes, said = self._book.requests.admitted(changes, roster)
+        except (Refused, Violation) as refused:
             logger.info("step %d is not given up yet: %s", self._book.step, refused.reason)
             return None
-        changes, said = self._book.requests.admitted(changes, roster)
         record = self._record(changes, roster)
         if said is not None:
             record = record.model_copy(update={"admissions": said})

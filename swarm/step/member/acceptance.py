@@ -201,7 +201,7 @@ class AcceptanceRules:
     def _check_void(self, roster: Roster, body: Propose) -> None:
         record, head = body.record, self._history.head
         self._check_next(record)
-        now = OpenStepFacts(record.step, roster, self._history.head_hash)
+        now = OpenStepFacts(record.step, roster, self._history.head_hash, provisional=record.provisional)
         following = self._changes.give_up(now, body.changes)
         expected = given_up(head, record.previous, record.term, following, body.changes.absent, self._rules.max_members)
         if (said := self._changes.admissions(now, body.changes, following)) is not None:
@@ -242,7 +242,7 @@ class AcceptanceRules:
             raise Refused("the record's absent members are not those of its changes")
         if body.record.ended != body.changes.end(roster) or (body.record.ended and body.record.provisional):
             raise Refused("the run ends when all members ask for it, not provisionally, and else goes on")
-        now = OpenStepFacts(step, roster, self._history.head_hash)
+        now = OpenStepFacts(step, roster, self._history.head_hash, provisional=body.record.provisional)
         workers = {one.microbatch.trainer for one in body.record.committed}
         following = with_work(self._changes.apply(now, body.changes), step, workers)
         if body.record.roster != following.members:

@@ -47,7 +47,7 @@ def credential(holder: PrivateIdentity = HOLDER, **changed: Any) -> Credential:
 
 
 def member(identity: PrivateIdentity = HOLDER, role: Any = "stage") -> Member:
-    return Member(peer=identity.peer, role=role, name="ana", part=None, addresses=())
+    return Member(peer=identity.peer, role=role, name="ana", part="stage-0", addresses=())
 
 
 def refusal(shown: Credential | None, step: int = 5, state: Admissions = STATE, who: Member | None = None) -> str:
@@ -127,7 +127,7 @@ def test_first_use_binds_a_grant_to_its_peer() -> None:
 def test_record_forgets_who_expired_and_is_gone_and_keeps_its_members() -> None:
     state = POLICY.following(STATE, 5, [credential()], [], [HOLDER.peer])
     assert POLICY.following(state, 50, [], [], [HOLDER.peer]).holders == state.holders
-    assert POLICY.following(state, 50, [], [], []).holders == ()
+    assert POLICY.following(state, 50, [], [], []).holders == state.holders, "there is room"
     assert POLICY.following(state, 9, [], [], []).holders == state.holders
 
 
@@ -175,25 +175,25 @@ def order(*signers: PrivateIdentity, **changed: Any) -> Order:
 
 
 def test_issuer_revokes_and_nobody_comes_in_with_that_grant_again() -> None:
-    check_orders(POLICY, STATE, [order(ISSUER)], [], verify)
+    check_orders(POLICY, STATE, 5, [order(ISSUER)], [], verify)
     state = POLICY.following(STATE, 5, [], [order(ISSUER)], [])
     assert "was revoked" in refusal(credential(), state=state)
     with pytest.raises(Refused):
-        check_orders(POLICY, state, [order(ISSUER)], [], verify)
+        check_orders(POLICY, state, 6, [order(ISSUER)], [], verify)
     assert POLICY.following(state, 11, [], [], []).revoked == (), "it has expired"
 
 
 def test_majority_of_the_voters_revokes_where_issuers_are_gone() -> None:
     voters = [HOLDER.peer, OTHER.peer, SECOND.peer]
     with pytest.raises(Refused):
-        check_orders(POLICY, STATE, [order(HOLDER)], voters, verify)
-    check_orders(POLICY, STATE, [order(HOLDER, OTHER)], voters, verify)
+        check_orders(POLICY, STATE, 5, [order(HOLDER)], voters, verify)
+    check_orders(POLICY, STATE, 5, [order(HOLDER, OTHER)], voters, verify)
     with pytest.raises(Refused):
-        check_orders(POLICY, STATE, [order(HOLDER, KEY)], voters, verify)
+        check_orders(POLICY, STATE, 5, [order(HOLDER, KEY)], voters, verify)
     signed = order(HOLDER)  # which does not count under another voter's name
     twice = signed.model_copy(update={"signatures": dict.fromkeys(map(str, voters), signed.signatures[HOLDER.peer])})
     with pytest.raises(Refused):
-        check_orders(POLICY, STATE, [twice], voters, verify)
+        check_orders(POLICY, STATE, 5, [twice], voters, verify)
 
 
 def test_issuers_are_appointed_and_dismissed_and_no_such_order_counts_twice() -> None:
@@ -201,13 +201,103 @@ def test_issuers_are_appointed_and_dismissed_and_no_such_order_counts_twice() ->
     state = POLICY.following(STATE, 5, [], [appoint], [])
     assert set(state.issuers) == {ISSUER.peer, SECOND.peer}
     dismiss = order(SECOND, verb="dismiss", serial="", peer=str(SECOND.peer), after=1)
-    check_orders(POLICY, state, [dismiss], [], verify)
+    check_orders(POLICY, state, 6, [dismiss], [], verify)
     back = POLICY.following(state, 6, [], [dismiss], [])
     assert back.issuers == STATE.issuers
     with pytest.raises(Refused):
-        check_orders(POLICY, back, [appoint], [], verify)
+        check_orders(POLICY, back, 7, [appoint], [], verify)
 
 
 def test_open_run_says_nothing_of_admission() -> None:
     assert AdmissionPolicy(RUN).founding(None, 0, [], []) is None
     AdmissionPolicy(RUN).check_founding(None, 0, [member()], [], verify)
+
+
+# --- what a founder, a leader and a voter may not do ------------------------------------------------------------------
+
+
+def test_one_invite_founds_for_one_peer() -> None:
+    twice = [credential(), credential(OTHER)]
+    members = [member(), member(OTHER)]
+    said = POLICY.founding(None, 0, twice, [one.peer for one in members])
+    with pytest.raises(Refused, match="each is for one"):
+        POLICY.check_founding(said, 0, members, twice, verify)
+    with pytest.raises(Refused, match="that are no members"):
+        POLICY.check_founding(POLICY.founding(None, 0, twice, [HOLDER.peer]), 0, [member()], twice, verify)
+
+
+def test_run_without_a_vote_does_not_begin() -> None:
+    silent = credential(vote=False)
+    muted = [member().model_copy(update={"mute": True}), member(ISSUER).model_copy(update={"part": None})]
+    said = POLICY.founding(None, 0, [silent], [one.peer for one in muted])
+    with pytest.raises(Refused, match="none of the members may vote"):
+        POLICY.check_founding(said, 0, muted, [silent], verify)
+
+
+def test_resumed_run_takes_a_kept_credential_that_has_expired() -> None:
+    before = POLICY.following(STATE, 5, [credential()], [], [HOLDER.peer])
+    said = POLICY.founding(before, 50, [credential()], [HOLDER.peer])
+    assert said is not None
+    assert said.holders == before.holders
+    POLICY.check_founding(said, 50, [member()], [credential()], verify)
+
+
+def test_holder_comes_back_after_its_grant_has_expired_and_nobody_else_does() -> None:
+    state = POLICY.following(POLICY.following(STATE, 5, [credential()], [], [HOLDER.peer]), 50, [], [], [])
+    assert refusal(credential(), step=51, state=state) == ""
+    assert "used by another" in refusal(credential(OTHER), step=51, state=state, who=member(OTHER))
+    assert "expired" in refusal(credential(serial="1" * 16), step=51, state=state)
+
+
+def test_holders_that_are_gone_and_expired_make_room_first() -> None:
+    def holder(number: int, until: int) -> Holder:
+        return Holder(serial=f"{number:016x}", peer=f"p{number}", name="x", role="any", vote=True, until_step=until)
+
+    held = (holder(1, 3), holder(2, 3), *(holder(number, 99) for number in range(3, MAX_HOLDERS + 1)))
+    state = POLICY.following(Admissions(issuers=STATE.issuers, holders=held), 5, [credential()], [], ["p1"])
+    assert len(state.holders) == MAX_HOLDERS
+    assert held[0] in state.holders
+    assert held[1] not in state.holders
+    assert state.holders[-1].peer == HOLDER.peer
+
+
+def test_revoked_holder_stays_revoked_after_its_grant_has_expired() -> None:
+    held = POLICY.following(STATE, 5, [credential()], [], [HOLDER.peer])
+    check_orders(POLICY, held, 50, [order(ISSUER)], [], verify)
+    state = POLICY.following(held, 50, [], [order(ISSUER)], [])
+    for step in (51, 52):
+        state = POLICY.following(state, step, [], [], [])
+    assert "was revoked" in refusal(credential(), step=53, state=state)
+    assert POLICY.due(state, 53, [order(ISSUER)], [], verify) == []
+
+
+def test_order_to_revoke_what_has_expired_and_nobody_holds_is_never_due() -> None:
+    assert POLICY.due(STATE, 10, [order(ISSUER)], [], verify) == [order(ISSUER)]
+    assert POLICY.due(STATE, 11, [order(ISSUER)], [], verify) == []
+
+
+@pytest.mark.parametrize("peer", ["", "12D3KooW", "0" * 64])
+def test_no_issuer_is_appointed_that_is_no_peer(peer: str) -> None:
+    assert POLICY.due(STATE, 5, [order(ISSUER, verb="appoint", serial="", peer=peer)], [], verify) == []
+
+
+def test_orders_that_would_leave_no_majority_wait_for_the_records_after() -> None:
+    holders = [HOLDER, OTHER, KEY]
+    used = [credential(who, serial=f"{n}" * 16) for n, who in enumerate(holders)]
+    state = POLICY.following(STATE, 5, used, [], [who.peer for who in holders])
+    electors = [who.peer for who in (*holders, SECOND)]
+    orders = [order(ISSUER, serial=f"{n}" * 16) for n in range(2)]
+    first = POLICY.due(state, 6, orders, [], verify, electors=electors)
+    assert len(first) == 1, "two of four are no majority"
+    out = state.by_serial[first[0].serial].peer
+    state = POLICY.following(state, 6, [], first, [peer for peer in electors if peer != out])
+    left = [peer for peer in electors if peer != out]
+    assert POLICY.due(state, 7, orders, [], verify, electors=left) == [one for one in orders if one not in first]
+
+
+def test_one_whose_other_invite_counts_is_not_banned() -> None:
+    state = POLICY.following(STATE, 5, [credential()], [order(ISSUER)], [])
+    assert state.banned(state.void).keys() == {HOLDER.peer}
+    state = POLICY.following(state, 6, [credential(serial="1" * 16, vote=False, until_step=8)], [], [HOLDER.peer])
+    assert state.banned(state.void) == {}
+    assert POLICY.mute(state, HOLDER.peer, None), "its newest says so"

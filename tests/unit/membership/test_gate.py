@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from peers.chaos.strangers.bodies import all_rpcs
-from swarm.consensus.admissions import AdmissionConfig, AdmissionPolicy
+from swarm.consensus.admissions import AdmissionConfig, AdmissionPolicy, Admissions
+from swarm.consensus.ballot import Ballot
 from swarm.consensus.records import NO_RECORD, CloseRecord
 from swarm.consensus.roster import Member
 from swarm.errors import Busy, PeerError, Refused, Unadmitted, Violation
 from swarm.ids import PeerId, RunId
 from swarm.membership.access import METHODS, CallerAccess
-from swarm.membership.gate import CallGate
+from swarm.membership.gate import MAX_PENDING_EACH, CallGate
 from swarm.network.protocols import Rpc
 from swarm.schema import Empty
 from swarm.security.credentials import Credential, Grant, Order, credential_for, sign_grant
 from swarm.security.signing import PrivateIdentity, verify
+from swarm.step.member.branch import Forking
+from swarm.step.member.open_step import OpenStep
 
 RUN = RunId("a" * 64)
 ME, ISSUER, HOLDER, OTHER, VOTER, MUTE = (PrivateIdentity(bytes([number]) * 32) for number in range(6))
@@ -28,8 +32,10 @@ SEED = bytes([9]) * 32
 class At:
     """What the gate's peer knows."""
 
-    def __init__(self, head: CloseRecord | None) -> None:
+    def __init__(self, head: CloseRecord | None, fork: CloseRecord | None = None) -> None:
         self.head = head
+        self.open = OpenStep(Ballot())
+        self.forking = cast(Forking, SimpleNamespace(fork=None if fork is None else SimpleNamespace(point=fork)))
 
 
 def credential(holder: PrivateIdentity = HOLDER, **changed: Any) -> Credential:
@@ -39,13 +45,27 @@ def credential(holder: PrivateIdentity = HOLDER, **changed: Any) -> Credential:
     return credential_for(sign_grant(Grant(**(fields | changed)), ISSUER), holder.peer, SEED)
 
 
-def record(step: int = 4, *, used: tuple[Credential, ...] = (), orders: tuple[Order, ...] = ()) -> CloseRecord:
-    roster = [member(VOTER), member(MUTE, mute=True), *(member(HOLDER) for _ in used)]
+def record(
+    step: int = 4,
+    *,
+    used: tuple[Credential, ...] = (),
+    orders: tuple[Order, ...] = (),
+    more: tuple[PrivateIdentity, ...] = (),
+    lineage: int = 0,
+    after: Admissions | None = None,
+) -> CloseRecord:
+    """A record that names the voters VOTER and ``more``, who need none here, and those who ``used`` a grant."""
+    came = dict.fromkeys(PeerId(one.peer) for one in used)
+    roster = [member(VOTER), member(MUTE, mute=True), *(member(HOLDER) for _ in came), *map(member, more)]
     return CloseRecord(
         run=RUN, step=step, committed=(), tokens=0, loss_sum=0.0, grad_norm=0.0, clip=1.0, lr=0.0, digests={},
-        cursors={}, roster=tuple(roster), previous=NO_RECORD,
-        admissions=POLICY.following(POLICY.first(), step, used, orders, [one.peer for one in roster]),
+        cursors={}, roster=tuple(roster), previous=NO_RECORD, lineage=lineage,
+        admissions=POLICY.following(after or POLICY.first(), step, used, orders, [one.peer for one in roster]),
     )  # fmt: skip
+
+
+def revocation(serial: str = "0" * 16, **changed: Any) -> Order:
+    return Order(**{"verb": "revoke", "run": RUN, "name": "ana", "serial": serial, "until_step": 9, **changed})
 
 
 def member(identity: PrivateIdentity, *, mute: bool = False) -> Member:
@@ -135,7 +155,7 @@ def test_joiner_that_may_be_a_member_by_now_is_told_to_ask_again() -> None:
 
 
 def test_order_cuts_a_member_off_before_any_record_says_so() -> None:
-    made, gone = gate(record(4, used=(credential(),))), list[PeerId]()
+    made, gone = gate(record(4, used=(credential(),), more=(OTHER,))), list[PeerId]()
     made.expel = lambda peer, reason: gone.append(peer)
     order = Order(verb="revoke", run=RUN, name="ana", serial="0" * 16, until_step=9).with_signature(ISSUER)
     assert made.take(order) == order
@@ -151,14 +171,14 @@ def test_order_cuts_a_member_off_before_any_record_says_so() -> None:
 
 
 def test_order_of_nobody_in_particular_is_refused() -> None:
-    order = Order(verb="revoke", run=RUN, name="ana", serial="0" * 16).with_signature(OTHER)
+    order = revocation().with_signature(OTHER)
     with pytest.raises(Refused, match="nobody who may"):
         gate().take(order)
 
 
 def test_votes_of_members_add_up() -> None:
     made = gate(record(4, used=(credential(),)))  # VOTER and HOLDER vote, MUTE does not
-    order = Order(verb="revoke", run=RUN, name="eve", serial="5" * 16)
+    order = revocation("5" * 16)
     made.take(order.with_signature(VOTER))
     assert not made.orders
     made.take(order.with_signature(HOLDER))
@@ -183,3 +203,158 @@ def test_directory_counts_whom_the_gate_knows() -> None:
     assert not made.vouches(OTHER.peer, None)
     assert not made.vouches(OTHER.peer, credential())
     assert not made.vouches(HOLDER.peer, credential(role="observer"))
+
+
+# --- orders that are not for all ------------------------------------------------------------------------------------
+
+
+def test_one_voter_has_few_orders_pending_and_those_of_the_issuers_come_through() -> None:
+    made = gate(record(4, more=(OTHER, HOLDER)))
+    for number in range(MAX_PENDING_EACH):
+        made.take(revocation(f"{number + 1:016x}").with_signature(VOTER))
+    with pytest.raises(Busy, match="too few have signed"):
+        made.take(revocation("f" * 16).with_signature(VOTER))
+    made.take(revocation("e" * 16).with_signature(OTHER))
+    order = made.take(revocation("f" * 16).with_signature(VOTER).with_signature(ISSUER))
+    assert made.orders == (order,)
+
+
+def test_order_of_a_voter_that_left_is_forgotten() -> None:
+    made, at = gate(), At(record(4, more=(OTHER,)))
+    made.follow(at, ISSUER.peer)
+    made.take(revocation().with_signature(OTHER))
+    at.head = record(5)
+    assert not made.orders
+    assert made._pending == {}
+
+
+@pytest.mark.parametrize("peer", ["", "12D3KooW"])
+def test_order_about_nobody_breaks_no_gate(peer: str) -> None:
+    made = gate()
+    with pytest.raises(Refused, match="is no peer id"):
+        made.take(revocation("", verb="appoint", peer=peer).with_signature(ISSUER))
+    assert may(made, VOTER.peer) == ALL
+    assert made._pending == {}
+
+
+def test_forged_signature_of_one_who_may_is_a_violation() -> None:
+    forged = revocation().with_signature(OTHER).signatures[OTHER.peer]
+    with pytest.raises(Violation, match="forged"):
+        gate().take(revocation().model_copy(update={"signatures": {str(ISSUER.peer): forged}}))
+
+
+def test_only_signatures_that_count_are_kept() -> None:
+    taken = gate().take(revocation().with_signature(ISSUER).with_signature(OTHER).with_signature(VOTER))
+    assert taken is not None
+    assert taken.signatures.keys() == {ISSUER.peer, VOTER.peer}
+
+
+def test_revocation_of_an_expired_grant_that_nobody_holds_is_refused() -> None:
+    made, at = gate(), At(record(9))
+    made.follow(at, ISSUER.peer)
+    with pytest.raises(Refused, match="nobody holds it"):
+        made.take(revocation().with_signature(ISSUER))
+    at.head = record(8)
+    made.take(revocation().with_signature(VOTER))
+    at.head = record(9)
+    assert not made.orders
+    assert made._pending == {}
+
+
+def test_order_waits_while_those_left_would_be_no_majority() -> None:
+    made = gate(record(4, used=(credential(),)))  # VOTER and HOLDER vote
+    order = made.take(revocation().with_signature(ISSUER))
+    assert order is not None
+    assert not made.orders
+    assert made.waits(order)
+    assert may(made, HOLDER.peer) == ALL
+    made.follow(At(record(5, more=(OTHER,), after=made.state, used=(credential(),))), ISSUER.peer)
+    assert made.orders == (order,)
+    assert not made.waits(order)
+
+
+def test_within_a_provisional_lineage_issuers_order_and_nothing_is_forgotten() -> None:
+    made, at = gate(), At(record(4, used=(credential(),), more=(OTHER,), lineage=4))
+    made.follow(at, ISSUER.peer)
+    voted = revocation("5" * 16)
+    for voter in (VOTER, OTHER, HOLDER):
+        made.take(voted.with_signature(voter))
+    assert not made.orders
+    order = made.take(revocation().with_signature(ISSUER))
+    assert order is not None
+    at.head = record(5, used=(credential(),), orders=(order,), lineage=4, more=(OTHER,))
+    assert not made.orders
+    at.head = record(4, used=(credential(),), more=(OTHER,))  # the other side's history counts
+    assert {one.serial for one in made.orders} == {order.serial, voted.serial}
+
+
+def test_voters_of_the_fork_point_are_those_of_both_lineages() -> None:
+    """Each side's newest record names its own members only."""
+    made, fork = gate(), record(3, more=(OTHER, HOLDER))
+    made.follow(At(record(4, lineage=4)), ISSUER.peer)
+    assert may(made, OTHER.peer) == STRANGER
+    made.follow(At(record(4, lineage=4), fork), ISSUER.peer)
+    assert may(made, OTHER.peer) == ALL
+
+
+# --- coming back ----------------------------------------------------------------------------------------------------
+
+
+def test_member_comes_back_after_its_invite_has_expired() -> None:
+    used = record(4, used=(credential(),))
+    made = gate(record(20, after=used.admissions))
+    assert HOLDER.peer not in made.members
+    made.show(HOLDER.peer, credential())
+    assert may(made, HOLDER.peer) == JOINER
+
+
+def test_revoked_peer_comes_back_with_another_invite() -> None:
+    gone = list[PeerId]()
+    out = record(5, orders=(revocation(),), after=record(4, used=(credential(),)).admissions)
+    made = gate(out)
+    made.expel = lambda peer, reason: gone.append(peer)
+    with pytest.raises(Unadmitted, match="revoked"):
+        made.show(HOLDER.peer, credential())
+    gone.clear()
+    again = credential(serial="7" * 16)
+    assert made.vouches(HOLDER.peer, again)
+    assert not made.vouches(HOLDER.peer, credential())
+    made.show(HOLDER.peer, again)
+    assert may(made, HOLDER.peer) == JOINER
+    made.follow(At(record(6, used=(again,), after=out.admissions)), ISSUER.peer)
+    assert may(made, HOLDER.peer) == ALL
+    assert not gone
+
+
+def test_revoked_peer_with_another_invite_does_not_end_itself() -> None:
+    gone = list[PeerId]()
+    made = CallGate(POLICY, HOLDER.peer, credential(serial="7" * 16), verify)
+    made.expel = lambda peer, reason: gone.append(peer)
+    made.observed(record(5, orders=(revocation(),), after=record(4, used=(credential(),)).admissions))
+    assert made.step == 6
+    assert not gone
+
+
+def test_forged_credential_is_verified_once() -> None:
+    asked = list[str]()
+
+    def count(peer: PeerId, data: bytes, signature: bytes) -> bool:
+        asked.append(peer)
+        return False
+
+    made = CallGate(POLICY, ME.peer, None, count)
+    made.follow(At(record()), ISSUER.peer)
+    for _ in range(3):
+        assert not made.vouches(HOLDER.peer, credential())
+        with pytest.raises(Violation, match="forged"):
+            made.show(HOLDER.peer, credential())
+    assert asked == [ISSUER.peer]
+
+
+def test_observer_fetches_nothing_of_the_model() -> None:
+    made = gate()
+    made.show(HOLDER.peer, credential())
+    made.show(OTHER.peer, credential(OTHER, role="observer", serial="1" * 16))
+    made.may_fetch(HOLDER.peer)
+    with pytest.raises(Refused, match="a part of the model is for a joiner"):
+        made.may_fetch(OTHER.peer)

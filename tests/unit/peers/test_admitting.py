@@ -37,7 +37,10 @@ def admitting(me: PrivateIdentity, tmp_path: Path, *issuers: PrivateIdentity, th
         roster=roster, previous=NO_RECORD, admissions=policy.first(),
     )  # fmt: skip
     gate = CallGate(policy, me.peer, None, verify)
-    gate.follow(cast(Any, SimpleNamespace(head=head)), me.peer)
+    at = SimpleNamespace(
+        head=head, open=SimpleNamespace(ballot=SimpleNamespace(vote=None)), forking=SimpleNamespace(fork=None)
+    )
+    gate.follow(cast(Any, at), me.peer)
     manifest = SimpleNamespace(run_id=RUN, admission=config, run=SimpleNamespace(steps=100), batch=None)
     return Admitting(
         manifest=cast(Any, manifest),
