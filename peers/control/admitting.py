@@ -131,7 +131,9 @@ class Admitting:
             until = grants[serial] if held is None else held.until_step
             run = self.manifest.run_id
             orders.append(Order(verb="revoke", run=run, name=name, serial=serial, until_step=until))
-        if all([self._give(one, f"{command_name()} revoke {name}") for one in orders]):
+        for one in orders:
+            self._give(one, f"{command_name()} revoke {name}")
+        if all(gate.counts(one) for one in orders):
             return f"{name} is revoked: it is cut off now, and out of the roster with the next record"
         if all(gate.counts(one) or gate.waits(one) for one in orders):
             return (

@@ -260,10 +260,10 @@ class AdmissionPolicy:
         *,
         electors: Collection[str] = (),
     ) -> list[Order]:
-        """Return those of the orders that the record of ``step`` can carry out, in their order. What would leave out
+        """Return those of the orders that the record of ``step`` can carry out, one by one. What would leave out
         so many of the ``electors``, who decide that record, that the others are no majority of them has to wait."""
         found: list[Order] = []
-        for order in sorted(orders, key=lambda one: one.key):
+        for order in orders:
             if len(found) == MAX_ORDERS:
                 break
             try:
@@ -384,6 +384,7 @@ def check_orders(
     voters: Collection[PeerId],
     verify: Verify,
 ) -> None:
-    """Raises Refused unless all of the orders are to be carried out, one after the other."""
-    if list(orders) != rules.due(state, step, orders, voters, verify):
+    """Raises Refused unless all of the orders are to be carried out, one after the other, in the order of their
+    keys."""
+    if list(orders) != rules.due(state, step, sorted(orders, key=lambda one: one.key), voters, verify):
         raise Refused("the record carries out an order that too few signed, or that was carried out before")

@@ -330,7 +330,8 @@ class ChangeRules:
         state = now.roster.admissions
         if state is None or not orders:
             return changes
-        for order in self._rules.admission.due(state, now.step, orders, now.ordering, self._verify):
+        sorted_ = sorted(orders, key=lambda one: one.key)
+        for order in self._rules.admission.due(state, now.step, sorted_, now.ordering, self._verify):
             more = changes.model_copy(update={"orders": (*changes.orders, order)})
             if not _out(self._said(state, now, more, following), following):
                 changes = more

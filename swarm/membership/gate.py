@@ -222,7 +222,9 @@ class CallGate:
         entitled = () if head is None else head.members.entitled
         electors = () if head is None else voters(head.members, head.hash())
         ordering = () if provisional else entitled  # of whom more than half order what issuers may
-        due = self.rules.due(state, step, self._pending.values(), ordering, self._verify, electors=electors)
+        was_due = {order.key for order in before.due}  # what was cut off stays so, whatever comes later
+        pending = sorted(self._pending.values(), key=lambda one: (one.key not in was_due, one.key))
+        due = self.rules.due(state, step, pending, ordering, self._verify, electors=electors)
         self._view = view = _View(head, state, due, ordering)
         if state.issuers != before.state.issuers:
             self._verified.clear()

@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from peers.chaos.faults import Kill, Partition
 from peers.chaos.plan import On, Strike
+from peers.simulate.local_swarm import founder_id
 from swarm.events import (
     Committed,
     CutOff,
@@ -30,7 +33,9 @@ MOST = (*OTHERS, "trainer-2")
 """Four of seven voters: the founder, who holds nothing, is none."""
 
 
-def story(root: Path, *strikes: Strike, steps: int, grace_s: float = GRACE_S, trainers: int = 2) -> SimSwarm:
+def story(
+    root: Path, *strikes: Strike, steps: int, grace_s: float = GRACE_S, trainers: int = 2, mode: str = "open"
+) -> SimSwarm:
     """A run with these faults, which everybody but the killed sees to its end, and which keeps its invariants: one
     history, every microbatch once, none lost, and cursors that say so."""
     swarm = SimSwarm(
@@ -41,6 +46,7 @@ def story(root: Path, *strikes: Strike, steps: int, grace_s: float = GRACE_S, tr
         stage_s={"forward": 0.3, "forward_loss": 0.3, "backward": 0.6},
         run={"steps": steps, "quorum_grace_s": grace_s},
         batch={"microbatch_size": 1, "microbatches_per_step": 4},
+        **({} if mode == "open" else {"admission": {"mode": mode, "issuers": (str(founder_id()),)}}),
     )
     live_through(swarm, root, *strikes, steps=steps, timeout_s=900.0)
     return swarm
@@ -94,12 +100,15 @@ def test_who_went_on_alone_gives_it_up_when_a_majority_did_too(tmp_path: Path) -
         assert (tmp_path / name / "history-1.jsonl").exists(), "what was given up is kept aside"
 
 
-def test_of_two_lineages_the_one_that_did_more_counts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["open", "token"])
+def test_of_two_lineages_the_one_that_did_more_counts(tmp_path: Path, mode: str) -> None:
+    """Where one must be admitted each side asks the other, of which its own newest record knows nothing."""
     swarm = story(
         tmp_path,
         Strike("boot", On(StepClosed, peer="host-0"), Kill(("bootstrap",))),
         cut_at_step_2(WHOLE, OTHERS, 40.0),
         steps=20,
+        mode=mode,
     )
     assert who(swarm, LineageBegan) == {*WHOLE, *OTHERS}
     (confirmed,) = swarm.events(LineageConfirmed)

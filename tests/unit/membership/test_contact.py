@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,13 +11,14 @@ from data_shards.tokenize import train_tokenizer
 from peers.manifest_file import manifest_sent
 from swarm.clock import SystemClock
 from swarm.config import Manifest
-from swarm.errors import Advice, Ending, Incompatible, Refused, RunEnded, SpeaksOtherWire
+from swarm.errors import Advice, Ending, Incompatible, Refused, RunEnded, SpeaksOtherWire, Unadmitted
 from swarm.ids import PeerId, RunId
-from swarm.membership.contact import find_run
+from swarm.membership.contact import UNADMITTED_TRIES, ask_standing, find_run
 from swarm.network.addresses import by_peer, parse_address
 from swarm.network.discovery.manifest import ManifestService
 from swarm.security.signing import PrivateIdentity
 from swarm.sim.network import SimNetwork
+from tests.harness.rigs.membership import FakeClock
 from tests.harness.swarm import small_manifest
 
 TOKENIZER = train_tokenizer(["some words to make a tokenizer of"], 300)
@@ -150,3 +152,22 @@ async def test_find_run_at_a_peer_that_speaks_another_wire_version_says_so_and_w
         await find_run(older, {peer: [f"/ip4/127.0.0.1/tcp/9/p2p/{peer}"]}, None, manifest_sent)
     assert caught.value.ending is Ending.INCOMPATIBLE
     assert (caught.value.check, caught.value.remedy) == (Advice.WHICH_VERSION, Advice.SAME_VERSION)
+
+
+@pytest.mark.parametrize("late", [UNADMITTED_TRIES - 1, UNADMITTED_TRIES])
+async def test_contact_that_has_yet_to_hear_of_us_is_asked_again(late: int) -> None:
+    asked, standing = list[PeerId](), object()
+
+    async def call(peer: PeerId, *_: Any, timeout_s: float) -> tuple[object, bytes]:
+        asked.append(peer)
+        if len(asked) <= late:
+            raise Unadmitted("the invite for ana was used by another peer")
+        return standing, b""
+
+    endpoint: Any = SimpleNamespace(call=call)
+    if late < UNADMITTED_TRIES:
+        assert await ask_standing(endpoint, FakeClock(), PeerId("C")) is standing
+    else:
+        with pytest.raises(RunEnded, match="does not let this peer in"):
+            await ask_standing(endpoint, FakeClock(), PeerId("C"))
+    assert len(asked) == UNADMITTED_TRIES

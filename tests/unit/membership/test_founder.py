@@ -9,22 +9,32 @@ from typing import Any, cast
 import pytest
 
 from data_shards.tokenize import train_tokenizer
+from swarm.consensus.admissions import AdmissionConfig, AdmissionPolicy
 from swarm.consensus.placement import assign_stages
 from swarm.errors import Unreachable
-from swarm.ids import PeerId, stage_part
-from swarm.membership.founder import NEWCOMERS, Founder, _Bounded
+from swarm.ids import PeerId, RunId, stage_part
+from swarm.membership.founder import NEWCOMERS, Founder, _Bounded, one_per_grant
+from swarm.membership.gate import CallGate
 from swarm.network.discovery.records import PeerRecord, bits_of
 from swarm.network.endpoint import LibP2PEndpoint
 from swarm.schema import Empty
+from swarm.security.credentials import Credential, Grant, SignedGrant
+from swarm.security.signing import verify
 from tests.harness.rigs.membership import FakeClock
 from tests.harness.swarm import small_manifest
 
+RUN = RunId("a" * 64)
 ME = PeerId("founder")
 HERE = {PeerId("host"): "stage", PeerId("trainer"): "trainer"}
 
 
 def _record(role: Any, incarnation: int) -> PeerRecord:
     return PeerRecord(role=role, name="some", incarnation=incarnation, status="waiting", step=0)
+
+
+def _shown(peer: str, serial: str, *, vote: bool = True) -> Credential:
+    grant = Grant(run=RUN, serial=serial * 16, name="ana", role="any", vote=vote, until_step=9, key=peer)
+    return Credential(signed=SignedGrant(grant=grant, signatures={}), peer=peer)
 
 
 class Called:
@@ -60,7 +70,7 @@ def _founder(endpoint: Called, records: Mapping[PeerId, PeerRecord], *, stages: 
         return records
 
     manifest = small_manifest(train_tokenizer(["some words"], 300), stages, 1, {"split": {"stages": stages}})
-    around = SimpleNamespace(endpoint=endpoint, clock=FakeClock(), manifest=manifest)
+    around = SimpleNamespace(endpoint=endpoint, clock=FakeClock(), manifest=manifest, gate=None)
     return Founder(
         cast(Any, around), cast(Any, SimpleNamespace(lookup=lookup)), cast(Any, None),
         lambda: _record("bootstrap", 1), cast(Any, None), cast(Any, None),
@@ -73,6 +83,29 @@ def test_founder_has_room_for_all_whom_its_run_waits_for_until_it_has_begun() ->
         assert endpoint.expected == 2
     assert endpoint.expected == 0
     assert issubclass(LibP2PEndpoint, _Bounded)
+
+
+def test_one_invite_has_one_place() -> None:
+    shown = {
+        PeerId(peer): None if serial is None else _shown(peer, serial)
+        for peer, serial in (("A", "1"), ("B", "2"), ("C", "1"), ("D", None), ("E", "9"), ("F", None))
+    }
+    me = _record("bootstrap", 1).model_copy(update={"credential": _shown("founder", "9")})
+    assert one_per_grant(me, shown) == ["A", "B", "D", "F"]
+
+
+@pytest.mark.parametrize("vote", [True, False])
+async def test_founder_waits_for_one_that_may_vote(vote: bool) -> None:
+    said = {PeerId("host"): _shown("host", "1", vote=vote), PeerId("trainer"): _shown("trainer", "2", vote=False)}
+    records = {p: _record(HERE[p], 1).model_copy(update={"credential": shown}) for p, shown in said.items()}
+    founder = _founder(Called(), records)
+    policy = AdmissionPolicy(RUN, AdmissionConfig(mode="token", issuers=("founder",)))
+    founder._around.gate = CallGate(policy, ME, None, verify)  # type: ignore[misc]
+    found = await founder._candidates()
+    assert {candidate.peer for candidate in found} == {ME, *HERE}
+    complete, reason = founder._enough(found)
+    assert complete == vote
+    assert vote or "none that holds a part may vote" in reason
 
 
 async def test_founder_calls_few_of_thousands_and_takes_those_who_answer() -> None:

@@ -13,7 +13,18 @@ from swarm.consensus.changes import Admission
 from swarm.consensus.copies import copy_holders
 from swarm.consensus.records import CloseRecord, Decision
 from swarm.consensus.roster import Roster
-from swarm.errors import Busy, Ending, Refused, RunEnded, StateError, Unreachable, Violation, WrongStep
+from swarm.errors import (
+    Busy,
+    Ending,
+    Refused,
+    RunEnded,
+    StateError,
+    Superseded,
+    Unadmitted,
+    Unreachable,
+    Violation,
+    WrongStep,
+)
 from swarm.ids import PeerId, stage_part
 from swarm.membership import download, joining, memory
 from swarm.membership.joining import LISTEN_EVERY_S, MAX_FAILURES, Joining
@@ -540,6 +551,39 @@ async def test_joiner_that_is_refused_asks_again_with_the_next_step(monkeypatch:
     await world.joining.run(CONTACT)
     assert [body.step for _, body in world.admissions] == [3, 4]
     assert any("the run is full" in str(event) for event in world.events.events)
+
+
+@pytest.mark.parametrize("all_say_so", [True, False])
+async def test_joiner_believes_two_that_its_invite_does_not_count(
+    monkeypatch: pytest.MonkeyPatch, all_say_so: bool
+) -> None:
+    """One that says so alone has not heard yet, or lies: the joiner asks again with the next step."""
+    world, said = World(monkeypatch), list[PeerId]()
+
+    async def ask(peer: PeerId, rpc: Rpc[Any, Any], body: Admission, *, timeout_s: float) -> None:
+        world.admissions.append((peer, body))
+        if body.step == 3 and (all_say_so or not said):
+            said.append(peer)
+            raise Unadmitted("the invite for ana was revoked")
+        if body.step == 3:
+            raise Superseded("another leads")
+
+    async def follow(self: Scripted) -> CloseRecord:
+        named = world.admissions[-1:] != [] and world.admissions[-1][1].step > 3
+        world.position.is_member = named
+        world.position.head = self.head = world.run.close(NAMED if named else OBSERVED).record
+        return self.head
+
+    monkeypatch.setattr(world, "ask", ask, raising=False)
+    monkeypatch.setattr(Scripted, "follow", follow)
+    if all_say_so:
+        with pytest.raises(RunEnded, match="does not let this peer in: the invite for ana was revoked"):
+            await world.joining.run(CONTACT)
+        assert len(said) == 2
+    else:
+        await world.joining.run(CONTACT)
+        assert len(said) == 1
+        assert {body.step for _, body in world.admissions} == {3, 4}
 
 
 def on_the_way(**said: Any) -> PeerRecord:

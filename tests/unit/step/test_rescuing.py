@@ -15,7 +15,7 @@ from swarm.consensus.changes import Reassign, reassign_bytes
 from swarm.consensus.copies import copy_holders
 from swarm.consensus.records import CloseRecord, voters
 from swarm.consensus.roster import Roster
-from swarm.errors import PeerError, Refused, RunEnded
+from swarm.errors import PeerError, Refused, RunEnded, Violation
 from swarm.ids import PartName, PeerId
 from swarm.membership.founding_record import genesis
 from swarm.network.protocols import Rpc
@@ -179,3 +179,20 @@ async def test_who_refuses_is_asked_again_until_the_replica_is_back() -> None:
     scene.says = {FIRST: refuse, SECOND: lambda: Consent(reassign=None)}
     assert await scene.record() is None
     assert refused == 3
+
+
+@virtual
+async def test_changes_that_no_record_may_have_end_no_leader() -> None:
+    scene = Scene()
+    requests, failed = scene.desk.book.requests, list[int]()
+    give_up = requests.give_up
+
+    def fails_once(*asked: Any) -> Any:
+        if not failed:
+            failed.append(1)
+            raise Violation("two peers that join with one invite")
+        return give_up(*asked)
+
+    requests.give_up = fails_once  # type: ignore[method-assign]
+    assert await scene.record() is not None
+    assert failed
