@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from multiaddr import Multiaddr
 
 from peers.settings import PeerSettings
-from peers.sharing.choice import read_rate
+from peers.sharing.choice import rate_given
 from swarm.clock import Clock
 from swarm.errors import Advice, Ending, RunEnded, Unreachable
 from swarm.events import EventSink, Waiting
@@ -48,8 +48,8 @@ def endpoint_config(settings: PeerSettings) -> EndpointConfig:
         relays=tuple(dict.fromkeys((*through, *relays_on_the_way(bootstrap)))),
         relay=options.relay,
         rates=RateLimits(
-            upload=None if options.max_upload is None else read_rate(options.max_upload),
-            download=None if options.max_download is None else read_rate(options.max_download),
+            upload=rate_given(options.max_upload),
+            download=rate_given(options.max_download),
         ),
         behind_nat=settings.role == "bootstrap" and bool(through),
     )

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from peers.options.fields import settings_of
 from peers.options.model import Address, Name, PeerOptions
 from peers.options.reading import check_options, expected
-from peers.sharing.choice import Return
+from peers.sharing.choice import Return, read_rate
 from swarm.errors import ConfigError
 from swarm.membership.settings import MemberSettings
 from swarm.schema import BesideField, in_words
@@ -103,6 +103,7 @@ def exact_settings(**given: Any) -> PeerSettings:
 
 def member_settings(settings: PeerSettings) -> MemberSettings:
     """Return what the membership of a run needs of a peer's settings."""
+    limits = (settings.options.max_upload, settings.options.max_download)
     return MemberSettings(
         role=settings.role,
         name=settings.name,
@@ -111,6 +112,7 @@ def member_settings(settings: PeerSettings) -> MemberSettings:
         beside=settings.beside,
         dial_out_only=settings.options.dial_out_only,
         max_in_flight=settings.options.max_in_flight,
+        limit_bytes_s=min(map(read_rate, filter(None, limits)), default=None),
         ends_seed=settings.ends_seed,
         patience_s=settings.patience_s,
         history=settings.home / "history.jsonl",

@@ -34,6 +34,7 @@ from swarm.events import (
     FrozenReady,
     GraphsDropped,
     HostsMoved,
+    LimitTooLow,
     LineageBegan,
     LineageConfirmed,
     LineageGivenUp,
@@ -124,9 +125,20 @@ def _describe_place(event: Event) -> tuple[str, str] | None:
             return _describe_pause(event) or _describe_keeping(event)
 
 
+def _too_low(event: LimitTooLow) -> str:
+    rate, needed = f"{event.rate * 8 / 1e6:.3g} Mbit/s", f"{math.ceil(event.needed * 8 / 1e6)}mbit"
+    return (
+        f"too low: averaging {_part(event.part)} is not done in time at {rate}, so its rounds fail and the run leaves "
+        f"this peer out; check --max-upload and --max-download, and join again with {needed} or more, or with "
+        "--role trainer"
+    )
+
+
 def _describe_pause(event: Event) -> tuple[str, str] | None:
-    """Describe why it is away for a while, and that it is back."""
+    """Describe what its owner's limits do, why it is away for a while, and that it is back."""
     match event:
+        case LimitTooLow():
+            return "limit", _too_low(event)
         case PauseWatch():
             return "pause", harmless(f"{event.condition}: {event.problem or 'can be checked again'}")
         case Paused():

@@ -61,6 +61,11 @@ def read_rate(text: str) -> float:
     return rate
 
 
+def rate_given(text: str | None) -> float | None:
+    """Bytes a second, None where no limit was given. Raises as :func:`read_rate`."""
+    return None if text is None else read_rate(text)
+
+
 def read_pause(text: str) -> PauseChoice:
     """Raises ValueError, which says what is allowed or what is wrong."""
     kind, separator, rest = text.strip().partition(":")

@@ -58,3 +58,21 @@ def round_deadline(
     if needed_s > LONGEST_S:
         return RoundDeadline(max(LONGEST_S, ordinary_s), f"{said}, more than any round may take")
     return RoundDeadline(needed_s, said)
+
+
+def rate_needed(
+    part_bytes: int, others: Sequence[int], own: float, *, ordinary_s: float, one_reduces: bool = False
+) -> int:
+    """Return how many bytes a second a member that keeps to ``own`` would have to move for its part to be averaged in
+    time; 0 where ``own`` is enough, as far as can be told. ``others`` are the rates of the part's other replicas, as
+    for :func:`round_deadline`: of a member much slower than they are a deadline knows nothing (:data:`SLOWER`).
+
+    Of any strategy in which members share the work each sends nearly twice the part among many, once among two.
+    """
+    if not others:
+        return 0
+    members = len(others) + 1
+    moved = 2 * part_bytes * (members - 1) / members
+    rates = [*others, max(1, int(own))]
+    allowed_s = round_deadline(part_bytes, rates, ordinary_s=ordinary_s, one_reduces=one_reduces).seconds
+    return math.ceil(moved / allowed_s) if moved > own * allowed_s else 0

@@ -88,6 +88,16 @@ class PartAssigned(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LimitTooLow(Event):
+    """This peer's owner limits it to ``rate`` bytes a second, with which the averaging of its part is not done in time:
+    that would take ``needed``, as far as is known now. Its rounds fail, and it is left out of the run."""
+
+    part: PartName
+    rate: int
+    needed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SyncProgress(Event):
     """A part is being downloaded: written at most a few times a second. ``donor`` gave the newest piece; what is
     counted is verified."""

@@ -87,7 +87,7 @@ class Following:
         own = record.members[around.endpoint.peer].part
         part = None
         reason = "the run starts with it" if own is not None else f"a {role} holds none"
-        self._run.situation.assigned(None if own is None else PartName(own), reason)
+        self._run.assigned(None if own is None else PartName(own), reason, record)
         if own is not None:
             part = await self._kept(PartName(own), record)
         if own is not None and part is None:

@@ -8,12 +8,14 @@ import functools
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from swarm.averaging.deadline import RoundDeadline, round_deadline
+from swarm.averaging.deadline import RoundDeadline, rate_needed, round_deadline
 from swarm.consensus.ballot import VoteFile
 from swarm.consensus.history import History
 from swarm.consensus.incarnation import Incarnation
+from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Roster, lost_parts
 from swarm.errors import Ending, PeerError
+from swarm.events import LimitTooLow
 from swarm.ids import PartName, PeerId
 from swarm.membership.roles import PeerContext
 from swarm.membership.rules import rules_of
@@ -129,6 +131,24 @@ class RunContext:
             ordinary_s=self.deadline.seconds(),
             one_reduces=plainly or self.rules.one_reduces,
         )
+
+    def assigned(self, part: PartName | None, reason: str, record: CloseRecord) -> None:
+        """Say which part this peer is to hold after that record, and why; and where its owner's limit is too low for
+        the part's averaging. Nobody else can say so: to the run it looks like a peer that fails in each round."""
+        self.situation.assigned(part, reason)
+        limit, me = self.settings.limit_bytes_s, self.around.endpoint.peer
+        if part is None or limit is None:
+            return
+        others = [record.links.get(peer, (0, 0))[1] for peer in record.members.replicas(part) if peer != me]
+        needed = rate_needed(
+            self.rules.part_bytes.get(part, 0),
+            others,
+            limit,
+            ordinary_s=STEP_CEILING_S,
+            one_reduces=self.rules.one_reduces,
+        )
+        if needed:
+            self.around.events.emit(LimitTooLow(part=part, rate=int(limit), needed=needed))
 
     def averaging_s(self, plainly: Collection[str]) -> float:
         """Return how long the averaging of the slowest part may take; these parts average plainly."""

@@ -19,6 +19,7 @@ class MemberSettings:
         dial_out_only: Others shall not have to call it for averaging, where the run leaves them the choice.
         beside: The peers with which it was started on this machine, by the ends of their ids.
         max_in_flight: Bounds a trainer's journeys; None lets it choose from what it measures.
+        limit_bytes_s: How many bytes a second it may send or receive, whichever is less; None: any number.
         ends_seed: Seed of the private ends' initial weights, for a founder; None: a secret one, kept nowhere.
         patience_s: How long a founder waits for the peers that the run needs; None: for ever.
         history: The file with the chain of close records.
@@ -32,6 +33,7 @@ class MemberSettings:
     dial_out_only: bool = False
     beside: tuple[str, ...] = ()
     max_in_flight: int | None = None
+    limit_bytes_s: float | None = None
     ends_seed: int | None = field(default=None, repr=False)
     patience_s: float | None = None
     history: Path

@@ -109,7 +109,7 @@ class Survey:
             none = "no stage fits: " if free else ""
             raise RunEnded(f"{none}{unfit[part]}", Ending.MISUSED, remedy=MORE_MEMORY)
         if (part, reason) != (self._run.situation.part, self._run.situation.reason):
-            self._run.situation.assigned(part, reason)
+            self._run.assigned(part, reason, head)
         return part
 
     async def lost(self, roster: Roster, contact: PeerId | None) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.averaging.deadline import LONGEST_S, MARGIN, SLOWER, UNMEASURED_BYTES_PER_S, round_deadline
+from swarm.averaging.deadline import LONGEST_S, MARGIN, SLOWER, UNMEASURED_BYTES_PER_S, rate_needed, round_deadline
 
 MB = 1_000_000
 ORDINARY_S = 120.0
@@ -58,3 +58,15 @@ def test_all_that_claim_a_byte_a_second_get_a_bounded_time() -> None:
     assert found.seconds == LONGEST_S
     assert "more than any round may take" in found.reason
     assert round_deadline(10**12, [1, 1], ordinary_s=2 * LONGEST_S).seconds == 2 * LONGEST_S
+
+
+def test_limit_far_below_the_links_of_the_others_is_too_low_and_one_that_deadlines_follow_is_not() -> None:
+    thin, thick = 125_000, 12_500_000
+    needed = rate_needed(500 * MB, [thick], thin, ordinary_s=ORDINARY_S)
+    assert thin < needed <= thick / SLOWER, "the deadline follows a slow link no further"
+    assert not rate_needed(500 * MB, [thick], needed, ordinary_s=ORDINARY_S)
+    assert not rate_needed(100 * MB, [2 * thin], thin, ordinary_s=ORDINARY_S)
+    assert not rate_needed(10 * MB, [thick], thin, ordinary_s=ORDINARY_S), "any question may take as long"
+    assert not rate_needed(500 * MB, [], thin, ordinary_s=ORDINARY_S), "it averages with nobody"
+    assert rate_needed(100 * MB, [0, 0], thin, ordinary_s=0.0) == 0, "nothing was measured: it gets the time"
+    assert rate_needed(5_000 * MB, [0], thin, ordinary_s=0.0), "longer than any round may take"

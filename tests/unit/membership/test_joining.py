@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -25,10 +26,12 @@ from swarm.errors import (
     Violation,
     WrongStep,
 )
+from swarm.events import LimitTooLow
 from swarm.ids import PeerId, stage_part
 from swarm.membership import download, joining, memory
 from swarm.membership.joining import LISTEN_EVERY_S, MAX_FAILURES, Joining
 from swarm.membership.observer import ObserverContext
+from swarm.membership.run import RunContext
 from swarm.membership.status import PeerStatus
 from swarm.network.discovery.records import PeerRecord
 from swarm.network.protocols import Rpc
@@ -148,7 +151,9 @@ class World:
             gate=None,
             credential=None,
         )
-        settings = SimpleNamespace(role="stage", stage=stage, name="j", region="eu", dial_out_only=False, beside=())
+        self.settings = SimpleNamespace(
+            role="stage", stage=stage, name="j", region="eu", dial_out_only=False, beside=(), limit_bytes_s=None
+        )
         monkeypatch.setattr(joining, "Observer", self._observer)
         monkeypatch.setattr(download, "build_empty", self._build)
         monkeypatch.setattr(download, "check_memory", lambda around, name: None)
@@ -157,8 +162,8 @@ class World:
         monkeypatch.setattr(download, "PartDownload", self._download)
         context = SimpleNamespace(
             around=self.around,
-            settings=settings,
-            rules=SimpleNamespace(run=RUN),
+            settings=self.settings,
+            rules=SimpleNamespace(run=RUN, part_bytes={stage_part(0): 500_000_000}, one_reduces=False),
             position=self.position,
             situation=self.situation,
             calls=self,
@@ -166,6 +171,7 @@ class World:
             exit=self.leaving,
             learn=lambda roster: None,
         )
+        context.assigned = functools.partial(RunContext.assigned, context)
         self.joining = Joining(context, self.member, self._prepare)  # type: ignore[arg-type]
 
     def donors(self) -> list[PeerId]:
@@ -495,6 +501,20 @@ async def test_joiner_takes_a_stage_that_fits_and_ends_where_none_does(monkeypat
     assert error.value.ending is Ending.MISUSED
     assert "allow this peer more" in error.value.remedy
     assert not none.downloads
+
+
+@pytest.mark.parametrize(("limit", "told"), [(125_000, 1), (1_250_000, 0), (None, 0)])
+async def test_joiner_whose_limit_is_too_low_for_its_part_beside_these_links_is_told_so_at_once(
+    limit: int | None, told: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(monkeypatch)
+    world.settings.limit_bytes_s = limit
+    links = dict.fromkeys(world.run.head.members.replicas(stage_part(0)), (1000, 12_500_000))
+    world.run.decisions[-1] = signed(world.run.head.model_copy(update={"links": links}))
+    await world.joining.run(CONTACT)
+    found = world.events.of(LimitTooLow)
+    assert [(one.part, one.rate) for one in found] == [(stage_part(0), 125_000)] * told
+    assert all(125_000 < one.needed <= 1_250_000 for one in found)
 
 
 async def test_joiner_that_wishes_for_a_stage_that_is_not_is_a_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:

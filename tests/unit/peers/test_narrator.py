@@ -29,6 +29,7 @@ from swarm.events import (
     Draining,
     Event,
     Invited,
+    LimitTooLow,
     LineageBegan,
     LineageConfirmed,
     LineageGivenUp,
@@ -117,6 +118,12 @@ def _step(step: int) -> StepClosed:
         (
             PartAssigned(part=PartName("stage-3"), reason="it has the fewest replicas"),
             "assigned      stage 3, because it has the fewest replicas",
+        ),
+        (
+            LimitTooLow(part=PartName("stage-3"), rate=125_000, needed=391_000),
+            "limit         too low: averaging stage 3 is not done in time at 1 Mbit/s, so its rounds fail and the run "
+            "leaves this peer out; check --max-upload and --max-download, and join again with 4mbit or more, or with "
+            "--role trainer",
         ),
         (
             StateDownloaded(part=ENDS, step=4, donor=PEER, bytes_received=1_500_000, seconds=0.5),

@@ -11,7 +11,7 @@ from peers.home.places import home_directory
 from peers.options.foundation import Invocation
 from peers.options.model import ANY_PORT, PeerOptions
 from peers.options.reading import blamed, blaming, read_invocation, read_peer_options
-from peers.settings import PeerSettings, exact_settings
+from peers.settings import PeerSettings, exact_settings, member_settings
 from swarm.errors import ConfigError
 from tests.harness.rigs.peers import checked_settings
 
@@ -33,6 +33,12 @@ def test_exact_settings_written_as_json_come_back_the_same() -> None:
         **STAGE, stage=1, run_directory=Path("c"), checkpoint_every=5, patience_s=None, control=Path("s")
     )
     assert PeerSettings(**settings.model_dump(mode="json")) == settings
+
+
+def test_membership_knows_the_lower_of_the_limits() -> None:
+    limits = [{}, {"max_upload": "8mbit"}, {"max_download": "2MB"}, {"max_upload": "8mbit", "max_download": "2MB"}]
+    found = [member_settings(checked_settings(**STAGE, **each)).limit_bytes_s for each in limits]
+    assert found == [None, 1_000_000, 2_000_000, 1_000_000]
 
 
 @pytest.mark.parametrize("variable", ["SWARM_STAGE", "SWARM_LISTEN", "SWARM_BANANA"])
