@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,7 +46,7 @@ def install(**typed: Any) -> None:
     """
     from peers.commands.join import check_offered
     from peers.invites.invite import invite_on_standard_input, parse_invite
-    from peers.invites.invite_file import read_invite
+    from peers.invites.invite_file import check_secret, read_invite
     from peers.options.reading import blaming, read_invocation, read_peer_options
     from peers.sharing import service as services
     from swarm.errors import ConfigError
@@ -55,6 +56,8 @@ def install(**typed: Any) -> None:
         check_offered(options)
         if options.invite_file is not None and not options.invite:
             invite = read_invite(options.invite_file)
+            if invite is not None and (warning := check_secret(options.invite_file, invite)):
+                print(f"note       {warning}", file=sys.stderr)
         else:
             given = (invite_on_standard_input(),) if options.invite == ("-",) else options.invite
             invite = parse_invite("".join(given)) if given else None

@@ -138,11 +138,14 @@ def check_offered(options: PeerOptions) -> None:
 
 
 def _awaited(file: Path, say: Callable[[str, str], None]) -> str:
-    from peers.invites.invite_file import await_invite, read_invite
+    from peers.invites.invite_file import await_invite, check_secret, read_invite
 
     if read_invite(file) is None:
         say("invite", f"waits for one in {file}")
-    return await_invite(file).text()
+    invite = await_invite(file)
+    if warning := check_secret(file, invite):
+        say("invite", warning)
+    return invite.text()
 
 
 def _peer_settings(place: HeldPlace, who: Who, contacts: Contacts, options: PeerOptions) -> PeerSettings:

@@ -4,6 +4,8 @@ and how a founder that is started again finds it too."""
 from __future__ import annotations
 
 import io
+import shlex
+import stat
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +68,22 @@ def read_invite(path: Path) -> Invite | None:
         raise ConfigError("--invite-file", str(path), "a file with an invite", another_path(path),
                           why=str(error)) from error  # fmt: skip
     return parse_invite(text) if text else None
+
+
+def check_secret(path: Path, invite: Invite) -> str:
+    """Return a warning, "" for none, where others than this user may read the file of an invite. Raises ConfigError
+    where it holds a grant: whoever reads that can join in its place."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ""
+    if not stat.S_ISREG(found.st_mode) or not stat.S_IMODE(found.st_mode) & 0o077:
+        return ""
+    if invite.granted is not None and invite.granted.seed is not None:
+        raise ConfigError("--invite-file", str(path), "a file that this user alone may access",
+                          f"Run: chmod 600 {shlex.quote(str(path))}; ask for a new invite if others may have read it.",
+                          why="it holds a key that admits whoever reads it")  # fmt: skip
+    return f"others may access {path}, and whoever reads it can join; chmod 600 {shlex.quote(str(path))}"
 
 
 def await_invite(path: Path) -> Invite:

@@ -1,16 +1,17 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from peers.cli.app import run
 from peers.exit_codes import EXIT_USAGE
 from peers.home.places import take_place
-from peers.invites.invite import Invite
-from peers.invites.invite_file import await_invite, find_past, qr_code, read_invite, write_invite
+from peers.invites.invite import Granted, Invite
+from peers.invites.invite_file import await_invite, check_secret, find_past, qr_code, read_invite, write_invite
 from swarm.clock import SystemClock
 from swarm.errors import ConfigError
 from swarm.ids import RunId
@@ -34,6 +35,20 @@ def test_invite_written_is_read_back(tmp_path: Path) -> None:
     write_invite(file, invite.text())
     assert read_invite(file) == invite
     assert file.stat().st_mode & 0o777 == 0o600, "whoever has it can join"
+
+
+def test_invite_file_that_others_may_access_is_told_and_refused_where_it_holds_a_key(tmp_path: Path) -> None:
+    invite, file = founded(tmp_path / "home"), tmp_path / "my invite"
+    write_invite(file, invite.text())
+    # The grant itself is not looked at: whether there is a one-time key in the file is.
+    granted = replace(invite, granted=Granted(grant=cast(Any, None), seed=bytes(32)))
+    assert [check_secret(file, each) for each in (invite, granted)] == ["", ""]
+    for mode in (0o640, 0o604):
+        file.chmod(mode)
+        assert f"chmod 600 '{file}'" in check_secret(file, invite)
+        with pytest.raises(ConfigError, match="chmod 600"):
+            check_secret(file, granted)
+    assert check_secret(tmp_path / "nothing", granted) == ""
 
 
 def test_qr_code_of_an_invite_needs_a_terminal_that_is_wide_enough(tmp_path: Path) -> None:
