@@ -158,7 +158,7 @@ def _run_each(siblings: Sequence[Sibling], home: Path, back: Return | None, *, w
         try:
             for one, peer in zip(siblings, peers, strict=True):
                 company = Company(beside=tuple(tail(other) for other in peers if other != peer), host_bytes=share)
-                order = Order(options=one.options, company=company, back=back, words=words, json_lines=json_lines)
+                order = JoinOrder(options=one.options, company=company, back=back, words=words, json_lines=json_lines)
                 process = _start(order)
                 started.append(process)
                 for source, sink, label in (
@@ -211,7 +211,7 @@ def _handed_on(started: Sequence[subprocess.Popen[str]]) -> Iterator[Callable[[]
             signal.signal(number, handler)
 
 
-def _start(order: Order) -> subprocess.Popen[str]:
+def _start(order: JoinOrder) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         launched([sys.executable, "-m", "peers.commands.join"]),
         stdin=subprocess.PIPE,
@@ -236,7 +236,7 @@ def _repeat(source: IO[str], sink: IO[str], label: str, lock: threading.Lock) ->
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class JoinOrder:
     """What the process of a peer is told on its standard input: the options of its join, the others of its machine,
     who starts it again, whether it shows words, and whether events."""
 
@@ -247,7 +247,7 @@ class Order:
     json_lines: bool
 
 
-def order_for(order: Order) -> str:
+def order_for(order: JoinOrder) -> str:
     """Return an order as text; see :func:`ordered`."""
     plain = _OPTIONS.dump_python(dataclasses.replace(order.options, origins={}), mode="json")
     back = None if order.back is None else dataclasses.asdict(order.back)
@@ -257,10 +257,10 @@ def order_for(order: Order) -> str:
     )  # fmt: skip
 
 
-def ordered(text: str) -> Order:
+def ordered(text: str) -> JoinOrder:
     """Return what :func:`order_for` wrote."""
     order: dict[str, Any] = json.loads(text)
-    return Order(
+    return JoinOrder(
         options=_OPTIONS.validate_python(order["options"], strict=False),
         company=_COMPANY.validate_python(order["company"], strict=False),
         back=_BACK.validate_python(order["back"], strict=False),

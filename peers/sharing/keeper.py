@@ -20,7 +20,7 @@ from typing import Any
 from peers.console.interrupt import SIGNALS
 from peers.exit_codes import EXIT_DRAINED, EXIT_OK, EXIT_PAUSED, worth_a_retry
 from peers.local.launcher import launched
-from peers.local.siblings import Order, order_for
+from peers.local.siblings import JoinOrder, order_for
 from peers.options.model import PeerOptions
 from peers.sharing.choice import Return
 from peers.sharing.conditions import LOOK_S, STAY_S, PauseConditions, Steadily, quiet_s
@@ -119,7 +119,7 @@ class PeerProcess:
 
     async def run(self, back: Return) -> int:
         """Start the peer and return its exit code, as a shell has it. Cancelled, it kills the peer."""
-        order = Order(options=self.options, back=back, words=self.words, json_lines=self.json_lines)
+        order = JoinOrder(options=self.options, back=back, words=self.words, json_lines=self.json_lines)
         process = self._process = await asyncio.create_subprocess_exec(
             *launched([sys.executable, "-m", "peers.commands.join"]),
             stdin=asyncio.subprocess.PIPE,
