@@ -1,14 +1,14 @@
 """The rules of waiting, each in one place: for whichever comes first, for news, until a deadline, again and again.
 
-Pure but for :func:`first_done`, :class:`News` and :func:`retry_while_busy`: times are arguments, in seconds of any
-steady clock.
+Pure but for :func:`first_done`, :func:`ended`, :class:`News` and :func:`retry_while_busy`: times are arguments, in
+seconds of any steady clock.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -37,6 +37,13 @@ async def first_done(*works: Coroutine[Any, Any, Any]) -> None:
             task.cancel()
     for task in done:
         task.result()
+
+
+async def ended(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel these; return when none goes on, whatever each ends with."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class News:

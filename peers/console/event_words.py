@@ -34,6 +34,7 @@ from swarm.events import (
     FrozenReady,
     GraphsDropped,
     HostsMoved,
+    LateWorkLost,
     LimitTooLow,
     LineageBegan,
     LineageConfirmed,
@@ -234,6 +235,8 @@ def _describe_late(event: Event) -> tuple[str, str] | None:
         case ClosedWithout():
             late = "; ".join(f"{peer}: {why}" for peer, why in event.late.items())
             return "late", harmless(f"step {event.step} closes without some, who are averaged later: {late}")
+        case LateWorkLost():
+            return "work lost", harmless(f"{event.tokens} tokens of {event.peer}, which was late: {event.reason}")
         case CaughtUp():
             return "caught up", f"with step {event.step}, whose close did not wait for this peer"
         case _:

@@ -21,6 +21,10 @@ IN_ONE_ROUND = ("everyone", "server")
 """Strategies in which each replica's own sum goes straight to who adds it up."""
 
 
+GRACE, MAY_MISS = 0.1, 3
+"""What a manifest has that says nothing of who is late: not written then, so that the ids of earlier runs stay."""
+
+
 class LocalConfig(Section):
     """``[averaging.local]``, of ``mode = "local"``.
 
@@ -41,9 +45,9 @@ class LocalConfig(Section):
     outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     fragments: Annotated[int, Field(ge=1, le=64)] = 1
     mixing_weight: Annotated[float, Field(ge=0.1, le=1)] = 1.0
-    quorum: Annotated[float, Field(ge=0.5, le=1)] = 1.0
-    grace: Annotated[float, Field(gt=0, le=1)] = 0.1
-    may_miss: Annotated[int, Field(ge=1, le=8)] = 3
+    quorum: Annotated[float, Field(ge=0.5, le=1, exclude_if=lambda value: value == 1.0)] = 1.0
+    grace: Annotated[float, Field(gt=0, le=1, exclude_if=lambda value: value == GRACE)] = GRACE
+    may_miss: Annotated[int, Field(ge=1, le=8, exclude_if=lambda value: value == MAY_MISS)] = MAY_MISS
 
 
 class AveragingConfig(Section):

@@ -63,6 +63,7 @@ from swarm.events.run import CutOff as CutOff
 from swarm.events.run import DeviceUsed as DeviceUsed
 from swarm.events.run import DigestMismatch as DigestMismatch
 from swarm.events.run import HostsMoved as HostsMoved
+from swarm.events.run import LateWorkLost as LateWorkLost
 from swarm.events.run import LineageBegan as LineageBegan
 from swarm.events.run import LineageConfirmed as LineageConfirmed
 from swarm.events.run import LineageGivenUp as LineageGivenUp

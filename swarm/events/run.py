@@ -176,6 +176,17 @@ class CaughtUp(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LateWorkLost(Event):
+    """What a replica did in steps for whose closes it was late, so many ``tokens`` of them, will be averaged with
+    nothing: it is in no weights any more."""
+
+    step: int
+    peer: PeerId
+    tokens: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CutOff(Event):
     """The run went on without this peer; it gets the newest state and asks to be let in again."""
 

@@ -9,6 +9,7 @@ comes back as others do.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from collections.abc import Sequence
@@ -16,9 +17,10 @@ from dataclasses import dataclass
 
 import torch
 
+from swarm.consensus.copies import copy_holders
 from swarm.consensus.records import CloseRecord
 from swarm.device import Device
-from swarm.errors import PeerError, StateError, Violation
+from swarm.errors import Busy, PeerError, StateError, Violation
 from swarm.events import CaughtUp
 from swarm.ids import PeerId
 from swarm.membership.holding import RoleManager
@@ -26,11 +28,11 @@ from swarm.membership.run import RunContext
 from swarm.network.protocols import AnyMethod
 from swarm.optim.clipping import factor
 from swarm.optim.local_part import LocalPart
-from swarm.schema import Empty
-from swarm.step.member.open_step import OpenStep
+from swarm.step.member.open_step import Mean, OpenStep
 from swarm.step.member.service import MemberService
-from swarm.step.messages import ARRIVE, Apply, Arrive
+from swarm.step.messages import ARRIVE, Apply, Arrive, Arrived, Averaged
 from swarm.step.observe_messages import NEXT, NextRequest
+from swarm.step.turnout import REASON_CHARS
 from swarm.waiting import ExponentialBackoff
 
 logger = logging.getLogger(__name__)
@@ -45,17 +47,24 @@ class ArrivalService:
 
     member: MemberService
     device: Device
+    holding: RoleManager
 
     def methods(self) -> list[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
         return [ARRIVE.handled(self._on_arrive)]
 
-    async def _on_arrive(self, caller: PeerId, body: Arrive) -> Empty:
+    async def _on_arrive(self, caller: PeerId, body: Arrive) -> Arrived:
         """What has come is in the weights as soon as the device has done it: where replicas train apart nothing is
         reversed or replayed for a close."""
-        await self.member.from_leader(caller, body.step, body.term, votes_only=False)
+        try:
+            await self.member.from_leader(caller, body.step, body.term, votes_only=False)
+        except Busy:
+            if not (reason := self.member.position.cut_off):
+                raise
+            return Arrived(cut_off=reason[:REASON_CHARS])
         await self.device.run(int)
-        return Empty()
+        part = self.holding.part
+        return Arrived(since=part.since if isinstance(part, LocalPart) else 0)
 
 
 class CatchingUp:
@@ -83,6 +92,8 @@ class CatchingUp:
                     continue
                 state.applied = Apply(step=record.step, term=record.term, lr=record.lr, clip=record.clip, sq_norms={})
                 state.digest = digest
+                state.averaging = asyncio.create_task(_given(mean))  # we serve others with it, as who was in the round
+                await state.wait_mean()
                 seconds = self._around.clock.monotonic() - began
                 size = mean.numel() * mean.element_size()
                 self._around.events.emit(
@@ -92,12 +103,14 @@ class CatchingUp:
             await self._around.clock.sleep(patience.pause_s())
 
     def _donors(self, part: LocalPart, record: CloseRecord) -> Sequence[PeerId]:
-        """Who was in the averaging, in an order of our own: several may be late at once."""
+        """Who was in the averaging, in an order of our own, for several may be late at once; then who keeps a copy."""
         gone, me = self._around.watch.gone, self._around.endpoint.peer
         outside = {*record.late, *record.absent, *gone}
-        donors = [peer for peer in self._run.position.roster.replicas(part.spec.name) if peer not in outside]
+        roster, name = self._run.position.roster, part.spec.name
+        donors = [peer for peer in roster.replicas(name) if peer not in outside]
         random.Random(f"{me}|{record.step}").shuffle(donors)
-        return donors
+        copies = copy_holders(record.members, name, self._around.manifest.run.copies)
+        return [*donors, *(peer for peer in copies if peer not in outside)]
 
     async def _fetch(self, donor: PeerId, part: LocalPart, record: CloseRecord) -> torch.Tensor:
         """Return the mean of the step, float32 on CPU. Raises PeerError."""
@@ -111,6 +124,10 @@ class CatchingUp:
         if decided.record.hash() != record.hash() or len(payload) != size:
             raise Violation(f"an update of {len(payload)} bytes instead of {size}, or of another record", peer=donor)
         return torch.frombuffer(payload, dtype=torch.float32)
+
+
+async def _given(mean: torch.Tensor) -> Mean:
+    return Mean(mean, Averaged(digest="", sq_norm=0.0, cursor=None))
 
 
 def _prepared(part: LocalPart, record: CloseRecord, mean: torch.Tensor, donor: PeerId) -> str:

@@ -39,7 +39,6 @@ from swarm.state.transfer import StateDonor
 from swarm.step.calls import LiveCalls
 from swarm.step.context import CloseContext, MemberContext
 from swarm.step.exit_barrier import ExitBarrier
-from swarm.step.lateness import owed_tokens
 from swarm.step.leader.service import LeadService
 from swarm.step.loop import StepLoop
 from swarm.step.member.leader_watch import LeaderWatch
@@ -117,7 +116,8 @@ def compose(
 
     services: tuple[Service, ...] = (
         watch, member, lead, leader, allreduce, parting, donor, observers, handover,
-        ArrivalService(member, around.device), _rescue(run, member, holding, copies, average), *keeper.services(),
+        ArrivalService(member, around.device, holding), _rescue(run, member, holding, copies, average),
+        *keeper.services(),
     )  # fmt: skip
     for service in services:
         endpoint.mount(service)
@@ -161,7 +161,7 @@ def _member(
         cursor=holding.cursor,
         left_out=following.events.left_out,
         vouch=lambda step, rows: leader.vouch(step, rows, around.identity.sign),
-        owed=lambda: owed_tokens(run.history.head),
+        owed=lambda: run.history.head.late,
         pace_us=holding.pace_us if run.rules.codecs.recorded or run.rules.moves.on else lambda: 0,
     )
     return MemberService(
@@ -199,6 +199,7 @@ def _closing(run: RunContext, lead: LeadService) -> CloseContext:
         copies=run.around.manifest.run.copies,
         patience_s=run.settings.patience_s,
         refused=lambda record: record in run.position.open.conduct.refused,
+        opened_at=lambda: run.position.open.conduct.began,
         orders=lambda: () if run.around.gate is None else run.around.gate.orders,
     )
 

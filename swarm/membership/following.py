@@ -9,7 +9,7 @@ from typing import Protocol
 
 from swarm.consensus.records import CloseRecord, Decision
 from swarm.errors import ConfigError, Ending, Refused, RunEnded, StateError
-from swarm.events import PeerReady, ResidualLost
+from swarm.events import LateWorkLost, PeerReady, ResidualLost
 from swarm.ids import PartName, PeerId
 from swarm.membership.copying import Copying
 from swarm.membership.download import download_part
@@ -19,9 +19,11 @@ from swarm.membership.part_memory import check_memory
 from swarm.membership.parts import build_empty
 from swarm.membership.run import RunContext
 from swarm.membership.step_events import StepEvents
+from swarm.optim.local_part import LocalPart
 from swarm.optim.part import TrainedPart
 from swarm.schema import AFTER_CHARS
 from swarm.state.snapshot import digest
+from swarm.step.lateness import lacking, owed_tokens
 from swarm.step.leader.service import LeadService
 
 MOVED, CALLED = "all that held it are lost, and a copy was here", "it had the least capacity, and a copy was here"
@@ -191,6 +193,11 @@ class Following:
         held = self._holding.part
         if again and held is not None and around.manifest.averaging.feeds_back and held.feedback.residual is None:
             self._residual_lost(held, record, "it was cut off, and what it had rounded off may have been averaged")
+        me = around.endpoint.peer
+        if again and isinstance(held, LocalPart) and me in lacking(record, {me: held.since}):
+            tokens = owed_tokens(record)[me]
+            lost = LateWorkLost(step=record.step, peer=me, tokens=tokens, reason="it got its state from others")
+            around.events.emit(lost)
 
     def _residual_lost(self, part: TrainedPart, record: CloseRecord, reason: str) -> None:
         around = self._run.around

@@ -121,9 +121,6 @@ class ObserverService:
             self._updates.forget(self._own)
         self._own, self._averaged = part, None
         if part is not None:
-            for peer in decision.record.members.replicas(part):
-                if peer in decision.record.late:
-                    self.observers.behind(peer, part, decision.record.step)
             self._keep(part, decision)
         await self._tell()
 
@@ -146,6 +143,9 @@ class ObserverService:
 
     def _keep(self, part: PartName, decision: Decision) -> None:
         self.observers.expire()
+        for peer in decision.record.members.replicas(part):
+            if peer in decision.record.late:
+                self.observers.behind(peer, part, decision.record.step)
         followed = bool(self.observers.steps(part))
         self._updates.add(part, decision.record.step, decision.mean if followed else None)
         self._trim(part)

@@ -25,12 +25,13 @@ for gone where nothing is lost if it is not."""
 @dataclass(slots=True)
 class _Observer:
     """``had``: it has the updates to this step. ``asked``: it wanted something since the step before closed, so it has
-    not got all of it from being a member."""
+    not got all of it from being a member. ``late``: it is a member that was late for a close, and no more than that."""
 
     had: int
     expires: float = 0.0
     waiting: int = 0
     asked: bool = True
+    late: bool = False
 
 
 class Observers:
@@ -67,19 +68,18 @@ class Observers:
     def note(self, peer: PeerId, part: PartName, had: int) -> None:
         """It follows ``part`` from the state after step ``had`` on. Raises Busy when too many do."""
         key = peer, part
-        if key not in self._known and len(self._known) >= MAX_OBSERVERS:
+        known = self._known.get(key)
+        if (known is None or known.late) and sum(not one.late for one in self._known.values()) >= MAX_OBSERVERS:
             raise Busy(f"{MAX_OBSERVERS} peers are joining with this one's help")
         observer = self._known.setdefault(key, _Observer(had))
         observer.had, observer.expires, observer.asked = had, self._clock.monotonic() + LEASE_S, True
+        observer.late = False
 
     def behind(self, peer: PeerId, part: PartName, step: int) -> None:
-        """A member was late for the close of ``step``: it has the updates before, and comes for this one. Where too
-        many follow a part nothing is kept for it: it is cut off, and comes back."""
-        known = self._known.get((peer, part))
-        if known is not None:
-            known.expires, known.asked = self._clock.monotonic() + LEASE_S, True
-        elif len(self._known) < MAX_OBSERVERS:
-            self.note(peer, part, step - 1)
+        """A member was late for the close of ``step``: it has the updates before, and comes for this one. However many
+        there are, each is owed it: the record names no more than the run has members."""
+        known = self._known.setdefault((peer, part), _Observer(step - 1, late=True))
+        known.expires, known.asked = self._clock.monotonic() + LEASE_S, True
 
     @contextmanager
     def waits(self, peer: PeerId, part: PartName, step: int) -> Iterator[None]:

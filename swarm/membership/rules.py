@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 
+from swarm.compression.registry import codec_named
 from swarm.config import Manifest
 from swarm.consensus.admissions import AdmissionPolicy
 from swarm.consensus.records import NO_RECORD, record_room
 from swarm.errors import StateError
 from swarm.ids import PartName
 from swarm.models.registry import family_of
-from swarm.models.spec import PartSpec
+from swarm.models.spec import PartSpec, TensorSpec
 from swarm.network.protocols import MAX_BODY_BYTES
 from swarm.optim.adamw import AdamW
 from swarm.optim.local_part import LocalRules
@@ -127,7 +128,14 @@ def late_rules(manifest: Manifest) -> LateRules:
         may_miss=local.may_miss,
         last=manifest.run.steps,
         weighed=local.fragments == 1,
+        encoded=_encoded(averaging.codec),
     )
+
+
+def _encoded(codec: str) -> float:
+    """Bytes that carry one of a float32 sum, with this codec of averaging."""
+    many = TensorSpec((1 << 16,), "float32")
+    return codec_named(codec).wire_bytes(many) / (4 * many.elements)
 
 
 def _begins_after(manifest: Manifest) -> tuple[int, str] | None:

@@ -12,6 +12,7 @@ from swarm.device import device_name
 from swarm.events import (
     CodecsChanged,
     DeviceUsed,
+    LateWorkLost,
     LinkUsage,
     Participation,
     PartsCapped,
@@ -27,6 +28,7 @@ from swarm.membership.run import RunContext
 from swarm.membership.status_types import DeviceUse, PartTurnout
 from swarm.planning.costs import model_parameter_count, palm_part_flops
 from swarm.planning.devices import device_named
+from swarm.step.lateness import forgone
 from swarm.step.turnout import Turnout, turnouts
 
 
@@ -65,6 +67,8 @@ class StepEvents:
             if why := self._codecs.why(known, record):
                 self._around.events.emit(CodecsChanged(step=record.step, codecs=record.codecs, why=why))
             self._averaged(record, before)
+            for peer, (tokens, why) in forgone(known, record).items() if took_part else ():
+                self._around.events.emit(LateWorkLost(step=record.step, peer=peer, tokens=tokens, reason=why))
             if took_part:
                 self._step(record, before, seconds, whole=whole, digest=digest)
         return seconds

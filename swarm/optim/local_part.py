@@ -70,6 +70,8 @@ class LocalPart(TrainedPart):
         self._inner = 0
         self._counted: set[StepWork] = set()
         self._apart = self._late = False
+        self.since = 0
+        """The first step whose work our weights hold."""
         self._version: Version | None = None
         self.replicas = 1
         self.leg_over: Callable[[], None] = _nobody
@@ -107,6 +109,16 @@ class LocalPart(TrainedPart):
         delta = self._installed()[0][part] - self._mine[0][part].to(_CPU)
         return self.feedback.added_to(delta * float(tokens))
 
+    def prepare(self, mean: Tensor, *, lr: float, clip: float, step: int, left: Tensor | None = None) -> str:
+        """See :meth:`TrainedPart.prepare`. Of a mean with ours in it, until :meth:`prepare_late` says otherwise."""
+        self._late = False
+        return super().prepare(mean, lr=lr, clip=clip, step=step, left=left)
+
+    def discard(self) -> None:
+        """See :meth:`PartState.discard`."""
+        super().discard()
+        self._late, self.feedback.pending = False, None
+
     def prepare_late(self, mean: Tensor, *, lr: float, clip: float, step: int) -> str:
         """As :meth:`prepare`, of a step whose mean was made without us, because we were late: at the swap our weights
         move as the anchor does, so that our next contribution brings what we learnt. What does not make a whole share
@@ -122,8 +134,10 @@ class LocalPart(TrainedPart):
         ``mixing_weight`` says; the others stay. Who has not trained since it was at the anchor stays at that: it would
         contribute how far the others have come without it. After :meth:`prepare_late` all that was learnt stays."""
         before, part, weight = self._mine[0], self.averaged(self.step + 1), self._rules.mixing_weight
-        apart, late, old = self._apart, self._late, self._installed()[0]
+        apart, late, since, old = self._apart, self._late, self.since, self._installed()[0]
         super().swap()
+        if late:
+            self.since = since
         if not apart or (not late and weight == 1.0 and part == slice(0, self.layout.elements)):
             return
         (anchor, *kept), params = self._mine, before.clone()
@@ -219,7 +233,7 @@ class LocalPart(TrainedPart):
         params = self._installed()[0].to(self._device)
         kept = [torch.zeros_like(params) for _ in self._rules.inner.vectors[1:]] if self._own is None else self._own[1:]
         self._go_on((params, *kept))
-        self._inner, self._apart, self._late = 0, False, False
+        self._inner, self._apart, self._late, self.since = 0, False, False, step + 1
         self._counted.clear()
         self._publish()
 

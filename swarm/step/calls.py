@@ -13,6 +13,7 @@ from typing import Generic, Protocol
 from swarm.errors import DeadlineMissed, PeerError, Unreachable
 from swarm.ids import PeerId
 from swarm.network.protocols import Endpoint, ReplyT, RequestT, Rpc
+from swarm.waiting import ended
 
 
 class Liveness(Protocol):
@@ -76,14 +77,11 @@ class LiveCalls:
             if tasks:
                 await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_EXCEPTION)
         finally:
-            pending = [task for task in tasks.values() if not task.done()]
-            for task in pending:
-                task.cancel()
-            await asyncio.gather(*pending, return_exceptions=True)
-        ended = {peer: task for peer, task in tasks.items() if not task.cancelled()}
-        given = {peer: task.result() for peer, task in ended.items() if task.exception() is None}
+            await ended([task for task in tasks.values() if not task.done()])
+        said = {peer: task for peer, task in tasks.items() if not task.cancelled()}
+        given = {peer: task.result() for peer, task in said.items() if task.exception() is None}
         failed: dict[PeerId, PeerError] = {}
-        for peer, task in ended.items():
+        for peer, task in said.items():
             error = task.exception()
             if isinstance(error, PeerError):
                 failed[peer] = error

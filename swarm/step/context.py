@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -49,7 +50,7 @@ class MemberContext:
     ``attempt`` is how it gets its mean gradient; ``gone`` are those whom the health watch believes to be lost,
     ``doubted`` those that did not answer when they were asked last. ``suspect`` and ``check`` have it find out at once
     about some, the latter to the end (:meth:`~swarm.step.calls.Liveness.check`). ``catch_up`` prepares the result of a
-    decided record whose rounds were made without this peer (:mod:`swarm.step.member.catching_up`).
+    decided record whose rounds were made without this peer (:mod:`swarm.membership.catching_up`).
     """
 
     me: PeerId
@@ -75,7 +76,7 @@ class CloseContext:
     more (None: for ever). ``confirmed`` proves that our lineage counts, once it does; ``alone_at`` says when (seconds
     since the epoch) those that are there go on without a majority, None: never; ``refused`` whether we vetoed the
     record with this hash in the open step; ``orders`` are those about admission that no record has carried
-    out."""
+    out; ``opened_at`` (monotonic seconds) is when that step opened here."""
 
     rules: StepRules
     calls: StepCalls
@@ -94,3 +95,4 @@ class CloseContext:
     patience_s: float | None = None
     refused: Callable[[str], bool] = lambda _: False
     orders: Callable[[], Collection[Order]] = lambda: ()
+    opened_at: Callable[[], float] = lambda: -math.inf

@@ -3,9 +3,10 @@ what those that it leaves out are owed. Pure.
 
 A close needs a *quorum* of each stage's replicas, and then waits as long as arrivals usually differ, a few times over,
 but no longer than a share of the step. Who is not ready by then is *late*: it stays a member, its routes stay in the
-record, and what it learnt stays in its weights. The record names it, with the tokens that its next contribution weighs
-more. So each microbatch is committed once, by the step that fed it, and moves each part's anchor once: at that close,
-or where its replica was late at the next one in which that replica is.
+record, and what it learnt stays in its weights. The record names it, with the closes that it has missed in a row and
+the tokens of what it did in them. So each microbatch is committed once, by the step that fed it, and moves each part's
+anchor once at most: at that close, or where its replica was late at the next one in which that replica is. It moves it
+never where the replica is lost before that, or gets its state from others, or a step is given up: an event says so.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from statistics import median_low
 from typing import NamedTuple
 
 from swarm.consensus.ledger import weights
-from swarm.consensus.records import CloseRecord, Contribution
+from swarm.consensus.records import CloseRecord, Contribution, Late
 from swarm.consensus.roster import Roster
-from swarm.errors import Violation
+from swarm.errors import Refused, Violation
 from swarm.ids import PartName, PeerId, stage_of
 
 MULTIPLE = 4.0
@@ -37,13 +38,14 @@ class LateRules:
     the step's time that it waits for the rest at most, and a replica that has missed ``may_miss`` closes in a row is
     waited for. ``last`` is the run's last step, whose close is of all. ``weighed``: what a late replica has learnt is
     weighed by the tokens of all its steps; with fragments it is not, for each turn of one brings several steps and is
-    weighed by the tokens of the last."""
+    weighed by the tokens of the last. ``encoded``: bytes on a link for each of a part's sum."""
 
     quorum: float = 1.0
     grace: float = 0.1
     may_miss: int = 3
     last: int = 0
     weighed: bool = True
+    encoded: float = 1.0
 
     def needed(self, replicas: int) -> int:
         """Return how many of a stage's replicas that are there a close needs."""
@@ -67,6 +69,15 @@ class LateRules:
             there = [peer for peer in roster.replicas(part) if peer in live or peer in late]
             if sum(peer in live for peer in there) < self.needed(len(there)):
                 raise Violation(f"a close of {part} with fewer of its replicas than the run's quorum")
+
+    def check_staying(self, roster: Roster, record: CloseRecord) -> None:
+        """Raises Refused where the record lets go whom it calls late: what that one learnt would be lost."""
+        after = {member.peer: member.part for member in record.roster}
+        if record.late and record.ended:
+            raise Refused("the record ends the run, and calls members late")
+        for peer in record.late:
+            if after.get(peer, "") != roster[PeerId(peer)].part:
+                raise Refused(f"the record calls {peer} late, and has it leave its part")
 
     def owed(
         self, roster: Roster, before: CloseRecord, committed: Sequence[Contribution], late: Collection[str]
@@ -96,8 +107,33 @@ def missed(before: CloseRecord, peer: str) -> int:
 
 
 def owed_tokens(before: CloseRecord) -> dict[PeerId, int]:
-    """Return the tokens that the contributions of those who were late weigh more in the step after ``before``."""
+    """Return the tokens of what the next contributions of those who were late bring of the steps that they missed."""
     return {PeerId(peer): tokens for peer, (_, tokens) in before.late.items()}
+
+
+def weight(did: int, owed: Late | None) -> int:
+    """Return what the contribution of a replica weighs that ``did`` so many tokens in the step, and before it what is
+    ``owed``: the tokens of one step, on the average of all that it brings. It has come as much further as it made more
+    steps; were they in its weight as well, each of its tokens would count several times."""
+    missed, tokens = owed or (0, 0)
+    return -(-(tokens + did) // (missed + 1)) if tokens else did
+
+
+def lacking(before: CloseRecord, since: Mapping[PeerId, int]) -> tuple[PeerId, ...]:
+    """Return those that the record before a step owes more than they hold, for they got a state from others meanwhile;
+    ``since`` is by peer the first step whose work its weights hold."""
+    owed = {PeerId(peer): before.step + 1 - times for peer, (times, tokens) in before.late.items() if tokens}
+    return tuple(sorted(peer for peer, first in owed.items() if since.get(peer, 0) > first))
+
+
+def forgone(before: CloseRecord, record: CloseRecord) -> dict[PeerId, tuple[int, str]]:
+    """Return the tokens of what was owed by the record ``before``, and is in no weights any more after ``record``, by
+    the peer that did it, with the reason."""
+    return {
+        peer: (tokens, "the step was given up" if record.void else "it was lost")
+        for peer, tokens in owed_tokens(before).items()
+        if tokens and (record.void or peer in record.absent)
+    }
 
 
 # --- how long a close waits ------------------------------------------------------------------------------------------
@@ -162,9 +198,9 @@ def _why(behind_s: float, grace: float) -> str:
     return f"late: ready {behind_s:.2g} s after a quorum, over its link, and {grace:.2g} s are waited"
 
 
-def handicaps(before: CloseRecord, group: Sequence[PeerId], part_bytes: int) -> dict[PeerId, float]:
+def handicaps(before: CloseRecord, group: Sequence[PeerId], part_bytes: float) -> dict[PeerId, float]:
     """Return by how many seconds longer than for the middle one of its part each replica's contribution takes over its
-    link, as far as the record before the step says."""
+    link, as far as the record before the step says; ``part_bytes`` as they travel."""
     rates = {peer: before.links[peer][1] for peer in group if peer in before.links and before.links[peer][1]}
     if not rates:
         return {}

@@ -126,6 +126,14 @@ class Arrive(Message):
     term: Count
 
 
+class Arrived(Message):
+    """It is settled; ``since`` is the first step whose work is in it. With ``cut_off``, the reason, it is not: the peer
+    has to get its state from others first."""
+
+    since: Count = 0
+    cut_off: Annotated[str, StringConstraints(max_length=REASON_CHARS)] = ""
+
+
 class Reconcile(Message):
     """This is what counts, and these peers close the step: make your sum equal to it, and average.
 
@@ -134,7 +142,8 @@ class Reconcile(Message):
     ``provisional``: its leader had no majority, so the term is not free for what it says. ``left_out`` says why others
     of the roster are not in ``live``, for people. ``within_s`` is how long the leader waits: rounds end before, for
     else nobody could say on whom they broke. ``late`` are members that were not ready: the step is closed without
-    them, and what they did of ``committed`` counts later (:mod:`swarm.step.lateness`).
+    them, and what they did of ``committed`` counts later (:mod:`swarm.step.lateness`). ``forfeits`` are members that
+    were late before and got their state from others since: what they did then is in no weights any more, nor in theirs.
     """
 
     step: Count
@@ -149,6 +158,7 @@ class Reconcile(Message):
         dict[PeerIdField, Annotated[str, StringConstraints(max_length=REASON_CHARS)]], Field(max_length=MAX_TOLD)
     ] = {}
     late: Annotated[tuple[PeerIdField, ...], Field(max_length=20_000, exclude_if=operator.not_)] = ()
+    forfeits: Annotated[tuple[PeerIdField, ...], Field(max_length=20_000, exclude_if=operator.not_)] = ()
 
 
 class Averaged(Message):
@@ -244,7 +254,7 @@ AGAIN = Rpc("feed/1/again", Feed, Empty)
 
 # What a member answers its leader.
 PREPARE = Rpc("step/1/prepare", Prepare, Promise)
-ARRIVE = Rpc("step/1/arrive", Arrive, Empty)
+ARRIVE = Rpc("step/1/arrive", Arrive, Arrived)
 RECONCILE = Rpc("step/1/reconcile", Reconcile, Averaged)
 APPLY = Rpc("step/1/apply", Apply, Prepared)
 PROPOSE = Rpc("step/1/propose", Propose, Accepted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,18 @@ import pytest
 
 from peers.chaos.invariants.check import check_run
 from peers.chaos.invariants.findings import Limits
-from swarm.events import CaughtUp, ClosedWithout, CutOff, DigestMismatch, JourneyCompleted, PeerLost, StepClosed
+from swarm.errors import Ending
+from swarm.events import (
+    CaughtUp,
+    ClosedWithout,
+    CutOff,
+    DigestMismatch,
+    JourneyCompleted,
+    LateWorkLost,
+    PeerLost,
+    StepClosed,
+)
+from swarm.membership.catching_up import CatchingUp
 from swarm.sim.links import Links
 from swarm.sim.loop import run_world
 from swarm.sim.wires import PayloadWeights
@@ -66,6 +78,16 @@ def pause_at_closes(swarm: SimSwarm) -> list[int]:
 
     swarm.on_added.append(added)
     return struck
+
+
+def at_step(swarm: SimSwarm, step: int, act: Callable[[], None]) -> None:
+    """Have LATE do something once, as soon as it has closed this step."""
+
+    def hear(event: Any) -> None:
+        if isinstance(event, StepClosed) and event.step == step:
+            asyncio.get_running_loop().call_soon(act)
+
+    swarm.on_added.append(lambda name: swarm.peers[LATE].events.listeners.append(hear) if name == LATE else None)
 
 
 def closing_s(swarm: SimSwarm) -> dict[int, float]:
@@ -131,3 +153,41 @@ def test_close_waits_for_all_where_the_manifest_says_so(tmp_path: Path) -> None:
     assert not swarm.events(ClosedWithout)
     assert not any("late" in record or "spread_ms" in record for record in swarm.history())
     check(swarm, tmp_path)
+
+
+def test_late_replica_that_is_to_leave_is_waited_for_and_leaves_in_order(tmp_path: Path) -> None:
+    swarm, asked = swarm_of(tmp_path, quorum=0.75, thinner=20.0), list[str]()
+    at_step(swarm, 2, lambda: asked.append(swarm.peers[LATE].membership.leave("the test", Ending.DRAINED)))
+    run_world(swarm.run())
+    assert len(asked) == 1
+    assert left_out(swarm) == [2], "with step 3 it leaves"
+    late, history = str(swarm.peers[LATE].endpoint.peer), swarm.history()
+    assert late in history[2]["late"]
+    assert late not in [member["peer"] for member in history[3]["roster"]]
+    assert late not in history[3]["absent"]
+    assert not swarm.events(CutOff)
+    assert not swarm.events(LateWorkLost)
+
+
+def test_late_replica_that_gets_its_state_from_others_brings_nothing_of_what_it_is_owed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swarm, prepare, failed = swarm_of(tmp_path, quorum=0.75), CatchingUp.prepare, list[int]()
+    struck = pause_at_closes(swarm)
+
+    async def once(self: CatchingUp, state: Any, record: Any) -> None:
+        if self._around.endpoint.peer in record.late and not failed:
+            failed.append(record.step)
+            return
+        await prepare(self, state, record)
+
+    monkeypatch.setattr(CatchingUp, "prepare", once)
+    run_world(swarm.run())
+    assert struck
+    assert failed == [1]
+    late = swarm.peers[LATE]
+    assert len(late.events.of(CutOff)) >= 1
+    lost = [event for event in swarm.events(LateWorkLost) if event.peer == late.endpoint.peer]
+    assert lost
+    assert len(swarm.history()) == STEPS + 1
+    assert not swarm.events(DigestMismatch)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 from swarm.errors import OutOfSync, PeerError, Superseded, WrongStep
 from swarm.ids import PeerId
@@ -18,7 +17,7 @@ from swarm.step.leader.arrivals import Arrivals
 from swarm.step.leader.book import StepBook
 from swarm.step.leader.tables import VoterTable
 from swarm.step.messages import DECIDE, Decide, Prepare
-from swarm.waiting import ExponentialBackoff
+from swarm.waiting import ExponentialBackoff, ended
 
 RETURNED_S = 2.0
 """How long a member that is gone may take to say that it has kept its vote, and how often it is asked."""
@@ -59,23 +58,29 @@ class TermCalls:
         answer for another step, or see another lead, may be back. Raises Superseded and WrongStep, and what ``check``
         does whenever it is to be asked again.
         """
-        late = [asyncio.create_task(self._answer(peer, rpc, body)) for peer in sorted(self.arrivals.late)]
+        late = {peer: asyncio.create_task(self._answer(peer, rpc, body)) for peer in sorted(self.arrivals.late)}
         try:
-            return await self._majority(electors, rpc, body, check)
+            return await self._majority(electors, rpc, body, check, late)
         finally:
-            await _ended(late)
+            await ended(late.values())
 
     async def _majority(
-        self, electors: Sequence[PeerId], rpc: Rpc[RequestT, ReplyT], body: RequestT, check: Callable[[], None]
+        self,
+        electors: Sequence[PeerId],
+        rpc: Rpc[RequestT, ReplyT],
+        body: RequestT,
+        check: Callable[[], None],
+        late: Mapping[PeerId, asyncio.Task[ReplyT | PeerError]],
     ) -> Mapping[PeerId, ReplyT]:
-        """Those that are late hear the question, and are not waited for."""
+        """Those that are late hear the question, and are not waited for; what they have answered meanwhile counts."""
         context, pauses = self._context, ExponentialBackoff(0.1)
         table: VoterTable[ReplyT] = VoterTable(tuple(electors))
         while True:
             absent = {**context.liveness.gone, **self.arrivals.late}
             asked = table.asked_next(self._book.roster.peers, absent)
             said = await asyncio.gather(*(self._answer(peer, rpc, body) for peer in asked))
-            table = table.told(dict(zip(asked, said, strict=True)))
+            came = {peer: answer.result() for peer, answer in late.items() if answer.done()}
+            table = table.told({**came, **dict(zip(asked, said, strict=True))})
             decision, reason = table.decision
             if decision == "majority":
                 context.waiting("")
@@ -126,10 +131,4 @@ class TermCalls:
         except PeerError as error:
             logger.warning("step %d is decided, and not closed here yet: %s", decide.step, error)
         finally:
-            await _ended(late)
-
-
-async def _ended(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+            await ended(late)

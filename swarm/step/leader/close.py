@@ -135,7 +135,8 @@ class StepClose:
         if not self.provisional:
             await self._asks.arrivals.wait(self._batch.out)
         # Who is to move is asked as late as can be: by now its copy has had the time since the record before.
-        movers = {} if self.provisional else self.book.movers(self._context.history.head, self._batch.out)
+        planned = {} if self.provisional else self.book.movers(self._context.history.head, self._batch.out)
+        movers = {peer: part for peer, part in planned.items() if peer not in self._asks.arrivals.late}
         with (
             absent(self._context.calls, self.book.requests.asking()) as missing,
             moving(self._context, self.book, self.term, movers) as moves,
@@ -190,6 +191,7 @@ class StepClose:
         out = self._batch.out
         late = {peer: why for peer, why in self._asks.arrivals.late.items() if peer not in out}
         live = tuple(peer for peer in self.book.roster.peers if peer not in out and peer not in late)
+        forfeits = tuple(peer for peer in self._asks.arrivals.forfeits if peer in live)
         stages = [[peer for peer in replicas if peer not in out] for replicas in self.book.roster.stages()]
         counted = reassigned(
             committed,
@@ -204,10 +206,11 @@ class StepClose:
             live=live,
             provisional=self.provisional,
             within_s=max(self._context.timeout_s(), self._context.averaging_s(self._voids.plainly)),
-            attempts=self._numbers.numbers(counted, live),
+            attempts=self._numbers.numbers(counted, live, forfeits),
             plainly=tuple(sorted(self._voids.plainly)),
             left_out=left_out(self.book.roster, {**out, **late}),
             late=tuple(sorted(late)),
+            forfeits=forfeits,
         )
 
     # --- apply ---------------------------------------------------------------------------------------------------
@@ -234,7 +237,9 @@ class StepClose:
         attempt, averaged = applied.reconciled.asked, applied.reconciled.answers
         lost = [peer for peer in self.book.roster.peers if peer not in {*attempt.live, *attempt.late}]
         try:
-            changes, following = self.book.requests.settle(missing, lost, moves, self._context.history.head)
+            changes, following = self.book.requests.settle(
+                missing, lost, moves, self._context.history.head, attempt.late
+            )
             lineage, orders = self._lineage(), self._context.orders()
             changes, said = self.book.requests.admitted(
                 changes, following, orders, provisional=bool(lineage.get("lineage"))

@@ -101,6 +101,10 @@ class ChangeRequests:
         """Return the peers that have asked to join with this step so far."""
         return tuple(self._joins)
 
+    def leaving(self) -> tuple[PeerId, ...]:
+        """Return the members that have asked to leave with this step so far."""
+        return (*self._leaves, *self._unspared)
+
     def expected(self, absent: Collection[PeerId]) -> Changes:
         """Return the changes of this step as far as is known now, without moves; ``absent`` are members that are
         lost."""
@@ -112,6 +116,7 @@ class ChangeRequests:
         absent: Collection[PeerId] = (),
         moves: Sequence[Reassign] = (),
         before: CloseRecord | None = None,
+        late: Collection[str] = (),
     ) -> tuple[Changes, Roster]:
         """Return the changes of this step, and the next step's roster. Later requests must wait for the next step.
 
@@ -122,18 +127,21 @@ class ChangeRequests:
             absent: Members that were lost.
             moves: What members said, and was checked, that would hold another part.
             before: The record before the step, by which those move of them that are to.
+            late: Members that are late for the close: what they learnt is owed a later one, so they stay where they
+                are, and ask again.
 
         Raises:
             Refused: The run cannot do without those that were lost.
         """
         self._settled, self._lost = True, frozenset()  # who was taken for lost before is back, or absent
         joins = tuple(join for peer, join in self._joins.items() if peer not in missing and self._may(self.now, join))
-        changes = None if joins or absent else self._end()
+        changes = None if joins or absent or late else self._end()
         if changes is None:
-            changes = self._changes.gather(self.now.roster, joins, tuple(self._leaves.values()), absent)
+            leaves = tuple(leave for peer, leave in self._leaves.items() if peer not in late)
+            changes = self._changes.gather(self.now.roster, joins, leaves, absent)
             if moves and before is not None:
                 planned = self._rules.moves.planned(before, changes)
-                wanted = [move for move in moves if planned.get(PeerId(move.peer)) == move.part]
+                wanted = [m for m in moves if planned.get(PeerId(m.peer)) == m.part and m.peer not in late]
                 changes = self._changes.move(self.now.roster, changes, wanted)
         return changes, self._changes.apply(self.now, changes)
 

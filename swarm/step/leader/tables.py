@@ -181,18 +181,21 @@ class AttemptNumbers:
         self._under_way: dict[PartName, object] = {}
         self._ties = 0
 
-    def numbers(self, committed: Sequence[Contribution], live: Sequence[PeerId]) -> dict[str, int]:
-        """Each part's attempt: a new number when its last round was void, or who takes part in it or what they must
-        hold has changed. Raises Superseded when the term has no more: the next number belongs to another's."""
+    def numbers(
+        self, committed: Sequence[Contribution], live: Sequence[PeerId], forfeits: Sequence[PeerId] = ()
+    ) -> dict[str, int]:
+        """Each part's attempt: a new number when its last round was void, or who takes part in it, what they must hold
+        or what it weighs has changed. Raises Superseded when the term has no more: the next one is another's."""
         numbers = {}
         for part in self._roster.parts:
             stage = stage_of(part)
             group = tuple(peer for peer in self._roster.replicas(part) if peer in live)
             holds = tuple((c.microbatch, None if stage is None else c.route[stage]) for c in committed)
-            if self._under_way.get(part) != (group, holds):
+            wanted = (group, holds, tuple(peer for peer in forfeits if peer in group))
+            if self._under_way.get(part) != wanted:
                 if self._made[part] == ATTEMPTS_PER_TERM - 1:
                     raise Superseded(f"{self._made[part]} attempts at averaging {part} came to nothing in one term")
-                self._under_way[part] = (group, holds)
+                self._under_way[part] = wanted
                 self._made[part] += 1
             numbers[str(part)] = self._term * ATTEMPTS_PER_TERM + self._made[part]
         return numbers

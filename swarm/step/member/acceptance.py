@@ -38,6 +38,8 @@ class AcceptanceRules:
             raise Violation("attempts at rounds that there are not")
         self._rules.check_committed(roster, body.committed)
         self._rules.lateness.check(roster, self._history.head, body.live, body.late)
+        if not set(body.forfeits) <= set(body.live) & self._history.head.late.keys():
+            raise Violation("it forgoes what is owed to nobody that closes the step")
         for contribution in body.committed:
             if not set(contribution.route) <= {*body.live, *body.late}:
                 raise Refused(f"{contribution.microbatch} is assigned to a replica that is not there")
@@ -180,12 +182,13 @@ class AcceptanceRules:
             raise Refused("the record's digests are not those of the run's parts")
 
     def _check_late(self, roster: Roster, record: CloseRecord) -> None:
-        """That it owes those that it calls late what they did, and to none whom it calls lost."""
+        """That it owes those that it calls late what they did, to none whom it calls lost, and that they stay."""
         rules, head = self._rules.lateness, self._history.head
         live = set(roster.peers) - {*record.absent, *record.late}
         rules.check(roster, head, live, record.late)
         if record.late and record.late != rules.owed(roster, head, record.committed, record.late):
             raise Refused("the record owes those that were late something else than they did")
+        rules.check_staying(roster, record)
 
     def check_given_up(self, roster: Roster, body: Propose, gone: Collection[str]) -> None:
         """Raises Refused or Violation unless the record gives its step up as it must: nothing but the roster changes,

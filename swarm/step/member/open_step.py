@@ -13,11 +13,12 @@ from swarm.averaging.allreduce.plan import RoundResult
 from swarm.consensus.acceptor import Vote
 from swarm.consensus.ballot import Ballot
 from swarm.consensus.ledger import assigned, weights
-from swarm.consensus.records import CloseRecord, Contribution
+from swarm.consensus.records import CloseRecord, Contribution, Late
 from swarm.consensus.roster import Member, Roster
 from swarm.device import Device
 from swarm.errors import PeerError, Refused, RoundFailed, Superseded
 from swarm.ids import MicrobatchId, PartName, PeerId, StepWork, stage_of
+from swarm.step.lateness import weight
 from swarm.step.member.conduct import LeaderConduct, by_trainer
 from swarm.step.messages import Apply, Averaged, Reconcile
 
@@ -191,8 +192,8 @@ class Attempt:
     """One member's way from its sum to its part's mean. ``cursor`` says where our shard continues after a step with
     these microbatches; ``left_out`` is told, for a step, of whom its leader makes it without, and why. ``vouch`` signs
     our rows where they are what we reported, and gives b"" where not;
-    ``pace_us`` is what records are to say of our pace; ``owed`` are tokens of earlier steps with which contributions to
-    the open one weigh more (:mod:`swarm.step.lateness`)."""
+    ``pace_us`` is what records are to say of our pace; ``owed`` is what the record before the open step owes those
+    that were late (:mod:`swarm.step.lateness`)."""
 
     me: PeerId
     device: Device
@@ -202,7 +203,7 @@ class Attempt:
     left_out: Callable[[int, Mapping[str, str]], None] = lambda step, why: None
     vouch: Callable[[int, Sequence[Contribution]], bytes] = lambda step, rows: b""
     pace_us: Callable[[], int] = lambda: 0
-    owed: Callable[[], Mapping[PeerId, int]] = dict
+    owed: Callable[[], Mapping[str, Late]] = dict
 
     async def run(
         self,
@@ -224,8 +225,8 @@ class Attempt:
         live = frozenset(body.live)
         group = [peer for peer in roster.replicas(name) if peer in live]
         did = weights(body.committed, roster.replicas(name), stage_of(name))
-        owed = self.owed()
-        shares = {peer: did[peer] + owed.get(peer, 0) for peer in group}
+        owed = {peer: late for peer, late in self.owed().items() if peer not in body.forfeits}
+        shares = {peer: weight(did[peer], owed.get(peer)) for peer in group}
         try:
             tokens = shares[self.me]
             sums = await self._settled(step, expected, lambda: part.contribution(step, expected.keys(), tokens))

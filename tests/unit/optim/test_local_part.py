@@ -362,3 +362,29 @@ def test_gradients_whose_sum_is_not_finite_leave_weights_and_moments_finite() ->
     train(part, 2, 3)
     assert own(part).isfinite().all()
     assert not torch.equal(own(part), before)
+
+
+@pytest.mark.parametrize("forgets", ["discard", "prepare"])
+def test_part_that_did_not_catch_up_is_late_no_more(forgets: str) -> None:
+    part = local()
+    train(part, 0, 1)
+    mean = part.contribution(1, frozenset(), 1)
+    assert mean is not None
+    part.prepare_late(mean, lr=0.1, clip=1.0, step=1)
+    if forgets == "discard":
+        part.discard()
+    close(part, mean)
+    assert torch.equal(own(part), part.snapshot().params), "it goes on from the anchor, as who was in the averaging"
+    assert part.since == 2
+
+
+def test_part_says_from_which_step_on_it_holds_what_it_did() -> None:
+    part = local()
+    assert part.since == 1
+    for step in (1, 2):
+        train(part, 2 * step, 2 * step + 1)
+        part.prepare_late(torch.zeros_like(part.snapshot().params), lr=0.1, clip=1.0, step=step)
+        part.swap()
+    assert part.since == 1
+    part.give_up()
+    assert part.since == part.step + 1

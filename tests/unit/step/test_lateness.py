@@ -6,9 +6,20 @@ import math
 
 import pytest
 
-from swarm.errors import Violation
+from swarm.errors import Refused, Violation
 from swarm.ids import PartName, PeerId
-from swarm.step.lateness import LateRules, LateVerdict, grace_s, handicaps, judge, owed_tokens, spread_ms
+from swarm.step.lateness import (
+    LateRules,
+    LateVerdict,
+    forgone,
+    grace_s,
+    handicaps,
+    judge,
+    lacking,
+    owed_tokens,
+    spread_ms,
+    weight,
+)
 from tests.harness.rigs.step import COMMITTED, GENESIS, ROSTER, A, B, T, record
 
 STAGE = PartName("stage-0")
@@ -113,3 +124,41 @@ def test_attempt_that_no_honest_leader_makes_is_refused(
     HALF.check(ROSTER, GENESIS, [A, T], [B])
     with pytest.raises(Violation):
         rules.check(ROSTER, GENESIS.model_copy(update={"late": before}), live, late)
+
+
+def test_contribution_of_several_steps_weighs_the_tokens_of_one_of_them() -> None:
+    assert weight(40, None) == 40
+    assert weight(40, (2, 80)) == 40, "as in each close that it was in it would have"
+    assert weight(0, (1, 41)) == 21, "it brings what it learnt, though it did nothing in this step"
+    assert weight(40, (2, 0)) == 40, "with fragments nothing is weighed"
+
+
+def test_who_has_a_state_of_others_lacks_what_it_is_owed_of_earlier_steps() -> None:
+    before = GENESIS.model_copy(update={"step": 5, "late": {A: (2, 80), B: (1, 0)}})
+    assert not lacking(before, {A: 4}), "steps 4 and 5 are in its weights"
+    assert lacking(before, {A: 5, B: 6}) == (A,)
+    assert not lacking(before, {})
+
+
+def test_what_is_owed_is_lost_with_its_replica_and_with_a_step_that_is_given_up() -> None:
+    before = record(GENESIS).model_copy(update={"late": {A: (2, 80), B: (1, 0)}})
+    after = record(before)
+    assert not forgone(before, after)
+    assert forgone(before, after.model_copy(update={"absent": (A, B)})) == {A: (80, "it was lost")}
+    assert forgone(before, after.model_copy(update={"void": True})) == {A: (80, "the step was given up")}
+
+
+@pytest.mark.parametrize("how", ["leaves", "moves", "ends"])
+def test_record_lets_nobody_go_whom_it_calls_late(how: str) -> None:
+    fine = record(GENESIS).model_copy(update={"late": {B: (1, 8)}})
+    HALF.check_staying(ROSTER, fine)
+    others = [member for member in fine.roster if member.peer != B]
+    elsewhere = [member.model_copy(update={"part": "stage-7"}) for member in fine.roster if member.peer == B]
+    changes: dict[str, object] = {
+        "leaves": {"roster": tuple(others)},
+        "moves": {"roster": (*others, *elsewhere)},
+        "ends": {"ended": True},
+    }
+    bad = fine.model_copy(update=changes[how])  # type: ignore[arg-type]
+    with pytest.raises(Refused):
+        HALF.check_staying(ROSTER, bad)
