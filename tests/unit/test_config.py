@@ -9,6 +9,7 @@ import pytest
 from swarm import WIRE_VERSION
 from swarm.config import parse_manifest
 from swarm.errors import ConfigError, Ending, OtherWire
+from swarm.membership.rules import late_rules
 from swarm.models.hf.hf_config import canonical
 
 
@@ -148,6 +149,20 @@ def test_quorum_is_refused_where_all_are_needed(averaging: dict[str, Any], key: 
     with pytest.raises(ConfigError) as caught:
         parse_manifest(document(averaging={"mode": "local", **averaging}), "a test")
     assert caught.value.key == key
+
+
+def test_manifest_that_says_nothing_of_a_quorum_has_the_id_of_before_there_was_one() -> None:
+    plain = parse_manifest(document(averaging={"mode": "local"}), "a test")
+    assert not {"quorum", "grace", "may_miss"} & plain.model_dump()["averaging"]["local"].keys()
+    said = parse_manifest(document(averaging={"mode": "local", "local": {"quorum": 0.75, "may_miss": 2}}), "a test")
+    assert said.model_dump()["averaging"]["local"]["may_miss"] == 2
+    assert said.run_id != plain.run_id
+
+
+@pytest.mark.parametrize(("codec", "share"), [("float32", 1.0), ("int8", 0.25), ("int4h", 0.13)])
+def test_links_of_late_replicas_are_judged_by_what_the_codec_sends(codec: str, share: float) -> None:
+    manifest = parse_manifest(document(averaging={"mode": "local", "codec": codec}), "a test")
+    assert late_rules(manifest).encoded == pytest.approx(share, rel=0.05)
 
 
 def test_step_of_replicas_that_train_apart_has_all_batches_between_two_closes() -> None:

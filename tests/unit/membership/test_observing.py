@@ -12,9 +12,9 @@ from swarm.consensus.copies import KEPT_UPDATES
 from swarm.consensus.roster import Roster
 from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, WrongStep
 from swarm.ids import ENDS, PeerId, stage_part
-from swarm.membership.observers import LEASE_S, MAX_OBSERVERS, RECENT_S
+from swarm.membership.observers import LEASE_S, MAX_OBSERVERS, RECENT_S, Observers
 from swarm.network.protocols import ReplyT, RequestT, Rpc
-from swarm.state.transfer import CHUNK, ChunkRequest
+from swarm.state.transfer import CHUNK, ChunkRequest, StateDonor
 from swarm.step.observe_messages import (
     AHEAD,
     HASH,
@@ -33,6 +33,7 @@ from swarm.step.observe_messages import (
     StayRequest,
 )
 from tests.harness.rigs.membership import DONOR, JOINER, OBSERVED, STAGE, ObserverBench, Run, listed, signed, turns
+from tests.harness.rigs.step import LoopClock
 
 START_STAGE = StartRequest(part=STAGE)
 
@@ -366,3 +367,18 @@ async def test_who_may_only_look_gets_nothing_of_the_model(body: tuple[Any, Any]
     assert not bench.desks[DONOR].observers.steps(STAGE)
     await ask(bench, START, StartRequest(part=None))
     await ask(bench, NEXT, NextRequest(part=None, step=3))
+
+
+async def test_each_late_member_has_its_update_kept_and_takes_no_room_from_those_that_join() -> None:
+    clock = LoopClock()
+    observers = Observers(StateDonor(clock), clock)
+    late = [PeerId(f"late-{number}") for number in range(MAX_OBSERVERS + 2)]
+    for peer in late:
+        observers.behind(peer, STAGE, 5)
+    assert observers.steps(STAGE) == [4] * len(late)
+    for number in range(MAX_OBSERVERS):
+        observers.note(PeerId(f"joins-{number}"), STAGE, 5)
+    with pytest.raises(Busy):
+        observers.note(PeerId("one too many"), STAGE, 5)
+    with pytest.raises(Busy):
+        observers.note(late[0], STAGE, 5)

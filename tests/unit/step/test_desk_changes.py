@@ -57,6 +57,16 @@ async def test_leader_puts_those_who_asked_into_the_roster_and_out_of_it() -> No
     assert ([j.member.peer for j in changes.joins], [d.peer for d in changes.leaves]) == (["C"], ["A1", "F"])
 
 
+async def test_member_that_is_late_for_the_close_stays_and_leaves_with_a_later_one() -> None:
+    opened = desk()
+    for peer in ("A1", "F"):
+        await tell(opened, departure(peer))
+    assert set(opened.book.requests.leaving()) == {"A1", "F"}
+    changes, roster = opened.book.requests.settle((), late=("A1",))
+    assert [leave.peer for leave in changes.leaves] == ["F"]
+    assert "A1" in roster
+
+
 REFUSED: list[tuple[str, Any, str | None, type[PeerError], str]] = [
     ("for another", admission(listed("C")), "A1", Refused, "asks for itself only"),
     ("another out", departure("A1"), "A2", Refused, "asks for itself only"),

@@ -7,14 +7,15 @@ import asyncio
 import pytest
 
 from swarm.consensus.roster import Roster
-from swarm.errors import Advice, DeadlineMissed, OutOfSync, PeerError, Refused, RunEnded, Unreachable
+from swarm.errors import Advice, Busy, DeadlineMissed, OutOfSync, PeerError, Refused, RunEnded, Unreachable
 from swarm.events import AttemptFailed, DigestMismatch
 from swarm.health.verdicts import Health
 from swarm.ids import PeerId
+from swarm.step.leader.asking import TermCalls
 from swarm.step.leader.batch import LOST_PART_S
 from swarm.step.leader.exclusion import ALONE_S, MAX_FAILURES
 from swarm.step.leader.rescue import AGAIN_S, SILENT_PART_S
-from swarm.step.messages import DECIDE, PREPARE, PROPOSE, RECONCILE, Reconcile
+from swarm.step.messages import DECIDE, PREPARE, PROPOSE, RECONCILE, Prepare, Reconcile
 from tests.harness.rigs.step import HOSTED, LEADER, OTHER, THREE, A, B, Stage, T, U, listed, no, stage, virtual
 
 # --- no majority, or a part is lost -----------------------------------------------------------------------------------
@@ -30,6 +31,17 @@ async def test_leader_without_a_majority_waits_says_so_and_goes_on_when_it_is_ba
     assert here.waited[-1] == ""
     assert closed.absent == ()
     assert here.puppets[LEADER].asked.count(PROPOSE) == 1
+
+
+@virtual
+async def test_vote_of_a_late_member_counts_where_one_that_was_in_time_gives_none() -> None:
+    here = await stage()
+    here.puppets[OTHER].instead[PREPARE] = no(Busy("it vetoes"))
+    calls = TermCalls(here.closing, here.desk.book, 1)
+    calls.arrivals.late = {T: "late"}
+    given = await calls.majority((LEADER, OTHER, T), PREPARE, Prepare(step=1, term=1))
+    assert given.keys() == {LEADER, T}
+    assert here.puppets[T].asked.count(PREPARE) == 1
 
 
 def cut_off(here: Stage, peer: PeerId) -> None:
