@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from swarm.consensus.acceptor import Vote
+from swarm.consensus.admissions import Admissions
 from swarm.consensus.records import CloseRecord, Confirmation, Contribution, Quarantined
 from swarm.errors import Violation
 from swarm.ids import MicrobatchId
@@ -100,6 +101,7 @@ def test_record_hash_depends_on_every_field() -> None:
         "caps": {"stage-0": 0.5},
         "late": {A: (1, 8)},
         "spread_ms": 5,
+        "admissions": Admissions(issuers=(A,)),
         "lineage": 1,
         "confirmation": Confirmation(term=1, acceptances={}),
         "previous": "1" * 64,
