@@ -14,16 +14,16 @@ import socket
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING, Any
 
 from peers.console.words import command_name
 from swarm import WIRE_VERSION
 from swarm.errors import ConfigError, Incompatible, Refused
 from swarm.ids import PeerId, RunId
 from swarm.network.addresses import is_loopback, parse_address
-from swarm.security.credentials import Credential, SignedGrant, credential_for
+
+if TYPE_CHECKING:
+    from swarm.security.credentials import Credential, SignedGrant
 
 PREFIX = "swarm1:"
 MAX_CHARACTERS = 8192
@@ -56,6 +56,8 @@ class Granted:
 
     def credential(self, peer: PeerId) -> Credential:
         """Return what ``peer`` shows to others. Raises ConfigError where it was granted to another."""
+        from swarm.security.credentials import credential_for
+
         try:
             return credential_for(self.grant, peer, self.seed)
         except Refused as refused:
@@ -265,6 +267,10 @@ def _granted(text: str, fields: dict[str, Any]) -> Granted | None:
     grant, key = fields.get("grant"), fields.get("key")
     if grant is None and key is None:
         return None
+    from pydantic import ValidationError  # slow to import, and most invites grant nothing
+
+    from swarm.security.credentials import SignedGrant
+
     try:
         signed = SignedGrant.model_validate_json(json.dumps(grant))
     except ValidationError:

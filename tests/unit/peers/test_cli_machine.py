@@ -106,7 +106,7 @@ def test_status_as_json_is_one_stable_line(
     (place,) = found["places"]
     assert list(place) == [
         "place", "path", "live", "phase", "pid", "started", "name", "peer", "role", "run", "run_name", "session",
-        "data", "end", "standing", "trouble", "owner",
+        "data", "keeper", "end", "standing", "trouble", "owner",
     ]  # fmt: skip
     assert (place["live"], place["phase"], place["pid"], place["trouble"]) == (True, "ready", otter.pid, "")
     assert (place["standing"]["schema"], place["standing"]["step"], place["standing"]["pid"]) == (1, 12, otter.pid)

@@ -87,7 +87,7 @@ def test_invite_pasted_with_line_breaks_and_padding_is_read() -> None:
         (_with(wire=True), "its wire version is True"),
         (_with(wire="1"), "its wire version is '1'"),
         (_with(wire=None), "its wire version is None"),
-        (PREFIX + "A" * 5000, "longer"),
+        (PREFIX + "A" * 9000, "longer"),
     ],
 )
 def test_invite_that_is_none_says_why(text: str, told: str) -> None:
