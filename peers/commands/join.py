@@ -7,7 +7,7 @@ import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from peers.commands.preflight import (
     check_announce,
@@ -63,7 +63,7 @@ def join(options: PeerOptions, *, words: bool, json_lines: bool, company: Compan
     if not given and options.invite_file is not None:
         given = (_awaited(options.invite_file, say),)
     contacts = contacts_from(given)
-    role = options.part_taken
+    role = _checked_role(contacts, options.part_taken)
     say(f"swarm {__version__}", f"joins {contacts.run_name or 'the run of a peer'} as {_title(role)}")
     check_offered(options)
     check_before_start(home_directory(options.home), say)
@@ -196,6 +196,17 @@ def _keep(place: HeldPlace, credential: Credential) -> str:
                           "Make room, or choose another with --home.", why=str(error.strerror)) from None  # fmt: skip
     grant = credential.grant
     return f"for {grant.name}, as {grant.role}, until step {grant.until_step}"
+
+
+def _checked_role(contacts: Contacts, role: Literal["stage", "trainer"]) -> Literal["stage", "trainer"]:
+    """Return the role. Raises ConfigError for one that the invite is not for: nobody would let this peer in."""
+    if contacts.granted is None or (grant := contacts.granted.grant.grant).allows(role):
+        return role
+    if grant.role == "observer":
+        next_ = f"{command_name()} dashboard INVITE looks on; to join ask for an invite as {role}"
+    else:
+        next_ = f"{command_name()} join INVITE --role {grant.role}; or ask for an invite as {role}"
+    raise ConfigError("--role", role, f"{grant.role}, for which the invite is", next_)
 
 
 def _title(role: str) -> str:

@@ -204,7 +204,7 @@ def _closing(run: RunContext, lead: LeadService) -> CloseContext:
     )
 
 
-def _anybody(caller: PeerId) -> None:
+def _anybody(caller: PeerId, part: str) -> None:
     return
 
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from swarm.consensus.admissions import AdmissionPolicy, Admissions, check_sense, is_past
 from swarm.consensus.records import CloseRecord, voters
 from swarm.errors import Busy, PeerError, Refused, Unadmitted, Violation
-from swarm.ids import PeerId
+from swarm.ids import ENDS, PeerId
 from swarm.membership.access import METHODS, CallerAccess
 from swarm.network.discovery.records import PeerRecord
 from swarm.network.protocols import Directory, RecordT, Rpc
@@ -89,9 +89,15 @@ class CallGate:
             raise Busy(f"{caller} is no member of the run yet, as far as is known here")
         raise Refused(f"{what} is for a {needed.name.lower()}, and {caller} is a {found.name.lower()} here")
 
-    def may_fetch(self, caller: PeerId) -> None:
-        """Raise as :meth:`may` for a caller that may look, but learn nothing of the model."""
+    def may_fetch(self, caller: PeerId, part: str) -> None:
+        """Raise as :meth:`may` for a caller that may look, but learn nothing of the model; Refused for one that is to
+        join in a role that does not hold this part. A member holds, or copies, what its record says."""
         self.require(caller, CallerAccess.JOINER, "a part of the model")
+        shown = self._shown.get(caller)
+        if shown is None or self._looked().access.get(caller) is not None:
+            return
+        if not shown.grant.allows("trainer" if part == ENDS else "stage"):
+            raise Refused(f"{part} is not for who joins as {shown.grant.role}")
 
     def access_of(self, caller: PeerId) -> CallerAccess:
         """Return what a caller is. Raises Unadmitted, saying why, for a stranger."""

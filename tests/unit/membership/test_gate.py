@@ -355,6 +355,15 @@ def test_observer_fetches_nothing_of_the_model() -> None:
     made = gate()
     made.show(HOLDER.peer, credential())
     made.show(OTHER.peer, credential(OTHER, role="observer", serial="1" * 16))
-    made.may_fetch(HOLDER.peer)
+    made.may_fetch(HOLDER.peer, "stage-0")
     with pytest.raises(Refused, match="a part of the model is for a joiner"):
-        made.may_fetch(OTHER.peer)
+        made.may_fetch(OTHER.peer, "stage-0")
+
+
+@pytest.mark.parametrize(("role", "part", "other"), [("stage", "stage-1", "ends"), ("trainer", "ends", "stage-1")])
+def test_joiner_fetches_what_its_role_holds_and_no_more(role: str, part: str, other: str) -> None:
+    made = gate()
+    made.show(OTHER.peer, credential(OTHER, role=role))
+    made.may_fetch(OTHER.peer, part)
+    with pytest.raises(Refused, match=f"{other} is not for who joins as {role}"):
+        made.may_fetch(OTHER.peer, other)

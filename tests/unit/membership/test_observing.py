@@ -357,7 +357,7 @@ async def test_update_of_a_step_that_is_given_up_is_none() -> None:
 
 @pytest.mark.parametrize("body", [(START, START_STAGE), (NEXT, NextRequest(part=STAGE, step=3))])
 async def test_who_may_only_look_gets_nothing_of_the_model(body: tuple[Any, Any]) -> None:
-    def nobody(caller: PeerId) -> None:
+    def nobody(caller: PeerId, part: str) -> None:
         raise Refused(f"a part of the model is not for {caller}")
 
     bench = await bench_at(3)

@@ -6,23 +6,27 @@ import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from data_shards.build import build_shard
 from data_shards.tokenize import train_tokenizer
 from peers.cli.app import run
+from peers.commands.join import _checked_role
 from peers.commands.preflight import check_checkpoints, check_listen
 from peers.console import interrupt
 from peers.exit_codes import EXIT_DRAINED, EXIT_INCOMPATIBLE, EXIT_OK, EXIT_USAGE
 from peers.home.last_events import last_event
 from peers.home.place_state import read_state
 from peers.home.places import take_place
-from peers.invites.invite import Invite
+from peers.invites.invite import Contacts, Granted, Invite
 from peers.settings import PeerSettings
 from swarm.clock import SystemClock
 from swarm.errors import ConfigError
 from swarm.ids import RunId
+from swarm.security.credentials import Grant, sign_grant
+from swarm.security.signing import PrivateIdentity
 
 PEER = "12D3KooWMrSnzaXRF41zHeiKFu6JxTnmWJGKBmEmoW2LsquAx6zW"
 ADDRESS = f"/ip4/192.0.2.7/tcp/31337/p2p/{PEER}"
@@ -302,3 +306,17 @@ def test_last_event_passes_over_torn_lines(tmp_path: Path) -> None:
     assert last_event(path, "A") == {"kind": "A", "n": 2}
     assert last_event(path, "A", whole=True) == {"kind": "A", "n": 2}
     assert last_event(tmp_path / "none", "A") is None
+
+
+@pytest.mark.parametrize(
+    ("granted", "role", "next_"),
+    [("trainer", "stage", "--role trainer"), ("stage", "trainer", "--role stage"), ("observer", "stage", "dashboard")],
+)
+def test_invite_for_another_role_is_refused_before_anybody_is_dialled(granted: Any, role: Any, next_: str) -> None:
+    issuer, key = PrivateIdentity(bytes(32)), PrivateIdentity(bytes([1]) * 32)
+    grant = Grant(run="ab" * 32, serial="0" * 16, name="ana", role=granted, until_step=9, key=key.peer)
+    contacts = Contacts(addresses=(), granted=Granted(grant=sign_grant(grant, issuer)))
+    with pytest.raises(ConfigError, match=next_):
+        _checked_role(contacts, role)
+    if granted != "observer":
+        _checked_role(contacts, granted)
