@@ -183,6 +183,7 @@ def invite(
     from peers.home.places import home_directory
     from peers.invites.invite import invite_on_standard_input, parse_invite
     from peers.invites.invite_file import qr_code, write_invite
+    from swarm.errors import ConfigError
 
     place = choose_speaker(home_directory(home), peer, command="invite")
     wishes = {"for": name, "role": role, "expires": expires, "id": holder, "organisation": organisation}
@@ -209,7 +210,11 @@ def invite(
             label="note",
         )
     if qr:
-        print(qr_code(text, shutil.get_terminal_size().columns), file=sys.stderr)
+        try:
+            print(qr_code(text, shutil.get_terminal_size().columns), file=sys.stderr)
+        except ConfigError as narrow:  # the invite is given all the same
+            again = "make its letters smaller, and give the same again"
+            print_error(f"no QR code is shown: it needs {narrow.allowed}", next_=again, label="note")
 
 
 # --- swarm revoke ----------------------------------------------------------------------------------------------------

@@ -68,7 +68,9 @@ class Admitting:
             raise CommandError("this run admits the peers that an issuer names", check="whose id is it?",
                                next_=f"{command_name()} id --create, on the machine that shall join; then here: "
                                f"{command_name()} invite --for NAME --id PEER_ID", exit_code=EXIT_USAGE)  # fmt: skip
-        if not holder:
+        if holder:
+            self._check_peer(holder)
+        else:
             seed = secrets.token_bytes(SEED_BYTES)
             holder = PrivateIdentity(seed).peer
         try:
@@ -182,6 +184,10 @@ class Admitting:
             raise CommandError(f"{peer} is {'already' if verb == 'appoint' else 'not'} an issuer",
                                check=f"the issuers are {listed(state.issuers) or 'gone'}",
                                next_=f"{command_name()} issuers", exit_code=EXIT_USAGE)  # fmt: skip
+        if verb == "dismiss" and len(state.issuers) == 1:
+            raise CommandError(f"{peer} is the last issuer: nobody could invite any more",
+                               check=f"{command_name()} issuers shows who may", exit_code=EXIT_USAGE,
+                               next_=f"{command_name()} issuers --appoint PEER_ID, another one, first")  # fmt: skip
         order = Order(verb=verb, run=self.manifest.run_id, name=peer[-12:], peer=peer, after=state.number)
         if self._give(order, f"{command_name()} issuers --{verb} {peer}"):
             return f"{peer} is {'an' if verb == 'appoint' else 'no'} issuer with the next record"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peers.commands.history_source import acquaintances, sessions_of
-from peers.console.words import another_path, command_name
+from peers.console.words import another_path
 from peers.founding_files import MANIFEST_FILE
 from peers.home.places import PlaceInfo, list_places
 from peers.invites.invite import MAX_ADDRESSES, Invite, parse_invite
@@ -50,8 +50,7 @@ def qr_code(invite: str, columns: int) -> str:
     code = segno.make_qr(invite, error="l")
     if (needed := code.symbol_size(border=2)[0]) > columns:
         raise ConfigError("--qr", columns, f"a terminal of {needed} columns at least",
-                          f"Make its letters smaller, and then: {command_name()} invite --qr",
-                          why="so many has the invite's QR code")  # fmt: skip
+                          "Make its letters smaller, and give the same again.", why=f"it has {columns}")  # fmt: skip
     drawn = io.StringIO()
     code.terminal(drawn, border=2, compact=True)
     return drawn.getvalue()

@@ -84,6 +84,11 @@ def test_invite_to_another_run_and_one_of_no_issuer_are_not_signed(tmp_path: Pat
         first.countersign("swarm1:nothing")
 
 
+def test_invite_for_a_peer_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="'foo' is no peer id"):
+        admitting(FIRST, tmp_path, FIRST).grant({"for": "zoe", "id": "foo"})
+
+
 def test_issuer_appoints_another_alone(tmp_path: Path) -> None:
     first = admitting(FIRST, tmp_path, FIRST)
     assert first.issuers({}) == FIRST.peer
@@ -111,6 +116,7 @@ def test_members_appoint_an_issuer_by_more_than_half_of_the_votes(tmp_path: Path
         ({"appoint": str(FIRST.peer)}, "already an issuer"),
         ({"dismiss": str(SECOND.peer)}, "not an issuer"),
         ({"appoint": str(SECOND.peer), "dismiss": str(FIRST.peer)}, "given together"),
+        ({"dismiss": str(FIRST.peer)}, "last issuer"),
     ],
 )
 def test_what_cannot_be_ordered_is_refused_with_the_cause(tmp_path: Path, request_: dict[str, str], cause: str) -> None:
