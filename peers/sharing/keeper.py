@@ -126,7 +126,11 @@ class PeerProcess:
             start_new_session=True,  # Ctrl-C is ours to hand on
         )
         try:
-            await process.communicate(order_for(order).encode())
+            if orders := process.stdin:
+                with contextlib.suppress(OSError, RuntimeError):  # dead already: RuntimeError is how uvloop says so
+                    orders.write(order_for(order).encode())
+                    await orders.drain()
+                orders.close()
             code = await process.wait()
         finally:
             self._process = None
