@@ -14,10 +14,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 READS = ("GET", "HEAD")
-GUARDED = ("/api/", "/metrics")
-"""What tells of the run; page, script and style do not."""
+ROUTES: Mapping[str, str] = {
+    "/": "the page, which tells nothing of a run and asks for the token",
+    "/app.js": "the page's script, the same everywhere",
+    "/charts.js": "the page's script, the same everywhere",
+    "/style.css": "the page's style, the same everywhere",
+    "/favicon.svg": "the page's icon, the same everywhere",
+    "/api/v1/state": "",
+    "/api/v1/events": "",
+    "/metrics": "",
+}
+"""Every path that is served, with the reason for which it needs no token; without one it does, and so does whatever is
+not here."""
 TOKEN_BYTES = 24
 MAX_TOKEN_CHARS = 256
+MIN_TOKEN_CHARS = 16
+FOREIGN_SITES = ("cross-site", "same-site")
+"""What a browser says (Sec-Fetch-Site) of a request that a page of another address makes, also where it names no
+Origin, as for an image or a script in a page."""
 
 HEADERS: Mapping[str, str] = {
     "content-security-policy": (
@@ -71,7 +85,11 @@ class Access:
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2] != host:
             return 403, "pages of other sites may not read this"
-        if path.startswith(GUARDED) and not self._knows(headers.get("authorization", "")):
+        if ROUTES.get(path):
+            return None
+        if headers.get("sec-fetch-site", "none").lower() in FOREIGN_SITES:
+            return 403, "pages of other sites may not read this"
+        if not self._knows(headers.get("authorization", "")):
             return 401, "a token is needed: the address with it was printed when the dashboard was started"
         return None
 

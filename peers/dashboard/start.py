@@ -19,7 +19,7 @@ from peers.commands.preflight import port_holder
 from peers.console.interrupt import SIGNALS, Interrupted
 from peers.console.words import CommandError
 from peers.control.status import SwarmLook
-from peers.dashboard.access import Access, is_loopback, new_token
+from peers.dashboard.access import MAX_TOKEN_CHARS, MIN_TOKEN_CHARS, Access, is_loopback, new_token
 from peers.dashboard.choice import choose_run
 from peers.dashboard.overview import Overview
 from peers.dashboard.place import PLACE_WORDS, PORT, TOKEN_VARIABLE, listening_place
@@ -74,7 +74,11 @@ def token_for(host: str, home: Path) -> str | None:
     if is_loopback(host):
         return None
     if given := os.environ.get(TOKEN_VARIABLE):
-        return given
+        if MIN_TOKEN_CHARS <= len(given) <= MAX_TOKEN_CHARS and given.isascii():
+            return given
+        raise ConfigError(TOKEN_VARIABLE, f"{len(given)} characters",
+                          f"a token of {MIN_TOKEN_CHARS} to {MAX_TOKEN_CHARS} characters of ASCII",
+                          "For example that of: openssl rand -hex 16. Without the variable one is made.")  # fmt: skip
     path = home / TOKEN_FILE
     try:
         home.mkdir(parents=True, exist_ok=True)
@@ -84,8 +88,10 @@ def token_for(host: str, home: Path) -> str | None:
     except OSError as error:
         raise ConfigError("--home", str(path), "a file that this user may write", f"Set {TOKEN_VARIABLE} instead.",
                           why=str(error.strerror)) from error  # fmt: skip
-    if len(token) < 16:
-        raise ConfigError("token", str(path), "a token of 16 characters at least", "Remove the file: another is made.")
+    if len(token) < MIN_TOKEN_CHARS:
+        raise ConfigError(
+            "token", str(path), f"a token of {MIN_TOKEN_CHARS} characters at least", "Remove the file: another is made."
+        )
     return token
 
 

@@ -1,5 +1,6 @@
-"""What admission by invite keeps out, and what it costs: every service tried by every kind of caller, a revocation, a
-connection, and a run whose issuer has gone.
+"""What admission by invite keeps out, and what it costs: every service tried by every kind of caller, every route of
+the dashboard and command of the control socket by strangers, a revocation, a connection, and a run whose issuer has
+gone.
 
 Services and the run without its issuer are played in virtual time, over the network in memory; the revocation in real
 time.
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tests.benchmarks._admission_http import tried_routes
 from tests.benchmarks.runner import Cell, Result, Size
 
 if TYPE_CHECKING:
@@ -24,12 +26,13 @@ if TYPE_CHECKING:
 BARS = {
     "services_answering_strangers": 0,
     "services_beyond_the_table": 0,
+    "routes_answering_strangers": 0,
     "revoked_out_s": 60.0,
     "connect_cost_ms": 1.0,
     "steps_without_issuers": 50,
 }
 """At most so much, but of the steps at least."""
-KEYS = ("services_tried", *BARS, *(f"{name}_bar" for name in BARS))
+KEYS = ("services_tried", "routes_tried", *BARS, *(f"{name}_bar" for name in BARS))
 STRANGERS = ("none", "copied", "expired", "revoked", "another run's", "another issuer's")
 TARGETS = ("bootstrap", "host-1", "trainer-0")
 STEPS = {Size.SMOKE: 58, Size.DEFAULT: 120, Size.FULL: 400}
@@ -42,6 +45,8 @@ def run(size: Size) -> Result:
     """What admission keeps out: every service by every kind of caller, a revocation, a connection, no issuers."""
     import torch
 
+    from peers.dashboard.access import ROUTES
+
     torch.set_num_threads(1)
     rows, summary = list[list[Cell]](), dict[str, Any]()
     tried = _in_scratch(_services)
@@ -52,6 +57,12 @@ def run(size: Size) -> Result:
     summary["services_tried"] = len(tried)
     summary["services_answering_strangers"] = sum(passed and not free for passed, free in strangers)
     summary["services_beyond_the_table"] = sum(passed and not free for _, passed, free in tried)
+    routes = tried_routes()
+    for caller in dict.fromkeys(caller for caller, *_ in routes):
+        answered = len({route for who, route, answers, _ in routes if who == caller and answers})
+        rows.append([caller, "routes that answer it", answered])
+    summary["routes_tried"] = len(routes)
+    summary["routes_answering_strangers"] = sum(answers and not public for _, _, answers, public in routes)
     summary["revoked_out_s"] = round(_in_scratch(_revoked_out_s), 3)
     summary["connect_cost_ms"] = round(_connect_cost_ms(CONNECTIONS[size]), 3)
     summary["steps_without_issuers"] = _in_scratch(lambda root: _steps_without_issuers(root, STEPS[size]))
@@ -61,6 +72,8 @@ def run(size: Size) -> Result:
     notes = (
         "A caller's body cannot be decoded: a Violation shows that its call was let in. Observer, stage, trainer and "
         "any are what its credential allows; member and voter what the roster says.",
+        "Routes public by intent: " + "; ".join(f"{path}: {reason}" for path, reason in ROUTES.items() if reason) + ".",
+        "A dashboard of this machine alone has no token: whoever is on the machine may read it, by intent.",
     )
     summary |= {f"{name}_bar": bar for name, bar in BARS.items()}
     return Result(columns=("who", "figure", "value"), rows=rows, summary=summary, notes=notes)
