@@ -252,6 +252,8 @@ class Node:
         for service in [*frozen_services(manifest.model, files), manifests]:
             endpoint.mount(service)
         await self._reaching(endpoint.enter(manifest.run_id))
+        if admission is not None:
+            endpoint.directory.admit(admission.gate.vouches)
         # First, so that the addresses told to others hold the relays through which they must come.
         await reach.find()
         membership = await self._become_member(around, endpoint, device)

@@ -33,6 +33,7 @@ from swarm.network.discovery.records import (
     seal,
     unwrap,
 )
+from swarm.network.discovery.shelf import Shelf, Vouches, shelved
 from swarm.network.libp2p.attach import LINK_ERRORS, AttachedP2P
 from swarm.network.libp2p.guard import MAX_ENTRIES, install
 from swarm.network.libp2p.lean import spare_init
@@ -99,7 +100,7 @@ class DHTDirectory:
 
     @staticmethod
     async def _make_node(p2p: AttachedP2P, config: DirectoryConfig, identity: PrivateIdentity, clock: Clock) -> Any:
-        return await DHTNode.create(
+        node = await DHTNode.create(
             p2p,
             node_id=DHTID.generate(source=f"{config.run}/{identity.peer}"),
             wait_timeout=_REPLY_S,
@@ -112,6 +113,14 @@ class DHTDirectory:
             backoff_rate=1.0,
             record_validator=RecordValidator(config.run, config.kinds, identity, clock),
         )
+        shelved(node.protocol)
+        return node
+
+    def admit(self, vouches: Vouches) -> None:
+        """Keep from now on what peers say of themselves for whom ``vouches(peer, credential)`` answers, and of others
+        little (:class:`~swarm.network.discovery.shelf.Shelf`)."""
+        shelf: Shelf = self._node.protocol.storage
+        shelf.admit(vouches)
 
     async def announce(self, record: Record, *, ttl_s: float) -> None:
         """See :class:`~swarm.network.protocols.Directory`. Raises BugError for a ``ttl_s`` above 120 or a kind that is
@@ -121,10 +130,16 @@ class DHTDirectory:
         body = encode_record(record)
         await self._rejoin()
         stored = await self._bounded(lambda: self._node.store(key, body, expiry, subkey=str(self._owner)))
-        if not stored:
+        # hivemind tells what the node said that answered last, and that may be the only one that is full, or hostile.
+        if not stored and not await self._is_kept(key, expiry):
             raise Unreachable("no node of the directory stored our record")
         self._expiry[key] = expiry
         self._announced[key] = record, ttl_s
+
+    async def _is_kept(self, key: str, expiry: float) -> bool:
+        found = await self._bounded(lambda: self._node.get(key, latest=True))
+        kept = found.value.get(str(self._owner)) if found is not None and isinstance(found.value, dict) else None
+        return kept is not None and bool(kept.expiration_time >= expiry)
 
     async def lookup(self, kind: type[RecordT]) -> dict[PeerId, RecordT]:
         """See :class:`~swarm.network.protocols.Directory`. Asks the nodes nearest to the key, never a cache. Raises
