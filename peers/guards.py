@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from peers.orders import ForcedExit, Orders
 from peers.preemption.watcher import PreemptionWatcher
 from peers.settings import PeerSettings
@@ -12,6 +14,9 @@ from swarm.events import EventSink, Paused, PauseWatch
 from swarm.health.watch import HealthWatch
 from swarm.ids import PeerId
 from swarm.network.endpoint import LibP2PEndpoint
+
+SECURE_SHARE = 0.9
+"""Of what is left: what is to be told must be told before the time is up."""
 
 
 async def watch_daemon(endpoint: LibP2PEndpoint, name: str) -> None:
@@ -32,6 +37,14 @@ async def watch_signals(orders: Orders, watch: HealthWatch, me: PeerId, name: st
     reason, exit_code = await orders.forced()
     await watch.tell_all(me, reason)
     raise ForcedExit(f"{name} {reason}", exit_code)
+
+
+async def watch_last_moments(orders: Orders, secure: Callable[[float], Awaitable[str]]) -> None:
+    """Have a peer that nobody lets go see to what only it has, as ``secure(within_s)`` does, before its time is up; it
+    ends at once where that says that it may."""
+    left_s = await orders.last_moments()
+    if reason := await secure(SECURE_SHARE * left_s):
+        orders.let_go(reason)
 
 
 async def watch_preemption(settings: PeerSettings, clock: Clock, events: EventSink, orders: Orders) -> None:

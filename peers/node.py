@@ -33,7 +33,7 @@ from peers.data.source import data_given, data_opened, open_source, shard_for
 from peers.exit_codes import EXIT_CODES, EXIT_DRAINED, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, exit_code_of
 from peers.foreign_model import files_here
 from peers.frozen import frozen_services
-from peers.guards import watch_daemon, watch_pauses, watch_preemption, watch_signals
+from peers.guards import watch_daemon, watch_last_moments, watch_pauses, watch_preemption, watch_signals
 from peers.manifest_file import manifest_sent
 from peers.options.reading import blamed
 from peers.orders import Orders
@@ -208,6 +208,7 @@ class Node:
             guards = [
                 group.create_task(watch_daemon(endpoint, self._settings.name)),
                 group.create_task(watch_signals(self._orders, watch, self._identity.peer, self._settings.name)),
+                group.create_task(watch_last_moments(self._orders, self._secure)),
                 group.create_task(LoopLagProbe(self._events, self._clock).run()),
                 group.create_task(serve_own(self._settings, self._commands.look, self._events)),
                 group.create_task(watch_preemption(self._settings, self._clock, self._events, self._orders)),
@@ -270,6 +271,9 @@ class Node:
         if self._retiring is None:
             self._retiring = asyncio.ensure_future(endpoint.retire_relay())
         return membership.leave(reason, ending)
+
+    async def _secure(self, within_s: float) -> str:
+        return "" if self._membership is None else await self._membership.secure(within_s)
 
     async def _find_run(self, endpoint: LibP2PEndpoint) -> tuple[Manifest, bytes]:
         """The run's manifest and tokenizer: the founder reads them from its files, everybody else asks a contact."""

@@ -17,6 +17,9 @@ ResultT = TypeVar("ResultT")
 Leave = Callable[[str, Ending], str]
 """Begins to leave in order; see :meth:`swarm.membership.leaving.Leaving.ask`."""
 
+LAST_S, LAST_SHARE = 5.0, 0.5
+"""So much of the time that a peer has to leave in, at most and as a share, is for the state that nobody else has."""
+
 _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
 
 
@@ -36,6 +39,7 @@ class Orders:
 
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
+        self._until: asyncio.Future[tuple[float, float]] = asyncio.get_running_loop().create_future()
         self._leave: Leave | None = None
         self._loop = asyncio.get_running_loop()
         self._told: asyncio.Future[int] = self._loop.create_future()
@@ -80,6 +84,7 @@ class Orders:
             return
         self._leave(reason, ending)
         patience = self._grace_s if within_s is None else within_s
+        self._bound(patience)
         self._loop.call_later(patience, self._force, f"could not leave in order in time: {reason}", code)
 
     async def forced(self) -> tuple[str, int]:
@@ -95,6 +100,22 @@ class Orders:
             exit_code = self._told.result() if self._noticed is None else self._noticed
             return f"could not leave in order within {self._grace_s:g} s", exit_code
         return self._forced.result()
+
+    async def last_moments(self) -> float:
+        """Return, once this peer has been told to leave within a time that is nearly over, how many seconds are left of
+        it: what only it has must be somewhere else by then."""
+        until, left_s = await asyncio.shield(self._until)
+        await asyncio.sleep(until - left_s - self._loop.time())
+        return max(0.0, until - self._loop.time())
+
+    def let_go(self, reason: str) -> None:
+        """It cannot leave in order, and may go now: nothing is lost with it. After :meth:`last_moments`."""
+        code = self._told.result() if self._noticed is None else self._noticed
+        self._force(f"could not leave in order in time: {reason}", code)
+
+    def _bound(self, patience_s: float) -> None:
+        if not self._until.done():
+            self._until.set_result((self._loop.time() + patience_s, min(LAST_S, LAST_SHARE * patience_s)))
 
     async def unless_forced(self, name: str, work: Coroutine[Any, Any, ResultT]) -> ResultT:
         """Return the result of ``work``. When the peer, called ``name``, must end before, ``work`` is cancelled, which
@@ -125,6 +146,8 @@ class Orders:
             self._force(f"was stopped by {by}{', twice' if twice else ''}", 128 + number)
             return
         self._told.set_result(128 + number)
+        if not by_keyboard:
+            self._bound(self._grace_s)
         self._leave(by, Ending.DONE if by_keyboard else Ending.DRAINED)
 
     def _on_arrival(self, number: int, frame: FrameType | None) -> None:

@@ -152,6 +152,7 @@ _WORDS: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
     "PartsCapped": lambda name, fields: f"{' and '.join(fields['caps'])} is far out, and scaled down by itself",
     "ClosedWithout": lambda name, fields: f"step {fields['step']} closes without {', '.join(fields['late'])}, late",
     "LateWorkLost": lambda name, fields: f"{fields['tokens']} tokens of {fields['peer']} are lost: {fields['reason']}",
+    "StateLeftBehind": lambda name, fields: f"{name} ends with the only {fields['part']} of step {fields['step']}",
     "CaughtUp": lambda name, fields: f"{name} caught up with step {fields['step']}, for which it was late",
     "CodecsChanged": lambda name, fields: f"boundaries have other codecs: {fields['why']}",
     "DiskRefused": lambda name, fields: f"the disk of {name} takes nothing more",

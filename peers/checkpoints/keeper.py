@@ -92,6 +92,12 @@ class CheckpointKeeper:
             assert self._writing is not None  # noqa: S101 - as above
             self._writing.create_task(self._write_copies(self._writer, copies, record))
 
+    async def keep_now(self, state: Snapshot, record: CloseRecord) -> str:
+        """See :class:`swarm.membership.state_keeper.StateKeeper`."""
+        if self._writer is None:
+            return "this peer keeps no checkpoints"
+        return await self._writer.write_now(state, record)
+
     async def _write_copies(self, writer: CheckpointWriter, copies: Sequence[Snapshot], record: CloseRecord) -> None:
         until = self._around.clock.monotonic() + COPIES_S
         if self._own is not None:

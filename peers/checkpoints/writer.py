@@ -153,6 +153,14 @@ class CheckpointWriter:
         except (StateError, OSError) as error:
             logger.info("the copy of %s of step %d was not written: %s", snapshot.part, snapshot.step, error)
 
+    async def write_now(self, snapshot: Snapshot, record: CloseRecord) -> str:
+        """Store the part as :meth:`write` does, whatever is due; returns why the disk refused, "" once it is there."""
+        try:
+            await self._store(snapshot, record, COPY_OTHERS_S)
+        except (StateError, OSError) as error:
+            return (await self._failed(snapshot, with_commands(str(error)))).reason
+        return ""
+
     def unkept(self) -> CheckpointFailed | None:
         """The last state of all, when it was not written by this peer and is not here from another, as it was decided.
         Reads a few small files."""

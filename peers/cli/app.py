@@ -149,6 +149,10 @@ def _of_this_machine(error: OSError) -> CommandError | None:
 # --- what the parser refuses -----------------------------------------------------------------------------------------
 
 
+_OF_JOINERS = ("--pause-when", "--resume-after", "--retry")
+"""What a founder cannot have: until its run has begun the others have nobody else to come to, and a process that was
+started again would found another. Where a person types it all the same, it is said what does."""
+
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 """The parser's own errors. Which module has them depends on typer's version."""
 
@@ -161,6 +165,11 @@ def _explained(error: Any, arguments: Sequence[str]) -> SwarmError:
     # Where an option lacks its value the parser does not say of which command.
     usage = "what follows it" if error.ctx is None else " ".join(error.ctx.get_usage().split()).replace("U", "u", 1)
     if (option := getattr(error, "option_name", "")) and hasattr(error, "possibilities"):
+        if typed == "swarm new" and option in _OF_JOINERS:
+            return CommandError(f"{option} is for peers that join: a founder stays until its run has begun",
+                                check=f"start this one without {option}; the peer that does the work is another",
+                                next_=f"with the invite that it prints: {command_name()} join INVITE {option} …; once "
+                                f"the run has begun the founder may go: {command_name()} drain")  # fmt: skip
         close = listed(sorted(error.possibilities or ())).replace(" and ", " or ")
         check = f"did you mean {close}?" if close else usage
         return CommandError(f"{typed} has no option {option}", check=check, next_=f"{help_} lists those there are")

@@ -61,6 +61,7 @@ from swarm.events import (
     RunFound,
     RunStarted,
     StateDownloaded,
+    StateLeftBehind,
     StepGivenUp,
     TermBegan,
     Waiting,
@@ -230,13 +231,17 @@ def _describe_repair(event: Event) -> tuple[str, str] | None:
 
 
 def _describe_late(event: Event) -> tuple[str, str] | None:
-    """Describe a close that does not wait for all, where replicas train apart."""
+    """Describe a close that does not wait for all, where replicas train apart, and what is lost with who ends."""
     match event:
         case ClosedWithout():
             late = "; ".join(f"{peer}: {why}" for peer, why in event.late.items())
             return "late", harmless(f"step {event.step} closes without some, who are averaged later: {late}")
         case LateWorkLost():
             return "work lost", harmless(f"{event.tokens} tokens of {event.peer}, which was late: {event.reason}")
+        case StateLeftBehind():
+            copied = "there is no copy of it" if event.copied is None else f"its newest copy is of step {event.copied}"
+            kept = f"is lost: {event.reason}" if event.reason else "is on this disk alone"
+            return "left behind", harmless(f"step {event.step} of {_part(event.part)} {kept}; {copied}")
         case CaughtUp():
             return "caught up", f"with step {event.step}, whose close did not wait for this peer"
         case _:

@@ -87,3 +87,4 @@ from swarm.events.state import DonorDropped as DonorDropped
 from swarm.events.state import FrozenFetching as FrozenFetching
 from swarm.events.state import FrozenReady as FrozenReady
 from swarm.events.state import StateDownloaded as StateDownloaded
+from swarm.events.state import StateLeftBehind as StateLeftBehind

@@ -66,6 +66,17 @@ class CopyHeld(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateLeftBehind(Event):
+    """This peer had to end as the only one that held ``part`` at ``step``, the newest: the best copy that others keep
+    was at ``copied``, None without any. ``reason`` says why the state is not on this disk either; "" where it is."""
+
+    part: PartName
+    step: int
+    copied: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CopyDropped(Event):
     """This peer keeps its copy of a part no longer: another does, it became this peer's part, or it fell behind and
     must be fetched anew."""

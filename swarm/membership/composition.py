@@ -19,6 +19,7 @@ from swarm.membership.gate import AdmittedDirectory
 from swarm.membership.handover import ResidualHandover
 from swarm.membership.holding import LocalSGD, RoleManager
 from swarm.membership.joining import Joining
+from swarm.membership.last_holder import LastHolder
 from swarm.membership.leaving import Leaving
 from swarm.membership.membership import Membership
 from swarm.membership.memory import MemoryAccount, lacking_to_move
@@ -110,7 +111,7 @@ def compose(
         found = Founder(around, seen, run.calls, announcer.record, donor, beginning)
     entering = Entering(run, first, found, holding, following, Joining(run, member, following.prepare))
     handover, parting = ResidualHandover(run, holding), ExitBarrier()
-    leaving = Leaving(run, observers.observers, announcer, handover)
+    leaving = Leaving(run, observers.observers, announcer, handover, LastHolder(run, holding, observers.observers))
     watch_leader = LeaderWatch(endpoint.peer, run.position, lead, watch, clock, run.question_s)
     steps = StepLoop(member, _closing(run, lead), parting, holding.feed(), entering.again, watch_leader)
 

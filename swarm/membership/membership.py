@@ -71,6 +71,11 @@ class Membership:
         close."""
         return self._leaving.ask(reason, ending)
 
+    async def secure(self, within_s: float) -> str:
+        """Have the newest state of a part that only this peer holds be somewhere else before it ends: see
+        :meth:`swarm.membership.last_holder.LastHolder.secure`."""
+        return await self._leaving.last.secure(within_s)
+
     @property
     def ending(self) -> Ending:
         """Return how it ended, once :meth:`run` has returned."""

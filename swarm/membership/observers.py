@@ -24,7 +24,8 @@ for gone where nothing is lost if it is not."""
 
 @dataclass(slots=True)
 class _Observer:
-    """``had``: it has the updates to this step. ``asked``: it wanted something since the step before closed, so it has
+    """``had``: it has the updates to this step; ``follows``: and the state that they led to, as it has asked for what
+    comes after. ``asked``: it wanted something since the step before closed, so it has
     not got all of it from being a member. ``late``: it is a member that was late for a close, and no more than that."""
 
     had: int
@@ -32,6 +33,7 @@ class _Observer:
     waiting: int = 0
     asked: bool = True
     late: bool = False
+    follows: bool = False
 
 
 class Observers:
@@ -73,7 +75,7 @@ class Observers:
             raise Busy(f"{MAX_OBSERVERS} peers are joining with this one's help")
         observer = self._known.setdefault(key, _Observer(had))
         observer.had, observer.expires, observer.asked = had, self._clock.monotonic() + LEASE_S, True
-        observer.late = False
+        observer.late = observer.follows = False
 
     def behind(self, peer: PeerId, part: PartName, step: int) -> None:
         """A member was late for the close of ``step``: it has the updates before, and comes for this one. However many
@@ -89,7 +91,7 @@ class Observers:
             raise Refused("not an observer of this part: start first")
         self._donor.release(peer, part)  # it asks for what comes after that state: so it has it
         observer.had = step - 1
-        observer.waiting, observer.asked = observer.waiting + 1, True
+        observer.waiting, observer.asked, observer.follows = observer.waiting + 1, True, True
         try:
             yield
         finally:
@@ -105,6 +107,10 @@ class Observers:
     def steps(self, part: PartName) -> list[int]:
         """Return how far the followers of a part have come, by what they asked for."""
         return [observer.had for (_, name), observer in self._known.items() if name == part]
+
+    def followers(self, part: PartName) -> dict[PeerId, int]:
+        """Return how far those have come, by their own word, that have a state of a part and lead it on."""
+        return {peer: seen.had for (peer, name), seen in self._known.items() if name == part and seen.follows}
 
     def step_closed(self, before: CloseRecord | None, record: CloseRecord) -> None:
         """``record`` was decided after ``before``. Forget members that took part with the part that they observed and

@@ -45,5 +45,8 @@ class StateKeeper(AbstractAsyncContextManager[Any], Protocol):
     def keep_copies(self, copies: Sequence[Snapshot], record: CloseRecord) -> None:
         """Keep the last state of others' parts: the run is over with ``record``. Called inside the context."""
 
+    async def keep_now(self, state: Snapshot, record: CloseRecord) -> str:
+        """Keep a state that only this peer has, before it ends; returns why it is not kept, "" once it is."""
+
     def check_last(self) -> None:
         """Raise RunEnded when the state that the run was for could not be kept. Called after the context."""

@@ -109,6 +109,18 @@ def test_cli_wrong_setting_is_explained_before_anything_heavy(
             "usage: swarm join [OPTIONS] [INVITE]...",
             "join --help",
         ),
+        (
+            "new --pause-when battery",
+            "--pause-when is for peers that join: a founder stays until its run has begun",
+            "start this one without --pause-when; the peer that does the work is another",
+            "swarm join INVITE --pause-when …; once the run has begun the founder may go: swarm drain",
+        ),
+        (
+            "new --preset tiny --retry",
+            "--retry is for peers that join: a founder stays until its run has begun",
+            "start this one without --retry",
+            "join INVITE --retry",
+        ),
         ("join x --threads", "option '--threads' requires an argument", "what follows it", "join --help"),
         ("data build", "TEXT is missing", "expected a value: UTF-8 files, or directories", "data build --help"),
         ("data build x", "--tokenizer is missing", "expected a value: The run's tokenizer.json", "data build --help"),

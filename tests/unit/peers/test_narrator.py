@@ -48,6 +48,7 @@ from swarm.events import (
     RunFound,
     RunStarted,
     StateDownloaded,
+    StateLeftBehind,
     StepClosed,
     StepGivenUp,
     SyncProgress,
@@ -136,6 +137,14 @@ def _step(step: int) -> StepClosed:
         (
             CopyDropped(part=PartName("stage-1"), reason="other peers keep it now"),
             "copying       stage 1 no longer: other peers keep it now",
+        ),
+        (
+            StateLeftBehind(part=ENDS, step=4, copied=3, reason=""),
+            "left behind   step 4 of the ends (embedding and head) is on this disk alone; its newest copy is of step 3",
+        ),
+        (
+            StateLeftBehind(part=stage_part(1), step=4, copied=None, reason="there was no time to write it"),
+            "left behind   step 4 of stage 1 is lost: there was no time to write it; there is no copy of it",
         ),
         (
             DonorDropped(part=ENDS, step=4, donor=PEER, code="violation", reason="a chunk is not\nwhat it must be"),

@@ -9,9 +9,11 @@ import pytest
 import uvloop
 
 from peers.console import interrupt
-from peers.exit_codes import EXIT_OK, exit_code_of
+from peers.exit_codes import EXIT_OK, EXIT_PAUSED, exit_code_of
+from peers.guards import watch_last_moments
 from peers.orders import Orders
 from swarm.errors import Ending, RunEnded
+from swarm.sim.loop import run_world
 
 
 @pytest.fixture(autouse=True)
@@ -146,3 +148,59 @@ async def test_unless_forced_passes_an_error_on() -> None:
 
     with pytest.raises(ValueError, match="broken"):
         await Orders(60).unless_forced("s0", work())
+
+
+@pytest.mark.parametrize(
+    ("within_s", "safe_after_s", "ends_at_s"),
+    [(60.0, 2.0, 57.0), (60.0, None, 60.0), (4.0, 0.5, 2.5), (4.0, None, 4.0)],
+)
+def test_peer_that_nobody_lets_go_sees_to_what_only_it_has_before_its_time_is_up(
+    within_s: float, safe_after_s: float | None, ends_at_s: float
+) -> None:
+    async def main() -> None:
+        loop, orders = asyncio.get_running_loop(), Orders(60)
+        began, asked = loop.time(), list[float]()
+
+        async def secure(left_s: float) -> str:
+            asked.append(left_s)
+            await asyncio.sleep(left_s if safe_after_s is None else safe_after_s)
+            return "" if safe_after_s is None else "a copy has it"
+
+        orders.adopt(lambda reason, ending: "")
+        watching = asyncio.ensure_future(watch_last_moments(orders, secure))
+        await asyncio.sleep(0)
+        assert not asked, "nobody has told it to go"
+        orders.by_notice("the machine goes", within_s, Ending.PAUSED)
+        reason, code = await orders.forced()
+        assert code == EXIT_PAUSED
+        why = "the machine goes" if safe_after_s is None else "a copy has it"
+        assert reason == f"could not leave in order in time: {why}"
+        assert loop.time() - began == pytest.approx(ends_at_s)
+        assert asked == [pytest.approx(0.9 * min(5.0, within_s / 2))]
+        await watching
+
+    run_world(main())
+
+
+def test_person_who_waits_at_the_keyboard_bounds_nothing() -> None:
+    async def main() -> None:
+        orders = Orders(10)
+        orders.adopt(lambda reason, ending: "")
+        orders.take(signal.SIGINT)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(3600):
+                await orders.last_moments()
+
+    run_world(main())
+
+
+def test_service_that_is_told_to_stop_has_last_moments_within_its_grace() -> None:
+    async def main() -> None:
+        orders = Orders(10)
+        orders.adopt(lambda reason, ending: "")
+        orders.take(signal.SIGTERM)
+        assert await orders.last_moments() == pytest.approx(5.0)
+        orders.let_go("a copy has it")
+        assert await orders.forced() == ("could not leave in order in time: a copy has it", 143)
+
+    run_world(main())
