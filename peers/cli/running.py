@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -175,46 +174,14 @@ def invite(
 
     Example: swarm invite --countersign - --out both.txt < ana.txt
     """
-    from pathlib import Path
-
-    from peers.console.words import print_error
-    from peers.control.choose import choose_speaker
-    from peers.control.client import ask
+    from peers.commands.invite import show_invite
     from peers.home.places import home_directory
-    from peers.invites.invite import invite_on_standard_input, parse_invite
-    from peers.invites.invite_file import qr_code, write_invite
-    from swarm.errors import ConfigError
 
-    place = choose_speaker(home_directory(home), peer, command="invite")
     wishes = {"for": name, "role": role, "expires": expires, "id": holder, "organisation": organisation}
-    given: dict[str, Any] = {key: value for key, value in wishes.items() if value is not None}
+    given: dict[str, object] = {key: value for key, value in wishes.items() if value is not None}
     given |= {"vote": False} if no_vote else {}
-    if countersign is not None:
-        given = {"countersign": invite_on_standard_input() if countersign == "-" else countersign}
-    text = str(ask(place.control, "invite", who=place.described, **given))
-    if out is None:
-        print(text, flush=True)
-    else:
-        write_invite(Path(out), text)
-        print(f"The invite is in {out}.", file=sys.stderr)
-    said = "Anybody with this invite can join the run."
-    if (granted := parse_invite(text).granted) is not None:
-        grant = granted.grant.grant
-        said = f"Keep it secret: it is for one peer, {grant.name}, as {grant.role}, until step {grant.until_step}."
-    print(f"{said} On another machine: swarm join {'- < FILE' if out else 'INVITE'}", file=sys.stderr)
-    if parse_invite(text).local:
-        print_error(
-            f"{place.title} can be reached from this machine only",
-            check=f"swarm status --peer {place.name} shows its addresses",
-            next_="start it with --listen /ip4/0.0.0.0/tcp/0 to be reached from others",
-            label="note",
-        )
-    if qr:
-        try:
-            print(qr_code(text, shutil.get_terminal_size().columns), file=sys.stderr)
-        except ConfigError as narrow:  # the invite is given all the same
-            again = "make its letters smaller, and give the same again"
-            print_error(f"no QR code is shown: it needs {narrow.allowed}", next_=again, label="note")
+    given |= {} if countersign is None else {"countersign": countersign}
+    show_invite(home_directory(home), peer, given, out=out, qr=qr)
 
 
 # --- swarm revoke ----------------------------------------------------------------------------------------------------
@@ -264,10 +231,13 @@ def issuers(
     from peers.control.choose import choose_speaker
     from peers.control.client import ask
     from peers.home.places import home_directory
+    from peers.invites.wishes import check_peer_id
 
-    place = choose_speaker(home_directory(home), peer, command="issuers")
     wishes = {"appoint": appoint, "dismiss": dismiss}
     given: dict[str, Any] = {key: value for key, value in wishes.items() if value is not None}
+    for key, value in given.items():
+        check_peer_id(f"--{key}", value)
+    place = choose_speaker(home_directory(home), peer, command="issuers")
     print(ask(place.control, "issuers", who=place.described, **given), flush=True)
 
 

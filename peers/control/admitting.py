@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import math
-import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
 from peers.console.words import CommandError, command_name, listed
 from peers.control.status import AdmissionReport
 from peers.exit_codes import EXIT_ERROR, EXIT_USAGE
 from peers.invites.invite import Granted, parse_invite
+from peers.invites.wishes import DEFAULT_EXPIRES, WISHES, check_peer_id, check_wishes, seconds_of
 from peers.settings import PeerSettings
 from swarm.config import Manifest
 from swarm.disk import write_whole
 from swarm.errors import PeerError
-from swarm.ids import PeerId
 from swarm.membership.admission import AdmissionService
 from swarm.membership.membership import Membership
 from swarm.membership.roles import PeerContext
 from swarm.security.credentials import SEED_BYTES, Grant, Order, SignedGrant, new_serial, sign_grant
-from swarm.security.signing import PrivateIdentity, public_key_of
+from swarm.security.signing import PrivateIdentity
 
-_SPAN = re.compile(r"([1-9][0-9]{0,4})([smhd])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 ISSUED_FILE = "issued.json"
 MAX_ISSUED = 4096
 
@@ -62,35 +57,26 @@ class Admitting:
     def grant(self, request: Mapping[str, Any]) -> Granted:
         """Sign a grant: for ``for``, as ``role``, which ``expires`` in 7d, say, for the peer ``id`` or a one-time key.
         Raises CommandError."""
+        check_wishes({key: request[key] for key in WISHES if request.get(key) is not None})
         self._check_issuer()
         holder, seed = str(request.get("id") or ""), None
         if self.manifest.admission.mode == "organisation" and not holder:
             raise CommandError("this run admits the peers that an issuer names", check="whose id is it?",
                                next_=f"{command_name()} id --create, on the machine that shall join; then here: "
                                f"{command_name()} invite --for NAME --id PEER_ID", exit_code=EXIT_USAGE)  # fmt: skip
-        if holder:
-            self._check_peer(holder)
-        else:
+        if not holder:
             seed = secrets.token_bytes(SEED_BYTES)
             holder = PrivateIdentity(seed).peer
-        try:
-            grant = Grant(
-                run=self.manifest.run_id,
-                serial=new_serial(),
-                name=str(request["for"]),
-                organisation=str(request.get("organisation") or ""),
-                role=request.get("role") or "any",
-                vote=bool(request.get("vote", True)),
-                until_step=self._until(str(request.get("expires") or "7d")),
-                key=holder,
-            )
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            key = {"name": "--for", "key": "--id"}.get(str(first["loc"][0]), f"--{first['loc'][0]}")
-            raise CommandError(f"{key} {first['input']!r} cannot be used",
-                               check="names are 1 to 41 letters, digits, dots, dashes; roles stage, trainer, observer, "
-                               "any", next_=f"{command_name()} invite --help",
-                               exit_code=EXIT_USAGE) from None  # fmt: skip
+        grant = Grant(
+            run=self.manifest.run_id,
+            serial=new_serial(),
+            name=str(request["for"]),
+            organisation=str(request.get("organisation") or ""),
+            role=request.get("role") or "any",
+            vote=bool(request.get("vote", True)),
+            until_step=self._until(str(request.get("expires") or DEFAULT_EXPIRES)),
+            key=holder,
+        )
         signed = sign_grant(grant, self.identity)
         self._remember(signed)
         return Granted(grant=signed, seed=seed)
@@ -98,12 +84,7 @@ class Admitting:
     def _until(self, expires: str) -> int:
         """The step by which a grant expires that is for so long, at the pace of the newest step; the run's last where
         no step has been timed yet."""
-        match = _SPAN.fullmatch(expires)
-        if match is None:
-            raise CommandError(f"--expires {expires!r} is no span of time", check="a number and s, m, h or d: 7d, 12h",
-                               next_=f"{command_name()} invite --for NAME --expires 7d",
-                               exit_code=EXIT_USAGE)  # fmt: skip
-        seconds, rate = int(match[1]) * _SECONDS[match[2]], self.membership.situation.tokens_per_s
+        seconds, rate = seconds_of(expires), self.membership.situation.tokens_per_s
         last, batch = self.manifest.run.steps, self.manifest.batch
         if not rate:
             return last
@@ -179,7 +160,7 @@ class Admitting:
             raise CommandError("--appoint and --dismiss were given together", check="each is an order of its own",
                                next_=f"{command_name()} issuers --appoint PEER_ID, then --dismiss PEER_ID",
                                exit_code=EXIT_USAGE)  # fmt: skip
-        self._check_peer(peer)
+        check_peer_id(f"--{verb}", peer)
         if (verb == "appoint") == (peer in state.issuers):
             raise CommandError(f"{peer} is {'already' if verb == 'appoint' else 'not'} an issuer",
                                check=f"the issuers are {listed(state.issuers) or 'gone'}",
@@ -192,13 +173,6 @@ class Admitting:
         if self._give(order, f"{command_name()} issuers --{verb} {peer}"):
             return f"{peer} is {'an' if verb == 'appoint' else 'no'} issuer with the next record"
         return self._voted(f"{verb} {peer}")
-
-    @staticmethod
-    def _check_peer(peer: str) -> None:
-        if public_key_of(PeerId(peer)) is None:
-            raise CommandError(f"{peer[:64]!r} is no peer id", check=f"{command_name()} id shows that of a place",
-                               next_=f"{command_name()} status --peer NAME shows those that were admitted",
-                               exit_code=EXIT_USAGE)  # fmt: skip
 
     def countersign(self, text: str) -> str:
         """Return an invite of this run with this issuer's signature beside the others'. Raises CommandError, and

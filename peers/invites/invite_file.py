@@ -32,13 +32,15 @@ class Past:
     manifest: Path | None
 
 
-def write_invite(path: Path, invite: str) -> None:
-    """Have the file hold this invite, readable by this user alone: whoever has it can join. Raises ConfigError when it
-    cannot be."""
+def write_invite(path: Path, invite: str, *, option: str = "--invite-file") -> Path | None:
+    """Have the file hold this invite, readable by this user alone: whoever has it can join. Returns the directory that
+    was made for it, None for none. Raises ConfigError, which names the ``option``, when it cannot be."""
+    made = None if path.parent.is_dir() else path.parent
     try:
         write_named(path, [f"{invite}\n".encode()], mode=0o600)
+        return made
     except OSError as error:
-        raise ConfigError("--invite-file", str(path), "a file that can be written", another_path(path),
+        raise ConfigError(option, str(path), "a file that can be written", another_path(path),
                           why=str(error.strerror)) from error  # fmt: skip
 
 

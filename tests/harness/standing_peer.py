@@ -22,10 +22,11 @@ from peers.control.server import ControlServer
 from peers.control.status import MemberReport, StatusReport
 from peers.exit_codes import EXIT_DRAINED
 from peers.home.places import take_place
-from peers.invites.invite import invite_to
+from peers.invites.invite import Granted, invite_to, parse_invite
 from swarm.clock import SystemClock
 from swarm.ids import RunId
-from swarm.security.signing import peer_of
+from swarm.security.credentials import Grant, new_serial, sign_grant
+from swarm.security.signing import PrivateIdentity, peer_of
 
 RUN = "9f2c41" + "0" * 58
 PEER = "12D3KooWLbT7iWNTNKLbPXXdHbmWBVPvnxhVFBTj4yMJSJ1Hkv{:02d}"
@@ -76,11 +77,14 @@ def members(name: str, count: int) -> list[MemberReport]:
 class StandingPeer:
     """The commands of such a peer; ``over`` is set when it is to end."""
 
-    def __init__(self, name: str, number: int, count: int, run: str) -> None:
+    def __init__(self, name: str, chosen: argparse.Namespace) -> None:
         self.over = asyncio.Event()
         self.drained = False
-        self._standing = dataclasses.replace(standing(name, number), run=run)
-        self._members = members(name, count)
+        self._until = chosen.grants_until
+        self._standing = dataclasses.replace(
+            standing(name, chosen.number), run=chosen.run, tokens_per_s=chosen.tokens_per_s
+        )
+        self._members = members(name, chosen.members)
 
     async def status(self, request: Mapping[str, Any]) -> StatusReport:
         """As a peer does; the first after a drain is the last."""
@@ -99,8 +103,19 @@ class StandingPeer:
         return "leaves when step 13 closes"
 
     async def invite(self, request: Mapping[str, Any]) -> str:
-        """A text of the right form."""
-        return INVITE
+        """A text of the right form; for one peer where this grants until some step."""
+        if self._until is None:
+            return INVITE
+        grant = Grant(
+            run=RUN,
+            serial=new_serial(),
+            name=request["for"],
+            role=request["role"],
+            until_step=self._until,
+            key=peer_of(bytes(32)),
+        )
+        granted = Granted(grant=sign_grant(grant, PrivateIdentity(bytes(32))), seed=None)
+        return dataclasses.replace(parse_invite(INVITE), granted=granted).text()
 
 
 @contextlib.contextmanager
@@ -123,7 +138,7 @@ async def _live(name: str, chosen: argparse.Namespace) -> int:
     loop = asyncio.get_running_loop()
     with take_place(chosen.home, chosen.place, clock=SystemClock()) as place:
         place.open_session(name=name, peer=PEER.format(chosen.number), role="stage", run=chosen.run, run_name="tiny")
-        peer = StandingPeer(name, chosen.number, chosen.members, chosen.run)
+        peer = StandingPeer(name, chosen)
         loop.add_signal_handler(signal.SIGTERM, peer.over.set)
         table = {"status": peer.status, "peers": peer.peers, "drain": peer.drain, "invite": peer.invite}
         server = ControlServer(place.control, table)
@@ -144,6 +159,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--number", type=int, default=1)
     parser.add_argument("--members", type=int, default=4)
     parser.add_argument("--run", default=RUN)
+    parser.add_argument("--tokens-per-s", type=float, default=2612.0)
+    parser.add_argument("--grants-until", type=int)
     chosen = parser.parse_args(arguments)
     return asyncio.run(_live(chosen.name, chosen))
 

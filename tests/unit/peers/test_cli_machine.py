@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -24,10 +24,12 @@ from peers.console.words import CommandError
 from peers.control.client import ask
 from peers.control.status import MemberReport, StatusReport
 from peers.home.places import PlaceInfo, list_places, look_at_place, take_place
+from peers.invites.wishes import ROLES
 from swarm.averaging.config import AveragingConfig, LocalConfig
 from swarm.clock import SystemClock
 from swarm.ids import PartName, stage_part
 from swarm.membership.status_types import MemoryReport, PartTurnout
+from swarm.security.credentials import GrantRole
 from swarm.step.blocked import few_voters
 from tests.harness.rigs.peers import PROBE, FakeClock, kept_run, printed
 from tests.harness.standing_peer import INVITE, PEER, RUN, running, standing
@@ -136,6 +138,71 @@ def test_invite_prints_the_invite_alone(otter: subprocess.Popen[str], capsys: py
     assert shown.out == f"{INVITE}\n"
     assert "swarm join" in shown.err
     assert "note: brave-otter can be reached from this machine only" in shown.err
+
+
+def test_invite_says_which_directory_it_makes_for_its_file(
+    otter: subprocess.Popen[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "a" / "b" / "ana.txt"
+    assert run(["invite", "--out", str(file)]) == 0
+    assert f"The invite is in {file}, in the new directory {file.parent}.\n" in capsys.readouterr().err
+    assert run(["invite", "--out", str(file)]) == 0
+    assert f"The invite is in {file}.\n" in capsys.readouterr().err
+    assert file.read_text() == f"{INVITE}\n"
+    assert run(["invite", "--out", str(file / "ana.txt")]) == 2
+    assert f"error: --out = '{file / 'ana.txt'}' cannot be used: Not a directory" in capsys.readouterr().err
+
+
+def test_invite_says_that_it_expires_with_the_run_while_no_step_is_timed(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running(home, "--name", "new-otter", "--grants-until", "60", "--tokens-per-s", "0"):
+        assert run(["invite", "--for", "ana", "--role", "stage", "--expires", "12h"]) == 0
+    said = capsys.readouterr().err
+    assert "note: no step has been timed yet, so this invite expires with the run's last step, and not in 12h" in said
+    assert "swarm revoke ana; swarm invite --for ana --role stage --expires 12h" in said
+
+
+@pytest.mark.parametrize(("until", "pace"), [("60", "2612"), ("40", "0")])
+def test_invite_whose_last_step_follows_from_the_pace_is_given_without_a_note(
+    home: Path, capsys: pytest.CaptureFixture[str], until: str, pace: str
+) -> None:
+    with running(home, "--grants-until", until, "--tokens-per-s", pace):
+        assert run(["invite", "--for", "ana", "--role", "stage"]) == 0
+    said = capsys.readouterr().err
+    assert f"it is for one peer, ana, as stage, until step {until}." in said
+    assert "timed" not in said
+
+
+@pytest.mark.parametrize(
+    ("options", "cause", "check"),
+    [
+        (["--for", "a b"], "--for = 'a b' cannot be used", "expected 1 to 41 of these: letters a to z, digits"),
+        (["--for", "a", "--role", "boss"], "--role = 'boss' cannot be used", "one of stage, trainer, observer and any"),
+        (["--role", "boss"], "--role = 'boss' cannot be used", "one of stage, trainer, observer and any"),
+        (["--for", "a", "--expires", "7x"], "--expires = '7x' cannot be used", "expected a number and s, m, h or d"),
+        (["--for", "a", "--id", "me"], "--id = 'me' cannot be used", "expected a peer id (12D3KooW…)"),
+        (["--for", "a", "--organisation", "b c"], "--organisation = 'b c' cannot be used", "expected 1 to 41 of these"),
+        (["--role", "stage", "--no-vote"], "--for is missing", "expected a name beside --no-vote and --role"),
+        (
+            ["--countersign", "swarm1:x", "--for", "a"],
+            "--for = 'a' cannot be used",
+            "expected none beside --countersign",
+        ),
+    ],
+)
+def test_invite_refuses_options_before_it_looks_for_a_peer(
+    capsys: pytest.CaptureFixture[str], options: list[str], cause: str, check: str
+) -> None:
+    assert run(["invite", *options]) == 2
+    said = capsys.readouterr().err
+    assert cause in said
+    assert check in said
+    assert "next: " in said
+
+
+def test_invites_roles_are_those_that_can_be_granted() -> None:
+    assert get_args(GrantRole) == ROLES
 
 
 def test_drain_follows_until_the_peer_has_left(

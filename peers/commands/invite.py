@@ -1,0 +1,90 @@
+"""``swarm invite``: an invite to the run of a peer on this machine, and what is to be known of it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from peers.commands.look import look_at
+from peers.console.words import command_name, print_error
+from peers.control.choose import choose_speaker
+from peers.control.client import ask
+from peers.control.status import StatusReport
+from peers.home.places import PlaceInfo
+from peers.invites.invite import invite_on_standard_input, parse_invite
+from peers.invites.invite_file import qr_code, write_invite
+from peers.invites.wishes import DEFAULT_EXPIRES, check_wishes
+from swarm.errors import ConfigError
+from swarm.security.credentials import Grant
+
+
+def show_invite(home: Path, peer: str | None, wishes: Mapping[str, Any], *, out: str | None, qr: bool) -> None:
+    """Print an invite on stdout, or write it to a file, and the rest on stderr.
+
+    Args:
+        home: Where peers of this machine are looked for.
+        peer: The one that is asked; None: any of the run.
+        wishes: As :func:`~peers.invites.wishes.check_wishes`.
+        out: The file.
+        qr: Whether it is shown as a QR code, too.
+
+    Raises ConfigError and CommandError.
+    """
+    check_wishes(wishes)
+    place = choose_speaker(home, peer, command="invite")
+    if wishes.get("countersign") == "-":
+        wishes = {"countersign": invite_on_standard_input()}
+    standing = look_at(place).standing
+    text = str(ask(place.control, "invite", who=place.described, **wishes))
+    invite = parse_invite(text)
+    if out is None:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+    else:
+        made = write_invite(Path(out), text, option="--out")
+        _say(f"The invite is in {out}{f', in the new directory {made}' if made else ''}.")
+    said = "Anybody with this invite can join the run."
+    if invite.granted is not None:
+        grant = invite.granted.grant.grant
+        said = f"Keep it secret: it is for one peer, {grant.name}, as {grant.role}, until step {grant.until_step}."
+    _say(f"{said} On another machine: swarm join {'- < FILE' if out else 'INVITE'}")
+    if invite.granted is not None and "countersign" not in wishes:
+        _tell_unknown_pace(standing, grant, str(wishes.get("expires", DEFAULT_EXPIRES)), place)
+    if invite.local:
+        print_error(
+            f"{place.title} can be reached from this machine only",
+            check=f"swarm status --peer {place.name} shows its addresses",
+            next_="start it with --listen /ip4/0.0.0.0/tcp/0 to be reached from others",
+            label="note",
+        )
+    if qr:
+        _show_qr(text)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def _tell_unknown_pace(standing: StatusReport | None, grant: Grant, expires: str, place: PlaceInfo) -> None:
+    """Say so where a span of time was to become a step, and nobody knows how long steps take."""
+    if standing is None or standing.tokens_per_s or grant.until_step < standing.steps:
+        return
+    print_error(
+        f"no step has been timed yet, so this invite expires with the run's last step, and not in {expires}",
+        check=f"{command_name()} status --peer {place.name} shows tokens/s once it is known",
+        next_=f"where that is too long, take it back then and give another: {command_name()} revoke {grant.name}; "
+        f"{command_name()} invite --for {grant.name} --role {grant.role} --expires {expires}",
+        label="note",
+    )
+
+
+def _show_qr(text: str) -> None:
+    try:
+        _say(qr_code(text, shutil.get_terminal_size().columns))
+    except ConfigError as narrow:  # the invite is given all the same
+        again = "make its letters smaller, and give the same again"
+        print_error(f"no QR code is shown: it needs {narrow.allowed}", next_=again, label="note")
