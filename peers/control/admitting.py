@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from peers.settings import PeerSettings
 from swarm.config import Manifest
 from swarm.disk import write_whole
 from swarm.errors import PeerError
+from swarm.ids import PeerId
 from swarm.membership.admission import AdmissionService
 from swarm.membership.membership import Membership
 from swarm.membership.roles import PeerContext
@@ -101,7 +102,8 @@ class Admitting:
         grants |= {one.grant.serial: one.grant.until_step for one in self._issued() if one.grant.name == name}
         held_now = gate.state.by_serial.keys()
         grants = {serial: until for serial, until in grants.items() if serial in held_now or until >= gate.step}
-        serials = [serial for serial in sorted(grants) if serial not in gate.state.void]
+        gone = gate.state.void | {one.serial for one in gate.orders if one.verb == "revoke"}
+        serials = [serial for serial in sorted(grants) if serial not in gone]
         if not serials:
             known = sorted({one.name for one in gate.state.holders if one.serial not in gate.state.void})
             again = "is revoked already" if grants else "is nobody that this run has admitted"
@@ -117,13 +119,23 @@ class Admitting:
         for one in orders:
             self._give(one, f"{command_name()} revoke {name}")
         if all(gate.counts(one) for one in orders):
-            return f"{name} is revoked: it is cut off now, and out of the roster with the next record"
+            return self._revoked(name, serials)
         if all(gate.counts(one) or gate.waits(one) for one in orders):
             return (
                 f"{name} is to be revoked, which waits: those that would be left are no majority of those that decide "
                 "the next record. It is cut off as soon as they are: others go first, or more that vote must join"
             )
         return self._voted(f"revoke {name}")
+
+    def _revoked(self, name: str, serials: Sequence[str]) -> str:
+        """Say what became of who has these grants, in the newest record: a member, one that left, or nobody."""
+        held = self.service.gate.state.by_serial
+        peers = [PeerId(held[serial].peer) for serial in serials if serial in held]
+        if any(peer in self.membership.roster for peer in peers):
+            return f"{name} is revoked: it is cut off now, and out of the roster with the next record"
+        if peers:
+            return f"{name} is revoked: it is no member now, and cannot come back with its invite"
+        return f"the invite for {name} is revoked: nobody has joined with it, and nobody can now"
 
     def _give(self, order: Order, command: str) -> bool:
         """Sign an order and have it told; return whether it counts. Raises CommandError for who may not."""

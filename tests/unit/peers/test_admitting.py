@@ -140,6 +140,25 @@ def test_revocation_that_would_leave_no_majority_says_that_it_waits(tmp_path: Pa
     assert len(carried_out(issuer)) == 1
 
 
+def test_revocation_tells_an_unused_invite_from_a_member_and_from_one_that_left(tmp_path: Path) -> None:
+    issuer = admitting(FIRST, tmp_path, FIRST)
+    issuer.grant({"for": "unused"})
+    members = [
+        issuer.grant({"for": "member", "id": str(SECOND.peer)}),
+        issuer.grant({"for": "left", "id": str(HOST.peer)}),
+    ]
+    used = [one.credential(PeerId(one.grant.grant.key)) for one in members]
+    gate, at = issuer.service.gate, cast(Any, issuer.service.gate._at)
+    voters = [one.peer for one in (FIRST, SECOND, THIRD)]
+    state = gate.rules.following(gate.state, 4, used, [], [*voters, HOST.peer])
+    at.head = at.head.model_copy(update={"admissions": state})
+    assert issuer.revoke("unused") == "the invite for unused is revoked: nobody has joined with it, and nobody can now"
+    assert "out of the roster with the next record" in issuer.revoke("member")
+    assert issuer.revoke("left") == "left is revoked: it is no member now, and cannot come back with its invite"
+    with pytest.raises(CommandError, match="'unused' is revoked already"):
+        issuer.revoke("unused")
+
+
 def test_expired_invite_that_nobody_used_is_not_revoked(tmp_path: Path) -> None:
     issuer = admitting(FIRST, tmp_path, FIRST)
     issuer.grant({"for": "ana"})
