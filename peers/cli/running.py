@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from peers.cli.options import AsJson, Home, Peer
-from peers.exit_codes import EXIT_OK, EXIT_USAGE
+from peers.exit_codes import EXIT_OK, EXIT_UNREACHABLE, EXIT_USAGE
 
 if TYPE_CHECKING:
     from peers.console.words import CommandError
@@ -307,14 +307,15 @@ def status(
     Shows what each running peer does and waits for and what its memory holds, and how the others ended: those of the
     last day, or all of them with --all or --json.
     Exits with 3 when no peer runs, also when all have left in order; with --peer, when that peer does not run or does
-    not answer; with --healthy, when any running peer does not answer.
+    not answer; with --healthy, when any running peer does not answer. A peer that is paused, or is to be started again,
+    counts as one that runs: its keeper does.
 
     Example: swarm status --json
     """
     from peers.commands.look import check_health, look_at_all, of_late
     from peers.commands.status_text import detail_lines, hidden_line, status_lines
     from peers.console.words import print_error
-    from peers.control.choose import choose_any, left_in_order, nobody_here
+    from peers.control.choose import choose_any, end_is_known, nobody_here
     from peers.home.places import home_directory, list_places
 
     root = home_directory(home)
@@ -332,10 +333,10 @@ def status(
         print("\n".join([*status_lines(shown), *hidden_line(len(seen) - len(shown))]).strip())
     sys.stdout.flush()
     if peer is not None:
-        raise typer.Exit(0 if seen[0].standing is not None else 3)
-    if not any(one.place.live for one in seen):
+        raise typer.Exit(EXIT_OK if seen[0].standing is not None or seen[0].comes_back else EXIT_UNREACHABLE)
+    if not any(one.place.live or one.comes_back for one in seen):
         nobody = nobody_here(root)
-        if not left_in_order(root):
+        if not end_is_known(root):
             raise nobody
         print_error(nobody.cause, check=nobody.check, next_=nobody.next, label="note")
         raise typer.Exit(nobody.exit_code)

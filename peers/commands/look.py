@@ -116,9 +116,10 @@ def look_at_all(places: Sequence[PlaceInfo], *, timeout_s: float = PATIENCE_S) -
 
 def check_health(seen: Sequence[Seen], home: Path) -> None:
     """Raises CommandError, exit code 3, unless some peer of these places runs and all that run answer: one that answers
-    serves its loop, whatever it waits for. A peer that is still starting is not healthy yet."""
+    serves its loop, whatever it waits for. A peer that is still starting is not healthy yet; one that is paused on
+    purpose is."""
     live = [one for one in seen if one.place.live]
-    if not live:
+    if not live and not any(one.phase == "paused" for one in seen):
         raise CommandError("no peer runs here", check=f"home is {home}", exit_code=EXIT_UNREACHABLE)
     for one in live:
         if one.standing is None:

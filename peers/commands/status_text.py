@@ -279,7 +279,8 @@ def _end(seen: Seen) -> str:
     if state.end is None:
         return f"was killed, or its machine went down; it started {when(state.started)}"
     if seen.comes_back:
-        by_itself = f"comes back by itself (process {state.keeper} sees to that)"
+        over = " when that is over" if seen.phase == "paused" else ""
+        by_itself = f"comes back by itself{over} (process {state.keeper} sees to that)"
         return f"{seen.phase} {when(state.end.at)}: {one_line(state.end.reason)}; {by_itself}"
     return f"ended {when(state.end.at)} with exit code {state.end.exit_code}: {one_line(state.end.reason)}"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from peers.commands.look import Seen, look_at_all
 from peers.console.words import CommandError, command_name
-from peers.exit_codes import EXIT_DRAINED, EXIT_OK, EXIT_UNREACHABLE, EXIT_USAGE
+from peers.exit_codes import EXIT_OK, EXIT_UNREACHABLE, EXIT_USAGE
 from peers.home.place_state import PlaceState
 from peers.home.places import PlaceInfo, list_places
 from swarm.membership.status_types import ENDED
@@ -96,10 +96,10 @@ def nobody_here(home: Path) -> CommandError:
                      next_=", ".join(offers), exit_code=EXIT_UNREACHABLE)  # fmt: skip
 
 
-def left_in_order(home: Path) -> bool:
-    """Return whether the peer that was started here last ended as it should: that none runs is no trouble then."""
+def end_is_known(home: Path) -> bool:
+    """Return whether the peer that was started here last ended with a word: that none runs is no news then."""
     newest = _newest(list_places(home))
-    return newest is not None and newest.end is not None and newest.end.exit_code in (EXIT_OK, EXIT_DRAINED)
+    return newest is not None and newest.end is not None
 
 
 def _sampled(home: Path, state: PlaceState | None) -> Path | None:

@@ -14,18 +14,20 @@ from typing import Any
 import psutil
 import pytest
 
+from peers.cli.app import run
 from peers.commands.look import Seen
 from peers.commands.status_text import status_lines
 from peers.exit_codes import EXIT_CODES, EXIT_PAUSED, FINAL, TRANSIENT, worth_a_retry
 from peers.guards import watch_pauses
 from peers.home.place_state import PlaceEnd, PlaceState
-from peers.home.places import PlaceInfo
+from peers.home.places import PlaceInfo, take_place
 from peers.options.model import PeerOptions
 from peers.preemption.local import CommandSource
 from peers.sharing import keeper
 from peers.sharing.choice import Return
 from peers.sharing.conditions import FORGET, CheckFailed, PauseConditions, Steadily, minute_of_day, quiet_s, within
 from peers.sharing.keeper import FIRST_S, LONGEST_S, MAX_TRIES, PeerKeeper, PeerProcess, retry_pause_s
+from swarm.clock import SystemClock
 from swarm.errors import Ending
 from swarm.events import EventList, Paused
 from tests.harness.expect import eventually
@@ -289,3 +291,24 @@ def test_peer_that_is_away_comes_back_only_while_its_keeper_is_there(
     seen = Seen(place=PlaceInfo(name="1", path=tmp_path, live=False, state=state))
     assert seen.phase == phase
     assert ("comes back by itself" in status_lines([seen])[-1]) is (phase != "ended")
+
+
+@pytest.mark.parametrize(("exit_code", "kept", "code"), [(EXIT_PAUSED, True, 0), (137, True, 0), (1, False, 3)])
+def test_status_ends_well_for_a_peer_that_is_paused_or_started_again(
+    home: Path, capsys: pytest.CaptureFixture[str], exit_code: int, kept: bool, code: int
+) -> None:
+    with take_place(home, clock=SystemClock()) as place:
+        place.open_session(name="otter", peer="p", role="stage", run="ab" * 32, run_name="tiny")
+        place.kept_by(os.getpid() if kept else 0)
+        place.ended("pause: battery" if exit_code == EXIT_PAUSED else "the daemon is gone", exit_code)
+    for options in ([], ["--peer", "otter"]):
+        assert run(["status", "--home", str(home), *options]) == code
+        shown = capsys.readouterr()
+        assert "error" not in shown.err
+        if exit_code == EXIT_PAUSED:
+            assert "pause: battery; comes back by itself when that is over (process" in shown.out
+            assert not shown.err
+        elif not kept:
+            assert "with exit code 1: the daemon is gone" in shown.out
+            assert shown.err.startswith("note: no peer runs here") or options
+    assert run(["status", "--home", str(home), "--healthy"]) == (0 if exit_code == EXIT_PAUSED else 3)
