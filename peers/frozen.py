@@ -17,6 +17,8 @@ from swarm.config import Manifest, load_manifest
 from swarm.disk import write_whole
 from swarm.errors import ConfigError, Incompatible, StateError
 from swarm.ids import PartName
+from swarm.membership.by_role import given_by_role
+from swarm.membership.gate import CallGate
 from swarm.membership.parts import FrozenPart
 from swarm.models.lora import LoraFamily, Stored
 from swarm.models.registry import AnyModel, family_of, lora_of
@@ -87,12 +89,13 @@ def _made(family: LoraFamily, spec: PartSpec, manifest: Manifest, files: Path | 
     return store.keep(spec.name, layout, layout.pack(weights))
 
 
-def frozen_services(model: AnyModel, files: ModelFiles) -> list[Service]:
-    """Return what hands out a run's frozen weights; nothing for one that has none."""
+def frozen_services(model: AnyModel, files: ModelFiles, gate: CallGate | None = None) -> list[Service]:
+    """Return what hands out a run's frozen weights, by role where there is a ``gate``; nothing for one without any."""
     lora = lora_of(model)
     if lora is None or files.frozen is None:
         return []
-    return [FrozenShelf(files.frozen, {PartName(part): found for part, found in lora.digests.items()})]
+    shelf = FrozenShelf(files.frozen, {PartName(part): found for part, found in lora.digests.items()})
+    return [given_by_role(shelf, gate)]
 
 
 def store_of(directory: RunDirectory) -> FrozenStore:

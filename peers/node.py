@@ -250,7 +250,7 @@ class Node:
             admission=admission,
         )
         manifests = ManifestService(manifest.canonical(), tokenizer, named=manifest.admission.closed)
-        for service in [*frozen_services(manifest.model, files), manifests]:
+        for service in [*frozen_services(manifest.model, files, around.gate), manifests]:
             endpoint.mount(service)
         await self._reaching(endpoint.enter(manifest.run_id))
         if admission is not None:

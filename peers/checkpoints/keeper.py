@@ -16,6 +16,7 @@ from peers.console.words import command_name, gathering
 from peers.settings import PeerSettings
 from swarm.consensus.records import CloseRecord, Decision
 from swarm.errors import Ending, RunEnded
+from swarm.membership.by_role import given_by_role
 from swarm.membership.roles import PeerContext
 from swarm.membership.rules import rules_of
 from swarm.membership.state_keeper import Beginning
@@ -60,7 +61,7 @@ class CheckpointKeeper:
 
     def services(self) -> Sequence[Service]:
         """The services to mount, from which other machines fetch checkpoints."""
-        return () if self._root is None else (CheckpointShelf(self._root),)
+        return () if self._root is None else (given_by_role(CheckpointShelf(self._root), self._around.gate),)
 
     def beginning(self) -> Beginning | None:
         """The checkpoint that a resumed run goes on from; None: a new run, with initial weights."""

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from peers.checkpoints.proof import Proof, proof_in, stray
 from peers.checkpoints.pull_frozen import pull_frozen
-from peers.checkpoints.source import Source, beside, directory_source, peer_source
+from peers.checkpoints.source import Source, beside, directory_source, peer_source, refused_role
 from peers.checkpoints.writer import keep_run, run_directory_of
-from peers.console.words import CommandError, amount, command_name, gathering, listed, numbered
-from peers.exit_codes import EXIT_UNREACHABLE
+from peers.console.words import CommandError, amount, command_name, command_to_invite, gathering, listed, numbered
+from peers.exit_codes import EXIT_UNREACHABLE, EXIT_USAGE
 from peers.home.places import RUNS, home_directory
 from peers.home.run_directory import RunDirectory, find_run_directory
 from peers.invites.invite import Contacts, contacts_from
@@ -30,7 +30,7 @@ from swarm.errors import ConfigError, Incompatible, PeerError, StateError
 from swarm.ids import PartName
 from swarm.membership.rules import update_of
 from swarm.models.registry import family_of
-from swarm.state.checkpoints.donors import Donor, Offer, Plan, lacking, plans
+from swarm.state.checkpoints.donors import Donor, Offer, PeerDonor, Plan, lacking, plans
 from swarm.state.checkpoints.fetch import BegunFile, Progress, fetch_part
 from swarm.state.checkpoints.files import (
     CheckpointManifest,
@@ -123,7 +123,7 @@ async def _pull(source: Source, directory: RunDirectory, say: Say, progress: Pro
         await asyncio.to_thread(_set_aside, root, gone)
         say("set aside", f"{numbered(gone)}: the run went on from before, these do not count any more")
         here = [one for one in here if one.step not in gone]
-    offers, last = await _offers(source.donors), _last_step(source)
+    offers, last = await _offers(source), _last_step(source)
     gaps = [gap for gap in lacking(offers, here, parts) if gap[0] <= last]
     found = plans(offers, here, parts, last_step=last, believed=source.believed)
     complete = max((one.step for one in here if one.complete), default=None)
@@ -134,7 +134,7 @@ async def _pull(source: Source, directory: RunDirectory, say: Say, progress: Pro
             size = await _follow(plan, record, source, directory, say, progress)
             return _pulled(source, directory, gaps, plan.step, tuple(plan.donors), size)
     if complete is None:
-        raise _nothing_whole(gaps, directory, unproven=bool(found))
+        raise _withheld(gaps, source) or _nothing_whole(gaps, directory, unproven=bool(found))
     await asyncio.to_thread(keep_run, directory, manifest, source.tokenizer)
     return _pulled(source, directory, gaps, complete, (), 0)
 
@@ -155,11 +155,14 @@ def _pulled(
 
 def _newer(gaps: Sequence[Gap], step: int, source: Source) -> tuple[str, ...]:
     """Describe newer steps of which only some parts are there."""
-    return tuple(
-        f"of step {newer} no peer that answers has {listed([_held_by(part, source) for part in missing])}"
-        for newer, missing in gaps
-        if newer > step and missing
-    )
+    return tuple(f"of step {newer} {_lacks(missing, source)}" for newer, missing in gaps if newer > step and missing)
+
+
+def _lacks(missing: Sequence[PartName], source: Source) -> str:
+    kept = [part for part in missing if source.withholds(part)]
+    if source.grant is not None and kept:
+        return f"peers do not give {listed(kept)} for an invite as {source.grant.role}"
+    return f"no peer that answers has {listed([_held_by(part, source) for part in missing])}"
 
 
 def _held_by(part: PartName, source: Source) -> str:
@@ -206,17 +209,20 @@ async def _follow(
     return size
 
 
-async def _offers(donors: Sequence[Donor]) -> list[Offer[Donor]]:
-    """Return the offers of all donors that answer."""
+async def _offers(source: Source) -> list[Offer[Donor]]:
+    """Return the offers of all donors that answer, of peers those parts alone that they will give."""
 
     async def ask(donor: Donor) -> list[Offer[Donor]]:
         try:
-            return await donor.offers()
+            found = await donor.offers()
+            if not isinstance(donor, PeerDonor):
+                return found
+            return [replace(one, there=[part for part in one.there if not source.withholds(part)]) for one in found]
         except PeerError as error:
             logger.info("%s does not say what it has: %s", donor, error)
             return []
 
-    return [offer for offers in await asyncio.gather(*map(ask, donors)) for offer in offers]
+    return [offer for offers in await asyncio.gather(*map(ask, source.donors)) for offer in offers]
 
 
 async def _record(source: Source, plan: Plan[Donor]) -> CheckpointManifest | None:
@@ -279,6 +285,14 @@ def _leave_nothing(directory: RunDirectory) -> None:
         shutil.rmtree(directory.root, ignore_errors=True)
 
 
+def _withheld(gaps: Sequence[Gap], source: Source) -> CommandError | None:
+    """The error where the newest step lacks nothing but what the invite is not for; None otherwise."""
+    step, missing = gaps[0] if gaps else (0, ())
+    if source.grant is None or not missing or not all(map(source.withholds, missing)):
+        return None
+    return refused_role(source.grant, f"of step {step} it does not give {listed(missing)}")
+
+
 def _nothing_whole(gaps: Sequence[Gap], directory: RunDirectory, *, unproven: bool) -> CommandError:
     if unproven:
         cause = "no checkpoint has a record that is proven by its voters' signatures"
@@ -317,6 +331,8 @@ def pull_from(sources: Sequence[str], into: Path | None, home: str | None, *, wo
     if kept and not others:
         return asyncio.run(_pull_from(directory_source(kept), into, root, say))
     contacts = _contacts(others[0] if others else None, root)
+    if contacts.granted is not None and (grant := contacts.granted.grant.grant).role == "observer":
+        raise refused_role(grant, "who looks on is given nothing of the model")
     say("source", f"peers of {contacts.run_name or 'a run'}, through {contacts.addresses[0]}")
 
     async def from_peers() -> Pulled:
@@ -345,10 +361,17 @@ def _directory(source: str) -> RunDirectory | None:
 
 def _contacts(source: str | None, home: Path) -> Contacts:
     """An invite or an address as it is; the name of a peer here is exchanged for that peer's invite."""
+    from peers.commands.look import look_at
     from peers.control.choose import choose_speaker
     from peers.control.client import ask
 
     if source is not None and (":" in source or source.lstrip().startswith("/")):
         return contacts_from([source])
     place = choose_speaker(home, source, command="ckpt pull")
+    standing = look_at(place).standing
+    if standing is not None and standing.admission is not None:
+        raise CommandError(f"{place.title} cannot let others fetch as itself: its run admits by invite",
+                           check="an invite as any gives all parts, as stage the stages, as trainer the ends",
+                           next_=f"{command_to_invite(standing.admission.mode, 'any')}; then here: {command_name()} "
+                           "ckpt pull --from INVITE", exit_code=EXIT_USAGE)  # fmt: skip
     return contacts_from([str(ask(place.control, "invite", who=place.described))])

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from peers.checkpoints.verify import check_tokenizer_file
+from peers.console.words import CommandError, command_name
+from peers.exit_codes import EXIT_USAGE
 from peers.frozen import store_of
 from peers.home.run_directory import RunDirectory
 from peers.invites.invite import Contacts
@@ -20,11 +22,12 @@ from swarm.clock import SystemClock
 from swarm.config import Manifest, load_manifest
 from swarm.consensus.records import CloseRecord
 from swarm.errors import DeadlineMissed, Incompatible, PeerError, RunEnded, Unreachable
-from swarm.ids import PeerId
+from swarm.ids import PartName, PeerId
 from swarm.membership.contact import CONTACT_TIMEOUT_S, NO_CONTACT, cannot_reach, find_run
 from swarm.network.addresses import by_peer, parse_address
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
 from swarm.network.libp2p.identity import load_or_create
+from swarm.security.credentials import Grant
 from swarm.state.checkpoints.donors import DirectoryDonor, Donor, PeerDonor
 from swarm.step.observe_messages import START, StartRequest
 
@@ -44,6 +47,12 @@ class Source:
     donors: Sequence[Donor] = ()
     believed: Sequence[Donor] = ()
     head: CloseRecord | None = None
+    grant: Grant | None = None
+    """What the invite grants that the peers were found with, by whose role they give parts; None: all of them."""
+
+    def withholds(self, part: PartName) -> bool:
+        """Return whether peers refuse this part to who comes with that invite."""
+        return self.grant is not None and not self.grant.gives(part)
 
 
 def directory_source(directories: Sequence[RunDirectory]) -> Source:
@@ -85,7 +94,8 @@ async def peer_source(contacts: Contacts) -> AsyncIterator[Source]:
             members = [peer for peer in head.members.peers if peer != contact]
             asked = [contact, *members[: MAX_DONORS - 1]]
             donors = [PeerDonor(endpoint, peer, timeout_s=CALL_TIMEOUT_S) for peer in asked]
-            yield Source(manifest=manifest, tokenizer=tokenizer, donors=donors, believed=donors[:1], head=head)
+            yield Source(manifest=manifest, tokenizer=tokenizer, donors=donors, believed=donors[:1], head=head,
+                         grant=None if contacts.granted is None else contacts.granted.grant.grant)  # fmt: skip
         finally:
             await asyncio.shield(endpoint.close())
 
@@ -115,3 +125,13 @@ async def _head(endpoint: LibP2PEndpoint, contact: PeerId) -> CloseRecord:
     for member in answer.record.roster:
         endpoint.learn(PeerId(member.peer), member.addresses)
     return answer.record
+
+
+def refused_role(grant: Grant, why: str) -> CommandError:
+    """Return the error for an invite that is not for all that is to be fetched."""
+    return CommandError(f"this invite is for {grant.name} as {grant.role}: {why}",
+                        check="an invite as any gives all parts, as stage the stages, as trainer the ends (embedding "
+                        "and head)", next_="at an issuer of the run: "
+                        f"{command_name()} invite --for {grant.name} --role any; then here: {command_name()} ckpt pull "
+                        "--from INVITE. Or add a directory that holds the rest: --from DIR",
+                        exit_code=EXIT_USAGE)  # fmt: skip

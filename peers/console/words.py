@@ -111,6 +111,13 @@ def command_to_join(part: PartName | None, *, open_port: bool = False) -> str:
     return f"{command} --port N, opened in its firewall" if open_port else command
 
 
+def command_to_invite(mode: str, role: str = "ROLE", name: str = "NAME") -> str:
+    """Return what an issuer types, on the machine of its peer, for an invite to a run that admits by this mode."""
+    if mode == "open":
+        return f"{command_name()} invite"
+    return f"{command_name()} invite --for {name} --role {role}{' --id PEER_ID' if mode == 'organisation' else ''}"
+
+
 def _like_it(error: ConfigError) -> str:
     """Return how to found a run with the settings of one of an older wire version; nothing for other errors."""
     if not isinstance(error, OtherWire) or error.wire > WIRE_VERSION or not os.path.isfile(error.origin):

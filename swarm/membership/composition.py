@@ -10,6 +10,7 @@ import functools
 from swarm.averaging.allreduce.service import AllReduce
 from swarm.ids import PartName, PeerId
 from swarm.membership.announcer import Announcer
+from swarm.membership.by_role import given_by_role
 from swarm.membership.catching_up import ArrivalService, CatchingUp
 from swarm.membership.copying import Copies, Copying
 from swarm.membership.entering import Entering
@@ -116,7 +117,7 @@ def compose(
     steps = StepLoop(member, _closing(run, lead), parting, holding.feed(), entering.again, watch_leader)
 
     services: tuple[Service, ...] = (
-        watch, member, lead, leader, allreduce, parting, donor, observers, handover,
+        watch, member, lead, leader, allreduce, parting, given_by_role(donor, gate), observers, handover,
         ArrivalService(member, around.device, holding), _rescue(run, member, holding, copies, average),
         *keeper.services(),
     )  # fmt: skip

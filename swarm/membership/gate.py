@@ -14,12 +14,12 @@ from typing import Any, Protocol
 from swarm.consensus.admissions import AdmissionPolicy, Admissions, check_sense, is_past
 from swarm.consensus.records import CloseRecord, voters
 from swarm.errors import Busy, PeerError, Refused, Unadmitted, Violation
-from swarm.ids import ENDS, PeerId
+from swarm.ids import PeerId
 from swarm.membership.access import METHODS, CallerAccess
 from swarm.network.discovery.records import PeerRecord
 from swarm.network.protocols import Directory, RecordT, Rpc
 from swarm.schema import Record
-from swarm.security.credentials import Credential, Order, Verify
+from swarm.security.credentials import Credential, Order, Verify, role_that_holds
 from swarm.step.member.branch import Forking
 from swarm.step.member.open_step import OpenStep
 
@@ -94,10 +94,10 @@ class CallGate:
         join in a role that does not hold this part. A member holds, or copies, what its record says."""
         self.require(caller, CallerAccess.JOINER, "a part of the model")
         shown = self._shown.get(caller)
-        if shown is None or self._looked().access.get(caller) is not None:
+        if shown is None or shown.grant.gives(part) or self.access_of(caller) >= CallerAccess.MEMBER:
             return
-        if not shown.grant.allows("trainer" if part == ENDS else "stage"):
-            raise Refused(f"{part} is not for who joins as {shown.grant.role}")
+        needed = f"that takes an invite as {role_that_holds(part)}, or as any"
+        raise Refused(f"{part} is not for who joins as {shown.grant.role}: {needed}")
 
     def access_of(self, caller: PeerId) -> CallerAccess:
         """Return what a caller is. Raises Unadmitted, saying why, for a stranger."""

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints, ValidationError
 
 from swarm.errors import Refused, Violation
-from swarm.ids import PeerId
+from swarm.ids import ENDS, PeerId
 from swarm.schema import Count, DigestField, Message, PeerIdField
 from swarm.security.signing import PrivateIdentity
 
@@ -55,9 +55,18 @@ class Grant(Message):
         """Return whether the holder may take part in this role of a member."""
         return self.role in (role, "any")
 
+    def gives(self, part: str) -> bool:
+        """Return whether the holder may have this part of the model."""
+        return self.allows(role_that_holds(part))
+
     def signed_bytes(self) -> bytes:
         """Return what issuers sign."""
         return b"grant|" + _canonical(self)
+
+
+def role_that_holds(part: str) -> GrantRole:
+    """Return the role in which peers hold a part of the model."""
+    return "trainer" if part == ENDS else "stage"
 
 
 class SignedGrant(Message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,15 +14,20 @@ from swarm.consensus.ballot import Ballot
 from swarm.consensus.records import NO_RECORD, CloseRecord
 from swarm.consensus.roster import Member
 from swarm.errors import Busy, PeerError, Refused, Unadmitted, Violation
-from swarm.ids import PeerId, RunId
+from swarm.ids import ENDS, PeerId, RunId
 from swarm.membership.access import METHODS, CallerAccess
+from swarm.membership.by_role import given_by_role
 from swarm.membership.gate import MAX_PENDING_EACH, CallGate
 from swarm.network.protocols import Rpc
 from swarm.schema import Empty
 from swarm.security.credentials import Credential, Grant, Order, credential_for, sign_grant
 from swarm.security.signing import PrivateIdentity, verify
+from swarm.state.checkpoints.shelf import CheckpointShelf, ListRequest
+from swarm.state.frozen import FrozenShelf, FrozenStore
+from swarm.state.transfer import ChunkRequest, StateDonor
 from swarm.step.member.branch import Forking
 from swarm.step.member.open_step import OpenStep
+from tests.harness.rigs.clocks import FakeClock
 
 RUN = RunId("a" * 64)
 ME, ISSUER, HOLDER, OTHER, VOTER, MUTE = (PrivateIdentity(bytes([number]) * 32) for number in range(6))
@@ -365,5 +371,39 @@ def test_joiner_fetches_what_its_role_holds_and_no_more(role: str, part: str, ot
     made = gate()
     made.show(OTHER.peer, credential(OTHER, role=role))
     made.may_fetch(OTHER.peer, part)
-    with pytest.raises(Refused, match=f"{other} is not for who joins as {role}"):
+    with pytest.raises(Refused, match=f"{other} is not for who joins as {role}: that takes an invite as .*, or as any"):
         made.may_fetch(OTHER.peer, other)
+
+
+@pytest.mark.parametrize("role", ["stage", "trainer", "any"])
+def test_whatever_hands_out_parts_gives_joiners_those_of_their_role_alone(role: str, tmp_path: Path) -> None:
+    made = gate()
+    made.show(OTHER.peer, credential(OTHER, role=role))
+    store = FrozenStore(tmp_path / "frozen")
+    shelves = (StateDonor(FakeClock()), CheckpointShelf(tmp_path), FrozenShelf(store, {ENDS: "b" * 64}))
+    methods = {one.rpc.name: one for shelf in shelves for one in given_by_role(shelf, made).methods()}
+    asked = {name for name in methods if name.endswith(("/describe", "/chunk"))}
+    assert asked == {name for name in METHODS if name.startswith(("state/", "checkpoint/", "frozen/"))} - {
+        "checkpoint/1/list", "checkpoint/1/record"
+    }  # fmt: skip
+    for part in ("stage-0", ENDS):
+        body = ChunkRequest(part=part, step=0, digest="b" * 64, chunk=0)
+        for name in asked:
+            admit = methods[name].admit
+            assert admit is not None
+            if role in ("any", "trainer" if part == ENDS else "stage"):
+                admit(OTHER.peer, body, 0)
+            else:
+                with pytest.raises(Refused, match=f"{part} is not for who joins as {role}"):
+                    admit(OTHER.peer, body, 0)
+    for method in methods.values():
+        assert method.admit is not None
+        with pytest.raises(Violation, match="no payload"):
+            method.admit(ISSUER.peer, ListRequest(), 1)
+
+
+def test_member_whose_invite_was_for_another_role_copies_what_its_record_says() -> None:
+    shown = credential(role="trainer")
+    made = gate(record(used=(shown,)))
+    made.show(HOLDER.peer, shown)
+    made.may_fetch(HOLDER.peer, "stage-0")

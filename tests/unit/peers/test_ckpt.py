@@ -21,17 +21,22 @@ from peers.console.words import CommandError
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_UNREACHABLE, EXIT_USAGE
 from peers.home.places import take_place
 from peers.home.run_directory import RunDirectory, find_run_directory, known_runs, said_run_id
+from peers.invites.invite import Granted, Invite
 from peers.settings import PeerSettings
 from swarm.config import load_manifest
 from swarm.errors import ConfigError, StateError
 from swarm.ids import ENDS, RunId, stage_part
-from swarm.state.checkpoints.donors import DirectoryDonor
+from swarm.security.credentials import Grant, GrantRole, sign_grant
+from swarm.security.signing import PrivateIdentity, peer_of
+from swarm.state.checkpoints.donors import DirectoryDonor, Donor, Offer, PeerDonor
 from swarm.state.checkpoints.parts import flaw, latest, part_path, read_manifest, step_directory, steps, write_manifest
 from swarm.state.checkpoints.rotation import aside_directory, set_aside
+from swarm.state.download import ChunkDonor
 from tests.harness.rigs.peers import HEAVY, PARTS, PROBE, FakeClock, KeptRun, kept_run, printed
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
+PEER = peer_of(bytes(32))
 STAGE_0, STAGE_1 = stage_part(0), stage_part(1)
 
 
@@ -306,6 +311,59 @@ async def test_pull_from_a_live_run_names_who_trains_what_nobody_has(run: KeptRu
         ("of step 20 no peer that answers has stage-1 (trained by peer-stage-1)",),
     )
     assert pulled.run_step == run.decisions[-1].record.step > pulled.step
+
+
+class OfRun(PeerDonor):
+    """A peer of a run that has what a directory holds."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._files = DirectoryDonor(directory.checkpoints)
+
+    async def offers(self) -> list[Offer[Donor]]:
+        return [replace(one, donor=self._files) for one in await self._files.offers()]
+
+    async def record(self, step: int) -> bytes:
+        return await self._files.record(step)
+
+    @property
+    def frozen(self) -> ChunkDonor:
+        return self._files.frozen
+
+
+def granted(role: GrantRole, run: KeptRun) -> Grant:
+    return Grant(run=run.manifest.run_id, serial="0" * 16, name="ana", role=role, until_step=9, key=PEER)
+
+
+@pytest.mark.parametrize(
+    ("role", "lacks"), [("stage", "does not give ends"), ("trainer", "does not give stage-0 and stage-1"), ("any", "")]
+)
+async def test_pull_with_an_invite_for_a_role_names_what_it_is_not_for(
+    role: GrantRole, lacks: str, run: KeptRun, tmp_path: Path
+) -> None:
+    there = run.keep(tmp_path / "there", 10)
+    found = directory_source([there])
+    source = replace(found, donors=(OfRun(there),), grant=granted(role, run))
+    new = RunDirectory(tmp_path / "new")
+    if not lacks:
+        assert (await pull(source, new, lambda label, text: None, lambda *_: None)).step == 10
+        return
+    with pytest.raises(CommandError, match=f"is for ana as {role}: of step 10 it {lacks}") as refused:
+        await pull(source, new, lambda label, text: None, lambda *_: None)
+    assert "invite --for ana --role any" in refused.value.next
+    assert refused.value.exit_code == EXIT_USAGE
+    beside = replace(source, donors=(*source.donors, *found.donors))
+    assert (await pull(beside, new, lambda label, text: None, lambda *_: None)).step == 10
+
+
+def test_pull_with_an_observer_s_invite_says_which_one_it_takes(
+    run: KeptRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grant = Granted(grant=sign_grant(granted("observer", run), PrivateIdentity(bytes(32))), seed=None)
+    invite = Invite(run=run.manifest.run_id, name="x", at=(f"/ip4/127.0.0.1/tcp/9/p2p/{PEER}",), granted=grant)
+    assert swarm(["ckpt", "pull", "--from", invite.text()]) == EXIT_USAGE
+    said = capsys.readouterr().err
+    assert "this invite is for ana as observer: who looks on is given nothing of the model" in said
+    assert "invite --for ana --role any" in said
 
 
 def test_pull_that_fetches_nothing_leaves_nothing(run: KeptRun, tmp_path: Path, capsys: Any) -> None:
