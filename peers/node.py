@@ -243,7 +243,7 @@ class Node:
             watch=watch,
             be_reachable=reach.be_reachable,
             source=await self._open_data(manifest, tokenizer),
-            how_to_join=command_to_join,
+            how_to_join=functools.partial(command_to_join, admission=manifest.admission.mode),
             activation_checkpointing=self._settings.options.activation_checkpointing,
             deferred_weights=self._settings.options.deferred_weights == "on",
             files=files,

@@ -45,6 +45,7 @@ def install(**typed: Any) -> None:
     Example: swarm service install - --max-upload 10mbit --pause-when battery < invite.txt
     """
     from peers.commands.join import check_offered
+    from peers.console.words import NEW_INVITE
     from peers.invites.invite import invite_on_standard_input, parse_invite
     from peers.invites.invite_file import check_secret, read_invite
     from peers.options.reading import blaming, read_invocation, read_peer_options
@@ -62,7 +63,7 @@ def install(**typed: Any) -> None:
             given = (invite_on_standard_input(),) if options.invite == ("-",) else options.invite
             invite = parse_invite("".join(given)) if given else None
         if invite is None:
-            raise ConfigError("INVITE", None, "an invite", "Ask somebody in the run for the output of: swarm invite")
+            raise ConfigError("INVITE", None, "an invite", NEW_INVITE)
         files = _files(typed.get("unit") or "swarm", options.home)
         if typed.get("dry_run"):
             version = services.known_version(services.systemctl)

@@ -47,11 +47,11 @@ def show_invite(home: Path, peer: str | None, wishes: Mapping[str, Any], *, out:
         made = write_invite(Path(out), text, option="--out")
         _say(f"The invite is in {out}{f', in the new directory {made}' if made else ''}.")
     said = "Anybody with this invite can join the run."
-    if invite.granted is not None:
-        grant = invite.granted.grant.grant
+    grant = None if invite.granted is None else invite.granted.grant.grant
+    if grant is not None:
         said = f"Keep it secret: it is for one peer, {grant.name}, as {grant.role}, until step {grant.until_step}."
-    _say(f"{said} On another machine: swarm join {'- < FILE' if out else 'INVITE'}")
-    if invite.granted is not None and "countersign" not in wishes:
+    _say(f"{said} On another machine: {_use('- < FILE' if out else 'INVITE', 'any' if grant is None else grant.role)}")
+    if grant is not None and "countersign" not in wishes:
         _tell_unknown_pace(standing, grant, str(wishes.get("expires", DEFAULT_EXPIRES)), place)
     if invite.local:
         print_error(
@@ -62,6 +62,13 @@ def show_invite(home: Path, peer: str | None, wishes: Mapping[str, Any], *, out:
         )
     if qr:
         _show_qr(text)
+
+
+def _use(invite: str, role: str) -> str:
+    """What its holder types."""
+    if role == "observer":
+        return "swarm dashboard INVITE, or swarm top INVITE"
+    return f"swarm join {invite}{' --role trainer --data TEXT' if role == 'trainer' else ''}"
 
 
 def _say(text: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from peers.console.event_words import describe, harmless, labelled, megabytes, swarm_of
 from peers.console.voice import Speaker
-from peers.console.words import command_name, gathering, listed, named
+from peers.console.words import command_name, command_to_invite, gathering, listed, named
 from swarm.clock import Clock
 from swarm.events import (
     CheckpointWritten,
@@ -196,10 +196,9 @@ class EventPrinter:
     def _invite(self, event: Invited) -> None:
         invite, join = event.invite, f"{command_name()} join {event.invite}"
         if event.admission != "open":
-            named = " --id PEER_ID" if event.admission == "organisation" else ""
             self._voice.say(labelled("invite", "this run admits by invite, one for each peer. In another terminal:"))
             for role in ("stage", "trainer"):
-                self._voice.say(f"{command_name()} invite --for NAME --role {role}{named}")
+                self._voice.say(command_to_invite(event.admission, role))
             return
         self._voice.say(f"{labelled('invite', 'for whoever shall take part:')}\n{invite}")
         self._voice.say(f"To hold a stage, in another terminal or on another machine:\n{join} --role stage")

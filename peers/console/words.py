@@ -82,16 +82,20 @@ def with_commands(text: str, error: SwarmError | None = None) -> str:
     return text
 
 
+GIVES_INVITE = "swarm invite (where a run admits by invite, at an issuer: swarm invite --for NAME --role ROLE)"
+"""How somebody gives an invite, for who asks for one and may not know how the run admits."""
+NEW_INVITE = f"Ask somebody in the run for a new invite: {GIVES_INVITE}"
+
 _COMMANDS: Mapping[Advice, str] = {
-    Advice.NEW_INVITE: "Ask somebody in the run for a new invite: swarm invite",
+    Advice.NEW_INVITE: NEW_INVITE,
     Advice.NEW_GRANT: "Ask an issuer of the run for a new one: swarm invite --for NAME --role ROLE",
-    Advice.JOIN_ANEW: "Ask somebody in the run for a new invite (swarm invite), and join with that one.",
-    Advice.JOIN_FOUNDER: "Join with an invite from the founder, or from another waiting peer: run swarm invite there.",
+    Advice.JOIN_ANEW: f"{NEW_INVITE}; and join with that one.",
+    Advice.JOIN_FOUNDER: f"Join with an invite from the founder, or from another waiting peer: {GIVES_INVITE}",
     Advice.FOUND_AGAIN: "The founder starts the same run again, on its machine, with: swarm new FILES/run.toml (FILES: "
     "the directory in its line `files`). With the same --port the invite stays good; else it prints a new one.",
     Advice.WHICH_VERSION: "which version of swarm is there, and which here? swarm --version",
     Advice.SAME_VERSION: "Update the older of the two, found the run again where it was (swarm new), and ask there for "
-    "the new invite: swarm invite",
+    f"the new invite: {GIVES_INVITE}",
     Advice.RESUME: "Start the run again from its newest checkpoint: swarm new --resume",
     Advice.GO_ON: "to go on: {swarm} new --resume",
     Advice.PORT: "can they reach a port of this machine? (swarm join --port N, opened in the firewall)",
@@ -104,11 +108,20 @@ _COMMANDS: Mapping[Advice, str] = {
 """The words and commands for each advice of the library."""
 
 
-def command_to_join(part: PartName | None, *, open_port: bool = False) -> str:
-    """Return what a person types for one more replica of a part: see :class:`swarm.consensus.roster.HowToJoin`."""
+def command_to_join(part: PartName | None, *, open_port: bool = False, admission: str = "open") -> str:
+    """Return what a person types for one more replica of a part: see :class:`swarm.consensus.roster.HowToJoin`.
+
+    Args:
+        part: What it shall hold.
+        open_port: Whether others must be able to call it.
+        admission: How the run admits: its ``admission.mode``.
+    """
     stage = None if part is None else stage_of(part)
     command = "swarm join INVITE --role trainer" if stage is None else f"swarm join INVITE --stage {stage}"
-    return f"{command} --port N, opened in its firewall" if open_port else command
+    command = f"{command} --port N, opened in its firewall" if open_port else command
+    if admission == "open":
+        return command
+    return f"at an issuer: {command_to_invite(admission, 'trainer' if stage is None else 'stage')}; then {command}"
 
 
 def command_to_invite(mode: str, role: str = "ROLE", name: str = "NAME") -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from peers.console.words import CommandError, command_name, listed
+from peers.console.words import CommandError, command_name, command_to_invite, listed
 from peers.control.status import AdmissionReport
 from peers.exit_codes import EXIT_ERROR, EXIT_USAGE
 from peers.invites.invite import Granted, parse_invite
@@ -62,9 +62,10 @@ class Admitting:
         self._check_issuer()
         holder, seed = str(request.get("id") or ""), None
         if self.manifest.admission.mode == "organisation" and not holder:
+            name, role = str(request["for"]), str(request.get("role") or "any")
             raise CommandError("this run admits the peers that an issuer names", check="whose id is it?",
                                next_=f"{command_name()} id --create, on the machine that shall join; then here: "
-                               f"{command_name()} invite --for NAME --id PEER_ID", exit_code=EXIT_USAGE)  # fmt: skip
+                               f"{command_to_invite('organisation', role, name)}", exit_code=EXIT_USAGE)  # fmt: skip
         if not holder:
             seed = secrets.token_bytes(SEED_BYTES)
             holder = PrivateIdentity(seed).peer
@@ -194,7 +195,7 @@ class Admitting:
         if invite.run != self.manifest.run_id or granted is None:
             raise CommandError("this invite is not for the run of this peer, or grants nothing",
                                check=f"the run of this peer is {self.manifest.run_id[:12]}",
-                               next_=f"{command_name()} invite --for NAME, at the first issuer",
+                               next_=f"{command_to_invite(self.manifest.admission.mode)}, at the first issuer",
                                exit_code=EXIT_USAGE)  # fmt: skip
         self._check_issuer()
         signed = sign_grant(granted.grant.grant, self.identity, granted.grant.signatures)
@@ -206,7 +207,7 @@ class Admitting:
         if self.identity.peer not in issuers:
             raise CommandError("this peer may not invite: it is no issuer of the run",
                                check=f"the issuers are {listed(issuers) or 'gone'}",
-                               next_=f"{command_name()} invite --for NAME, on the machine of one of them",
+                               next_=f"{command_to_invite(self.manifest.admission.mode)}, at one of them",
                                exit_code=EXIT_ERROR)  # fmt: skip
 
     def report(self) -> AdmissionReport:
@@ -249,7 +250,8 @@ def granted_by(admitting: Admitting | None, request: Mapping[str, Any]) -> Grant
         return None
     if not request.get("for"):
         raise CommandError("this run admits by invite, one for each peer", check="whom is it for?",
-                           next_=f"{command_name()} invite --for NAME --role stage", exit_code=EXIT_USAGE)  # fmt: skip
+                           next_=command_to_invite(admitting.manifest.admission.mode, "stage"),
+                           exit_code=EXIT_USAGE)  # fmt: skip
     return admitting.grant(request)
 
 

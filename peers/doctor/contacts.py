@@ -17,7 +17,7 @@ from typing import Literal
 
 from multiaddr import Multiaddr
 
-from peers.console.words import CommandError, command_name, short_address
+from peers.console.words import GIVES_INVITE, NEW_INVITE, CommandError, command_name, short_address
 from peers.doctor.results import CheckResult
 from peers.exit_codes import EXIT_UNREACHABLE
 from swarm.network.addresses import GREETING, is_loopback, is_relayed, name_of, tcp_port_of
@@ -140,10 +140,9 @@ _RELAY_CHECKS: dict[Answered, str] = {
 }
 
 
-_NEW_INVITE = "Ask somebody in the run for a new invite: swarm invite"
 _NEXTS: dict[Answered, str] = {
-    "silent": "Have that port opened there (swarm new --port N), or ask another peer for an invite: swarm invite",
-    "no route": "Connect this machine, or ask for an invite with an address that it can reach: swarm invite",
+    "silent": f"Have that port opened there (swarm new --port N), or ask another peer for an invite: {GIVES_INVITE}",
+    "no route": f"Connect this machine, or ask for an invite with an address that it can reach: {GIVES_INVITE}",
     "no name": "Ask for an invite with an IP address: swarm new --announce /ip4/ADDRESS/tcp/N",
 }
 
@@ -167,10 +166,10 @@ def judge_contacts(knocks: Sequence[Knock]) -> CheckResult:
     outward = [knock for knock in knocks if not is_loopback(Multiaddr(knock.address))]
     if outward:
         kind = outward[0].answered
-        return base.fails(_CAUSES[kind], check=_CHECKS[kind], next_=_NEXTS.get(kind, _NEW_INVITE))
+        return base.fails(_CAUSES[kind], check=_CHECKS[kind], next_=_NEXTS.get(kind, NEW_INVITE))
     return base.fails(
         "the invite is of use on one machine only: that peer ended, or this is another machine",
         check="on the machine where the invite was made: swarm status",
         next_="Start a peer there that listens on all interfaces (--listen /ip4/0.0.0.0/tcp/0), and ask it for a new "
-        "invite: swarm invite",
+        f"invite: {GIVES_INVITE}",
     )

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from peers.console.words import command_name
+from peers.console.words import GIVES_INVITE, NEW_INVITE, command_name
 from swarm import WIRE_VERSION
 from swarm.errors import ConfigError, Incompatible, Refused
 from swarm.ids import PeerId, RunId
@@ -151,7 +151,7 @@ def contacts_from(arguments: Sequence[str]) -> Contacts:
                           "A peer takes part in one run; start one peer for each.")  # fmt: skip
     addresses = tuple(dict.fromkeys([*(address for invite in invites for address in invite.at), *plain]))
     if not addresses:
-        raise ConfigError("INVITE", None, _ALLOWED, "Ask somebody in the run for the output of: swarm invite")
+        raise ConfigError("INVITE", None, _ALLOWED, NEW_INVITE)
     return Contacts(
         addresses=addresses,
         run=invites[0].run if invites else None,
@@ -243,7 +243,7 @@ def _update(wire: int) -> str:
         return "Update swarm on this machine, then join with the same invite."
     return (
         "Have the run founded anew where it was, after you update swarm on the peers of that run: swarm new, and then "
-        "swarm invite for its invite."
+        f"for its invite: {GIVES_INVITE}."
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -192,7 +193,7 @@ class LocalSwarm:
             events=events,
             clock=clock,
             watch=HealthWatch(endpoint, clock, incarnation=self._incarnations()),
-            how_to_join=command_to_join,
+            how_to_join=functools.partial(command_to_join, admission=self.manifest.admission.mode),
             activation_checkpointing=settings.options.activation_checkpointing,
             deferred_weights=settings.options.deferred_weights == "on",
             files=files_here(self.manifest.model, settings),

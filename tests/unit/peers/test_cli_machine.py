@@ -175,6 +175,22 @@ def test_invite_whose_last_step_follows_from_the_pace_is_given_without_a_note(
 
 
 @pytest.mark.parametrize(
+    ("role", "use"),
+    [
+        ("stage", "On another machine: swarm join INVITE\n"),
+        ("trainer", "On another machine: swarm join INVITE --role trainer --data TEXT\n"),
+        ("observer", "On another machine: swarm dashboard INVITE, or swarm top INVITE\n"),
+    ],
+)
+def test_invite_names_what_its_holder_types(
+    home: Path, capsys: pytest.CaptureFixture[str], role: str, use: str
+) -> None:
+    with running(home, "--grants-until", "60"):
+        assert run(["invite", "--for", "ana", "--role", role]) == 0
+    assert use in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("options", "cause", "check"),
     [
         (["--for", "a b"], "--for = 'a b' cannot be used", "expected 1 to 41 of these: letters a to z, digits"),

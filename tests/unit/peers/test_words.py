@@ -85,6 +85,26 @@ def test_command_to_join_for_a_part(part: PartName | None, open_port: bool, comm
     assert command_to_join(part, open_port=open_port) == command
 
 
+@pytest.mark.parametrize(
+    ("part", "mode", "invite"),
+    [
+        (ENDS, "token", "swarm invite --for NAME --role trainer; then swarm join INVITE --role trainer"),
+        (stage_part(1), "token", "swarm invite --for NAME --role stage; then swarm join INVITE --stage 1"),
+        (stage_part(1), "organisation", "swarm invite --for NAME --role stage --id PEER_ID; then swarm join INVITE"),
+    ],
+)
+def test_command_to_join_where_a_run_admits_by_invite_begins_at_an_issuer(
+    part: PartName, mode: str, invite: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(words, "command_name", lambda: "swarm")
+    assert command_to_join(part, admission=mode).startswith(f"at an issuer: {invite}")
+
+
+@pytest.mark.parametrize("advice", [Advice.NEW_INVITE, Advice.JOIN_ANEW, Advice.JOIN_FOUNDER, Advice.SAME_VERSION])
+def test_who_is_to_ask_for_an_invite_is_told_how_either_kind_of_run_gives_one(advice: Advice) -> None:
+    assert "swarm invite (where a run admits by invite, at an issuer: swarm invite --for NAME" in with_commands(advice)
+
+
 @pytest.mark.parametrize("ending", Ending)
 def test_exit_code_of_every_ending(ending: Ending) -> None:
     assert exit_code_of(RunEnded("over", ending)) == EXIT_CODES[ending]
