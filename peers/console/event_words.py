@@ -39,6 +39,7 @@ from swarm.events import (
     LineageBegan,
     LineageConfirmed,
     LineageGivenUp,
+    LinkUpgraded,
     MoveDeclined,
     PartAssigned,
     Participation,
@@ -195,6 +196,8 @@ def _describe_others(event: Event) -> tuple[str, str] | None:
             return "lost", harmless(f"{event.name}: {event.reason}")
         case PeerBack():
             return "back", harmless(f"{event.name} answers again")
+        case LinkUpgraded():
+            return "direct", f"{event.target} is called directly from here on, no more through a relay"
         case DigestMismatch():
             return "mismatch", f"replicas of {event.part} differ after step {event.step}"
         case _:

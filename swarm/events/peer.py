@@ -52,6 +52,15 @@ class Reachability(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinkUpgraded(Event):
+    """There is a direct connection now with a peer that was connected through a relay, where both are behind NAT by a
+    punched hole: calls to ``target`` take it from here on. ``address`` is its other end."""
+
+    target: PeerId
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RelayServing(Event):
     """What a relay of no run does, once a minute where that has changed: peers with a ``seat``, the runs that they are
     of, circuits now; bytes passed on and requests refused since its start."""

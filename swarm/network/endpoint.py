@@ -124,6 +124,7 @@ class LibP2PEndpoint:
             except TimeoutError as error:
                 raise Unreachable(f"the libp2p daemon did not answer in {config.startup_timeout_s:g} s") from error
             await supervisor.watch(p2p, self._mending(), events or NullSink())
+            self._presence.watch_links(self._outgoing.renew, events or NullSink())
             undo.pop_all()
         return self
 
@@ -302,8 +303,8 @@ class LibP2PEndpoint:
         await self._presence.retire_relay(self)
 
     async def links(self) -> Mapping[PeerId, LinkKind]:
-        """Return the kind of every peer's connection with us now, by one question to the daemon. Streams that
-        began on a relayed connection stay there when a direct one comes up. Raises Unreachable."""
+        """Return the kind of every peer's connection with us now, by one question to the daemon. Where a
+        direct one comes up beside a relayed one, calls begin to take it within 5 s. Raises Unreachable."""
         return await self._presence.links()
 
     async def link_kind(self, peer: PeerId) -> LinkKind:

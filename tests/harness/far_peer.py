@@ -10,7 +10,7 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import uvloop
 from multiaddr import Multiaddr
 
 from swarm.clock import SystemClock
+from swarm.events import Event
 from swarm.ids import PeerId, RunId
 from swarm.network.discovery.manifest import ManifestService, fetch_manifest
 from swarm.network.discovery.records import PeerRecord
@@ -27,7 +28,7 @@ from swarm.network.reach.reachability import reachability
 from tests.harness.rigs.network import UP, Note, ServiceBench
 
 RUN = "1b" * 32
-ANSWER_S = 40.0
+ANSWER_S = 120.0
 _LINE_BYTES = 1 << 20
 
 
@@ -89,11 +90,33 @@ class FarPeer:
             await self._process.wait()
 
 
+class _Told:
+    """The endpoint's events."""
+
+    def __init__(self) -> None:
+        self._all: list[Event] = []
+        self._another = asyncio.Event()
+
+    def emit(self, event: Event) -> None:
+        self._all.append(event)
+        self._another.set()
+
+    async def first(self, kind: str, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Wait for an event of this kind with these fields."""
+        while True:
+            for event in self._all:
+                if type(event).__name__ == kind and fields.items() <= event.fields().items():
+                    return event.fields()
+            self._another.clear()
+            await self._another.wait()
+
+
 class _Child:
     """The far side: one method per command."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
+        self._events = _Told()
         self.opened: LibP2PEndpoint | None = None
 
     @property
@@ -108,7 +131,7 @@ class _Child:
         self.clock = SystemClock()
         identity = load_or_create(self._home / "identity.key")
         self.opened = await LibP2PEndpoint.open(
-            EndpointConfig(run_dir=self._home / "run", **config), identity, self.clock
+            EndpointConfig(run_dir=self._home / "run", **config), identity, self.clock, self._events
         )
         return {"peer": self.endpoint.peer, "addresses": self.endpoint.addresses}
 
@@ -134,6 +157,9 @@ class _Child:
             PeerId(peer), UP, Note(number=size), timeout_s=timeout_s, payload=bytes(size)
         )
         return reply.number
+
+    async def do_await_event(self, kind: str, **fields: Any) -> Any:
+        return await self._events.first(kind, fields)
 
     async def do_links(self) -> Any:
         return dict(await self.endpoint.links())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.root, pytest.mark.network]
 ANYWHERE = "/ip4/0.0.0.0/tcp/0"
 MANIFEST = '{"tokenizer":{"digest":"44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"}}'
 MIB = 1 << 20
+OUTSIDE = ("out1", "out2", "out3", "out4", "out5")
 
 
 @pytest.fixture
@@ -28,19 +29,27 @@ def net() -> Iterator[Net]:
         yield made
 
 
+@pytest.fixture
+def internet() -> Iterator[Net]:
+    """Two homes, and five machines that can be dialled, at what libp2p takes for public addresses; it believes what
+    four of them see."""
+    with lan(*OUTSIDE, prefix="25.0.0") as made, behind_nat(made, "left"), behind_nat(made, "right"):
+        yield made
+
+
 class Peers:
     """Far peers, ended together."""
 
-    def __init__(self, net: Net, home: Path) -> None:
-        self._net, self._home = net, home
+    def __init__(self, net: Net, home: Path, listen: Sequence[str] = (ANYWHERE,)) -> None:
+        self._net, self._home, self._listen = net, home, list(listen)
         self._stack = contextlib.AsyncExitStack()
 
     async def start(self, *hosts: str, **first: object) -> list[FarPeer]:
         """Peers that have entered the run, the first of which, with these settings, is the others' contact."""
         contact, *others = [await self.spawn(host) for host in hosts]
-        await contact.open(listen=[ANYWHERE], **first)
+        await contact.open(listen=self._listen, **first)
         await contact.ask("enter")
-        await asyncio.gather(*(peer.open(listen=[ANYWHERE], bootstrap=contact.addresses) for peer in others))
+        await asyncio.gather(*(peer.open(listen=self._listen, bootstrap=contact.addresses) for peer in others))
         await asyncio.gather(*(peer.ask("enter") for peer in others))
         return [contact, *others]
 
@@ -97,6 +106,30 @@ async def test_peers_behind_two_nats_reach_each_other_until_the_relay_dies(net: 
         await left.ask("call", peer=right.peer, size=MIB, timeout_s=8)
     assert caught.value.kind in ("Unreachable", "DeadlineMissed")
     assert right.peer in caught.value.text
+
+
+@pytest.mark.parametrize("listen", [[ANYWHERE], [ANYWHERE, "/ip4/0.0.0.0/udp/0/quic-v1"]], ids=["tcp", "quic"])
+async def test_calls_leave_the_relay_for_a_hole_in_both_routers(internet: Net, home: Path, listen: list[str]) -> None:
+    peers = Peers(internet, home, listen)
+    try:
+        boot, *others = await peers.start(*OUTSIDE, "left", "right")
+        *outside, left, right = others
+        for peer in (left, right):
+            for other in outside:
+                await peer.ask("learn", peer=other.peer, addresses=other.addresses)
+                await peer.ask("call", peer=other.peer, size=1)
+            reach = await peer.ask("reach", contacts=[boot.peer])
+            assert reach["how"] == "relayed", reach
+        await left.ask("learn", peer=right.peer, addresses=[each for each in reach["addresses"] if "circuit" in each])
+        assert await left.ask("call", peer=right.peer, size=MIB) == MIB
+        for one, other in ((left, right), (right, left)):
+            told = await one.ask("await_event", kind="LinkUpgraded", target=other.peer)
+            assert told["address"].startswith("/ip4/25.0.0."), told
+            assert (await one.ask("links"))[other.peer] == "direct"
+        await boot.kill()
+        assert await left.ask("call", peer=right.peer, size=MIB) == MIB, "the relay is not needed any more"
+    finally:
+        await peers.close()
 
 
 async def test_peer_behind_nat_is_called_and_invites_others(net: Net, peers: Peers) -> None:

@@ -185,6 +185,13 @@ def test_router_is_asked_for_a_port_only_when_told_to(listen: str, port_map: boo
     assert f"-natPortMap={expected}" in _arguments(config)
 
 
+@pytest.mark.parametrize(("listen", "expected"), [("/ip4/127.0.0.1/tcp/0", "0"), ("/ip4/0.0.0.0/tcp/0", "1")])
+def test_daemon_is_told_to_punch_holes_from_its_start_on(listen: str, expected: str) -> None:
+    address = parse_address(listen, peer=False, any_port=True)
+    given = _arguments(DaemonConfig(key_file=Path("k"), control=Path("c"), listen=[address]))
+    assert {f"-autonat={expected}", f"-forceReachabilityPrivate={expected}"} <= set(given)
+
+
 # --- relays on loopback ----------------------------------------------------------------------------------------------
 
 

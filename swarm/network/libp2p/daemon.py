@@ -193,6 +193,10 @@ def _arguments(config: DaemonConfig) -> list[str]:
         "dhtServer": 1,  # finds addresses of peers known by id only
         "connManager": 1,
         "autonat": int(not local),  # with it comes hole punching
+        # It tries for who knows that nobody can dial it. AutoNAT finds that out 15 to 25 s after the start, when the
+        # relayed connections, at whose beginning it tries, have long begun. We do not use what AutoNAT says; a peer
+        # that can be dialled is not called through relays, so that saying so of all is without effect on it.
+        "forceReachabilityPrivate": int(not local),
         "natPortMap": int(config.port_map and not local),
         "noise": 0,  # TLS 1.3 alone: AES where the processor has it, which takes less of it than Noise's ChaCha20
         "relay": 1,  # its streams may go over relayed connections

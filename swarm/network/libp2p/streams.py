@@ -45,6 +45,7 @@ class Outgoing:
         self._incoming, self._timeout_s = incoming, timeout_s
         self._callers: dict[_Key, CallerStream] = {}
         self._dials: dict[_Key, asyncio.Task[CallerStream]] = {}
+        self._leaving: list[CallerStream] = []
         self._closed = False
         self.on_lost: Callable[[PeerId], None] | None = None
         self.introduction: Introduction
@@ -81,6 +82,14 @@ class Outgoing:
                 raise Unreachable("this endpoint is closed", peer=target) from None
             raise
 
+    def renew(self, peer: PeerId) -> None:
+        """Have the next calls to this peer go over new streams, which begin on the best connection that there is now.
+        Calls that wait for an answer keep theirs, which end with them."""
+        old = [self._callers.pop(key) for key in [each for each in self._callers if each[0] == peer]]
+        for stream in old:
+            stream.retire()
+        self._leaving = [stream for stream in (*self._leaving, *old) if not stream.ended]
+
     async def connect_any(self, peers: Collection[PeerId]) -> None:
         """Connect with all of these, us left out. Raises Unreachable when there are some and none can be dialled."""
         others = sorted(set(peers) - {self._me})
@@ -102,7 +111,7 @@ class Outgoing:
         dials = list(self._dials.values())
         for dial in dials:
             dial.cancel()
-        for caller in self._callers.values():
+        for caller in (*self._callers.values(), *self._leaving):
             caller.close()
         await asyncio.gather(*dials, return_exceptions=True)
 

@@ -13,6 +13,7 @@ from multiaddr import Multiaddr
 
 from swarm.clock import Clock
 from swarm.errors import BugError, Unreachable
+from swarm.events import EventSink
 from swarm.ids import PeerId
 from swarm.network.addresses import MAX_ADDRESSES, is_loopback, is_relayed, most_useful, virtual_ips
 from swarm.network.discovery.records import PeerRecord
@@ -25,6 +26,7 @@ from swarm.network.reach.relay import Relay
 from swarm.network.reach.seats import MayRelay
 from swarm.network.reach.service import ReachService
 from swarm.network.reach.standing import KnownRelays, StandingLimits, StandingRelay
+from swarm.network.reach.upgrades import Upgrades
 
 _MAX_FOUND = 2
 _MAX_CANDIDATES = 64
@@ -44,7 +46,7 @@ class Presence:
         self._virtual = virtual_ips()
         self._relay, self.known = relay, known
         self._lease: RelayLease | None = None
-        self._keeping: asyncio.Task[None] | None = None
+        self._keeping: list[asyncio.Task[None]] = []
         self._named: tuple[PeerId, ...] = ()
         self.on_relays: Callable[[], None] = lambda: None
         """Called whenever others relay for us than before."""
@@ -126,7 +128,7 @@ class Presence:
             self._lease = RelayLease(
                 me, self._clock, lambda: (*self._named, *others()), reserve, lambda: self.on_relays()
             )
-            self._keeping = asyncio.get_running_loop().create_task(self._lease.keep(), name="relay lease")
+            self._keeping.append(asyncio.get_running_loop().create_task(self._lease.keep(), name="relay lease"))
         await self._lease.fill()
         return "" if self._lease.relays else self._lease.problem
 
@@ -140,6 +142,12 @@ class Presence:
         if self._lease is not None:
             self._lease.withdrawn(relay)
 
+    def watch_links(self, renew: Callable[[PeerId], None], events: EventSink) -> None:
+        """From now on have calls leave relays where there is a direct connection too: ``renew`` has those to a peer
+        take new streams."""
+        upgrades = Upgrades(self._p2p.connections, renew, events)
+        self._keeping.append(asyncio.get_running_loop().create_task(upgrades.keep(self._clock), name="link upgrades"))
+
     async def links(self) -> Mapping[PeerId, LinkKind]:
         """See :meth:`~swarm.network.endpoint.LibP2PEndpoint.links`."""
         found: dict[PeerId, LinkKind] = {}
@@ -150,9 +158,9 @@ class Presence:
 
     async def close(self) -> None:
         """Relay and be relayed no longer. Idempotent."""
-        if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.gather(self._keeping, return_exceptions=True)
+        for task in self._keeping:
+            task.cancel()
+        await asyncio.gather(*self._keeping, return_exceptions=True)
         if self._relay is not None:
             await self._relay.close()
 

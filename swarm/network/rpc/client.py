@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +44,8 @@ class CallerStream:
         self._pending: dict[int, _Pending] = {}
         self._ids = itertools.count(1)
         self._last = 0
+        self._using = 0  # calls and notices that have begun
+        self._retired = False
         self._link = Link(peer, meter, self)
 
     @classmethod
@@ -64,7 +66,17 @@ class CallerStream:
     @property
     def alive(self) -> bool:
         """Whether a new call may use this stream."""
-        return self._link.lost is None
+        return self._link.lost is None and not self._retired
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is closed, or the other side has closed it."""
+        return self._link.lost is not None
+
+    def retire(self) -> None:
+        """Take no new calls; end once the last of those that have begun is over. Nobody is told that it broke."""
+        self._retired, self._lost = True, None
+        self._close_idle()
 
     async def call(
         self,
@@ -83,29 +95,44 @@ class CallerStream:
         loop = asyncio.get_running_loop()
         remaining_s = max(deadline - loop.time(), 1e-3)
         head, packed = pack_request(rpc.name, remaining_s, max_reply_bytes, body)
-        await self._link.pace(len(head) + len(packed))
-        self._last = call = next(self._ids)
-        pending = self._pending[call] = _Pending(max_reply_bytes, loop.create_future())
-        try:
-            await self._send(call, pending, (head, packed), payload)
-            await pending.answered
-            return self._decode(pending, rpc.reply), pending.payload
-        finally:
-            del self._pending[call]
-            if pending.open:
-                with contextlib.suppress(Unreachable):
-                    self._link.send_nowait(Kind.CANCEL, call)
-            # An error's traceback leads to this frame, which would lead back to the error: a cycle that keeps the
-            # caller's frames, payloads among them, until the collector comes by.
-            del pending, payload
+        with self._use():
+            await self._link.pace(len(head) + len(packed))
+            self._last = call = next(self._ids)
+            pending = self._pending[call] = _Pending(max_reply_bytes, loop.create_future())
+            try:
+                await self._send(call, pending, (head, packed), payload)
+                await pending.answered
+                return self._decode(pending, rpc.reply), pending.payload
+            finally:
+                del self._pending[call]
+                if pending.open:
+                    with contextlib.suppress(Unreachable):
+                        self._link.send_nowait(Kind.CANCEL, call)
+                # An error's traceback leads to this frame, which would lead back to the error: a cycle that keeps the
+                # caller's frames, payloads among them, until the collector comes by.
+                del pending, payload
 
     async def notify(self, rpc: Rpc[RequestT, Any], body: RequestT, *, deadline: float) -> None:
         """A request that gets no answer; returns when it is written. Raises Unreachable when the stream is broken."""
         remaining_s = max(deadline - asyncio.get_running_loop().time(), 1e-3)
         head, packed = pack_request(rpc.name, remaining_s, 0, body)
-        await self._link.pace(len(head) + len(packed))
-        self._last = call = next(self._ids)
-        await self._link.send(Kind.NOTICE, call, packed, head=head)
+        with self._use():
+            await self._link.pace(len(head) + len(packed))
+            self._last = call = next(self._ids)
+            await self._link.send(Kind.NOTICE, call, packed, head=head)
+
+    @contextlib.contextmanager
+    def _use(self) -> Iterator[None]:
+        self._using += 1
+        try:
+            yield
+        finally:
+            self._using -= 1
+            self._close_idle()
+
+    def _close_idle(self) -> None:
+        if self._retired and not self._using:
+            self.close()
 
     async def _send(self, call: int, pending: _Pending, request: tuple[bytes, bytes], payload: Payload) -> None:
         """Request and payload, until it is all sent or the other side has refused it."""

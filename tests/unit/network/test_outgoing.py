@@ -1,17 +1,23 @@
-"""Streams to others, with a dialler that never gets through."""
+"""Streams to others, with diallers that are made up."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 
 import pytest
 
+from swarm.clock import SystemClock
 from swarm.errors import Unreachable
 from swarm.ids import PeerId
 from swarm.network.libp2p.streams import Outgoing
+from swarm.network.rpc.dispatcher import Dispatcher, ServeLimits
 from swarm.network.rpc.link import ByteMeter
+from swarm.network.rpc.server import ServerStream
+from swarm.network.rpc.strangers import StrangerBudget
+from tests.harness.rigs.network import ECHO, HANG, Note, ServiceBench
 
 TARGET = PeerId("target")
 
@@ -49,3 +55,67 @@ async def test_call_that_is_cancelled_as_it_waits_for_a_dial_is_cancelled() -> N
     waiting.cancel()
     await asyncio.gather(waiting, outgoing.close(), return_exceptions=True)
     assert waiting.cancelled()
+
+
+class Served:
+    """What gives streams to one server; ``streams`` are its ends of all that were dialled."""
+
+    def __init__(self) -> None:
+        async def through(operation: Callable[[], Awaitable[object]]) -> object:
+            return await operation()
+
+        self.bench = ServiceBench()
+        self.desk = Dispatcher(ServeLimits())
+        self.desk.mount(self.bench)
+        self.streams: list[asyncio.Task[None]] = []
+        dialler, supervisor = SimpleNamespace(open_stream=self._open), SimpleNamespace(through=through)
+        self.outgoing = Outgoing(PeerId("me"), dialler, supervisor, SimpleNamespace(meter=ByteMeter()), 30.0)
+        self.lost: list[PeerId] = []
+        self.outgoing.on_lost = self.lost.append
+
+    async def _open(self, target: PeerId, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        ours, theirs = socket.socketpair()
+        clock = SystemClock()
+        server = ServerStream(PeerId("me"), self.desk, clock, ByteMeter(), StrangerBudget(clock), public=False)
+        self.streams.append(asyncio.create_task(server.serve(*await asyncio.open_connection(sock=theirs))))
+        return await asyncio.open_connection(sock=ours)
+
+    async def echo(self) -> int:
+        """One call on the stream of now."""
+        stream = await self.outgoing.stream(TARGET, "control")
+        reply, _ = await stream.call(ECHO, Note(number=7), deadline=asyncio.get_running_loop().time() + 30)
+        return reply.number
+
+
+async def test_renewed_streams_end_at_once_where_nobody_waits_and_are_not_told_as_lost() -> None:
+    served = Served()
+    assert (await served.echo(), len(served.streams)) == (7, 1)
+    served.outgoing.renew(PeerId("another"))
+    assert (await served.echo(), len(served.streams)) == (7, 1)
+    served.outgoing.renew(TARGET)
+    await served.streams[0]
+    assert (await served.echo(), len(served.streams), served.lost) == (7, 2, [])
+    await served.outgoing.close()
+    await served.streams[1]
+
+
+async def test_call_that_waits_keeps_its_stream_when_the_next_ones_take_another() -> None:
+    served = Served()
+    stream = await served.outgoing.stream(TARGET, "control")
+    waiting = asyncio.create_task(stream.call(HANG, Note(), deadline=asyncio.get_running_loop().time() + 30))
+    await served.bench.started.wait()
+    served.outgoing.renew(TARGET)
+    assert (await served.echo(), len(served.streams)) == (7, 2)
+    assert not served.streams[0].done()
+    assert not waiting.done()
+    waiting.cancel()
+    await served.streams[0]
+    assert served.bench.cancelled.is_set(), "it was told that the call was given up"
+    again = await served.outgoing.stream(TARGET, "control")
+    hanging = asyncio.create_task(again.call(HANG, Note(), deadline=asyncio.get_running_loop().time() + 30))
+    await served.echo()
+    served.outgoing.renew(TARGET)
+    await served.outgoing.close()
+    with pytest.raises(Unreachable, match="closing"):
+        await hanging
+    await served.streams[1]

@@ -33,6 +33,7 @@ from swarm.events import (
     LineageBegan,
     LineageConfirmed,
     LineageGivenUp,
+    LinkUpgraded,
     LoopLag,
     PartAssigned,
     Participation,
@@ -102,6 +103,10 @@ def _step(step: int) -> StepClosed:
         (FOUND, f"run           tiny, abababababab: 2 stages, 9 steps, wire version 2; from {SHORT}"),
         (STARTED, f"listening     {ADDRESS}"),
         (Reachability(how="direct", detail="by 2 peers", addresses=()), "reachability  direct: by 2 peers"),
+        (
+            LinkUpgraded(target=PEER, address=""),
+            f"direct        {SHORT} is called directly from here on, no more through a relay",
+        ),
         (
             DataOpened(tokens=512_000, microbatches=500, times=0.4),
             "data          512,000 tokens make 500 microbatches, more than the run reads",

@@ -1,0 +1,54 @@
+"""Move calls from a relay to a direct connection once there is one: a hole was punched, or the other side dialled us.
+
+The daemon punches holes when a relayed connection begins, and opens new streams on a direct connection where it has
+one. A stream stays on the connection on which it began, and ours live as long as the two peers: without this the first
+calls, which made the relayed connection, would keep all later ones on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+
+from multiaddr import Multiaddr
+
+from swarm.clock import Clock
+from swarm.errors import Unreachable
+from swarm.events import EventSink, LinkUpgraded
+from swarm.ids import PeerId
+from swarm.network.addresses import is_relayed
+
+LOOK_EVERY_S = 5.0
+"""A question to our own daemon, over a local socket. A punch takes some round trips, or 5 s where the daemon tries in
+vain to dial first."""
+
+_Connections = Callable[[], Awaitable[Sequence[tuple[PeerId, Multiaddr]]]]
+
+
+class Upgrades:
+    """Made for one endpoint. Every peer with whom we have both kinds of connection is told of once, and again when it
+    has had only a relayed one meanwhile."""
+
+    def __init__(self, connections: _Connections, renew: Callable[[PeerId], None], events: EventSink) -> None:
+        """``connections`` tells with whom we are connected, at what address, and may raise Unreachable; ``renew`` has
+        the next calls to a peer take new streams."""
+        self._connections, self._renew, self._events = connections, renew, events
+        self._told: frozenset[PeerId] = frozenset()
+
+    async def keep(self, clock: Clock) -> None:
+        """Look every five seconds, until cancelled."""
+        while True:
+            await clock.sleep(LOOK_EVERY_S)
+            with contextlib.suppress(Unreachable):  # another daemon is about to serve
+                await self.look()
+
+    async def look(self) -> None:
+        """Move the calls of those who have both kinds of connection since the last look. Raises Unreachable."""
+        connections = await self._connections()
+        relayed = {peer for peer, address in connections if is_relayed(address)}
+        direct = {peer: address for peer, address in connections if not is_relayed(address)}
+        both = relayed & direct.keys()
+        for peer in sorted(both - self._told):
+            self._renew(peer)
+            self._events.emit(LinkUpgraded(target=peer, address=str(direct[peer])))
+        self._told = frozenset((self._told | both) & direct.keys())
