@@ -1,7 +1,8 @@
 """Networks of containers: who is on which at what address, and the commands that cut links or make them narrow.
 
 One network is shared by all ("wan"), and one by each region. A peer behind NAT is on a network of its own, with a
-router that is on "wan" too and translates its address: it can call others and cannot be called.
+router that is on "wan" too and translates its address: it can call others and cannot be called, but by whom it calls
+in the same moment (a port is translated to itself, whoever is called, and lets in who was called).
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from swarm.sim.links import Cause, LinkShape, PerCause
 WAN = "wan"
 NO_DELAY = "this kernel has no netem, which makes links late: use bytes_per_s and loss, or swarm chaos --on processes"
 _POOL = ipaddress.IPv4Network("10.128.0.0/9")
+_PUBLIC = ipaddress.IPv4Network("25.0.0.0/8")
+"""Allocated, but not announced on the internet: libp2p takes its addresses for public ones, and punches holes between
+no others."""
 _LAN = "lan-"
 _TRIES = 30
 _FIRST = 10
@@ -118,6 +122,8 @@ class ContainerNetworks:
         self._at: dict[str, _At] = {}
         self._links = ContainerLinks()
         self._delay: bool | None = None
+        self.public = False
+        """Whether wan is like the internet: its addresses are public ones, and peers listen on QUIC too."""
 
     def name(self, network: str) -> str:
         """Its name in the engine."""
@@ -245,8 +251,9 @@ class ContainerNetworks:
     def _make(self, network: str) -> ipaddress.IPv4Network:
         """A network with addresses that no other on this machine has, as the engine says."""
         draw = random.Random(f"{self._engine.play}/{network}")
+        pool = _PUBLIC if network == WAN and self.public else _POOL
         for attempt in range(_TRIES):
-            subnet = ipaddress.IPv4Network((int(_POOL[0]) + 256 * draw.randrange(1 << 15), 24))
+            subnet = ipaddress.IPv4Network((int(pool[0]) + 256 * draw.randrange(pool.num_addresses // 256), 24))
             # Engines drop what leaves an internal network, even through a router on it.
             internal = ("--internal",) if network != WAN and not network.startswith(_LAN) else ()
             try:
@@ -276,6 +283,9 @@ class ContainerNetworks:
         self._nemesis.within(pid, [
             f"iptables -w 5 -t nat -A POSTROUTING -s {here} ! -d {here} -j MASQUERADE",
             f"iptables -w 5 -A FORWARD -d {here} -m conntrack ! --ctstate ESTABLISHED,RELATED -j DROP",
+            # As home routers do. Otherwise who calls first takes the port: the answer of whom it called, who sends from
+            # the same port in the same moment, is given another one, and no hole is punched.
+            f"iptables -w 5 -A INPUT -d {seen} -m conntrack ! --ctstate ESTABLISHED,RELATED -j DROP",
         ])  # fmt: skip
         return seen
 

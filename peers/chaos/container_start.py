@@ -187,7 +187,9 @@ def user() -> tuple[int, int]:
 def _command(world: StartingWorld, peer: Contained) -> list[str]:
     inside = {name: f"{FILES}/{name}/{source.name}" for name, source in peer.spec.files.items()}
     arguments = filled(peer.spec.arguments, {"home": HOME, **inside})
-    return [*arguments, "--json", "--home", HOME, "--listen", f"/ip4/0.0.0.0/tcp/{PORT}"]
+    listen = ["--listen", f"/ip4/0.0.0.0/tcp/{PORT}"]
+    listen += ["--listen", f"/ip4/0.0.0.0/udp/{PORT}/quic-v1"] if world.networks.public else []
+    return [*arguments, "--json", "--home", HOME, *listen]
 
 
 def quota_us(cpus: float) -> int:

@@ -42,6 +42,7 @@ FIGURES: Mapping[str, str] = {
     "rewinds": "times that a peer gave up what it had closed without a majority",
     "steps_given_up": "steps that closed without microbatches because a part was lost",
     "relayed": "peers that were reached through others",
+    "punched": "those of them that called another of them directly, through a hole in both their routers",
     "forced_leaves": "peers that were told to leave and were killed, for their time was up before they had",
     "strangers_answered": "methods, the directory among them, that answered strangers and did not refuse",
     "strangers_kept": "steps a second while strangers attacked peers ÷ those while they attacked a sink, in turns",
@@ -123,11 +124,17 @@ def figures(played: Played) -> dict[str, Number]:
         "committed_by_minority": closed_by_minority(played),
         "rewinds": sum(fact.wall <= played.ended for fact in played.evidence.of("LineageGivenUp")),
         "steps_given_up": len({fact.step for fact in played.evidence.of("StepGivenUp")} & {one.step for one in closed}),
-        "relayed": len({fact.peer for fact in played.evidence.of("Reachability") if fact.fields["how"] == "relayed"}),
+        **_of_relayed(played.evidence),
         "forced_leaves": played.forced,
         **_of_strangers(played.strangers, closed),
         "unexpected_deaths": played.deaths,
     }
+
+
+def _of_relayed(evidence: Evidence) -> dict[str, Number]:
+    relayed = {fact.peer for fact in evidence.of("Reachability") if fact.fields["how"] == "relayed"}
+    direct = {fact.peer for fact in evidence.of("LinkUpgraded") if {fact.peer, fact.fields["target"]} <= relayed}
+    return {"relayed": len(relayed), "punched": len(direct)}
 
 
 def _of_strangers(found: Sequence[Mapping[str, Any]], closed: Sequence[StepClosing]) -> dict[str, Number]:

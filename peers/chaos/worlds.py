@@ -94,9 +94,11 @@ def world_of(
             world = _processes(root, scenario, struck, stack)
         else:
             try:
-                world = stack.enter_context(ContainerWorld(root, images.image, upgrade=images.upgrade))
+                contained = stack.enter_context(ContainerWorld(root, images.image, upgrade=images.upgrade))
             except Unfit as error:
                 raise CannotPlay(f"{scenario.name} cannot be played among {name}: {error}") from error
+            contained.networks.public = bool(scenario.swarm.nat)
+            world = contained
         for fault in struck:
             if isinstance(fault, faults.Moment):
                 continue

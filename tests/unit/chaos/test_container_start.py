@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -118,3 +119,19 @@ def _with_clock(root: Path, monkeypatch: pytest.MonkeyPatch, shown: int) -> tupl
     monkeypatch.setattr(container_world.SystemClock, "wall", lambda self: 1000.0)
     engine.answers["date"] = str(shown)
     return world, engine
+
+
+@pytest.mark.parametrize(("public", "kinds"), [(False, ["tcp/4001"]), (True, ["tcp/4001", "udp/4001/quic-v1"])])
+def test_peers_of_a_play_with_nat_have_public_addresses_and_listen_on_quic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public: bool, kinds: list[str]
+) -> None:
+    world, engine, _ = contained(tmp_path)
+    monkeypatch.setattr(world.networks, "arrive", lambda name, container, pid: None)
+    world.networks.public = public
+    world.start(PeerSpec(name="a", role="stage", arguments=("join",)))
+    created = next(call for call in engine.calls if call[0] == "create")
+    listened = [created[at + 1] for at, word in enumerate(created) if word == "--listen"]
+    assert listened == [f"/ip4/0.0.0.0/{kind}" for kind in kinds]
+    made = next(call for call in engine.calls if call[:2] == ("network", "create"))
+    subnet = ipaddress.IPv4Network(made[made.index("--subnet") + 1])
+    assert subnet.is_global == public

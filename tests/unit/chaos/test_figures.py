@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from peers.chaos.figures import FIGURES, Played, by_kind, closed_by_minority, closings, figures, missed
+from peers.chaos.figures import FIGURES, Played, _of_relayed, by_kind, closed_by_minority, closings, figures, missed
 from peers.chaos.invariants.check import Report, check
 from peers.chaos.invariants.evidence import Evidence, Fact
 from peers.chaos.invariants.findings import Limits
@@ -301,3 +301,20 @@ def test_what_a_minority_closes_alone_and_stays_is_counted(monkeypatch: pytest.M
     assert alone_of(*both) == 0
     assert alone_of(*both, *alone[:1]) == 0, "it did not stay"
     assert alone_of(*both, *alone) == 1
+
+
+def test_holes_are_those_between_peers_that_nobody_can_call() -> None:
+    def reached(peer: str, how: str) -> Fact:
+        return _fact(peer, 3.0, "Reachability", how=how, detail="", addresses=[])
+
+    def direct(peer: str, target: str) -> Fact:
+        return _fact(peer, 4.0, "LinkUpgraded", target=target, address="")
+
+    def told(*facts: Fact) -> tuple[object, object]:
+        found = _of_relayed(Evidence((*map(reached, "ABC", ("relayed", "relayed", "direct")), *facts), ()))
+        return found["relayed"], found["punched"]
+
+    assert told() == (2, 0)
+    assert told(direct("A", "C"), direct("C", "A")) == (2, 0), "who can be called is called without a hole"
+    assert told(direct("A", "B"), direct("A", "B")) == (2, 1)
+    assert told(direct("A", "B"), direct("B", "A")) == (2, 2)
