@@ -203,6 +203,13 @@ def test_a_play_by_the_clock_goes_on_until_everything_has_happened(tmp_path: Pat
     assert world.step >= 62
 
 
+def test_a_play_by_the_clock_goes_on_until_the_steps_that_it_expects_are_closed(tmp_path: Path) -> None:
+    world = MadeUpWorld(tmp_path, steps=0)
+    outcome, _ = _play(world, _scenario(until={"minutes": 0.001}, expect={"at_least": {"steps": 40}}))
+    assert outcome.problems == []
+    assert 40 <= world.step < 60
+
+
 def test_a_play_by_the_clock_waits_for_what_it_expects(tmp_path: Path) -> None:
     def cut_off(world: MadeUpWorld) -> None:
         world.say("host-0-1", "CutOff", reason="it was cut off")
