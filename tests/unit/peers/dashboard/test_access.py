@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from peers.dashboard.start import token_for
 from swarm.errors import ConfigError
 from tests.benchmarks._admission_http import UNTOKENED, attempts, status_of, tried_routes
 from tests.harness.rigs.dashboard import served
+from tests.harness.sources import our_sources
 
 TOKEN = "right-token-of-the-run"
 
@@ -21,6 +23,28 @@ TOKEN = "right-token-of-the-run"
 def test_every_route_that_is_served_is_in_the_table() -> None:
     gate = application(cast(Any, None), Access(host="127.0.0.1"), Connections())
     assert {route.path for route in cast(Any, gate)._app.routes} == set(ROUTES)
+
+
+SERVERS = {
+    "peers.dashboard.server": "its routes are asked here",
+    "peers.control.server": "its commands are asked here",
+    "swarm.network.libp2p.attach": "a socket in a directory of its user alone: the daemon's way to us",
+    "swarm.sim.proxy": "of the simulator: carries bytes between peers of a test, on loopback",
+}
+"""What listens for others, beside the daemon, and why it needs no row of its own."""
+
+
+def test_whatever_listens_is_tried_or_has_a_reason() -> None:
+    begins = {"start_server", "start_unix_server", "create_server", "create_unix_server", "HTTPServer", "TCPServer"}
+    found = set()
+    for source in our_sources():
+        for node in ast.walk(source.tree):
+            called = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
+            if called in begins:
+                found.add(source.name)
+        if any(isinstance(node, ast.Import) and node.names[0].name == "uvicorn" for node in source.tree.body):
+            found.add(source.name)
+    assert found == set(SERVERS)
 
 
 def test_what_needs_no_token_is_the_page_and_nothing_else() -> None:
