@@ -21,7 +21,7 @@ from swarm.events import EventSink, Waiting
 from swarm.ids import PeerId, RunId
 from swarm.membership.contact import CONTACT_PAUSE_S, CONTACT_TRIES, NO_CONTACT, cannot_reach
 from swarm.membership.status import PeerStatus
-from swarm.network.addresses import by_peer, name_of, parse_address
+from swarm.network.addresses import by_peer, name_of, parse_address, some_of
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
 from swarm.network.libp2p.identity import StoredIdentity
 from swarm.network.reach.reachability import Reach, find_relay, reachability, with_other_relays
@@ -85,7 +85,7 @@ async def nobody_answers(config: EndpointConfig) -> RunEnded:
     if unknown:
         name, why = next(iter(unknown.items()))
         return RunEnded(
-            f"cannot reach {', '.join(addresses)}: the name {name} has no address ({why})",
+            f"cannot reach {some_of(addresses)}: the name {name} has no address ({why})",
             Ending.UNREACHABLE,
             check=f"getent hosts {name}; is the name spelled as it should be, and does this machine's resolver work?",
             remedy="The same command again once the name is known, or another address of that machine in its place.",
@@ -93,7 +93,7 @@ async def nobody_answers(config: EndpointConfig) -> RunEnded:
     if config.bootstrap:
         return cannot_reach(addresses)
     return RunEnded(
-        f"cannot reach {', '.join(addresses)}: no relay answers under that peer id",
+        f"cannot reach {some_of(addresses)}: no relay answers under that peer id",
         Ending.UNREACHABLE,
         check="is it, to its end, an address that the relay prints? swarm status, on its machine",
         remedy=Advice.RELAY_THERE,

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from peers.console.words import another_path
 from peers.options.model import ANY_PORT, DEVICE, DEVICE_WORDS
+from peers.options.relay import PORT as RELAY_PORT
 from peers.reporting.trackers import check_trackers
 from swarm.errors import ConfigError
 
@@ -124,10 +125,32 @@ def check_through(addresses: Sequence[str]) -> None:
     from swarm.network.addresses import is_relayed, parse_address
 
     for text in addresses:
+        if "/p2p/" not in text and "/ipfs/" not in text and text.strip():
+            raise _without_peer(text.strip())
         if is_relayed(parse_address(text, key="--through")):
             remedy = f"Leave out what follows the relay's own id: --through {text.partition('/p2p-circuit')[0]}"
             why = "this one leads through a relay to another peer"
             raise ConfigError("--through", text, "the address of a relay", remedy, why=why)
+
+
+def _without_peer(text: str) -> ConfigError:
+    """The error for a relay's address without its peer id, with the address made whole but for that."""
+    from peers.console.words import command_name
+
+    swarm, host, port = command_name(), text.strip("/[]"), str(RELAY_PORT)
+    if text.startswith("/"):
+        whole = text.rstrip("/") if "/tcp/" in text or "/udp/" in text else f"{text.rstrip('/')}/tcp/{port}"
+    else:
+        if host.count(":") == 1 or "]:" in host:
+            host, _, port = host.rpartition(":")
+        host = host.strip("[]")
+        kind = "ip6" if ":" in host else "ip4" if re.fullmatch(r"[0-9.]+", host) else "dns4"
+        whole = f"/{kind}/{host}/tcp/{port}"
+    return ConfigError(
+        "--through", text, "the whole address of a relay, as swarm relay prints it",
+        f"On the relay's machine: {swarm} status --peer relay shows it; then here: --through {whole}/p2p/PEER_ID",
+        why="it ends in no /p2p/PEER_ID, the id by which the relay proves to be the one that is meant",
+    )  # fmt: skip
 
 
 def check_port(port: int) -> None:

@@ -21,6 +21,7 @@ from swarm.errors import (
     Violation,
 )
 from swarm.ids import PeerId, RunId
+from swarm.network.addresses import some_of
 from swarm.network.discovery.manifest import fetch_manifest
 from swarm.network.protocols import Endpoint
 from swarm.step.observe_messages import STANDING, RunStanding, StandingRequest
@@ -72,7 +73,7 @@ async def find_run(
 def cannot_reach(addresses: Sequence[str]) -> RunEnded:
     """The error for contacts of which none answers."""
     return RunEnded(
-        f"cannot reach {', '.join(addresses)}",
+        f"cannot reach {some_of(addresses)}",
         Ending.UNREACHABLE,
         check="is that peer running, or is the run over? Can this machine reach it?",
         remedy=Advice.NEW_INVITE,
@@ -81,7 +82,7 @@ def cannot_reach(addresses: Sequence[str]) -> RunEnded:
 
 def _another_wire(addresses: Sequence[str], error: PeerError) -> RunEnded:
     return RunEnded(
-        f"{', '.join(addresses)} cannot be understood: {error.reason}",
+        f"{some_of(addresses)} cannot be understood: {error.reason}",
         Ending.INCOMPATIBLE,
         check=Advice.WHICH_VERSION,
         remedy=Advice.SAME_VERSION,
@@ -91,7 +92,7 @@ def _another_wire(addresses: Sequence[str], error: PeerError) -> RunEnded:
 def _another_run(addresses: Sequence[str], expected: RunId | None, error: PeerError) -> RunEnded:
     wanted = f"the invite is to run {expected[:12]}" if expected is not None else "no run was asked for"
     return RunEnded(
-        f"{', '.join(addresses)} does not serve the run: {error.reason}",
+        f"{some_of(addresses)} does not serve the run: {error.reason}",
         Ending.INCOMPATIBLE,
         check=f"{wanted}; is it the right invite?",
         remedy=Advice.NEW_INVITE,

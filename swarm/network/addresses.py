@@ -7,7 +7,7 @@ border as text only.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import multiaddr
@@ -217,6 +217,12 @@ def _check_peer(key: str, text: str, address: Multiaddr, wanted: bool) -> None:
         raise ConfigError(
             key, text, "the peer id of an Ed25519 key (12D3KooW…)", "Copy it again; other key types are not used."
         )
+
+
+def some_of(addresses: Sequence[str]) -> str:
+    """``/ip4/… and 3 more``: enough of a peer's addresses, or of several peers', for a sentence."""
+    first, *more = addresses or ("no address",)
+    return f"{first} and {len(more)} more" if more else first
 
 
 # --- texts for people ------------------------------------------------------------------------------------------------

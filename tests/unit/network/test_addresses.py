@@ -13,6 +13,7 @@ from swarm.network.addresses import (
     most_useful,
     name_of,
     parse_address,
+    some_of,
     tcp_port_of,
 )
 from swarm.network.libp2p.dialling import Hints
@@ -122,3 +123,10 @@ def test_names_and_addresses_of_ipv6_are_told_apart_by_who_can_use_them() -> Non
 def test_link_local_addresses_are_refused_with_what_to_give_in_their_place(host: str) -> None:
     with pytest.raises(ConfigError, match=r"of one link alone.*ip -6 address show scope global"):
         parse_address(f"/{host}/tcp/4001", peer=False)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "text"), [([], "no address"), (["/a"], "/a"), (["/a", "/b", "/c", "/d"], "/a and 3 more")]
+)
+def test_sentence_names_one_of_many_addresses(addresses: list[str], text: str) -> None:
+    assert some_of(addresses) == text

@@ -94,7 +94,7 @@ def test_through_takes_the_address_of_a_relay_and_nothing_behind_it() -> None:
     check_through([AT, f"/ip6/2001:db8::7/tcp/4001/p2p/{R}"])
     with pytest.raises(ConfigError, match=f"--through {AT}"):
         check_through([f"{AT}/p2p-circuit/p2p/{F}"])
-    with pytest.raises(ConfigError, match="/p2p/<peer id>"):
+    with pytest.raises(ConfigError, match="/p2p/PEER_ID"):
         check_through(["/dns4/relay.example.org/tcp/4001"])
 
 
@@ -176,3 +176,23 @@ def test_doctor_says_whether_a_relay_is_needed_and_what_to_type() -> None:
     assert direct.found.startswith("none is needed")
     refused = judge_need(AT, own, [Finding(R, error="no method 'relay/1/dialback' here")])
     assert (refused.level, "swarm status" in refused.check) == ("fail", True)
+
+
+@pytest.mark.parametrize(
+    ("typed", "whole"),
+    [
+        ("relay.example.org", "/dns4/relay.example.org/tcp/4001"),
+        ("relay.example.org:4002", "/dns4/relay.example.org/tcp/4002"),
+        ("192.0.2.7:4002", "/ip4/192.0.2.7/tcp/4002"),
+        ("[2001:db8::1]:4002", "/ip6/2001:db8::1/tcp/4002"),
+        ("2001:db8::1", "/ip6/2001:db8::1/tcp/4001"),
+        ("/dns4/relay.example.org/tcp/4002", "/dns4/relay.example.org/tcp/4002"),
+        ("/ip4/192.0.2.7", "/ip4/192.0.2.7/tcp/4001"),
+    ],
+)
+def test_relay_without_its_peer_id_is_refused_with_where_to_find_it(typed: str, whole: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_through([typed])
+    assert "ends in no /p2p/PEER_ID" in refused.value.why
+    assert "status --peer relay shows it" in refused.value.remedy
+    assert refused.value.remedy.endswith(f"--through {whole}/p2p/PEER_ID")
