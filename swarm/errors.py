@@ -60,6 +60,7 @@ class Advice(StrEnum):
     )
     WHICH_VERSION = "which version is there, and which here?"
     SAME_VERSION = "Update the older of the two, found the run again where it was, and ask there for the new invite."
+    WHAT_IS_KEPT = "which step is complete, on one machine or on several together?"
     RESUME = "Start the run again from its newest checkpoint."
     GO_ON = "to go on, found it again from its newest checkpoint"
     PORT = "can they reach a port of this machine, opened in the firewall?"

@@ -54,7 +54,10 @@ def list_checkpoints(
     for one in facts:
         typer.echo("\n".join(run_lines(one)))
     if not facts:
-        typer.echo("no run is kept here: swarm quickstart and swarm join leave them", err=True)
+        typer.echo(
+            "no run is kept here: swarm quickstart and swarm join leave them, and swarm ckpt pull fetches them",
+            err=True,
+        )
 
 
 @ckpt.command()

@@ -96,7 +96,9 @@ _COMMANDS: Mapping[Advice, str] = {
     Advice.WHICH_VERSION: "which version of swarm is there, and which here? swarm --version",
     Advice.SAME_VERSION: "Update the older of the two, found the run again where it was (swarm new), and ask there for "
     f"the new invite: {GIVES_INVITE}",
-    Advice.RESUME: "Start the run again from its newest checkpoint: swarm new --resume",
+    Advice.WHAT_IS_KEPT: "{swarm} ckpt ls, on each machine: which step is complete, there or together?",
+    Advice.RESUME: "Start the run again from its newest checkpoint: {swarm} new --resume, once the parts are on one "
+    "machine: {swarm} ckpt pull --from A --from B",
     Advice.GO_ON: "to go on: {swarm} new --resume",
     Advice.PORT: "can they reach a port of this machine? (swarm join --port N, opened in the firewall)",
     Advice.RELAY: "Open a port, let a peer relay for this one (--relay auto, here and there), or start {swarm} relay "

@@ -110,7 +110,10 @@ def find_run_directory(given: Path | None, home: Path | str | None = None, *, ke
             raise CommandError(
                 "no run is kept here",
                 check=f"runs are looked for in {OUT.absolute()} and in {_joined(home)} (--home, SWARM_HOME)",
-                next_=f"train one: {command_name()} quickstart, or name the directory of one",
+                next_=f"fetch one from peers that still run: {command_name()} ckpt pull --from INVITE; or gather it "
+                "from the run's directories, copied from the machines that keep it: "
+                f"{command_name()} ckpt pull --from A --from B; or name the directory of one; or train one: "
+                f"{command_name()} quickstart",
                 exit_code=EXIT_USAGE,
             )
         return runs[0]

@@ -212,6 +212,7 @@ def part_lost(roster: Roster, part: PartName, gone: Mapping[PeerId, str]) -> Run
     return RunEnded(
         f"the last replica of {part} is lost: {lost_replicas(roster, part, gone)}",
         Ending.UNREACHABLE,
+        check=Advice.WHAT_IS_KEPT,
         remedy=Advice.RESUME,
     )
 

@@ -11,7 +11,7 @@ from swarm.consensus.changes import Admission, Changes, Reassign
 from swarm.consensus.copies import copy_holders
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import TRAINERS, Roster, lost_parts, part_lost
-from swarm.errors import Busy, Ending, PeerError, Refused, RunEnded, Superseded, Violation
+from swarm.errors import Advice, Busy, Ending, PeerError, Refused, RunEnded, Superseded, Violation
 from swarm.events import MoveDeclined
 from swarm.ids import PartName, PeerId, stage_of
 from swarm.step.blocked import awaited_holders
@@ -78,8 +78,9 @@ class Rescuing:
         """The record that gives the step up, once every part is held again; None when it is, because somebody came
         back, and when no majority is left, which could judge that.
 
-        Raises RunEnded, which the others are told, when nobody has a copy of a part, or nobody who could take it over
-        came for the peer's patience; Superseded and WrongStep as they come. Waits, and says so. Cancel freely.
+        Raises RunEnded, which the others are told, when nobody has a copy of a part, nobody who could take it over
+        came for the peer's patience, or all others were asked to leave; Superseded and WrongStep as they come. Waits,
+        and says so. Cancel freely.
         """
         context = self._context
         began = context.clock.monotonic()
@@ -133,7 +134,7 @@ class Rescuing:
         await self._batch.tell_over(PartName(part))
         error = part_lost(self._roster, PartName(part), self._lost)
         if error is not None:
-            raise RunEnded(f"{error} ({why})", error.ending, remedy=error.remedy)
+            raise RunEnded(f"{error} ({why})", error.ending, check=error.check, remedy=error.remedy)
 
     async def _proposal(self, offers: Mapping[str, Sequence[Consent]]) -> Propose | None:
         joins = await self._present(self._book.requests.joining(self._lost))
@@ -166,10 +167,19 @@ class Rescuing:
     async def _wait(self, lost: Sequence[str], offers: Mapping[str, Sequence[Consent]], waited_s: float) -> None:
         """A moment, for somebody to join or to come back. Raises RunEnded when nobody did for the peer's patience."""
         context, names = self._context, " and ".join(lost)
+        if self._book.requests.all_want_the_end(self._lost):
+            for part in lost:
+                if part != TRAINERS:
+                    await self._end(part, "all others were asked to leave")
         if context.patience_s is not None and waited_s > context.patience_s:
             for part in offers:
                 await self._end(part, f"nobody took it over for {waited_s:.0f} s")
-            raise RunEnded(f"nobody is left of {names}, and nobody joined for {waited_s:.0f} s", Ending.UNREACHABLE)
+            raise RunEnded(
+                f"nobody is left of {names}, and nobody joined for {waited_s:.0f} s",
+                Ending.UNREACHABLE,
+                check=Advice.WHAT_IS_KEPT,
+                remedy=Advice.RESUME,
+            )
         kept = [part for part, said in offers.items() if said]
         how, gone = context.rules.how_to_join, self._lost
         context.waiting(awaited_holders(self._roster, gone, context.copies, kept, how))

@@ -135,7 +135,7 @@ def test_cli_wrong_setting_is_explained_before_anything_heavy(
         ("sample --tokens x", "--tokens = 'x' cannot be used", "expected a valid integer", "sample --help"),
         ("quickstart --ends x", "--ends = 'x' cannot be used", "one of 'private', 'hosted'", "quickstart --help"),
         ("sample", "no run is kept here", "runs are looked for in", "quickstart"),
-        ("new --resume", "no run is kept here", "runs are looked for in", "quickstart"),
+        ("new --resume", "no run is kept here", "runs are looked for in", "ckpt pull --from INVITE"),
     ],
 )
 def test_cli_usage_errors_are_cause_check_and_next_command(

@@ -18,8 +18,9 @@ from peers.console.words import (
     with_commands,
 )
 from peers.exit_codes import EXIT_CODES, exit_code_of
+from swarm.consensus.roster import Member, Roster, part_lost
 from swarm.errors import Advice, ConfigError, Ending, RunEnded, SwarmError
-from swarm.ids import ENDS, PartName, stage_part
+from swarm.ids import ENDS, PartName, PeerId, stage_part
 
 
 @pytest.mark.parametrize(
@@ -65,6 +66,18 @@ def test_advice_of_the_library_is_told_with_a_command(advice: Advice) -> None:
     assert not re.search(r"swarm [a-z]|--", advice), "a command in the library"
     assert all(other not in advice for other in Advice if other is not advice), "one is found in another"
     assert with_commands(f"a: {advice} b") == f"a: {with_commands(advice)} b"
+
+
+def test_error_of_a_lost_part_says_what_to_look_at_and_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    roster = Roster([Member(peer=PeerId("A"), role="stage", name="a", part="stage-0", addresses=())])
+    lost = part_lost(roster, stage_part(0), {PeerId("A"): "silent"})
+    assert lost is not None
+    report_error(lost)
+    cause, check, next_ = capsys.readouterr().err.splitlines()
+    assert cause == "error: the last replica of stage-0 is lost: a (silent)"
+    assert "ckpt ls, on each machine" in check
+    assert "new --resume" in next_
+    assert "ckpt pull --from A --from B" in next_
 
 
 def test_reason_of_a_home_of_another_run_names_its_history() -> None:

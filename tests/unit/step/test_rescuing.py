@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -11,11 +12,11 @@ from typing import Any
 import pytest
 
 from swarm.consensus.acceptor import has_majority
-from swarm.consensus.changes import Reassign, reassign_bytes
+from swarm.consensus.changes import Departure, Reassign, departure_bytes, reassign_bytes
 from swarm.consensus.copies import copy_holders
 from swarm.consensus.records import CloseRecord, voters
 from swarm.consensus.roster import Roster
-from swarm.errors import PeerError, Refused, RunEnded, Violation
+from swarm.errors import Advice, PeerError, Refused, RunEnded, Violation
 from swarm.ids import PartName, PeerId
 from swarm.membership.founding_record import genesis
 from swarm.network.protocols import Rpc
@@ -163,6 +164,35 @@ async def test_part_of_which_the_only_ones_that_keep_a_copy_lie_ends_the_run(lie
     assert told == [LOST]
     assert set(scene.asked) == {FIRST, SECOND}
     assert asyncio.get_running_loop().time() == pytest.approx(SILENT_PART_S, rel=0.1)
+
+
+def asks_to_leave(scene: Scene, peer: PeerId, *, ends: bool = True) -> None:
+    signature = sign(peer, departure_bytes(RUN, 1, HEAD.hash(), peer, ends=ends))
+    request = Departure(step=1, peer=peer, ends=ends, signature=signature)
+    with contextlib.suppress(Refused):  # who cannot be spared is heard all the same
+        scene.desk.book.requests.leave(peer, request)
+
+
+@pytest.mark.parametrize("stays", [None, B])
+@virtual
+async def test_run_ends_with_a_part_lost_once_all_others_were_asked_to_leave(stays: PeerId | None) -> None:
+    scene, told = Scene(), []
+
+    async def tell_over(part: PartName) -> None:
+        told.append(part)
+
+    scene.rescuing._batch.tell_over = tell_over  # type: ignore[method-assign]
+    for holder in (FIRST, SECOND):
+        scene.says[holder] = lambda: Consent(reassign=None)
+    for peer in (B, C, D, T):
+        asks_to_leave(scene, peer, ends=peer != stays)
+    why = "all others were asked to leave" if stays is None else "nobody took it over"
+    with pytest.raises(RunEnded, match=rf"last replica of stage-0 is lost: a \(silent\) \({why}") as ended:
+        await scene.record()
+    assert (ended.value.check, ended.value.remedy) == (Advice.WHAT_IS_KEPT, Advice.RESUME)
+    assert told == [LOST]
+    at_once = asyncio.get_running_loop().time() < 1
+    assert at_once is (stays is None)
 
 
 @virtual
