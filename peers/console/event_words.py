@@ -169,10 +169,8 @@ def _describe_keeping(event: Event) -> tuple[str, str] | None:
             those = f"what is kept here of {numbered(event.steps)} does not count any more; in {event.path}"
             return "checkpoint", f"the run went on from step {event.step}: {those} until it passes them"
         case DiskRefused():
-            return (
-                "disk",
-                f"does not take {harmless(event.what)}: {harmless(event.reason)}; tried again while this peer lives",
-            )
+            again = "tried again while this peer lives"
+            return "disk", f"does not take {harmless(event.what)}: {harmless(event.reason)}; {again}"
         case DiskTook():
             return "disk", f"takes {harmless(event.what)} again: nothing is missing"
         case GraphsDropped():
