@@ -9,6 +9,7 @@ import shlex
 from peers.console.words import amount, codecs_text, command_name, count, numbered, printable, read_over, relaying_text
 from peers.control.status import ALONE
 from peers.exit_codes import EXIT_DRAINED, EXIT_OK
+from peers.sharing.choice import slow_step_text
 from swarm.clock import moment
 from swarm.events import (
     AttemptFailed,
@@ -35,6 +36,7 @@ from swarm.events import (
     GraphsDropped,
     HostsMoved,
     LateWorkLost,
+    LimitSlows,
     LimitTooLow,
     LineageBegan,
     LineageConfirmed,
@@ -140,6 +142,8 @@ def _too_low(event: LimitTooLow) -> str:
 def _describe_pause(event: Event) -> tuple[str, str] | None:
     """Describe what its owner's limits do, why it is away for a while, and that it is back."""
     match event:
+        case LimitSlows():
+            return "limit", slow_step_text(event.rate, event.step_bytes)
         case LimitTooLow():
             return "limit", _too_low(event)
         case PauseWatch():

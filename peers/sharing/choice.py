@@ -1,10 +1,12 @@
-"""Parse and check ``--max-upload``, ``--max-download`` and ``--pause-when``. Standard library only."""
+"""Parse and check ``--max-upload``, ``--max-download`` and ``--pause-when``, and say what a limit makes of a
+step. Standard library only."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
+from peers.console.words import amount
 from peers.preemption.choice import read_command
 
 MIN_RATE = 125_000
@@ -64,6 +66,16 @@ def read_rate(text: str) -> float:
 def rate_given(text: str | None) -> float | None:
     """Bytes a second, None where no limit was given. Raises as :func:`read_rate`."""
     return None if text is None else read_rate(text)
+
+
+def slow_step_text(rate: int, step_bytes: int) -> str:
+    """Say what a limit of so many bytes a second makes of a step of which a peer moves so many bytes each way."""
+    seconds = step_bytes / max(1, rate)
+    least = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
+    return (
+        f"a step takes {least} at least, for the whole run: this peer's share is {amount(step_bytes)}B each way, "
+        f"about, and it is held to {rate * 8 / 1e6:.3g} Mbit/s; a higher --max-upload and --max-download make it faster"
+    )
 
 
 def read_pause(text: str) -> PauseChoice:

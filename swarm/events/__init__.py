@@ -35,6 +35,7 @@ from swarm.events.peer import DashboardServed as DashboardServed
 from swarm.events.peer import DataOpened as DataOpened
 from swarm.events.peer import Draining as Draining
 from swarm.events.peer import Invited as Invited
+from swarm.events.peer import LimitSlows as LimitSlows
 from swarm.events.peer import LimitTooLow as LimitTooLow
 from swarm.events.peer import LinkUpgraded as LinkUpgraded
 from swarm.events.peer import LoopLag as LoopLag

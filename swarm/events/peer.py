@@ -107,6 +107,16 @@ class LimitTooLow(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LimitSlows(Event):
+    """This peer's owner limits it to ``rate`` bytes a second, and its share of a step is about ``step_bytes`` each way:
+    no step takes less than one over the other, for anybody."""
+
+    part: PartName
+    rate: int
+    step_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SyncProgress(Event):
     """A part is being downloaded: written at most a few times a second. ``donor`` gave the newest piece; what is
     counted is verified."""

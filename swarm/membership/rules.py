@@ -94,6 +94,18 @@ def averaged_bytes(manifest: Manifest) -> dict[PartName, int]:
     return {part: math.ceil(size * share) for part, size in sizes.items()}
 
 
+def step_bytes(part_bytes: int, microbatches: int, payload_bytes: int, replicas: int) -> int:
+    """Return how many bytes one of so many replicas of a part sends in a step, and receives, about. Pure.
+
+    Args:
+        part_bytes: Of the part's sum when it is averaged.
+        microbatches: Of the whole step; the replicas share them evenly.
+        payload_bytes: Of an activation and a gradient, which each passes on for each of its own.
+        replicas: How many there are, this one included.
+    """
+    return math.ceil(microbatches * payload_bytes / replicas + 2 * part_bytes * (replicas - 1) / replicas)
+
+
 def codec_rules(manifest: Manifest) -> CodecRules:
     """What the manifest says of boundaries."""
     model, rows = manifest.model, manifest.batch.microbatch_size

@@ -15,10 +15,10 @@ from swarm.consensus.incarnation import Incarnation
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Roster, lost_parts
 from swarm.errors import Ending, PeerError
-from swarm.events import LimitTooLow
+from swarm.events import LimitSlows, LimitTooLow
 from swarm.ids import PartName, PeerId
 from swarm.membership.roles import PeerContext
-from swarm.membership.rules import rules_of
+from swarm.membership.rules import rules_of, step_bytes
 from swarm.membership.settings import MemberSettings
 from swarm.membership.state_keeper import StateKeeper
 from swarm.membership.status import PeerStatus
@@ -34,6 +34,8 @@ from swarm.waiting import AdaptiveDeadline
 STEP_FLOOR_S, STEP_CEILING_S = 20.0, 120.0
 """Bounds of what a question of a step may take; the averaging of large parts over thin links may take longer."""
 MAX_WAITING_CHARS = 400
+SLOW_STEP_S = 1.0
+"""A limit by which each step takes longer than this is told to who set it."""
 
 
 @dataclass(slots=True)
@@ -133,13 +135,19 @@ class RunContext:
         )
 
     def assigned(self, part: PartName | None, reason: str, record: CloseRecord) -> None:
-        """Say which part this peer is to hold after that record, and why; and where its owner's limit is too low for
-        the part's averaging. Nobody else can say so: to the run it looks like a peer that fails in each round."""
+        """Say which part this peer is to hold after that record, and why; and where its owner's limit slows steps down,
+        or is too low for the part's averaging. Nobody else can say so: to the run it looks like a peer that is slow, or
+        fails in each round."""
         self.situation.assigned(part, reason)
         limit, me = self.settings.limit_bytes_s, self.around.endpoint.peer
         if part is None or limit is None:
             return
         others = [record.links.get(peer, (0, 0))[1] for peer in record.members.replicas(part) if peer != me]
+        specs = self.around.boundary(0, 1)
+        payload = specs.activation_bytes + specs.gradient_bytes
+        mine = step_bytes(self.rules.part_bytes.get(part, 0), self.rules.target, payload, len(others) + 1)
+        if mine >= limit * SLOW_STEP_S:
+            self.around.events.emit(LimitSlows(part=part, rate=int(limit), step_bytes=mine))
         needed = rate_needed(
             self.rules.part_bytes.get(part, 0),
             others,

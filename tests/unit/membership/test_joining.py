@@ -26,11 +26,12 @@ from swarm.errors import (
     Violation,
     WrongStep,
 )
-from swarm.events import LimitTooLow
+from swarm.events import LimitSlows, LimitTooLow
 from swarm.ids import PeerId, stage_part
 from swarm.membership import download, joining, memory
 from swarm.membership.joining import LISTEN_EVERY_S, MAX_FAILURES, Joining
 from swarm.membership.observer import ObserverContext
+from swarm.membership.rules import step_bytes
 from swarm.membership.run import RunContext
 from swarm.membership.status import PeerStatus
 from swarm.network.discovery.records import PeerRecord
@@ -139,6 +140,7 @@ class World:
         split = SimpleNamespace(stages=2, ends="private")
         self.around = SimpleNamespace(
             manifest=SimpleNamespace(run_id=RUN, run=run, split=split, averaging=AveragingConfig()),
+            boundary=lambda behind, ahead: SimpleNamespace(activation_bytes=5000, gradient_bytes=5000),
             endpoint=SimpleNamespace(
                 peer=JOINER, addresses=("/memory/J",), learn=lambda peer, addresses: None, call=self._standing
             ),
@@ -163,7 +165,7 @@ class World:
         context = SimpleNamespace(
             around=self.around,
             settings=self.settings,
-            rules=SimpleNamespace(run=RUN, part_bytes={stage_part(0): 500_000_000}, one_reduces=False),
+            rules=SimpleNamespace(run=RUN, target=16, part_bytes={stage_part(0): 500_000_000}, one_reduces=False),
             position=self.position,
             situation=self.situation,
             calls=self,
@@ -515,6 +517,23 @@ async def test_joiner_whose_limit_is_too_low_for_its_part_beside_these_links_is_
     found = world.events.of(LimitTooLow)
     assert [(one.part, one.rate) for one in found] == [(stage_part(0), 125_000)] * told
     assert all(125_000 < one.needed <= 1_250_000 for one in found)
+
+
+@pytest.mark.parametrize(("limit", "told"), [(1000, 1), (10_000_000_000, 0), (None, 0)])
+async def test_joiner_whose_limit_slows_steps_down_is_told_its_share_of_a_step(
+    limit: int | None, told: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(monkeypatch)
+    world.settings.limit_bytes_s = limit
+    await world.joining.run(CONTACT)
+    found = world.events.of(LimitSlows)
+    assert [(one.part, one.rate) for one in found] == [(stage_part(0), 1000)] * told
+    assert all(one.step_bytes > 1000 for one in found)
+
+
+def test_share_of_a_step_is_what_is_passed_on_and_averaged() -> None:
+    assert step_bytes(100, 16, 1000, 1) == 16_000
+    assert step_bytes(100, 16, 1000, 2) == 8_000 + 100
 
 
 async def test_joiner_that_wishes_for_a_stage_that_is_not_is_a_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ from swarm.events import (
     Draining,
     Event,
     Invited,
+    LimitSlows,
     LimitTooLow,
     LineageBegan,
     LineageConfirmed,
@@ -124,6 +125,11 @@ def _step(step: int) -> StepClosed:
         (
             PartAssigned(part=PartName("stage-3"), reason="it has the fewest replicas"),
             "assigned      stage 3, because it has the fewest replicas",
+        ),
+        (
+            LimitSlows(part=PartName("stage-3"), rate=125_000, step_bytes=21_000_000),
+            "limit         a step takes 3 minutes at least, for the whole run: this peer's share is 21.0 MB each way, "
+            "about, and it is held to 1 Mbit/s; a higher --max-upload and --max-download make it faster",
         ),
         (
             LimitTooLow(part=PartName("stage-3"), rate=125_000, needed=391_000),
