@@ -54,11 +54,11 @@ def test_directories_of_any_name_can_be_mounted() -> None:
 
 
 def test_command_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peers.chaos.nemesis.RUN_S", 0.2)
     nemesis = Nemesis(engine_of(tmp_path, 'case "$1" in exec) exec sh ;; esac'))
     nemesis.start(tmp_path)
     try:
         assert nemesis.run(["echo there"]) == "there"
+        monkeypatch.setattr("peers.chaos.nemesis.RUN_S", 0.2)
         with pytest.raises(EngineError, match="took 0.2 s"):
             nemesis.run(["exec sleep 1000"])
     finally:

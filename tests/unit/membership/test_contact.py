@@ -89,7 +89,7 @@ async def test_find_run_manifest_of_another_version_is_incompatible(changes: dic
     assert caught.value.ending is Ending.INCOMPATIBLE
 
 
-async def test_find_run_nobody_answers_names_every_address() -> None:
+async def test_find_run_nobody_answers_names_an_address_and_how_many_there_are() -> None:
     network = SimNetwork(SystemClock())
     endpoint = network.endpoint(PrivateIdentity(b"\2" * 32).peer)
     addresses = [f"/ip4/127.0.0.1/tcp/{port}/p2p/{PrivateIdentity(bytes([port]) * 32).peer}" for port in (5, 6)]
@@ -99,7 +99,7 @@ async def test_find_run_nobody_answers_names_every_address() -> None:
     finally:
         await endpoint.close()
     assert caught.value.ending is Ending.UNREACHABLE
-    assert all(address in caught.value.reason for address in addresses)
+    assert any(f"{address} and 1 more" in caught.value.reason for address in addresses)
     assert "is that peer running" in caught.value.check
 
 
