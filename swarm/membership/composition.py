@@ -90,8 +90,7 @@ def compose(
     start = manifest.run.start_when
     donor = StateDonor(clock, max_downloads=start.stage_hosts + start.trainers if run.founds else LATER_DOWNLOADS)
     snapshot = functools.partial(_snapshot, around, holding, copies)
-    may_fetch = _anybody if gate is None else gate.may_fetch
-    observers = ObserverService(run.standing, donor, snapshot, Observers(donor, clock), may_fetch)
+    observers = ObserverService(run.standing, donor, snapshot, Observers(donor, clock))
     copying = Copying(run, copies, observers)
 
     # How it follows what is decided, and takes part in a step, as a member and as its leader.
@@ -117,8 +116,8 @@ def compose(
     steps = StepLoop(member, _closing(run, lead), parting, holding.feed(), entering.again, watch_leader)
 
     services: tuple[Service, ...] = (
-        watch, member, lead, leader, allreduce, parting, given_by_role(donor, gate), observers, handover,
-        ArrivalService(member, around.device, holding), _rescue(run, member, holding, copies, average),
+        watch, member, lead, leader, allreduce, parting, given_by_role(donor, gate), given_by_role(observers, gate),
+        handover, ArrivalService(member, around.device, holding), _rescue(run, member, holding, copies, average),
         *keeper.services(),
     )  # fmt: skip
     for service in services:
@@ -204,10 +203,6 @@ def _closing(run: RunContext, lead: LeadService) -> CloseContext:
         opened_at=lambda: run.position.open.conduct.began,
         orders=lambda: () if run.around.gate is None else run.around.gate.orders,
     )
-
-
-def _anybody(caller: PeerId, part: str) -> None:
-    return
 
 
 def _rescue(

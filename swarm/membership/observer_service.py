@@ -65,8 +65,8 @@ class _Averaged:
 class ObserverService:
     """Serves ``observers`` from what this member decides. ``publish`` it every decision, and :meth:`copied` every step
     of a part that is copied here. ``standing`` is told to whoever asks where the run stands; its argument is the newest
-    step that was published, None before the genesis. ``may_fetch`` raises PeerError for a caller that may look, but
-    learn nothing of this part.
+    step that was published, None before the genesis. It knows no roles: who may learn nothing of a part is refused by
+    what it is mounted in (:func:`~swarm.membership.by_role.given_by_role`).
     """
 
     def __init__(
@@ -75,9 +75,7 @@ class ObserverService:
         donor: StateDonor,
         snapshot: SnapshotOf,
         observers: Observers,
-        may_fetch: Callable[[PeerId, str], None] = lambda caller, part: None,
     ) -> None:
-        self._may_fetch = may_fetch
         self._standing, self._donor, self._snapshot, self.observers = standing, donor, snapshot, observers
         self._own: PartName | None = None
         self._updates = Updates()
@@ -166,8 +164,6 @@ class ObserverService:
         return RecordHash(digest=self._decided(body.step).record.hash())
 
     async def _on_start(self, caller: PeerId, body: StartRequest) -> Decided:
-        if body.part is not None:
-            self._may_fetch(caller, body.part)
         self.observers.expire()
         decision = self._decisions.newest
         if decision is None:
@@ -234,7 +230,6 @@ class ObserverService:
         if body.part is None:
             await self._wait_closed(body.step)
         else:
-            self._may_fetch(caller, body.part)
             payload = await self._update(caller, PartName(body.part), body.step)
         return Answer(Decided.of(self._decided(body.step)), payload)
 

@@ -18,6 +18,8 @@ from swarm.ids import ENDS, PeerId, RunId
 from swarm.membership.access import METHODS, CallerAccess
 from swarm.membership.by_role import given_by_role
 from swarm.membership.gate import MAX_PENDING_EACH, CallGate
+from swarm.membership.observer_service import ObserverService
+from swarm.membership.observers import Observers
 from swarm.network.protocols import Rpc
 from swarm.schema import Empty
 from swarm.security.credentials import Credential, Grant, Order, credential_for, sign_grant
@@ -27,6 +29,18 @@ from swarm.state.frozen import FrozenShelf, FrozenStore
 from swarm.state.transfer import ChunkRequest, StateDonor
 from swarm.step.member.branch import Forking
 from swarm.step.member.open_step import OpenStep
+from swarm.step.observe_messages import (
+    AHEAD,
+    LEAVE,
+    NEXT,
+    START,
+    STAY,
+    AheadRequest,
+    LeaveRequest,
+    NextRequest,
+    StartRequest,
+    StayRequest,
+)
 from tests.harness.rigs.clocks import FakeClock
 
 RUN = RunId("a" * 64)
@@ -400,6 +414,35 @@ def test_whatever_hands_out_parts_gives_joiners_those_of_their_role_alone(role: 
         assert method.admit is not None
         with pytest.raises(Violation, match="no payload"):
             method.admit(ISSUER.peer, ListRequest(), 1)
+
+
+ABOUT_A_PART = {
+    START: StartRequest(part="stage-0"),
+    NEXT: NextRequest(part="stage-0", step=3),
+    AHEAD: AheadRequest(part="stage-0", step=3),
+    STAY: StayRequest(part="stage-0", had=3),
+    LEAVE: LeaveRequest(part="stage-0"),
+}
+
+
+@pytest.mark.parametrize("role", ["observer", "stage", "trainer"])
+def test_followers_of_a_part_are_those_whose_role_holds_it(role: str) -> None:
+    """The updates of a part are as good as its gradients: of a part that it may not fetch a joiner gets none."""
+    made, clock = gate(), FakeClock()
+    made.show(OTHER.peer, credential(OTHER, role=role))
+    donor = StateDonor(clock)
+    observers = ObserverService(cast(Any, None), donor, cast(Any, None), Observers(donor, clock))
+    methods = {method.rpc: method for method in given_by_role(observers, made).methods()}
+    assert {rpc for rpc in methods if "part" in rpc.request.model_fields} == set(ABOUT_A_PART)
+    for rpc, body in ABOUT_A_PART.items():
+        admit = cast(Any, methods[rpc].admit)
+        if role == "stage":
+            admit(OTHER.peer, body, 0)
+        else:
+            with pytest.raises(Refused, match="is for a joiner" if role == "observer" else "who joins as trainer"):
+                admit(OTHER.peer, body, 0)
+    cast(Any, methods[START].admit)(OTHER.peer, StartRequest(part=None), 0)
+    cast(Any, methods[NEXT].admit)(OTHER.peer, NextRequest(part=None, step=3), 0)
 
 
 def test_member_whose_invite_was_for_another_role_copies_what_its_record_says() -> None:

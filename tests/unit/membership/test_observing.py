@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 import torch
@@ -353,20 +352,6 @@ async def test_update_of_a_step_that_is_given_up_is_none() -> None:
     record = bench.run.head.model_copy(update={"step": 2, "previous": bench.run.head.hash(), "void": True})
     await bench.publish(signed(record))
     assert (await asking)[1] == 0
-
-
-@pytest.mark.parametrize("body", [(START, START_STAGE), (NEXT, NextRequest(part=STAGE, step=3))])
-async def test_who_may_only_look_gets_nothing_of_the_model(body: tuple[Any, Any]) -> None:
-    def nobody(caller: PeerId, part: str) -> None:
-        raise Refused(f"a part of the model is not for {caller}")
-
-    bench = await bench_at(3)
-    bench.desks[DONOR]._may_fetch = nobody
-    with pytest.raises(Refused, match="a part of the model"):
-        await ask(bench, *body)
-    assert not bench.desks[DONOR].observers.steps(STAGE)
-    await ask(bench, START, StartRequest(part=None))
-    await ask(bench, NEXT, NextRequest(part=None, step=3))
 
 
 async def test_each_late_member_has_its_update_kept_and_takes_no_room_from_those_that_join() -> None:
