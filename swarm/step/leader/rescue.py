@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from swarm.consensus.changes import Admission, Changes, Reassign
 from swarm.consensus.copies import copy_holders
 from swarm.consensus.records import CloseRecord
-from swarm.consensus.roster import TRAINERS, Roster, lost_parts, part_lost
+from swarm.consensus.roster import TRAINERS, Roster, lost_parts, needed, part_lost
 from swarm.errors import Advice, Busy, Ending, PeerError, Refused, RunEnded, Superseded, Violation
 from swarm.events import MoveDeclined
 from swarm.ids import PartName, PeerId, stage_of
@@ -48,6 +48,8 @@ class Rescuing:
         self._context, self._book, self._term, self._policy, self._batch = context, book, term, policy, batch
         self._roster = book.roster
         self._ties = TieEvidence(ResultSigning(context.rules.run, book.step, book.now.previous), context.verify)
+        self._unsure = False
+        """Whether somebody who keeps a copy of a lost part gave no answer yet, when last asked."""
 
     @property
     def _lost(self) -> dict[PeerId, str]:
@@ -99,6 +101,7 @@ class Rescuing:
         """Of each lost part what those say who hold a copy. Raises RunEnded when there is none, and nobody is expected
         back either: who lies about its copy has none for us."""
         offers = {}
+        self._unsure = False
         for part in lost:
             if part == TRAINERS:
                 continue
@@ -106,7 +109,9 @@ class Rescuing:
             there = [peer for peer in holders if peer not in self._lost]
             answers = await asyncio.gather(*(self._ask(peer, part) for peer in there))
             offers[part] = [answer for answer in answers if isinstance(answer, Consent)]
-            nobody = not offers[part] and all(isinstance(answer, (Refused, Violation)) for answer in answers)
+            told = all(isinstance(answer, (Consent, Refused, Violation)) for answer in answers)
+            self._unsure = self._unsure or not told
+            nobody = not offers[part] and told
             able = any(one.reassign is not None for one in offers[part])
             if not able and not any(isinstance(one, Busy) for one in answers) and self._policy.untie(PartName(part)):
                 continue  # nobody can take it over, but its replicas are there, and are asked again
@@ -117,7 +122,7 @@ class Rescuing:
 
     def _may_come_back(self, part: str) -> bool:
         gone = self._lost
-        return any(fell_silent(gone.get(peer, "")) for peer in self._roster.replicas(PartName(part)))
+        return any(fell_silent(gone.get(peer, "")) for peer in needed(self._roster, [part]))
 
     async def _ask(self, peer: PeerId, part: str) -> Consent | PeerError:
         body = ConsentRequest(step=self._book.step, term=self._term, part=part)
@@ -130,7 +135,22 @@ class Rescuing:
             logger.info("step %d: %s", self._book.step, error)
             return error
 
+    def _given_up_for_good(
+        self, lost: Sequence[str], offers: Mapping[str, Sequence[Consent]], waited_s: float
+    ) -> list[str]:
+        """Return the lost parts that nobody will hold again: all others were asked to leave, none of them can take it
+        over, and nobody is expected back, or has been for long enough."""
+        gone = self._lost
+        if self._unsure or not self._book.requests.all_want_the_end(gone):
+            return []
+        moves = choose(self._roster, gone, {part: _of_those_there(said, gone) for part, said in offers.items()})
+        stuck = [part for part in lost if part not in {move.part for move in moves}]
+        return [part for part in stuck if waited_s >= SILENT_PART_S or not self._may_come_back(part)]
+
     async def _end(self, part: str, why: str) -> None:
+        if part == TRAINERS:  # each of the others finds that out by itself, when it leads
+            raise RunEnded(f"no trainer is left ({why})", Ending.UNREACHABLE, check=Advice.WHAT_IS_KEPT,
+                           remedy=Advice.RESUME)  # fmt: skip
         await self._batch.tell_over(PartName(part))
         error = part_lost(self._roster, PartName(part), self._lost)
         if error is not None:
@@ -167,10 +187,8 @@ class Rescuing:
     async def _wait(self, lost: Sequence[str], offers: Mapping[str, Sequence[Consent]], waited_s: float) -> None:
         """A moment, for somebody to join or to come back. Raises RunEnded when nobody did for the peer's patience."""
         context, names = self._context, " and ".join(lost)
-        if self._book.requests.all_want_the_end(self._lost):
-            for part in lost:
-                if part != TRAINERS:
-                    await self._end(part, "all others were asked to leave")
+        for part in self._given_up_for_good(lost, offers, waited_s):
+            await self._end(part, "all others were asked to leave")
         if context.patience_s is not None and waited_s > context.patience_s:
             for part in offers:
                 await self._end(part, f"nobody took it over for {waited_s:.0f} s")

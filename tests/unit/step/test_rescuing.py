@@ -16,7 +16,7 @@ from swarm.consensus.changes import Departure, Reassign, departure_bytes, reassi
 from swarm.consensus.copies import copy_holders
 from swarm.consensus.records import CloseRecord, voters
 from swarm.consensus.roster import Roster
-from swarm.errors import Advice, PeerError, Refused, RunEnded, Violation
+from swarm.errors import Advice, Busy, DeadlineMissed, PeerError, Refused, RunEnded, Unreachable, Violation
 from swarm.ids import PartName, PeerId
 from swarm.membership.founding_record import genesis
 from swarm.network.protocols import Rpc
@@ -173,19 +173,26 @@ def asks_to_leave(scene: Scene, peer: PeerId, *, ends: bool = True) -> None:
         scene.desk.book.requests.leave(peer, request)
 
 
-@pytest.mark.parametrize("stays", [None, B])
-@virtual
-async def test_run_ends_with_a_part_lost_once_all_others_were_asked_to_leave(stays: PeerId | None) -> None:
-    scene, told = Scene(), []
+def all_leave(scene: Scene, *, but: PeerId | None = None) -> list[PartName]:
+    """All but the lost one ask that the run end, one perhaps only to leave; returns what the others are told."""
+    told: list[PartName] = []
 
     async def tell_over(part: PartName) -> None:
         told.append(part)
 
     scene.rescuing._batch.tell_over = tell_over  # type: ignore[method-assign]
+    for peer in (B, C, D, T):
+        asks_to_leave(scene, peer, ends=peer != but)
+    return told
+
+
+@pytest.mark.parametrize("stays", [None, B])
+@virtual
+async def test_run_ends_with_a_part_lost_once_all_others_were_asked_to_leave(stays: PeerId | None) -> None:
+    scene = Scene()
     for holder in (FIRST, SECOND):
         scene.says[holder] = lambda: Consent(reassign=None)
-    for peer in (B, C, D, T):
-        asks_to_leave(scene, peer, ends=peer != stays)
+    told = all_leave(scene, but=stays)
     why = "all others were asked to leave" if stays is None else "nobody took it over"
     with pytest.raises(RunEnded, match=rf"last replica of stage-0 is lost: a \(silent\) \({why}") as ended:
         await scene.record()
@@ -193,6 +200,32 @@ async def test_run_ends_with_a_part_lost_once_all_others_were_asked_to_leave(sta
     assert told == [LOST]
     at_once = asyncio.get_running_loop().time() < 1
     assert at_once is (stays is None)
+
+
+@pytest.mark.parametrize("first", [Busy("just taking the update"), DeadlineMissed("no answer"), Unreachable("broke")])
+@virtual
+async def test_run_that_all_leave_goes_on_where_somebody_may_have_a_copy(first: PeerError) -> None:
+    scene, said = Scene(), [first]
+    scene.says[FIRST] = lambda: said.pop() if said else Consent(reassign=reassign(FIRST))
+    scene.says[SECOND] = lambda: Consent(reassign=None)
+    told = all_leave(scene)
+    record = await scene.record()
+    assert record is not None
+    assert record.members.replicas(LOST) == (FIRST,)
+    assert (said, told) == ([], []), "and it was not sure at first"
+
+
+@virtual
+async def test_run_that_all_leave_waits_for_who_only_fell_silent() -> None:
+    scene = Scene()
+    scene.rescuing._context.patience_s = None  # type: ignore[misc]
+    scene.liveness.lose(A, "A: deadline, no answer to health/1/beat in 1.5 s")
+    for holder in (FIRST, SECOND):
+        scene.says[holder] = lambda: Consent(reassign=None)
+    all_leave(scene)
+    with pytest.raises(RunEnded, match="all others were asked to leave"):
+        await scene.record()
+    assert asyncio.get_running_loop().time() == pytest.approx(SILENT_PART_S, rel=0.1)
 
 
 @virtual
