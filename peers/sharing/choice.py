@@ -71,10 +71,11 @@ def rate_given(text: str | None) -> float | None:
 def slow_step_text(rate: int, step_bytes: int) -> str:
     """Say what a limit of so many bytes a second makes of a step of which a peer moves so many bytes each way."""
     seconds = step_bytes / max(1, rate)
-    least = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
+    lasts = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
     return (
-        f"a step takes {least} at least, for the whole run: this peer's share is {amount(step_bytes)}B each way, "
-        f"about, and it is held to {rate * 8 / 1e6:.3g} Mbit/s; a higher --max-upload and --max-download make it faster"
+        f"a step takes about {lasts}, for the whole run: this peer's share is {amount(step_bytes)}B each way, where no "
+        f"codec makes it less, and it is held to {rate * 8 / 1e6:.3g} Mbit/s; a higher --max-upload and --max-download "
+        "make it faster"
     )
 
 

@@ -108,8 +108,8 @@ class LimitTooLow(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitSlows(Event):
-    """This peer's owner limits it to ``rate`` bytes a second, and its share of a step is about ``step_bytes`` each way:
-    no step takes less than one over the other, for anybody."""
+    """This peer's owner limits it to ``rate`` bytes a second, and its share of a step is about ``step_bytes`` each way,
+    where replicas share the work evenly and averaging has no codec: a step takes one over the other, for everybody."""
 
     part: PartName
     rate: int

@@ -128,8 +128,9 @@ def _step(step: int) -> StepClosed:
         ),
         (
             LimitSlows(part=PartName("stage-3"), rate=125_000, step_bytes=21_000_000),
-            "limit         a step takes 3 minutes at least, for the whole run: this peer's share is 21.0 MB each way, "
-            "about, and it is held to 1 Mbit/s; a higher --max-upload and --max-download make it faster",
+            "limit         a step takes about 3 minutes, for the whole run: this peer's share is 21.0 MB each way, "
+            "where no codec makes it less, and it is held to 1 Mbit/s; a higher --max-upload and --max-download make "
+            "it faster",
         ),
         (
             LimitTooLow(part=PartName("stage-3"), rate=125_000, needed=391_000),
