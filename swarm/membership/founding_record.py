@@ -108,13 +108,14 @@ class Origin:
     @staticmethod
     def after(record: CloseRecord) -> Origin:
         """The state that this record decided. A founding record decides the state of the one before it: a run that is
-        resumed twice from one checkpoint follows the same record both times."""
+        resumed twice from one checkpoint follows the same record both times. After step 0 the run only begins: who was
+        in that record as it was founded before has no part in it."""
         return Origin(
             digests={PartName(part): value for part, value in record.digests.items()},
             step=record.step,
             cursors=record.cursors,
             previous=record.previous if record.founding else record.hash(),
-            admissions=record.admissions,
+            admissions=record.admissions if record.step else None,
         )
 
 

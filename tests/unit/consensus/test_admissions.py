@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from swarm.consensus.admissions import MAX_HOLDERS, AdmissionConfig, AdmissionPolicy, Admissions, Holder, check_orders
-from swarm.consensus.roster import Member
+from swarm.consensus.records import CloseRecord
+from swarm.consensus.roster import Member, Roster
 from swarm.errors import PeerError, Refused, Violation
-from swarm.ids import RunId
+from swarm.ids import PartName, RunId
+from swarm.membership.founding_record import Origin, founding_record
 from swarm.security.credentials import (
     MAX_CREDENTIAL_CHARS,
     Credential,
@@ -161,6 +164,19 @@ def test_resumed_run_believes_what_its_checkpoint_said_and_admits_nobody_new_wit
     POLICY.check_founding(said, 7, [member()], [], verify)
     with pytest.raises(Refused, match="shows none"):
         POLICY.check_founding(said, 7, [member(), member(OTHER)], [], verify)
+
+
+def test_run_that_is_resumed_from_its_first_step_begins_with_who_comes_then() -> None:
+    def begun(origin: Origin, holder: PrivateIdentity, serial: str) -> CloseRecord:
+        shown = credential(holder, serial=serial)
+        record = founding_record(RUN, Roster([member(holder)]), dataclasses.replace(origin, rules=POLICY), [shown])
+        POLICY.check_founding(record.admissions, 0, record.members.members, [shown], verify)
+        return record
+
+    first = begun(Origin(digests={PartName("stage-0"): "0" * 64}), HOLDER, "0" * 16)
+    again = begun(Origin.after(first), OTHER, "1" * 16)
+    assert again.admissions is not None
+    assert [one.peer for one in again.admissions.holders] == [OTHER.peer]
 
 
 # --- orders ----------------------------------------------------------------------------------------------------------

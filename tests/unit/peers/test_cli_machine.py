@@ -28,7 +28,7 @@ from peers.invites.wishes import ROLES
 from swarm.averaging.config import AveragingConfig, LocalConfig
 from swarm.clock import SystemClock
 from swarm.ids import PartName, stage_part
-from swarm.membership.status_types import MemoryReport, PartTurnout
+from swarm.membership.status_types import DeviceUse, MemoryReport, PartTurnout
 from swarm.security.credentials import GrantRole
 from swarm.step.blocked import few_voters
 from tests.harness.rigs.peers import PROBE, FakeClock, kept_run, printed
@@ -431,6 +431,14 @@ def test_turnout_is_shown_once_for_each_run_as_the_newest_step_has_it() -> None:
     assert "averaging  stage-0: 3 live / 3 participating / 3 averaged" in detail_lines(Seen(place=place, standing=old))
     answer = json.loads(json.dumps(dataclasses.asdict(new)))
     assert standing_from(StatusReport, answer, "owl") == new
+
+
+def test_status_of_a_host_shows_what_its_device_computes() -> None:
+    place = PlaceInfo(name="1", path=Path("h/1"), live=True, state=None)
+    host = dataclasses.replace(standing("otter"), device_use=DeviceUse(flops_per_s=61.2e12, mfu=0.37))
+    read = standing_from(StatusReport, json.loads(json.dumps(dataclasses.asdict(host))), "otter")
+    assert read == host
+    assert any("61.2 TFLOP/s (PaLM), 37 % MFU" in line for line in detail_lines(Seen(place=place, standing=read)))
 
 
 def test_status_says_what_is_averaged_when_and_how_often_a_peer_mixed_alone() -> None:
