@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import signal
 from collections.abc import Callable, Coroutine
 from types import FrameType
@@ -39,9 +41,9 @@ class Orders:
 
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
-        self._until: asyncio.Future[tuple[float, float]] = asyncio.get_running_loop().create_future()
         self._leave: Leave | None = None
         self._loop = asyncio.get_running_loop()
+        self._until, self._last_s, self._sooner = math.inf, LAST_S, asyncio.Event()
         self._told: asyncio.Future[int] = self._loop.create_future()
         self._forced: asyncio.Future[tuple[str, int]] = self._loop.create_future()
         self._noticed: int | None = None
@@ -103,10 +105,13 @@ class Orders:
 
     async def last_moments(self) -> float:
         """Return, once this peer has been told to leave within a time that is nearly over, how many seconds are left of
-        it: what only it has must be somewhere else by then."""
-        until, left_s = await asyncio.shield(self._until)
-        await asyncio.sleep(until - left_s - self._loop.time())
-        return max(0.0, until - self._loop.time())
+        it: what only it has must be somewhere else by then. Of several such times the earliest counts."""
+        while (begin := self._until - self._last_s) > self._loop.time():
+            self._sooner.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(None if begin == math.inf else begin):
+                    await self._sooner.wait()
+        return max(0.0, self._until - self._loop.time())
 
     def let_go(self, reason: str) -> None:
         """It cannot leave in order, and may go now: nothing is lost with it. After :meth:`last_moments`."""
@@ -114,8 +119,10 @@ class Orders:
         self._force(f"could not leave in order in time: {reason}", code)
 
     def _bound(self, patience_s: float) -> None:
-        if not self._until.done():
-            self._until.set_result((self._loop.time() + patience_s, min(LAST_S, LAST_SHARE * patience_s)))
+        until = self._loop.time() + patience_s
+        if until < self._until:
+            self._until, self._last_s = until, min(LAST_S, LAST_SHARE * patience_s)
+            self._sooner.set()
 
     async def unless_forced(self, name: str, work: Coroutine[Any, Any, ResultT]) -> ResultT:
         """Return the result of ``work``. When the peer, called ``name``, must end before, ``work`` is cancelled, which

@@ -182,6 +182,33 @@ def test_peer_that_nobody_lets_go_sees_to_what_only_it_has_before_its_time_is_up
     run_world(main())
 
 
+@pytest.mark.parametrize(("notice_s", "last_s"), [(120.0, 5.0), (4.0, 2.0)])
+def test_peer_that_is_told_twice_has_last_moments_before_the_earlier_of_both_times(
+    notice_s: float, last_s: float
+) -> None:
+    async def main() -> None:
+        loop, orders, asked = asyncio.get_running_loop(), Orders(60), list[float]()
+        began = loop.time()
+
+        async def secure(left_s: float) -> str:
+            asked.append(loop.time() - began)
+            return ""
+
+        orders.adopt(lambda reason, ending: "")
+        watching = asyncio.ensure_future(watch_last_moments(orders, secure))
+        forced = asyncio.ensure_future(orders.forced())
+        orders.by_notice("the machine goes", notice_s)
+        await asyncio.sleep(1.0)
+        orders.take(signal.SIGTERM)
+        await forced
+        ended = min(notice_s, 1.0 + 60.0)
+        assert loop.time() - began == pytest.approx(ended), "the fault: the earlier time ends it"
+        assert asked == [pytest.approx(ended - last_s)]
+        await watching
+
+    run_world(main())
+
+
 def test_person_who_waits_at_the_keyboard_bounds_nothing() -> None:
     async def main() -> None:
         orders = Orders(10)
