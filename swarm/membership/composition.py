@@ -111,7 +111,8 @@ def compose(
         found = Founder(around, seen, run.calls, announcer.record, donor, beginning)
     entering = Entering(run, first, found, holding, following, Joining(run, member, following.prepare))
     handover, parting = ResidualHandover(run, holding), ExitBarrier()
-    leaving = Leaving(run, observers.observers, announcer, handover, LastHolder(run, holding, observers.observers))
+    leaving = Leaving(run, observers.observers, announcer, handover)
+    last = LastHolder(run, holding, observers.observers)
     watch_leader = LeaderWatch(endpoint.peer, run.position, lead, watch, clock, run.question_s)
     steps = StepLoop(member, _closing(run, lead), parting, holding.feed(), entering.again, watch_leader)
 
@@ -125,8 +126,9 @@ def compose(
     background = (
         announcer.run, holding.run, following.end_unfit, leaving.run, watching.run, quorum.run, missing.run,
         copying.run, mixing.run, *(() if around.admission is None else (around.admission.end_expelled,)),
+        entering.begin,
     )  # fmt: skip
-    return Membership(run, entering, steps, copying, leaving, background)
+    return Membership(run, steps, copying, leaving, last, background)
 
 
 async def _snapshot(around: PeerContext, holding: RoleManager, copies: Copies, name: PartName) -> Snapshot | None:

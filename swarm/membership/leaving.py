@@ -18,7 +18,6 @@ from swarm.errors import (
 )
 from swarm.membership.announcer import Announcer
 from swarm.membership.handover import ResidualHandover
-from swarm.membership.last_holder import LastHolder
 from swarm.membership.observers import Observers
 from swarm.membership.run import RunContext
 from swarm.membership.status_types import ENDED
@@ -48,9 +47,7 @@ class Leaving:
         observers: Observers,
         announcer: Announcer,
         handover: ResidualHandover,
-        last: LastHolder,
     ) -> None:
-        self.last = last
         self._run, self._exit, self._at = run, run.exit, run.position
         self._observers, self._announcer, self._handover = observers, announcer, handover
         self._situation, self._clock = run.situation, run.around.clock

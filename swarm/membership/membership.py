@@ -14,7 +14,7 @@ from swarm.consensus.roster import Roster
 from swarm.errors import Ending, RunEnded
 from swarm.ids import PartName
 from swarm.membership.copying import Copying
-from swarm.membership.entering import Entering
+from swarm.membership.last_holder import LastHolder
 from swarm.membership.leaving import Leaving
 from swarm.membership.run import RunContext
 from swarm.membership.status import PeerStatus
@@ -25,20 +25,20 @@ Work = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Membership:
-    """Everything a peer has once it knows the manifest: the ways in and out of the run, the steps in between, and the
-    ``background`` works that go on as long as it lives."""
+    """Everything a peer has once it knows the manifest: the way out of the run, the steps before it, and the
+    ``background`` works that begin at once and go on as long as it lives; the way in is one of them."""
 
     def __init__(
         self,
         run: RunContext,
-        entering: Entering,
         steps: StepLoop,
         copying: Copying,
         leaving: Leaving,
+        last: LastHolder,
         background: Sequence[Work],
     ) -> None:
-        self._run, self._entering, self._steps = run, entering, steps
-        self._copying, self._leaving, self._background = copying, leaving, background
+        self._run, self._steps, self._copying = run, steps, copying
+        self._leaving, self._last, self._background = leaving, last, background
 
     async def run(self) -> str:
         """Announce, be founded or join, train, and leave when the last step is closed or earlier when asked. Returns
@@ -58,7 +58,6 @@ class Membership:
         at, keeper = self._run.position, self._run.keeper
         async with keeper, asyncio.TaskGroup() as group:  # checkpoints may outlast the steps
             background = [group.create_task(work()) for work in self._background]
-            group.create_task(self._entering.begin())
             await self._steps.run()
             await self._leaving.hand_over()
             if keeper.keeps and at.over and (head := at.head) is not None:
@@ -74,7 +73,7 @@ class Membership:
     async def secure(self, within_s: float) -> str:
         """Have the newest state of a part that only this peer holds be somewhere else before it ends: see
         :meth:`swarm.membership.last_holder.LastHolder.secure`."""
-        return await self._leaving.last.secure(within_s)
+        return await self._last.secure(within_s)
 
     @property
     def ending(self) -> Ending:

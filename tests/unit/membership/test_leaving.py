@@ -96,9 +96,7 @@ class Home:
         )
         observers = SimpleNamespace(beside=lambda members: self.helped)
         handover = SimpleNamespace(give=None)
-        self.leaving = Leaving(
-            cast(Any, run), cast(Any, observers), cast(Any, None), cast(Any, handover), cast(Any, None)
-        )
+        self.leaving = Leaving(cast(Any, run), cast(Any, observers), cast(Any, None), cast(Any, handover))
 
     async def close(self, before: CloseRecord = GENESIS, *, leave: Departure | None = None) -> CloseRecord:
         """The open step is closed, with or without us in what follows."""
