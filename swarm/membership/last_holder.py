@@ -1,4 +1,4 @@
-"""Sees to the newest state of a part that only this peer holds, where it has to go before it may."""
+"""Sees to the newest state of a part that only this peer may hold, where it has to go before it may."""
 
 from __future__ import annotations
 
@@ -17,26 +17,28 @@ LOOK_S = 0.05
 """How often it is looked whether a copy has the newest state: a step may close at any time, and then it has not."""
 NO_TIME = "there was no time to write it to this disk"
 WRITING_SHARE = 0.5
-"""Of the time: what is left of it then is for writing the state to this disk."""
+"""Of the time, from its beginning: so long whoever else has the state is relied on only once it is on this disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """The part, the newest record, and how far its copies have come, by who keeps them."""
+    """The part, the newest record, whether others train it, too, and else how far its copies have come, by keeper."""
 
     part: PartName
     record: CloseRecord
+    shared: bool
     copies: dict[PeerId, int]
 
     @property
     def safe_with(self) -> PeerId | None:
-        """Who has the newest state, too."""
+        """Who has the newest state, too, of a part that nobody else trains."""
         return max((peer for peer, had in self.copies.items() if had >= self.record.step), default=None)
 
 
 class LastHolder:
     """This peer, as the only replica of its part. It cannot be spared, and a machine that is taken back, or wanted for
-    something else, does not wait: then a copy that is a step behind would be all that is left."""
+    something else, does not wait: then a copy that is a step behind would be all that is left. Those who have the copy,
+    or train the part, too, may be told to go at the same moment, and rely on this peer: so its own disk comes first."""
 
     def __init__(self, run: RunContext, holding: RoleManager, observers: Observers) -> None:
         self._run, self._holding, self._observers = run, holding, observers
@@ -44,19 +46,22 @@ class LastHolder:
 
     async def secure(self, within_s: float) -> str:
         """Return, in words, where the newest state is, once this peer may end, and should before another step closes:
-        as soon as somebody else has it, or after that time, when an event has said what is lost or lies on this disk
-        alone. Returns "" at once where another replica holds the part."""
-        until, written, problem = self._clock.monotonic() + within_s, -1, NO_TIME
+        as soon as it is on this disk, if that takes it in the first half of the time, and somebody else has it; or
+        after that time, when an event has said what is lost or lies on this disk alone. Returns "" after that time
+        where another replica holds the part, at once where this peer holds nothing of the run."""
+        until, later_s, kept, problem = self._clock.monotonic() + within_s, (1 - WRITING_SHARE) * within_s, -1, NO_TIME
         while (now := self._standing()) is not None:
-            if (peer := now.safe_with) is not None:
+            left_s = until - self._clock.monotonic()
+            early, unwritten = left_s > later_s, problem == NO_TIME and kept < now.record.step
+            if not (early and unwritten) and (peer := now.safe_with) is not None:
                 at = f"the copy at {now.record.members[peer].name} has its newest state, of step {now.record.step}"
                 return f"no other trains {now.part}, and {at}"
-            if (left_s := until - self._clock.monotonic()) <= 0:
-                return self._left_behind(now, "" if written == now.record.step else problem)
-            if left_s <= WRITING_SHARE * within_s and written < now.record.step and problem == NO_TIME:
-                problem = await self._write(now, left_s)
+            if left_s <= 0:
+                return "" if now.shared else self._left_behind(now, "" if kept == now.record.step else problem)
+            if unwritten:
+                problem = await self._write(now, left_s - later_s if early else left_s)
                 if not problem:
-                    written, problem = now.record.step, NO_TIME  # of the next one, until that is written, too
+                    kept, problem = now.record.step, NO_TIME  # of the next one, until that is written, too
             await self._clock.sleep(min(LOOK_S, left_s))
         return ""
 
@@ -79,17 +84,21 @@ class LastHolder:
                 return await self._run.keeper.keep_now(state, now.record)
         except TimeoutError:
             return NO_TIME
+        except Exception as error:  # noqa: BLE001 - no memory for it, or a broken device: what is lost must be told
+            return f"it failed on its way to the disk: {type(error).__name__}: {error}"
 
     def _standing(self) -> _Standing | None:
-        """None where this peer holds nothing that another does not train as well."""
+        """None where this peer holds nothing of the run, or the run is over."""
         at, part, me = self._run.position, self._holding.part, self._run.around.endpoint.peer
         if part is None or at.head is None or not at.is_member or at.over:
             return None
         name, lost = part.spec.name, self._run.lost()
-        if set(at.head.members.replicas(name)) - lost.keys() != {me}:
+        replicas = set(at.head.members.replicas(name)) - lost.keys()
+        if me not in replicas:
             return None
-        keepers = copy_holders(at.head.members, name, self._run.around.manifest.run.copies)
-        copies = {
-            peer: had for peer, had in self._observers.followers(name).items() if peer in keepers and peer not in lost
-        }
-        return _Standing(name, at.head, copies)
+        shared, copies = replicas != {me}, self._run.around.manifest.run.copies
+        keepers = () if shared else copy_holders(at.head.members, name, copies)
+        followers = self._observers.followers(name).items()
+        return _Standing(
+            name, at.head, shared, {peer: had for peer, had in followers if peer in keepers and peer not in lost}
+        )

@@ -1,9 +1,10 @@
-"""The only trainer of a run is told to go, and cannot be spared: its newest state goes to a copy, or to its disk, or
-it says what is lost."""
+"""Who holds the newest state of a part alone, or as one of some who are told to go together, cannot be spared: that
+state goes to its disk, or to a copy, or the peer says what is lost."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from peers.home.run_directory import RunDirectory
 from swarm.consensus.records import CloseRecord
+from swarm.errors import StateError
 from swarm.events import CopyHeld, StateLeftBehind, StepClosed
 from swarm.ids import ENDS, PeerId
 from swarm.membership.membership import Membership
@@ -84,9 +86,20 @@ async def followed(swarm: SimSwarm) -> None:
     await eventually(lambda: copy.step is not None and copy.step > held.step, deadline_s=LONG_S)
 
 
-def secure(swarm: SimSwarm, within_s: float) -> asyncio.Task[str]:
-    coroutine = membership_of(swarm, "trainer-0").secure(within_s)
-    return asyncio.get_running_loop().create_task(coroutine, context=as_peer("trainer-0"))
+def secure(swarm: SimSwarm, within_s: float, name: str = "trainer-0") -> asyncio.Task[str]:
+    coroutine = membership_of(swarm, name).secure(within_s)
+    return asyncio.get_running_loop().create_task(coroutine, context=as_peer(name))
+
+
+def on_disk(swarm: SimSwarm, name: str, root: Path) -> int:
+    """The step of the newest state of its own part that a peer has on its disk, as the run's records state it."""
+    part = membership_of(swarm, name)._last._holding.part
+    assert part is not None
+    for record in reversed(swarm.history(name)):
+        with contextlib.suppress(StateError):
+            assert digest(load_part(root, record["step"], part.spec.name)) == record["digests"][part.spec.name]
+            return int(record["step"])
+    raise AssertionError(f"nothing is on the disk of {name}")
 
 
 def play(swarm: SimSwarm, story: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -175,14 +188,84 @@ def test_last_trainer_that_can_do_neither_says_what_is_lost(tmp_path: Path) -> N
     play(swarm, story)
 
 
-def test_trainer_beside_another_has_nothing_to_wait_for(tmp_path: Path) -> None:
+def test_last_holders_that_rely_on_each_other_and_are_told_at_once_write_to_their_disks_first(tmp_path: Path) -> None:
+    names = ("host-0", "host-1", "trainer-0")
+    disks = {name: RunDirectory(tmp_path / f"kept {name}") for name in names}
+    sites = {name: {"run_directory": disks[name].root, "checkpoint_every": 10_000} for name in names}
+    swarm = swarm_of(tmp_path, **sites)
+
+    async def story() -> None:
+        await followed(swarm)
+        at = head_of(swarm).step
+
+        async def goes(name: str) -> str:
+            said = await secure(swarm, 4.0, name)
+            swarm.kill(name)
+            return said
+
+        said = await asyncio.gather(*map(goes, names))
+        relied = [name for name in names if any(f"the copy at {name} has its newest state" in one for one in said)]
+        assert len(relied) > 1, f"the fault: those who keep the copies end, too: {said}"
+        for name in names:
+            assert on_disk(swarm, name, disks[name].checkpoints) >= at
+
+    play(swarm, story)
+
+
+def test_replicas_of_one_part_that_are_told_at_once_write_to_their_disks(tmp_path: Path) -> None:
+    names = ("trainer-0", "trainer-1")
+    disks = {name: RunDirectory(tmp_path / f"kept {name}") for name in names}
+    sites = {name: {"run_directory": disks[name].root, "checkpoint_every": 10_000} for name in names}
+    swarm = swarm_of(tmp_path, trainers=2, copies=0, **sites)
+
+    async def story() -> None:
+        await closed(swarm, 2)
+        before, at = asyncio.get_running_loop().time(), head_of(swarm).step
+        said = await asyncio.gather(*(secure(swarm, 4.0, name) for name in names))
+        assert said == ["", ""], "the fault: each has the other"
+        assert asyncio.get_running_loop().time() == before + 4.0
+        for name in names:
+            assert on_disk(swarm, name, disks[name].checkpoints) >= at
+        assert left_behind(swarm) == []
+
+    play(swarm, story)
+
+
+def test_trainer_whose_only_companion_dies_while_it_waits_says_what_is_lost(tmp_path: Path) -> None:
     swarm = swarm_of(tmp_path, trainers=2, copies=0)
 
     async def story() -> None:
         await closed(swarm, 2)
-        before = asyncio.get_running_loop().time()
-        assert await secure(swarm, 60.0) == ""
-        assert asyncio.get_running_loop().time() == before
-        assert left_behind(swarm) == []
+        waiting = secure(swarm, 60.0)
+        await asyncio.sleep(1.0)
+        assert not waiting.done()
+        swarm.kill("trainer-1")
+        assert (await waiting).startswith("no other has ends of step ")
+        assert len(left_behind(swarm)) == 1
+        assert len(head_of(swarm).members.replicas(ENDS)) == 1, "the fault: it is alone"
+
+    play(swarm, story)
+
+
+def test_last_trainer_whose_device_does_not_give_its_state_says_what_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sites = {"trainer-0": {"run_directory": tmp_path / "kept", "checkpoint_every": 10_000}}
+    swarm, fired = swarm_of(tmp_path, copies=0, **sites), list[str]()
+
+    def refuse() -> None:
+        fired.append("no memory")
+        raise RuntimeError("out of memory")
+
+    async def story() -> None:
+        await closed(swarm, 2)
+        part = membership_of(swarm, "trainer-0")._last._holding.part
+        with monkeypatch.context() as fault:
+            fault.setattr(part, "snapshot", refuse)
+            said = await secure(swarm, 2.0)
+        assert fired == ["no memory"], "the fault, and no second try"
+        (told,) = left_behind(swarm)
+        assert told.reason == "it failed on its way to the disk: RuntimeError: out of memory"
+        assert said == f"no other has ends of step {told.step}, and {told.reason}"
 
     play(swarm, story)
