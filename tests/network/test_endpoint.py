@@ -246,7 +246,7 @@ async def test_stream_half_written_is_forgotten_at_its_end(home: Path) -> None:
         )
         await asyncio.wait_for(bench.started.wait(), 5)
         for caller in bob._outgoing._callers.values():
-            caller.close()
+            caller.close("the test closes it")
         with pytest.raises(Unreachable):
             await asking
         await asyncio.wait_for(bench.cancelled.wait(), 5)

@@ -45,6 +45,7 @@ class Outgoing:
         self._incoming, self._timeout_s = incoming, timeout_s
         self._callers: dict[_Key, CallerStream] = {}
         self._dials: dict[_Key, asyncio.Task[CallerStream]] = {}
+        self._outdated: set[_Key] = set()  # what is being dialled begins on a connection that there is a better one to
         self._leaving: list[CallerStream] = []
         self._closed = False
         self.on_lost: Callable[[PeerId], None] | None = None
@@ -62,7 +63,8 @@ class Outgoing:
 
     async def stream(self, target: PeerId, protocol: str) -> CallerStream:
         """The pair's stream, dialled when there is none; concurrent calls share one dial, which outlives a caller that
-        gives up. While our daemon is being replaced a dial waits for the next one. Raises Unreachable."""
+        gives up, and is made again where the peer's streams were renewed meanwhile. While our daemon is being replaced
+        a dial waits for the next one. Raises Unreachable."""
         if self._closed:
             raise Unreachable("this endpoint is closed", peer=target)
         key = (target, protocol)
@@ -74,21 +76,25 @@ class Outgoing:
             dial = self._dials[key] = asyncio.get_running_loop().create_task(self._dial(target, protocol), name="dial")
             dial.add_done_callback(lambda done: self._dialled(key, done))
         try:
-            return await asyncio.shield(dial)
+            stream = await asyncio.shield(dial)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if dial.cancelled() and (task is None or not task.cancelling()):
                 # :meth:`close` ended the dial; nobody has cancelled whoever waits for it.
                 raise Unreachable("this endpoint is closed", peer=target) from None
             raise
+        return await self.stream(target, protocol) if stream.retired else stream
 
-    def renew(self, peer: PeerId) -> None:
+    def renew(self, peer: PeerId) -> bool:
         """Have the next calls to this peer go over new streams, which begin on the best connection that there is now.
-        Calls that wait for an answer keep theirs, which end with them."""
+        Calls that wait for an answer keep theirs, which end with them. Returns whether there was any stream."""
         old = [self._callers.pop(key) for key in [each for each in self._callers if each[0] == peer]]
         for stream in old:
             stream.retire()
         self._leaving = [stream for stream in (*self._leaving, *old) if not stream.ended]
+        dialling = {key for key in self._dials if key[0] == peer}
+        self._outdated |= dialling
+        return bool(old or dialling)
 
     async def connect_any(self, peers: Collection[PeerId]) -> None:
         """Connect with all of these, us left out. Raises Unreachable when there are some and none can be dialled."""
@@ -112,12 +118,18 @@ class Outgoing:
         for dial in dials:
             dial.cancel()
         for caller in (*self._callers.values(), *self._leaving):
-            caller.close()
+            caller.close("this endpoint is closing")
         await asyncio.gather(*dials, return_exceptions=True)
 
     def _dialled(self, key: _Key, dial: asyncio.Task[CallerStream]) -> None:
         del self._dials[key]
-        if not dial.cancelled() and dial.exception() is None:
+        outdated = key in self._outdated
+        self._outdated.discard(key)
+        if dial.cancelled() or dial.exception() is not None:
+            return
+        if outdated:
+            dial.result().retire()  # whoever waits for it dials again
+        else:
             # Streams to peers that are long gone would add up over a long run.
             self._callers = {each: stream for each, stream in self._callers.items() if stream.alive}
             self._callers[key] = dial.result()

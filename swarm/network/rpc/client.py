@@ -70,11 +70,17 @@ class CallerStream:
 
     @property
     def ended(self) -> bool:
-        """Whether it is closed, or the other side has closed it."""
-        return self._link.lost is not None
+        """Whether it is closed, by either side, and nothing is left to be sent."""
+        return self._link.lost is not None and self._link.flushed
+
+    @property
+    def retired(self) -> bool:
+        """Whether another stream has taken its place."""
+        return self._retired
 
     def retire(self) -> None:
-        """Take no new calls; end once the last of those that have begun is over. Nobody is told that it broke."""
+        """Take no new calls; end once the last of those that have begun is over and what they wrote is sent. Nobody is
+        told that it broke."""
         self._retired, self._lost = True, None
         self._close_idle()
 
@@ -132,7 +138,7 @@ class CallerStream:
 
     def _close_idle(self) -> None:
         if self._retired and not self._using:
-            self.close()
+            self._link.finish(Unreachable("another stream took its place", peer=self._peer))
 
     async def _send(self, call: int, pending: _Pending, request: tuple[bytes, bytes], payload: Payload) -> None:
         """Request and payload, until it is all sent or the other side has refused it."""
@@ -149,9 +155,9 @@ class CallerStream:
             if not pending.answered.done():  # else: its refusal came first and says more
                 raise
 
-    def close(self) -> None:
-        """End the stream; pending calls fail with Unreachable."""
-        self._link.close(Unreachable("this endpoint is closing", peer=self._peer))
+    def close(self, reason: str) -> None:
+        """End the stream now; pending calls fail with Unreachable for this reason."""
+        self._link.close(Unreachable(reason, peer=self._peer))
 
     def _decode(self, pending: _Pending, reply: type[ReplyT]) -> ReplyT:
         try:

@@ -191,6 +191,13 @@ class Link(asyncio.BufferedProtocol):
         self._set_timer(None)
         self._transport.abort()
 
+    def finish(self, reason: PeerError) -> None:
+        """End the stream once the kernel has all that was written, UNREAD_S later at most. Nothing more is read."""
+        if self.lost is None:
+            self._end(reason)
+            self._set_timer(asyncio.get_running_loop().call_later(UNREAD_S, self._transport.abort))
+            self._transport.close()
+
     async def wait_closed(self) -> None:
         """Until the transport is gone; after ``refuse`` that is at most LINGER_S later."""
         await self._closed.wait()

@@ -48,8 +48,8 @@ class _Call:
 class ServerStream:
     """One peer's calls to us over one stream. Implements :class:`~swarm.network.rpc.link.StreamOwner`.
 
-    Handlers are cancelled at their caller's deadline, on its cancel frame, and when the stream ends. While the peer is
-    a stranger its frames are smaller, and come as fast as ``strangers`` lets them.
+    Handlers are cancelled at their caller's deadline, on its cancel frame, and when the stream ends, those of notices
+    apart. While the peer is a stranger its frames are smaller, and come as fast as ``strangers`` lets them.
     """
 
     peer: PeerId
@@ -85,6 +85,8 @@ class ServerStream:
     def close(self) -> None:
         """End the stream now and cancel its handlers. Idempotent."""
         self._link.close(Unreachable("this endpoint is closing", peer=self.peer))
+        for call in list(self._calls):
+            self._on_cancel(call)
 
     @property
     def idle(self) -> bool:
@@ -140,9 +142,11 @@ class ServerStream:
         self._link.refuse(Violation(violation.reason, peer=self.peer))
 
     def on_lost(self, reason: PeerError) -> None:
-        """The caller is gone: nobody listens to its handlers any more."""
-        for call in list(self._calls):
-            self._on_cancel(call)
+        """The caller is gone: nobody listens to its handlers any more. Those of notices go on, to which nobody ever
+        does: who sends one may end the stream behind it."""
+        for call, open_call in list(self._calls.items()):
+            if not open_call.silent or open_call.task is None:
+                self._on_cancel(call)
         self._unwanted.clear()
 
     def _charge(self, content_bytes: int) -> None:

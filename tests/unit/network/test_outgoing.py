@@ -17,6 +17,7 @@ from swarm.network.rpc.dispatcher import Dispatcher, ServeLimits
 from swarm.network.rpc.link import ByteMeter
 from swarm.network.rpc.server import ServerStream
 from swarm.network.rpc.strangers import StrangerBudget
+from tests.harness.expect import eventually
 from tests.harness.rigs.network import ECHO, HANG, Note, ServiceBench
 
 TARGET = PeerId("target")
@@ -68,15 +69,21 @@ class Served:
         self.desk = Dispatcher(ServeLimits())
         self.desk.mount(self.bench)
         self.streams: list[asyncio.Task[None]] = []
+        self.dialling, self.may_dial = asyncio.Event(), asyncio.Event()
+        self.may_dial.set()
         dialler, supervisor = SimpleNamespace(open_stream=self._open), SimpleNamespace(through=through)
         self.outgoing = Outgoing(PeerId("me"), dialler, supervisor, SimpleNamespace(meter=ByteMeter()), 30.0)
         self.lost: list[PeerId] = []
         self.outgoing.on_lost = self.lost.append
 
     async def _open(self, target: PeerId, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        self.dialling.set()
+        await self.may_dial.wait()
         ours, theirs = socket.socketpair()
         clock = SystemClock()
-        server = ServerStream(PeerId("me"), self.desk, clock, ByteMeter(), StrangerBudget(clock), public=False)
+        members = StrangerBudget(clock)
+        members.known = lambda peer: True
+        server = ServerStream(PeerId("me"), self.desk, clock, ByteMeter(), members, public=False)
         self.streams.append(asyncio.create_task(server.serve(*await asyncio.open_connection(sock=theirs))))
         return await asyncio.open_connection(sock=ours)
 
@@ -90,9 +97,9 @@ class Served:
 async def test_renewed_streams_end_at_once_where_nobody_waits_and_are_not_told_as_lost() -> None:
     served = Served()
     assert (await served.echo(), len(served.streams)) == (7, 1)
-    served.outgoing.renew(PeerId("another"))
+    assert not served.outgoing.renew(PeerId("another"))
     assert (await served.echo(), len(served.streams)) == (7, 1)
-    served.outgoing.renew(TARGET)
+    assert served.outgoing.renew(TARGET)
     await served.streams[0]
     assert (await served.echo(), len(served.streams), served.lost) == (7, 2, [])
     await served.outgoing.close()
@@ -119,3 +126,37 @@ async def test_call_that_waits_keeps_its_stream_when_the_next_ones_take_another(
     with pytest.raises(Unreachable, match="closing"):
         await hanging
     await served.streams[1]
+
+
+async def test_stream_that_is_being_dialled_when_they_are_renewed_is_dialled_again() -> None:
+    served = Served()
+    served.may_dial.clear()
+    calls = [asyncio.create_task(served.echo()) for _ in range(2)]
+    await served.dialling.wait()
+    assert served.outgoing.renew(TARGET)
+    served.may_dial.set()
+    assert await asyncio.gather(*calls) == [7, 7]
+    await served.streams[0]
+    assert len(served.streams) == 2, "both calls share the second one"
+    assert served.lost == []
+    assert (await served.echo(), len(served.streams)) == (7, 2)
+    await served.outgoing.close()
+    await served.streams[1]
+
+
+async def test_notice_on_a_stream_that_is_renewed_behind_it_arrives_whole_and_is_handled() -> None:
+    served = Served()
+    stream = await served.outgoing.stream(TARGET, "control")
+    deadline = asyncio.get_running_loop().time() + 30
+    await stream.notify(HANG, Note(blob=bytes(3 << 20)), deadline=deadline)
+    assert not stream._link.flushed, "the fault: not all of it is sent"
+    served.outgoing.renew(TARGET)
+    assert (stream.alive, stream.ended) == (False, False)
+    async with asyncio.timeout_at(deadline):
+        await served.bench.started.wait()
+    await eventually(lambda: stream.ended)
+    served.bench.release.set()
+    await served.streams[0]
+    assert not served.bench.cancelled.is_set()
+    assert served.lost == []
+    await served.outgoing.close()

@@ -209,7 +209,7 @@ async def test_stream_that_ends_while_it_is_held_disturbs_no_other() -> None:
     ]
     await asyncio.sleep(5)
     assert not one.reading, "it is held"
-    first.close()
+    first.close("the test is over")
     await asyncio.gather(calls[0], return_exceptions=True)
     _, payload = await calls[1]
     assert len(payload) == 1 << 21
@@ -290,7 +290,7 @@ async def test_frames_of_lost_streams_take_nothing_from_the_others() -> None:
     await asyncio.sleep(5)
     assert sum(task.done() for task in waiting) < 5, "most wait for their turn"
     for each in lost:
-        each.close()
+        each.close("the test is over")
     began = loop.time()
     await other.call(UP, chunk, deadline=later(), payload=bytes(CHUNK_BYTES))
     assert loop.time() - began < 2 * CHUNK_BYTES / MIN_RATE

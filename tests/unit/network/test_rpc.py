@@ -64,7 +64,7 @@ async def test_payload_of_a_refused_call_is_let_go_without_the_collector() -> No
         assert alive() is None
     finally:
         gc.enable()
-        stream.close()
+        stream.close("the test is over")
         await serving
 
 
