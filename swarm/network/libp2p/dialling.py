@@ -22,8 +22,8 @@ from swarm.network.libp2p.attach import AttachedP2P, DaemonGone
 from swarm.network.libp2p.splice import Streams
 
 HEAD_START_S = 0.3
-"""For how long only the direct addresses of a relayed peer are tried: a stream stays for life on the connection that
-was there first, and two peers in one home have a better one than the relay's. Refused dials end it sooner."""
+"""For how long only the direct addresses of a relayed peer are tried: two peers in one home have a better connection
+than the relay's, and calls that began on the relay's leave it 5 s later at best. Refused dials end it sooner."""
 
 PATIENCE_S = 1.0
 """After this long without a stream a peer is looked up while the dial goes on: most dials take a few round trips."""

@@ -142,11 +142,11 @@ class Presence:
         if self._lease is not None:
             self._lease.withdrawn(relay)
 
-    def watch_links(self, renew: Callable[[PeerId], None], events: EventSink) -> None:
+    def watch_links(self, renew: Callable[[PeerId], bool], events: EventSink) -> None:
         """From now on have calls leave relays where there is a direct connection too: ``renew`` has those to a peer
         take new streams."""
-        upgrades = Upgrades(self._p2p.connections, renew, events)
-        self._keeping.append(asyncio.get_running_loop().create_task(upgrades.keep(self._clock), name="link upgrades"))
+        upgrades = Upgrades(self._p2p.connections, renew, events, self._clock)
+        self._keeping.append(asyncio.get_running_loop().create_task(upgrades.keep(), name="link upgrades"))
 
     async def links(self) -> Mapping[PeerId, LinkKind]:
         """See :meth:`~swarm.network.endpoint.LibP2PEndpoint.links`."""

@@ -22,23 +22,29 @@ LOOK_EVERY_S = 5.0
 """A question to our own daemon, over a local socket. A punch takes some round trips, or 5 s where the daemon tries in
 vain to dial first."""
 
+TELL_EVERY_S = 300.0
+"""Connections that come and go move the calls each time, and are told of once in so long a peer."""
+
 _Connections = Callable[[], Awaitable[Sequence[tuple[PeerId, Multiaddr]]]]
 
 
 class Upgrades:
-    """Made for one endpoint. Every peer with whom we have both kinds of connection is told of once, and again when it
-    has had only a relayed one meanwhile."""
+    """Made for one endpoint. The calls to a peer with whom we have both kinds of connection are moved once, and again
+    when it has had only a relayed one meanwhile."""
 
-    def __init__(self, connections: _Connections, renew: Callable[[PeerId], None], events: EventSink) -> None:
+    def __init__(
+        self, connections: _Connections, renew: Callable[[PeerId], bool], events: EventSink, clock: Clock
+    ) -> None:
         """``connections`` tells with whom we are connected, at what address, and may raise Unreachable; ``renew`` has
-        the next calls to a peer take new streams."""
-        self._connections, self._renew, self._events = connections, renew, events
-        self._told: frozenset[PeerId] = frozenset()
+        the next calls to a peer take new streams, and tells whether there were any: only then there is an event."""
+        self._connections, self._renew, self._events, self._clock = connections, renew, events, clock
+        self._moved: frozenset[PeerId] = frozenset()
+        self._told: dict[PeerId, float] = {}
 
-    async def keep(self, clock: Clock) -> None:
+    async def keep(self) -> None:
         """Look every five seconds, until cancelled."""
         while True:
-            await clock.sleep(LOOK_EVERY_S)
+            await self._clock.sleep(LOOK_EVERY_S)
             with contextlib.suppress(Unreachable):  # another daemon is about to serve
                 await self.look()
 
@@ -48,7 +54,10 @@ class Upgrades:
         relayed = {peer for peer, address in connections if is_relayed(address)}
         direct = {peer: address for peer, address in connections if not is_relayed(address)}
         both = relayed & direct.keys()
-        for peer in sorted(both - self._told):
-            self._renew(peer)
-            self._events.emit(LinkUpgraded(target=peer, address=str(direct[peer])))
-        self._told = frozenset((self._told | both) & direct.keys())
+        now = self._clock.monotonic()
+        self._told = {peer: at for peer, at in self._told.items() if now < at + TELL_EVERY_S}
+        for peer in sorted(both - self._moved):
+            if self._renew(peer) and peer not in self._told:
+                self._told[peer] = now
+                self._events.emit(LinkUpgraded(target=peer, address=str(direct[peer])))
+        self._moved = frozenset((self._moved | both) & direct.keys())

@@ -8,7 +8,8 @@ from multiaddr import Multiaddr
 
 from swarm.events import Event, LinkUpgraded
 from swarm.ids import PeerId
-from swarm.network.reach.upgrades import Upgrades
+from swarm.network.reach.upgrades import TELL_EVERY_S, Upgrades
+from tests.harness.rigs.clocks import HandClock
 
 A, B = PeerId("a"), PeerId("b")
 RELAYED, DIRECT = Multiaddr("/ip4/25.0.0.1/tcp/4001/p2p-circuit"), Multiaddr("/ip4/25.0.0.2/udp/4001/quic-v1")
@@ -21,10 +22,12 @@ class Watched:
         self.connections: Sequence[tuple[PeerId, Multiaddr]] = ()
         self.renewed: list[PeerId] = []
         self.told: list[Event] = []
-        self._upgrades = Upgrades(self._now, self.renewed.append, self)
+        self.called = {A, B}
+        self.clock = HandClock()
+        self._upgrades = Upgrades(self._now, self._renew, self, self.clock)
 
     async def look(self, *connections: tuple[PeerId, Multiaddr]) -> list[PeerId]:
-        """Return those who are told of in one look at these connections."""
+        """Return those whose calls are moved in one look at these connections."""
         self.connections = connections
         before = len(self.renewed)
         await self._upgrades.look()
@@ -33,11 +36,15 @@ class Watched:
     def emit(self, event: Event) -> None:
         self.told.append(event)
 
+    def _renew(self, peer: PeerId) -> bool:
+        self.renewed.append(peer)
+        return peer in self.called
+
     async def _now(self) -> Sequence[tuple[PeerId, Multiaddr]]:
         return self.connections
 
 
-async def test_only_who_has_both_kinds_of_connection_is_told_of_and_once() -> None:
+async def test_only_who_has_both_kinds_of_connection_is_moved_and_once() -> None:
     watched = Watched()
     assert await watched.look((A, RELAYED), (B, DIRECT)) == []
     assert await watched.look((A, RELAYED), (A, DIRECT), (B, DIRECT)) == [A]
@@ -47,9 +54,27 @@ async def test_only_who_has_both_kinds_of_connection_is_told_of_and_once() -> No
     assert watched.told == [LinkUpgraded(target=A, address=str(DIRECT))]
 
 
-async def test_peer_that_was_relayed_alone_meanwhile_is_told_of_again() -> None:
+async def test_peer_that_was_relayed_alone_meanwhile_is_moved_again() -> None:
     watched = Watched()
     assert await watched.look((A, DIRECT), (A, RELAYED)) == [A]
     assert await watched.look((A, RELAYED)) == []
     assert await watched.look((A, RELAYED), (A, DIRECT)) == [A]
     assert await watched.look() == []
+
+
+async def test_peer_to_whom_we_have_no_stream_is_not_told_of() -> None:
+    watched = Watched()
+    watched.called = {B}
+    assert await watched.look((A, DIRECT), (A, RELAYED), (B, DIRECT), (B, RELAYED)) == [A, B]
+    assert watched.told == [LinkUpgraded(target=B, address=str(DIRECT))]
+
+
+async def test_connections_that_come_and_go_are_told_of_once_in_some_minutes() -> None:
+    watched = Watched()
+    for _ in range(3):
+        assert await watched.look((A, DIRECT), (A, RELAYED)) == [A], "the calls follow each time"
+        assert await watched.look((A, RELAYED)) == []
+    assert len(watched.told) == 1
+    await watched.clock.advance(TELL_EVERY_S)
+    assert await watched.look((A, DIRECT), (A, RELAYED)) == [A]
+    assert len(watched.told) == 2
