@@ -23,6 +23,7 @@ with warnings.catch_warnings():
     from hivemind.dht.routing import DHTID
     from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
     from hivemind.utils.serializer import MSGPackSerializer
+    from hivemind.utils.timed_storage import get_dht_time
 
 MAX_UNVOUCHED = 64
 """Entries under one key of owners that are not known to be of the run: who was admitted a moment ago, as another node
@@ -95,7 +96,8 @@ class Shelf(DHTLocalStorage):  # type: ignore[misc]
             return True
         stored = super().store_subkey(key, subkey, value, expiration_time)
         held = self._dictionary(key)
-        if not stored and held is not None and subkey not in held:  # it is full
+        refused = not stored and held is not None and subkey not in held
+        if refused and unvouched and expiration_time > get_dht_time():  # it is full, and has whom to send away
             for owner in unvouched:
                 del held[owner]
             unvouched.clear()

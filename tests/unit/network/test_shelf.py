@@ -179,6 +179,14 @@ async def test_some_that_are_not_known_yet_are_kept_and_give_way(monkeypatch: py
     assert await node.tell(*sybils(1, 6000)) == [False], "those that are known never give way to others"
 
 
+async def test_entry_that_has_expired_sends_nobody_away() -> None:
+    node = await Node.made()
+    early = sybils(2)
+    assert await node.tell(*early) == [True] * 2
+    assert await node.tell(entry(ISSUER, age=MAX_TTL_S + 5)) == [False], "within the skew of clocks, and too late"
+    assert node.kept == {owner for owner, _, _ in early}
+
+
 async def test_room_of_the_unknown_is_free_again_once_they_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     node = await Node.made()
     await node.tell(*sybils(MAX_UNVOUCHED))
