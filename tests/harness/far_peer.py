@@ -10,7 +10,7 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,14 @@ import uvloop
 from multiaddr import Multiaddr
 
 from swarm.clock import SystemClock
-from swarm.events import Event
 from swarm.ids import PeerId, RunId
 from swarm.network.discovery.manifest import ManifestService, fetch_manifest
 from swarm.network.discovery.records import PeerRecord
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
 from swarm.network.libp2p.identity import load_or_create
 from swarm.network.reach.reachability import reachability
-from tests.harness.rigs.network import UP, Note, ServiceBench
+from tests.harness.expect import LOOK_EVERY_S
+from tests.harness.rigs.network import ECHO, UP, Note, ServiceBench
 
 RUN = "1b" * 32
 ANSWER_S = 120.0
@@ -90,33 +90,11 @@ class FarPeer:
             await self._process.wait()
 
 
-class _Told:
-    """The endpoint's events."""
-
-    def __init__(self) -> None:
-        self._all: list[Event] = []
-        self._another = asyncio.Event()
-
-    def emit(self, event: Event) -> None:
-        self._all.append(event)
-        self._another.set()
-
-    async def first(self, kind: str, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Wait for an event of this kind with these fields."""
-        while True:
-            for event in self._all:
-                if type(event).__name__ == kind and fields.items() <= event.fields().items():
-                    return event.fields()
-            self._another.clear()
-            await self._another.wait()
-
-
 class _Child:
     """The far side: one method per command."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
-        self._events = _Told()
         self.opened: LibP2PEndpoint | None = None
 
     @property
@@ -131,7 +109,7 @@ class _Child:
         self.clock = SystemClock()
         identity = load_or_create(self._home / "identity.key")
         self.opened = await LibP2PEndpoint.open(
-            EndpointConfig(run_dir=self._home / "run", **config), identity, self.clock, self._events
+            EndpointConfig(run_dir=self._home / "run", **config), identity, self.clock
         )
         return {"peer": self.endpoint.peer, "addresses": self.endpoint.addresses}
 
@@ -153,13 +131,19 @@ class _Child:
         self.endpoint.learn(PeerId(peer), addresses)
 
     async def do_call(self, peer: str, size: int = 0, timeout_s: float = 20.0) -> Any:
-        reply, _ = await self.endpoint.call(
-            PeerId(peer), UP, Note(number=size), timeout_s=timeout_s, payload=bytes(size)
-        )
+        rpc, body = UP if size else ECHO, Note(number=size)
+        reply, _ = await self.endpoint.call(PeerId(peer), rpc, body, timeout_s=timeout_s, payload=bytes(size))
         return reply.number
 
-    async def do_await_event(self, kind: str, **fields: Any) -> Any:
-        return await self._events.first(kind, fields)
+    async def do_await_seen(self, at: str) -> Any:
+        """Until the daemon believes that others see it at an address that begins like this."""
+        while not any(each.startswith(at) for each in await self.endpoint._daemon.p2p.addresses()):  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def do_await_link(self, peer: str, kind: str) -> Any:
+        """Until the connection with a peer is of this kind."""
+        while await self.endpoint.link_kind(PeerId(peer)) != kind:  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_EVERY_S)
 
     async def do_links(self) -> Any:
         return dict(await self.endpoint.links())

@@ -17,6 +17,7 @@ from tests.harness.namespaces import Net, behind_nat, lan
 pytestmark = [pytest.mark.root, pytest.mark.network]
 
 ANYWHERE = "/ip4/0.0.0.0/tcp/0"
+QUIC = "/ip4/0.0.0.0/udp/0/quic-v1"
 MANIFEST = '{"tokenizer":{"digest":"44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"}}'
 MIB = 1 << 20
 OUTSIDE = ("out1", "out2", "out3", "out4", "out5")
@@ -108,24 +109,27 @@ async def test_peers_behind_two_nats_reach_each_other_until_the_relay_dies(net: 
     assert right.peer in caught.value.text
 
 
-@pytest.mark.parametrize("listen", [[ANYWHERE], [ANYWHERE, "/ip4/0.0.0.0/udp/0/quic-v1"]], ids=["tcp", "quic"])
-async def test_calls_leave_the_relay_for_a_hole_in_both_routers(internet: Net, home: Path, listen: list[str]) -> None:
-    peers = Peers(internet, home, listen)
+async def test_call_takes_a_hole_in_both_routers_and_outlives_the_relay(internet: Net, home: Path) -> None:
+    """Over QUIC alone: over TCP routers keep half-open connections, and with both too few of those outside may see the
+    same address."""
+    peers = Peers(internet, home, [QUIC])
     try:
         boot, *others = await peers.start(*OUTSIDE, "left", "right")
         *outside, left, right = others
         for peer in (left, right):
             for other in outside:
                 await peer.ask("learn", peer=other.peer, addresses=other.addresses)
-                await peer.ask("call", peer=other.peer, size=1)
+                await peer.ask("call", peer=other.peer)
             reach = await peer.ask("reach", contacts=[boot.peer])
             assert reach["how"] == "relayed", reach
+            # Holes are tried once, when the relayed connection begins, and only with such an address.
+            await peer.ask("await_seen", at="/ip4/25.0.0.")
         await left.ask("learn", peer=right.peer, addresses=[each for each in reach["addresses"] if "circuit" in each])
-        assert await left.ask("call", peer=right.peer, size=MIB) == MIB
+        assert await left.ask("call", peer=right.peer) == 0
         for one, other in ((left, right), (right, left)):
-            told = await one.ask("await_event", kind="LinkUpgraded", target=other.peer)
-            assert told["address"].startswith("/ip4/25.0.0."), told
-            assert (await one.ask("links"))[other.peer] == "direct"
+            await one.ask("await_link", peer=other.peer, kind="direct")
+        # Small and large calls have a stream each, and this one begins now.
+        assert await left.ask("call", peer=right.peer, size=MIB) == MIB
         await boot.kill()
         assert await left.ask("call", peer=right.peer, size=MIB) == MIB, "the relay is not needed any more"
     finally:
