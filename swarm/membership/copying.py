@@ -156,10 +156,11 @@ class Copying:
             self._follow(copy)
         self._changed.set()
 
-    async def last(self, record: CloseRecord) -> list[Snapshot]:
-        """Our copies of the parts that only one machine holds, at the state after this record, with which the run is
-        over: it may not live to keep them. Waits at most LAST_S for those that have all but the last update."""
-        sole = [kept.copy for part, kept in self._kept.items() if record.members.spread(part) == 1]
+    async def last(self, record: CloseRecord, *, every: bool = False) -> list[Snapshot]:
+        """Our copies of the parts that only one machine holds, or of ``every`` part, at the state after this record,
+        with which the run is over: it may not live to keep them. Waits at most LAST_S for those that have all but the
+        last update."""
+        sole = [kept.copy for part, kept in self._kept.items() if every or record.members.spread(part) == 1]
         near = [copy for copy in sole if copy.step is not None and copy.step >= record.step - 1]
         found = await asyncio.gather(*(self._reached(copy, record.step) for copy in near))
         there = [snapshot for snapshot in found if snapshot is not None]

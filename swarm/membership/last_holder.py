@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from swarm.consensus.copies import copy_holders
@@ -12,9 +15,14 @@ from swarm.ids import PartName, PeerId
 from swarm.membership.holding import RoleManager
 from swarm.membership.observers import Observers
 from swarm.membership.run import RunContext
+from swarm.state.snapshot import Snapshot
+
+logger = logging.getLogger(__name__)
 
 LOOK_S = 0.05
 """How often it is looked whether a copy has the newest state: a step may close at any time, and then it has not."""
+KEEP_S = 20.0
+"""How long a peer writes what it has when the run cannot go on; those that are to be gone sooner are ended."""
 NO_TIME = "there was no time to write it to this disk"
 WRITING_SHARE = 0.5
 """Of the time, from its beginning: so long whoever else has the state is relied on only once it is on this disk."""
@@ -59,7 +67,7 @@ class LastHolder:
             if left_s <= 0:
                 return "" if now.shared else self._left_behind(now, "" if kept == now.record.step else problem)
             if unwritten:
-                problem = await self._write(now, left_s - later_s if early else left_s)
+                problem = await self._write(now.record, left_s - later_s if early else left_s)
                 if not problem:
                     kept, problem = now.record.step, NO_TIME  # of the next one, until that is written, too
             await self._clock.sleep(min(LOOK_S, left_s))
@@ -71,7 +79,19 @@ class LastHolder:
         self._run.around.events.emit(event)
         return f"no other has {now.part} of step {step}{f', and {problem}' if problem else '; it is on this disk'}"
 
-    async def _write(self, now: _Standing, within_s: float) -> str:
+    async def keep(self, record: CloseRecord, copies: Sequence[Snapshot]) -> None:
+        """Write what this peer has of the state after a record that no other may follow: its own part, and copies. That
+        of parts that are lost may be in the memory of those that are left alone. Takes at most KEEP_S."""
+        until = self._clock.monotonic() + KEEP_S
+        problem = await self._write(record, KEEP_S)
+        for copy in copies:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(until - self._clock.monotonic()):
+                    problem = await self._run.keeper.keep_now(copy, record) or problem
+        if problem:
+            logger.info("of step %d not all that was here is on this disk: %s", record.step, problem)
+
+    async def _write(self, record: CloseRecord, within_s: float) -> str:
         """Keep the newest state on this disk; returns why it is not there, "" once it is."""
         held = self._holding.part
         if held is None:
@@ -79,9 +99,9 @@ class LastHolder:
         try:
             async with asyncio.timeout(within_s):
                 state = await self._run.around.device.run(held.snapshot)
-                if state.step != now.record.step:  # the next one closes just now, and its record is about to be known
+                if state.step != record.step:  # the next one closes just now, and its record is about to be known
                     return NO_TIME
-                return await self._run.keeper.keep_now(state, now.record)
+                return await self._run.keeper.keep_now(state, record)
         except TimeoutError:
             return NO_TIME
         except Exception as error:  # noqa: BLE001 - no memory for it, or a broken device: what is lost must be told

@@ -56,14 +56,20 @@ class Membership:
 
     async def _live(self) -> None:
         at, keeper = self._run.position, self._run.keeper
-        async with keeper, asyncio.TaskGroup() as group:  # checkpoints may outlast the steps
-            background = [group.create_task(work()) for work in self._background]
-            await self._steps.run()
-            await self._leaving.hand_over()
-            if keeper.keeps and at.over and (head := at.head) is not None:
-                keeper.keep_copies(await self._copying.last(head), head)
-            for task in background:
-                task.cancel()
+        async with keeper:  # checkpoints may outlast the steps
+            try:
+                async with asyncio.TaskGroup() as group:
+                    background = [group.create_task(work()) for work in self._background]
+                    await self._steps.run()
+                    await self._leaving.hand_over()
+                    if keeper.keeps and at.over and (head := at.head) is not None:
+                        keeper.keep_copies(await self._copying.last(head), head)
+                    for task in background:
+                        task.cancel()
+            except* RunEnded:
+                if keeper.keeps and (head := at.head) is not None and at.is_member:
+                    await self._last.keep(head, await self._copying.last(head, every=True))
+                raise
 
     def leave(self, reason: str, ending: Ending) -> str:
         """Leave in order: see :meth:`swarm.membership.leaving.Leaving.ask`. :meth:`run` then ends after the step's

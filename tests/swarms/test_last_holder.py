@@ -13,13 +13,14 @@ import pytest
 
 from peers.home.run_directory import RunDirectory
 from swarm.consensus.records import CloseRecord
-from swarm.errors import StateError
+from swarm.errors import Ending, StateError
 from swarm.events import CopyHeld, StateLeftBehind, StepClosed
 from swarm.ids import ENDS, PeerId
 from swarm.membership.membership import Membership
 from swarm.membership.observer_service import ObserverService
 from swarm.sim.links import Links
 from swarm.sim.loop import as_peer, run_world
+from swarm.state.checkpoints.files import held
 from swarm.state.checkpoints.parts import load_part
 from swarm.state.snapshot import digest
 from tests.harness.expect import eventually
@@ -210,6 +211,33 @@ def test_last_holders_that_rely_on_each_other_and_are_told_at_once_write_to_thei
             assert on_disk(swarm, name, disks[name].checkpoints) >= at
 
     play(swarm, story)
+
+
+def test_run_that_ends_for_a_lost_part_leaves_the_newest_state_on_disks(tmp_path: Path) -> None:
+    """Its copy is with a host that cannot be spared, as the only one of another stage: all are asked to leave."""
+    names = ("bootstrap", "host-0", "host-1", "trainer-0")
+    disks = {name: RunDirectory(tmp_path / f"kept {name}") for name in names}
+    sites = {name: {"run_directory": disks[name].root, "checkpoint_every": 10_000} for name in names}
+    swarm = swarm_of(tmp_path, **sites)
+    swarm._may_fail = True
+
+    async def story() -> None:
+        await swarm.open()
+        running = asyncio.get_running_loop().create_task(swarm.run())
+        await followed(swarm)
+        await closed(swarm, head_of(swarm).step + 2)
+        roster = head_of(swarm).members
+        (lost,) = (roster[peer].part for peer in roster.peers if roster[peer].name == "host-0")
+        swarm.kill("host-0")
+        for name in ("bootstrap", "host-1", "trainer-0"):
+            membership_of(swarm, name).leave("SIGTERM", Ending.DRAINED)
+        await running
+        assert f"last replica of {lost} is lost" in repr(swarm.peers["trainer-0"].outcome)
+        head = swarm.history("trainer-0")[-1]
+        kept = {part for disk in disks.values() for part in held(disk.checkpoints, head["step"]).parts}
+        assert kept == set(head["digests"]), "also what nobody trains any more"
+
+    run_world(story())
 
 
 def test_replicas_of_one_part_that_are_told_at_once_write_to_their_disks(tmp_path: Path) -> None:
