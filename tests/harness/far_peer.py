@@ -24,8 +24,7 @@ from swarm.network.discovery.records import PeerRecord
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
 from swarm.network.libp2p.identity import load_or_create
 from swarm.network.reach.reachability import reachability
-from tests.harness.expect import LOOK_EVERY_S
-from tests.harness.rigs.network import ECHO, UP, Note, ServiceBench
+from tests.harness.rigs.network import UP, Note, ServiceBench
 
 RUN = "1b" * 32
 ANSWER_S = 120.0
@@ -131,19 +130,10 @@ class _Child:
         self.endpoint.learn(PeerId(peer), addresses)
 
     async def do_call(self, peer: str, size: int = 0, timeout_s: float = 20.0) -> Any:
-        rpc, body = UP if size else ECHO, Note(number=size)
-        reply, _ = await self.endpoint.call(PeerId(peer), rpc, body, timeout_s=timeout_s, payload=bytes(size))
+        reply, _ = await self.endpoint.call(
+            PeerId(peer), UP, Note(number=size), timeout_s=timeout_s, payload=bytes(size)
+        )
         return reply.number
-
-    async def do_await_seen(self, at: str) -> Any:
-        """Until the daemon believes that others see it at an address that begins like this."""
-        while not any(each.startswith(at) for each in await self.endpoint._daemon.p2p.addresses()):  # noqa: ASYNC110
-            await asyncio.sleep(LOOK_EVERY_S)
-
-    async def do_await_link(self, peer: str, kind: str) -> Any:
-        """Until the connection with a peer is of this kind."""
-        while await self.endpoint.link_kind(PeerId(peer)) != kind:  # noqa: ASYNC110
-            await asyncio.sleep(LOOK_EVERY_S)
 
     async def do_links(self) -> Any:
         return dict(await self.endpoint.links())

@@ -17,24 +17,14 @@ from tests.harness.namespaces import Net, behind_nat, lan
 pytestmark = [pytest.mark.root, pytest.mark.network]
 
 ANYWHERE = "/ip4/0.0.0.0/tcp/0"
-QUIC = "/ip4/0.0.0.0/udp/0/quic-v1"
 MANIFEST = '{"tokenizer":{"digest":"44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"}}'
 MIB = 1 << 20
-OUTSIDE = ("out1", "out2", "out3", "out4", "out5")
 
 
 @pytest.fixture
 def net() -> Iterator[Net]:
     """Two machines that can be dialled, two homes."""
     with lan("boot", "far") as made, behind_nat(made, "left", "sister"), behind_nat(made, "right"):
-        yield made
-
-
-@pytest.fixture
-def internet() -> Iterator[Net]:
-    """Two homes, and five machines that can be dialled, at what libp2p takes for public addresses; it believes what
-    four of them see."""
-    with lan(*OUTSIDE, prefix="25.0.0") as made, behind_nat(made, "left"), behind_nat(made, "right"):
         yield made
 
 
@@ -107,33 +97,6 @@ async def test_peers_behind_two_nats_reach_each_other_until_the_relay_dies(net: 
         await left.ask("call", peer=right.peer, size=MIB, timeout_s=8)
     assert caught.value.kind in ("Unreachable", "DeadlineMissed")
     assert right.peer in caught.value.text
-
-
-async def test_call_takes_a_hole_in_both_routers_and_outlives_the_relay(internet: Net, home: Path) -> None:
-    """Over QUIC alone: over TCP routers keep half-open connections, and with both too few of those outside may see the
-    same address."""
-    peers = Peers(internet, home, [QUIC])
-    try:
-        boot, *others = await peers.start(*OUTSIDE, "left", "right")
-        *outside, left, right = others
-        for peer in (left, right):
-            for other in outside:
-                await peer.ask("learn", peer=other.peer, addresses=other.addresses)
-                await peer.ask("call", peer=other.peer)
-            reach = await peer.ask("reach", contacts=[boot.peer])
-            assert reach["how"] == "relayed", reach
-            # Holes are tried once, when the relayed connection begins, and only with such an address.
-            await peer.ask("await_seen", at="/ip4/25.0.0.")
-        await left.ask("learn", peer=right.peer, addresses=[each for each in reach["addresses"] if "circuit" in each])
-        assert await left.ask("call", peer=right.peer) == 0
-        for one, other in ((left, right), (right, left)):
-            await one.ask("await_link", peer=other.peer, kind="direct")
-        # Small and large calls have a stream each, and this one begins now.
-        assert await left.ask("call", peer=right.peer, size=MIB) == MIB
-        await boot.kill()
-        assert await left.ask("call", peer=right.peer, size=MIB) == MIB, "the relay is not needed any more"
-    finally:
-        await peers.close()
 
 
 async def test_peer_behind_nat_is_called_and_invites_others(net: Net, peers: Peers) -> None:
