@@ -12,10 +12,10 @@ from swarm.clock import Clock
 from swarm.consensus.placement import Places, choose_place
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Roster, can_be_called
-from swarm.errors import Advice, DeadlineMissed, Ending, PeerError, Refused, RunEnded, Unreachable
+from swarm.errors import Advice, DeadlineMissed, Ending, PeerError, Refused, RunEnded, Unadmitted, Unreachable
 from swarm.ids import ENDS, PartName, PeerId, stage_part
 from swarm.membership.announcer import only_calls
-from swarm.membership.contact import ask_standing
+from swarm.membership.contact import ask_standing, not_admitted
 from swarm.membership.memory import unfit_parts
 from swarm.membership.part_memory import MORE_MEMORY
 from swarm.membership.run import RunContext
@@ -43,6 +43,8 @@ class FirstContact:
 
     def gone(self, reason: str) -> RunEnded:
         """The error of a peer that has nobody to begin with any more: there is nothing here to go on with."""
+        if refused := reason.partition(f": {Unadmitted.code}, ")[2]:  # it is there, and answers
+            return not_admitted(Unadmitted(refused))
         if self._began is not False:
             return RunEnded(
                 f"the contact ({self.peer}) is gone before this peer took part: {reason}",

@@ -64,3 +64,11 @@ async def test_peer_whose_contact_is_gone_says_what_that_means(
         assert error.remedy == advice
         assert "is kept" not in with_commands(error.remedy), "nothing was learned here"
         assert (bool(error.check), error.ending) == (True, Ending.UNREACHABLE)
+
+
+async def test_contact_that_lets_nobody_in_with_this_invite_is_not_gone() -> None:
+    first = FirstContact(cast(Any, Answering(None)), FakeClock(), FOUNDER, FOUNDER)
+    assert (await first.standing()).closed is None
+    error = first.gone("no answer to 7 pings in a row: unadmitted, the invite for bob was used by another peer")
+    assert error.reason == "the run does not let this peer in: the invite for bob was used by another peer"
+    assert (error.remedy, error.ending) == (Advice.NEW_GRANT, Ending.MISUSED)
