@@ -35,7 +35,7 @@ def endpoint_config(settings: PeerSettings) -> EndpointConfig:
     """How a peer with these settings is on the network. Raises ConfigError for an address that is none.
 
     Relays are those that it was told of, and those through which the addresses of its contacts lead. A founder that
-    was told of some is behind NAT: nobody is asked to dial it.
+    was told of some is behind NAT: nobody is asked to dial it, also when it comes back to its run.
     """
     options = settings.options
     bootstrap = tuple(parse_address(text, key="bootstrap") for text in settings.bootstrap)
@@ -51,7 +51,7 @@ def endpoint_config(settings: PeerSettings) -> EndpointConfig:
             upload=rate_given(options.max_upload),
             download=rate_given(options.max_download),
         ),
-        behind_nat=settings.role == "bootstrap" and bool(through),
+        behind_nat=(settings.role == "bootstrap" or settings.returns) and bool(through),
     )
 
 

@@ -49,6 +49,7 @@ class PeerSettings(BaseModel):
         resume: A bootstrap founds the run with the checkpoint of that step there.
         credential: What admits it, where one must be admitted, as JSON.
         control: The socket on which it answers ``swarm status``; None: it does not.
+        returns: Whether it founded the run that it joins: relays that it was told of are still the only way to it.
         back: Who starts it again after a pause or a crash, and after what it has come back; None: nobody does.
         verbose: On stdout it tells what happens.
         json_lines: On stdout it writes every event.
@@ -77,6 +78,7 @@ class PeerSettings(BaseModel):
     resume: Annotated[int, Field(ge=0)] | None = None
     credential: str | None = None
     control: Path | None = None
+    returns: bool = False
     back: Return | None = None
     verbose: bool = False
     json_lines: bool = False

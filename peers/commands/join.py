@@ -45,13 +45,14 @@ MAX_KNOWN = 8
 
 
 def join(options: PeerOptions, *, words: bool, json_lines: bool, company: Company | None = None,
-         back: Return | None = None) -> int:  # fmt: skip
+         back: Return | None = None, founder: bool = False) -> int:  # fmt: skip
     """Run one peer until its run is over or it has left; returns its exit code, 0 at once where the run has ended on
     this machine before. Blocking.
 
     Without an invite it waits for one in the invite file, where ``options`` name one. Of several devices each gets a
-    peer in a process of its own, whose ``company`` are the others. ``back`` is who starts this one again. Raises
-    ConfigError, Incompatible or CommandError, having dialled nobody, for what cannot be used.
+    peer in a process of its own, whose ``company`` are the others. ``back`` is who starts this one again, ``founder``
+    whether it founded this run. Raises ConfigError, Incompatible or CommandError, having dialled nobody, for what
+    cannot be used.
     """
     from peers.home.places import home_directory, take_place
     from peers.invites.invite import contacts_from, invite_on_standard_input
@@ -97,7 +98,7 @@ def join(options: PeerOptions, *, words: bool, json_lines: bool, company: Compan
         peer = _peer_settings(place, who, contacts, options)
         place.trains_on(data)
         given_by_us = {} if company is None else dataclasses.asdict(company)
-        said = {"verbose": words, "json_lines": json_lines, "back": back}
+        said = {"verbose": words, "json_lines": json_lines, "back": back, "returns": founder}
         return live(place, peer.model_copy(update={**said, **given_by_us}))
 
 

@@ -138,7 +138,7 @@ def _come_back(past: Past, options: PeerOptions, *, words: bool, json_lines: boo
     from peers.commands.join import join
 
     member = dataclasses.replace(options, role="stage", invite=tuple(past.contacts), invite_file=None)
-    return join(member, words=words, json_lines=json_lines)
+    return join(member, words=words, json_lines=json_lines, founder=True)
 
 
 def summary(founded: Founded) -> list[tuple[str, str]]:

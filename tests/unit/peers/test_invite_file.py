@@ -12,6 +12,8 @@ from peers.exit_codes import EXIT_USAGE
 from peers.home.places import take_place
 from peers.invites.invite import Granted, Invite
 from peers.invites.invite_file import await_invite, check_secret, find_past, qr_code, read_invite, write_invite
+from peers.reaching import endpoint_config
+from peers.settings import PeerSettings
 from swarm.clock import SystemClock
 from swarm.errors import ConfigError
 from swarm.ids import RunId
@@ -113,3 +115,22 @@ def test_new_whose_run_has_begun_comes_back_as_a_stage_host(tmp_path: Path, monk
     assert given["options"].role == "stage"
     assert given["options"].place == "1"
     assert Invite(run=RUN, name="tiny", at=(other,)).text() == given["options"].invite[0]
+
+
+def test_founder_that_comes_back_with_a_relay_asks_it_for_a_seat_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, file = tmp_path / "home", tmp_path / "invite"
+    write_invite(file, founded(home).text())
+    peers = [load_or_create(tmp_path / f"{name}.key").peer for name in ("other", "relay")]
+    other, relay = (f"/ip4/10.0.0.2/tcp/4001/p2p/{peer}" for peer in peers)
+    monkeypatch.setattr("peers.invites.invite_file.acquaintances", lambda place, run, own: (other,))
+    started: list[PeerSettings] = []
+    monkeypatch.setattr("peers.node.run_peer", lambda settings: started.append(settings) or 0)
+    again = ["new", "--preset", "tiny", "--home", str(home), "--invite-file", str(file), "--through", relay]
+    assert run(again) == 0
+    (settings,) = started
+    assert (settings.role, settings.run) == ("stage", RUN)
+    config = endpoint_config(settings)
+    # Whoever could call it here, as a peer of the same house, would say that it needs no relay.
+    assert ([str(each) for each in config.relays], config.behind_nat) == ([relay], True)
