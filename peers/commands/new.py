@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from peers.commands.preflight import check_announce, check_listen, check_output, check_reporting, check_through
-from peers.console.words import command_name, count
-from peers.doctor.contacts import knock_at_relays
+from peers.console.words import CommandError, command_name, count, listed
+from peers.doctor.contacts import knock_at, knock_at_relays
 from peers.doctor.machine import check_before_start
+from peers.exit_codes import EXIT_UNREACHABLE
+from peers.home.places import check_nobody_here, home_directory, take_place
 from peers.options.foundation import Foundation
 from peers.options.model import PeerOptions
 from peers.profiles import profile_lines
@@ -37,8 +40,6 @@ def new(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines
 
     Raises ConfigError, Incompatible, CommandError or StateError, having left nothing, for what cannot be run.
     """
-    from peers.home.places import home_directory, take_place
-
     say = echo if words else silent
     if options.invite_file is not None:
         check_output("--invite-file", options.invite_file)
@@ -53,6 +54,10 @@ def new(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines
     say(f"swarm {__version__}", "goes on with a run" if foundation.resume else "founds a run")
     _check(options, home, say)
     founded = _founded(foundation, options, say)
+    begun = None if foundation.resume or foundation.file is None else _begun(founded.manifest, home, options, say)
+    if begun is not None:
+        options = dataclasses.replace(options, place=begun.place.name)
+        return _come_back(begun, options, words=words, json_lines=json_lines)
     from peers.frozen import frozen_store, store_of, with_frozen
 
     store = frozen_store(options.home) if founded.resumed is None else store_of(founded.resumed.directory)
@@ -117,7 +122,6 @@ def _check(options: PeerOptions, home: Path, say: Callable[[str, str], None]) ->
 def _past(file: Path, options: PeerOptions) -> Past | None:
     """Find in this home the run whose invite the file holds; None if it holds none. Raises ConfigError when
     this home knows nothing of it: another peer founded it, or the home was lost."""
-    from peers.home.places import home_directory
     from peers.invites.invite_file import find_past, read_invite
 
     invite = read_invite(file) if file.is_file() else None  # to read a pipe would wait for who writes into it
@@ -131,6 +135,36 @@ def _past(file: Path, options: PeerOptions) -> Past | None:
                           why=f"it invites to {invite.name}, {invite.run[:12]}, a run that this home does not know",
                           )  # fmt: skip
     return past
+
+
+def _begun(manifest: Manifest, home: Path, options: PeerOptions, say: Callable[[str, str], None]) -> Past | None:
+    """Find here the founder of a run that has begun, so that it comes back; None where the run is to be founded.
+
+    It is founded again where none of its peers answers and nothing of it is kept. Raises CommandError while a peer of
+    it runs here, and, exit code 3, where nobody answers though there is a checkpoint. Takes three seconds at most.
+    """
+    from peers.home.run_directory import known_runs, said_run_id
+    from peers.invites.invite import contacts_from
+    from peers.invites.invite_file import find_founder
+    from swarm.state.checkpoints.files import steps
+
+    run = manifest.run_id
+    check_nobody_here(home, run)
+    past = find_founder(home, manifest, options.place)
+    if past is None:
+        return None
+    addresses = contacts_from(past.contacts).addresses
+    if any(knock.may_answer for knock in asyncio.run(knock_at(addresses))):
+        say("known", f"the run has begun: {past.place.described} comes back to it, as a stage host")
+        return past
+    nobody = f"the run has begun, and none of its other peers answers where this founder knew them: {listed(addresses)}"
+    if any(said_run_id(one) == run and steps(one.checkpoints) for one in known_runs(options.home)):
+        swarm = command_name()
+        raise CommandError(nobody, check="do they run? swarm status, on their machines; is this one on a network?",
+                           next_=f"the same command once they answer; if none is left, {swarm} new --resume {run[:12]}",
+                           exit_code=EXIT_UNREACHABLE)  # fmt: skip
+    say("known", f"{nobody}; no checkpoint is kept here: it is founded again, from its beginning")
+    return None
 
 
 def _come_back(past: Past, options: PeerOptions, *, words: bool, json_lines: bool) -> int:

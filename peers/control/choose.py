@@ -11,7 +11,7 @@ from peers.commands.look import Seen, look_at_all
 from peers.console.words import CommandError, command_name
 from peers.exit_codes import EXIT_OK, EXIT_UNREACHABLE, EXIT_USAGE
 from peers.home.place_state import PlaceState
-from peers.home.places import PlaceInfo, list_places
+from peers.home.places import PlaceInfo, cut_off_founding, list_places
 from swarm.membership.status_types import ENDED
 
 _LEAST_PREFIX = 10
@@ -90,6 +90,8 @@ def nobody_here(home: Path) -> CommandError:
     offers = [f"{swarm} new --preset tiny to start a run", f"{swarm} join INVITE to join one"]
     if (directory := _sampled(home, _newest(places))) is not None:
         offers.insert(0, f"{swarm} sample {shlex.quote(str(directory))} for text from what was learned")
+    if (founding := cut_off_founding(places)) is not None:
+        offers.insert(0, f"{swarm} new {shlex.quote(str(founding))} to come back to the run that was founded here")
     if _cut_short(places):
         offers.append(f"{swarm} new --resume to go on with one whose peers are all gone")
     return CommandError("no peer runs here", check=f"places are looked for in {home} (--home, SWARM_HOME)",

@@ -17,7 +17,7 @@ import re
 import shutil
 import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
@@ -25,8 +25,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from peers.console.words import another_path, reason_of
-from peers.exit_codes import EXIT_ERROR, exit_code_of
+from peers.console.words import CommandError, another_path, command_name, reason_of
+from peers.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_USAGE, exit_code_of
 from peers.home.place_state import PlaceEnd, PlaceState, read_state, write_state
 from swarm.disk import write_whole
 from swarm.errors import ConfigError, SwarmError
@@ -253,6 +253,30 @@ def look_at_place(path: Path) -> PlaceInfo:
     # The lock first: whoever ends between the two looks is then shown as live, with its end beside it.
     live = _held(path / LOCK_FILE)
     return PlaceInfo(name=path.name, path=path, live=live, state=read_state(path))
+
+
+def check_nobody_here(home: Path, run: str) -> None:
+    """Raises CommandError while a peer of this home is in the run: it is not to be begun a second time beside it."""
+    for place in list_places(home):
+        if place.live and place.state is not None and place.state.run == run:
+            swarm = command_name()
+            raise CommandError(f"{place.described} is here, in that run, and runs still",
+                               check=f"{swarm} status --peer {place.name}", exit_code=EXIT_USAGE,
+                               next_=f"have it leave first: {swarm} drain --peer {place.name}")  # fmt: skip
+
+
+def founded_in(place: Path, run: str) -> Path | None:
+    """Return the manifest with which a place's peer founded a run, as its newest session that has one keeps it."""
+    return max(place.glob(f"sessions/*-{run[:8]}*/run.toml"), default=None)
+
+
+def cut_off_founding(places: Sequence[PlaceInfo]) -> Path | None:
+    """Return the manifest with which the newest founder of these that was killed, or lost its run, comes back to it;
+    None where there is no such founder."""
+    cut = [(place.state, place.path) for place in places if not place.live and place.state and place.state.run]
+    cut = [one for one in cut if one[0].end is None or one[0].end.exit_code not in (EXIT_OK, EXIT_USAGE)]
+    cut.sort(key=lambda one: one[0].started, reverse=True)
+    return next((file for state, path in cut if (file := founded_in(path, state.run))), None)
 
 
 def _numbers(home: Path, run: str, role: str, data: str) -> Iterator[str]:

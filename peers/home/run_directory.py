@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from peers.console.words import CommandError, another_path, command_name
 from peers.exit_codes import EXIT_USAGE
-from peers.home.places import FROZEN, RUNS, home_directory
+from peers.home.places import FROZEN, RUNS, cut_off_founding, home_directory, list_places
 from swarm.clock import Clock
 from swarm.errors import ConfigError
 
@@ -107,10 +108,13 @@ def find_run_directory(given: Path | None, home: Path | str | None = None, *, ke
     if given is None:
         runs = known_runs(home)
         if not runs:
+            founding = cut_off_founding(list_places(home_directory(home)))
+            again = f"come back to the run founded here: {command_name()} new {shlex.quote(str(founding))}; or "
             raise CommandError(
                 "no run is kept here",
                 check=f"runs are looked for in {OUT.absolute()} and in {_joined(home)} (--home, SWARM_HOME)",
-                next_=f"fetch one from peers that still run: {command_name()} ckpt pull --from INVITE; or gather it "
+                next_=f"{again if founding else ''}"
+                f"fetch one from peers that still run: {command_name()} ckpt pull --from INVITE; or gather it "
                 "from the run's directories, copied from the machines that keep it: "
                 f"{command_name()} ckpt pull --from A --from B; or name the directory of one; or train one: "
                 f"{command_name()} quickstart",

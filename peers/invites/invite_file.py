@@ -10,13 +10,14 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from peers.commands.history_source import acquaintances, sessions_of
+from peers.commands.history_source import acquaintances
 from peers.console.words import another_path
-from peers.founding_files import MANIFEST_FILE
-from peers.home.places import PlaceInfo, list_places
+from peers.home.places import PlaceInfo, founded_in, list_places
 from peers.invites.invite import MAX_ADDRESSES, Invite, parse_invite
+from swarm.config import Manifest
 from swarm.disk import read_named, write_named
 from swarm.errors import ConfigError
+from swarm.ids import RunId
 from swarm.network.addresses import parse_address, split_peer
 
 LOOK_EVERY_S = 0.2
@@ -102,10 +103,26 @@ def find_past(home: Path, invite: Invite) -> Past | None:
     for place in list_places(home):
         if place.state is None or place.state.peer not in founders:
             continue
-        if contacts := acquaintances(place.path, invite.run, place.state.peer):
-            invited = Invite(run=invite.run, name=invite.name, at=contacts[:MAX_ADDRESSES]).text()
-            return Past(place, (invited, *contacts[MAX_ADDRESSES:]), None)
-        sessions = sessions_of(place.path, invite.run)
-        kept = [session / MANIFEST_FILE for session in sessions if (session / MANIFEST_FILE).is_file()]
-        return Past(place, (), kept[0] if kept else None)
+        return _past_in(place, invite.run, invite.name, place.state.peer)
     return None
+
+
+def find_founder(home: Path, manifest: Manifest, wanted: str | None) -> Past | None:
+    """Find the place of a run's founder, or of another of its issuers, that saw the run begin: the one that is
+    ``wanted``, if one is. None where there is none: the run can be founded."""
+    run, issuers = manifest.run_id, manifest.admission.issuers
+    for place in list_places(home):
+        if place.state is None or wanted not in (None, place.name):
+            continue
+        if place.state.peer in issuers or founded_in(place.path, run) is not None:
+            past = _past_in(place, run, manifest.run.name, place.state.peer)
+            if past.contacts:
+                return past
+    return None
+
+
+def _past_in(place: PlaceInfo, run: RunId, name: str, peer: str) -> Past:
+    if contacts := acquaintances(place.path, run, peer):
+        invited = Invite(run=run, name=name, at=contacts[:MAX_ADDRESSES]).text()
+        return Past(place, (invited, *contacts[MAX_ADDRESSES:]), None)
+    return Past(place, (), founded_in(place.path, run))

@@ -8,13 +8,16 @@ from typing import Any, cast
 import pytest
 
 from peers.cli.app import run
-from peers.exit_codes import EXIT_USAGE
+from peers.doctor.contacts import Answered, Knock
+from peers.exit_codes import EXIT_UNREACHABLE, EXIT_USAGE
+from peers.home.place_state import read_state, write_state
 from peers.home.places import take_place
 from peers.invites.invite import Granted, Invite
 from peers.invites.invite_file import await_invite, check_secret, find_past, qr_code, read_invite, write_invite
 from peers.reaching import endpoint_config
 from peers.settings import PeerSettings
 from swarm.clock import SystemClock
+from swarm.config import load_manifest
 from swarm.errors import ConfigError
 from swarm.ids import RunId
 from swarm.network.libp2p.identity import load_or_create
@@ -134,3 +137,96 @@ def test_founder_that_comes_back_with_a_relay_asks_it_for_a_seat_again(
     config = endpoint_config(settings)
     # Whoever could call it here, as a peer of the same house, would say that it needs no relay.
     assert ([str(each) for each in config.relays], config.behind_nat) == ([relay], True)
+
+
+# --- a founder without an invite file --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list[PeerSettings]]:
+    """The manifest of a founder that was killed, in its session, and the settings of whoever starts from then on."""
+    started: list[PeerSettings] = []
+    monkeypatch.setattr("peers.node.run_peer", lambda settings: started.append(settings) or 0)
+    text = tmp_path / "some.txt"
+    text.write_text("Enough text to make a small tokenizer of, with a few words that come again. " * 20)
+    home = str(tmp_path / "home")
+    assert run(["new", "--preset", "tiny", "--admission", "token", "--text", str(text), "--home", home]) == 0
+    files = started.pop().manifest
+    assert files is not None
+    place = tmp_path / "home" / "1"
+    state = read_state(place)
+    assert state is not None
+    write_state(place, replace(state, end=None))
+    return files, started
+
+
+def acquainted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answered: Answered) -> str:
+    """Have the founder's records name another peer, which answers so when it is knocked at."""
+
+    async def knock_at(addresses: Any) -> list[Knock]:
+        return [Knock(address=each, answered=answered) for each in addresses]
+
+    other = f"/ip4/10.0.0.2/tcp/4001/p2p/{load_or_create(tmp_path / 'other.key').peer}"
+    monkeypatch.setattr("peers.invites.invite_file.acquaintances", lambda place, run, own: (other,))
+    monkeypatch.setattr("peers.commands.new.knock_at", knock_at)
+    return other
+
+
+def test_founder_that_was_killed_comes_back_with_the_files_of_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: tuple[Path, list[PeerSettings]], capsys: Any
+) -> None:
+    files, started = killed
+    other = acquainted(monkeypatch, tmp_path, "peer")
+    assert run(["new", str(files), "--home", str(tmp_path / "home")]) == 0
+    (settings,) = started
+    assert (settings.role, settings.returns, settings.bootstrap[0]) == ("stage", True, other)
+    assert settings.identity == files.parents[2] / "identity.key"
+    assert settings.run == load_manifest(files).run_id
+    assert "comes back to it, as a stage host" in capsys.readouterr().out
+
+
+def test_founder_of_a_run_that_never_began_founds_it_again(
+    tmp_path: Path, killed: tuple[Path, list[PeerSettings]]
+) -> None:
+    files, started = killed
+    assert run(["new", str(files), "--home", str(tmp_path / "home")]) == 0
+    assert [(settings.role, settings.identity) for settings in started] == [
+        ("bootstrap", files.parents[2] / "identity.key")
+    ]
+
+
+def test_founder_whose_peers_do_not_answer_founds_its_run_again_only_where_nothing_is_kept_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: tuple[Path, list[PeerSettings]], capsys: Any
+) -> None:
+    files, started = killed
+    acquainted(monkeypatch, tmp_path, "closed")
+    assert run(["new", str(files), "--home", str(tmp_path / "home")]) == 0
+    assert [settings.role for settings in started] == ["bootstrap"]
+    assert "founded again, from its beginning" in capsys.readouterr().out
+    kept = tmp_path / "home" / "runs" / "tiny"
+    (kept / "checkpoints" / "step-00000010").mkdir(parents=True)
+    (kept / "run.toml").write_bytes(files.read_bytes())
+    assert run(["new", str(files), "--home", str(tmp_path / "home")]) == EXIT_UNREACHABLE
+    assert f"new --resume {load_manifest(files).run_id[:12]}" in capsys.readouterr().err
+    assert len(started) == 1
+
+
+def test_run_is_not_founded_beside_a_peer_of_it_that_lives_here(
+    tmp_path: Path, killed: tuple[Path, list[PeerSettings]], capsys: Any
+) -> None:
+    files, started = killed
+    with take_place(tmp_path / "home", "1", clock=SystemClock()) as place:
+        place.joined(load_manifest(files).run_id, "tiny")
+        assert run(["new", str(files), "--home", str(tmp_path / "home")]) == EXIT_USAGE
+    assert "drain --peer 1" in capsys.readouterr().err
+    assert started == []
+
+
+@pytest.mark.parametrize("command", [["status"], ["new", "--resume"]])
+def test_where_a_founder_was_killed_the_command_that_brings_it_back_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: tuple[Path, list[PeerSettings]], capsys: Any,
+    command: list[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    run([*command, "--home", str(tmp_path / "home")])
+    assert f"swarm new {killed[0]}" in capsys.readouterr().err
