@@ -15,6 +15,7 @@ from peers.console.words import another_path, command_name
 from peers.data.source import check_tokenizer
 from peers.data.text import built_in_corpus, read_corpus, sample_texts
 from peers.foreign_model import ADAPTER_LR, ForeignModel, check_founding, check_parts, find_model
+from peers.home.places import check_nobody_here, home_directory
 from peers.manifest_file import write_manifest
 from peers.options.fields import settings_of
 from peers.options.foundation import Foundation
@@ -156,6 +157,8 @@ def resume_run(foundation: Foundation, home: Path | str | None) -> Founded:
             raise ConfigError(setting.names[0], shown, allowed, remedy)
     found, said = find_resumable(foundation.file, home), list[tuple[str, str]]()
     origin = str(found.directory.tokenizer)
+    if not cut_anew:
+        check_nobody_here(home_directory(home), found.manifest.run_id)
     if cut_anew:
         try:
             sized = _sized(foundation, found.manifest)

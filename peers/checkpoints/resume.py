@@ -14,7 +14,7 @@ from peers.checkpoints.verify import CheckedStep, check_step, check_tokenizer_fi
 from peers.console.words import CommandError, command_name, gathering, listed
 from peers.exit_codes import EXIT_USAGE
 from peers.home.last_events import newest_closing
-from peers.home.places import RUNS, home_directory
+from peers.home.places import RUNS, check_nobody_here, home_directory
 from peers.home.run_directory import RunDirectory, find_run_directory
 from swarm.config import Manifest, load_manifest
 from swarm.errors import StateError
@@ -36,6 +36,13 @@ class Resumable:
     tokenizer: bytes
     step: int
     passed_over: tuple[str, ...]
+
+    def issuers(self) -> tuple[str, ...]:
+        """Return who may invite to the run that goes on: as the record of its step says, else as its manifest does.
+        Raises StateError for a record that is none."""
+        record = proof_in(read_manifest(self.directory.checkpoints, self.step), self.manifest.run_id).record
+        said = Origin.after(record).admissions
+        return self.manifest.admission.issuers if said is None else said.issuers
 
 
 class FromCheckpoint:
@@ -74,6 +81,7 @@ def find_resumable(given: Path | None, home: Path | str | None) -> Resumable:
     tokenizer = check_tokenizer_file(directory, manifest)
     present = steps(directory.checkpoints) if chosen is None else (chosen,)
     if not present:
+        check_nobody_here(home_directory(home), manifest.run_id)
         raise CommandError(
             f"the run in {directory.root} has no checkpoint: the run ended before the first was written",
             check=str(directory.checkpoints),

@@ -11,7 +11,7 @@ from peers.console.words import CommandError, command_name, count, listed
 from peers.doctor.contacts import knock_at, knock_at_relays
 from peers.doctor.machine import check_before_start
 from peers.exit_codes import EXIT_UNREACHABLE
-from peers.home.places import check_nobody_here, home_directory, take_place
+from peers.home.places import check_nobody_here, home_directory, list_places, take_place
 from peers.options.foundation import Foundation
 from peers.options.model import PeerOptions
 from peers.profiles import profile_lines
@@ -58,6 +58,7 @@ def new(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines
     if begun is not None:
         options = dataclasses.replace(options, place=begun.place.name)
         return _come_back(begun, options, words=words, json_lines=json_lines)
+    options = _as_issuer(founded, home, options, say)
     from peers.frozen import frozen_store, store_of, with_frozen
 
     store = frozen_store(options.home) if founded.resumed is None else store_of(founded.resumed.directory)
@@ -101,6 +102,28 @@ def with_issuer(founded: Founded, founder: PeerId) -> Founded:
         return founded
     named = manifest.admission.model_copy(update={"issuers": (str(founder),)})
     return dataclasses.replace(founded, manifest=manifest.model_copy(update={"admission": named}))
+
+
+def _as_issuer(founded: Founded, home: Path, options: PeerOptions, say: Callable[[str, str], None]) -> PeerOptions:
+    """Return the options with the place of an issuer, where a run that not everybody may join goes on: whoever else
+    resumes it can invite nobody. Raises ConfigError where that place is not the one that is named, or is taken."""
+    resumed = founded.resumed
+    if resumed is None or not founded.manifest.admission.closed:
+        return options
+    issuers = resumed.issuers()
+    here = [place for place in list_places(home) if place.state is not None and place.state.peer in issuers]
+    if any(place.name == options.place for place in here):
+        return options
+    if not here:
+        say("no issuer", f"is here: only those who were admitted before can join, until {command_name()} issuers "
+            f"--appoint names one or a place with an issuer's key resumes it: {listed(issuers)}")  # fmt: skip
+        return options
+    best = min(here, key=lambda place: place.live)
+    if options.place is not None or best.live:
+        why = f"process {best.state.pid} has it" if best.live and best.state else "another can invite nobody"
+        raise ConfigError("--place", options.place, f"{best.name}, whose peer may invite to this run",
+                          f"Resume it with --place {best.name}, once no process has that.", why=why)  # fmt: skip
+    return dataclasses.replace(options, place=best.name)
 
 
 def _check(options: PeerOptions, home: Path, say: Callable[[str, str], None]) -> None:

@@ -16,6 +16,7 @@ import pytest
 from peers.checkpoints.pull import pull
 from peers.checkpoints.resume import FromCheckpoint, find_resumable
 from peers.checkpoints.source import Source, directory_source
+from peers.checkpoints.writer import keep_run
 from peers.cli.app import run as swarm
 from peers.console.words import CommandError
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_UNREACHABLE, EXIT_USAGE
@@ -24,8 +25,10 @@ from peers.home.run_directory import RunDirectory, find_run_directory, known_run
 from peers.invites.invite import Granted, Invite
 from peers.settings import PeerSettings
 from swarm.config import load_manifest
+from swarm.consensus.admissions import AdmissionConfig, Admissions
 from swarm.errors import ConfigError, StateError
 from swarm.ids import ENDS, RunId, stage_part
+from swarm.network.libp2p.identity import load_or_create
 from swarm.security.credentials import Grant, GrantRole, sign_grant
 from swarm.security.signing import PrivateIdentity, peer_of
 from swarm.state.checkpoints.donors import DirectoryDonor, Donor, Offer, PeerDonor
@@ -600,3 +603,60 @@ def test_resume_starts_a_founder_with_the_checkpoint(
     out = capsys.readouterr().out
     assert "step 20 lacks stage-1 here" in out
     assert "after step 10" in out
+
+
+def resumed_by_invite(run: KeptRun, root: Path, issuer: str) -> RunDirectory:
+    """Keep a run by invite of which somebody of the manifest was the first issuer, and ``issuer`` is it since."""
+    first = AdmissionConfig(mode="token", issuers=(peer_of(bytes([7]) * 32),))
+    closed = replace(run, manifest=run.manifest.model_copy(update={"admission": first}))
+    closed.decide(0)
+    closed.decide(9)
+    record = closed.decide(10).record.model_copy(update={"admissions": Admissions(issuers=(issuer,), number=1)})
+    closed.decisions[-1] = closed.signed(record)
+    return closed.keep(root, 10)
+
+
+def test_resume_of_a_run_by_invite_takes_the_place_of_who_may_invite(
+    run: KeptRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[PeerSettings] = []
+    monkeypatch.setattr("peers.node.run_peer", lambda settings: started.append(settings) or 0)
+    home = tmp_path / "home"
+    places = [take_place(home, name, clock=FakeClock()) for name in ("1", "2")]
+    peers = [load_or_create(place.identity).peer for place in places]
+    kept = resumed_by_invite(run, home / "runs" / "kept", peers[1])
+    # The founder came back as a stage host before all were gone: its place is no founder's any more.
+    for place, peer in zip(places, peers, strict=True):
+        place.open_session(name="otter", peer=peer, role="stage", run=load_manifest(kept.manifest).run_id)
+        place.close()
+    resume = ["new", "--resume", str(kept.root), "--home", str(home), "--listen", "/ip4/127.0.0.1/tcp/0"]
+    assert swarm(resume) == 0
+    assert started.pop().identity == home / "2" / "identity.key"
+    assert swarm([*resume, "--place", "1"]) == EXIT_USAGE
+    assert "--place 2" in capsys.readouterr().err
+    with take_place(home, "2", clock=FakeClock()):
+        assert swarm(resume) == EXIT_USAGE
+    assert "--place 2" in capsys.readouterr().err
+    assert started == []
+    shutil.rmtree(home / "2")
+    assert swarm(resume) == 0
+    assert "no issuer" in capsys.readouterr().out
+    assert len(started) == 1
+
+
+@pytest.mark.parametrize("step", [None, 10])
+def test_resume_while_a_peer_of_the_run_lives_here_says_so(
+    run: KeptRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], step: int | None
+) -> None:
+    root = tmp_path / "home" / "runs" / "kept"
+    keep_run(RunDirectory(root), run.manifest, run.tokenizer)
+    if step is not None:
+        run.keep(root, step)
+    with take_place(tmp_path / "home", "1", clock=FakeClock()) as place:
+        place.open_session(name="otter", peer=PEER, role="stage", run=run.manifest.run_id)
+        assert swarm(["new", "--resume"]) == EXIT_USAGE
+    error = capsys.readouterr().err
+    assert "otter (place 1" in error
+    assert "runs still" in error
+    assert "swarm status --peer 1" in error
+    assert "swarm drain --peer 1" in error
