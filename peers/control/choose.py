@@ -90,6 +90,8 @@ def nobody_here(home: Path) -> CommandError:
     offers = [f"{swarm} new --preset tiny to start a run", f"{swarm} join INVITE to join one"]
     if (directory := _sampled(home, _newest(places))) is not None:
         offers.insert(0, f"{swarm} sample {shlex.quote(str(directory))} for text from what was learned")
+    if (relay := _relay(places)) is not None:
+        offers.insert(0, f"{swarm} relay --place {relay} (and the options that it had) to relay again as who it was")
     if (founding := cut_off_founding(places)) is not None:
         offers.insert(0, f"{swarm} new {shlex.quote(str(founding))} to come back to the run that was founded here")
     if _cut_short(places):
@@ -123,6 +125,13 @@ def _newest(places: Sequence[PlaceInfo]) -> PlaceState | None:
     """The state of the peer that was started here last and was in a run."""
     states = [place.state for place in places if place.state is not None and place.state.run]
     return max(states, key=lambda state: state.started, default=None)
+
+
+def _relay(places: Sequence[PlaceInfo]) -> str | None:
+    """Return the place of a relay that was started here after everybody else; None where it was no relay."""
+    known = [(place.state.started, place.state.role, place.name) for place in places if place.state is not None]
+    _, role, name = max(known, default=(0.0, "", ""))
+    return name if role == "relay" else None
 
 
 def _cut_short(places: Sequence[PlaceInfo]) -> bool:

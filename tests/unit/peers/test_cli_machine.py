@@ -636,6 +636,19 @@ def test_status_where_the_last_peer_lost_its_run_names_the_way_to_go_on(
     assert ("new --resume" in capsys.readouterr().err) is said
 
 
+@pytest.mark.parametrize("later", [False, True])
+def test_status_where_a_relay_is_gone_names_the_command_that_starts_it_again(
+    home: Path, capsys: pytest.CaptureFixture[str], later: bool
+) -> None:
+    with take_place(home, "vps", clock=At(1_700_000_000.0)) as taken:
+        taken.open_session(name="a", peer=PEER.format(3), role="relay")
+    if later:
+        with take_place(home, "1", clock=At(1_700_000_001.0)) as taken:
+            taken.open_session(name="b", peer=PEER.format(4), role="stage", run="ab" * 32)
+    assert run(["status"]) == 3
+    assert ("swarm relay --place vps " in capsys.readouterr().err) is not later
+
+
 @pytest.mark.parametrize(("parts", "offered"), [(None, True), ([stage_part(0)], False)])
 def test_status_after_an_orderly_end_is_a_note_that_offers_a_sample_where_one_can_be_had(
     home: Path, capsys: pytest.CaptureFixture[str], parts: list[PartName] | None, *, offered: bool
