@@ -91,9 +91,10 @@ def nobody_here(home: Path) -> CommandError:
     if (directory := _sampled(home, _newest(places))) is not None:
         offers.insert(0, f"{swarm} sample {shlex.quote(str(directory))} for text from what was learned")
     if (relay := _relay(places)) is not None:
-        offers.insert(0, f"{swarm} relay --place {relay} (and the options that it had) to relay again as who it was")
+        offers.insert(0, f"{swarm} relay --place {relay} (and its options) to relay again as who it was")
     if (founding := cut_off_founding(places)) is not None:
-        offers.insert(0, f"{swarm} new {shlex.quote(str(founding))} to come back to the run that was founded here")
+        again = f"{swarm} new {shlex.quote(str(founding))} (and the options of its peer)"
+        offers.insert(0, f"{again} to come back to the run that was founded here")
     if _cut_short(places):
         offers.append(f"{swarm} new --resume to go on with one whose peers are all gone")
     return CommandError("no peer runs here", check=f"places are looked for in {home} (--home, SWARM_HOME)",

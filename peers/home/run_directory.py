@@ -109,7 +109,8 @@ def find_run_directory(given: Path | None, home: Path | str | None = None, *, ke
         runs = known_runs(home)
         if not runs:
             founding = cut_off_founding(list_places(home_directory(home)))
-            again = f"come back to the run founded here: {command_name()} new {shlex.quote(str(founding))}; or "
+            again = f"come back to the run founded here: {command_name()} new {shlex.quote(str(founding))} (and the "
+            again += "options of its peer); or "
             raise CommandError(
                 "no run is kept here",
                 check=f"runs are looked for in {OUT.absolute()} and in {_joined(home)} (--home, SWARM_HOME)",
