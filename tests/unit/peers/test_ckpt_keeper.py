@@ -32,7 +32,7 @@ def keeper(
 ) -> CheckpointKeeper:
     given = {"home": Path("unused"), "role": "bootstrap", "run_directory": directory, **more}
     around = SimpleNamespace(
-        manifest=run.manifest, events=heard or EventList(), clock=clock or FakeClock(), device=InlineDevice()
+        manifest=run.manifest, events=heard or EventList(), clock=clock or FakeClock(), device=InlineDevice(), gate=None
     )
     return CheckpointKeeper(peer_settings(**given), cast(Any, around))
 

@@ -113,7 +113,7 @@ def test_cli_wrong_setting_is_explained_before_anything_heavy(
             "new --pause-when battery",
             "--pause-when is for peers that join: a founder stays until its run has begun",
             "start this one without --pause-when; the peer that does the work is another",
-            "swarm join INVITE --pause-when …; once the run has begun the founder may go: swarm drain",
+            "join INVITE --pause-when …; once the run has begun the founder may go: ",
         ),
         (
             "new --preset tiny --retry",

@@ -20,7 +20,7 @@ from peers.commands.leave import follow
 from peers.commands.look import Seen, look_at_all, members_from, standing_from
 from peers.commands.status_text import detail_lines, member_lines, status_lines
 from peers.console.interrupt import Interrupted
-from peers.console.words import CommandError
+from peers.console.words import CommandError, command_name
 from peers.control.client import ask
 from peers.control.status import MemberReport, StatusReport
 from peers.home.places import PlaceInfo, list_places, look_at_place, take_place
@@ -160,7 +160,8 @@ def test_invite_says_that_it_expires_with_the_run_while_no_step_is_timed(
         assert run(["invite", "--for", "ana", "--role", "stage", "--expires", "12h"]) == 0
     said = capsys.readouterr().err
     assert "note: no step has been timed yet, so this invite expires with the run's last step, and not in 12h" in said
-    assert "swarm revoke ana; swarm invite --for ana --role stage --expires 12h" in said
+    swarm = command_name()
+    assert f"{swarm} revoke ana; {swarm} invite --for ana --role stage --expires 12h" in said
 
 
 @pytest.mark.parametrize(("until", "pace"), [("60", "2612"), ("40", "0")])
