@@ -1,5 +1,4 @@
-"""Parse and check ``--max-upload``, ``--max-download`` and ``--pause-when``, and say what a limit makes of a
-step. Standard library only."""
+"""Parse and check ``--max-upload``, ``--max-download`` and ``--pause-when``, and say what a limit makes of a step."""
 
 from __future__ import annotations
 
