@@ -85,12 +85,12 @@ def test_adamw_bits_do_not_depend_on_the_chunks(monkeypatch: pytest.MonkeyPatch)
     assert digest_of_steps() == GOLDEN
 
 
-SETS = {"AVX512": ("default", "avx2", "avx512"), "AVX2": ("default", "avx2")}
-"""By what torch finds that the CPU has: one that it lacks, asked for by name, ends the process."""
-
-
-@pytest.mark.parametrize("capability", SETS.get(torch.backends.cpu.get_cpu_capability(), ("default",)))
+@pytest.mark.parametrize("capability", ["default", "avx2", "avx512"])
 def test_adamw_bits_do_not_depend_on_the_instruction_set(capability: str) -> None:
+    best = torch.backends.cpu.get_cpu_capability().lower()
+    known = ("default", "avx2", "avx512")
+    if best not in known or known.index(capability) > known.index(best):
+        pytest.skip(f"this CPU has {best} at best, and torch does not check what it is asked for by name")
     environment = os.environ | {"ATEN_CPU_CAPABILITY": capability}
     command = [sys.executable, "-m", "tests.harness.rigs.optim"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
