@@ -51,7 +51,7 @@ def endpoint_config(settings: PeerSettings) -> EndpointConfig:
             upload=rate_given(options.max_upload),
             download=rate_given(options.max_download),
         ),
-        behind_nat=(settings.role == "bootstrap" or settings.returns) and bool(through),
+        behind_nat=settings.role == "bootstrap" and bool(through),
     )
 
 

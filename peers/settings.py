@@ -32,9 +32,9 @@ class PeerSettings(BaseModel):
         identity: The key file; without it ``identity.key`` in ``home``.
         role: What it does in the run.
         name: What people call it.
-        bootstrap: Multiaddrs ending in ``/p2p/<peer id>``, for all but a bootstrap.
+        bootstrap: Multiaddrs ending in ``/p2p/<peer id>``, for all but a bootstrap that founds the run.
         run: The run that it joins, where that is known before.
-        manifest: For the bootstrap, which serves it; ``tokenizer`` too.
+        manifest: For the bootstrap that founds the run, which serves it; ``tokenizer`` too.
         ends_seed: Seed of the private ends' initial weights, for a bootstrap; None: a secret one. Whoever knows it can
             read what trainers send: give it only where all peers of the run are on this machine.
         model_files: Directory of the model's files: a bootstrap's run begins with the weights in them, and others need
@@ -49,7 +49,7 @@ class PeerSettings(BaseModel):
         resume: A bootstrap founds the run with the checkpoint of that step there.
         credential: What admits it, where one must be admitted, as JSON.
         control: The socket on which it answers ``swarm status``; None: it does not.
-        returns: Whether it founded the run that it joins: relays that it was told of are still the only way to it.
+        returns: Of a bootstrap: whether it founded the run before, and comes back to it through ``bootstrap``.
         back: Who starts it again after a pause or a crash, and after what it has come back; None: nobody does.
         verbose: On stdout it tells what happens.
         json_lines: On stdout it writes every event.
@@ -124,7 +124,7 @@ def member_settings(settings: PeerSettings) -> MemberSettings:
 
 def _check(settings: PeerSettings) -> None:
     needed: dict[Role, tuple[str, ...]] = {
-        "bootstrap": ("manifest", "tokenizer"),
+        "bootstrap": ("bootstrap",) if settings.returns else ("manifest", "tokenizer"),
         "stage": ("bootstrap",),
         "trainer": ("bootstrap",),
     }

@@ -66,8 +66,8 @@ def new(**typed: Any) -> None:
     With --stages too, that checkpoint is cut into so many stages, exactly, and goes on as a run of its own.
 
     With --invite-file it suits supervisors that restart it after a crash. If the file holds an invite, the same peer
-    returns to that run instead of founding another; once the run has begun, it returns as a stage host. Without, swarm
-    new FILES/run.toml does the same, where FILES is the directory in the founder's line `files`; swarm status shows it.
+    returns to that run instead of founding another, and keeps copies of its parts as before. Without, swarm new
+    FILES/run.toml does the same, where FILES is the directory in the founder's line `files`; swarm status shows it.
 
     Example: swarm new --preset tiny --steps 100
     """

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from peers.home.places import HeldPlace
     from peers.invites.invite import Contacts
     from peers.local.siblings import Company
-    from peers.settings import PeerSettings
+    from peers.settings import PeerSettings, Role
     from peers.sharing.choice import Return
     from swarm.security.credentials import Credential
 
@@ -51,8 +51,8 @@ def join(options: PeerOptions, *, words: bool, json_lines: bool, company: Compan
 
     Without an invite it waits for one in the invite file, where ``options`` name one. Of several devices each gets a
     peer in a process of its own, whose ``company`` are the others. ``back`` is who starts this one again, ``founder``
-    whether it founded this run. Raises ConfigError, Incompatible or CommandError, having dialled nobody, for what
-    cannot be used.
+    whether it founded this run: then it holds no part of it. Raises ConfigError, Incompatible or CommandError, having
+    dialled nobody, for what cannot be used.
     """
     from peers.home.places import home_directory, take_place
     from peers.invites.invite import contacts_from, invite_on_standard_input
@@ -64,7 +64,7 @@ def join(options: PeerOptions, *, words: bool, json_lines: bool, company: Compan
     if not given and options.invite_file is not None:
         given = (_awaited(options.invite_file, say),)
     contacts = contacts_from(given)
-    role = _checked_role(contacts, options.part_taken)
+    role: Role = "bootstrap" if founder else _checked_role(contacts, options.part_taken)
     say(f"swarm {__version__}", f"joins {contacts.run_name or 'the run of a peer'} as {_title(role)}")
     check_offered(options)
     check_before_start(home_directory(options.home), say)
@@ -95,10 +95,10 @@ def join(options: PeerOptions, *, words: bool, json_lines: bool, company: Compan
         if contacts.granted is not None:
             say("invite", _keep(place, contacts.granted.credential(who.peer)))
         say("contact", f"dialling {', '.join(contacts.addresses)}")
-        peer = _peer_settings(place, who, contacts, options)
+        peer = _peer_settings(place, who, contacts, options, role)
         place.trains_on(data)
         given_by_us = {} if company is None else dataclasses.asdict(company)
-        said = {"verbose": words, "json_lines": json_lines, "back": back, "returns": founder}
+        said = {"verbose": words, "json_lines": json_lines, "back": back}
         return live(place, peer.model_copy(update={**said, **given_by_us}))
 
 
@@ -149,11 +149,10 @@ def _awaited(file: Path, say: Callable[[str, str], None]) -> str:
     return invite.text()
 
 
-def _peer_settings(place: HeldPlace, who: Who, contacts: Contacts, options: PeerOptions) -> PeerSettings:
+def _peer_settings(place: HeldPlace, who: Who, contacts: Contacts, options: PeerOptions, role: Role) -> PeerSettings:
     from peers.commands.history_source import acquaintances
     from peers.home.places import home_directory
 
-    role = options.part_taken
     # Who was here before can come back through others than those of its invite. Any peer of the run will do: what it
     # serves is checked against the run's id.
     known = acquaintances(place.path, contacts.run, who.peer)[:MAX_KNOWN] if contacts.run is not None else ()
@@ -172,6 +171,7 @@ def _peer_settings(place: HeldPlace, who: Who, contacts: Contacts, options: Peer
         patience_s=None,
         credential=None if contacts.run is None else place.credential(contacts.run),
         control=place.control.absolute(),
+        returns=role == "bootstrap",
         options=options,
     )
 
@@ -211,7 +211,7 @@ def _checked_role(contacts: Contacts, role: Literal["stage", "trainer"]) -> Lite
 
 
 def _title(role: str) -> str:
-    return "a stage host" if role == "stage" else f"a {role}"
+    return {"bootstrap": "its founder", "stage": "a stage host"}.get(role, f"a {role}")
 
 
 def main() -> int:

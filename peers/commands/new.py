@@ -47,7 +47,7 @@ def new(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines
     if past is not None:
         options = dataclasses.replace(options, place=past.place.name)
         if past.contacts:
-            say(f"swarm {__version__}", "comes back to the run that it founded, as a stage host")
+            say(f"swarm {__version__}", "comes back to the run that it founded")
             return _come_back(past, options, words=words, json_lines=json_lines)
         foundation = Foundation(file=past.manifest)
     home = home_directory(options.home)  # first: it may not be there, and a tokenizer takes seconds
@@ -178,7 +178,7 @@ def _begun(manifest: Manifest, home: Path, options: PeerOptions, say: Callable[[
         return None
     addresses = contacts_from(past.contacts).addresses
     if any(knock.may_answer for knock in asyncio.run(knock_at(addresses))):
-        say("known", f"the run has begun: {past.place.described} comes back to it, as a stage host")
+        say("known", f"the run has begun: {past.place.described} comes back to it")
         return past
     nobody = f"the run has begun, and none of its other peers answers where this founder knew them: {listed(addresses)}"
     if any(said_run_id(one) == run and steps(one.checkpoints) for one in known_runs(options.home)):
@@ -191,10 +191,11 @@ def _begun(manifest: Manifest, home: Path, options: PeerOptions, say: Callable[[
 
 
 def _come_back(past: Past, options: PeerOptions, *, words: bool, json_lines: bool) -> int:
-    """Join as who it was, through the others: whoever has the old invite finds it again at the same address."""
+    """Join as who it was, through the others: whoever has the old invite finds it again at the same address. It holds
+    no part, as before: a stage host could keep no copy of private ends."""
     from peers.commands.join import join
 
-    member = dataclasses.replace(options, role="stage", invite=tuple(past.contacts), invite_file=None)
+    member = dataclasses.replace(options, invite=tuple(past.contacts), invite_file=None)
     return join(member, words=words, json_lines=json_lines, founder=True)
 
 

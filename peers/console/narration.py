@@ -23,7 +23,7 @@ class EventNarration:
     invite is added once its run and its addresses are known."""
 
     def __init__(self, settings: PeerSettings, sink: EventSink, clock: Clock, *, peer: str) -> None:
-        self._founds = settings.role == "bootstrap"
+        self._founds = settings.role == "bootstrap" and not settings.returns
         self._run: RunFound | None = None
         self._addresses: tuple[str, ...] = ()
         self._log: LogLines | None = None

@@ -7,12 +7,22 @@ from typing import Any
 
 import pytest
 
-from peers.chaos.faults import Fault, JoinerStorm, Kill, Restart
+from peers.chaos.faults import Fault, JoinerStorm, Kill, Moment, Restart
 from peers.chaos.invariants.check import check_run
 from peers.chaos.plan import FaultPlan, On, Strike
 from swarm.errors import RunEnded
-from swarm.events import Committed, CopyHeld, FrozenReady, JourneyCompleted, PeerLost, StepClosed, StepGivenUp
+from swarm.events import (
+    Committed,
+    CopyHeld,
+    FrozenReady,
+    JourneyCompleted,
+    PeerLost,
+    PeerReady,
+    StepClosed,
+    StepGivenUp,
+)
 from swarm.health.verdicts import ANEW_S
+from swarm.ids import ENDS
 from swarm.sim.links import Links
 from swarm.sim.loop import run_world
 from tests.harness.faults_memory import MemoryWorld
@@ -31,10 +41,18 @@ def holders(swarm: SimSwarm, part: str, step: int = -1) -> list[str]:
 
 
 def swarm_of(
-    root: Path, hosts: int, trainers: int, *, copies: int = 2, ends: str = "private", hop_s: float = 0.0, **model: Any
+    root: Path,
+    hosts: int,
+    trainers: int,
+    *,
+    steps: int = STEPS,
+    copies: int = 2,
+    ends: str = "private",
+    hop_s: float = 0.0,
+    **model: Any,
 ) -> SimSwarm:
     """Two stages; a peer's events are in its home."""
-    run, split = {"steps": STEPS, "copies": copies}, {"stages": 2, "ends": ends}
+    run, split = {"steps": steps, "copies": copies}, {"stages": 2, "ends": ends}
     stage_s = {"forward": hop_s, "backward": hop_s} if hop_s else None
     links = Links.parse({"default": {"latency_ms": 20}}) if hop_s else None
     return SimSwarm(
@@ -125,6 +143,27 @@ def test_trainer_that_was_the_last_comes_back_and_gets_the_ends_from_a_copy(tmp_
     assert {event.lost for event in swarm.events(StepGivenUp)} == {("ends",)}
     again = [one["microbatch"] for one in records[4]["committed"]]
     assert min(position for *_, position in again) == next(iter(records[2]["cursors"].values()))[1]
+
+
+def test_founder_that_came_back_keeps_the_copy_of_the_ends_from_which_the_run_goes_on(tmp_path: Path) -> None:
+    swarm, again = swarm_of(tmp_path, hosts=3, trainers=1, steps=9, hop_s=0.1), "bootstrap-again-1"
+    kept = On(CopyHeld, peer="bootstrap", where={"part": ENDS}, after="a member again")
+    plan = FaultPlan(
+        Strike("founder", On(StepClosed, peer="trainer-0", where={"step": 2}), Restart("bootstrap")),
+        Strike("a member again", On(PeerReady, peer="bootstrap", after="founder"), Moment()),
+        Strike("last trainer", kept, Kill(("trainer-0",))),
+        Strike("another", On(PeerLost, after="last trainer"), Restart("trainer-0")),
+        world=MemoryWorld(swarm),
+    )
+    try:
+        run_world(swarm.run(timeout_s=600.0))
+    finally:
+        plan.assert_fired()
+    (given_up,) = {(event.step, event.lost) for event in swarm.events(StepGivenUp)}
+    assert given_up[1] == (ENDS,), "the fault: nobody else had them"
+    records = {record["step"]: record for record in swarm.history(again)}
+    assert records[given_up[0]]["digests"] == records[given_up[0] - 1]["digests"], "they are as they were"
+    assert swarm.peers["trainer-0-again-1"].outcome == "every step of the run is closed"
 
 
 def test_trainer_that_was_the_last_and_came_back_is_not_lost_again_for_its_former_life(tmp_path: Path) -> None:

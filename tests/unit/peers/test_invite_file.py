@@ -102,7 +102,7 @@ def test_new_with_the_invite_of_another_home_founds_nothing(tmp_path: Path, caps
     assert "a run that this home does not know" in capsys.readouterr().err
 
 
-def test_new_whose_run_has_begun_comes_back_as_a_stage_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_whose_run_has_begun_comes_back_as_its_founder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home, file = tmp_path / "home", tmp_path / "invite"
     write_invite(file, founded(home).text())
     other = f"/ip4/10.0.0.2/tcp/4001/p2p/{load_or_create(tmp_path / 'other.key').peer}"
@@ -110,12 +110,12 @@ def test_new_whose_run_has_begun_comes_back_as_a_stage_host(tmp_path: Path, monk
     given: dict[str, Any] = {}
 
     def join(options: Any, **more: Any) -> int:
-        given.update(options=options)
+        given.update(more, options=options)
         return 0
 
     monkeypatch.setattr("peers.commands.join.join", join)
     assert run(["new", "--preset", "tiny", "--home", str(home), "--invite-file", str(file)]) == 0
-    assert given["options"].role == "stage"
+    assert given["founder"], "it holds no part: stage hosts keep no copy of private ends"
     assert given["options"].place == "1"
     assert Invite(run=RUN, name="tiny", at=(other,)).text() == given["options"].invite[0]
 
@@ -133,7 +133,7 @@ def test_founder_that_comes_back_with_a_relay_asks_it_for_a_seat_again(
     again = ["new", "--preset", "tiny", "--home", str(home), "--invite-file", str(file), "--through", relay]
     assert run(again) == 0
     (settings,) = started
-    assert (settings.role, settings.run) == ("stage", RUN)
+    assert (settings.role, settings.manifest, settings.run) == ("bootstrap", None, RUN)
     config = endpoint_config(settings)
     # Whoever could call it here, as a peer of the same house, would say that it needs no relay.
     assert ([str(each) for each in config.relays], config.behind_nat) == ([relay], True)
@@ -179,10 +179,12 @@ def test_founder_that_was_killed_comes_back_with_the_files_of_its_run(
     other = acquainted(monkeypatch, tmp_path, "peer")
     assert run(["new", str(files), "--home", str(tmp_path / "home")]) == 0
     (settings,) = started
-    assert (settings.role, settings.returns, settings.bootstrap[0]) == ("stage", True, other)
+    assert (settings.role, settings.returns, settings.bootstrap[0]) == ("bootstrap", True, other)
     assert settings.identity == files.parents[2] / "identity.key"
     assert settings.run == load_manifest(files).run_id
-    assert "comes back to it, as a stage host" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "comes back to it" in out
+    assert "as its founder" in out
 
 
 def test_founder_of_a_run_that_never_began_founds_it_again(
