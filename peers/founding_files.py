@@ -11,11 +11,12 @@ from typing import Any
 from data_shards.tokenize import tokenizer_digest, train_tokenizer
 from peers.checkpoints.recut import recut_run
 from peers.checkpoints.resume import Resumable, find_resumable
+from peers.commands.comeback import check_gone
 from peers.console.words import another_path, command_name
 from peers.data.source import check_tokenizer
 from peers.data.text import built_in_corpus, read_corpus, sample_texts
 from peers.foreign_model import ADAPTER_LR, ForeignModel, check_founding, check_parts, find_model
-from peers.home.places import check_nobody_here, home_directory
+from peers.home.places import home_directory
 from peers.manifest_file import write_manifest
 from peers.options.fields import settings_of
 from peers.options.foundation import Foundation
@@ -26,6 +27,7 @@ from swarm.config import Manifest, new_nonce, parse_manifest
 from swarm.disk import read_named, write_whole
 from swarm.errors import ConfigError, Incompatible, StateError
 from swarm.models.hf.hf_config import HfConfig
+from swarm.state.checkpoints.files import step_called
 
 TOKENIZER_FILE = "tokenizer.json"
 MANIFEST_FILE = "run.toml"
@@ -158,7 +160,8 @@ def resume_run(foundation: Foundation, home: Path | str | None) -> Founded:
     found, said = find_resumable(foundation.file, home), list[tuple[str, str]]()
     origin = str(found.directory.tokenizer)
     if not cut_anew:
-        check_nobody_here(home_directory(home), found.manifest.run_id)
+        named = foundation.file is not None and step_called(foundation.file.name) is not None
+        check_gone(home_directory(home), found.manifest, on_purpose=named)
     if cut_anew:
         try:
             sized = _sized(foundation, found.manifest)

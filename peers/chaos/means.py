@@ -17,7 +17,8 @@ from typing import IO
 
 import psutil
 
-from peers.home.places import KEY_FILE, surplus_sessions
+from peers.home.places import KEY_FILE
+from peers.home.sessions import surplus_sessions
 from peers.local.launcher import launched
 from swarm.clock import SystemClock
 

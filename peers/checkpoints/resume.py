@@ -85,7 +85,9 @@ def find_resumable(given: Path | None, home: Path | str | None) -> Resumable:
         raise CommandError(
             f"the run in {directory.root} has no checkpoint: the run ended before the first was written",
             check=str(directory.checkpoints),
-            next_=f"found the run again: {command_name()} new {shlex.quote(str(directory.manifest))}",
+            next_=f"have its founder come back to it, or found it again, where it was founded: {command_name()} new "
+            f"FILES/run.toml; or found another run of its kind: {command_name()} new "
+            f"{shlex.quote(str(directory.manifest))} --name NAME",
             exit_code=EXIT_USAGE,
         )
     passed: list[CheckedStep] = []

@@ -68,6 +68,7 @@ def new(**typed: Any) -> None:
     With --invite-file it suits supervisors that restart it after a crash. If the file holds an invite, the same peer
     returns to that run instead of founding another, and keeps copies of its parts as before. Without, swarm new
     FILES/run.toml does the same, where FILES is the directory in the founder's line `files`; swarm status shows it.
+    Where nobody of the run answers it ends with exit code 3. With another --name it founds another run.
 
     Example: swarm new --preset tiny --steps 100
     """

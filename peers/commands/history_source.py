@@ -14,11 +14,11 @@ from peers.console.words import CommandError, command_name, listed
 from peers.control.choose import choose_any
 from peers.exit_codes import EXIT_USAGE
 from peers.home.places import PlaceInfo, home_directory, list_places
-from swarm.consensus.history import HistoryReader
-from swarm.consensus.roster import Roster
+from peers.home.sessions import HISTORY, sessions_of
+from swarm.consensus.history import HistoryLine, HistoryReader
+from swarm.consensus.records import CloseRecord
 from swarm.errors import ConfigError, StateError
 
-HISTORY = "history.jsonl"
 _TAIL_BYTES = 1 << 20
 _STEP = re.compile(rb'^\{"run".{0,200}?"step":(\d+),', re.MULTILINE)
 
@@ -129,26 +129,62 @@ def _looked_in(root: Path, places: Sequence[PlaceInfo]) -> str:
     return f"there are {listed([place.described for place in places])}; a history begins with the run"
 
 
-# --- acquaintances ---------------------------------------------------------------------------------------------------
-# The others in the newest record of a place's sessions, to ask when an invite's contacts are gone.
+# --- memories --------------------------------------------------------------------------------------------------------
+# What a place remembers of a run: who comes back asks the others of it, when its invite's contacts are gone.
 
 
-def sessions_of(place: Path, run: str) -> list[Path]:
-    """Return a place's histories of a run, the newest session first."""
-    return sorted((place / "sessions").glob(f"*-{run[:8]}*"), reverse=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunMemory:
+    """The newest record of a place in a run: its step, 0 for the genesis, when it was written, and the others of it:
+    the addresses, one of each before the second of anybody, and the names."""
+
+    step: int
+    at: float
+    addresses: tuple[str, ...]
+    names: tuple[str, ...]
 
 
 def acquaintances(place: Path, run: str, own: str) -> tuple[str, ...]:
-    """Addresses of the others, one of each before the second of anybody; empty for a place that never took part.
+    """Return the addresses that :func:`remembered` finds; empty for a place that never took part."""
+    memory = remembered(place, run, own)
+    return () if memory is None else memory.addresses
 
-    Cost: one pass over one history file. What cannot be read is passed over.
+
+def remembered(place: Path, run: str, own: str) -> RunMemory | None:
+    """Return what a place remembers of a run, of the newest session that knows others beside ``own``; None for a place
+    that never took part.
+
+    Cost: the end of one history file. What cannot be read is passed over.
     """
+    alone = None
     for session in sessions_of(place, run):
-        newest = Roster(())
-        with contextlib.suppress(OSError, StateError):
-            for line in HistoryReader(session / HISTORY):
-                newest = line.record.members
-        lists = [member.addresses for member in newest.members if member.peer != own]
-        if found := [address for turn in zip_longest(*lists) for address in turn if address is not None]:
-            return tuple(found)
-    return ()
+        with contextlib.suppress(OSError):
+            record, at = _last_record(session / HISTORY), (session / HISTORY).stat().st_mtime
+            if record is None or record.run != run:
+                continue
+            others = [member for member in record.members.members if member.peer != own]
+            turns = zip_longest(*(member.addresses for member in others))
+            addresses = tuple(address for turn in turns for address in turn if address is not None)
+            names = tuple(member.name for member in others)
+            found = RunMemory(step=record.step, at=at, addresses=addresses, names=names)
+            if addresses:
+                return found
+            alone = alone or found
+    return alone
+
+
+def _last_record(path: Path) -> CloseRecord | None:
+    """Return the newest that can be read: from the file's end, else, where that is longer than usual or damaged, in one
+    pass."""
+    with path.open("rb") as file:
+        begin = max(0, path.stat().st_size - _TAIL_BYTES)
+        file.seek(begin)
+        lines = file.read().split(b"\n")[1 if begin else 0 : -1]  # without what is not whole
+    if lines:
+        with contextlib.suppress(ValueError):
+            return HistoryLine.decode(lines[-1]).record
+    newest = None
+    with contextlib.suppress(StateError):
+        for line in HistoryReader(path):
+            newest = line.record
+    return newest

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from peers.commands.preflight import check_announce, check_listen, check_output, check_reporting, check_through
-from peers.console.words import CommandError, command_name, count, listed
-from peers.doctor.contacts import knock_at, knock_at_relays
+from peers.console.words import command_name, count, listed, print_error
+from peers.doctor.contacts import knock_at_relays
 from peers.doctor.machine import check_before_start
 from peers.exit_codes import EXIT_UNREACHABLE
-from peers.home.places import check_nobody_here, home_directory, list_places, take_place
+from peers.home.places import home_directory, list_places, take_place
 from peers.options.foundation import Foundation
 from peers.options.model import PeerOptions
 from peers.profiles import profile_lines
@@ -20,32 +19,33 @@ from peers.settings import exact_settings
 from swarm import __version__
 from swarm.clock import SystemClock
 from swarm.errors import ConfigError
+from swarm.ids import PeerId
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from peers.commands.comeback import Past
     from peers.founding_files import Founded
-    from peers.invites.invite_file import Past
+    from peers.home.places import HeldPlace
     from swarm.config import Manifest
-    from swarm.ids import PeerId
+    from swarm.state.frozen import FrozenStore
 
 
 def new(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines: bool) -> int:
     """Found a run and serve it in the foreground until it is over; returns the exit code. Blocking.
 
     Waits for its peers for ever. ``options`` say where it listens and lives; what is about data and stages is not
-    used. When their ``invite_file`` holds an invite this founder was here before: it goes back to its run, or founds
-    the very same one again where that had not begun.
+    used. Who founded that very run before, as its files or the invite in ``invite_file`` say, comes back to it, or
+    founds it again where it had not begun.
 
     Raises ConfigError, Incompatible, CommandError or StateError, having left nothing, for what cannot be run.
     """
     say = echo if words else silent
     if options.invite_file is not None:
         check_output("--invite-file", options.invite_file)
-    past = None if foundation.resume or options.invite_file is None else _past(options.invite_file, options)
+    past = None if foundation.resume or options.invite_file is None else _invited(options.invite_file, options)
     if past is not None:
-        options = dataclasses.replace(options, place=past.place.name)
         if past.contacts:
             say(f"swarm {__version__}", "comes back to the run that it founded")
             return _come_back(past, options, words=words, json_lines=json_lines)
@@ -54,20 +54,24 @@ def new(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines
     say(f"swarm {__version__}", "goes on with a run" if foundation.resume else "founds a run")
     _check(options, home, say)
     founded = _founded(foundation, options, say)
-    begun = None if foundation.resume or foundation.file is None else _begun(founded.manifest, home, options, say)
-    if begun is not None:
-        options = dataclasses.replace(options, place=begun.place.name)
-        return _come_back(begun, options, words=words, json_lines=json_lines)
-    options = _as_issuer(founded, home, options, say)
     from peers.frozen import frozen_store, store_of, with_frozen
 
     store = frozen_store(options.home) if founded.resumed is None else store_of(founded.resumed.directory)
+    if past is None and foundation.file is not None and not foundation.resume:
+        founded = _as_known(founded, home, store, say)
+        past = _past(founded.manifest, home, options, say)
+        if past is not None and past.contacts:
+            return _come_back(past, options, words=words, json_lines=json_lines)
+    if past is not None:
+        options = dataclasses.replace(options, place=past.place.name)
+    options = _as_issuer(founded, home, options, say)
     frozen = with_frozen(founded.manifest, founded.model_files, store, lambda text: say("frozen", text))
     founded = dataclasses.replace(founded, manifest=frozen)
     taken = take_place(home, options.place, clock=SystemClock(), run=founded.manifest.run_id, role="bootstrap")
     with taken as place:
         who = know_thyself(place, options.name)
         founded = with_issuer(founded, who.peer)
+        _check_alone(founded.manifest, home, place)
         for label, text in summary(founded):
             say(label, text)
         say("identity", who.described())
@@ -142,15 +146,64 @@ def _check(options: PeerOptions, home: Path, say: Callable[[str, str], None]) ->
     check_before_start(home, say)
 
 
-def _past(file: Path, options: PeerOptions) -> Past | None:
-    """Find in this home the run whose invite the file holds; None if it holds none. Raises ConfigError when
-    this home knows nothing of it: another peer founded it, or the home was lost."""
-    from peers.invites.invite_file import find_past, read_invite
+def _as_known(founded: Founded, home: Path, store: FrozenStore, say: Callable[[str, str], None]) -> Founded:
+    """Return a run as its founder here completed it, so that its id is known: with the digests of its frozen weights
+    and the issuer that its file may leave out. Raises as :func:`peers.frozen.with_frozen`."""
+    from peers.frozen import with_frozen
+    from peers.home.sessions import sessions_of
+    from swarm.models.registry import lora_of
+
+    manifest = founded.manifest
+    if (lora := lora_of(manifest.model)) is not None and not lora.digests:
+        frozen = with_frozen(manifest, founded.model_files, store, lambda text: say("frozen", text))
+        founded = dataclasses.replace(founded, manifest=frozen)
+    for place in list_places(home):
+        if place.state is not None and place.state.peer:
+            completed = with_issuer(founded, PeerId(place.state.peer))
+            if sessions_of(place.path, completed.manifest.run_id):
+                return completed
+    return founded
+
+
+def _past(manifest: Manifest, home: Path, options: PeerOptions, say: Callable[[str, str], None]) -> Past | None:
+    """Find here the founder of a run that was founded before, so that it comes back or founds it again; None where the
+    run is to be founded first. Raises CommandError and ConfigError as :func:`peers.commands.comeback.judge`."""
+    from peers.commands.comeback import seen_here, way_back
+
+    past = way_back(seen_here(home, manifest.run_id, manifest.run.name, manifest.admission.issuers), options.place)
+    if past is not None:
+        here = past.place.described
+        say("known", f"the run has begun: {here} comes back to it" if past.contacts else f"{here} founds it again")
+    return past
+
+
+def _check_alone(manifest: Manifest, home: Path, place: HeldPlace) -> None:
+    """Note the run in this place, and check that no other founder of it has done so: of two that are started at once
+    one sees the other. Raises CommandError, and ConfigError where the disk refuses."""
+    from peers.commands.comeback import check_no_founder, seen_here
+
+    try:
+        place.joined(manifest.run_id, manifest.run.name)
+    except OSError as error:
+        raise ConfigError("--home", str(place.path), "a directory with room for a session",
+                          "Make room, or choose another with --home.", why=str(error.strerror)) from None  # fmt: skip
+    seen = seen_here(home, manifest.run_id, manifest.run.name, manifest.admission.issuers)
+    check_no_founder(seen, beside=place.name)
+
+
+def _invited(file: Path, options: PeerOptions) -> Past | None:
+    """Find in this home the run whose invite the file holds, and whether its founder comes back to it; None if it holds
+    none. Raises ConfigError when this home did not found it, or was lost, and as :func:`_past`."""
+    from peers.commands.comeback import seen_here, way_back
+    from peers.invites.invite_file import read_invite
+    from swarm.network.addresses import parse_address, split_peer
 
     invite = read_invite(file) if file.is_file() else None  # to read a pipe would wait for who writes into it
     if invite is None:
         return None
-    past = find_past(home_directory(options.home), invite)
+    founders = {split_peer(parse_address(address))[1] for address in invite.at}
+    seen = seen_here(home_directory(options.home), invite.run, invite.name, founders)
+    past = way_back(seen, options.place) if seen.founders else None
     if past is None or not (past.contacts or past.manifest):
         raise ConfigError("--invite-file", str(file), "no file yet, or the invite to a run that this home has founded",
                           "To found another: name another file. To join that one: "
@@ -160,43 +213,22 @@ def _past(file: Path, options: PeerOptions) -> Past | None:
     return past
 
 
-def _begun(manifest: Manifest, home: Path, options: PeerOptions, say: Callable[[str, str], None]) -> Past | None:
-    """Find here the founder of a run that has begun, so that it comes back; None where the run is to be founded.
-
-    It is founded again where none of its peers answers and nothing of it is kept. Raises CommandError while a peer of
-    it runs here, and, exit code 3, where nobody answers though there is a checkpoint. Takes three seconds at most.
-    """
-    from peers.home.run_directory import known_runs, said_run_id
-    from peers.invites.invite import contacts_from
-    from peers.invites.invite_file import find_founder
-    from swarm.state.checkpoints.files import steps
-
-    run = manifest.run_id
-    check_nobody_here(home, run)
-    past = find_founder(home, manifest, options.place)
-    if past is None:
-        return None
-    addresses = contacts_from(past.contacts).addresses
-    if any(knock.may_answer for knock in asyncio.run(knock_at(addresses))):
-        say("known", f"the run has begun: {past.place.described} comes back to it")
-        return past
-    nobody = f"the run has begun, and none of its other peers answers where this founder knew them: {listed(addresses)}"
-    if any(said_run_id(one) == run and steps(one.checkpoints) for one in known_runs(options.home)):
-        swarm = command_name()
-        raise CommandError(nobody, check="do they run? swarm status, on their machines; is this one on a network?",
-                           next_=f"the same command once they answer; if none is left, {swarm} new --resume {run[:12]}",
-                           exit_code=EXIT_UNREACHABLE)  # fmt: skip
-    say("known", f"{nobody}; no checkpoint is kept here: it is founded again, from its beginning")
-    return None
-
-
 def _come_back(past: Past, options: PeerOptions, *, words: bool, json_lines: bool) -> int:
     """Join as who it was, through the others: whoever has the old invite finds it again at the same address. It holds
     no part, as before: a stage host could keep no copy of private ends."""
     from peers.commands.join import join
+    from peers.invites.invite import parse_invite
 
-    member = dataclasses.replace(options, invite=tuple(past.contacts), invite_file=None)
-    return join(member, words=words, json_lines=json_lines, founder=True)
+    member = dataclasses.replace(options, invite=past.contacts, invite_file=None, place=past.place.name)
+    code = join(member, words=words, json_lines=json_lines, founder=True)
+    if code == EXIT_UNREACHABLE:
+        from peers.commands.comeback import nobody_left, seen_here
+
+        invite = parse_invite(past.contacts[0])
+        seen = seen_here(home_directory(options.home), invite.run, invite.name, ())
+        print_error("nobody of the run let its founder in", label="note",
+                    next_=f"the same command once they do; {nobody_left(seen)}")  # fmt: skip
+    return code
 
 
 def summary(founded: Founded) -> list[tuple[str, str]]:

@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from peers.commands.history_source import HISTORY
 from peers.console.words import CommandError
 from peers.control.client import ask
 from peers.dashboard.overview import Overview
 from peers.home.place_state import PlaceState
 from peers.home.places import PlaceInfo, look_at_place
 from peers.home.run_directory import RunDirectory
+from peers.home.sessions import HISTORY
 from swarm.consensus.history import HistoryLine
 from swarm.errors import ConfigError
 from swarm.events import StepClosed

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from peers.commands.history_source import HISTORY
 from peers.commands.preflight import port_holder
 from peers.console.interrupt import SIGNALS, Interrupted
 from peers.console.words import CommandError
@@ -25,6 +24,7 @@ from peers.dashboard.overview import Overview
 from peers.dashboard.place import PLACE_WORDS, PORT, TOKEN_VARIABLE, listening_place
 from peers.dashboard.sources import EVENTS, FilesSource, PlaceSource, RunSource, directory_source
 from peers.home.places import home_directory
+from peers.home.sessions import HISTORY
 from swarm.clock import SystemClock
 from swarm.errors import ConfigError
 from swarm.events import DashboardServed, EventSink

@@ -14,12 +14,10 @@ import fcntl
 import os
 import pwd
 import re
-import shutil
 import stat
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from types import TracebackType
@@ -28,13 +26,13 @@ from typing import TYPE_CHECKING
 from peers.console.words import CommandError, another_path, command_name, reason_of
 from peers.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_USAGE, exit_code_of
 from peers.home.place_state import PlaceEnd, PlaceState, read_state, write_state
+from peers.home.sessions import founded_in, new_session
 from swarm.disk import write_whole
 from swarm.errors import ConfigError, SwarmError
 
 if TYPE_CHECKING:
     from swarm.clock import Clock  # it imports asyncio, which a command that only reads does without
 
-KEPT_SESSIONS = 5
 LOCK_FILE = "place.lock"
 KEY_FILE = "identity.key"
 CONTROL_SOCKET = "control.sock"
@@ -43,7 +41,6 @@ RUNS, FROZEN = "runs", "frozen"
 all of them."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
-_SESSION = re.compile(r"[0-9]{8}-[0-9]{6}(-[0-9a-f]{8})?(\.[0-9]+)?")
 # struct flock of 64-bit Linux: type, whence, start, length (0: to the end), pid.
 _FLOCK = "hhqqi4x"
 
@@ -100,14 +97,9 @@ class HeldPlace:
     def open_session(self, *, name: str, peer: str, role: str, run: str = "", run_name: str = "") -> Path:
         """A new directory for this start, ``sessions/<date-time>-<first 8 of the run id>``, noted in ``place.json``.
 
-        The oldest beyond :data:`KEPT_SESSIONS` are deleted. Raises OSError when the disk refuses.
+        The oldest are deleted, as :mod:`peers.home.sessions` says. Raises OSError when the disk refuses.
         """
-        stamp = datetime.fromtimestamp(self._clock.wall(), UTC).strftime("%Y%m%d-%H%M%S")
-        sessions = self.path / "sessions"
-        sessions.mkdir(mode=0o700, exist_ok=True)
-        session = _new_directory(sessions, "-".join(filter(None, (stamp, run[:8]))))
-        for path in surplus_sessions(sessions, session):
-            shutil.rmtree(path, ignore_errors=True)
+        session = new_session(self.path, self._clock.wall(), run)
         self._note(name=name, peer=peer, role=role, run=run, run_name=run_name, session=str(session.absolute()))
         return session
 
@@ -259,15 +251,15 @@ def check_nobody_here(home: Path, run: str) -> None:
     """Raises CommandError while a peer of this home is in the run: it is not to be begun a second time beside it."""
     for place in list_places(home):
         if place.live and place.state is not None and place.state.run == run:
-            swarm = command_name()
-            raise CommandError(f"{place.described} is here, in that run, and runs still",
-                               check=f"{swarm} status --peer {place.name}", exit_code=EXIT_USAGE,
-                               next_=f"have it leave first: {swarm} drain --peer {place.name}")  # fmt: skip
+            raise runs_still(place)
 
 
-def founded_in(place: Path, run: str) -> Path | None:
-    """Return the manifest with which a place's peer founded a run, as its newest session that has one keeps it."""
-    return max(place.glob(f"sessions/*-{run[:8]}*/run.toml"), default=None)
+def runs_still(place: PlaceInfo) -> CommandError:
+    """Return the error for a run that is not to be begun beside the peer of this place, which is in it."""
+    swarm = command_name()
+    return CommandError(f"{place.described} is here, in that run, and runs still",
+                        check=f"{swarm} status --peer {place.name}", exit_code=EXIT_USAGE,
+                        next_=f"have it leave first: {swarm} drain --peer {place.name}")  # fmt: skip
 
 
 def cut_off_founding(places: Sequence[PlaceInfo]) -> Path | None:
@@ -370,23 +362,3 @@ def _held(lock: Path) -> bool:
         return False
     finally:
         os.close(descriptor)
-
-
-def _new_directory(parent: Path, name: str) -> Path:
-    number = 1
-    while True:
-        path = parent / (name if number == 1 else f"{name}.{number}")
-        try:
-            path.mkdir(mode=0o700)
-        except FileExistsError:
-            number += 1
-        else:
-            return path
-
-
-def surplus_sessions(sessions: Path, live: Path | None = None) -> list[Path]:
-    """Those that are deleted when ``live`` is opened; the next start's, where that is None. Names begin with the time,
-    so they sort by age. What is not named like a session is not ours to delete."""
-    old = [path for path in sessions.iterdir() if path != live and _SESSION.fullmatch(path.name)]
-    old.sort(key=lambda path: (path.name[:15], path.stat().st_mtime_ns), reverse=True)
-    return [path for path in old[KEPT_SESSIONS - 1 :] if path.is_dir() and not path.is_symlink()]

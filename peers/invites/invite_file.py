@@ -1,5 +1,5 @@
-"""An invite in a file: how peers that are started together, by a supervisor or in containers, find the founder's run,
-and how a founder that is started again finds it too."""
+"""An invite in a file: how peers that are started together, by a supervisor or in containers, find the founder's
+run."""
 
 from __future__ import annotations
 
@@ -7,30 +7,14 @@ import io
 import shlex
 import stat
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 
-from peers.commands.history_source import acquaintances
 from peers.console.words import another_path
-from peers.home.places import PlaceInfo, founded_in, list_places
-from peers.invites.invite import MAX_ADDRESSES, Invite, parse_invite
-from swarm.config import Manifest
+from peers.invites.invite import Invite, parse_invite
 from swarm.disk import read_named, write_named
 from swarm.errors import ConfigError
-from swarm.ids import RunId
-from swarm.network.addresses import parse_address, split_peer
 
 LOOK_EVERY_S = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class Past:
-    """A founder's memory of its run: its place there and, if the run had begun, the peers to ask to be let in again;
-    else the manifest with which to found it."""
-
-    place: PlaceInfo
-    contacts: tuple[str, ...]
-    manifest: Path | None
 
 
 def write_invite(path: Path, invite: str, *, option: str = "--invite-file") -> Path | None:
@@ -95,34 +79,3 @@ def await_invite(path: Path) -> Invite:
     while (found := read_invite(path)) is None:
         pause.wait(LOOK_EVERY_S)
     return found
-
-
-def find_past(home: Path, invite: Invite) -> Past | None:
-    """Find the founder's run in its home; None if the home is not the founder's, or was lost."""
-    founders = {split_peer(parse_address(address))[1] for address in invite.at}
-    for place in list_places(home):
-        if place.state is None or place.state.peer not in founders:
-            continue
-        return _past_in(place, invite.run, invite.name, place.state.peer)
-    return None
-
-
-def find_founder(home: Path, manifest: Manifest, wanted: str | None) -> Past | None:
-    """Find the place of a run's founder, or of another of its issuers, that saw the run begin: the one that is
-    ``wanted``, if one is. None where there is none: the run can be founded."""
-    run, issuers = manifest.run_id, manifest.admission.issuers
-    for place in list_places(home):
-        if place.state is None or wanted not in (None, place.name):
-            continue
-        if place.state.peer in issuers or founded_in(place.path, run) is not None:
-            past = _past_in(place, run, manifest.run.name, place.state.peer)
-            if past.contacts:
-                return past
-    return None
-
-
-def _past_in(place: PlaceInfo, run: RunId, name: str, peer: str) -> Past:
-    if contacts := acquaintances(place.path, run, peer):
-        invited = Invite(run=run, name=name, at=contacts[:MAX_ADDRESSES]).text()
-        return Past(place, (invited, *contacts[MAX_ADDRESSES:]), None)
-    return Past(place, (), founded_in(place.path, run))

@@ -15,7 +15,7 @@ from peers.chaos.scenario import parse_scenario
 from peers.chaos.verdict import Judged, judge
 from peers.chaos.worlds import CannotPlay
 from peers.exit_codes import EXIT_ERROR
-from peers.home.places import KEPT_SESSIONS
+from peers.home.sessions import KEPT_SESSIONS
 from swarm.clock import SystemClock
 from tests.harness.rigs.chaos import MadeUpWorld, Processes, contained
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from peers.cli.app import run
-from peers.commands.history_source import acquaintances
+from peers.commands.history_source import acquaintances, remembered
 from peers.home.places import take_place
 from peers.invites.invite import Invite
 from peers.settings import PeerSettings
@@ -52,6 +52,21 @@ def test_nobody_is_known_of_another_run_or_without_a_history(tmp_path: Path) -> 
     assert acquaintances(tmp_path, RUN, OWN) == ()
     remember(tmp_path / "sessions" / f"20260101-{RUN[:8]}", "otter", "heron")
     assert acquaintances(tmp_path, "ab" * 32, OWN) == ()
+
+
+def test_newest_record_is_found_behind_what_cannot_be_read_and_in_a_long_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = tmp_path / "sessions" / f"20260101-{RUN[:8]}"
+    remember(session, "otter", "heron")
+    file = session / "history.jsonl"
+    with file.open("ab") as end:
+        end.write(b' of a record"}\n{"torn')
+    found = [remembered(tmp_path, RUN, OWN)]
+    remember(session, "otter", "heron")
+    monkeypatch.setattr("peers.commands.history_source._TAIL_BYTES", 100)
+    found.append(remembered(tmp_path, RUN, OWN))
+    assert [(one.step, one.names) for one in found if one is not None] == [(1, ("otter",))] * 2
 
 
 def test_join_in_a_place_that_knows_the_run_asks_those_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,8 @@ import pytest
 
 from peers.home.identity import friendly_name
 from peers.home.place_state import STATE_FILE, PlaceEnd, PlaceState, read_state, write_state
-from peers.home.places import KEPT_SESSIONS, home_directory, list_places, look_at_place, take_place
+from peers.home.places import home_directory, list_places, look_at_place, take_place
+from peers.home.sessions import KEPT_SESSIONS
 from peers.session import know_thyself
 from swarm.errors import ConfigError, Ending, RunEnded
 from swarm.network.libp2p.identity import load_or_create
@@ -248,6 +249,27 @@ def test_sessions_keep_the_newest_and_what_is_not_theirs(tmp_path: Path, clock: 
     kept = {path.name for path in (place.path / "sessions").iterdir()}
     assert kept == {path.name for path in made[-KEPT_SESSIONS:]} | {"mine"}
     assert all(re.fullmatch(r"\d{8}-\d{6}-9f2c41aa", path.name) for path in made)
+
+
+def test_sessions_that_a_founder_needs_to_come_back_are_not_deleted(tmp_path: Path, clock: Ticking) -> None:
+    run, other = "ab" * 32, "cd" * 32
+    with take_place(tmp_path, clock=clock) as place:
+
+        def start(run: str, *files: str) -> Path:
+            clock.now += 1
+            session = place.open_session(name="a", peer="x", role="bootstrap", run=run)
+            for file in files:
+                (session / file).touch()
+            return session
+
+        lost = start(other, "run.toml", "history.jsonl")  # it founded another since
+        first = start(run, "run.toml")
+        start(run, "run.toml")
+        newest, knew = start(run, "run.toml"), start(run, "history.jsonl")
+        last = [start(other, "history.jsonl"), *(start(other) for _ in range(KEPT_SESSIONS + 2))]
+        kept = set((place.path / "sessions").iterdir())
+    assert lost not in kept
+    assert kept == {first, newest, knew, last[0], *last[-KEPT_SESSIONS:]}
 
 
 def test_sessions_of_one_second_do_not_meet_and_the_live_one_stays(tmp_path: Path, clock: Ticking) -> None:

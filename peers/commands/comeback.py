@@ -1,0 +1,248 @@
+"""Whether a run is founded, or its founder comes back to it: what this home saw of the run, who of it answers, and the
+decision, which is pure (:func:`judge`). A run that lives is never founded a second time beside itself."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from peers.commands.history_source import RunMemory, remembered
+from peers.commands.status_text import when
+from peers.console.words import CommandError, command_name, listed, short_address
+from peers.doctor.contacts import Knock, knock_at
+from peers.exit_codes import EXIT_UNREACHABLE, EXIT_USAGE
+from peers.home.places import RUNS, PlaceInfo, check_nobody_here, list_places, runs_still
+from peers.home.run_directory import known_runs, said_run_id
+from peers.home.sessions import founded_in, sessions_of
+from peers.invites.invite import MAX_ADDRESSES, Invite
+from swarm.config import Manifest
+from swarm.errors import ConfigError
+from swarm.ids import RunId
+from swarm.network.addresses import parse_address, split_peer
+from swarm.state.checkpoints.files import steps
+
+MAX_ASKED = 64
+"""Addresses that are knocked at: in a large run not those of all."""
+MAX_SHOWN = 3
+FOUNDER = "bootstrap"
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """A founder's memory of its run: its place there and, where it comes back, the peers to ask to be let in again;
+    else the manifest with which it founded the run."""
+
+    place: PlaceInfo
+    contacts: tuple[str, ...]
+    manifest: Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceInRun:
+    """A place whose peer was in a run, or wanted to be; ``here`` is whether it is now. ``founder`` is whether it may
+    come back as its founder: ``founded`` is the manifest then, unless it issued invites only. ``memory`` is None where
+    it saw no record."""
+
+    place: PlaceInfo
+    here: bool
+    founder: bool
+    founded: Path | None = None
+    memory: RunMemory | None = None
+
+    @property
+    def peer(self) -> str:
+        """The id of its peer, "" where that is not known."""
+        return self.place.state.peer if self.place.state is not None else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunKnown:
+    """What a home saw of a run: its places there, who remembers the newest first, and the newest step whose checkpoint
+    is kept here; None for none."""
+
+    run: RunId
+    name: str
+    witnesses: tuple[PlaceInRun, ...] = ()
+    kept: int | None = None
+
+    @property
+    def founders(self) -> tuple[PlaceInRun, ...]:
+        """Return those that may come back as its founder."""
+        return tuple(witness for witness in self.witnesses if witness.founder)
+
+    @property
+    def begun(self) -> bool:
+        """True if the run is known to have begun."""
+        return self.kept is not None or any(witness.memory is not None for witness in self.witnesses)
+
+    @property
+    def step(self) -> int:
+        """The newest step that is known; 0 for the genesis, and where nothing is known."""
+        return max([self.kept or 0, *(one.memory.step for one in self.witnesses if one.memory is not None)])
+
+    def contacts(self, without: Collection[str]) -> tuple[str, ...]:
+        """Return the addresses of all that were in it, but of these peers, as they were known last."""
+        known = [address for one in self.witnesses if one.memory is not None for address in one.memory.addresses]
+        others = (one for one in dict.fromkeys(known) if _peer_at(one) not in {None, *without})
+        return tuple(islice(others, MAX_ASKED))
+
+
+def _peer_at(address: str) -> str | None:
+    """None for what is no address: others said it."""
+    try:
+        return split_peer(parse_address(address))[1]
+    except ConfigError:
+        return None
+
+
+def seen_here(home: Path, run: RunId, name: str, founders: Collection[str]) -> RunKnown:
+    """Look what this home knows of a run, of which these peers may found it again. Reads the end of one history of each
+    place. Raises ConfigError for a home that cannot be read."""
+    found = [_witness(place, run, founders) for place in list_places(home) if not place.owner]
+    witnesses = [witness for witness in found if witness is not None]
+    witnesses.sort(key=lambda one: one.memory.at if one.memory is not None else -1.0, reverse=True)
+    own = (home / RUNS).absolute()
+    kept = [one for one in known_runs(home) if one.root.absolute().parent == own and said_run_id(one) == run]
+    newest = max((step for one in kept for step in steps(one.checkpoints)), default=None)
+    return RunKnown(run=run, name=name, witnesses=tuple(witnesses), kept=newest)
+
+
+def _witness(place: PlaceInfo, run: RunId, founders: Collection[str]) -> PlaceInRun | None:
+    state = place.state
+    now = state is not None and state.run == run
+    if not now and not sessions_of(place.path, run):
+        return None
+    peer, role = (state.peer, state.role) if state is not None else ("", "")
+    founded = founded_in(place.path, run)
+    # Who founds a run notes it before its role, and before it has written its files.
+    founds = founded is not None or (now and role in (FOUNDER, ""))
+    memory = remembered(place.path, run, peer if founds or peer in founders else "")
+    founder = founds or (peer in founders and memory is not None)
+    return PlaceInRun(place=place, here=now and place.live, founder=founder, founded=founded, memory=memory)
+
+
+def whom_to_ask(seen: RunKnown) -> tuple[str, ...]:
+    """Return where peers of a run that has begun may answer, but for those who would come back. Pure."""
+    return seen.contacts({one.peer for one in seen.founders})
+
+
+def way_back(seen: RunKnown, wanted: str | None) -> Past | None:
+    """Knock at the others of a run, where it has begun, and :func:`judge`. Takes three seconds at most."""
+    asked = whom_to_ask(seen)
+    return judge(seen, wanted, asyncio.run(knock_at(asked)) if asked else [])
+
+
+def judge(seen: RunKnown, wanted: str | None, knocks: Sequence[Knock]) -> Past | None:
+    """Decide what ``swarm new`` does about a run, in the place that is ``wanted``, if one is. Pure.
+
+    Returns None where the run is to be founded and nobody here founded it before; a past with contacts where its
+    founder comes back, one without where it founds the run again, in its place: it had not begun, or no step was closed
+    and all others are gone for certain.
+
+    Raises CommandError where a founder of it runs here, where another machine founded it, and, exit code 3, where it
+    has begun and nobody answers; ConfigError for another place than the founder's.
+    """
+    if not seen.witnesses and not seen.step:
+        return None
+    check_no_founder(seen)
+    lives = any(one.here and one.memory is not None for one in seen.witnesses)
+    answered = [knock.address for knock in knocks if knock.answered == "peer"]
+    if not seen.founders:
+        raise _of_another_machine(seen, answered) if answered or lives or not seen.begun else _nobody(seen, knocks)
+    back = next((one for one in seen.founders if wanted in (None, one.place.name)), None)
+    if back is None:
+        best = seen.founders[0].place.name
+        raise ConfigError("--place", wanted, f"{best}, the place of the run's founder",
+                          f"Leave --place out, or give --place {best}.", why="another place has founded that run",
+                          )  # fmt: skip
+    contacts = seen.contacts({back.peer})
+    # What cannot be knocked at, as a peer behind a relay, may well answer.
+    if contacts and (lives or any(knock.may_answer for knock in knocks)):
+        at = tuple(dict.fromkeys([*answered, *contacts]))  # an invite has room for few, first for who answers
+        invited = Invite(run=seen.run, name=seen.name, at=at[:MAX_ADDRESSES]).text()
+        return Past(back.place, (invited, *at[MAX_ADDRESSES:]), None)
+    if seen.begun and not (seen.step == 0 and knocks and all(knock.answered == "closed" for knock in knocks)):
+        raise _nobody(seen, knocks)
+    return Past(back.place, (), back.founded)
+
+
+def check_no_founder(seen: RunKnown, beside: str = "") -> None:
+    """Check that no founder of the run lives here, but in the place ``beside``: it would be begun a second time. Pure.
+    Raises CommandError."""
+    for one in seen.witnesses:
+        if one.here and one.founder and one.place.name != beside:
+            raise runs_still(one.place)
+
+
+def check_gone(home: Path, manifest: Manifest, *, on_purpose: bool) -> None:
+    """Check that no peer of a run that is to go on from a checkpoint lives in this home, nor, unless that checkpoint
+    was named ``on_purpose``, answers where it was known here. Takes three seconds at most. Raises CommandError."""
+    check_nobody_here(home, manifest.run_id)
+    if on_purpose:
+        return
+    seen = seen_here(home, manifest.run_id, manifest.run.name, manifest.admission.issuers)
+    asked = seen.contacts({one.peer for one in seen.witnesses})
+    knocks = asyncio.run(knock_at(asked)) if asked else []
+    if answered := [knock.address for knock in knocks if knock.answered == "peer"]:
+        files = next((one.founded for one in seen.founders if one.founded is not None), None)
+        back = _joining(seen, answered) if files is None else f"{command_name()} new {shlex.quote(str(files))}"
+        raise CommandError(f"a peer of that run answers still, at {_shown(answered)}: to begin from a checkpoint "
+                           "beside it would make two runs of one",
+                           check="swarm status, on its machine: does it train, or wait for the run to go on?",
+                           next_=f"{back} to take part in it; where it only waits: the same command with the directory "
+                           "of the checkpoint, DIR/checkpoints/step-…, which asks nobody",
+                           exit_code=EXIT_USAGE)  # fmt: skip
+
+
+def _joining(seen: RunKnown, answered: Sequence[str]) -> str:
+    """What somebody types to take part in it."""
+    at = tuple(answered[:MAX_ADDRESSES])
+    return f"{command_name()} join {Invite(run=seen.run, name=seen.name, at=at).text() if at else 'INVITE'}"
+
+
+def nobody_left(seen: RunKnown) -> str:
+    """Say what to do where no peer of a run is left. Pure."""
+    swarm = command_name()
+    resume = f"{swarm} new --resume {seen.run[:12]}"
+    if seen.kept is None:
+        resume = f"{swarm} new --resume, with a checkpoint of the machines that keep one ({swarm} ckpt pull --from DIR)"
+    anew = "the same command with --name NAME, and with another --invite-file if there is one"
+    return f"if none is left: {resume}; or, to begin anew as another run, {anew}"
+
+
+def _nobody(seen: RunKnown, knocks: Sequence[Knock]) -> CommandError:
+    who = "none of its other peers is known here"
+    if knocks:
+        who = f"none of its other peers answers where it was known: {_shown([knock.address for knock in knocks])}"
+    memory = next((one.memory for one in seen.witnesses if one.memory is not None), None)
+    last = f"a checkpoint of step {seen.kept} is kept here"
+    if memory is not None:
+        names = f" with {_few(memory.names)}" if memory.names else ""
+        last = f"it was seen here last at step {memory.step}, {when(memory.at)},{names}"
+    again = "the same command" if seen.founders else f"where it was founded: {command_name()} new FILES/run.toml,"
+    return CommandError(f"the run has begun, and {who}; {last}",
+                        check="do they run? swarm status, on their machines; is this machine on a network?",
+                        next_=f"{again} once they answer; {nobody_left(seen)}", exit_code=EXIT_UNREACHABLE)  # fmt: skip
+
+
+def _of_another_machine(seen: RunKnown, answered: Sequence[str]) -> CommandError:
+    one, swarm = next(iter(seen.witnesses), None), command_name()
+    at = f", which answers at {_shown(answered)}" if answered else ""
+    known = f"{one.place.described} takes part in that run, or wanted to{at}" if one else f"it is a run of others{at}"
+    return CommandError(f"{known}; it was founded elsewhere, and cannot be founded here beside itself",
+                        check=f"{swarm} status --all, here and on the machine where it was founded",
+                        next_=f"{_joining(seen, answered)}, to take part in it; or, to found another run of its "
+                        "kind, the same command with --name NAME", exit_code=EXIT_USAGE)  # fmt: skip
+
+
+def _shown(addresses: Sequence[str]) -> str:
+    return _few([short_address(address) for address in addresses])
+
+
+def _few(names: Sequence[str]) -> str:
+    more = len(names) - MAX_SHOWN
+    return listed([*names[:MAX_SHOWN], *([f"{more} more"] if more > 0 else [])])

@@ -1,0 +1,452 @@
+"""A run that lives is never founded a second time beside itself, and its founder comes back to it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peers.cli.app import run
+from peers.commands import comeback
+from peers.commands.comeback import judge, seen_here
+from peers.doctor.contacts import Answered, Knock
+from peers.exit_codes import EXIT_OK, EXIT_UNREACHABLE, EXIT_USAGE
+from peers.home.place_state import read_state, write_state
+from peers.home.places import HeldPlace, cut_off_founding, list_places, take_place
+from peers.home.sessions import HISTORY, KEPT_SESSIONS
+from peers.invites.invite import Invite
+from peers.invites.invite_file import write_invite
+from peers.reaching import endpoint_config
+from peers.settings import PeerSettings
+from swarm.clock import SystemClock
+from swarm.config import Manifest, load_manifest
+from swarm.consensus.history import HistoryLine
+from swarm.consensus.roster import Member, Roster
+from swarm.ids import stage_part
+from swarm.membership.founding_record import genesis
+from swarm.network.libp2p.identity import load_or_create
+from swarm.state.checkpoints.files import step_directory
+from tests.harness.rigs.peers import kept_run, write
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """A founder that was killed: its home and files, whoever starts from then on, and another peer of the run, which
+    answers as said when it is knocked at."""
+
+    home: Path
+    files: Path
+    started: list[PeerSettings]
+    other: str
+    says: list[Answered]
+
+    @property
+    def manifest(self) -> Manifest:
+        return load_manifest(self.files)
+
+    @property
+    def place(self) -> Path:
+        return self.files.parents[2]
+
+    def saw(self, step: int, session: Path | None = None) -> None:
+        """Have the founder, or another's session, know the record of a step, with the other in it."""
+        remember(session or self.files.parent, self.manifest.run_id, self.other, step)
+
+    def type(self, *words: str, files: Path | None = None) -> int:
+        return run(["new", str(files or self.files), "--home", str(self.home), *words])
+
+
+def remember(session: Path, run_id: str, other: str, step: int) -> None:
+    peer = other.rsplit("/", 1)[1]
+    part = stage_part(0)
+    member = Member(peer=peer, role="stage", name="brave-otter", part=part, addresses=(other,))
+    record = genesis(run_id, Roster([member]), {part: "0" * 64})
+    if step:
+        record = record.model_copy(update={"step": step, "previous": "1" * 64})
+    write(session / HISTORY, [HistoryLine(record)], torn=b'{"torn')
+
+
+@pytest.fixture
+def knocking(monkeypatch: pytest.MonkeyPatch) -> list[Answered]:
+    says: list[Answered] = ["closed"]
+
+    async def knock_at(addresses: Any) -> list[Knock]:
+        return [Knock(address=each, answered=says[-1]) for each in addresses]
+
+    monkeypatch.setattr("peers.commands.comeback.knock_at", knock_at)
+    return says
+
+
+@pytest.fixture
+def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, knocking: list[Answered]) -> Killed:
+    started: list[PeerSettings] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("peers.node.run_peer", lambda settings: started.append(settings) or 0)
+    text = tmp_path / "some.txt"
+    text.write_text("Enough text to make a small tokenizer of, with a few words that come again. " * 20)
+    home = tmp_path / "home"
+    assert run(["new", "--preset", "tiny", "--admission", "token", "--text", str(text), "--home", str(home)]) == 0
+    files = started.pop().manifest
+    assert files is not None
+    die(files.parents[2])
+    other = f"/ip4/10.0.0.2/tcp/4001/p2p/{load_or_create(tmp_path / 'other.key').peer}"
+    return Killed(home, files, started, other, knocking)
+
+
+def die(place: Path) -> None:
+    state = read_state(place)
+    assert state is not None
+    write_state(place, replace(state, end=None))
+
+
+def of_another(killed: Killed, home: Path) -> tuple[Path, Path]:
+    """A machine whose stage host was in the run: its session, and the directory in which it keeps the run."""
+    manifest = killed.manifest
+    with take_place(home, "1", clock=SystemClock(), run=manifest.run_id, role="stage") as place:
+        peer = load_or_create(place.identity).peer
+        session = place.open_session(name="x", peer=peer, role="stage", run=manifest.run_id, run_name="tiny")
+    kept = home / "runs" / "tiny"
+    kept.mkdir(parents=True)
+    for file in ("run.toml", "tokenizer.json"):
+        shutil.copy(killed.files.with_name(file), kept / file)
+    return session, kept
+
+
+# --- its peers answer ------------------------------------------------------------------------------------------------
+
+
+def test_founder_that_was_killed_comes_back_any_number_of_times(killed: Killed, capsys: Any) -> None:
+    killed.saw(5000)
+    killed.says.append("peer")
+    for _ in range(KEPT_SESSIONS + 3):
+        assert killed.type() == EXIT_OK
+        die(killed.place)
+        assert cut_off_founding(list_places(killed.home)) == killed.files
+    for settings in killed.started:
+        assert (settings.role, settings.returns, settings.bootstrap[0]) == ("bootstrap", True, killed.other)
+        assert (settings.identity, settings.run) == (killed.place / "identity.key", killed.manifest.run_id)
+    out = capsys.readouterr().out
+    assert "comes back to it" in out
+    assert "as its founder" in out
+
+
+def test_founder_comes_back_with_a_copy_of_its_files_too(killed: Killed, tmp_path: Path) -> None:
+    killed.saw(5000)
+    killed.says.append("peer")
+    shutil.copytree(killed.files.parent, tmp_path / "copy")
+    assert killed.type(files=tmp_path / "copy" / "run.toml") == EXIT_OK
+    assert [settings.run for settings in killed.started] == [killed.manifest.run_id]
+
+
+def test_founder_comes_back_with_the_file_that_it_founded_its_run_with(
+    killed: Killed, tmp_path: Path, capsys: Any
+) -> None:
+    """It may leave out the issuer, without whom the id is another."""
+    text = killed.files.read_text()
+    issuers = next(line for line in text.splitlines() if line.startswith("issuers"))
+    typed = tmp_path / "typed" / "run.toml"
+    typed.parent.mkdir()
+    typed.write_text(text.replace(issuers, ""))
+    shutil.copy(killed.files.with_name("tokenizer.json"), typed.parent)
+    assert load_manifest(typed).run_id != killed.manifest.run_id
+    killed.saw(5000)
+    assert killed.type(files=typed) == EXIT_UNREACHABLE
+    killed.says.append("peer")
+    assert killed.type(files=typed) == EXIT_OK
+    assert [settings.run for settings in killed.started] == [killed.manifest.run_id]
+
+
+def test_founder_comes_back_while_a_stage_host_of_its_machine_goes_on(killed: Killed) -> None:
+    run_id = killed.manifest.run_id
+    killed.saw(5000)
+    with take_place(killed.home, "2", clock=SystemClock(), run=run_id, role="stage") as place:
+        peer = load_or_create(place.identity).peer
+        session = place.open_session(name="x", peer=peer, role="stage", run=run_id, run_name="tiny")
+        killed.saw(5001, session)
+        assert killed.type() == EXIT_OK
+    assert [settings.run for settings in killed.started] == [run_id]
+
+
+def test_run_that_lives_is_founded_in_no_other_place(killed: Killed, capsys: Any) -> None:
+    killed.saw(5000)
+    for says in ("peer", "closed"):
+        killed.says.append(says)
+        assert killed.type("--place", "mine") == EXIT_USAGE
+        assert "expected 1, the place of the run's founder" in capsys.readouterr().err
+    assert killed.started == []
+
+
+@pytest.mark.parametrize(("says", "code"), [("peer", EXIT_USAGE), ("no route", EXIT_UNREACHABLE)])
+def test_run_is_not_founded_on_another_machine_of_it(
+    killed: Killed, tmp_path: Path, capsys: Any, says: Answered, code: int
+) -> None:
+    session, kept = of_another(killed, tmp_path / "other")
+    killed.saw(10, session)
+    killed.says.append(says)
+    assert killed.type("--home", str(tmp_path / "other"), files=kept / "run.toml") == code
+    assert ("join swarm1:" if code == EXIT_USAGE else "where it was founded") in capsys.readouterr().err
+    assert killed.started == []
+
+
+def test_run_is_not_founded_on_another_machine_that_saw_no_record_of_it(
+    killed: Killed, tmp_path: Path, capsys: Any
+) -> None:
+    _, kept = of_another(killed, tmp_path / "other")
+    assert killed.type("--home", str(tmp_path / "other"), files=kept / "run.toml") == EXIT_USAGE
+    assert "it was founded elsewhere" in capsys.readouterr().err
+
+
+# --- nobody answers --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("says", ["no route", "closed", "silent", "no name", "no peer"])
+def test_run_that_made_steps_is_not_founded_again_where_nobody_answers(
+    killed: Killed, capsys: Any, says: Answered
+) -> None:
+    killed.saw(5000)
+    killed.says.append(says)
+    for _ in range(KEPT_SESSIONS + 1):
+        assert killed.type() == EXIT_UNREACHABLE
+    err = capsys.readouterr().err
+    assert "at step 5000, 2" in err
+    assert "brave-otter" in err
+    assert "the same command once they answer" in err
+    assert "--name NAME" in err
+    assert killed.started == []
+    assert killed.files.exists()
+
+
+def test_checkpoint_that_is_kept_is_named_where_nobody_answers(killed: Killed, capsys: Any) -> None:
+    killed.saw(5000)
+    _, kept = of_another(killed, killed.home.with_name("elsewhere"))
+    shutil.copytree(kept, killed.home / "runs" / "tiny")
+    step_directory(killed.home / "runs" / "tiny" / "checkpoints", 10).mkdir(parents=True)
+    assert killed.type() == EXIT_UNREACHABLE
+    assert f"new --resume {killed.manifest.run_id[:12]}" in capsys.readouterr().err
+
+
+def test_run_of_which_steps_are_kept_is_not_founded_where_its_histories_are_gone(killed: Killed, capsys: Any) -> None:
+    home = killed.home.with_name("other")
+    _, kept = of_another(killed, home)
+    shutil.rmtree(home / "1")
+    step_directory(kept / "checkpoints", 10).mkdir(parents=True)
+    assert killed.type("--home", str(home), files=kept / "run.toml") == EXIT_UNREACHABLE
+    assert "a checkpoint of step 10 is kept here" in capsys.readouterr().err
+
+
+def test_run_with_another_name_is_another_run(killed: Killed) -> None:
+    killed.saw(5000)
+    assert killed.type("--name", "anew") == EXIT_OK
+    (settings,) = killed.started
+    assert settings.manifest is not None
+    assert load_manifest(settings.manifest).run_id != killed.manifest.run_id
+
+
+def test_founder_that_came_back_is_not_founded_again_when_its_returns_knew_nobody(killed: Killed) -> None:
+    """Each start has a session of its own, and the oldest are deleted: what the founder knew stays."""
+    killed.saw(5000)
+    killed.says.append("peer")
+    for _ in range(KEPT_SESSIONS + 1):
+        killed.type()
+    killed.says.append("no route")
+    assert killed.type() == EXIT_UNREACHABLE
+    assert {settings.manifest for settings in killed.started} == {None}
+
+
+def test_failed_return_through_a_relay_says_what_to_do_where_nobody_is_left(
+    killed: Killed, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """A knock cannot tell whether who is behind it lives."""
+    killed.saw(5000)
+    killed.says.append("untried")
+    monkeypatch.setattr("peers.node.run_peer", lambda settings: killed.started.append(settings) or EXIT_UNREACHABLE)
+    assert killed.type() == EXIT_UNREACHABLE
+    assert [settings.manifest for settings in killed.started] == [None]
+    assert "new --resume" in capsys.readouterr().err
+
+
+# --- it had not begun ------------------------------------------------------------------------------------------------
+
+
+def test_founder_of_a_run_that_never_began_founds_it_again_as_who_it_was(killed: Killed) -> None:
+    run_id = killed.manifest.run_id
+    for _ in range(KEPT_SESSIONS + 1):
+        assert killed.type() == EXIT_OK
+        die(killed.place)
+        settings = killed.started.pop()
+        assert settings.manifest is not None
+        assert load_manifest(settings.manifest).run_id == run_id
+        assert settings.identity == killed.place / "identity.key"
+
+
+def test_founder_in_a_named_place_founds_its_run_again_there(killed: Killed) -> None:
+    killed.place.rename(killed.home / "founder")
+    assert killed.type(files=next((killed.home / "founder").glob("sessions/*/run.toml"))) == EXIT_OK
+    assert [settings.identity.parent.name for settings in killed.started] == ["founder"]
+
+
+@pytest.mark.parametrize(("says", "founded"), [("closed", True), ("no route", False), ("silent", False)])
+def test_run_of_which_no_step_was_made_is_founded_again_only_where_all_others_are_surely_gone(
+    killed: Killed, says: Answered, founded: bool
+) -> None:
+    killed.saw(0)
+    killed.says.append(says)
+    assert killed.type() == (EXIT_OK if founded else EXIT_UNREACHABLE)
+    assert len(killed.started) == founded
+
+
+# --- two at once -----------------------------------------------------------------------------------------------------
+
+
+def test_run_is_not_founded_beside_its_founder(killed: Killed, capsys: Any) -> None:
+    with take_place(killed.home, "1", clock=SystemClock()) as place:
+        place.joined(killed.manifest.run_id, "tiny")
+        assert killed.type() == EXIT_USAGE
+    assert "drain --peer 1" in capsys.readouterr().err
+    assert killed.started == []
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[], HeldPlace]], None]]:
+    """Have another process begin as soon as this one has decided."""
+    decide = comeback.way_back
+    with ExitStack() as held:
+
+        def meanwhile(begin: Callable[[], HeldPlace]) -> None:
+            def way_back(seen: comeback.RunKnown, wanted: str | None) -> comeback.Past | None:
+                decided = decide(seen, wanted)
+                held.enter_context(begin())
+                return decided
+
+            monkeypatch.setattr(comeback, "way_back", way_back)
+
+        yield meanwhile
+
+
+@pytest.mark.parametrize("step", [None, 0, 5000])
+def test_of_two_founders_at_once_one_begins(
+    killed: Killed, at_once: Callable[[Callable[[], HeldPlace]], None], capsys: Any, step: int | None
+) -> None:
+    if step is not None:
+        killed.saw(step)
+    killed.says.append("peer" if step else "closed")
+    at_once(lambda: take_place(killed.home, "1", clock=SystemClock()))
+    assert killed.type() == EXIT_USAGE
+    assert "has it" in capsys.readouterr().err
+    assert killed.started == []
+
+
+def test_of_two_that_found_a_run_first_one_begins(
+    killed: Killed, tmp_path: Path, at_once: Callable[[Callable[[], HeldPlace]], None], capsys: Any
+) -> None:
+    def begin() -> HeldPlace:
+        place = take_place(tmp_path / "empty", clock=SystemClock())
+        place.joined(killed.manifest.run_id, "tiny")
+        return place
+
+    at_once(begin)
+    assert killed.type("--home", str(tmp_path / "empty")) == EXIT_USAGE
+    assert "drain --peer 1" in capsys.readouterr().err
+    assert killed.started == []
+
+
+# --- with its invite in a file ---------------------------------------------------------------------------------------
+
+
+def invited(killed: Killed) -> list[str]:
+    """The words with which a supervisor starts it again."""
+    peer = load_or_create(killed.place / "identity.key").peer
+    at = (f"/ip4/127.0.0.1/tcp/4001/p2p/{peer}",)
+    write_invite(killed.home / "invite", Invite(run=killed.manifest.run_id, name="tiny", at=at).text())
+    return ["new", "--preset", "tiny", "--home", str(killed.home), "--invite-file", str(killed.home / "invite")]
+
+
+@pytest.mark.parametrize(("says", "code"), [("peer", EXIT_OK), ("no route", EXIT_UNREACHABLE)])
+def test_founder_that_a_supervisor_starts_again_comes_back(
+    killed: Killed, says: Answered, code: int, tmp_path: Path
+) -> None:
+    killed.saw(5000)
+    killed.says.append(says)
+    relay = f"/ip4/10.0.0.3/tcp/4001/p2p/{load_or_create(tmp_path / 'relay.key').peer}"
+    words = [*invited(killed), "--through", relay]
+    assert [run(words) for _ in range(KEPT_SESSIONS + 1)] == [code] * (KEPT_SESSIONS + 1)
+    assert len(killed.started) == (KEPT_SESSIONS + 1 if code == EXIT_OK else 0)
+    for settings in killed.started:
+        assert (settings.role, settings.manifest, settings.run) == ("bootstrap", None, killed.manifest.run_id)
+        assert settings.identity == killed.place / "identity.key"
+        config = endpoint_config(settings)
+        # Whoever could call it here, as a peer of the same house, would say that it needs no relay.
+        assert ([str(each) for each in config.relays], config.behind_nat) == ([relay], True)
+
+
+def test_founder_that_a_supervisor_starts_again_founds_what_had_not_begun(killed: Killed) -> None:
+    assert run(invited(killed)) == EXIT_OK
+    (settings,) = killed.started
+    assert settings.manifest is not None
+    assert load_manifest(settings.manifest).run_id == killed.manifest.run_id
+    assert settings.identity == killed.place / "identity.key"
+
+
+# --- from a checkpoint -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def resumable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, knocking: list[Answered]) -> tuple[Path, list[Any]]:
+    """A run with a checkpoint, whose founder was killed here while another peer went on."""
+    started: list[Any] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("peers.node.run_peer", lambda settings: started.append(settings) or 0)
+    kept = kept_run()
+    directory = kept.keep(tmp_path / "home" / "runs" / "kept", 10)
+    run_id = kept.manifest.run_id
+    with take_place(tmp_path / "home", clock=SystemClock(), run=run_id, role="bootstrap") as place:
+        peer = load_or_create(place.identity).peer
+        session = place.open_session(name="x", peer=peer, role="bootstrap", run=run_id, run_name="kept")
+    shutil.copy(directory.manifest, session / "run.toml")
+    remember(session, run_id, f"/ip4/10.0.0.2/tcp/4001/p2p/{load_or_create(tmp_path / 'other.key').peer}", 12)
+    return tmp_path / "home", started
+
+
+def test_run_does_not_go_on_from_a_checkpoint_beside_a_peer_that_answers(
+    resumable: tuple[Path, list[Any]], knocking: list[Answered], capsys: Any
+) -> None:
+    home, started = resumable
+    knocking.append("peer")
+    assert run(["new", "--resume", "--home", str(home)]) == EXIT_USAGE
+    assert "/run.toml to take part in it" in capsys.readouterr().err
+    assert started == []
+    # Who answers may wait for just this, as a peer that a supervisor starts again and again.
+    assert run(["new", "--resume", str(home / "runs/kept/checkpoints/step-00000010"), "--home", str(home)]) == EXIT_OK
+    assert [settings.resume for settings in started] == [10]
+
+
+@pytest.mark.parametrize("says", ["closed", "untried", "no route"])
+def test_run_goes_on_from_a_checkpoint_where_nobody_answers(
+    resumable: tuple[Path, list[Any]], knocking: list[Answered], says: Answered
+) -> None:
+    home, started = resumable
+    knocking.append(says)
+    assert run(["new", "--resume", "--home", str(home)]) == EXIT_OK
+    assert [settings.resume for settings in started] == [10]
+
+
+# --- the rest --------------------------------------------------------------------------------------------------------
+
+
+def test_run_that_nobody_here_knows_is_founded(killed: Killed, tmp_path: Path) -> None:
+    seen = seen_here(tmp_path / "nothing", killed.manifest.run_id, "tiny", ())
+    assert judge(seen, None, []) is None
+    assert judge(seen, "mine", []) is None
+
+
+@pytest.mark.parametrize("command", [["status"], ["new", "--resume"]])
+def test_where_a_founder_was_killed_the_command_that_brings_it_back_is_named(
+    killed: Killed, capsys: Any, command: list[str]
+) -> None:
+    run([*command, "--home", str(killed.home)])
+    assert f"swarm new {killed.files}" in capsys.readouterr().err
