@@ -4,6 +4,7 @@ decision, which is pure (:func:`judge`). A run that lives is never founded a sec
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from peers.commands.status_text import when
 from peers.console.words import CommandError, command_name, listed, short_address
 from peers.doctor.contacts import Knock, knock_at
 from peers.exit_codes import EXIT_UNREACHABLE, EXIT_USAGE
+from peers.home.last_events import newest_closing
 from peers.home.places import RUNS, PlaceInfo, check_nobody_here, list_places, runs_still
 from peers.home.run_directory import known_runs, said_run_id
 from peers.home.sessions import founded_in, sessions_of
@@ -61,13 +63,14 @@ class PlaceInRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunKnown:
-    """What a home saw of a run: its places there, who remembers the newest first, and the newest step whose checkpoint
-    is kept here; None for none."""
+    """What a home saw of a run: its places there, who remembers the newest first, the newest step whose checkpoint is
+    kept here, None for none, and whether they saw its last step close."""
 
     run: RunId
     name: str
     witnesses: tuple[PlaceInRun, ...] = ()
     kept: int | None = None
+    over: bool = False
 
     @property
     def founders(self) -> tuple[PlaceInRun, ...]:
@@ -130,10 +133,15 @@ def whom_to_ask(seen: RunKnown) -> tuple[str, ...]:
     return seen.contacts({one.peer for one in seen.founders})
 
 
-def way_back(seen: RunKnown, wanted: str | None) -> Past | None:
-    """Knock at the others of a run, where it has begun, and :func:`judge`. Takes three seconds at most."""
+def way_back(home: Path, seen: RunKnown, wanted: str | None) -> Past | None:
+    """Knock at the others of a run, where it has begun, and :func:`judge`. Takes three seconds at most, and some more
+    to read what peers of weeks have said."""
     asked = whom_to_ask(seen)
-    return judge(seen, wanted, asyncio.run(knock_at(asked)) if asked else [])
+    knocks = asyncio.run(knock_at(asked)) if asked else []
+    if not any(knock.may_answer for knock in knocks):
+        end = newest_closing(home, seen.run)
+        seen = dataclasses.replace(seen, over=end is not None and end.is_last)
+    return judge(seen, wanted, knocks)
 
 
 def judge(seen: RunKnown, wanted: str | None, knocks: Sequence[Knock]) -> Past | None:
@@ -160,8 +168,8 @@ def judge(seen: RunKnown, wanted: str | None, knocks: Sequence[Knock]) -> Past |
                           f"Leave --place out, or give --place {best}.", why="another place has founded that run",
                           )  # fmt: skip
     contacts = seen.contacts({back.peer})
-    # What cannot be knocked at, as a peer behind a relay, may well answer.
-    if contacts and (lives or any(knock.may_answer for knock in knocks)):
+    # What cannot be knocked at, as a peer behind a relay, may well answer; and who comes back is told if it is over.
+    if contacts and (lives or seen.over or any(knock.may_answer for knock in knocks)):
         at = tuple(dict.fromkeys([*answered, *contacts]))  # an invite has room for few, first for who answers
         invited = Invite(run=seen.run, name=seen.name, at=at[:MAX_ADDRESSES]).text()
         return Past(back.place, (invited, *at[MAX_ADDRESSES:]), None)
@@ -230,9 +238,10 @@ def _nobody(seen: RunKnown, knocks: Sequence[Knock]) -> CommandError:
 
 
 def _of_another_machine(seen: RunKnown, answered: Sequence[str]) -> CommandError:
-    one, swarm = next(iter(seen.witnesses), None), command_name()
-    at = f", which answers at {_shown(answered)}" if answered else ""
-    known = f"{one.place.described} takes part in that run, or wanted to{at}" if one else f"it is a run of others{at}"
+    swarm, place = command_name(), seen.witnesses[0].place.described
+    known = f"{place} was in that run, or wanted to be"
+    if answered:
+        known = f"that run lives: peers of it answer at {_shown(answered)}"
     return CommandError(f"{known}; it was founded elsewhere, and cannot be founded here beside itself",
                         check=f"{swarm} status --all, here and on the machine where it was founded",
                         next_=f"{_joining(seen, answered)}, to take part in it; or, to found another run of its "

@@ -170,7 +170,8 @@ def _past(manifest: Manifest, home: Path, options: PeerOptions, say: Callable[[s
     run is to be founded first. Raises CommandError and ConfigError as :func:`peers.commands.comeback.judge`."""
     from peers.commands.comeback import seen_here, way_back
 
-    past = way_back(seen_here(home, manifest.run_id, manifest.run.name, manifest.admission.issuers), options.place)
+    seen = seen_here(home, manifest.run_id, manifest.run.name, manifest.admission.issuers)
+    past = way_back(home, seen, options.place)
     if past is not None:
         here = past.place.described
         say("known", f"the run has begun: {here} comes back to it" if past.contacts else f"{here} founds it again")
@@ -202,8 +203,9 @@ def _invited(file: Path, options: PeerOptions) -> Past | None:
     if invite is None:
         return None
     founders = {split_peer(parse_address(address))[1] for address in invite.at}
-    seen = seen_here(home_directory(options.home), invite.run, invite.name, founders)
-    past = way_back(seen, options.place) if seen.founders else None
+    home = home_directory(options.home)
+    seen = seen_here(home, invite.run, invite.name, founders)
+    past = way_back(home, seen, options.place) if seen.founders else None
     if past is None or not (past.contacts or past.manifest):
         raise ConfigError("--invite-file", str(file), "no file yet, or the invite to a run that this home has founded",
                           "To found another: name another file. To join that one: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -270,6 +271,18 @@ def test_failed_return_through_a_relay_says_what_to_do_where_nobody_is_left(
     assert "new --resume" in capsys.readouterr().err
 
 
+def test_founder_of_a_run_that_is_over_is_told_so(killed: Killed, capsys: Any) -> None:
+    """A supervisor is not to start it again for ever."""
+    steps = killed.manifest.run.steps
+    killed.saw(steps)
+    events = ({"kind": "RunFound", "steps": steps}, {"kind": "StepClosed", "step": steps})
+    killed.files.with_name("events.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in events))
+    killed.says.append("no route")
+    assert [killed.type(), run(invited(killed))] == [EXIT_OK] * 2
+    assert capsys.readouterr().err.count(f"this run ended here at step {steps}, its last") == 2
+    assert killed.started == []
+
+
 # --- it had not begun ------------------------------------------------------------------------------------------------
 
 
@@ -318,8 +331,8 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[], 
     with ExitStack() as held:
 
         def meanwhile(begin: Callable[[], HeldPlace]) -> None:
-            def way_back(seen: comeback.RunKnown, wanted: str | None) -> comeback.Past | None:
-                decided = decide(seen, wanted)
+            def way_back(home: Path, seen: comeback.RunKnown, wanted: str | None) -> comeback.Past | None:
+                decided = decide(home, seen, wanted)
                 held.enter_context(begin())
                 return decided
 
