@@ -62,7 +62,8 @@ def new(**typed: Any) -> None:
     Listens on all interfaces: anybody who can reach this machine and has the invite can join.
 
     With --resume it continues a run from its newest complete checkpoint: the run in the given directory, or with the
-    given beginning of an id, or the newest here. A checkpoint's directory (DIR/checkpoints/step-…) names that one.
+    given beginning of an id, or the newest here. A checkpoint's directory (DIR/checkpoints/step-…) names that one. It
+    refuses where a peer of the run that is known here answers; with a checkpoint's directory it does not ask.
     With --stages too, that checkpoint is cut into so many stages, exactly, and goes on as a run of its own.
 
     With --invite-file it suits supervisors that restart it after a crash. If the file holds an invite, the same peer

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
+import os
 import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -24,7 +26,7 @@ from peers.invites.invite import MAX_ADDRESSES, Invite
 from swarm.config import Manifest
 from swarm.errors import ConfigError
 from swarm.ids import RunId
-from swarm.network.addresses import parse_address, split_peer
+from swarm.network.addresses import is_loopback, parse_address, split_peer
 from swarm.state.checkpoints.files import steps
 
 MAX_ASKED = 64
@@ -129,8 +131,13 @@ def _witness(place: PlaceInfo, run: RunId, founders: Collection[str]) -> PlaceIn
 
 
 def whom_to_ask(seen: RunKnown) -> tuple[str, ...]:
-    """Return where peers of a run that has begun may answer, but for those who would come back. Pure."""
-    return seen.contacts({one.peer for one in seen.founders})
+    """Return where peers of a run that has begun may answer, but for those who would come back. Pure.
+
+    Loopback addresses are of use where a peer has no other: at that of another machine's peer may be anybody here.
+    """
+    known = seen.contacts({one.peer for one in seen.founders})
+    outward = {_peer_at(address) for address in known if not is_loopback(parse_address(address))}
+    return tuple(one for one in known if _peer_at(one) not in outward or not is_loopback(parse_address(one)))
 
 
 def way_back(home: Path, seen: RunKnown, wanted: str | None) -> Past | None:
@@ -188,21 +195,26 @@ def check_no_founder(seen: RunKnown, beside: str = "") -> None:
 
 def check_gone(home: Path, manifest: Manifest, *, on_purpose: bool) -> None:
     """Check that no peer of a run that is to go on from a checkpoint lives in this home, nor, unless that checkpoint
-    was named ``on_purpose``, answers where it was known here. Takes three seconds at most. Raises CommandError."""
+    was named ``on_purpose``, answers where it was known here. Takes three seconds at most. Raises CommandError, also
+    (exit code 3) on a machine without a network, which cannot find out."""
     check_nobody_here(home, manifest.run_id)
     if on_purpose:
         return
     seen = seen_here(home, manifest.run_id, manifest.run.name, manifest.admission.issuers)
-    asked = seen.contacts({one.peer for one in seen.witnesses})
+    asked = whom_to_ask(seen)
     knocks = asyncio.run(knock_at(asked)) if asked else []
+    by_name = "the same command with the directory of the checkpoint, DIR/checkpoints/step-…, which asks nobody"
+    if knocks and all(knock.words == os.strerror(errno.ENETUNREACH) for knock in knocks):
+        raise CommandError(f"this machine is on no network: peers of that run may live at {_shown(asked)}",
+                           check="ip route", next_=f"the same command once it is; if they are surely gone: {by_name}",
+                           exit_code=EXIT_UNREACHABLE)  # fmt: skip
     if answered := [knock.address for knock in knocks if knock.answered == "peer"]:
         files = next((one.founded for one in seen.founders if one.founded is not None), None)
         back = _joining(seen, answered) if files is None else f"{command_name()} new {shlex.quote(str(files))}"
         raise CommandError(f"a peer of that run answers still, at {_shown(answered)}: to begin from a checkpoint "
                            "beside it would make two runs of one",
                            check="swarm status, on its machine: does it train, or wait for the run to go on?",
-                           next_=f"{back} to take part in it; where it only waits: the same command with the directory "
-                           "of the checkpoint, DIR/checkpoints/step-…, which asks nobody",
+                           next_=f"{back} to take part in it; where it only waits: {by_name}",
                            exit_code=EXIT_USAGE)  # fmt: skip
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,11 +16,12 @@ import pytest
 
 from peers.cli.app import run
 from peers.commands import comeback
-from peers.commands.comeback import judge, seen_here
+from peers.commands.comeback import PlaceInRun, RunKnown, judge, seen_here, whom_to_ask
+from peers.commands.history_source import RunMemory
 from peers.doctor.contacts import Answered, Knock
 from peers.exit_codes import EXIT_OK, EXIT_UNREACHABLE, EXIT_USAGE
 from peers.home.place_state import read_state, write_state
-from peers.home.places import HeldPlace, cut_off_founding, list_places, take_place
+from peers.home.places import HeldPlace, cut_off_founding, list_places, look_at_place, take_place
 from peers.home.sessions import HISTORY, KEPT_SESSIONS
 from peers.invites.invite import Invite
 from peers.invites.invite_file import write_invite
@@ -448,7 +451,36 @@ def test_run_goes_on_from_a_checkpoint_where_nobody_answers(
     assert [settings.resume for settings in started] == [10]
 
 
+def test_machine_without_a_network_does_not_begin_from_a_checkpoint(
+    resumable: tuple[Path, list[Any]], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    async def knock_at(addresses: Any) -> list[Knock]:
+        words = os.strerror(errno.ENETUNREACH)
+        return [Knock(address=each, answered="no route", words=words) for each in addresses]
+
+    home, started = resumable
+    monkeypatch.setattr(comeback, "knock_at", knock_at)
+    assert run(["new", "--resume", "--home", str(home)]) == EXIT_UNREACHABLE
+    assert "on no network" in capsys.readouterr().err
+    assert started == []
+
+
 # --- the rest --------------------------------------------------------------------------------------------------------
+
+
+def test_nobody_is_knocked_at_on_this_machine_who_has_another_address(killed: Killed) -> None:
+    """Two machines' peers may have one port."""
+    own = killed.other.replace("10.0.0.2", "127.0.0.1")
+    assert asked(killed, killed.other, own) == (killed.other,)
+    assert asked(killed, own) == (own,)
+    assert asked(killed, "no address", killed.other) == (killed.other,)
+
+
+def asked(killed: Killed, *addresses: str) -> tuple[str, ...]:
+    place = look_at_place(killed.place)
+    memory = RunMemory(step=1, at=0.0, addresses=addresses, names=())
+    known = PlaceInRun(place=place, here=False, founder=True, memory=memory)
+    return whom_to_ask(RunKnown(run=killed.manifest.run_id, name="tiny", witnesses=(known,)))
 
 
 def test_run_that_nobody_here_knows_is_founded(killed: Killed, tmp_path: Path) -> None:
