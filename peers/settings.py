@@ -46,6 +46,7 @@ class PeerSettings(BaseModel):
         run_directory: Where this machine keeps the run: manifest, tokenizer, and the checkpoints that its peers write
             and those they end with; ``{run}`` in it stands for the run's name and id.
         checkpoints_kept: How many older ones stay; None: all.
+        alone: All peers of the run are on this machine: no step need be kept for others beside those of the options.
         resume: A bootstrap founds the run with the checkpoint of that step there.
         credential: What admits it, where one must be admitted, as JSON.
         control: The socket on which it answers ``swarm status``; None: it does not.
@@ -75,6 +76,7 @@ class PeerSettings(BaseModel):
     patience_s: Annotated[float, Field(gt=0)] | None = PATIENCE_S
     run_directory: Path | None = None
     checkpoints_kept: Annotated[int, Field(ge=1)] | None = None
+    alone: bool = False
     resume: Annotated[int, Field(ge=0)] | None = None
     credential: str | None = None
     control: Path | None = None

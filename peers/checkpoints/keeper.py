@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from peers.checkpoints.resume import FromCheckpoint
-from peers.checkpoints.writer import CheckpointWriter, run_directory_of
+from peers.checkpoints.writer import CheckpointWriter, Periods, run_directory_of
 from peers.console.words import command_name, gathering
 from peers.settings import PeerSettings
 from swarm.consensus.records import CloseRecord, Decision
@@ -45,10 +45,11 @@ class CheckpointKeeper:
         self._before: tuple[int, ...] = ()
         if settings.run_directory is not None:
             self._root = run_directory_of(settings.run_directory, around.manifest).checkpoints
+            own, last = settings.options.checkpoint_every, around.manifest.run.steps
             self._writer = CheckpointWriter(
                 self._root,
-                settings.options.checkpoint_every,
-                around.manifest.run.steps,
+                Periods(own, own) if settings.alone and own is not None else Periods.of(last, own),
+                last,
                 kept=settings.checkpoints_kept,
                 events=around.events,
                 clock=around.clock,

@@ -1,7 +1,7 @@
 """Write this peer's part to disk: at the genesis, at intervals of steps, and when it ends.
 
-All peers of a run write after the same steps, so that their parts fit together. All peers of a machine may share a
-directory: of the replicas of a part there, one writes it.
+All peers of a run write after the same steps, whatever else some of them write, so that their parts fit together. All
+peers of a machine may share a directory: of the replicas of a part there, one writes it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from data_shards.tokenize import tokenizer_digest
@@ -43,7 +44,7 @@ from swarm.state.snapshot import Snapshot
 logger = logging.getLogger(__name__)
 
 PER_RUN = 10
-"""Checkpoints of a run that does not say how often."""
+"""Checkpoints that every peer of a run writes."""
 MAX_WAITING = 2
 """States that may wait for a slow disk, each pinned in memory; further ones are left out, and an event says so."""
 
@@ -89,6 +90,25 @@ def _is_manifest(path: Path) -> bool:
     return True
 
 
+@dataclass(frozen=True, slots=True)
+class Periods:
+    """The steps after which a peer keeps its part: the multiples of ``shared``, which all peers of a run keep, and of
+    its ``own``."""
+
+    shared: int
+    own: int
+
+    @classmethod
+    def of(cls, steps: int, own: int | None) -> Periods:
+        """Return those of a peer in a run of so many steps, with a period of its own or without."""
+        shared = max(1, steps // PER_RUN)
+        return cls(shared, own or shared)
+
+    def due(self, step: int) -> bool:
+        """Return whether the state after ``step`` is to be kept."""
+        return 0 in (step % self.shared, step % self.own)
+
+
 class CheckpointWriter:
     """Writes one peer's part beside the training. A disk that refuses costs the checkpoint, never the run: what was
     there stays, and an event says why.
@@ -97,10 +117,10 @@ class CheckpointWriter:
     """
 
     def __init__(
-        self, root: Path, every: int | None, last_step: int, *, kept: int | None, events: EventSink, clock: Clock
+        self, root: Path, periods: Periods, last_step: int, *, kept: int | None, events: EventSink, clock: Clock
     ) -> None:
         self._root, self._last_step, self._kept = root, last_step, kept
-        self._every = every or max(1, last_step // PER_RUN)
+        self._periods = periods
         self._events, self._clock = events, clock
         self._newest: Proof | None = None
         self._one_by_one = asyncio.Lock()
@@ -109,7 +129,7 @@ class CheckpointWriter:
 
     def due(self, step: int) -> bool:
         """Return whether the state after ``step`` is to be kept."""
-        return step in (0, self._last_step) or step % self._every == 0
+        return step == self._last_step or self._periods.due(step)
 
     def heard(self, decision: Decision) -> None:
         """A record was decided. Costs no more than its hash."""
@@ -229,7 +249,7 @@ class CheckpointWriter:
                 write_part(root, snapshot, {"run": proof.record.run}, expected_digest=expected)
         except OSError as error:
             raise refused_by_disk(path, error) from error
-        rotate(root, self._kept, step)
+        rotate(root, self._kept, step, self._periods.shared)
         return path
 
     def _has(self, step: int, part: PartName, expected: str) -> bool:

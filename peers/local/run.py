@@ -113,6 +113,7 @@ class LocalRun:
                 "run": self.manifest.run_id,
                 "run_directory": self.directory.root.absolute(),
                 "frozen": self.directory.frozen.absolute(),
+                "alone": True,
             }
             every = math.ceil(self.shape.closes / CHECKPOINTS_PER_RUN)
             options = dataclasses.replace(LOCAL, device=self.device, checkpoint_every=every)

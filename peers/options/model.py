@@ -216,7 +216,12 @@ class PeerOptions:
     ] = None  # fmt: skip
     checkpoint_every: Annotated[
         Annotated[int, between(1)] | None,
-        Option(metavar="N", of=_JOIN, help="Steps between checkpoints.", default="a tenth of the run"),
+        Option(
+            metavar="N",
+            of=_JOIN,
+            help="Steps between checkpoints, beside those that all peers keep each tenth of the run.",
+            default="a tenth of the run",
+        ),
     ] = None
     max_in_flight: Annotated[
         Annotated[int, between(1, 100_000)] | None,

@@ -84,11 +84,16 @@ def _drop_abandoned(path: Path, newest: float) -> None:
 # --- which checkpoints go when new ones come -------------------------------------------------------------------------
 
 
-def superseded(there: Sequence[HeldStep], kept: int | None, upto: int) -> list[int]:
+KEPT_SHARED = 2
+"""Of the steps that all machines of a run keep: the newest, and the one before it until all have written that."""
+
+
+def superseded(there: Sequence[HeldStep], kept: int | None, upto: int, shared: int | None = None) -> list[int]:
     """The steps whose directories may go, when the run has come to step ``upto``. Pure.
 
     Kept are the newest ``kept`` complete ones, the newest ``kept`` of which any part is good (a machine may hold one
-    part only, and others the rest), the genesis, and whatever is newer than the newest good one: it is being written.
+    part only, and others the rest), of the multiples of ``shared`` the newest KEPT_SHARED good ones (other machines may
+    keep these alone), the genesis, and whatever is newer than the newest good one: it is being written.
     A step beyond ``upto`` stays and counts for nothing: it is of a peer that is ahead, or of a history that does not
     count any more. With ``kept`` None nothing goes.
     """
@@ -99,16 +104,18 @@ def superseded(there: Sequence[HeldStep], kept: int | None, upto: int) -> list[i
     good = [one.step for one in ordered if one.parts]
     if not good:
         return []
-    stay = {0, *complete[-kept:], *good[-kept:]}
+    everywhere = [] if shared is None else [step for step in good if step % shared == 0]
+    stay = {0, *complete[-kept:], *good[-kept:], *everywhere[-KEPT_SHARED:]}
     return [one.step for one in ordered if one.step < good[-1] and one.step not in stay]
 
 
-def rotate(root: Path, kept: int | None, upto: int) -> list[int]:
-    """Delete what is superseded now that step ``upto`` is written; returns those steps. What was set aside of steps up
-    to there goes, too. A directory that cannot be deleted stays. Blocking; others may do the same at the same time."""
+def rotate(root: Path, kept: int | None, upto: int, shared: int | None = None) -> list[int]:
+    """Delete what is superseded now that step ``upto`` is written (:func:`superseded`); returns those steps. What was
+    set aside of steps up to there goes, too. A directory that cannot be deleted stays. Blocking; others may do the
+    same at the same time."""
     if kept is None:
         return []
-    gone = superseded([held(root, step) for step in steps(root)], kept, upto)
+    gone = superseded([held(root, step) for step in steps(root)], kept, upto, shared)
     for step in gone:
         shutil.rmtree(step_directory(root, step), ignore_errors=True)
     drop_passed(root, upto)

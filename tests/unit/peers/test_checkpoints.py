@@ -12,7 +12,7 @@ import pytest
 
 from peers.checkpoints import writer as checkpoints
 from peers.checkpoints.proof import proof_in
-from peers.checkpoints.writer import MAX_WAITING, CheckpointWriter
+from peers.checkpoints.writer import MAX_WAITING, CheckpointWriter, Periods
 from swarm.disk import alone
 from swarm.events import CheckpointFailed, CheckpointWritten
 from swarm.ids import ENDS, stage_part
@@ -22,7 +22,7 @@ from tests.harness.rigs.peers import PARTS, BrokenDisk, EventList, FakeClock, Ke
 
 
 def writer(root: Path, heard: EventList, *, every: int | None = 10, kept: int | None = None) -> CheckpointWriter:
-    return CheckpointWriter(root, every, 100, kept=kept, events=heard, clock=FakeClock())
+    return CheckpointWriter(root, Periods.of(100, every), 100, kept=kept, events=heard, clock=FakeClock())
 
 
 def hidden(root: Path) -> list[Path]:
@@ -41,7 +41,25 @@ async def write_step(run: KeptRun, step: int, writers: list[CheckpointWriter]) -
 def test_writer_is_due_at_the_same_steps_everywhere(tmp_path: Path) -> None:
     usual = writer(tmp_path, EventList(), every=None)
     assert [step for step in range(101) if usual.due(step)] == list(range(0, 101, 10))
-    assert writer(tmp_path, EventList(), every=3).due(100)
+    for every in (3, 7, 1000):
+        often = writer(tmp_path, EventList(), every=every)
+        assert [step for step in range(101) if often.due(step)] == sorted({*range(0, 101, 10), *range(0, 101, every)})
+
+
+async def test_machines_that_write_at_their_own_steps_have_a_whole_checkpoint_between_them(
+    tmp_path: Path, run: KeptRun
+) -> None:
+    roots = [tmp_path / part for part in PARTS]
+    writers = [writer(root, EventList(), every=every, kept=2) for root, every in zip(roots, (1, 7, None), strict=True)]
+    for step in range(40):
+        decision, states = run.decide(step), run.states(step)
+        for one, part in zip(writers, PARTS, strict=True):
+            one.heard(decision)
+            if one.due(step):
+                await one.write(states[part], decision.record)
+        whole = set.intersection(*(set(steps(root)) for root in roots))
+        assert step // 10 * 10 in whole
+    assert steps(roots[0]) == (0, 20, 30, 38, 39)
 
 
 async def test_writers_of_a_machine_make_one_checkpoint_that_proves_itself(tmp_path: Path, run: KeptRun) -> None:
@@ -124,7 +142,9 @@ async def test_writer_on_a_disk_that_refuses_says_so_keeps_the_old_and_goes_on(
     assert latest(tmp_path) == 10
     await write_step(run, 30, writers)
     assert latest(tmp_path) == 30
-    assert steps(tmp_path) == (0, 30)
+    assert steps(tmp_path) == (0, 20, 30), (
+        "no more is whole before the last; of 20 there are parts, which others may lack"
+    )
 
 
 @pytest.mark.parametrize("at", range(1, 40))

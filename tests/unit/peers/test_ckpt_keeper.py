@@ -53,6 +53,13 @@ async def test_keeper_writes_what_is_due_and_the_last_that_it_takes_part_in(tmp_
     assert one.beginning() is None
 
 
+async def test_keeper_of_a_run_on_one_machine_writes_only_what_is_due_there(tmp_path: Path, run: KeptRun) -> None:
+    async with keeper(run, tmp_path, checkpoint_every=34, alone=True) as one:
+        for step in (0, 10, 34):
+            await one.decided(run.decide(step), holds(run, step), departed=False)
+    assert steps(tmp_path / "checkpoints") == (0, 34)
+
+
 async def test_keeper_writes_the_step_with_which_the_run_is_ended_and_misses_it(
     tmp_path: Path, run: KeptRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:

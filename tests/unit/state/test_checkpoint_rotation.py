@@ -69,6 +69,12 @@ def test_superseded_never_takes_the_last_good_one(states: str, kept: int) -> Non
     assert superseded(left, kept, 999) == []
 
 
+def test_superseded_keeps_the_newest_two_of_the_steps_that_other_machines_keep_too() -> None:
+    assert superseded(those("ppppppppp"), 2, 80, 30) == [10, 20, 40, 50]
+    assert superseded(those("pppppppppp"), 1, 90, 30) == [10, 20, 30, 40, 50, 70, 80]
+    assert superseded(those("pppppptpp"), 1, 80, 30) == [10, 20, 40, 50, 60, 70], "a torn one is none"
+
+
 def test_superseded_passes_over_what_is_beyond_the_step_that_the_run_has_come_to() -> None:
     assert superseded(those("cccccccc"), 2, 40) == [10, 20]
     assert superseded(those("cccccccc"), 2, 10) == []
