@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from swarm.errors import PeerError
 from swarm.health.heartbeat import HeartbeatReply
 from swarm.ids import PeerId
 
@@ -106,6 +107,7 @@ class WatchedRoster:
     Attributes:
         peers: Those that are watched, without this one.
         gone: Those that do not answer, with the reason.
+        unanswered: The error of the last question to each of these, where that is the reason.
         rumours: What others said of a loss that is not confirmed here yet.
         farewells: Those that said themselves that they leave, with the life that did, where that is known.
         expelled: Those that must go, with the reason: what they answer does not count.
@@ -115,6 +117,7 @@ class WatchedRoster:
     def __init__(self) -> None:
         self.peers: tuple[PeerId, ...] = ()
         self.gone: dict[PeerId, str] = {}
+        self.unanswered: dict[PeerId, PeerError] = {}
         self.rumours: dict[PeerId, str] = {}
         self.farewells: dict[PeerId, int | None] = {}
         self.expelled: dict[PeerId, str] = {}
@@ -136,7 +139,7 @@ class WatchedRoster:
         left = (before - set(peers)) | (before & anew)
         self.told -= left
         for peer in left:
-            for believed in (self.gone, self.rumours, self.farewells, self.expelled):
+            for believed in (self.gone, self.unanswered, self.rumours, self.farewells, self.expelled):
                 believed.pop(peer, None)
         return left
 

@@ -131,6 +131,11 @@ class HealthWatch:
         return MappingProxyType(self._roster.gone)
 
     @property
+    def unanswered(self) -> Mapping[PeerId, PeerError]:
+        """Of those that are gone because a question failed, the error of it."""
+        return MappingProxyType(self._roster.unanswered)
+
+    @property
     def doubted(self) -> Collection[PeerId]:
         """Peers that did not answer the last time they were asked, gone or not."""
         return self._health.missing
@@ -253,7 +258,7 @@ class HealthWatch:
                 verdict = self._health.missed(peer, f"{error.code}, {error.reason}", self._clock.monotonic())
                 if verdict is not None or peer in self._roster.gone:
                     rumoured = peer in self._roster.rumours
-                    return await self._lose(peer, verdict or self._roster.gone[peer], rumoured=rumoured)
+                    return await self._lose(peer, verdict or self._roster.gone[peer], error, rumoured=rumoured)
             else:
                 if standing is not None:
                     return await self._heard(peer, standing)
@@ -270,8 +275,9 @@ class HealthWatch:
             # who was lost is back when it says that it takes part.
             verdict = rumour or self._roster.gone.get(peer)
         if verdict is not None:
-            return await self._lose(peer, verdict, rumoured=rumour is not None)
+            return await self._lose(peer, verdict, None, rumoured=rumour is not None)
         if self._roster.gone.pop(peer, None) is not None:
+            self._roster.unanswered.pop(peer, None)
             self._roster.told.discard(peer)
             self._tell()
             self._listener.back(peer)
@@ -282,12 +288,14 @@ class HealthWatch:
         ):
             self._listener.ahead(peer, standing.step)
 
-    async def _lose(self, peer: PeerId, reason: str, *, rumoured: bool) -> None:
+    async def _lose(self, peer: PeerId, reason: str, error: PeerError | None, *, rumoured: bool) -> None:
         """Believe it. Tell all, if it is ours to watch; else, unless somebody told us, those whose it is."""
         if peer in self._roster.gone or peer not in self._roster.peers:
             return
         watching = self._watchers(peer)
         self._roster.gone[peer] = reason
+        if error is not None:
+            self._roster.unanswered[peer] = error
         self._tell()
         self._listener.lost(peer, reason)
         if self._endpoint.peer in watching:

@@ -37,14 +37,15 @@ class FirstContact:
         try:
             standing = await ask_standing(self._endpoint, self._clock, self.peer)
         except (Unreachable, DeadlineMissed) as error:
-            raise self.gone(error.reason) from error
+            raise self.gone(error.reason, error) from error
         self._began = standing.closed is not None
         return standing
 
-    def gone(self, reason: str) -> RunEnded:
-        """The error of a peer that has nobody to begin with any more: there is nothing here to go on with."""
-        if refused := reason.partition(f": {Unadmitted.code}, ")[2]:  # it is there, and answers
-            return not_admitted(Unadmitted(refused))
+    def gone(self, reason: str, error: PeerError | None) -> RunEnded:
+        """The error of a peer that has nobody to begin with any more: there is nothing here to go on with. ``error`` is
+        that of the question that the contact did not answer, where that is the ``reason``."""
+        if isinstance(error, Unadmitted):  # it is there, and answers
+            return not_admitted(error)
         if self._began is not False:
             return RunEnded(
                 f"the contact ({self.peer}) is gone before this peer took part: {reason}",

@@ -84,7 +84,7 @@ class Watching:
         self._events.emit(PeerLost(peer=peer, name=self._name_of(peer), reason=reason))
         self._at.open.conduct.missed.add(peer)
         if self._at.open_step == 0 and not self._ended.done():
-            self._ended.set_result(self._contact.gone(reason))
+            self._ended.set_result(self._contact.gone(reason, self._watch.unanswered.get(peer)))
 
     def back(self, peer: PeerId) -> None:
         """See :class:`~swarm.health.watch.WatchListener`."""

@@ -23,6 +23,10 @@ class Liveness(Protocol):
     def gone(self) -> Mapping[PeerId, str]:
         """Members that do not answer, with the reason."""
 
+    @property
+    def unanswered(self) -> Mapping[PeerId, PeerError]:
+        """Of those that are gone because a question failed, the error of it."""
+
     async def check(self, peers: Collection[PeerId], reason: str) -> None:
         """Ask these at once; return when each has answered or is gone, after some seconds at the latest: who sends and
         does not answer is neither."""
@@ -31,10 +35,10 @@ class Liveness(Protocol):
         """Awaited, it returns when somebody is gone, or back, that was not when this was called."""
 
 
-def fell_silent(reason: str) -> bool:
-    """Whether who is gone for this reason may only be cut off, and come back as it was: nothing was heard of it. Who
-    is refused by its machine, leaves or was started anew is not there any more."""
-    return f": {DeadlineMissed.code}, " in reason
+def fell_silent(liveness: Liveness, peer: PeerId) -> bool:
+    """Whether who is gone may only be cut off, and come back as it was: nothing was heard of it. Who is refused by its
+    machine, leaves or was started anew is not there any more."""
+    return isinstance(liveness.unanswered.get(peer), DeadlineMissed)
 
 
 @dataclass(frozen=True, slots=True)

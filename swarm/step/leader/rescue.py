@@ -121,8 +121,8 @@ class Rescuing:
         return offers
 
     def _may_come_back(self, part: str) -> bool:
-        gone = self._lost
-        return any(fell_silent(gone.get(peer, "")) for peer in needed(self._roster, [part]))
+        tied, liveness = self._policy.lost({}), self._context.liveness
+        return any(fell_silent(liveness, peer) for peer in needed(self._roster, [part]) if peer not in tied)
 
     async def _ask(self, peer: PeerId, part: str) -> Consent | PeerError:
         body = ConsentRequest(step=self._book.step, term=self._term, part=part)

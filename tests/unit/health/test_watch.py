@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from swarm.errors import Refused
+from swarm.errors import DeadlineMissed, Refused, Unreachable
 from swarm.health.heartbeat import BEAT, LONGEST_TALK_S, LOST, PING, Heartbeat, HeartbeatReply, Lost, Ping
 from swarm.health.verdicts import (
     MISSES_TO_LOSE,
@@ -232,6 +232,9 @@ def test_watch_loses_a_neighbour_that_does_not_answer_tells_the_others_and_goes_
             await asyncio.sleep(bound_s)
             assert ring.news == [("lost", victim)]
             assert f"no answer to {MISSES_TO_LOSE} pings in a row" in ring.watch.gone[victim] or how == "dead"
+            error = ring.watch.unanswered[victim]
+            assert isinstance(error, Unreachable if how == "dead" else DeadlineMissed)
+            assert ring.watch.gone[victim].endswith(f"{error.code}, {error.reason}")
             for peer, neighbour in ring.neighbours.items():
                 assert [message.peer for message in neighbour.told] == ([] if peer == victim else [victim])
             second = NEAR[0]
@@ -281,6 +284,7 @@ def test_watch_finds_a_peer_again_that_stalled_and_tells_whoever_waits() -> None
             victim.silent = False
             await found
             assert not ring.watch.gone
+            assert not ring.watch.unanswered
         assert ring.news == [("lost", NEAR[0]), ("back", NEAR[0])]
 
     play(story)

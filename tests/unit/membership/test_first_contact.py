@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from peers.console.words import with_commands
-from swarm.errors import Advice, Ending, RunEnded, Unreachable
+from swarm.errors import Advice, Ending, RunEnded, Unadmitted, Unreachable
 from swarm.ids import PeerId
 from swarm.membership.survey import FirstContact
 from swarm.step.observe_messages import RunStanding
@@ -59,7 +59,7 @@ async def test_peer_whose_contact_is_gone_says_what_that_means(
     endpoint.answer = None
     with pytest.raises(RunEnded) as ended:
         await first.standing()
-    for error in (ended.value, first.gone("the daemon hung up")):
+    for error in (ended.value, first.gone("the daemon hung up", Unreachable("the daemon hung up"))):
         assert error.reason == f"{cause}: the daemon hung up"
         assert error.remedy == advice
         assert "is kept" not in with_commands(error.remedy), "nothing was learned here"
@@ -69,6 +69,7 @@ async def test_peer_whose_contact_is_gone_says_what_that_means(
 async def test_contact_that_lets_nobody_in_with_this_invite_is_not_gone() -> None:
     first = FirstContact(cast(Any, Answering(None)), FakeClock(), FOUNDER, FOUNDER)
     assert (await first.standing()).closed is None
-    error = first.gone("no answer to 7 pings in a row: unadmitted, the invite for bob was used by another peer")
+    refused = Unadmitted("the invite for bob was used by another peer")
+    error = first.gone(f"no answer to 7 pings in a row: {refused.code}, {refused.reason}", refused)
     assert error.reason == "the run does not let this peer in: the invite for bob was used by another peer"
     assert (error.remedy, error.ending) == (Advice.NEW_GRANT, Ending.MISUSED)

@@ -86,7 +86,9 @@ class Home:
                     position=self.bench.position,
                     name_of=lambda peer: f"the peer {peer}",
                 )
-                contact = SimpleNamespace(gone=lambda reason: RunEnded(f"orphaned: {reason}", Ending.UNREACHABLE))
+                contact = SimpleNamespace(
+                    gone=lambda reason, error: RunEnded(f"orphaned: {reason}", Ending.UNREACHABLE)
+                )
                 self.watching = Watching(cast(Any, run), self.bench.member, cast(Any, contact))
                 self.watch.report_to(self.watching)
             else:

@@ -219,7 +219,7 @@ async def test_run_that_all_leave_goes_on_where_somebody_may_have_a_copy(first: 
 async def test_run_that_all_leave_waits_for_who_only_fell_silent() -> None:
     scene = Scene()
     scene.rescuing._context.patience_s = None  # type: ignore[misc]
-    scene.liveness.lose(A, "A: deadline, no answer to health/1/beat in 1.5 s")
+    scene.liveness.lose(A, "no answer", DeadlineMissed("no answer to health/1/beat in 1.5 s"))
     for holder in (FIRST, SECOND):
         scene.says[holder] = lambda: Consent(reassign=None)
     all_leave(scene)

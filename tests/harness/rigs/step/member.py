@@ -16,7 +16,7 @@ from swarm.consensus.history import History
 from swarm.consensus.incarnation import Incarnation
 from swarm.consensus.records import CloseRecord, Contribution, Decision, rows_bytes
 from swarm.consensus.roster import owner
-from swarm.errors import BugError
+from swarm.errors import BugError, PeerError
 from swarm.ids import MicrobatchId, PartName, PeerId, StepWork
 from swarm.optim.schedules import OptimizerConfig
 from swarm.schema import Message
@@ -139,19 +139,23 @@ class FakeLiveness:
 
     def __init__(self) -> None:
         self.gone: dict[PeerId, str] = {}
+        self.unanswered: dict[PeerId, PeerError] = {}
         self.found: set[PeerId] = set()
         self.checked: list[tuple[PeerId, ...]] = []
         self._version = 0
         self._changed = asyncio.Event()
 
-    def lose(self, peer: PeerId, reason: str = "silent") -> None:
-        """Let the peer be gone from now on."""
+    def lose(self, peer: PeerId, reason: str = "silent", error: PeerError | None = None) -> None:
+        """Let the peer be gone from now on, because of an error if there is one."""
         self.gone[peer] = reason
+        if error is not None:
+            self.unanswered[peer] = error
         self._tell()
 
     def find(self, peer: PeerId) -> None:
         """Let the peer be back."""
         self.gone.pop(peer, None)
+        self.unanswered.pop(peer, None)
         self._tell()
 
     def _tell(self) -> None:
