@@ -26,9 +26,6 @@ from swarm.state.checkpoints.files import held, steps
 from swarm.state.checkpoints.shelf import CheckpointShelf
 from swarm.state.snapshot import Snapshot
 
-COPIES_S = 10.0
-"""How long after the last close is done with here the writing of another's part may begin."""
-
 
 class CheckpointKeeper:
     """A :class:`swarm.membership.state_keeper.StateKeeper`, which does nothing for a peer without a run directory.
@@ -86,27 +83,22 @@ class CheckpointKeeper:
             snapshot = await self._around.device.run(held.snapshot)
             self._own = self._writing.create_task(self._writer.write(snapshot, record, last=last))
 
-    def keep_copies(self, copies: Sequence[Snapshot], record: CloseRecord) -> None:
-        """The run is over with this record: what is here of others' parts is written, too, after our own, for they may
-        not live to do it; as much as is begun within COPIES_S, for this peer may have to be gone soon. A disk that
-        refuses is no failure of ours. Call it inside the context."""
-        if self._writer is not None and copies:
-            assert self._writing is not None  # noqa: S101 - as above
-            self._writing.create_task(self._write_copies(self._writer, copies, record))
+    async def keep_copies(self, copies: Sequence[Snapshot], record: CloseRecord, within_s: float) -> None:
+        """See :class:`swarm.membership.state_keeper.StateKeeper`. A disk that refuses is no failure of ours."""
+        if self._writer is None:
+            return
+        until = self._around.clock.monotonic() + within_s
+        if self._own is not None:
+            await asyncio.wait([self._own])
+        for snapshot in copies:
+            if self._around.clock.monotonic() < until:  # a disk that was slow with our own part gets no more
+                await self._writer.write_copy(snapshot, record)
 
     async def keep_now(self, state: Snapshot, record: CloseRecord) -> str:
         """See :class:`swarm.membership.state_keeper.StateKeeper`."""
         if self._writer is None:
             return "this peer keeps no checkpoints"
         return await self._writer.write_now(state, record)
-
-    async def _write_copies(self, writer: CheckpointWriter, copies: Sequence[Snapshot], record: CloseRecord) -> None:
-        until = self._around.clock.monotonic() + COPIES_S
-        if self._own is not None:
-            await asyncio.wait([self._own])
-        for snapshot in copies:
-            if self._around.clock.monotonic() < until:  # a disk that was slow with our own part gets no more
-                await writer.write_copy(snapshot, record)
 
     def check_last(self) -> None:
         """Check that the last step's checkpoint is on this disk. Call it when the last step is closed and the context

@@ -83,13 +83,12 @@ class LastHolder:
         """Write what this peer has of the state after a record that no other may follow: its own part, and copies. That
         of parts that are lost may be in the memory of those that are left alone. Takes at most KEEP_S."""
         until = self._clock.monotonic() + KEEP_S
-        problem = await self._write(record, KEEP_S)
-        for copy in copies:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(until - self._clock.monotonic()):
-                    problem = await self._run.keeper.keep_now(copy, record) or problem
-        if problem:
-            logger.info("of step %d not all that was here is on this disk: %s", record.step, problem)
+        if problem := await self._write(record, KEEP_S):
+            logger.info("of step %d this peer's own part is not on this disk: %s", record.step, problem)
+        left_s = until - self._clock.monotonic()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(left_s):
+                await self._run.keeper.keep_copies(copies, record, left_s)
 
     async def _write(self, record: CloseRecord, within_s: float) -> str:
         """Keep the newest state on this disk; returns why it is not there, "" once it is."""

@@ -18,7 +18,11 @@ from swarm.membership.last_holder import LastHolder
 from swarm.membership.leaving import Leaving
 from swarm.membership.run import RunContext
 from swarm.membership.status import PeerStatus
+from swarm.state.snapshot import Snapshot
 from swarm.step.loop import StepLoop
+
+COPIES_S = 10.0
+"""How long after the last close is done with here the writing of another's part may begin."""
 
 Work = Callable[[], Coroutine[Any, Any, None]]
 """A work that goes on beside the steps, until cancelled."""
@@ -55,7 +59,7 @@ class Membership:
         return self._leaving.outcome
 
     async def _live(self) -> None:
-        at, keeper = self._run.position, self._run.keeper
+        at, keeper, copies = self._run.position, self._run.keeper, list[Snapshot]()
         async with keeper:  # checkpoints may outlast the steps
             try:
                 async with asyncio.TaskGroup() as group:
@@ -63,9 +67,11 @@ class Membership:
                     await self._steps.run()
                     await self._leaving.hand_over()
                     if keeper.keeps and at.over and (head := at.head) is not None:
-                        keeper.keep_copies(await self._copying.last(head), head)
+                        copies = await self._copying.last(head)
                     for task in background:
                         task.cancel()
+                if copies:  # those who train these parts may not live to write them; this peer may have to be gone soon
+                    await keeper.keep_copies(copies, self._run.history.head, COPIES_S)
             except* RunEnded:
                 if keeper.keeps and (head := at.head) is not None and at.is_member:
                     await self._last.keep(head, await self._copying.last(head, every=True))

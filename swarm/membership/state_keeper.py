@@ -42,8 +42,9 @@ class StateKeeper(AbstractAsyncContextManager[Any], Protocol):
             departed: Whether the record lets this peer go.
         """
 
-    def keep_copies(self, copies: Sequence[Snapshot], record: CloseRecord) -> None:
-        """Keep the last state of others' parts: the run is over with ``record``. Called inside the context."""
+    async def keep_copies(self, copies: Sequence[Snapshot], record: CloseRecord, within_s: float) -> None:
+        """Keep the last state of others' parts, that of ``record``, after what is being written of this peer's own: as
+        much as is begun within that time. Called inside the context."""
 
     async def keep_now(self, state: Snapshot, record: CloseRecord) -> str:
         """Keep a state that only this peer has, before it ends; returns why it is not kept, "" once it is."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from swarm.consensus.changes import Admission, Changes, Reassign
 from swarm.consensus.copies import copy_holders
@@ -39,6 +40,14 @@ PRESENT_S = 2.0
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Offers:
+    """Of each lost part what those say who hold a copy; whether somebody who keeps one of them gave no answer yet."""
+
+    said: dict[str, list[Consent]]
+    unsure: bool
+
+
 class Rescuing:
     """What the leader of a term does when parts have lost their last replica."""
 
@@ -48,8 +57,6 @@ class Rescuing:
         self._context, self._book, self._term, self._policy, self._batch = context, book, term, policy, batch
         self._roster = book.roster
         self._ties = TieEvidence(ResultSigning(context.rules.run, book.step, book.now.previous), context.verify)
-        self._unsure = False
-        """Whether somebody who keeps a copy of a lost part gave no answer yet, when last asked."""
 
     @property
     def _lost(self) -> dict[PeerId, str]:
@@ -89,7 +96,7 @@ class Rescuing:
         try:
             while (lost := lost_parts(self._roster, self._lost)) and await self._batch.can_decide():
                 offers = await self._offers(lost, context.clock.monotonic() - began)
-                proposal = await self._proposal(offers) if all(offers.values()) else None
+                proposal = await self._proposal(offers.said) if all(offers.said.values()) else None
                 if proposal is not None:
                     return proposal
                 await self._wait(lost, offers, context.clock.monotonic() - began)
@@ -97,11 +104,10 @@ class Rescuing:
         finally:
             context.waiting("")
 
-    async def _offers(self, lost: Sequence[str], waited_s: float) -> dict[str, list[Consent]]:
-        """Of each lost part what those say who hold a copy. Raises RunEnded when there is none, and nobody is expected
+    async def _offers(self, lost: Sequence[str], waited_s: float) -> _Offers:
+        """What those say who hold a copy. Raises RunEnded when there is none of a lost part, and nobody is expected
         back either: who lies about its copy has none for us."""
-        offers = {}
-        self._unsure = False
+        offers, unsure = dict[str, list[Consent]](), False
         for part in lost:
             if part == TRAINERS:
                 continue
@@ -110,7 +116,7 @@ class Rescuing:
             answers = await asyncio.gather(*(self._ask(peer, part) for peer in there))
             offers[part] = [answer for answer in answers if isinstance(answer, Consent)]
             told = all(isinstance(answer, (Consent, Refused, Violation)) for answer in answers)
-            self._unsure = self._unsure or not told
+            unsure = unsure or not told
             nobody = not offers[part] and told
             able = any(one.reassign is not None for one in offers[part])
             if not able and not any(isinstance(one, Busy) for one in answers) and self._policy.untie(PartName(part)):
@@ -118,7 +124,7 @@ class Rescuing:
             lied = any(isinstance(answer, Violation) for answer in answers)  # or has another history, to be given up
             if nobody and (waited_s >= SILENT_PART_S or not (lied or self._may_come_back(part))):
                 await self._end(part, "; ".join(map(str, answers)) or "nobody held a copy of it")
-        return offers
+        return _Offers(offers, unsure)
 
     def _may_come_back(self, part: str) -> bool:
         tied, liveness = self._policy.lost({}), self._context.liveness
@@ -135,15 +141,13 @@ class Rescuing:
             logger.info("step %d: %s", self._book.step, error)
             return error
 
-    def _given_up_for_good(
-        self, lost: Sequence[str], offers: Mapping[str, Sequence[Consent]], waited_s: float
-    ) -> list[str]:
+    def _given_up_for_good(self, lost: Sequence[str], offers: _Offers, waited_s: float) -> list[str]:
         """Return the lost parts that nobody will hold again: all others were asked to leave, none of them can take it
         over, and nobody is expected back, or has been for long enough."""
         gone = self._lost
-        if self._unsure or not self._book.requests.all_want_the_end(gone):
+        if offers.unsure or not self._book.requests.all_want_the_end(gone):
             return []
-        moves = choose(self._roster, gone, {part: _of_those_there(said, gone) for part, said in offers.items()})
+        moves = choose(self._roster, gone, {part: _of_those_there(said, gone) for part, said in offers.said.items()})
         stuck = [part for part in lost if part not in {move.part for move in moves}]
         return [part for part in stuck if waited_s >= SILENT_PART_S or not self._may_come_back(part)]
 
@@ -184,13 +188,13 @@ class Rescuing:
         history, rules = self._context.history, self._context.rules
         return given_up(history.head, history.head_hash, self._term, roster, changes.absent, rules.max_members)
 
-    async def _wait(self, lost: Sequence[str], offers: Mapping[str, Sequence[Consent]], waited_s: float) -> None:
+    async def _wait(self, lost: Sequence[str], offers: _Offers, waited_s: float) -> None:
         """A moment, for somebody to join or to come back. Raises RunEnded when nobody did for the peer's patience."""
         context, names = self._context, " and ".join(lost)
         for part in self._given_up_for_good(lost, offers, waited_s):
             await self._end(part, "all others were asked to leave")
         if context.patience_s is not None and waited_s > context.patience_s:
-            for part in offers:
+            for part in offers.said:
                 await self._end(part, f"nobody took it over for {waited_s:.0f} s")
             raise RunEnded(
                 f"nobody is left of {names}, and nobody joined for {waited_s:.0f} s",
@@ -198,7 +202,7 @@ class Rescuing:
                 check=Advice.WHAT_IS_KEPT,
                 remedy=Advice.RESUME,
             )
-        kept = [part for part, said in offers.items() if said]
+        kept = [part for part, said in offers.said.items() if said]
         how, gone = context.rules.how_to_join, self._lost
         context.waiting(awaited_holders(self._roster, gone, context.copies, kept, how))
         await first_done(context.clock.sleep(AGAIN_S), context.liveness.changed())

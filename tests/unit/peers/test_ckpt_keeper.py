@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from peers.checkpoints.keeper import COPIES_S, CheckpointKeeper
+from peers.checkpoints.keeper import CheckpointKeeper
 from peers.exit_codes import EXIT_ERROR, exit_code_of
 from swarm.consensus.records import Decision
 from swarm.disk import alone
@@ -21,6 +21,7 @@ from swarm.errors import Ending, RunEnded
 from swarm.events import CheckpointsSetAside, CheckpointWritten
 from swarm.ids import ENDS, PartName, stage_part
 from swarm.membership.founding_record import Origin, founding_record
+from swarm.membership.membership import COPIES_S
 from swarm.state.checkpoints.parts import held, part_path, read_manifest, steps
 from swarm.state.checkpoints.rotation import aside_directory
 from swarm.state.checkpoints.shelf import CheckpointShelf
@@ -88,7 +89,7 @@ async def test_keeper_writes_what_is_here_of_others_parts_after_its_own_when_the
     copies = [run.states(11)[part] for part in (stage_part(0), stage_part(1))]
     async with keeper(run, tmp_path, heard) as one:
         await one.decided(ended, holds(run, 11), departed=False)
-        one.keep_copies(copies, ended.record)
+        await one.keep_copies(copies, ended.record, COPIES_S)
     assert [event.part for event in heard.events if isinstance(event, CheckpointWritten)] == [
         ENDS,
         "stage-0",
@@ -98,7 +99,7 @@ async def test_keeper_writes_what_is_here_of_others_parts_after_its_own_when_the
     with monkeypatch.context() as patch:
         disk = install(patch, BrokenDisk(1, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
         async with keeper(run, tmp_path / "full") as one:
-            one.keep_copies(copies[:1], ended.record)
+            await one.keep_copies(copies[:1], ended.record, COPIES_S)
     assert disk.fired
     one.check_last()  # it was not its own
 
@@ -144,7 +145,7 @@ async def test_keeper_sees_to_a_copy_whose_owner_does_not_finish_it(tmp_path: Pa
         clock = Waits(stack.close if owner == "is killed" else bool)
         async with keeper(run, tmp_path, clock=clock) as one:
             await one.decided(ended, holds(run, 11), departed=False)
-            one.keep_copies([run.states(11)[part]], ended.record)
+            await one.keep_copies([run.states(11)[part]], ended.record, COPIES_S)
         assert clock.waited
         assert set(held(tmp_path / "checkpoints", 11).parts) == {ENDS, part}
 
@@ -179,9 +180,10 @@ async def test_keeper_that_took_long_for_its_own_part_begins_no_copy(tmp_path: P
     clock = cast(FakeClock, one._around.clock)
     async with one:
         await one.decided(ended, holds(run, 11), departed=False)
-        one.keep_copies([run.states(11)[stage_part(0)]], ended.record)
+        keeping = asyncio.create_task(one.keep_copies([run.states(11)[stage_part(0)]], ended.record, COPIES_S))
         await asyncio.sleep(0)
         clock.now += 2 * COPIES_S
+        await keeping
     assert tuple(held(tmp_path / "checkpoints", 11).parts) == (ENDS,)
 
 
