@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from peers.console.interrupt import SIGNALS, received
 from peers.exit_codes import EXIT_CODES, EXIT_OK
 from swarm.errors import Ending, RunEnded
+from swarm.waiting import ended
 
 ResultT = TypeVar("ResultT")
 
@@ -139,9 +140,7 @@ class Orders:
             reason, exit_code = told.result()
             raise ForcedExit(f"{name} {reason}", exit_code)
         finally:
-            for task in (working, told):
-                task.cancel()
-            await asyncio.gather(working, told, return_exceptions=True)
+            await ended((working, told))
 
     def take(self, number: signal.Signals) -> None:
         """Act on a signal."""

@@ -27,6 +27,7 @@ from peers.session import Who, echo, know_thyself, open_session, silent
 from swarm import __version__
 from swarm.errors import ConfigError, Ending, RunEnded, SwarmError
 from swarm.ids import RunId
+from swarm.waiting import ended
 
 if TYPE_CHECKING:
     from peers.console.voice import Speaker
@@ -269,9 +270,7 @@ class _Standing:
                 raise RunEnded("its daemon ended", Ending.UNREACHABLE)
             return told.result()
         finally:
-            for task in (reporting, watching):
-                task.cancel()
-            await asyncio.gather(reporting, watching, return_exceptions=True)
+            await ended((reporting, watching))
 
     async def _status(self, request: Mapping[str, Any]) -> StatusReport:
         from peers.control.status import StatusReport

@@ -20,6 +20,7 @@ from swarm.network.protocols import AnyMethod, Endpoint, Rpc
 from swarm.schema import Empty
 from swarm.security.credentials import Credential, Order
 from swarm.security.signing import verify
+from swarm.waiting import ended
 
 logger = logging.getLogger(__name__)
 
@@ -107,9 +108,7 @@ class AdmissionService:
 
     async def close(self) -> None:
         """Tell nobody more."""
-        for task in list(self._telling):
-            task.cancel()
-        await asyncio.gather(*self._telling, return_exceptions=True)
+        await ended(self._telling)
 
 
 def open_gate(manifest: Manifest, endpoint: Endpoint, credential: Credential | None) -> AdmissionService | None:

@@ -22,6 +22,7 @@ from swarm.membership.part_copy import CopyContext, PartCopy, RecentRecords
 from swarm.membership.run import RunContext
 from swarm.optim.part import PartState
 from swarm.state.snapshot import Snapshot
+from swarm.waiting import ended
 
 logger = logging.getLogger(__name__)
 
@@ -102,9 +103,7 @@ class Copying:
                 self._changed.clear()
                 await self._adjust()
         finally:
-            for kept in self._kept.values():
-                kept.following.cancel()
-            await asyncio.gather(*(kept.following for kept in self._kept.values()), return_exceptions=True)
+            await ended([kept.following for kept in self._kept.values()])
 
     async def decided(self, decision: Decision) -> None:
         """A record was decided here. What this peer shall keep may be something else from now on; the change itself is

@@ -20,6 +20,7 @@ from swarm.ids import PartName, PeerId, RunId
 from swarm.network.protocols import Endpoint
 from swarm.state.download import gravest
 from swarm.step.observe_messages import HASH, LEAVE, START, Decided, HashRequest, LeaveRequest, StartRequest
+from swarm.waiting import ended
 
 MAX_DONORS = 4
 START_S = 30.0
@@ -105,9 +106,7 @@ async def _take(
             if pending:
                 await asyncio.wait(pending, timeout=LAGGARD_S)
         finally:
-            for task in asking:
-                task.cancel()
-            await asyncio.gather(*asking, return_exceptions=True)
+            await ended(asking)
         for task, peer in asking.items():
             if task.cancelled():
                 failures.append(DeadlineMissed("it did not begin to help in time", peer=peer))

@@ -28,7 +28,7 @@ from swarm.step.leader.close import StepClose
 from swarm.step.leader.provisional import Reunion, Solitude, SpeculativeClose
 from swarm.step.member.leader_watch import LeaderWatch
 from swarm.step.member.service import MemberService
-from swarm.waiting import ExponentialBackoff, first_done
+from swarm.waiting import ExponentialBackoff, ended, first_done
 
 logger = logging.getLogger(__name__)
 
@@ -80,9 +80,7 @@ class StepLoop:
             for task in done:
                 task.result()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await ended(tasks)
             await self._member.close()
 
     async def _steps(self) -> None:

@@ -24,6 +24,7 @@ from swarm.network.rpc.link import enlarge
 from swarm.network.rpc.meter import ByteMeter
 from swarm.network.rpc.server import ServerStream
 from swarm.network.rpc.strangers import QuestionBudget, StrangerBudget
+from swarm.waiting import ended
 
 _Key = tuple[PeerId, str]
 
@@ -247,10 +248,7 @@ class StreamServer:
 
     async def close(self) -> None:
         """End every stream and cancel its handlers. Idempotent."""
-        tasks = list(self._serving)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await ended(self._serving)
 
     def _make_room(self) -> None:
         """Close a stream when strangers have too many: the oldest on which nobody is calling gives way, whose caller

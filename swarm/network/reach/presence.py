@@ -27,6 +27,7 @@ from swarm.network.reach.seats import MayRelay
 from swarm.network.reach.service import ReachService
 from swarm.network.reach.standing import KnownRelays, StandingLimits, StandingRelay
 from swarm.network.reach.upgrades import Upgrades
+from swarm.waiting import ended
 
 _MAX_FOUND = 2
 _MAX_CANDIDATES = 64
@@ -158,9 +159,7 @@ class Presence:
 
     async def close(self) -> None:
         """Relay and be relayed no longer. Idempotent."""
-        for task in self._keeping:
-            task.cancel()
-        await asyncio.gather(*self._keeping, return_exceptions=True)
+        await ended(self._keeping)
         if self._relay is not None:
             await self._relay.close()
 

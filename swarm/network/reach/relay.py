@@ -38,6 +38,7 @@ from swarm.network.reach.circuit import (
 )
 from swarm.network.reach.reachability import Withdrawn
 from swarm.network.reach.seats import MayRelay, RelayLimits, Seat, Seats
+from swarm.waiting import ended
 
 logger = logging.getLogger(__name__)
 
@@ -106,10 +107,7 @@ class Relay:
     async def close(self) -> None:
         """Cut every circuit. Idempotent."""
         self._closed = True
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await ended(self._tasks)
 
     async def _accept(self, caller: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         seat = None if self._closed else self._seats.sit(caller)
