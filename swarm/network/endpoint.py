@@ -2,11 +2,8 @@
 
 Per ordered pair of peers there are two long-lived streams, so that no tensor delays a decision: *control* for calls
 without payload, *tensors* for the others. Their protocol names carry the run, so peers of two runs cannot meet; only
-public methods (the manifest, what relays of no run are asked) are served under a name without it. Over 350 lines: all
-of the seam, most of which hands on to a subpackage.
+public methods (the manifest, what relays of no run are asked) are served under a name without it.
 """
-
-# Over 400 lines: one class that hands on to its parts, a short method for each thing of the seam.
 
 from __future__ import annotations
 
@@ -26,8 +23,9 @@ from swarm.events import EventSink, NullSink
 from swarm.ids import PeerId, RunId
 from swarm.network.addresses import LOOPBACK, by_peer, split_peer
 from swarm.network.discovery.directory import DHTDirectory, DirectoryConfig
+from swarm.network.discovery.entered import EnteredDirectory
 from swarm.network.discovery.records import PeerRecord
-from swarm.network.libp2p.attach import LINK_ERRORS, AttachedP2P
+from swarm.network.libp2p.attach import AttachedP2P
 from swarm.network.libp2p.daemon import DaemonConfig
 from swarm.network.libp2p.dialling import Dialler, Hints
 from swarm.network.libp2p.guard import install
@@ -45,10 +43,9 @@ from swarm.network.reach.standing import KnownRelays, StandingLimits, StandingRe
 from swarm.network.rpc.dispatcher import Dispatcher, ServeLimits
 from swarm.network.rpc.introduction import Introduction
 from swarm.network.rpc.meter import ByteMeter, RateLimits
-from swarm.schema import Message, Record
+from swarm.schema import Record
 
 PUBLIC_PROTOCOL = f"swarm/{PUBLIC_PREFIX.rstrip('/')}"
-_CLOSE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +87,7 @@ class LibP2PEndpoint:
         self._incoming = StreamServer(self._desk, clock, ByteMeter(config.rates, identity.peer), PUBLIC_PROTOCOL)
         self._incoming.known = lambda peer: peer == identity.peer
         self._run: RunId | None = None
-        self._directory: DHTDirectory | None = None
+        self._directory = EnteredDirectory(lambda: self.addresses)
         self._closing: asyncio.Task[None] | None = None
         self._daemon: AttachedDaemon
         self._outgoing: Outgoing
@@ -144,18 +141,19 @@ class LibP2PEndpoint:
         """Start everything that needs the daemon, once there is a client of it."""
         config, p2p = self._config, self._daemon.p2p
         p2p.questions = self._incoming.questions
-        dialler = Dialler(p2p, self._hints, self._look_up)
+        dialler = Dialler(p2p, self._hints, self._directory.look_up)
         relay = Relay(p2p, self._clock, config.seats) if config.relay == "auto" else None
         known = KnownRelays({peer: tuple(at) for peer, at in by_peer(config.relays).items()})
         self._presence = Presence(p2p, await p2p.addresses(), self._clock, relay, known)
         self._outgoing = Outgoing(self.peer, dialler, self._daemon.supervisor, self._incoming, config.dial_timeout_s)
         self._outgoing.on_lost = self._presence.stream_lost
-        self._outgoing.introduction = Introduction(self._say)
+        self._outgoing.introduction = Introduction(self._call)
         await self._incoming.serve(p2p, PUBLIC_PROTOCOL)
 
     def _mending(self) -> Mending:
-        recovery = Recovery(self._presence, self._hints, self._outgoing.dialler, self._dealt_with, self._announce_again)
-        return Mending(lost=self._lose, started=self._daemon.files.note_daemon, restored=recovery.run)
+        dialler, announce = self._outgoing.dialler, self._directory.announce_again
+        recovery = Recovery(self._presence, self._hints, dialler, self._dealt_with, announce)
+        return Mending(lost=self._directory.lose, started=self._daemon.files.note_daemon, restored=recovery.run)
 
     @property
     def peer(self) -> PeerId:
@@ -205,9 +203,7 @@ class LibP2PEndpoint:
     @property
     def directory(self) -> DHTDirectory:
         """The run's directory. Raises BugError before :meth:`enter`."""
-        if self._directory is None:
-            raise BugError("the endpoint has not entered a run")
-        return self._directory
+        return self._directory.dht
 
     @property
     def daemon_pid(self) -> int:
@@ -232,7 +228,7 @@ class LibP2PEndpoint:
         for name in ("control", "tensors"):
             await self._incoming.serve(self._daemon.p2p, f"swarm/{name}/1/{run[:32]}")
         config = DirectoryConfig(run=run, kinds=self._config.kinds, bootstrap=self._config.bootstrap)
-        self._directory = await DHTDirectory.open(self._daemon.p2p, config, self._identity.private, self._clock)
+        await self._directory.enter(self._daemon.p2p, config, self._identity.private, self._clock)
 
     def mount(self, service: Service) -> None:
         """See :class:`~swarm.network.protocols.Endpoint`."""
@@ -322,14 +318,7 @@ class LibP2PEndpoint:
         max_reply_bytes: int = 0,
     ) -> tuple[ReplyT, memoryview]:
         """See :class:`~swarm.network.protocols.Endpoint`. A peer may call itself: same path, no daemon."""
-
-        async def attempt(within_s: float) -> tuple[ReplyT, memoryview]:
-            return await self._call(target, rpc, body, within_s, payload, max_reply_bytes)
-
-        return await self._outgoing.introduction.call(target, attempt, timeout_s)
-
-    async def _say(self, target: PeerId, rpc: Rpc[Any, Any], body: Message, timeout_s: float) -> object:
-        return await self._call(target, rpc, body, timeout_s, b"", 0)
+        return await self._outgoing.introduction.call(target, rpc, body, timeout_s, payload, max_reply_bytes)
 
     async def _call(
         self,
@@ -378,32 +367,10 @@ class LibP2PEndpoint:
         await self._daemon.supervisor.halt()
         await asyncio.gather(self._outgoing.close(), self._incoming.close())
         await self._presence.close()
-        if self._directory is not None:
-            self._directory.lose()
-            with contextlib.suppress(*LINK_ERRORS):
-                async with asyncio.timeout(_CLOSE_S):
-                    await self._directory.close()
+        await self._directory.leave()
         await self._daemon.p2p.detach()
-        if self._directory is not None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_CLOSE_S):
-                    await self._directory.ended()
+        await self._directory.ended()
         await self._daemon.end()
-
-    def _lose(self) -> None:
-        """A daemon that dies takes its streams with it at once; what hivemind waits for must be failed by hand."""
-        if self._directory is not None:
-            self._directory.lose()
-
-    async def _announce_again(self) -> Mapping[PeerId, PeerRecord]:
-        """Our records, with the addresses of now; then those of others."""
-        if self._directory is None:
-            return {}
-        await self._directory.resume(self._refreshed)
-        return await self._records()
-
-    def _refreshed(self, record: Record) -> Record:
-        return record.model_copy(update={"addresses": self.addresses}) if isinstance(record, PeerRecord) else record
 
     def _dealt_with(self) -> tuple[PeerId, ...]:
         """Bootstrap peers, relays, and those with whom there are, or lately were, streams."""
@@ -417,15 +384,3 @@ class LibP2PEndpoint:
         if self._run is None:
             raise BugError(f"{rpc.name} was called before the endpoint entered a run")
         return f"swarm/{'tensors' if large else 'control'}/1/{self._run[:32]}"
-
-    async def _look_up(self, target: PeerId) -> tuple[str, ...]:
-        """The addresses in a peer's record; none when the directory has no record of it, or no records of peers."""
-        record = (await self._records()).get(target)
-        return record.addresses if record is not None else ()
-
-    async def _records(self) -> Mapping[PeerId, PeerRecord]:
-        """The records of all peers; none where there are none of peers, or the directory cannot be asked."""
-        if self._directory is not None and PeerRecord in self._config.kinds:
-            with contextlib.suppress(Unreachable):
-                return await self._directory.lookup(PeerRecord)
-        return {}

@@ -49,7 +49,7 @@ from swarm.network.rpc.dispatcher import Admitted, Dispatcher, ServeLimits, hand
 from swarm.network.rpc.framing import wire_bytes
 from swarm.network.rpc.introduction import Introduction
 from swarm.network.rpc.link import ByteMeter
-from swarm.schema import Message, Record
+from swarm.schema import Record
 from swarm.sim.links import Traffic
 from swarm.sim.wires import Delay, Wires
 
@@ -167,7 +167,7 @@ class SimEndpoint:
     _introduction: Introduction = field(init=False)
 
     def __post_init__(self) -> None:
-        self._introduction = Introduction(self._say)
+        self._introduction = Introduction(self._call)
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -219,14 +219,7 @@ class SimEndpoint:
         max_reply_bytes: int = 0,
     ) -> tuple[ReplyT, memoryview]:
         """See :class:`~swarm.network.protocols.Endpoint`."""
-
-        async def attempt(within_s: float) -> tuple[ReplyT, memoryview]:
-            return await self._call(target, rpc, body, within_s, payload, max_reply_bytes)
-
-        return await self._introduction.call(target, attempt, timeout_s)
-
-    async def _say(self, target: PeerId, rpc: Rpc[Any, Any], body: Message, timeout_s: float) -> object:
-        return await self._call(target, rpc, body, timeout_s, b"", 0)
+        return await self._introduction.call(target, rpc, body, timeout_s, payload, max_reply_bytes)
 
     async def _call(
         self,
