@@ -62,14 +62,17 @@ class OpenEndpoint(Endpoint, Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class LocalPeer:
-    """One member of a local swarm."""
+    """One member of a local swarm. The same ``number`` is the same identity; ``recorder`` writes its events where the
+    swarm's are kept."""
 
     settings: PeerSettings
+    number: int
     endpoint: OpenEndpoint
     around: PeerContext
     founder: PeerId
     contact: PeerId
     events: EventList
+    recorder: Recorder | None = None
     membership: Membership | None = None
     outcome: str | BaseException | None = None
     task: asyncio.Task[None] | None = None
@@ -136,10 +139,8 @@ class LocalSwarm:
         self.network = SimNetwork(self._clock(""))
         self.hosts = hosts
         self.peers: dict[str, LocalPeer] = {}
-        self.numbers: dict[str, int] = {}
         self.twins: set[PeerId] = set()
         self.on_added: list[Callable[[str], None]] = []
-        self._recorders: dict[str, Recorder] = {}
         self._sites = {"": {"max_in_flight": max_in_flight}, **(sites or {})}
 
     def _incarnations(self) -> int:
@@ -182,7 +183,6 @@ class LocalSwarm:
         fixed = {"ends_seed": self.manifest.run.seed} if role == "bootstrap" else {}  # the same weights in every run
         more = {**self._sites[""], **fixed, **self._sites.get(name, {}), **more}
         settings = PeerSettings(**split({"home": home, "name": name, "role": role, **more}))
-        self.numbers[name] = number
         events, clock = EventList(), self._clock(name)
         admission = open_gate(self.manifest, endpoint, self.credential_of(name, role, identity.peer))
         around = PeerContext(
@@ -199,8 +199,9 @@ class LocalSwarm:
             files=files_here(self.manifest.model, settings),
             admission=admission,
         )
-        self.peers[name] = LocalPeer(
+        peer = self.peers[name] = LocalPeer(
             settings=settings,
+            number=number,
             endpoint=endpoint,
             around=around,
             founder=founder or identity.peer,
@@ -209,8 +210,8 @@ class LocalSwarm:
         )
         if self.records:
             # Without a bound: who checks invariants sees all that happened.
-            self._recorders[name] = Recorder(home / "events.jsonl", identity.peer, clock, max_bytes=math.inf)
-            events.listeners.append(self._recorders[name].emit)
+            peer.recorder = Recorder(home / "events.jsonl", identity.peer, clock, max_bytes=math.inf)
+            events.listeners.append(peer.recorder.emit)
         for hear in self.on_added:
             hear(name)
         return identity.peer
@@ -244,8 +245,9 @@ class LocalSwarm:
             for peer in self.peers.values():
                 await peer.endpoint.close()
                 await peer.around.device.close()
-            for recorder in self._recorders.values():
-                recorder.close()
+            for peer in self.peers.values():  # what others do meanwhile is told to the last
+                if peer.recorder is not None:
+                    peer.recorder.close()
 
     async def _bury(self) -> None:
         """End what stands still, where killed peers do: before anything of theirs is closed."""

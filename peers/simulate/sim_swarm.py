@@ -91,12 +91,13 @@ class SimSwarm(LocalSwarm):
         peer = self.peers.pop(name)
         await peer.around.device.close()
         shutil.rmtree(peer.settings.home)
-        for known in (self.devices, self.clocks, self.numbers, self._recorders, self._inner, self._killed):
+        for known in (self.devices, self.clocks, self._inner, self._killed):
             known.pop(name)
 
     def kill(self, name: str) -> None:
         """As kill -9: not one instruction more. Links break at once."""
-        self._recorders[name].close()
+        if (recorder := self.peers[name].recorder) is not None:
+            recorder.close()
         self.peers[name].events.listeners.clear()
         self._stop(name)
         self.network.leave(self._endpoint_of(name))

@@ -253,7 +253,7 @@ class MemoryWorld:
             self.swarm.twins.add(old.endpoint.peer)
         key = "data" if old.settings.role == "trainer" else "stage"
         more = {key: getattr(old.settings.options, key)}
-        self._join(name, old.settings.role, self.swarm.numbers[old.settings.name], **more)
+        self._join(name, old.settings.role, old.number, **more)
 
     def _join(self, name: str, role: str, number: int, **settings: Any) -> None:
         contact = next(
