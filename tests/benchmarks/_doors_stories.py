@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.consensus.records import CloseRecord, voters
 from swarm.events import StepClosed
 from swarm.ids import PeerId
@@ -26,7 +27,6 @@ from tests.harness.bad_leaders import (
     victim_of,
 )
 from tests.harness.expect import eventually
-from tests.harness.simulated import SimSwarm
 
 STEP, STEPS, SYBILS = 3, 5, 8
 LAST = 3

@@ -19,12 +19,12 @@ from peers.chaos.figures import capacity
 from peers.chaos.invariants.check import Report, check_run
 from peers.chaos.invariants.findings import Limits
 from peers.chaos.schedule import spot_trace
+from peers.simulate.sim_swarm import SimSwarm
 from peers.simulate.spot_market import SpotMarket
 from swarm.events import AttemptFailed, HopMoved, RoundDone, StepClosed, TermBegan
 from swarm.ids import ENDS
 from swarm.sim.links import Links
 from swarm.sim.loop import run_world
-from tests.harness.simulated import SimSwarm
 
 STAGES, REPLICAS, TRAINERS = 3, 4, 2
 STEP_S, FORWARD_S, BACKWARD_S = 5.0, 0.03, 0.06

@@ -17,12 +17,12 @@ from typing import Any
 
 from peers.chaos.invariants.check import check_run
 from peers.chaos.invariants.findings import Limits
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.events import ClosedWithout, JourneyCompleted, StepClosed
 from swarm.models.registry import family_of
 from swarm.sim.links import Links
 from swarm.sim.loop import run_world
 from swarm.sim.wires import PayloadWeights
-from tests.harness.simulated import SimSwarm
 
 BATCH = 8
 FORWARD_S, BACKWARD_S = 0.3, 0.6

@@ -51,13 +51,13 @@ def describe(case: dict[str, Any]) -> tuple[Workload, list[PeerClass], PartLayou
 
 def play(root: Path, case: dict[str, Any], steps: int) -> dict[str, Any]:
     """Play a case; return the median seconds of its steps behind the warm-up, and all of them."""
+    from peers.simulate.sim_swarm import SimSwarm
     from swarm.events import StepClosed
     from swarm.ids import ENDS, stage_part
     from swarm.models.registry import family_of
     from swarm.sim.links import Links
     from swarm.sim.loop import run_world
     from swarm.sim.wires import PayloadWeights
-    from tests.harness.simulated import SimSwarm
 
     hosts = [(stage, speed) for stage, speeds in enumerate(case["hosts"]) for speed in speeds]
     machine = {"peer": "*", "up_mbit_per_s": case["mbit"], "down_mbit_per_s": case["mbit"]}

@@ -16,6 +16,7 @@ from unittest import mock
 
 from peers.chaos.invariants.check import check_run
 from peers.chaos.invariants.findings import Limits
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.consensus.records import CloseRecord, CodecPair
 from swarm.events import AttemptFailed, HopMoved, RoundDone, StepClosed, SumTaken
 from swarm.ids import ENDS, PeerId, stage_part
@@ -32,7 +33,6 @@ from swarm.step.messages import PROPOSE, RECONCILE
 from swarm.step.rules import StepRules
 from tests.benchmarks._wan_cells import MICROBATCHES, REPLICAS, STAGES, TRAINERS, Cell
 from tests.benchmarks._wan_timeline import HostStep, Interval, marked
-from tests.harness.simulated import SimSwarm
 
 MODEL = {"vocab_size": 300, "dim": 64, "layers": STAGES, "heads": 1, "context": 8}
 ACTIVATION_BYTES = 4 * MODEL["dim"] * MODEL["context"]

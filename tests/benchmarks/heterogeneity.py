@@ -144,9 +144,9 @@ def _weight(setup: Setup) -> float:
 
 
 def _swarm(root: Path, case: Case, setup: Setup) -> Any:
+    from peers.simulate.sim_swarm import SimSwarm
     from swarm.sim.links import Links
     from swarm.sim.wires import PayloadWeights
-    from tests.harness.simulated import SimSwarm
 
     def machine(peer: str, mbit: float) -> dict[str, Any]:
         return {"peer": peer, "up_mbit_per_s": mbit, "down_mbit_per_s": mbit}

@@ -11,6 +11,7 @@ from peers.chaos import faults as faults
 from peers.chaos.plan import FaultPlan as FaultPlan
 from peers.chaos.plan import On as On
 from peers.chaos.plan import Strike as Strike
+from peers.simulate.sim_swarm import SimSwarm as SimSwarm
 from swarm.averaging.config import StrategyName as StrategyName
 from swarm.errors import Ending
 from swarm.sim.links import Links as Links
@@ -21,7 +22,6 @@ from tests.harness.crashes import live as live
 from tests.harness.crashes import part_of
 from tests.harness.faults_memory import MemoryWorld as MemoryWorld
 from tests.harness.faults_messages import messages_told as messages_told
-from tests.harness.simulated import SimSwarm as SimSwarm
 from tests.harness.swarm import LocalPeer, _documents
 
 documents = _documents

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.consensus.changes import Admission, admission_bytes
 from swarm.consensus.roster import Member, owner
 from swarm.errors import Busy, PeerError
@@ -34,7 +35,6 @@ from swarm.step.member.open_step import Attempt
 from swarm.step.messages import JOIN, Apply
 from swarm.step.observe_messages import STANDING, RunStanding, StandingRequest
 from swarm.step.rules import StepRules
-from tests.harness.simulated import SimSwarm
 
 Attack = Callable[[pytest.MonkeyPatch, int, list[str]], None]
 

@@ -22,6 +22,7 @@ from peers.chaos.faults import Kill, Restart
 from peers.chaos.invariants.check import check_run
 from peers.chaos.invariants.findings import Limits
 from peers.chaos.plan import FaultPlan, On, Strike
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.events import CutOff, PeerReady
 from swarm.optim.part import TrainedPart
 from swarm.sim.links import Links
@@ -30,7 +31,6 @@ from swarm.state.snapshot import digest
 from tests.harness.faults_memory import MemoryWorld
 from tests.harness.faults_messages import messages_told
 from tests.harness.faults_sweep import Moment, Moments
-from tests.harness.simulated import SimSwarm
 from tests.harness.swarm import LocalPeer
 
 STEPS = 6

@@ -14,12 +14,12 @@ from typing import Any
 import psutil
 
 from peers.chaos.faults import Restart
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.events import Event, PeerReady
 from swarm.sim.links import Links
 from swarm.sim.loop import run_world
 from tests.harness.crashes import SHAPE, part_of
 from tests.harness.faults_memory import MemoryWorld
-from tests.harness.simulated import SimSwarm
 
 NAMES = ("host-0", "host-1", "host-2", "host-3", "trainer-0", "trainer-1", "trainer-2")
 KEPT = re.compile(r"history-\d+\.jsonl")

@@ -15,12 +15,12 @@ from typing import Any
 
 from peers.chaos import faults
 from peers.chaos.faults import CannotInflict, Fault
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.events import Event
 from swarm.ids import PeerId
 from swarm.sim.loop import as_peer
 from swarm.sim.network import SimEndpoint
 from tests.harness.faults_disks import FullDisks
-from tests.harness.simulated import SimSwarm
 from tests.harness.swarm import LocalSwarm
 
 Hear = Callable[[str, str, Mapping[str, Any]], None]

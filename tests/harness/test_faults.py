@@ -34,6 +34,7 @@ from peers.chaos.faults import (
 )
 from peers.chaos.invariants.check import check_run
 from peers.chaos.plan import FaultPlan, On, Strike
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.errors import DeadlineMissed, PeerError, Unreachable
 from swarm.events import Accumulated, PeerReady, RunStarted, StepClosed
 from swarm.health.heartbeat import PING, Ping
@@ -42,7 +43,6 @@ from swarm.sim.loop import run_world
 from tests.harness.faults_disks import FullDisks, full_disk
 from tests.harness.faults_memory import MemoryWorld
 from tests.harness.faults_sweep import NO_PROTOCOL, crash_points
-from tests.harness.simulated import SimSwarm
 from tests.harness.swarm import LocalSwarm
 
 AT_STEP_2 = On(StepClosed, peer="host-0", where={"step": 2})

@@ -12,10 +12,10 @@ import pytest
 from peers.chaos.invariants.check import check_run
 from peers.chaos.invariants.evidence import event_hash, gather
 from peers.chaos.invariants.findings import Limits
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.events import StepClosed
 from swarm.sim.links import Links
 from swarm.sim.loop import run_world
-from tests.harness.simulated import SimSwarm
 from tests.harness.sources import ROOT
 
 SCRIPT = """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.simulated import SimLoop
+from swarm.sim.loop import SimLoop
 from tests.harness.sources import PACKAGES, ROOT
 from tests.harness.trace import main
 

@@ -18,7 +18,7 @@ Each figure is that of the peer which does the thing, and of all peers together 
   their own work, so only the newcomer is counted.
 * ``status``: the command ``swarm status``, from its entry point to its exit, of a peer that another process plays.
 
-The first three are cut from a :class:`~tests.harness.simulated.SimSwarm` whose links and devices take no time: no
+The first three are cut from a :class:`~peers.simulate.sim_swarm.SimSwarm` whose links and devices take no time: no
 timer becomes due within a window, and with one microbatch on its way at a time nothing else is under way. In a process
 of their own the figures repeat themselves exactly.
 """
@@ -49,7 +49,7 @@ from tests.harness.sources import PACKAGES, ROOT, Source, our_sources
 from tests.harness.standing_peer import running
 
 if TYPE_CHECKING:
-    from tests.harness.simulated import SimSwarm
+    from peers.simulate.sim_swarm import SimSwarm
 
 # What the product calls its things. Modules are found by these names, so that they may move.
 STARTED, COMPLETED, CLOSED, READY = "JourneyStarted", "JourneyCompleted", "StepClosed", "PeerReady"
@@ -225,7 +225,7 @@ def _is(event: Any, kind: str) -> bool:
 
 
 def _small_swarm(root: Path, **sections: Any) -> SimSwarm:
-    from tests.harness.simulated import SimSwarm  # not for the command, which is light
+    from peers.simulate.sim_swarm import SimSwarm  # not for the command, which is light
 
     return SimSwarm(root, hosts=2, trainers=1, max_in_flight=1, **sections)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from peers.chaos.invariants.check import check_run
 from peers.chaos.invariants.findings import Limits
 from peers.chaos.plan import FaultPlan, Strike
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.sim.loop import run_world
 from tests.harness.faults_memory import MemoryWorld
-from tests.harness.simulated import SimSwarm
 
 DONE = "every step of the run is closed"
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from peers.simulate.local_swarm import _identity, founder_id
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.errors import Ending, PeerError, RunEnded, Unadmitted
 from swarm.events import Event, PeerReady, StepClosed
 from swarm.ids import PeerId
@@ -19,7 +20,6 @@ from swarm.security.credentials import Credential, Order
 from swarm.sim.loop import run_world
 from swarm.step.observe_messages import STANDING, StandingRequest
 from tests.harness.expect import eventually
-from tests.harness.simulated import SimSwarm
 from tests.harness.swarm import LocalSwarm
 
 DONE = "every step of the run is closed"

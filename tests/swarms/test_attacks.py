@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.averaging.allreduce.messages import ReduceRequest
 from swarm.averaging.allreduce.service import AllReduce
 from swarm.consensus.placement import Candidate
@@ -27,7 +28,6 @@ from swarm.schema import Empty
 from swarm.sim.links import Links
 from swarm.sim.loop import PEER, LoopClock, run_world
 from tests.harness.bad_leaders import spoils_sums
-from tests.harness.simulated import SimSwarm
 from tests.harness.swarm import LocalPeer
 from tests.swarms.story import DONE
 

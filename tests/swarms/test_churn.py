@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from data_shards.build import build_shard
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.consensus.copies import KEPT_UPDATES
 from swarm.consensus.records import CloseRecord
 from swarm.errors import Ending, RunEnded
@@ -36,7 +37,6 @@ from swarm.sim.loop import run_world
 from swarm.state.checkpoints.files import held
 from swarm.step.leader.requests import ChangeRequests
 from tests.harness.expect import eventually
-from tests.harness.simulated import SimSwarm
 from tests.harness.swarm import LocalPeer, LocalSwarm, _documents
 
 Story = Callable[[LocalSwarm], Coroutine[Any, Any, None]]

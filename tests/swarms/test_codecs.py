@@ -12,10 +12,10 @@ from peers.chaos.invariants.check import check_run
 from peers.chaos.invariants.findings import Limits
 from peers.chaos.plan import On, Strike
 from peers.profiles import PROFILES, with_profile
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.events import CodecsChanged, JourneyCompleted, LinkUsage, PeerLost, StepClosed
 from swarm.sim.links import Links
 from swarm.sim.loop import run_world
-from tests.harness.simulated import SimSwarm
 from tests.swarms.story import DONE, live_through
 
 EXACT, SMALL = ["float32", "float32"], ["int8h", "int8h"]

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.consensus.copies import copy_holders
 from swarm.consensus.records import CloseRecord, Decision
 from swarm.consensus.roster import Member, Roster
@@ -38,7 +39,6 @@ from swarm.state.download import Download, DownloadContext, IntoMemory, PeerChun
 from swarm.state.sharing import Sharing
 from swarm.state.snapshot import digest
 from tests.harness.expect import eventually
-from tests.harness.simulated import SimSwarm
 
 LATENCY_S = 0.02
 LONG_S = 300.0

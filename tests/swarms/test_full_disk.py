@@ -7,10 +7,10 @@ from pathlib import Path
 from peers.chaos.faults import FillDisk, FreeDisk
 from peers.chaos.invariants.check import check_run
 from peers.chaos.plan import FaultPlan, On, Strike
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.events import DiskRefused, DiskTook, StepClosed
 from swarm.sim.loop import run_world
 from tests.harness.faults_memory import MemoryWorld
-from tests.harness.simulated import SimSwarm
 
 STEPS = 6
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from data_shards.build import build_shard
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.errors import Ending
 from swarm.events import (
     Accumulated,
@@ -24,7 +25,6 @@ from swarm.ids import PeerId
 from swarm.network.discovery.records import MAX_TTL_S, PeerRecord, encode_record, key_name
 from swarm.sim.loop import run_world
 from tests.harness.expect import eventually
-from tests.harness.simulated import SimSwarm
 from tests.harness.swarm import LocalPeer, LocalSwarm, _documents
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from peers.home.run_directory import RunDirectory
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.consensus.records import CloseRecord
 from swarm.errors import Ending, StateError
 from swarm.events import CopyHeld, StateLeftBehind, StepClosed
@@ -24,7 +25,6 @@ from swarm.state.checkpoints.files import held
 from swarm.state.checkpoints.parts import load_part
 from swarm.state.snapshot import digest
 from tests.harness.expect import eventually
-from tests.harness.simulated import SimSwarm
 
 LONG_S = 300.0
 

@@ -11,6 +11,7 @@ import pytest
 
 from peers.chaos.invariants.check import check_run
 from peers.chaos.invariants.findings import Limits
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.errors import Ending
 from swarm.events import (
     CaughtUp,
@@ -26,7 +27,6 @@ from swarm.membership.catching_up import CatchingUp
 from swarm.sim.links import Links
 from swarm.sim.loop import run_world
 from swarm.sim.wires import PayloadWeights
-from tests.harness.simulated import SimSwarm
 
 STEPS, REPLICAS, TARGET, MAY_MISS = 7, 4, 16, 2
 LATE = "host-1"

@@ -10,6 +10,7 @@ import pytest
 from peers.chaos.faults import Kill, Partition
 from peers.chaos.plan import On, Strike
 from peers.simulate.local_swarm import founder_id
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.events import (
     Committed,
     CutOff,
@@ -22,7 +23,6 @@ from swarm.events import (
     StepClosed,
 )
 from swarm.sim.links import Links
-from tests.harness.simulated import SimSwarm
 from tests.swarms.story import live_through
 
 GRACE_S = 4.0

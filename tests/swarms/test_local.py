@@ -10,6 +10,7 @@ import pytest
 
 from peers.chaos.faults import Kill, Pause, SlowDevice
 from peers.chaos.plan import On, Strike
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.events import (
     Accumulated,
     ContributionReplayed,
@@ -26,7 +27,6 @@ from swarm.optim.local_part import LocalPart
 from swarm.optim.muon import Muon
 from swarm.sim.links import Links
 from tests.harness.expect import eventually
-from tests.harness.simulated import SimSwarm
 from tests.harness.swarm import LocalSwarm
 from tests.swarms.story import live_through
 

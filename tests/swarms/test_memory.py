@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.events import Accumulated, Event, StepClosed
 from swarm.membership.memory import KINDS
 from swarm.membership.status_types import MemoryReport
 from swarm.sim.links import Links
 from swarm.sim.loop import run_world
-from tests.harness.simulated import SimSwarm
 
 
 def test_peers_hold_no_more_than_is_predicted_and_say_of_what(tmp_path: Path) -> None:

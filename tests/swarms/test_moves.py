@@ -12,6 +12,7 @@ import pytest
 from peers.chaos.faults import Kill, SlowDevice
 from peers.chaos.invariants.check import check_run
 from peers.chaos.plan import FaultPlan, On, Strike
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.consensus.changes import Changes
 from swarm.consensus.copies import copy_holders
 from swarm.consensus.records import CloseRecord
@@ -33,7 +34,6 @@ from swarm.sim.links import Links
 from swarm.sim.loop import run_world
 from swarm.step.moves import MoveRules
 from tests.harness.faults_memory import MemoryWorld
-from tests.harness.simulated import SimSwarm
 
 STEPS, AT, COPIES = 6, 3, 4
 FROM, TO = stage_part(0), stage_part(1)

@@ -12,13 +12,13 @@ import pytest
 from peers.chaos.faults import Kill
 from peers.chaos.invariants.check import check_run
 from peers.chaos.plan import On, Strike
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.errors import Ending
 from swarm.events import HopMoved, RosterChanged, StepClosed
 from swarm.sim.links import Links
 from swarm.sim.loop import run_world
 from tests.harness.crashes import crashes, live, sweep
 from tests.harness.expect import eventually
-from tests.harness.simulated import SimSwarm
 from tests.swarms.story import live_through
 
 STEPS = 8

@@ -10,6 +10,7 @@ import pytest
 from peers.chaos.faults import Fault, Heal, Kill, Partition
 from peers.chaos.invariants.findings import Limits
 from peers.chaos.plan import FaultPlan, On, Strike
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.consensus.copies import KEPT_UPDATES
 from swarm.consensus.roster import owner
 from swarm.events import (
@@ -26,7 +27,6 @@ from swarm.events import (
 )
 from swarm.sim.links import Links
 from swarm.step.leader.exclusion import LOOK_S, STALLED_S
-from tests.harness.simulated import SimSwarm
 from tests.swarms.story import live_through
 
 EventT = TypeVar("EventT", bound=Event)

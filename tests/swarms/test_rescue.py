@@ -10,6 +10,7 @@ import pytest
 from peers.chaos.faults import Fault, JoinerStorm, Kill, Moment, Restart
 from peers.chaos.invariants.check import check_run
 from peers.chaos.plan import FaultPlan, On, Strike
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.errors import RunEnded
 from swarm.events import (
     Committed,
@@ -26,7 +27,6 @@ from swarm.ids import ENDS
 from swarm.sim.links import Links
 from swarm.sim.loop import run_world
 from tests.harness.faults_memory import MemoryWorld
-from tests.harness.simulated import SimSwarm
 
 STEPS = 6
 MIDST = On(JourneyCompleted, peer="trainer-0", where={"step": 3})

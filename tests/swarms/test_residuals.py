@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.events import (
     DigestMismatch,
     Event,
@@ -22,7 +23,6 @@ from swarm.events import (
 from swarm.models.registry import family_of
 from swarm.sim.loop import run_world
 from tests.harness.bad_leaders import Attack, never_closes, stops_in_the_middle, striking
-from tests.harness.simulated import SimSwarm
 from tests.harness.swarm import LocalPeer
 from tests.swarms.story import DONE
 from tests.swarms.test_churn import leave

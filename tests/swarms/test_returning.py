@@ -8,13 +8,13 @@ from pathlib import Path
 from peers.chaos.faults import Pause, Twin
 from peers.chaos.invariants.check import check_run
 from peers.chaos.plan import FaultPlan, On, Strike
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.errors import Ending, RunEnded
 from swarm.events import Accumulated, StepClosed
 from swarm.membership.watching import ALONE_S
 from swarm.sim.loop import run_world
 from swarm.step.calls import first_leaf
 from tests.harness.faults_memory import MemoryWorld
-from tests.harness.simulated import SimSwarm
 
 PACE = {"forward": 0.3, "backward": 0.3}
 STEPS = 6

@@ -10,12 +10,12 @@ import pytest
 from peers.chaos.faults import Kill
 from peers.chaos.invariants.check import check_run
 from peers.chaos.plan import FaultPlan, On, Strike
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.averaging.schedules import SCHEDULES
 from swarm.events import AttemptFailed, DigestMismatch, RoundDone, StepClosed
 from swarm.sim.loop import run_world
 from tests.harness.faults_memory import MemoryWorld
 from tests.harness.faults_messages import messages_told
-from tests.harness.simulated import SimSwarm
 from tests.harness.swarm import LocalSwarm
 from tests.swarms.story import DONE
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.events import PeerLost, StepClosed, TermBegan
 from swarm.sim.loop import run_world
 from tests.harness.bad_leaders import (
@@ -16,7 +17,6 @@ from tests.harness.bad_leaders import (
     stops_in_the_middle,
     striking,
 )
-from tests.harness.simulated import SimSwarm
 from tests.swarms.story import DONE
 
 STEP, STEPS = 3, 5

@@ -10,6 +10,7 @@ import pytest
 
 from peers.chaos.faults import Kill
 from peers.chaos.plan import FaultPlan, On, Strike
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.events import DigestMismatch, Participation, RoundDone, StepClosed, Waiting
 from swarm.ids import PeerId
 from swarm.network.protocols import Rpc
@@ -17,7 +18,6 @@ from swarm.security.signing import PrivateIdentity
 from swarm.sim.loop import run_world
 from swarm.step.calls import first_leaf
 from tests.harness.faults_memory import MemoryWorld
-from tests.harness.simulated import SimSwarm
 from tests.harness.swarm import LocalSwarm, OpenEndpoint
 from tests.swarms.story import live_through
 

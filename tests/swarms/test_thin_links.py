@@ -11,13 +11,13 @@ import pytest
 import swarm.averaging.deadline
 from peers.chaos.invariants.check import check_run
 from peers.chaos.invariants.findings import Limits
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.events import AttemptFailed, PeerLost, RoundDone, StepClosed, SumTaken, TermBegan
 from swarm.ids import stage_part
 from swarm.models.registry import family_of
 from swarm.sim.links import Links
 from swarm.sim.loop import run_world
 from swarm.sim.wires import PayloadWeights
-from tests.harness.simulated import SimSwarm
 
 PART_BYTES, ROUND_S = 100_000_000, 150.0
 MBIT = PART_BYTES * 8 / ROUND_S / 1e6

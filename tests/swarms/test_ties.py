@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.events import DigestMismatch, StepClosed, StepGivenUp
 from swarm.sim.loop import run_world
 from tests.harness.bad_leaders import lies_about_weights
-from tests.harness.simulated import SimSwarm
 from tests.swarms.story import DONE
 
 STEP, STEPS = 3, 6

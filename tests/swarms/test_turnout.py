@@ -9,11 +9,11 @@ import pytest
 
 from peers.chaos.faults import Kill
 from peers.chaos.plan import On, Strike
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.events import Participation, PeerReady, RoundDone, StepClosed
 from swarm.sim.links import Links
 from swarm.sim.loop import run_world
 from tests.harness.expect import eventually
-from tests.harness.simulated import SimSwarm
 from tests.swarms.story import live_through
 
 LATENCY_S = 0.02

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.consensus.records import CloseRecord, voters
 from swarm.consensus.roster import Roster
 from swarm.events import PeerLost, StepClosed, TermBegan
@@ -16,7 +17,6 @@ from swarm.ids import PeerId
 from swarm.sim.loop import run_world
 from tests.harness.bad_leaders import Attack, bends_quota, evicts, forges_rows, striking, sybils_join, victim_of
 from tests.harness.expect import eventually
-from tests.harness.simulated import SimSwarm
 from tests.swarms.story import DONE
 
 STEP, STEPS = 3, 6

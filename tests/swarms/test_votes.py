@@ -11,10 +11,10 @@ import pytest
 from peers.chaos.faults import Kill, Restart
 from peers.chaos.invariants.check import check_run
 from peers.chaos.plan import FaultPlan, On, Strike
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.events import Accumulated, Event, StepClosed, Waiting
 from swarm.sim.loop import run_world
 from tests.harness.faults_memory import MemoryWorld
-from tests.harness.simulated import SimSwarm
 
 STEPS = 12
 PACE = {"forward": 0.3, "backward": 0.3}

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from data_shards.tokenize import train_tokenizer
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.config import Manifest
 from swarm.ids import ENDS, stage_part
 from swarm.membership.founder import SEED_BITS, InitialWeights
@@ -22,7 +23,6 @@ from swarm.sim.loop import run_world
 from swarm.state.frozen import ModelFiles
 from swarm.state.snapshot import digest, initial_snapshot
 from tests.harness.settings import checked_settings
-from tests.harness.simulated import SimSwarm
 from tests.harness.swarm import small_manifest
 
 SECRET = 0x1F3A_9C52_77E0_4B86_D15E_2A94_C3B7_6083
