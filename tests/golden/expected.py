@@ -40,4 +40,13 @@ EXPECTED: tuple[Expected, ...] = (
         "counts", "tests", "test_find_run_nobody_answers_names_every_address",
         "ef8fbd38: errors name one address of many; the test says so in its name",
     ),
+    Expected(
+        "counts", "tests", "test_new_whose_run_has_begun_comes_back_as_a_stage_host",
+        "24027831: a founder comes back as what it was; the test says so in its name",
+    ),
+    *(
+        Expected(what, "checkpoints", "CheckpointWritten",
+                 "c05ea21f: a peer writes at each tenth of the run, whatever it is told beside that")
+        for what in ("events", "counts")
+    ),
 )  # fmt: skip
