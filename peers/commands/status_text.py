@@ -6,7 +6,17 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from peers.commands.look import Seen
-from peers.console.words import amount, command_name, count, one_line, relaying_text, short_address, short_id
+from peers.console.words import (
+    agreed_text,
+    amount,
+    command_name,
+    command_to_order,
+    count,
+    one_line,
+    relaying_text,
+    short_address,
+    short_id,
+)
 from peers.control.status import ALONE, MemberReport, StatusReport
 from peers.home.place_state import PlaceState
 from swarm.membership.status_types import MemoryReport, PartTurnout
@@ -258,7 +268,12 @@ def _admission(standing: StatusReport) -> list[tuple[str, str]]:
         ("admits", f"{admission.mode}; issuers: {', '.join(admission.issuers) or 'none is left'}"),
         *admitted,
         ("revoked", ", ".join(admission.revoked)),
+        *(("vote", _vote(*vote)) for vote in admission.votes),
     ]
+
+
+def _vote(verb: str, who: str, agreed: int, voters: int) -> str:
+    return f"to {verb} {who}: {agreed_text(agreed, voters)}; who agrees types: {command_to_order(verb, who)}"
 
 
 def _traces(state: PlaceState, alone: bool) -> list[tuple[str, str]]:

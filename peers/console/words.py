@@ -133,6 +133,18 @@ def command_to_invite(mode: str, role: str = "ROLE", name: str = "NAME") -> str:
     return f"{command_name()} invite --for {name} --role {role}{' --id PEER_ID' if mode == 'organisation' else ''}"
 
 
+def command_to_order(verb: str, who: str) -> str:
+    """Return what a person types for an order about who belongs to a run (:class:`~swarm.security.credentials.Order`):
+    ``who`` is the name of a grant, or an issuer's peer id."""
+    return f"{command_name()} revoke {who}" if verb == "revoke" else f"{command_name()} issuers --{verb} {who}"
+
+
+def agreed_text(agreed: int, voters: int) -> str:
+    """``1 of the 3 that vote has agreed, and it takes 2``."""
+    has = "has" if agreed == 1 else "have"
+    return f"{agreed} of the {voters} that vote {has} agreed, and it takes {voters // 2 + 1}"
+
+
 def _like_it(error: ConfigError) -> str:
     """Return how to found a run with the settings of one of an older wire version; nothing for other errors."""
     if not isinstance(error, OtherWire) or error.wire > WIRE_VERSION or not os.path.isfile(error.origin):

@@ -9,7 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from peers.console.words import CommandError, command_name, command_to_invite, listed
+from peers.console.event_words import harmless
+from peers.console.words import (
+    CommandError,
+    agreed_text,
+    command_name,
+    command_to_invite,
+    command_to_order,
+    listed,
+    named,
+)
 from peers.control.status import AdmissionReport
 from peers.exit_codes import EXIT_ERROR, EXIT_USAGE
 from peers.invites.invite import Granted, parse_invite
@@ -27,6 +36,8 @@ from swarm.security.signing import PrivateIdentity
 
 ISSUED_FILE = "issued.json"
 MAX_ISSUED = 4096
+MAX_TOLD = 64
+"""Of votes that are open a status has so many."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,7 +129,7 @@ class Admitting:
             run = self.manifest.run_id
             orders.append(Order(verb="revoke", run=run, name=name, serial=serial, until_step=until))
         for one in orders:
-            self._give(one, f"{command_name()} revoke {name}")
+            self._give(one)
         if all(gate.counts(one) for one in orders):
             return self._revoked(name, serials)
         if all(gate.counts(one) or gate.waits(one) for one in orders):
@@ -126,7 +137,7 @@ class Admitting:
                 f"{name} is to be revoked, which waits: those that would be left are no majority of those that decide "
                 "the next record. It is cut off as soon as they are: others go first, or more that vote must join"
             )
-        return self._voted(f"revoke {name}")
+        return self._voted(orders)
 
     def _revoked(self, name: str, serials: Sequence[str]) -> str:
         """Say what became of who has these grants, in the newest record: a member, one that left, or nobody."""
@@ -138,7 +149,7 @@ class Admitting:
             return f"{name} is revoked: it is no member now, and cannot come back with its invite"
         return f"the invite for {name} is revoked: nobody has joined with it, and nobody can now"
 
-    def _give(self, order: Order, command: str) -> bool:
+    def _give(self, order: Order) -> bool:
         """Sign an order and have it told; return whether it counts. Raises CommandError for who may not."""
         signed = order.with_signature(self.identity)
         try:
@@ -146,13 +157,36 @@ class Admitting:
         except PeerError as error:
             raise CommandError(f"{order.verb} {order.name}: that was not taken: {error.reason}",
                                check="this peer is neither an issuer of the run nor one that votes",
-                               next_=f"{command}, on the machine of an issuer, or of more than half of those that vote",
+                               next_=f"{command_to_order(order.verb, order.peer or order.name)}, on the machine of an "
+                               "issuer, or of more than half of those that vote",
                                exit_code=EXIT_ERROR) from None  # fmt: skip
         return self.service.gate.counts(signed)
 
-    def _voted(self, what: str) -> str:
-        voters = len(self.membership.roster.entitled)
-        return f"this peer's vote to {what} is told; it takes more than half of {voters} that vote, or enough issuers"
+    def _voted(self, orders: Sequence[Order]) -> str:
+        """Say how the vote about these orders stands, which are all about one name: who has agreed, who can, and what
+        they type. Of several orders that which fewest have signed counts."""
+        gate, roster, me = self.service.gate, self.membership.roster, self.identity.peer
+        keys, issuers = {one.key for one in orders}, gate.state.issuers
+        still_open = (one for one in gate.votes if one.key in keys)
+        order = min(still_open, key=lambda one: len(one.signatures), default=orders[0])
+        who, signed = order.peer or order.name, order.signatures.keys()
+        agreed = [peer for peer in roster.entitled if peer in signed]
+        left = [peer for peer in roster.entitled if peer not in signed]
+        said = f"a vote to {order.verb} {who} {'was begun' if signed <= {me} else 'is under way'}"
+        stands = agreed_text(len(agreed), len(roster.entitled))
+        others = f"of those that vote, {listed(left) or 'nobody'} can agree, too"
+        if issuers:
+            needed, have = gate.rules.needed(gate.state), len(signed & set(issuers))
+            deciding = "one issuer decides it alone" if needed == 1 else f"{needed} issuers decide it ({have} signed)"
+            others += f"; or {deciding}: {listed(issuers)}"
+        here = roster[me].name if me in roster else "PEER"
+        lines = [
+            f"{said}: {stands}. Until then nothing changes",
+            f"agreed: {listed(agreed) or 'no voter'}; {others}",
+            f"each of them types, at its own peer: {command_to_order(order.verb, who)}",
+            f"how it stands: {command_name()} status --peer {here}, or the same again here",
+        ]
+        return named("\n  ".join(lines), {one.peer: harmless(one.name) for one in roster.members if one.name})
 
     # --- issuers -------------------------------------------------------------------------------------------------
 
@@ -183,9 +217,9 @@ class Admitting:
                                check=f"{command_name()} issuers shows who may", exit_code=EXIT_USAGE,
                                next_=f"{command_name()} issuers --appoint PEER_ID, another one, first")  # fmt: skip
         order = Order(verb=verb, run=self.manifest.run_id, name=peer[-12:], peer=peer, after=state.number)
-        if self._give(order, f"{command_name()} issuers --{verb} {peer}"):
+        if self._give(order):
             return f"{peer} is {'an' if verb == 'appoint' else 'no'} issuer with the next record"
-        return self._voted(f"{verb} {peer}")
+        return self._voted([order])
 
     def countersign(self, text: str) -> str:
         """Return an invite of this run with this issuer's signature beside the others'. Raises CommandError, and
@@ -218,7 +252,16 @@ class Admitting:
             issuers=state.issuers,
             admitted=tuple((one.name, one.role, one.peer) for one in state.holders if one.serial not in state.void),
             revoked=tuple(one.name for one in state.revoked),
+            votes=self._votes(),
         )
+
+    def _votes(self) -> tuple[tuple[str, str, int, int], ...]:
+        """Votes that are open, one for each name: of several orders about it that which fewest have signed counts."""
+        voters, found = set(self.membership.roster.entitled), dict[tuple[str, str], int]()
+        for one in self.service.gate.votes[:MAX_TOLD]:
+            key, agreed = (one.verb, one.peer or one.name), len(one.signatures.keys() & voters)
+            found[key] = min(agreed, found.get(key, agreed))
+        return tuple((verb, who, agreed, len(voters)) for (verb, who), agreed in sorted(found.items()))
 
     # --- what was issued here ------------------------------------------------------------------------------------
 

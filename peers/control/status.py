@@ -18,12 +18,14 @@ ALONE = "alone: nobody to average with"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionReport:
     """Who may join, as the newest record says that is known there: the mode, the issuers' peer ids, whom grants
-    admitted, by name with role and peer id, and the names of those that were revoked."""
+    admitted, by name with role and peer id, and the names of those that were revoked. ``votes`` are open: the verb, the
+    name or peer id that it is about, how many have agreed, and of how many that vote."""
 
     mode: str
     issuers: tuple[str, ...]
     admitted: tuple[tuple[str, str, str], ...]
     revoked: tuple[str, ...]
+    votes: tuple[tuple[str, str, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -316,6 +316,12 @@ class CallGate:
         """Those that enough have signed, and no record has carried out yet."""
         return self._looked().due
 
+    @property
+    def votes(self) -> Sequence[Order]:
+        """Orders that too few have signed so far, with the signatures that count."""
+        view = self._looked()
+        return [one for one in self._pending.values() if not self._is_signed(view, one)]
+
     def counts(self, order: Order) -> bool:
         """Return whether enough have signed it, or it was carried out."""
         view = self._looked()

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from peers.console.words import CommandError
+from peers.console.words import CommandError, command_name
 from peers.control.admitting import Admitting
 from peers.invites.invite import Granted, Invite, parse_invite
 from swarm.consensus.admissions import AdmissionConfig, AdmissionPolicy
@@ -31,7 +31,8 @@ def admitting(me: PrivateIdentity, tmp_path: Path, *issuers: PrivateIdentity, th
     config = AdmissionConfig(mode="token", issuers=tuple(str(one.peer) for one in issuers), threshold=threshold)
     policy = AdmissionPolicy(RUN, config)
     roster = tuple(
-        Member(peer=one.peer, role="stage", name="x", part="stage-0", addresses=()) for one in (FIRST, SECOND, THIRD)
+        Member(peer=one.peer, role="stage", name=name, part="stage-0", addresses=())
+        for one, name in ((FIRST, "first"), (SECOND, "second"), (THIRD, "third"))
     )
     head = CloseRecord(
         run=RUN, step=4, committed=(), tokens=0, loss_sum=0.0, grad_norm=0.0, clip=1.0, lr=0.0, digests={}, cursors={},
@@ -69,7 +70,9 @@ def test_invite_that_two_issuers_signed_admits_where_two_must(tmp_path: Path) ->
     assert both.seed == alone.seed
     issuers = (FIRST.peer, SECOND.peer)
     check_credential(both.credential(HOST.peer), run=RUN, issuers=issuers, threshold=2, named=False, verify=verify)
-    assert "ana is revoked" not in second.revoke("ana"), "one of two issuers takes back nothing alone"
+    said = second.revoke("ana")
+    assert "ana is revoked" not in said, "one of two issuers takes back nothing alone"
+    assert "2 issuers decide it (1 signed): " in said
 
 
 def test_invite_to_another_run_and_one_of_no_issuer_are_not_signed(tmp_path: Path) -> None:
@@ -101,12 +104,39 @@ def test_issuer_appoints_another_alone(tmp_path: Path) -> None:
 
 def test_members_appoint_an_issuer_by_more_than_half_of_the_votes(tmp_path: Path) -> None:
     voters = [admitting(one, tmp_path, HOST) for one in (SECOND, THIRD)]
-    assert "it takes more than half of 3" in voters[0].issuers({"appoint": SECOND.peer})
+    assert "1 of the 3 that vote has agreed, and it takes 2" in voters[0].issuers({"appoint": SECOND.peer})
     assert not carried_out(voters[0])
-    (vote,) = voters[0].service.gate._pending.values()
+    (vote,) = voters[0].service.gate.votes
     voters[1].service.gate.take(vote)
     assert "is an issuer with the next record" in voters[1].issuers({"appoint": SECOND.peer})
     assert [one.peer for one in carried_out(voters[1])] == [SECOND.peer]
+
+
+def test_member_that_revokes_is_told_that_a_vote_began_who_can_agree_and_what_they_type(tmp_path: Path) -> None:
+    issuer = admitting(HOST, tmp_path, HOST)
+    granted = issuer.grant({"for": "ana", "id": str(THIRD.peer)})
+    used = [granted.credential(THIRD.peer)]
+    voters = [admitting(one, tmp_path, HOST) for one in (FIRST, SECOND)]
+    for voter in voters:
+        at = cast(Any, voter.service.gate._at)
+        state = voter.service.gate.rules.following(
+            voter.service.gate.state, 4, used, [], [FIRST.peer, SECOND.peer, THIRD.peer]
+        )
+        at.head = at.head.model_copy(update={"admissions": state})
+    said = voters[0].revoke("ana")
+    assert "a vote to revoke ana was begun: 1 of the 3 that vote has agreed, and it takes 2" in said
+    agreed, can = said.splitlines()[1].split("; of those that vote, ")
+    assert agreed.strip() == "agreed: first"
+    assert set(can.split(" can agree")[0].split(" and ")) == {"second", "third"}
+    assert "or one issuer decides it alone: 12D3Ko…" in can
+    assert f"{command_name()} revoke ana" in said.splitlines()[2]
+    assert f"{command_name()} status --peer first" in said
+    assert voters[0].report().votes == (("revoke", "ana", 1, 3),)
+    (vote,) = voters[0].service.gate.votes
+    voters[1].service.gate.take(vote)
+    assert voters[1].report().votes == (("revoke", "ana", 1, 3),), "it is seen where nobody has agreed yet"
+    assert "ana is revoked" in voters[1].revoke("ana")
+    assert voters[1].report().votes == ()
 
 
 @pytest.mark.parametrize(

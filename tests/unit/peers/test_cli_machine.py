@@ -22,7 +22,7 @@ from peers.commands.status_text import detail_lines, member_lines, status_lines
 from peers.console.interrupt import Interrupted
 from peers.console.words import CommandError, command_name
 from peers.control.client import ask
-from peers.control.status import MemberReport, StatusReport
+from peers.control.status import AdmissionReport, MemberReport, StatusReport
 from peers.home.places import PlaceInfo, list_places, look_at_place, take_place
 from peers.invites.wishes import ROLES
 from swarm.averaging.config import AveragingConfig, LocalConfig
@@ -387,6 +387,19 @@ def test_status_says_what_the_death_of_one_voter_costs_where_there_are_fewer_tha
     assert "two voters only: while one is away nothing" in "\n".join(detail_lines(Seen(place=place, standing=short)))
     assert "one voter only" in few_voters(1)
     assert [few_voters(n) for n in (0, 3, 11)] == ["", "", ""]
+
+
+def test_open_vote_is_in_the_status_of_every_member_with_what_agrees() -> None:
+    place = PlaceInfo(name="1", path=Path("h/1"), live=True, state=None)
+    admission = AdmissionReport(
+        mode="token", issuers=(), admitted=(), revoked=(), votes=(("revoke", "ana", 1, 3), ("dismiss", "12D3", 0, 3))
+    )
+    shown = "\n".join(detail_lines(Seen(place=place, standing=dataclasses.replace(standing("x"), admission=admission))))
+    swarm = command_name()
+    agreed = f"1 of the 3 that vote has agreed, and it takes 2; who agrees types: {swarm} revoke ana"
+    assert f"to revoke ana: {agreed}" in shown
+    assert "to dismiss 12D3: 0 of the 3 that vote have agreed" in shown
+    assert f"{swarm} issuers --dismiss 12D3" in shown
 
 
 def test_status_tells_the_early_share_of_the_last_steps_of_a_run_that_has_one() -> None:
