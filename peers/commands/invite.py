@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from peers.commands.look import look_at
+from peers.commands.status_text import invited_text
 from peers.console.words import command_name, print_error
 from peers.control.choose import choose_speaker
 from peers.control.client import ask
@@ -52,6 +53,7 @@ def show_invite(home: Path, peer: str | None, wishes: Mapping[str, Any], *, out:
         said = f"Keep it secret: it is for one peer, {grant.name}, as {grant.role}, until step {grant.until_step}."
     _say(f"{said} On another machine: {_use('- < FILE' if out else 'INVITE', 'any' if grant is None else grant.role)}")
     if grant is not None and "countersign" not in wishes:
+        _tell_others(standing, grant)
         _tell_unknown_pace(standing, grant, str(wishes.get("expires", DEFAULT_EXPIRES)), place)
     if invite.local:
         print_error(
@@ -74,6 +76,26 @@ def _use(invite: str, role: str) -> str:
 def _say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
+
+
+def _tell_others(standing: StatusReport | None, grant: Grant) -> None:
+    """Say so where invites for that name were given before: each is one of its own, and revoked with the others."""
+    admission = None if standing is None else standing.admission
+    if admission is None:
+        return
+    before = [invited_text(*one) for one in admission.invited if one[0] == grant.name]
+    before += [f"{name}, as {role}: used by {peer}" for name, role, peer in admission.admitted if name == grant.name]
+    if not before:
+        return
+    known, stay = ("an invite", "It stays") if len(before) == 1 else (f"{len(before)} invites", "They stay")
+    print_error(
+        f"{known} for {grant.name} had been given before this one: {'; '.join(before)}. {stay} good beside it: each "
+        "admits one peer",
+        check=f"{command_name()} status --peer PEER shows who was invited, and who was admitted",
+        next_=f"to take all of them back, this one too: {command_name()} revoke {grant.name}; then give one anew. For "
+        "another peer another name tells them apart",
+        label="note",
+    )
 
 
 def _tell_unknown_pace(standing: StatusReport | None, grant: Grant, expires: str, place: PlaceInfo) -> None:

@@ -267,9 +267,15 @@ def _admission(standing: StatusReport) -> list[tuple[str, str]]:
     return [
         ("admits", f"{admission.mode}; issuers: {', '.join(admission.issuers) or 'none is left'}"),
         *admitted,
+        *(("invited", invited_text(*one)) for one in admission.invited),
         ("revoked", ", ".join(admission.revoked)),
         *(("vote", _vote(*vote)) for vote in admission.votes),
     ]
+
+
+def invited_text(name: str, role: str, until: int, given: float) -> str:
+    """Say of an invite that nobody has used whom it is for, and when it was given."""
+    return f"{name}, as {role}, until step {until}{f', {when(given)}' if given else ''}: not used yet"
 
 
 def _vote(verb: str, who: str, agreed: int, voters: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from peers.exit_codes import EXIT_ERROR, EXIT_USAGE
 from peers.invites.invite import Granted, parse_invite
 from peers.invites.wishes import DEFAULT_EXPIRES, WISHES, check_peer_id, check_wishes, seconds_of
 from peers.settings import PeerSettings
+from swarm.clock import Clock
 from swarm.config import Manifest
 from swarm.disk import write_whole
 from swarm.errors import PeerError
@@ -31,13 +32,20 @@ from swarm.ids import PeerId
 from swarm.membership.admission import AdmissionService
 from swarm.membership.membership import Membership
 from swarm.membership.roles import PeerContext
+from swarm.schema import Count
 from swarm.security.credentials import SEED_BYTES, Grant, Order, SignedGrant, new_serial, sign_grant
 from swarm.security.signing import PrivateIdentity
 
 ISSUED_FILE = "issued.json"
 MAX_ISSUED = 4096
 MAX_TOLD = 64
-"""Of votes that are open a status has so many."""
+"""Of the invites that nobody has used, and of the votes that are open, so many are in a status."""
+
+
+class IssuedGrant(SignedGrant):
+    """A grant that was signed here, and when: seconds since the epoch, 0 where that was not noted."""
+
+    given: Count = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,6 +58,8 @@ class Admitting:
     service: AdmissionService
     membership: Membership
     issued: Path
+    clock: Clock
+    _known: list[IssuedGrant] | None = field(default=None, init=False)
 
     @staticmethod
     def of(
@@ -64,6 +74,7 @@ class Admitting:
             service=around.admission,
             membership=membership,
             issued=settings.identity.with_name(ISSUED_FILE),
+            clock=around.clock,
         )
 
     def grant(self, request: Mapping[str, Any]) -> Granted:
@@ -253,6 +264,9 @@ class Admitting:
             admitted=tuple((one.name, one.role, one.peer) for one in state.holders if one.serial not in state.void),
             revoked=tuple(one.name for one in state.revoked),
             votes=self._votes(),
+            invited=tuple(
+                (one.grant.name, one.grant.role, one.grant.until_step, one.given) for one in self._unused()[-MAX_TOLD:]
+            ),
         )
 
     def _votes(self) -> tuple[tuple[str, str, int, int], ...]:
@@ -265,23 +279,33 @@ class Admitting:
 
     # --- what was issued here ------------------------------------------------------------------------------------
 
-    def _issued(self) -> list[SignedGrant]:
+    def _unused(self) -> list[IssuedGrant]:
+        """Those of them that somebody could still join with, the newest last."""
+        gate = self.service.gate
+        out = gate.state.by_serial.keys() | gate.state.void | {one.serial for one in gate.orders}
+        return [one for one in self._issued() if one.grant.serial not in out and one.grant.until_step >= gate.step]
+
+    def _issued(self) -> list[IssuedGrant]:
         """What this place has issued for the run; nothing where that cannot be read."""
-        try:
-            lines = self.issued.read_text().splitlines()[-MAX_ISSUED:]
-            found = [SignedGrant.model_validate_json(line) for line in lines]
-        except (OSError, ValueError):
-            return []
-        return [one for one in found if one.grant.run == self.manifest.run_id]
+        if self._known is None:
+            try:
+                lines = self.issued.read_text().splitlines()[-MAX_ISSUED:]
+                found = [IssuedGrant.model_validate_json(line) for line in lines]
+            except (OSError, ValueError):
+                found = []
+            self._known = [one for one in found if one.grant.run == self.manifest.run_id]
+        return self._known
 
     def _remember(self, signed: SignedGrant) -> None:
         """Note it before anybody has it. Raises CommandError when the disk refuses."""
-        lines = [one.model_dump_json() for one in (*self._issued()[-MAX_ISSUED + 1 :], signed)]
+        new = IssuedGrant(grant=signed.grant, signatures=signed.signatures, given=int(self.clock.wall()))
+        issued = [*self._issued()[-MAX_ISSUED + 1 :], new]
         try:
-            write_whole(self.issued, ["\n".join(lines).encode() + b"\n"], mode=0o600)
+            write_whole(self.issued, ["\n".join(one.model_dump_json() for one in issued).encode() + b"\n"], mode=0o600)
         except OSError as error:
             raise CommandError(f"{self.issued} cannot be written: {error.strerror}", check="is there room?",
                                next_="the same again", exit_code=EXIT_ERROR) from None  # fmt: skip
+        self._known = issued
 
 
 def granted_by(admitting: Admitting | None, request: Mapping[str, Any]) -> Granted | None:

@@ -19,13 +19,16 @@ ALONE = "alone: nobody to average with"
 class AdmissionReport:
     """Who may join, as the newest record says that is known there: the mode, the issuers' peer ids, whom grants
     admitted, by name with role and peer id, and the names of those that were revoked. ``votes`` are open: the verb, the
-    name or peer id that it is about, how many have agreed, and of how many that vote."""
+    name or peer id that it is about, how many have agreed, and of how many that vote. ``invited`` are grants of this
+    place that nobody has used yet: name, role, the last step with which it may be used, and when it was given, seconds
+    since the epoch, 0 where that is not known."""
 
     mode: str
     issuers: tuple[str, ...]
     admitted: tuple[tuple[str, str, str], ...]
     revoked: tuple[str, ...]
     votes: tuple[tuple[str, str, int, int], ...] = ()
+    invited: tuple[tuple[str, str, int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

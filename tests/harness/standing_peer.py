@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from peers.control.server import ControlServer
-from peers.control.status import MemberReport, StatusReport
+from peers.control.status import AdmissionReport, MemberReport, StatusReport
 from peers.exit_codes import EXIT_DRAINED
 from peers.home.places import take_place
 from peers.invites.invite import Granted, invite_to, parse_invite
@@ -74,6 +74,17 @@ def members(name: str, count: int) -> list[MemberReport]:
     ]
 
 
+def _admission(name: str, used: bool) -> AdmissionReport:
+    """Of a run that has given that name an invite that nobody has used, and one that was ``used``, if one was."""
+    return AdmissionReport(
+        mode="token",
+        issuers=(PEER.format(1),),
+        admitted=((name, "stage", PEER.format(1)),) if used else (),
+        revoked=(),
+        invited=((name, "stage", 60, 1_700_000_000),),
+    )
+
+
 class StandingPeer:
     """The commands of such a peer; ``over`` is set when it is to end."""
 
@@ -82,7 +93,10 @@ class StandingPeer:
         self.drained = False
         self._until = chosen.grants_until
         self._standing = dataclasses.replace(
-            standing(name, chosen.number), run=chosen.run, tokens_per_s=chosen.tokens_per_s
+            standing(name, chosen.number),
+            run=chosen.run,
+            tokens_per_s=chosen.tokens_per_s,
+            admission=_admission(chosen.given_to, chosen.used) if chosen.given_to else None,
         )
         self._members = members(name, chosen.members)
 
@@ -161,6 +175,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--run", default=RUN)
     parser.add_argument("--tokens-per-s", type=float, default=2612.0)
     parser.add_argument("--grants-until", type=int)
+    parser.add_argument("--given-to")
+    parser.add_argument("--used", action="store_true")
     chosen = parser.parse_args(arguments)
     return asyncio.run(_live(chosen.name, chosen))
 

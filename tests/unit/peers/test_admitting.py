@@ -21,8 +21,10 @@ from swarm.ids import PeerId, RunId
 from swarm.membership.gate import CallGate
 from swarm.security.credentials import MAX_CREDENTIAL_CHARS, MAX_ISSUERS, Order, check_credential, sign_grant
 from swarm.security.signing import PrivateIdentity, verify
+from tests.harness.rigs.clocks import FakeClock
 
 RUN = RunId("ab" * 32)
+GIVEN = 1_700_000_000
 FIRST, SECOND, THIRD, HOST = (PrivateIdentity(bytes([number]) * 32) for number in range(1, 5))
 
 
@@ -44,12 +46,15 @@ def admitting(me: PrivateIdentity, tmp_path: Path, *issuers: PrivateIdentity, th
     )
     gate.follow(cast(Any, at), me.peer)
     manifest = SimpleNamespace(run_id=RUN, admission=config, run=SimpleNamespace(steps=100), batch=None)
+    clock = FakeClock()
+    clock.now = GIVEN
     return Admitting(
         manifest=cast(Any, manifest),
         identity=me,
         service=cast(Any, SimpleNamespace(gate=gate, give=gate.take)),
         membership=cast(Any, SimpleNamespace(situation=SimpleNamespace(tokens_per_s=0.0), roster=Roster(roster))),
         issued=tmp_path / f"{me.peer}.json",
+        clock=clock,
     )
 
 
@@ -187,6 +192,29 @@ def test_revocation_tells_an_unused_invite_from_a_member_and_from_one_that_left(
     assert issuer.revoke("left") == "left is revoked: it is no member now, and cannot come back with its invite"
     with pytest.raises(CommandError, match="'unused' is revoked already"):
         issuer.revoke("unused")
+
+
+def test_report_tells_invites_that_nobody_used_and_when_they_were_given_also_after_a_restart(tmp_path: Path) -> None:
+    issuer = admitting(FIRST, tmp_path, FIRST)
+    for role in ("stage", "trainer"):
+        issuer.grant({"for": "ana", "role": role})
+    issuer.grant({"for": "zoe"})
+    waiting = (("ana", "stage", 100, GIVEN), ("ana", "trainer", 100, GIVEN), ("zoe", "any", 100, GIVEN))
+    assert issuer.report().invited == waiting
+    again = admitting(FIRST, tmp_path, FIRST)
+    assert again.report().invited == waiting
+    again.revoke("zoe")
+    assert again.report().invited == waiting[:2]
+    at = cast(Any, again.service.gate._at)
+    at.head = at.head.model_copy(update={"step": 100})
+    assert again.report().invited == (), "they have expired"
+
+
+def test_grants_that_were_noted_without_their_time_are_known(tmp_path: Path) -> None:
+    signed = admitting(FIRST, tmp_path, FIRST).grant({"for": "ana"}).grant
+    again = admitting(FIRST, tmp_path, FIRST)
+    again.issued.write_text(f"{signed.model_dump_json()}\n")
+    assert again.report().invited == (("ana", "any", 100, 0),)
 
 
 def test_expired_invite_that_nobody_used_is_not_revoked(tmp_path: Path) -> None:

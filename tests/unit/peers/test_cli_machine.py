@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -162,6 +163,29 @@ def test_invite_says_that_it_expires_with_the_run_while_no_step_is_timed(
     assert "note: no step has been timed yet, so this invite expires with the run's last step, and not in 12h" in said
     swarm = command_name()
     assert f"{swarm} revoke ana; {swarm} invite --for ana --role stage --expires 12h" in said
+
+
+def test_invite_for_a_name_that_has_one_says_that_both_are_good_and_how_to_take_them_back(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running(home, "--grants-until", "60", "--given-to", "ana"):
+        assert run(["invite", "--for", "ana", "--role", "trainer"]) == 0
+        said = capsys.readouterr().err
+        assert run(["invite", "--for", "zoe", "--role", "trainer"]) == 0
+        other = capsys.readouterr().err
+    when = "2023-11-1[45]"  # as the zone of the machine has it
+    assert re.search(f"an invite for ana had been given before this one: ana, as stage, until step 60, {when}", said)
+    assert "not used yet. It stays good beside it: each admits one peer" in said
+    assert f"{command_name()} revoke ana; then give one anew" in said
+    assert "before this one" not in other
+
+
+def test_invite_for_a_name_that_has_joined_says_who_used_it(capsys: pytest.CaptureFixture[str], home: Path) -> None:
+    with running(home, "--grants-until", "60", "--given-to", "ana", "--used"):
+        assert run(["invite", "--for", "ana", "--role", "trainer"]) == 0
+    said = capsys.readouterr().err
+    assert "2 invites for ana had been given before this one: ana, as stage, until step 60" in said
+    assert f"ana, as stage: used by {PEER.format(1)}. They stay good" in said
 
 
 @pytest.mark.parametrize(("until", "pace"), [("60", "2612"), ("40", "0")])
