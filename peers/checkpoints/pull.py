@@ -22,7 +22,7 @@ from peers.console.words import CommandError, amount, command_name, command_to_i
 from peers.exit_codes import EXIT_UNREACHABLE, EXIT_USAGE
 from peers.home.places import RUNS, home_directory
 from peers.home.run_directory import RunDirectory, find_run_directory
-from peers.invites.invite import Contacts, contacts_from
+from peers.invites.invite import Contacts, contacts_from, typed_invite
 from peers.session import echo, silent
 from swarm.config import Manifest, load_manifest
 from swarm.disk import alone
@@ -365,6 +365,8 @@ def _contacts(source: str | None, home: Path) -> Contacts:
     from peers.control.choose import choose_speaker
     from peers.control.client import ask
 
+    if source is not None:
+        source = typed_invite(source, "ckpt pull --from -")
     if source is not None and (":" in source or source.lstrip().startswith("/")):
         return contacts_from([source])
     place = choose_speaker(home, source, command="ckpt pull")

@@ -150,8 +150,8 @@ def pull(
             "--from",
             "--peer",
             metavar="SOURCE",
-            help="Fetch from a run's directory, an invite, or a peer of this machine; repeat for more directories.  "
-            "[default: the peer that runs here]",
+            help="Fetch from a run's directory, an invite (-: from stdin), or a peer of this machine; repeat for more "
+            "directories.  [default: the peer that runs here]",
         ),
     ] = None,
     home: Home = None,

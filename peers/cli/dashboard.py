@@ -16,7 +16,7 @@ def dashboard(
             metavar="RUN",
             show_default=False,
             help="A peer of this machine, a directory with the files of a run or of several (the newest is shown), an "
-            "invite, or a peer's address.  [default: the run of this machine's peer]",
+            "invite (-: from standard input), or a peer's address.  [default: the run of this machine's peer]",
         ),
     ] = None,
     peer: Peer = None,

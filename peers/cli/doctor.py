@@ -100,7 +100,8 @@ def doctor(
             print("\n".join(result.lines(plain=plain)), flush=True)
 
     typed = {"device": device, "threads": threads, "port": port, "timeout": timeout, "home": home}
-    wishes = read_wishes(typed, invite=_several(invite), listen=_several(listen), through=_several(through))
+    invited = _several(invite) or (("",) if invite else ())  # one that is empty was meant to be one
+    wishes = read_wishes(typed, invite=invited, listen=_several(listen), through=_several(through))
     report = examine(wishes, quick=quick, show=show)
     if as_json:
         print(json.dumps(report.document()), flush=True)

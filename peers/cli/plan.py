@@ -23,7 +23,8 @@ def plan(
         str | None, typer.Option("--peers", metavar="FILE", help="The peers there would be, as TOML: see below.")
     ] = None,
     swarm: Annotated[
-        str | None, typer.Option("--swarm", metavar="INVITE", help="The peers of this run, as they were measured.")
+        str | None,
+        typer.Option("--swarm", metavar="INVITE", help="The peers of this run, as they were measured; -: from stdin."),
     ] = None,
     memory_gib: Annotated[
         str | None,

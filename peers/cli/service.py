@@ -60,7 +60,7 @@ def install(**typed: Any) -> None:
             if invite is not None and (warning := check_secret(options.invite_file, invite)):
                 print(f"note       {warning}", file=sys.stderr)
         else:
-            given = (invite_on_standard_input(),) if options.invite == ("-",) else options.invite
+            given = (invite_on_standard_input("service install -"),) if options.invite == ("-",) else options.invite
             invite = parse_invite("".join(given)) if given else None
         if invite is None:
             raise ConfigError("INVITE", None, "an invite", NEW_INVITE)

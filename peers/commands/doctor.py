@@ -80,7 +80,7 @@ def _invited(wishes: DoctorWishes, report: DoctorReport) -> Contacts | None:
     from peers.invites.invite import contacts_from, invite_on_standard_input
 
     try:
-        given = wishes.invite if wishes.invite != ("-",) else (invite_on_standard_input(),)
+        given = wishes.invite if wishes.invite != ("-",) else (invite_on_standard_input("doctor -"),)
         contacts = contacts_from(given)
     except ConfigError as error:
         report.add(refused("invite", "cannot be used", error))

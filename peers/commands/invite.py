@@ -35,9 +35,11 @@ def show_invite(home: Path, peer: str | None, wishes: Mapping[str, Any], *, out:
     Raises ConfigError and CommandError.
     """
     check_wishes(wishes)
+    if wishes.get("countersign") is not None and wishes["countersign"] != "-":
+        parse_invite(wishes["countersign"])
     place = choose_speaker(home, peer, command="invite")
     if wishes.get("countersign") == "-":
-        wishes = {"countersign": invite_on_standard_input()}
+        wishes = {"countersign": invite_on_standard_input("invite --countersign -")}
     standing = look_at(place).standing
     text = str(ask(place.control, "invite", who=place.described, **wishes))
     invite = parse_invite(text)

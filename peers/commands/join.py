@@ -4,6 +4,7 @@ checked first, and nothing slow is imported before that."""
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -60,7 +61,7 @@ def join(options: PeerOptions, *, words: bool, json_lines: bool, company: Compan
     say = echo if words else silent
     given = options.invite
     if given == ("-",):
-        given = (invite_on_standard_input(),)
+        given = (invite_on_standard_input("join -"),)
     if not given and options.invite_file is not None:
         given = (_awaited(options.invite_file, say),)
     contacts = contacts_from(given)
@@ -112,7 +113,7 @@ def keep_joined(options: PeerOptions, *, words: bool, json_lines: bool) -> int:
     from peers.sharing.keeper import keep
 
     if options.invite == ("-",):
-        options = dataclasses.replace(options, invite=(invite_on_standard_input(),))
+        options = dataclasses.replace(options, invite=(invite_on_standard_input("join -"),))
     if options.invite or options.invite_file is None:
         contacts_from(options.invite)  # one that is no good will not be any better the next time
     check_offered(options)
@@ -142,7 +143,10 @@ def _awaited(file: Path, say: Callable[[str, str], None]) -> str:
     from peers.invites.invite_file import await_invite, check_secret, read_invite
 
     if read_invite(file) is None:
-        say("invite", f"waits for one in {file}")
+        there = "which is empty" if file.exists() else "which is not there yet"
+        named = shlex.quote(str(file))
+        words = f"swarm new --invite-file {named} writes it, or, at a peer of the run, swarm invite --out {named}"
+        say("invite", f"waits for one in {file}, {there}; {words}")
     invite = await_invite(file)
     if warning := check_secret(file, invite):
         say("invite", warning)

@@ -70,11 +70,11 @@ def plan_for(manifest: Manifest, classes: Sequence[PeerClass], peers_from: str) 
 def _of_run(model: str | None, invite: str, memory: float) -> PlanReport:
     import asyncio
 
-    from peers.invites.invite import contacts_from
+    from peers.invites.invite import contacts_from, typed_invite
     from peers.plan.live import look_at_run
     from swarm.clock import SystemClock
 
-    contacts = contacts_from((invite,))
+    contacts = contacts_from((typed_invite(invite, "plan --swarm -"),))
     live = asyncio.run(look_at_run(contacts, SystemClock(), memory))
     manifest = live.manifest if model is None else manifest_named(model)
     return plan_for(manifest, live.classes, f"the run at step {live.step} (assumed: {live.assumed})")

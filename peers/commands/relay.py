@@ -94,9 +94,9 @@ def announced(text: str, port: int) -> str:
 
 def run_named(text: str) -> RunId:
     """The run that an invite or an id names. Raises ConfigError or Incompatible."""
-    from peers.invites.invite import parse_invite
+    from peers.invites.invite import parse_invite, typed_invite
 
-    return RunId(text) if _RUN.fullmatch(text) else parse_invite(text).run
+    return RunId(text) if _RUN.fullmatch(text) else parse_invite(typed_invite(text, "relay --run -")).run
 
 
 def everywhere(port: int, *, with_ip6: bool) -> tuple[str, ...]:

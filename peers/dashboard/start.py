@@ -214,14 +214,17 @@ class RunSight:
 def seen_from(run: str | None, peer: str | None, home: str | None, *, command: str) -> RunSight:
     """Return where the run that a person means is seen from, for ``swarm dashboard`` and ``swarm top``. Raises
     ConfigError and CommandError."""
-    chosen = choose_run(run, peer, home_directory(home), command=command)
+    from peers.invites.invite import contacts_from, typed_invite
+
+    chosen = choose_run(
+        run if run is None else typed_invite(run, f"{command} -"), peer, home_directory(home), command=command
+    )
     if (place := chosen.place) is not None:
         return RunSight(contextlib.nullcontext(PlaceSource(place)), "peer", place.described)
     if chosen.directory is not None:
         files, name = directory_source(chosen.directory)
         return RunSight(contextlib.nullcontext(files), "files", f"{name}, {chosen.among}" if chosen.among else name)
     from peers.dashboard.observer import ObserverSource  # torch and hivemind: some seconds
-    from peers.invites.invite import contacts_from
 
     contacts = contacts_from((chosen.invite,))
     return RunSight(ObserverSource.open(contacts, SystemClock()), "observer", contacts.run_name or "the run")

@@ -122,6 +122,9 @@ def parse_invite(text: str) -> Invite:
     Raises ConfigError for what is no whole invite; Incompatible (exit code 4) for one of another wire version.
     """
     text = "".join(text[: 2 * MAX_CHARACTERS].split()).strip(_AROUND)
+    if not text:
+        raise ConfigError("INVITE", "", _ALLOWED, f"Did the command in $(…), or the variable, say anything? For "
+                          f"one in a file type - < FILE in its place. {NEW_INVITE}", why="it is empty")  # fmt: skip
     if len(text) > MAX_CHARACTERS:
         raise _bad(text, f"at most {MAX_CHARACTERS} characters", "it is longer")
     text = text[found.start() :] if (found := _ANY_PREFIX.search(text)) else text  # behind "swarm join", say
@@ -160,15 +163,23 @@ def contacts_from(arguments: Sequence[str]) -> Contacts:
     )
 
 
-def invite_on_standard_input() -> str:
-    """Read the invite from standard input, of a terminal its first line: so that no list of processes shows it. Raises
-    ConfigError."""
-    read = sys.stdin.readline if sys.stdin.isatty() else sys.stdin.read
-    line = read(2 * MAX_CHARACTERS).strip()
+def invite_on_standard_input(command: str) -> str:
+    """Read the invite from standard input, of a terminal its first line: so that no list of processes shows it.
+    ``command`` is what was typed, behind ``swarm``, for the error: ConfigError where there is nothing."""
+    asked = sys.stdin.isatty()
+    if asked:
+        sys.stderr.write("Paste the invite, and press Enter: ")
+        sys.stderr.flush()
+    line = (sys.stdin.readline if asked else sys.stdin.read)(2 * MAX_CHARACTERS).strip()
     if not line:
-        raise ConfigError("INVITE", "-", "an invite on standard input",
-                          f"For example: {command_name()} join - < FILE", why="there is none")  # fmt: skip
+        raise ConfigError("INVITE", "-", _ALLOWED, f"{command_name()} {command} < FILE, where FILE has one. "
+                          f"{NEW_INVITE}", why="nothing came on standard input")  # fmt: skip
     return line
+
+
+def typed_invite(text: str, command: str) -> str:
+    """Return an invite that was typed; for ``-`` the one on standard input. See :func:`invite_on_standard_input`."""
+    return invite_on_standard_input(command) if text == "-" else text
 
 
 def _joined(arguments: Sequence[str]) -> list[str]:

@@ -35,6 +35,8 @@ GRACE_S = 60.0
 _JOIN = ("join",)
 
 Text = Annotated[str, lengths(1, 8192, "text")]
+InviteText = Annotated[str, lengths(0, 8192, "text")]
+"""Who parses it says of an empty one what to look at, and where there is another."""
 Address = Annotated[str, lengths(1, 1024, "a multiaddr")]
 Addresses = Annotated[tuple[Address, ...], lengths(0, 1024, "multiaddrs", "of them")]
 Name = Annotated[
@@ -60,7 +62,7 @@ class PeerOptions:
     __pydantic_config__: ClassVar[Mapping[str, str]] = MODEL_CONFIG
 
     invite: Annotated[
-        Annotated[tuple[Text, ...], lengths(0, 1024, "an invite, or multiaddrs", "of them")],
+        Annotated[tuple[InviteText, ...], lengths(0, 1024, "an invite, or multiaddrs", "of them")],
         Split(),
         Option(
             names=("INVITE",), of=_JOIN, secret=True,

@@ -220,7 +220,8 @@ def _validated(model: type[ModelT], given: Mapping[str, Given]) -> ModelT:
 
 
 def _shown(value: Any, setting: Setting) -> Any:
-    return Hidden() if setting.option.secret else str(value) if isinstance(value, Path) else value
+    secret = setting.option.secret and value not in ("", "-")
+    return Hidden() if secret else str(value) if isinstance(value, Path) else value
 
 
 def expected(error: Mapping[str, Any], setting: Setting) -> str:

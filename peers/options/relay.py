@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from peers.options.fields import MODEL_CONFIG, FilePath, Option, between, lengths
-from peers.options.model import Addresses, Name, Text
+from peers.options.model import Addresses, InviteText, Name, Text
 
 _RELAY = ("relay",)
 PORT = 4001
@@ -38,10 +38,10 @@ class RelayOptions:
         ),
     ] = ()  # fmt: skip
     run: Annotated[
-        Annotated[tuple[Text, ...], lengths(0, 64, "invites, or ids of runs", "of them")],
+        Annotated[tuple[InviteText, ...], lengths(0, 64, "invites, or ids of runs", "of them")],
         Option(
             metavar="RUN", of=_RELAY, default="all runs", secret=True,
-            help="Serve peers of this run alone, by its invite or its whole id; repeat for more.",
+            help="Serve peers of this run alone, by its invite (-: standard input) or its whole id; repeat for more.",
         ),
     ] = ()  # fmt: skip
     seats: Annotated[

@@ -116,7 +116,7 @@ def test_doctor_few_open_files_fail_and_keep_a_peer_from_starting(invite: str) -
     assert founded.returncode == EXIT_DOCTOR, founded.stderr
 
 
-@pytest.mark.parametrize("typed", ["swarm1:abc", "hello", "/ip4/192.0.2.7/tcp/1"])
+@pytest.mark.parametrize("typed", ["swarm1:abc", "hello", "/ip4/192.0.2.7/tcp/1", ""])
 def test_doctor_a_broken_invite_fails_with_the_words_of_join(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor", "--quick", "--json", typed]) == EXIT_DOCTOR
     assert list(failed(capsys)) == ["invite"]

@@ -2,16 +2,28 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import io
 import json
 import socket
+import sys
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peers.cli.app import run
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_USAGE, exit_code_of
-from peers.invites.invite import MAX_ADDRESSES, PREFIX, Contacts, Invite, contacts_from, invite_to, parse_invite
+from peers.invites.invite import (
+    MAX_ADDRESSES,
+    PREFIX,
+    Contacts,
+    Invite,
+    contacts_from,
+    invite_to,
+    parse_invite,
+    typed_invite,
+)
 from swarm import WIRE_VERSION
 from swarm.errors import ConfigError, Incompatible, SwarmError
 from swarm.ids import RunId
@@ -168,6 +180,51 @@ def test_invite_to_a_run_prefers_what_others_can_reach() -> None:
     assert (invite_to(RUN, "tiny", [HERE]).local, invite_to(RUN, "tiny", [HERE, AT]).local) == (True, False)
     with pytest.raises(ConfigError, match="--announce"):
         invite_to(RUN, "tiny", [])
+
+
+READ_FROM_STDIN = ("join -", "ckpt pull --from -", "plan --swarm -", "relay --run -", "dashboard -")
+
+
+@pytest.mark.usefixtures("clean_environment", "elsewhere")
+@pytest.mark.parametrize("command", [*READ_FROM_STDIN, "service install -"])
+def test_empty_standard_input_is_told_with_what_to_type(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n"))
+    assert run(command.split()) == EXIT_USAGE
+    said = capsys.readouterr().err
+    assert "INVITE = '-' cannot be used: nothing came on standard input" in said
+    assert f"swarm {command} < FILE, where FILE has one. Ask somebody in the run for a new invite" in said
+
+
+@pytest.mark.usefixtures("clean_environment", "elsewhere")
+@pytest.mark.parametrize("command", READ_FROM_STDIN)
+def test_whatever_takes_an_invite_reads_it_from_standard_input(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("swarm1:abc"))
+    assert run(command.split()) == EXIT_USAGE
+    assert "expected a whole invite" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("clean_environment", "elsewhere")
+@pytest.mark.parametrize("command", ["join", "relay --run", "plan --swarm", "invite --countersign"])
+def test_empty_invite_is_told_with_what_to_look_at(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*command.split(), ""]) == EXIT_USAGE
+    said = capsys.readouterr().err
+    assert "INVITE = '' cannot be used: it is empty" in said
+    assert "Did the command in $(…), or the variable, say anything?" in said
+
+
+def test_who_types_the_invite_into_a_terminal_is_asked_for_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = io.StringIO(f"{INVITE.text()}\nmore")
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdin", terminal)
+    assert typed_invite("-", "join -") == INVITE.text()
+    assert "Paste the invite, and press Enter" in capsys.readouterr().err
+    assert typed_invite("swarm1:abc", "join -") == "swarm1:abc"
 
 
 @pytest.mark.parametrize("around", ["“{}”", '"{}"', "<{}>", "{}.", "({}),", "'{}'!"])

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from peers.cli.app import run
+from peers.commands.join import _awaited
 from peers.exit_codes import EXIT_USAGE
 from peers.home.places import take_place
 from peers.invites.invite import Granted, Invite
@@ -27,6 +28,22 @@ def founded(home: Path) -> Invite:
         session = place.open_session(name="otter", peer=peer, role="bootstrap", run=RUN, run_name="tiny")
         (session / "run.toml").write_text("")
     return Invite(run=RUN, name="tiny", at=(f"/ip4/127.0.0.1/tcp/4001/p2p/{peer}",))
+
+
+@pytest.mark.parametrize(("there", "words"), [(True, "which is empty"), (False, "which is not there yet")])
+def test_who_waits_for_an_invite_in_a_file_says_why_and_what_writes_it(
+    there: bool, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, said = tmp_path / "invite", list[tuple[str, str]]()
+    if there:
+        file.touch(0o600)
+    invite = founded(tmp_path / "home")
+    monkeypatch.setattr("peers.invites.invite_file.await_invite", lambda path: invite)
+    assert _awaited(file, lambda label, text: said.append((label, text))) == invite.text()
+    ((label, text),) = said
+    assert label == "invite"
+    assert text.startswith(f"waits for one in {file}, {words}; ")
+    assert f"swarm new --invite-file {file} writes it, or, at a peer of the run, swarm invite --out {file}" in text
 
 
 def test_invite_written_is_read_back(tmp_path: Path) -> None:
