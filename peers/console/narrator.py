@@ -17,6 +17,7 @@ from peers.console.words import command_name, command_to_invite, gathering, list
 from swarm.clock import Clock
 from swarm.events import (
     CheckpointWritten,
+    Draining,
     Event,
     EventSink,
     Invited,
@@ -88,8 +89,9 @@ class Waits:
 LINE_S = 1.0
 """Steps that close faster are told once in so many seconds."""
 _QUARTERS = 4
-_NEWS = (PeerLost, PeerBack, QuorumLost, QuorumBack, RosterChanged, StepGivenUp)
-"""Who is there has changed: what is waited for after that is worth a line, whatever was said before."""
+_NEWS = (Draining, PeerLost, PeerBack, QuorumLost, QuorumBack, RosterChanged, StepGivenUp)
+"""Who is there has changed, or this peer was asked to leave: what is waited for after that is worth a line, whatever
+was said before."""
 _OVER = (PartAssigned, PeerReady)
 """What ends a wait without saying so."""
 

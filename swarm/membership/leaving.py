@@ -131,17 +131,21 @@ class Leaving:
         body, leader = Departure(step=step, peer=me, ends=ends, signature=signature), self._at.leader
         try:
             await self._run.calls.ask(leader, LEAVE, body, timeout_s=self._run.deadline.seconds())
-            self._situation.wait_for(f"step {step} to close")
+            self._wait(f"step {step} to close")
         except WrongStep as error:
-            self._situation.wait_for(f"the next step: {error.reason}")
+            self._wait(f"the next step: {error.reason}")
         except (Superseded, Unreachable, DeadlineMissed, Busy) as error:
-            self._situation.wait_for(f"a leader of step {step}: {error.reason}")
+            self._wait(f"a leader of step {step}: {error.reason}")
             return False
         except PeerError as error:
             self._refused = isinstance(error, Refused)
             helps = "; not while this peer helps another to join" if self._helping else ""
             # The first of all to ask a leader hears that the others have not: they are about to.
             if self._asked_in == asked_in or not self._situation.waiting_for.startswith(ALL_ASKED):
-                self._situation.wait_for(f"{error.reason}{helps}")
+                self._wait(f"{error.reason}{helps}")
         self._asked_in = asked_in
         return True
+
+    def _wait(self, what: str) -> None:
+        """Say what leaving waits for: without a majority for that, before anything else."""
+        self._situation.wait_for(self._situation.no_majority or what)

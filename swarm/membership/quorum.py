@@ -27,6 +27,7 @@ class Quorum:
         self._watch, self._at, self._situation = run.around.watch, run.position, run.situation
         self._clock, self._grace_s = run.around.clock, run.rules.quorum_grace_s
         self._since: float | None = None
+        self._alone_at: float | None = None
         self._fork: Fork | None = None
 
     async def run(self) -> None:
@@ -46,23 +47,27 @@ class Quorum:
         electors = voters(at.roster, at.head.hash()) if fork is None else fork.voters
         there, needed = sum(peer not in gone for peer in electors), majority(len(electors))
         if fork is not None and fork is not self._fork:
-            self._fork = fork
+            self._fork, self._situation.no_majority = fork, ""
             self._situation.events.emit(LineageBegan(step=fork.step, there=there, voters=len(electors)))
             self._situation.wait_for(f"provisional since step {fork.step}: {there} of {len(electors)} voters")
         elif there < needed and self._since is None:
             self._lost(at.head, there, len(electors))
         elif there >= needed and self._since is not None:
             self._back()
+        elif self._since is not None and fork is None:
+            self._situation.no_majority = awaited_majority(there, len(electors), needed, self._alone_at)
 
     def _lost(self, head: CloseRecord, there: int, voters: int) -> None:
         self._since = self._clock.monotonic()
-        alone_at = (
+        alone_at = self._alone_at = (
             self._clock.wall() + self._grace_s if may_go_on_alone(head, self._watch.gone, self._grace_s) else None
         )
         self._situation.events.emit(QuorumLost(step=self._at.open_step, there=there, voters=voters, alone_at=alone_at))
-        self._situation.wait_for(awaited_majority(there, voters, majority(voters), alone_at))
+        self._situation.no_majority = awaited_majority(there, voters, majority(voters), alone_at)
+        self._situation.wait_for(self._situation.no_majority)
 
     def _back(self) -> None:
+        self._situation.no_majority = ""
         seconds, self._since = self._clock.monotonic() - (self._since or 0.0), None
         self._situation.events.emit(QuorumBack(step=self._at.open_step, seconds=seconds))
         if not self._at.cut_off:

@@ -25,7 +25,8 @@ def _nobody_asks() -> None:
 
 @dataclass(slots=True)
 class PeerStatus:
-    """One peer's own view of itself. ``loss`` and ``tokens_per_s`` are of the newest closed step, the latter unknown
+    """One peer's own view of itself. ``no_majority`` says what it waits for while too few voters are there to decide
+    anything, "" while enough are. ``loss`` and ``tokens_per_s`` are of the newest closed step, the latter unknown
     for one that was open before this peer took part; ``codecs`` are those of boundaries in the open step, where records
     name them; ``early`` are the shares of the newest steps' microbatches that were fed early, the newest last;
     ``capacities`` what each stage can take by the newest record, microbatches a second; ``device_use`` what this
@@ -39,6 +40,7 @@ class PeerStatus:
     events: EventSink
     phase: Phase = "starting"
     waiting_for: str = ""
+    no_majority: str = ""
     part: PartName | None = None
     reason: str = ""
     reachability: str = "unknown"
@@ -107,6 +109,9 @@ class PeerStatus:
         """It was asked to leave; ``again``: it was leaving already."""
         self.phase = "draining"
         self.events.emit(Draining(reason=reason, again=again))
+        if self.no_majority:  # whoever asks now has to see what that waits for, however often it was said before
+            self.waiting_for = ""
+            self.wait_for(self.no_majority)
 
     def closed(self, record: CloseRecord, seconds: float | None) -> None:
         """A step was closed, ``seconds`` after it opened; None for one that this peer did not see open."""

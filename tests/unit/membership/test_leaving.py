@@ -340,3 +340,24 @@ async def test_order_that_is_repeated_changes_nothing_and_is_seen_to_be_heard_on
         ("swarm drain", False),
         ("Ctrl-C", True),
     ]
+
+
+@virtual
+async def test_member_that_is_told_to_leave_without_a_majority_says_at_once_and_again_that_it_waits_for_one() -> None:
+    home = Home()
+    home.situation.no_majority = few = "a majority: 1 of 3 voters answer, 2 are needed, however long that takes"
+    home.situation.wait_for(few)
+    going = asyncio.create_task(home.leaving.run())
+    home.calls.answers = [Unreachable("it is gone"), Superseded("another leads"), WrongStep("step 0 is open")]
+    assert home.leaving.ask("Ctrl-C", Ending.DONE) == f"draining: {few}"
+    kinds = [type(event).__name__ for event in home.events.events]
+    assert kinds == ["Waiting", "Draining", "Waiting"], "it had been said before, and somebody asks now"
+    await home.asked(3)
+    assert home.calls.answers == []
+    assert {event.what for event in home.events.of(Waiting)} == {few}
+    assert home.situation.waiting_for == few
+    home.situation.no_majority = ""
+    home.leaving.ask("swarm drain", Ending.DONE)
+    await home.close(leave=await home.asked(3))
+    await going
+    assert [event.what for event in home.events.of(Waiting)] == [few, few], "with a majority nothing is said again"

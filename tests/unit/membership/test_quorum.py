@@ -48,12 +48,13 @@ async def test_member_without_a_majority_says_so_until_it_is_back() -> None:
     await asyncio.sleep(30)
     assert here.events.of(QuorumLost) == [QuorumLost(step=1, there=1, voters=3)]
     assert here.waited == ["a majority: 1 of 3 voters answer, 2 are needed, however long that takes"]
+    assert here.situation.no_majority == here.waited[0]
     watching.cancel()
     here.watch.follow(())  # all that were gone are forgotten
     here.quorum.look()
     (back,) = here.events.of(QuorumBack)
     assert (back.step, 25 < back.seconds < 30) == (1, True)
-    assert here.waited[-1] == ""
+    assert here.waited[-1] == here.situation.no_majority == ""
 
 
 @virtual

@@ -377,6 +377,14 @@ def test_narrator_the_same_wait_is_said_again_after_it_said_that_all_were_back()
     assert _labels(heard) == ["lost", "waiting", "back"] * 2
 
 
+def test_narrator_who_is_asked_to_leave_says_again_what_it_waits_for() -> None:
+    heard, waits = Heard(), Waiting(what="a majority")
+    narrator = EventPrinter(heard, heard, FakeClock())
+    for event in (waits, waits, Draining(reason="Ctrl-C"), waits, waits):
+        narrator.emit(event)
+    assert _labels(heard) == ["waiting", "draining", "waiting"]
+
+
 def test_narrator_a_wait_that_goes_on_is_said_once_its_time_has_come() -> None:
     heard, clock = Heard(), FakeClock()
     narrator = EventPrinter(heard, heard, clock)
