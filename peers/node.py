@@ -270,7 +270,8 @@ class Node:
         """In order; whoever is reached through us shall be reached through others before we go."""
         if self._retiring is None:
             self._retiring = asyncio.ensure_future(endpoint.retire_relay())
-        return membership.leave(reason, ending)
+        told = f"{reason}; {bound}" if (bound := self._orders.bound) else reason
+        return membership.leave(told, ending, self._orders.left_s)
 
     async def _secure(self, within_s: float) -> str:
         return "" if self._membership is None else await self._membership.secure(within_s)

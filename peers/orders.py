@@ -48,6 +48,7 @@ class Orders:
         self._told: asyncio.Future[int] = self._loop.create_future()
         self._forced: asyncio.Future[tuple[str, int]] = self._loop.create_future()
         self._noticed: int | None = None
+        self._by_grace = False
 
     def listen(self) -> None:
         """Take SIGINT, SIGTERM and SIGHUP from now on, and for good: what comes after the loop has ended changes
@@ -85,9 +86,9 @@ class Orders:
         if self._leave is None:
             self._force(f"was told to leave before it took part: {reason}", code)
             return
-        self._leave(reason, ending)
         patience = self._grace_s if within_s is None else within_s
         self._bound(patience)
+        self._leave(reason, ending)
         self._loop.call_later(patience, self._force, f"could not leave in order in time: {reason}", code)
 
     async def forced(self) -> tuple[str, int]:
@@ -103,6 +104,19 @@ class Orders:
             exit_code = self._told.result() if self._noticed is None else self._noticed
             return f"could not leave in order within {self._grace_s:g} s", exit_code
         return self._forced.result()
+
+    @property
+    def left_s(self) -> float | None:
+        """In so many seconds the peer is ended, in order or not; None where its time is not bounded."""
+        return None if self._until == math.inf else max(0.0, self._until - self._loop.time())
+
+    @property
+    def bound(self) -> str:
+        """:attr:`left_s` in words; "" where it is None."""
+        if self.left_s is None:
+            return ""
+        grace = " (--grace)" if self._by_grace else ""
+        return f"ends in {self.left_s:.0f} s at the latest{grace}, whatever it waits for"
 
     async def last_moments(self) -> float:
         """Return, once this peer has been told to leave within a time that is nearly over, how many seconds are left of
@@ -123,6 +137,7 @@ class Orders:
         until = self._loop.time() + patience_s
         if until < self._until:
             self._until, self._last_s = until, min(LAST_S, LAST_SHARE * patience_s)
+            self._by_grace = patience_s == self._grace_s
             self._sooner.set()
 
     async def unless_forced(self, name: str, work: Coroutine[Any, Any, ResultT]) -> ResultT:

@@ -221,16 +221,27 @@ def _remarks(seen: Seen) -> list[str]:
     if standing is None:
         return []
     copies = ", ".join(standing.copies)
-    facts = [("waiting", standing.waiting_for), ("the disk does not take", standing.disk), ("copies", copies)]
+    facts = [
+        ("waiting", standing.waiting_for),
+        ("ends", _ends(standing)),
+        ("the disk does not take", standing.disk),
+        ("copies", copies),
+    ]
     facts += [("fewer copies in the run", standing.fewer_copies), ("mixed", mixing_text(standing))]
     facts += [("early", early_text(standing)), ("capacities", capacities_text(standing))]
     facts.append(("relays", relaying_text(standing.relaying) if standing.relaying else ""))
     return [f"{label}: {one_line(text)}" for label, text in facts if text]
 
 
+def _ends(standing: StatusReport) -> str:
+    """Say by when a peer ends that was told to leave within a time."""
+    return "" if standing.ends_by is None else f"at {when(standing.ends_by)} at the latest, whatever it waits for"
+
+
 def _facts(standing: StatusReport) -> list[tuple[str, str]]:
     facts = [
         ("waiting", standing.waiting_for),
+        ("ends", _ends(standing)),
         ("disk", f"does not take {standing.disk}" if standing.disk else ""),
         ("role", standing.role),
         ("part", f"{standing.part or NO_PART}{f', because {standing.reason}' if standing.reason else ''}"),

@@ -83,6 +83,7 @@ class NodeCommands:
             role=self._settings.role,
             phase="starting" if situation is None else situation.phase,
             waiting_for="" if situation is None else situation.waiting_for,
+            ends_by=None if situation is None else situation.ends_by,
             run="" if manifest is None else manifest.run_id,
             run_name="" if manifest is None else manifest.run.name,
             part=None if situation is None else situation.part,

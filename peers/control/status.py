@@ -35,6 +35,7 @@ class AdmissionReport:
 class StatusReport:
     """One peer, now. ``waiting_for`` is empty unless it waits; ``reason`` says why it holds its part.
 
+    A peer that was told to leave within a time ends by ``ends_by``, seconds since the epoch, in order or not.
     ``copies`` are the other parts of which it keeps a copy; ``fewer_copies`` says in words of which parts the run has
     fewer than ``run.copies``, empty where it has them all, and ``few_voters`` what the death of one costs a run that
     has fewer than three. ``reachability`` is in words, and so is ``disk``: what this machine's disk does not take,
@@ -58,6 +59,7 @@ class StatusReport:
     role: str
     phase: Phase
     waiting_for: str
+    ends_by: float | None = None
     run: str
     run_name: str
     part: str | None

@@ -26,7 +26,8 @@ def _nobody_asks() -> None:
 @dataclass(slots=True)
 class PeerStatus:
     """One peer's own view of itself. ``no_majority`` says what it waits for while too few voters are there to decide
-    anything, "" while enough are. ``loss`` and ``tokens_per_s`` are of the newest closed step, the latter unknown
+    anything, "" while enough are; ``ends_by`` is when it ends, in order or not, in seconds since the epoch, once it was
+    told to leave within a time. ``loss`` and ``tokens_per_s`` are of the newest closed step, the latter unknown
     for one that was open before this peer took part; ``codecs`` are those of boundaries in the open step, where records
     name them; ``early`` are the shares of the newest steps' microbatches that were fed early, the newest last;
     ``capacities`` what each stage can take by the newest record, microbatches a second; ``device_use`` what this
@@ -41,6 +42,7 @@ class PeerStatus:
     phase: Phase = "starting"
     waiting_for: str = ""
     no_majority: str = ""
+    ends_by: float | None = None
     part: PartName | None = None
     reason: str = ""
     reachability: str = "unknown"

@@ -361,3 +361,14 @@ async def test_member_that_is_told_to_leave_without_a_majority_says_at_once_and_
     await home.close(leave=await home.asked(3))
     await going
     assert [event.what for event in home.events.of(Waiting)] == [few, few], "with a majority nothing is said again"
+
+
+@virtual
+async def test_member_that_has_a_time_to_leave_in_knows_when_it_ends_and_the_earliest_counts() -> None:
+    home = Home()
+    now = home.leaving._clock.wall()
+    home.leaving.ask("swarm drain", Ending.DONE)
+    assert home.situation.ends_by is None
+    for by, within_s in (("SIGTERM", 60.0), ("notice", 30.0), ("Ctrl-C", None)):
+        home.leaving.ask(by, Ending.DRAINED, within_s)
+    assert home.situation.ends_by == now + 30.0

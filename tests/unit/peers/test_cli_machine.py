@@ -413,6 +413,15 @@ def test_status_says_what_the_death_of_one_voter_costs_where_there_are_fewer_tha
     assert [few_voters(n) for n in (0, 3, 11)] == ["", "", ""]
 
 
+def test_status_says_by_when_a_peer_ends_that_has_a_time_to_leave_in() -> None:
+    place = PlaceInfo(name="1", path=Path("h/1"), live=True, state=None)
+    seen = Seen(place=place, standing=dataclasses.replace(standing("otter"), ends_by=1_700_000_000.0))
+    for lines in (status_lines([seen]), detail_lines(seen)):
+        assert re.search("ends:? +at 2023-11-1[45] .* at the latest, whatever it waits for", "\n".join(lines))
+    without = Seen(place=place, standing=standing("otter"))
+    assert "at the latest" not in "\n".join([*status_lines([without]), *detail_lines(without)])
+
+
 def test_open_vote_is_in_the_status_of_every_member_with_what_agrees() -> None:
     place = PlaceInfo(name="1", path=Path("h/1"), live=True, state=None)
     admission = AdmissionReport(

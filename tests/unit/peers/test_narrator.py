@@ -189,6 +189,10 @@ def _step(step: int) -> StepClosed:
             "draining      leaving in order already, now asked by Ctrl-C; again leaves at once",
         ),
         (Draining(reason="SIGTERM"), "draining      leaving in order, asked by SIGTERM"),
+        (
+            Draining(reason="Ctrl-C; ends in 9 s at the latest"),
+            "draining      leaving in order, asked by Ctrl-C; ends in 9 s at the latest; again leaves at once",
+        ),
         (PeerLost(peer=PEER, name="s1", reason="it is silent"), "lost          s1: it is silent"),
         (
             QuorumLost(step=7, there=1, voters=3),

@@ -82,6 +82,40 @@ def test_orders_second_signal_ends_at_once() -> None:
     assert _told(60, signal.SIGINT, signal.SIGTERM, adopt=True)[1] == ("was stopped by SIGTERM", 143)
 
 
+@pytest.mark.parametrize(
+    ("within_s", "words"),
+    [
+        (None, "ends in 60 s at the latest (--grace), whatever it waits for"),
+        (30.0, "ends in 30 s at the latest, whatever it waits for"),
+    ],
+)
+def test_orders_say_how_long_is_left_as_soon_as_leaving_begins(within_s: float | None, words: str) -> None:
+    left: list[tuple[str, float | None]] = []
+
+    async def main() -> None:
+        orders = Orders(60)
+        orders.adopt(lambda reason, ending: str(left.append((orders.bound, orders.left_s))))
+        orders.by_command("swarm drain")
+        orders.take(signal.SIGINT)
+        orders.by_notice("pause: battery", within_s, Ending.PAUSED)
+
+    run_world(main())
+    unbounded = ("", None)
+    assert left == [unbounded, unbounded, (words, 60.0 if within_s is None else within_s)]
+
+
+def test_orders_of_a_supervisor_bound_the_time_before_leaving_begins() -> None:
+    left: list[str] = []
+
+    async def main() -> None:
+        orders = Orders(60)
+        orders.adopt(lambda reason, ending: str(left.append(orders.bound)))
+        orders.take(signal.SIGTERM)
+
+    run_world(main())
+    assert left == ["ends in 60 s at the latest (--grace), whatever it waits for"]
+
+
 def test_orders_take_what_came_before_they_listened() -> None:
     interrupt.defer()
     os.kill(os.getpid(), signal.SIGTERM)
