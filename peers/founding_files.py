@@ -94,7 +94,7 @@ def load_foundation(foundation: Foundation) -> dict[str, Any]:
             remedy = "Add --lora-rank 16 to train adapters, or leave the other options of LoRA out."
             raise ConfigError("--lora-rank", None, "a rank, beside other options of LoRA", remedy)
     by_hand = {*foundation.changes, *(keys_of(_read_toml(foundation.file)) if foundation.file is not None else ())}
-    for dotted, value in foundation.changes.items():
+    for dotted, value in (_one_host_each(foundation) | foundation.changes).items():
         _change(document, dotted, value)
     try:
         document = with_profile(document, by_hand)
@@ -103,6 +103,14 @@ def load_foundation(foundation: Foundation) -> dict[str, Any]:
     except ConfigError as error:
         raise _blamed(error, foundation) from None
     return document
+
+
+def _one_host_each(foundation: Foundation) -> dict[str, Any]:
+    """Values by dotted key, as that a preset, whose stages have a replica each, is to be cut otherwise."""
+    stages = foundation.changes.get("split.stages")
+    if foundation.file is not None or stages is None:
+        return {}
+    return {"run.start_when.stage_hosts": min(max(stages, 1), 10_000)}  # what cannot be is told of the stages
 
 
 def make_run(foundation: Foundation, document: dict[str, Any]) -> Founded:
@@ -302,6 +310,10 @@ def _change(document: dict[str, Any], dotted: str, value: Any) -> None:
 
 def _blamed(error: ConfigError, foundation: Foundation) -> ConfigError:
     """The error with the option in place of the manifest's key that it set."""
+    stages = foundation.changes.get("split.stages")
+    if error.key == "run.start_when.stage_hosts" and foundation.hosts is None and stages is not None:
+        remedy = f"Add --hosts {stages}, or more: every stage needs a replica."
+        return ConfigError(error.key, error.value, error.allowed, remedy, why=f"so says {_origin(foundation)}")
     for key, setting in settings_of(Foundation).items():
         if error.key == setting.option.manifest and getattr(foundation, key) is not None and error.value is not None:
             name = setting.names[0]

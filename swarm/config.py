@@ -258,7 +258,7 @@ def check_manifest(manifest: Manifest) -> None:
             "run.start_when.stage_hosts",
             start.stage_hosts,
             f"at least split.stages = {split.stages}",
-            "Every stage needs a replica: start more stage hosts or cut fewer stages.",
+            f"Every stage needs a replica: start with {split.stages} stage hosts or more, or cut fewer stages.",
         )
     if manifest.averaging.mode == "local" and manifest.averaging.local.fragments > manifest.run.steps:
         raise ConfigError(

@@ -134,7 +134,7 @@ class Foundation:
         int | None,
         Option(
             metavar="N", of=_NEW, manifest="run.start_when.stage_hosts",
-            help="Start when this many stage hosts have joined.",
+            help="Start when this many stage hosts have joined.", default="the file's; of a preset one for each stage",
         ),
     ] = None  # fmt: skip
     trainers: Annotated[

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -177,6 +178,33 @@ def test_make_run_keeps_the_nonce_of_a_file(tmp_path: Path, line: str, kept: boo
     run_ = make_run(foundation, load_foundation(foundation)).manifest.run
     assert len(run_.nonce) == 16
     assert (run_.nonce == "00000000deadbeef") == kept
+
+
+@pytest.mark.parametrize(
+    ("given", "stages", "hosts"),
+    [
+        ({"stages": 1}, 1, 1),
+        ({"stages": 4}, 4, 4),
+        ({"layers_per_stage": "1,1,2"}, 3, 3),
+        ({"stages": 1, "hosts": 2}, 1, 2),
+        ({}, 2, 2),
+    ],
+)
+def test_preset_that_is_cut_otherwise_starts_with_a_host_for_each_stage_unless_it_is_said(
+    given: dict[str, Any], stages: int, hosts: int
+) -> None:
+    document = load_foundation(Foundation(preset="tiny", **given))
+    assert (document["split"]["stages"], document["run"]["start_when"]["stage_hosts"]) == (stages, hosts)
+
+
+def test_file_keeps_its_number_of_hosts_and_too_few_are_told_with_what_to_add(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("[run]\nstart_when = { stage_hosts = 3 }\n[split]\nstages = 2\n")
+    assert load_foundation(Foundation(file=file, stages=1))["run"]["start_when"]["stage_hosts"] == 3
+    with pytest.raises(ConfigError, match="run.start_when.stage_hosts = 3: ") as few:
+        load_foundation(Foundation(file=file, stages=4))
+    assert few.value.remedy == "Add --hosts 4, or more: every stage needs a replica."
+    assert few.value.why == f"so says {file}"
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
