@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from multiaddr import Multiaddr
 
+from peers.doctor.contacts import knock_at
 from peers.settings import PeerSettings
 from peers.sharing.choice import rate_given
 from swarm.clock import Clock
@@ -89,6 +90,15 @@ async def nobody_answers(config: EndpointConfig) -> RunEnded:
             Ending.UNREACHABLE,
             check=f"getent hosts {name}; is the name spelled as it should be, and does this machine's resolver work?",
             remedy="The same command again once the name is known, or another address of that machine in its place.",
+        )
+    knocks = await knock_at(addresses)
+    if mistaken := next((knock for knock in knocks if knock.found), None):
+        place = mistaken.address.rpartition("/p2p/")[0]
+        return RunEnded(
+            f"cannot reach {some_of(addresses)}: who listens at {place} has another id, {mistaken.found}",
+            Ending.UNREACHABLE,
+            check="is it, to its end, an address that the peer prints? swarm status, on its machine",
+            remedy=f"The same command, if that is the peer that you mean, with {place}/p2p/{mistaken.found}",
         )
     if config.bootstrap:
         return cannot_reach(addresses)

@@ -1,12 +1,13 @@
-"""Knock at the addresses of an invite, before torch is there: is anybody there, and is it a peer?
+"""Knock at the addresses of an invite, before torch is there: is anybody there, is it a peer, and is it that one?
 
 A libp2p listener greets whoever connects, so one TCP connection tells a peer from another service, a closed port from a
-firewall, and how long the way is. Sends nothing.
+firewall, and how long the way is. Then it is asked who it is.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import errno
 import os
@@ -18,25 +19,29 @@ from typing import Literal
 from multiaddr import Multiaddr
 
 from peers.console.words import GIVES_INVITE, NEW_INVITE, CommandError, command_name, short_address
+from peers.doctor.identify import identify
 from peers.doctor.results import CheckResult
 from peers.exit_codes import EXIT_UNREACHABLE
-from swarm.network.addresses import GREETING, is_loopback, is_relayed, name_of, tcp_port_of
+from swarm.network.addresses import GREETING, is_loopback, is_relayed, name_of, split_peer, tcp_port_of
 
-KNOCK_S = 3.0
+KNOCK_S, WHO_S = 3.0, 1.5
+"""For how long an address is tried, and, within that, who is there is asked."""
 _HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6")
 _FAMILY = {"ip4": socket.AF_INET, "dns4": socket.AF_INET, "ip6": socket.AF_INET6, "dns6": socket.AF_INET6}
 
-Answered = Literal["peer", "closed", "silent", "no route", "no name", "no peer", "untried"]
+Answered = Literal["peer", "closed", "silent", "no route", "no name", "no peer", "another", "untried"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knock:
-    """What happened at one address: who ``answered``, after how many seconds, and the system's own words."""
+    """What happened at one address: who ``answered``, after how many seconds, and the system's own words; ``found`` is
+    who is there, where that is ``another`` peer than the address names."""
 
     address: str
     answered: Answered
     seconds: float = 0.0
     words: str = ""
+    found: str = ""
 
     @property
     def may_answer(self) -> bool:
@@ -64,6 +69,7 @@ async def _knock(text: str, within_s: float) -> Knock:
             took = loop.time() - began
             try:
                 greeting = await reader.readexactly(len(GREETING))
+                found = await _who(reader, writer, address) if greeting == GREETING else None
             finally:
                 writer.close()
     except TimeoutError:
@@ -72,7 +78,21 @@ async def _knock(text: str, within_s: float) -> Knock:
         return Knock(address=text, answered="no peer", words="it hung up")
     except OSError as error:
         return Knock(address=text, answered=_answered(error), words=_words(error))
+    if found is not None:
+        return Knock(address=text, answered="another", seconds=took, words=f"there is {found}", found=found)
     return Knock(address=text, answered="peer" if greeting == GREETING else "no peer", seconds=took)
+
+
+async def _who(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: Multiaddr) -> str | None:
+    """Return who is there, where that is another peer than the address names; None where it is that one, or does not
+    say."""
+    if is_relayed(address):
+        return None
+    with contextlib.suppress(OSError, EOFError, TimeoutError):
+        async with asyncio.timeout(WHO_S):
+            found = await identify(reader, writer)
+            return None if found is None or found == split_peer(address)[1] else found
+    return None
 
 
 def _words(error: OSError) -> str:
@@ -94,6 +114,7 @@ _CAUSES: dict[Answered, str] = {
     "no route": "this machine finds no way there",
     "no name": "the name has no address",
     "no peer": "something else than a peer listens there",
+    "another": "who listens there has another id",
 }
 _CHECKS: dict[Answered, str] = {
     "closed": "does the peer of the invite still run? swarm status, on its machine",
@@ -101,6 +122,7 @@ _CHECKS: dict[Answered, str] = {
     "no route": "is this machine on a network? ip route; of the same one, for private addresses?",
     "no name": "getent hosts NAME",
     "no peer": "is it the right invite? Another program may have taken the port since.",
+    "another": "is it the right invite, and the right machine? swarm status shows there who runs",
 }
 
 
@@ -125,9 +147,15 @@ def no_relay(knocks: Sequence[Knock]) -> CommandError:
     return CommandError(
         f"no relay answers: {shown}: {_CAUSES[kind].replace('peer', 'relay')}",
         check=_RELAY_CHECKS[kind].replace("NAME", name_of(Multiaddr(knocks[0].address)) or ""),
-        next_=f"start one there: {command_name()} relay; then the same command, with the address that it prints",
+        next_=_as_found(knocks[0])
+        or f"start one there: {command_name()} relay; then the same command, with the address that it prints",
         exit_code=EXIT_UNREACHABLE,
     )
+
+
+def _as_found(knock: Knock) -> str:
+    address = knock.address.rpartition("/p2p/")[0]
+    return f"the same command, if that is the relay, with --through {address}/p2p/{knock.found}" if knock.found else ""
 
 
 _RELAY_CHECKS: dict[Answered, str] = {
@@ -137,6 +165,7 @@ _RELAY_CHECKS: dict[Answered, str] = {
     "no route": "is this machine on a network? ip route; and ip -6 route for an IPv6 address",
     "no name": "getent hosts NAME",
     "no peer": "is the port the one that the relay printed? Another program listens at this one.",
+    "another": "is it, to its end, an address that the relay prints? swarm status, on its machine",
 }
 
 

@@ -157,7 +157,7 @@ def test_relay_that_is_full_or_gone_is_said_with_what_to_do(tmp_path: Path) -> N
         code, said = new(at.replace("/tcp/4001/", "/tcp/4002/"))
         assert (code, "no relay listens at that port" in said) == (3, True), said
         code, said = new(at.replace(peer, str(founder.events("PeerStarted")[0]["peer"])))
-        assert (code, "no relay answers under that peer id" in said) == (3, True), said
+        assert (code, "who listens there has another id" in said) == (3, True), said
         relay.process.terminate()
         assert relay.end()[0] == 75
         founder.wait_event("Reachability", how="outgoing")

@@ -129,6 +129,10 @@ class Resolver:
         return [object()]
 
 
+async def nobody_knocks(addresses: object) -> list[Knock]:
+    return []
+
+
 async def test_name_without_an_address_is_told_as_the_cause(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     resolver = Resolver("known.example")
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolver, raising=False)
@@ -138,6 +142,7 @@ async def test_name_without_an_address_is_told_as_the_cause(monkeypatch: pytest.
     error = await nobody_answers(EndpointConfig(run_dir=tmp_path, relays=(good, bad)))
     assert "the name x.y has no address" in str(error)
     assert error.check.startswith("getent hosts x.y")
+    monkeypatch.setattr(reaching, "knock_at", nobody_knocks)
     known = await nobody_answers(EndpointConfig(run_dir=tmp_path, relays=(good,)))
     assert "no relay answers under that peer id" in str(known)
     assert reaching.Advice.RELAY_THERE in known.remedy
