@@ -16,6 +16,7 @@ from pathlib import Path
 
 from peers.checkpoints.proof import Proof, proof_in, stray
 from peers.checkpoints.pull_frozen import pull_frozen
+from peers.checkpoints.pull_progress import FetchProgress
 from peers.checkpoints.source import Source, beside, directory_source, peer_source, refused_role
 from peers.checkpoints.writer import keep_run, run_directory_of
 from peers.console.words import CommandError, amount, command_name, command_to_invite, gathering, listed, numbered
@@ -24,6 +25,7 @@ from peers.home.places import RUNS, home_directory
 from peers.home.run_directory import RunDirectory, find_run_directory
 from peers.invites.invite import Contacts, contacts_from, typed_invite
 from peers.session import echo, silent
+from swarm.clock import SystemClock
 from swarm.config import Manifest, load_manifest
 from swarm.disk import alone
 from swarm.errors import ConfigError, Incompatible, PeerError, StateError
@@ -310,10 +312,6 @@ def _nothing_whole(gaps: Sequence[Gap], directory: RunDirectory, *, unproven: bo
 # --- from what a person calls a source to a pull: blocking, for the command line -------------------------------------
 
 
-TELL_EVERY = 10
-"""Lines about a part's progress."""
-
-
 def pull_from(sources: Sequence[str], into: Path | None, home: str | None, *, words: bool) -> Pulled:
     """Pull from any number of directories and one invite, multiaddr or peer of this machine, together; without any from
     the peer that runs here.
@@ -343,15 +341,12 @@ def pull_from(sources: Sequence[str], into: Path | None, home: str | None, *, wo
 
 
 async def _pull_from(source: Source, into: Path | None, home: Path, say: Say) -> Pulled:
-    told: dict[PartName, int] = {}
-
-    def progress(part: PartName, done: int, total: int) -> None:
-        tenth = TELL_EVERY * done // max(1, total)
-        if told.get(part) != tenth:
-            told[part] = tenth
-            say("fetching", f"{part}: {amount(done)}B of {amount(total)}B")
-
-    return await pull(source, destination(into, source.manifest, home), say, progress)
+    progress = FetchProgress(say, SystemClock())
+    telling = asyncio.ensure_future(progress.run())
+    try:
+        return await pull(source, destination(into, source.manifest, home), say, progress.told)
+    finally:
+        telling.cancel()
 
 
 def _directory(source: str) -> RunDirectory | None:

@@ -1,0 +1,68 @@
+"""What swarm ckpt pull says while a part comes, quickly, slowly, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from peers.checkpoints.pull_progress import EVERY_S, FetchProgress, span
+from swarm.ids import ENDS, PartName
+from tests.harness.expect import eventually
+from tests.harness.rigs.clocks import FakeClock
+
+MB = 1_000_000
+STAGE = PartName("stage-0")
+
+
+class Ticking(FakeClock):
+    """A clock that sleeps so many times, then for ever."""
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+
+    async def sleep(self, seconds: float) -> None:
+        if not self.left:
+            await asyncio.Event().wait()
+        self.left -= 1
+        await super().sleep(seconds)
+
+
+def test_quick_fetch_has_a_line_for_each_tenth_of_a_part() -> None:
+    said = list[str]()
+    progress = FetchProgress(lambda label, text: said.append(f"{label} {text}"), FakeClock())
+    for done in range(0, 101):
+        progress.told(STAGE, done * MB, 100 * MB)
+    assert len(said) == 11
+    assert said[0] == "fetching stage-0: 0B of 100 MB"
+    assert said[-1] == "fetching stage-0: 100 MB of 100 MB"
+
+
+def test_slow_fetch_says_its_rate_and_what_is_left_and_once_what_that_may_be() -> None:
+    said, clock = list[str](), FakeClock()
+    progress = FetchProgress(lambda label, text: said.append(f"{label} {text}"), clock)
+    progress.told(ENDS, 40 * MB, 100 * MB)  # what an earlier pull has left
+    for done in range(41, 48):
+        clock.now += EVERY_S / 3
+        progress.told(ENDS, done * MB, 100 * MB)
+    assert said[1].startswith("fetching ends: 43.0 MB of 100 MB, 200 kB/s, about 5 min left")
+    assert "--max-upload" in said[2]
+    assert "ckpt pull goes on from there" in said[2]
+    assert said[3].startswith("fetching ends: 46.0 MB of 100 MB, 200 kB/s, about ")
+    assert len(said) == 4, "the advice is given once"
+
+
+async def test_fetch_to_which_nothing_comes_says_so() -> None:
+    said, clock = list[str](), Ticking(2)
+    progress = FetchProgress(lambda label, text: said.append(text), clock)
+    progress.told(STAGE, 0, 100 * MB)
+    progress.told(ENDS, 5 * MB, 5 * MB)
+    telling = asyncio.ensure_future(progress.run())
+    await eventually(lambda: len(said) == 4)
+    telling.cancel()
+    assert said[2:] == ["stage-0: 0B of 100 MB, nothing more in 15 s; it is asked for again"] * 2
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(40, "40 s"), (660, "11 min"), (8280, "2.3 h")])
+def test_time_that_is_left_in_words(seconds: float, text: str) -> None:
+    assert span(seconds) == text
