@@ -45,6 +45,13 @@ EXPECTED: tuple[Expected, ...] = (
         "24027831: a founder comes back as what it was; the test says so in its name",
     ),
     *(
+        Expected("counts", "tests", name, "f4c4074d: replaced by those of the decision in test_comeback.py")
+        for name in (
+            "test_home_of_somebody_else_has_no_past",
+            "test_past_of_a_founder_whose_run_had_not_begun_is_its_manifest",
+        )
+    ),
+    *(
         Expected(what, "checkpoints", "CheckpointWritten",
                  "c05ea21f: a peer writes at each tenth of the run, whatever it is told beside that")
         for what in ("events", "counts")
