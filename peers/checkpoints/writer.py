@@ -249,7 +249,7 @@ class CheckpointWriter:
                 write_part(root, snapshot, {"run": proof.record.run}, expected_digest=expected)
         except OSError as error:
             raise refused_by_disk(path, error) from error
-        rotate(root, self._kept, step, self._periods.shared)
+        rotate(root, self._kept, step, self._periods.shared, self.due)
         return path
 
     def _has(self, step: int, part: PartName, expected: str) -> bool:

@@ -21,7 +21,7 @@ from swarm.membership.membership import Membership
 from swarm.membership.observer_service import ObserverService
 from swarm.sim.links import Links
 from swarm.sim.loop import as_peer, run_world
-from swarm.state.checkpoints.files import held
+from swarm.state.checkpoints.files import held, steps
 from swarm.state.checkpoints.parts import load_part
 from swarm.state.snapshot import digest
 from tests.harness.expect import eventually
@@ -295,5 +295,28 @@ def test_last_trainer_whose_device_does_not_give_its_state_says_what_is_lost(
         (told,) = left_behind(swarm)
         assert told.reason == "it failed on its way to the disk: RuntimeError: out of memory"
         assert said == f"no other has ends of step {told.step}, and {told.reason}"
+
+    play(swarm, story)
+
+
+def test_last_moments_take_no_checkpoint_from_others(tmp_path: Path) -> None:
+    """Of steps that are quick each is written, and there are more of them than checkpoints stay."""
+    names = ("host-0", "host-1", "trainer-0")
+    disks = {name: RunDirectory(tmp_path / f"kept {name}").checkpoints for name in names}
+    kept = {"checkpoint_every": 7, "checkpoints_kept": 2}
+    sites = {name: {"run_directory": disk.parent, **kept} for name, disk in disks.items()}
+    swarm = SimSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 1000, "copies": 0},
+                     stage_s={"forward": 0.01, "backward": 0.02}, sites=sites)  # fmt: skip
+
+    async def story() -> None:
+        await closed(swarm, 8)
+        (whole,) = {steps(disk)[-1] for disk in disks.values()}
+        assert whole == 7
+        said = await secure(swarm, 1.0)
+        assert said.endswith("; it is on this disk")
+        (_, due, *late) = steps(disks["trainer-0"])
+        assert due == whole, "others keep no other"
+        assert len(late) == kept["checkpoints_kept"]
+        assert late[0] > whole + 1 + len(late), "the fault: more were written than stay"
 
     play(swarm, story)

@@ -11,7 +11,7 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from swarm.disk import make_directory, sync_directory
@@ -88,12 +88,20 @@ KEPT_SHARED = 2
 """Of the steps that all machines of a run keep: the newest, and the one before it until all have written that."""
 
 
-def superseded(there: Sequence[HeldStep], kept: int | None, upto: int, shared: int | None = None) -> list[int]:
+def superseded(
+    there: Sequence[HeldStep],
+    kept: int | None,
+    upto: int,
+    shared: int | None = None,
+    due: Callable[[int], bool] | None = None,
+) -> list[int]:
     """The steps whose directories may go, when the run has come to step ``upto``. Pure.
 
     Kept are the newest ``kept`` complete ones, the newest ``kept`` of which any part is good (a machine may hold one
     part only, and others the rest), of the multiples of ``shared`` the newest KEPT_SHARED good ones (other machines may
-    keep these alone), the genesis, and whatever is newer than the newest good one: it is being written.
+    keep these alone), the genesis, and whatever is newer than the newest good one: it is being written. The good ones
+    that are not ``due`` count apart: a peer writes them as it leaves, and other machines may have none of them, so
+    however many they are, none that is due goes for them.
     A step beyond ``upto`` stays and counts for nothing: it is of a peer that is ahead, or of a history that does not
     count any more. With ``kept`` None nothing goes.
     """
@@ -104,18 +112,26 @@ def superseded(there: Sequence[HeldStep], kept: int | None, upto: int, shared: i
     good = [one.step for one in ordered if one.parts]
     if not good:
         return []
+    regular = [step for step in good if due is None or due(step)]
+    between = [step for step in good if step not in regular]
     everywhere = [] if shared is None else [step for step in good if step % shared == 0]
-    stay = {0, *complete[-kept:], *good[-kept:], *everywhere[-KEPT_SHARED:]}
+    stay = {0, *complete[-kept:], *regular[-kept:], *between[-kept:], *everywhere[-KEPT_SHARED:]}
     return [one.step for one in ordered if one.step < good[-1] and one.step not in stay]
 
 
-def rotate(root: Path, kept: int | None, upto: int, shared: int | None = None) -> list[int]:
+def rotate(
+    root: Path,
+    kept: int | None,
+    upto: int,
+    shared: int | None = None,
+    due: Callable[[int], bool] | None = None,
+) -> list[int]:
     """Delete what is superseded now that step ``upto`` is written (:func:`superseded`); returns those steps. What was
     set aside of steps up to there goes, too. A directory that cannot be deleted stays. Blocking; others may do the
     same at the same time."""
     if kept is None:
         return []
-    gone = superseded([held(root, step) for step in steps(root)], kept, upto, shared)
+    gone = superseded([held(root, step) for step in steps(root)], kept, upto, shared, due)
     for step in gone:
         shutil.rmtree(step_directory(root, step), ignore_errors=True)
     drop_passed(root, upto)
