@@ -164,14 +164,18 @@ class Roster:
         return self._order[1]
 
 
-def lost_replicas(roster: Roster, part: PartName, gone: Mapping[PeerId, str]) -> str:
-    """The replicas of a part that are gone, by name with the reason."""
-    replicas = (peer for peer in roster.replicas(part) if peer in gone)
+TRAINERS = "trainers"
+"""What is lost where the ends are hosted, when nobody is left to feed."""
+
+
+def lost_replicas(roster: Roster, part: str, gone: Mapping[PeerId, str]) -> str:
+    """The replicas of a part (see :func:`lost_parts`) that are gone, by name with the reason."""
+    replicas = (peer for peer in _holders(roster, part) if peer in gone)
     return ", ".join(f"{roster[peer].name or peer} ({gone[peer]})" for peer in replicas)
 
 
-TRAINERS = "trainers"
-"""What is lost where the ends are hosted, when nobody is left to feed."""
+def _holders(roster: Roster, part: str) -> tuple[PeerId, ...]:
+    return roster.trainers if part == TRAINERS else roster.replicas(PartName(part))
 
 
 def lost_parts(roster: Roster, lost: Collection[str]) -> tuple[str, ...]:
@@ -183,9 +187,7 @@ def lost_parts(roster: Roster, lost: Collection[str]) -> tuple[str, ...]:
 
 def needed(roster: Roster, parts: Collection[str]) -> set[PeerId]:
     """Any one of these would be enough for one of ``parts`` (see :func:`lost_parts`) not to be lost."""
-    return {
-        peer for part in parts for peer in (roster.trainers if part == TRAINERS else roster.replicas(PartName(part)))
-    }
+    return {peer for part in parts for peer in _holders(roster, part)}
 
 
 class HowToJoin(Protocol):
@@ -203,14 +205,14 @@ def join_words(part: PartName | None, *, open_port: bool = False) -> str:
     return f"{role}, at a port opened in its firewall" if open_port else role
 
 
-def part_lost(roster: Roster, part: PartName, gone: Mapping[PeerId, str]) -> RunEnded | None:
-    """Why the run is over for everybody when all replicas of a part are ``gone``, by peer with the reason; None while
-    one is there."""
-    replicas = roster.replicas(part)
-    if not replicas or not all(peer in gone for peer in replicas):
+def part_lost(roster: Roster, part: str, gone: Mapping[PeerId, str]) -> RunEnded | None:
+    """Why the run is over for everybody when all replicas of a part (see :func:`lost_parts`) are ``gone``, by peer with
+    the reason; None while one is there."""
+    if part not in lost_parts(roster, gone):
         return None
+    last = "trainer" if part == TRAINERS else f"replica of {part}"
     return RunEnded(
-        f"the last replica of {part} is lost: {lost_replicas(roster, part, gone)}",
+        f"the last {last} is lost: {lost_replicas(roster, part, gone)}",
         Ending.UNREACHABLE,
         check=Advice.WHAT_IS_KEPT,
         remedy=Advice.RESUME,

@@ -38,7 +38,7 @@ from swarm.network.protocols import Directory, Service
 from swarm.security.signing import verify
 from swarm.state.snapshot import Snapshot
 from swarm.state.transfer import StateDonor
-from swarm.step.calls import LiveCalls
+from swarm.step.calls import LiveCalls, fell_silent
 from swarm.step.context import CloseContext, MemberContext
 from swarm.step.exit_barrier import ExitBarrier
 from swarm.step.leader.service import LeadService
@@ -177,6 +177,7 @@ def _member(
             verify=verify,
             clock=around.clock,
             gone=lambda: around.watch.gone,
+            fell_silent=lambda peer: fell_silent(around.watch, peer),
             doubted=lambda: around.watch.doubted,
             suspect=around.watch.suspect,
             check=around.watch.check,

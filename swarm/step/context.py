@@ -48,9 +48,10 @@ class MemberContext:
     """What :class:`swarm.step.member.service.MemberService` works with.
 
     ``attempt`` is how it gets its mean gradient; ``gone`` are those whom the health watch believes to be lost,
-    ``doubted`` those that did not answer when they were asked last. ``suspect`` and ``check`` have it find out at once
-    about some, the latter to the end (:meth:`~swarm.step.calls.Liveness.check`). ``catch_up`` prepares the result of a
-    decided record whose rounds were made without this peer (:mod:`swarm.membership.catching_up`).
+    ``fell_silent`` whether one of them may only be cut off (:func:`~swarm.step.calls.fell_silent`), ``doubted`` those
+    that did not answer when they were asked last. ``suspect`` and ``check`` have it find out at once about some, the
+    latter to the end (:meth:`~swarm.step.calls.Liveness.check`). ``catch_up`` prepares the result of a decided record
+    whose rounds were made without this peer (:mod:`swarm.membership.catching_up`).
     """
 
     me: PeerId
@@ -62,6 +63,7 @@ class MemberContext:
     clock: Clock
     gone: Callable[[], Mapping[PeerId, str]] = dict
     doubted: Callable[[], Collection[PeerId]] = tuple
+    fell_silent: Callable[[PeerId], bool] = lambda peer: True
     suspect: Callable[[PeerId, str], None] = lambda peer, reason: None
     check: Callable[[Collection[PeerId], str], Awaitable[None]] = _nobody_knows
     catch_up: Callable[[OpenStep, CloseRecord], Awaitable[None]] = _never_late

@@ -94,11 +94,11 @@ class Feed(Message):
 
 
 class Over(Message):
-    """Every replica of this part is lost: the run cannot go on. Who sees the same ends."""
+    """Every replica of this part is lost, or every trainer: the run cannot go on. Who sees the same ends."""
 
     step: Count
     term: Count
-    part: PartField
+    part: Annotated[str, StringConstraints(pattern=r"^(ends|trainers|stage-[0-9]{1,3})$")]
 
 
 class Prepare(Message):

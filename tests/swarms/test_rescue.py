@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from peers.chaos.faults import Fault, JoinerStorm, Kill, Moment, Restart
 from peers.chaos.invariants.check import check_run
 from peers.chaos.plan import FaultPlan, On, Strike
 from peers.simulate.sim_swarm import SimSwarm
-from swarm.errors import RunEnded
+from swarm.errors import Ending, RunEnded
 from swarm.events import (
     Committed,
     CopyHeld,
@@ -26,6 +27,7 @@ from swarm.health.verdicts import ANEW_S
 from swarm.ids import ENDS
 from swarm.sim.links import Links
 from swarm.sim.loop import run_world
+from tests.harness.expect import eventually
 from tests.harness.faults_memory import MemoryWorld
 
 STEPS = 6
@@ -179,6 +181,29 @@ def test_trainer_that_was_the_last_comes_back_where_the_ends_are_hosted(tmp_path
     struck(swarm, ("trainer-0",), Restart("trainer-0"))
     check(swarm, ("trainer-0",))
     assert {event.lost for event in swarm.events(StepGivenUp)} == {("trainers",)}
+
+
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_run_without_a_trainer_that_all_are_asked_to_leave_ends_at_every_peer(tmp_path: Path, hosts: int) -> None:
+    """The ends are hosted: each part has a replica, and no record can follow all the same."""
+    swarm = swarm_of(tmp_path, hosts=hosts, trainers=1, copies=1, ends="hosted", steps=1000, hop_s=0.1)
+    swarm._may_fail = True
+
+    async def story() -> None:
+        await swarm.open()
+        running = asyncio.get_running_loop().create_task(swarm.run())
+        await eventually(lambda: swarm.peers["trainer-0"].events.of(StepClosed), deadline_s=300.0)
+        swarm.kill("trainer-0")
+        left = [name for name in swarm.peers if name != "trainer-0"]
+        for name in left:
+            membership = swarm.peers[name].membership
+            assert membership is not None
+            membership.leave("SIGTERM", Ending.DRAINED)
+        await running
+        for name in left:
+            assert "the last trainer is lost: trainer-0" in repr(swarm.peers[name].outcome), name
+
+    run_world(story())
 
 
 def test_part_of_which_nobody_kept_a_copy_ends_the_run_and_says_how_to_go_on(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from swarm.consensus.records import Contribution
 from swarm.consensus.roster import lost_parts, needed, part_lost
 from swarm.errors import PeerError, Superseded, WrongStep
 from swarm.events import WorkWithdrawn
-from swarm.ids import PartName, PeerId
+from swarm.ids import PeerId
 from swarm.step.blocked import awaited_answer, awaited_holders, awaited_majority, awaited_numbers, awaited_others
 from swarm.step.calls import LiveCalls
 from swarm.step.context import CloseContext
@@ -174,10 +174,10 @@ class BatchCollection:
                 assert error is not None  # noqa: S101 - that is what was found
                 raise error
 
-    async def tell_over(self, part: PartName) -> None:
+    async def tell_over(self, part: str) -> None:
         """The others need not find out one after the other. Who believes that a replica is there is asked some more
         times, and then left alone. Never raises a PeerError."""
-        body = Over(step=self._book.step, term=self._term, part=str(part))
+        body = Over(step=self._book.step, term=self._term, part=part)
         others = [peer for peer in self._roster.peers if peer not in self.out and peer != self._context.calls.me]
         patience = ExponentialBackoff(0.5)
         for _ in range(OVER_TRIES):

@@ -152,11 +152,8 @@ class Rescuing:
         return [part for part in stuck if waited_s >= SILENT_PART_S or not self._may_come_back(part)]
 
     async def _end(self, part: str, why: str) -> None:
-        if part == TRAINERS:  # each of the others finds that out by itself, when it leads
-            raise RunEnded(f"no trainer is left ({why})", Ending.UNREACHABLE, check=Advice.WHAT_IS_KEPT,
-                           remedy=Advice.RESUME)  # fmt: skip
-        await self._batch.tell_over(PartName(part))
-        error = part_lost(self._roster, PartName(part), self._lost)
+        await self._batch.tell_over(part)
+        error = part_lost(self._roster, part, self._lost)
         if error is not None:
             raise RunEnded(f"{error} ({why})", error.ending, check=error.check, remedy=error.remedy)
 
@@ -194,7 +191,7 @@ class Rescuing:
         for part in self._given_up_for_good(lost, offers, waited_s):
             await self._end(part, "all others were asked to leave")
         if context.patience_s is not None and waited_s > context.patience_s:
-            for part in offers.said:
+            for part in lost:
                 await self._end(part, f"nobody took it over for {waited_s:.0f} s")
             raise RunEnded(
                 f"nobody is left of {names}, and nobody joined for {waited_s:.0f} s",

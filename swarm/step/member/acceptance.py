@@ -60,13 +60,16 @@ class AcceptanceRules:
         if name is not None and not math.isclose(body.sq_norms[name], mean.answer.sq_norm, rel_tol=NORM_TOLERANCE):
             raise Violation(f"a squared norm of {body.sq_norms[name]} for {name}: it is {mean.answer.sq_norm} here")
 
-    def over(self, roster: Roster, part: PartName, gone: Mapping[PeerId, str]) -> RunEnded:
+    def over(
+        self, roster: Roster, part: str, gone: Mapping[PeerId, str], fell_silent: Callable[[PeerId], bool]
+    ) -> RunEnded:
         """Why the run is over, as a leader says, for want of a replica of ``part``. Raises Refused when it is not seen
-        here, and by a member that sees no majority: a minority ends nothing."""
+        here, and by a member that sees no majority: a minority ends nothing. Who has ended, as others that were told
+        before, is with no majority elsewhere: only those that are gone and ``fell_silent`` may be."""
         error = part_lost(roster, part, gone)
         if error is None:
             raise Refused(f"a replica of {part} is there, as far as is known here")
-        if not has_majority(voters(roster, self._history.head_hash), gone):
+        if not has_majority(voters(roster, self._history.head_hash), set(filter(fell_silent, gone))):
             raise Refused("no majority is there, as far as is known here: a minority does not end a run")
         return error
 

@@ -253,14 +253,14 @@ class MemberService:
     async def _on_tied(self, caller: PeerId, body: Tied) -> Empty:
         """Count the replicas of a part that are tied as lost, once it is proven."""
         async with self._still(await self.from_leader(caller, body.step, body.term)) as state:
-            gone = self._context.gone()
-            self._signing.check(body, self._at.roster, gone, self._context.verify)
+            self._signing.check(body, self._at.roster, self._context.gone(), self._context.verify)
             state.conduct.tied |= {PeerId(one.peer): f"{body.part} is tied" for one in body.second}
         return Empty()
 
     async def _on_over(self, caller: PeerId, body: Over) -> Empty:
         async with self._still(await self.from_leader(caller, body.step, body.term)):
-            self._at.news.failure = self._accepts.over(self._at.roster, PartName(body.part), self._context.gone())
+            gone, silent = self._context.gone(), self._context.fell_silent
+            self._at.news.failure = self._accepts.over(self._at.roster, body.part, gone, silent)
         await self._at.news.tell()
         return Empty()
 

@@ -570,6 +570,10 @@ async def test_over_is_not_believed_by_one_that_sees_no_majority() -> None:
     bench.gone |= {B: "it does not answer", T: "it does not answer"}
     with pytest.raises(Refused, match="a minority does not end a run"):
         await bench.ask(Over(step=1, term=0, part="ends"))
+    bench.ended.add(B)  # its machine refuses: it was told before
+    await bench.ask(Over(step=1, term=0, part="ends"))
+    with pytest.raises(RunEnded, match="last replica of ends is lost"):
+        await bench.position.wait_open(2)
 
 
 @pytest.mark.parametrize(

@@ -203,6 +203,7 @@ class MemberBench:
         self.lacks: Exception | None = None
         self.slow_settling: asyncio.Event | None = None
         self.gone: dict[PeerId, str] = {}
+        self.ended: set[PeerId] = set()
         if self.founded:
             self.history.append(self.genesis)
         self.holder = SimpleNamespace(
@@ -229,6 +230,7 @@ class MemberBench:
             sign=lambda data: sign(self.me, data),
             verify=verify,
             gone=self._gone,
+            fell_silent=lambda peer: peer not in self.ended,
             check=self._check,
         )
         self.member = MemberService(context)
