@@ -230,8 +230,12 @@ class Node:
         admission = open_gate(manifest, endpoint, None if shown is None else credential_of(shown))
         files = await asyncio.to_thread(files_here, manifest.model, self._settings)
         await asyncio.to_thread(family_of(manifest.model).warm_up)
+        begin = None
         if (kept := self._settings.run_directory) is not None:
-            await asyncio.to_thread(keep_run, run_directory_of(kept, manifest), manifest, tokenizer, files.frozen)
+            begin = functools.partial(keep_run, run_directory_of(kept, manifest), manifest, tokenizer, files.frozen)
+            if self._settings.role != "bootstrap":  # that one may never write a checkpoint
+                await asyncio.to_thread(begin)
+                begin = None
         reach = OwnReach(endpoint, self._clock, self._contact)
         around = PeerContext(
             manifest=manifest,
@@ -257,7 +261,8 @@ class Node:
             endpoint.directory.admit(admission.gate.vouches)
         # First, so that the addresses told to others hold the relays through which they must come.
         await reach.find()
-        membership = await self._become_member(around, endpoint, device)
+        keeper = CheckpointKeeper(self._settings, around, begin)
+        membership = await self._become_member(around, endpoint, device, keeper)
         self._emit_started(endpoint)
         reach.tell(membership.situation)
         try:
@@ -314,7 +319,9 @@ class Node:
         self._events.emit(data_opened(manifest, source.microbatches_per_epoch))
         return source
 
-    async def _become_member(self, around: PeerContext, endpoint: LibP2PEndpoint, device: MeteredDevice) -> Membership:
+    async def _become_member(
+        self, around: PeerContext, endpoint: LibP2PEndpoint, device: MeteredDevice, keeper: CheckpointKeeper
+    ) -> Membership:
         contact = founder = self._identity.peer
         if self._contact is not None:
             contact = self._contact
@@ -326,7 +333,7 @@ class Node:
             endpoint.directory,
             contact=contact,
             founder=founder,
-            keeper=CheckpointKeeper(self._settings, around),
+            keeper=keeper,
         )
         self._membership = membership
         vitals = VitalsService(membership.situation, device, endpoint, self._clock, endpoint.links)

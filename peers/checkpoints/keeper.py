@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -15,7 +16,7 @@ from peers.checkpoints.writer import CheckpointWriter, Periods, run_directory_of
 from peers.console.words import command_name, gathering
 from peers.settings import PeerSettings
 from swarm.consensus.records import CloseRecord, Decision
-from swarm.errors import Ending, RunEnded
+from swarm.errors import Ending, OtherWire, RunEnded, StateError
 from swarm.membership.by_role import given_by_role
 from swarm.membership.roles import PeerContext
 from swarm.membership.rules import rules_of
@@ -26,14 +27,20 @@ from swarm.state.checkpoints.files import held, steps
 from swarm.state.checkpoints.shelf import CheckpointShelf
 from swarm.state.snapshot import Snapshot
 
+logger = logging.getLogger(__name__)
+
 
 class CheckpointKeeper:
     """A :class:`swarm.membership.state_keeper.StateKeeper`, which does nothing for a peer without a run directory.
     Leaving its context waits for what is being written, so checkpoints may outlast the steps; left by an error, it
-    waits for nothing but the file under way."""
+    waits for nothing but the file under way.
 
-    def __init__(self, settings: PeerSettings, around: PeerContext) -> None:
-        self._around, self._resume = around, settings.resume
+    ``begin`` makes the run's directory, blocking, before the first checkpoint of a peer that may never write one; None
+    where it is there from the start.
+    """
+
+    def __init__(self, settings: PeerSettings, around: PeerContext, begin: Callable[[], None] | None = None) -> None:
+        self._around, self._resume, self._begin = around, settings.resume, begin
         self._rules = rules_of(around.manifest)
         self._root: Path | None = None
         self._writer: CheckpointWriter | None = None
@@ -54,7 +61,7 @@ class CheckpointKeeper:
 
     @property
     def keeps(self) -> bool:
-        """True if this peer keeps anything; the founder of a new run does not."""
+        """True if this peer keeps anything."""
         return self._writer is not None
 
     def services(self) -> Sequence[Service]:
@@ -90,6 +97,9 @@ class CheckpointKeeper:
         until = self._around.clock.monotonic() + within_s
         if self._own is not None:
             await asyncio.wait([self._own])
+        if problem := await self._begun():
+            logger.info("no copy was written: %s", problem)
+            return
         for snapshot in copies:
             if self._around.clock.monotonic() < until:  # a disk that was slow with our own part gets no more
                 await self._writer.write_copy(snapshot, record)
@@ -98,7 +108,19 @@ class CheckpointKeeper:
         """See :class:`swarm.membership.state_keeper.StateKeeper`."""
         if self._writer is None:
             return "this peer keeps no checkpoints"
+        if problem := await self._begun():
+            return problem
         return await self._writer.write_now(state, record)
+
+    async def _begun(self) -> str:
+        """Have the run's directory there; returns why it is not, "" once it is."""
+        if self._begin is not None:
+            try:
+                await asyncio.to_thread(self._begin)
+            except (StateError, OtherWire) as error:
+                return str(error)
+            self._begin = None
+        return ""
 
     def check_last(self) -> None:
         """Check that the last step's checkpoint is on this disk. Call it when the last step is closed and the context

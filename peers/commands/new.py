@@ -10,7 +10,7 @@ from peers.console.words import command_name, count, listed, print_error
 from peers.doctor.contacts import knock_at_relays
 from peers.doctor.machine import check_before_start
 from peers.exit_codes import EXIT_UNREACHABLE
-from peers.home.places import home_directory, list_places, take_place
+from peers.home.places import RUNS, home_directory, list_places, take_place
 from peers.options.foundation import Foundation
 from peers.options.model import PeerOptions
 from peers.profiles import profile_lines
@@ -88,7 +88,7 @@ def new(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines
             tokenizer=tokenizer_file,
             model_files=founded.model_files,
             frozen=store.root.absolute(),
-            **_resumed(founded),
+            **_kept(founded, home),
             patience_s=None,
             credential=place.credential(run_id),
             control=place.control.absolute(),
@@ -314,11 +314,11 @@ def _goes_on(founded: Founded) -> list[tuple[str, str]]:
     return [*passed_over, ("goes on", f"after step {resumed.step}, as kept in {resumed.directory.checkpoints}")]
 
 
-def _resumed(founded: Founded) -> dict[str, Any]:
-    """The settings with which a founder begins with a checkpoint."""
+def _kept(founded: Founded, home: Path) -> dict[str, Any]:
+    """The settings of where a founder keeps what nobody else may, as the run ends, and begins with a checkpoint."""
     resumed = founded.resumed
     if resumed is None:
-        return {}
+        return {"run_directory": (home / RUNS / "{run}").absolute()}
     return {"resume": resumed.step, "run_directory": resumed.directory.root.absolute()}
 
 

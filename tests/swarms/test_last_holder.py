@@ -213,8 +213,10 @@ def test_last_holders_that_rely_on_each_other_and_are_told_at_once_write_to_thei
     play(swarm, story)
 
 
-def test_run_that_ends_for_a_lost_part_leaves_the_newest_state_on_disks(tmp_path: Path) -> None:
-    """Its copy is with a host that cannot be spared, as the only one of another stage: all are asked to leave."""
+@pytest.mark.parametrize("victim", ["host-0", "trainer-0"])
+def test_run_that_ends_for_a_lost_part_leaves_the_newest_state_on_disks(tmp_path: Path, victim: str) -> None:
+    """Its copy is with a host that cannot be spared, as the only one of another stage, or with the bootstrap, which
+    trains no part: all are asked to leave."""
     names = ("bootstrap", "host-0", "host-1", "trainer-0")
     disks = {name: RunDirectory(tmp_path / f"kept {name}") for name in names}
     sites = {name: {"run_directory": disks[name].root, "checkpoint_every": 10_000} for name in names}
@@ -227,13 +229,14 @@ def test_run_that_ends_for_a_lost_part_leaves_the_newest_state_on_disks(tmp_path
         await followed(swarm)
         await closed(swarm, head_of(swarm).step + 2)
         roster = head_of(swarm).members
-        (lost,) = (roster[peer].part for peer in roster.peers if roster[peer].name == "host-0")
-        swarm.kill("host-0")
-        for name in ("bootstrap", "host-1", "trainer-0"):
+        (lost,) = (roster[peer].part for peer in roster.peers if roster[peer].name == victim)
+        swarm.kill(victim)
+        left = [name for name in names if name != victim]
+        for name in left:
             membership_of(swarm, name).leave("SIGTERM", Ending.DRAINED)
         await running
-        assert f"last replica of {lost} is lost" in repr(swarm.peers["trainer-0"].outcome)
-        head = swarm.history("trainer-0")[-1]
+        assert all(f"last replica of {lost} is lost" in repr(swarm.peers[name].outcome) for name in left)
+        head = swarm.history("bootstrap")[-1]
         kept = {part for disk in disks.values() for part in held(disk.checkpoints, head["step"]).parts}
         assert kept == set(head["digests"]), "also what nobody trains any more"
 

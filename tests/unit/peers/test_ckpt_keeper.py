@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,10 @@ from typing import Any, cast
 import pytest
 
 from peers.checkpoints.keeper import CheckpointKeeper
+from peers.checkpoints.writer import keep_run
 from peers.exit_codes import EXIT_ERROR, exit_code_of
+from peers.home.run_directory import RunDirectory
+from swarm.config import load_manifest
 from swarm.consensus.records import Decision
 from swarm.disk import alone
 from swarm.errors import Ending, RunEnded
@@ -29,13 +33,18 @@ from tests.harness.rigs.peers import BrokenDisk, EventList, FakeClock, InlineDev
 
 
 def keeper(
-    run: KeptRun, directory: Path | None, heard: EventList | None = None, clock: FakeClock | None = None, **more: Any
+    run: KeptRun,
+    directory: Path | None,
+    heard: EventList | None = None,
+    clock: FakeClock | None = None,
+    begin: Callable[[], None] | None = None,
+    **more: Any,
 ) -> CheckpointKeeper:
     given = {"home": Path("unused"), "role": "bootstrap", "run_directory": directory, **more}
     around = SimpleNamespace(
         manifest=run.manifest, events=heard or EventList(), clock=clock or FakeClock(), device=InlineDevice(), gate=None
     )
-    return CheckpointKeeper(peer_settings(**given), cast(Any, around))
+    return CheckpointKeeper(peer_settings(**given), cast(Any, around), begin)
 
 
 def holds(run: KeptRun, step: int, part: PartName = ENDS) -> Any:
@@ -280,6 +289,29 @@ async def test_keeper_of_a_peer_without_a_part_or_a_directory_writes_nothing(tmp
     async with keeper(run, None) as nothing:
         await nothing.decided(run.decide(1), holds(run, 1), departed=True)
     assert (nothing.services(), nothing.beginning()) == ((), None)
+
+
+async def test_keeper_of_a_founder_makes_the_run_s_directory_only_for_what_it_must_keep(
+    tmp_path: Path, run: KeptRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "kept"
+    begin = functools.partial(keep_run, RunDirectory(here), run.manifest, run.tokenizer)
+    async with keeper(run, here, begin=begin) as one:
+        await one.decided(run.decide(0), None, departed=False)
+        assert not here.exists()
+        with monkeypatch.context() as patch:
+            disk = install(patch, BrokenDisk(1, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+            refused = await one.keep_now(run.states(0)[ENDS], run.decide(0).record)
+        assert disk.fired
+        assert refused.startswith(f"{here}: No space left on device")
+        assert await one.keep_now(run.states(0)[ENDS], run.decide(0).record) == ""
+    assert set(held(here / "checkpoints", 0).parts) == {ENDS}
+    assert load_manifest(RunDirectory(here).manifest).run_id == run.manifest.run_id
+    ended = run.decide(11, ended=True)
+    async with keeper(run, tmp_path / "other", begin=functools.partial(keep_run, RunDirectory(tmp_path / "other"),
+                      run.manifest, run.tokenizer)) as one:  # fmt: skip
+        await one.keep_copies([run.states(11)[ENDS]], ended.record, COPIES_S)
+    assert RunDirectory(tmp_path / "other").tokenizer.exists()
 
 
 async def test_keeper_of_a_resumed_run_begins_with_its_checkpoint(tmp_path: Path, run: KeptRun) -> None:

@@ -246,6 +246,8 @@ def test_new_starts_a_bootstrap_that_waits_for_ever(
     (settings,) = started
     assert (settings.role, settings.patience_s, settings.options.listen) == ("bootstrap", None, ("/ip4/0.0.0.0/tcp/0",))
     assert settings.home.parent == home.absolute() / "1" / "sessions"
+    assert settings.run_directory == home.absolute() / "runs" / "{run}"
+    assert not (home / "runs").exists()
     assert settings.manifest is not None
     manifest = load_manifest(settings.manifest)
     assert manifest.run.name == "mine"
