@@ -176,10 +176,10 @@ class ChangeRequests:
         return tuple(self._joins.values())
 
     def all_want_the_end(self, lost: Collection[PeerId]) -> bool:
-        """Return whether all members but those that are ``lost`` have asked that the run end, and nobody joins: nothing
-        is waited for any more then, though no record can end the run while a part has no replica."""
+        """Return whether all members but those that are ``lost`` have asked that the run end: where nobody joins,
+        nothing is waited for any more then, though no record can end the run while a part has no replica."""
         wanted = {peer for peer, asked in (*self._leaves.items(), *self._unspared.items()) if asked.ends}
-        return not self._joins and wanted >= set(self.now.roster.peers) - set(lost)
+        return wanted >= set(self.now.roster.peers) - set(lost)
 
     def check_reassign(self, peer: PeerId, part: str, move: Reassign) -> None:
         """Check the answer of a peer that was asked to hold a lost part. Raises Refused, and Violation where no

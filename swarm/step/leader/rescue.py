@@ -141,12 +141,15 @@ class Rescuing:
             logger.info("step %d: %s", self._book.step, error)
             return error
 
-    def _given_up_for_good(self, lost: Sequence[str], offers: _Offers, waited_s: float) -> list[str]:
+    async def _given_up_for_good(self, lost: Sequence[str], offers: _Offers, waited_s: float) -> list[str]:
         """Return the lost parts that nobody will hold again: all others were asked to leave, none of them can take it
-        over, and nobody is expected back, or has been for long enough."""
-        gone = self._lost
-        if offers.unsure or not self._book.requests.all_want_the_end(gone):
+        over, nobody who asked to join is there, and nobody is expected back, or has been for long enough."""
+        requests = self._book.requests
+        if offers.unsure or not requests.all_want_the_end(self._lost):
             return []
+        if await self._present(requests.joining(self._lost)) or not requests.all_want_the_end(self._lost):
+            return []
+        gone = self._lost
         moves = choose(self._roster, gone, {part: _of_those_there(said, gone) for part, said in offers.said.items()})
         stuck = [part for part in lost if part not in {move.part for move in moves}]
         return [part for part in stuck if waited_s >= SILENT_PART_S or not self._may_come_back(part)]
@@ -188,7 +191,7 @@ class Rescuing:
     async def _wait(self, lost: Sequence[str], offers: _Offers, waited_s: float) -> None:
         """A moment, for somebody to join or to come back. Raises RunEnded when nobody did for the peer's patience."""
         context, names = self._context, " and ".join(lost)
-        for part in self._given_up_for_good(lost, offers, waited_s):
+        for part in await self._given_up_for_good(lost, offers, waited_s):
             await self._end(part, "all others were asked to leave")
         if context.patience_s is not None and waited_s > context.patience_s:
             for part in lost:

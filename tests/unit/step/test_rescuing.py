@@ -21,7 +21,7 @@ from swarm.ids import PartName, PeerId
 from swarm.membership.founding_record import genesis
 from swarm.network.protocols import Rpc
 from swarm.step.leader.exclusion import ExclusionPolicy
-from swarm.step.leader.rescue import SILENT_PART_S, Rescuing
+from swarm.step.leader.rescue import AGAIN_S, SILENT_PART_S, Rescuing
 from swarm.step.leader.service import LeadService
 from swarm.step.member.rescue import Consent, ConsentRequest
 from tests.harness.rigs.step import RULES, RUN, FakeLiveness, LoopClock, listed, sign, verify, virtual
@@ -226,6 +226,38 @@ async def test_run_that_all_leave_waits_for_who_only_fell_silent() -> None:
     with pytest.raises(RunEnded, match="all others were asked to leave"):
         await scene.record()
     assert asyncio.get_running_loop().time() == pytest.approx(SILENT_PART_S, rel=0.1)
+
+
+@virtual
+async def test_run_that_all_leave_waits_for_who_asked_to_join_as_long_as_it_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may be a host for another part, without which the step cannot be given up."""
+    scene, asked = Scene(), 0
+    scene.rescuing._context.patience_s = None  # type: ignore[misc]
+
+    async def standing(peer: PeerId, *_: Any, **__: Any) -> None:
+        nonlocal asked
+        assert peer == STRANGER
+        asked += 1
+        if asked > 3:
+            raise Unreachable("it was killed")
+
+    scene.rescuing._context.calls = SimpleNamespace(ask=standing)  # type: ignore[misc]
+    monkeypatch.setitem(scene.desk.book.requests._joins, STRANGER, SimpleNamespace(member=listed(STRANGER)))
+    for holder in (FIRST, SECOND):
+        scene.says[holder] = lambda: Consent(reassign=None)
+    told, died = all_leave(scene), 3 * AGAIN_S
+    monkeypatch.setattr(scene.desk.book.requests, "give_up", _never_enough)
+    with pytest.raises(RunEnded, match="all others were asked to leave"):
+        await scene.record()
+    assert asked > 3, "the fault: it was there, and is not any more"
+    assert told == [LOST]
+    assert asyncio.get_running_loop().time() <= died + AGAIN_S
+
+
+def _never_enough(*_: Any) -> None:
+    raise Refused("the run cannot go on with those that join")
 
 
 @virtual
