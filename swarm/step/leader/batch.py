@@ -10,7 +10,7 @@ from typing import Any, Literal
 from swarm.consensus.acceptor import has_majority, majority
 from swarm.consensus.records import Contribution
 from swarm.consensus.roster import lost_parts, needed, part_lost
-from swarm.errors import PeerError, Superseded, WrongStep
+from swarm.errors import DeadlineMissed, PeerError, RunEnded, Superseded, Unreachable, WrongStep
 from swarm.events import WorkWithdrawn
 from swarm.ids import PeerId
 from swarm.step.blocked import awaited_answer, awaited_holders, awaited_majority, awaited_numbers, awaited_others
@@ -169,31 +169,41 @@ class BatchCollection:
         again."""
         for part in self._roster.parts:
             if self._policy.hopeless(part):
-                await self.tell_over(part)
-                error = part_lost(self._roster, part, self.out)
-                assert error is not None  # noqa: S101 - that is what was found
-                raise error
+                await self.end(part, lambda: self.out)
 
-    async def tell_over(self, part: str) -> None:
+    async def end(self, part: str, lost: Callable[[], Mapping[PeerId, str]], why: str = "") -> None:
+        """Raises RunEnded where all replicas of a part are ``lost`` (see :func:`~swarm.consensus.roster.lost_parts`),
+        once the others were told. It stands once one of them may have ended; before that a replica that comes back
+        prevents it, and this returns."""
+        error = part_lost(self._roster, part, lost())
+        if error is None:
+            return
+        if await self._tell_over(part) or part_lost(self._roster, part, lost()) is not None:
+            said = f"{error} ({why})" if why else str(error)
+            raise RunEnded(said, error.ending, check=error.check, remedy=error.remedy)
+
+    async def _tell_over(self, part: str) -> bool:
         """The others need not find out one after the other. Who believes that a replica is there is asked some more
-        times, and then left alone. Never raises a PeerError."""
-        body = Over(step=self._book.step, term=self._term, part=part)
+        times, and then left alone. Returns whether anybody may have ended. Never raises a PeerError."""
+        anybody, body = False, Over(step=self._book.step, term=self._term, part=part)
         others = [peer for peer in self._roster.peers if peer not in self.out and peer != self._context.calls.me]
         patience = ExponentialBackoff(0.5)
         for _ in range(OVER_TRIES):
-            told = await asyncio.gather(*(self._agrees(peer, body) for peer in others))
-            others = [peer for peer, agrees in zip(others, told, strict=True) if not agrees]
+            said = await asyncio.gather(*(self._objection(peer, body) for peer in others))
+            anybody = anybody or any(one is None or isinstance(one, (Unreachable, DeadlineMissed)) for one in said)
+            others = [peer for peer, no in zip(others, said, strict=True) if no is not None]
             if not others:
-                return
+                break
             await self._context.clock.sleep(patience.pause_s())
+        return anybody
 
-    async def _agrees(self, peer: PeerId, body: Over) -> bool:
+    async def _objection(self, peer: PeerId, body: Over) -> PeerError | None:
         try:
             await self.calls.ask(peer, OVER, body, timeout_s=OVER_TIMEOUT_S)
         except PeerError as error:
             logger.info("step %d, %s does not see that %s is lost: %s", self._book.step, peer, body.part, error)
-            return False
-        return True
+            return error
+        return None
 
     def _count_trainers(self, out: Mapping[PeerId, str]) -> None:
         """Take back what gone trainers had leased, and early work that nobody can add any more; the others must hear

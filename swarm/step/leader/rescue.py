@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from swarm.consensus.changes import Admission, Changes, Reassign
 from swarm.consensus.copies import copy_holders
 from swarm.consensus.records import CloseRecord
-from swarm.consensus.roster import TRAINERS, Roster, lost_parts, needed, part_lost
+from swarm.consensus.roster import TRAINERS, Roster, lost_parts, needed
 from swarm.errors import Advice, Busy, Ending, PeerError, Refused, RunEnded, Superseded, Violation
 from swarm.events import MoveDeclined
 from swarm.ids import PartName, PeerId, stage_of
@@ -155,10 +155,7 @@ class Rescuing:
         return [part for part in stuck if waited_s >= SILENT_PART_S or not self._may_come_back(part)]
 
     async def _end(self, part: str, why: str) -> None:
-        await self._batch.tell_over(part)
-        error = part_lost(self._roster, part, self._lost)
-        if error is not None:
-            raise RunEnded(f"{error} ({why})", error.ending, check=error.check, remedy=error.remedy)
+        await self._batch.end(part, lambda: self._lost, why)
 
     async def _proposal(self, offers: Mapping[str, Sequence[Consent]]) -> Propose | None:
         joins = await self._present(self._book.requests.joining(self._lost))

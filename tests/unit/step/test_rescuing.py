@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -20,10 +20,14 @@ from swarm.errors import Advice, Busy, DeadlineMissed, PeerError, Refused, RunEn
 from swarm.ids import PartName, PeerId
 from swarm.membership.founding_record import genesis
 from swarm.network.protocols import Rpc
+from swarm.schema import Empty
+from swarm.step.context import CloseContext
+from swarm.step.leader.batch import BatchCollection
 from swarm.step.leader.exclusion import ExclusionPolicy
 from swarm.step.leader.rescue import AGAIN_S, SILENT_PART_S, Rescuing
 from swarm.step.leader.service import LeadService
-from swarm.step.member.rescue import Consent, ConsentRequest
+from swarm.step.member.rescue import Consent
+from swarm.step.messages import OVER
 from tests.harness.rigs.step import RULES, RUN, FakeLiveness, LoopClock, listed, sign, verify, virtual
 
 A, B, C, D, T = (PeerId(name) for name in ("A", "B", "C", "D", "T"))
@@ -47,38 +51,47 @@ def reassign(peer: PeerId, *, of: PeerId | None = None, part: str = LOST, by: Pe
     return Reassign(step=1, peer=of or peer, part=part, signature=signature)
 
 
-class _Batch(SimpleNamespace):
-    """What the leader asks with."""
+class _Batch(BatchCollection):
+    """What the leader asks with: the scene."""
 
-    def __init__(self, scene: Scene) -> None:
-        super().__init__(calls=scene)
+    def __init__(self, scene: Scene, closing: CloseContext, policy: ExclusionPolicy) -> None:
+        super().__init__(closing, scene.desk.book, 0, policy, tuple)
+        self.calls = scene  # type: ignore[assignment]
 
     async def can_decide(self) -> bool:
-        return has_majority(voters(ROSTER, HEAD.hash()), self.calls.liveness.gone)
+        return has_majority(voters(ROSTER, HEAD.hash()), self._context.liveness.gone)
 
 
 class Scene:
-    """A leader that has lost A; ``says`` is what each holder of a copy answers."""
+    """A leader that has lost A; ``says`` is what each holder of a copy answers, ``told`` who hears of which part that
+    the run is over for it. ``hears`` is called when the leader tells somebody so, and may raise."""
 
     def __init__(self) -> None:
         self.liveness, self.says = FakeLiveness(), dict[PeerId, Callable[[], Any]]()
         self.asked: list[PeerId] = []
+        self.told: list[tuple[PeerId, str]] = []
+        self.hears: Callable[[PeerId], object] = lambda peer: None
         rules = dataclasses.replace(RULES, stages=2, parts=PARTS)
         self.desk = LeadService(rules, T, self._open, verify)
         self.desk.open_step(1, ROSTER, HEAD.hash())
         closing = SimpleNamespace(
-            rules=rules, history=SimpleNamespace(head=HEAD, head_hash=HEAD.hash()), desk=self.desk, calls=None,
-            liveness=self.liveness, clock=LoopClock(), timeout_s=lambda: 5.0, waiting=lambda _: None, copies=2,
-            patience_s=30.0, verify=verify,
+            rules=rules, history=SimpleNamespace(head=HEAD, head_hash=HEAD.hash()), desk=self.desk,
+            calls=SimpleNamespace(me=T), liveness=self.liveness, clock=LoopClock(), timeout_s=lambda: 5.0,
+            waiting=lambda _: None, copies=2, patience_s=30.0, verify=verify,
         )  # fmt: skip
-        batch, policy = _Batch(self), ExclusionPolicy(ROSTER)
-        self.rescuing = Rescuing(closing, self.desk.book, 0, policy, batch)  # type: ignore[arg-type]
+        policy = ExclusionPolicy(ROSTER)
+        batch = _Batch(self, cast(Any, closing), policy)
+        self.rescuing = Rescuing(cast(Any, closing), self.desk.book, 0, policy, batch)
         self.liveness.lose(A)
 
     async def _open(self, step: int) -> None:
         return None
 
-    async def ask(self, peer: PeerId, rpc: Rpc[Any, Any], body: ConsentRequest, **_: Any) -> Consent:
+    async def ask(self, peer: PeerId, rpc: Rpc[Any, Any], body: Any, **_: Any) -> Consent | Empty:
+        if rpc == OVER:
+            self.told.append((peer, body.part))
+            self.hears(peer)
+            return Empty()
         self.asked.append(peer)
         said = self.says.get(peer, lambda: Consent(reassign=reassign(peer)))()
         if isinstance(said, PeerError):
@@ -150,18 +163,13 @@ def test_lie_of_one_that_keeps_a_copy_is_a_no_and_the_other_takes_the_part_over(
 async def test_part_of_which_the_only_ones_that_keep_a_copy_lie_ends_the_run(lie: str) -> None:
     """They would else be asked for ever: it is no better than that nobody has a copy. But not at once: who has another
     history, which is given up in a moment, answers for that."""
-    scene, told = Scene(), []
-
-    async def tell_over(part: PartName) -> None:
-        told.append(part)
-
-    scene.rescuing._batch.tell_over = tell_over  # type: ignore[method-assign]
+    scene = Scene()
     scene.rescuing._context.patience_s = None  # type: ignore[misc]
     for liar in (FIRST, SECOND):
         scene.says[liar] = lambda liar=liar: Consent(reassign=LIES[lie](liar))  # type: ignore[misc]
     with pytest.raises(RunEnded, match=r"last replica of stage-0 is lost: a \(silent\)"):
         await scene.record()
-    assert told == [LOST]
+    assert scene.told == [(peer, LOST) for peer in (B, C, D)]
     assert set(scene.asked) == {FIRST, SECOND}
     assert asyncio.get_running_loop().time() == pytest.approx(SILENT_PART_S, rel=0.1)
 
@@ -173,17 +181,10 @@ def asks_to_leave(scene: Scene, peer: PeerId, *, ends: bool = True) -> None:
         scene.desk.book.requests.leave(peer, request)
 
 
-def all_leave(scene: Scene, *, but: PeerId | None = None) -> list[PartName]:
-    """All but the lost one ask that the run end, one perhaps only to leave; returns what the others are told."""
-    told: list[PartName] = []
-
-    async def tell_over(part: PartName) -> None:
-        told.append(part)
-
-    scene.rescuing._batch.tell_over = tell_over  # type: ignore[method-assign]
+def all_leave(scene: Scene, *, but: PeerId | None = None) -> None:
+    """All but the lost one ask that the run end, one perhaps only to leave."""
     for peer in (B, C, D, T):
         asks_to_leave(scene, peer, ends=peer != but)
-    return told
 
 
 @pytest.mark.parametrize("stays", [None, B])
@@ -192,12 +193,12 @@ async def test_run_ends_with_a_part_lost_once_all_others_were_asked_to_leave(sta
     scene = Scene()
     for holder in (FIRST, SECOND):
         scene.says[holder] = lambda: Consent(reassign=None)
-    told = all_leave(scene, but=stays)
+    all_leave(scene, but=stays)
     why = "all others were asked to leave" if stays is None else "nobody took it over"
     with pytest.raises(RunEnded, match=rf"last replica of stage-0 is lost: a \(silent\) \({why}") as ended:
         await scene.record()
     assert (ended.value.check, ended.value.remedy) == (Advice.WHAT_IS_KEPT, Advice.RESUME)
-    assert told == [LOST]
+    assert scene.told == [(peer, LOST) for peer in (B, C, D)]
     at_once = asyncio.get_running_loop().time() < 1
     assert at_once is (stays is None)
 
@@ -208,11 +209,11 @@ async def test_run_that_all_leave_goes_on_where_somebody_may_have_a_copy(first: 
     scene, said = Scene(), [first]
     scene.says[FIRST] = lambda: said.pop() if said else Consent(reassign=reassign(FIRST))
     scene.says[SECOND] = lambda: Consent(reassign=None)
-    told = all_leave(scene)
+    all_leave(scene)
     record = await scene.record()
     assert record is not None
     assert record.members.replicas(LOST) == (FIRST,)
-    assert (said, told) == ([], []), "and it was not sure at first"
+    assert (said, scene.told) == ([], []), "and it was not sure at first"
 
 
 @virtual
@@ -243,21 +244,45 @@ async def test_run_that_all_leave_waits_for_who_asked_to_join_as_long_as_it_is_t
         if asked > 3:
             raise Unreachable("it was killed")
 
-    scene.rescuing._context.calls = SimpleNamespace(ask=standing)  # type: ignore[misc]
+    scene.rescuing._context.calls = SimpleNamespace(me=T, ask=standing)  # type: ignore[misc]
     monkeypatch.setitem(scene.desk.book.requests._joins, STRANGER, SimpleNamespace(member=listed(STRANGER)))
     for holder in (FIRST, SECOND):
         scene.says[holder] = lambda: Consent(reassign=None)
-    told, died = all_leave(scene), 3 * AGAIN_S
+    all_leave(scene)
     monkeypatch.setattr(scene.desk.book.requests, "give_up", _never_enough)
     with pytest.raises(RunEnded, match="all others were asked to leave"):
         await scene.record()
     assert asked > 3, "the fault: it was there, and is not any more"
-    assert told == [LOST]
-    assert asyncio.get_running_loop().time() <= died + AGAIN_S
+    assert scene.told == [(peer, LOST) for peer in (B, C, D)]
+    assert asyncio.get_running_loop().time() <= 4 * AGAIN_S
 
 
 def _never_enough(*_: Any) -> None:
     raise Refused("the run cannot go on with those that join")
+
+
+@pytest.mark.parametrize("hears", [None, Refused("a replica is there"), Unreachable("it has ended, or is cut off")])
+@virtual
+async def test_replica_that_is_back_while_others_are_told_of_the_end_prevents_it_only_where_nobody_heard(
+    hears: PeerError | None,
+) -> None:
+    scene = Scene()
+    for holder in (FIRST, SECOND):
+        scene.says[holder] = lambda: Consent(reassign=None)
+    all_leave(scene)
+
+    def back(peer: PeerId) -> None:
+        scene.liveness.find(A)
+        if hears is not None:
+            raise hears
+
+    scene.hears = back
+    if isinstance(hears, Refused):
+        assert await scene.record() is None
+    else:
+        with pytest.raises(RunEnded, match="last replica of stage-0 is lost"):
+            await scene.record()
+    assert {peer for peer, _ in scene.told} == {B, C, D}, "the fault: it is back, and they were told"
 
 
 @virtual
