@@ -41,9 +41,11 @@ async def watch_signals(orders: Orders, watch: HealthWatch, me: PeerId, name: st
 
 async def watch_last_moments(orders: Orders, secure: Callable[[float], Awaitable[str]]) -> None:
     """Have a peer that nobody lets go see to what only it has, as ``secure(within_s)`` does, before its time is up; it
-    ends at once where that says that it may."""
+    ends at once where that says that it may. Where it is told meanwhile to be gone sooner, that is begun again."""
     left_s = await orders.last_moments()
-    if reason := await secure(SECURE_SHARE * left_s):
+    while (reason := await orders.unless_sooner(secure(SECURE_SHARE * left_s))) is None:
+        left_s = orders.left_s or 0.0
+    if reason:
         orders.let_go(reason)
 
 

@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import math
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from types import FrameType
 from typing import Any, TypeVar
 
 from peers.console.interrupt import SIGNALS, received
 from peers.exit_codes import EXIT_CODES, EXIT_OK
 from swarm.errors import Ending, RunEnded
-from swarm.waiting import ended
+from swarm.waiting import ended, first_done
 
 ResultT = TypeVar("ResultT")
 
@@ -127,6 +127,17 @@ class Orders:
                 async with asyncio.timeout_at(None if begin == math.inf else begin):
                     await self._sooner.wait()
         return max(0.0, self._until - self._loop.time())
+
+    async def unless_sooner(self, work: Awaitable[ResultT]) -> ResultT | None:
+        """Return the result of ``work``; None once an earlier time counts, having cancelled it."""
+        self._sooner.clear()
+        results = list[ResultT]()
+
+        async def do() -> None:
+            results.append(await work)
+
+        await first_done(do(), self._sooner.wait())
+        return results[0] if results else None
 
     def let_go(self, reason: str) -> None:
         """It cannot leave in order, and may go now: nothing is lost with it. After :meth:`last_moments`."""

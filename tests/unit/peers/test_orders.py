@@ -243,6 +243,31 @@ def test_peer_that_is_told_twice_has_last_moments_before_the_earlier_of_both_tim
     run_world(main())
 
 
+def test_peer_that_is_told_to_be_gone_sooner_in_its_last_moments_has_them_before_that() -> None:
+    async def main() -> None:
+        loop, orders = asyncio.get_running_loop(), Orders(2.0)
+        asked, said, began = list[float](), list[float](), loop.time()
+
+        async def secure(left_s: float) -> str:
+            asked.append(loop.time() - began)
+            await asyncio.sleep(left_s)
+            said.append(loop.time() - began)
+            return "its newest state is on this disk alone"
+
+        orders.adopt(lambda reason, ending: "")
+        watching = asyncio.ensure_future(watch_last_moments(orders, secure))
+        orders.by_notice("the machine goes", 120.0)
+        await asyncio.sleep(116.0)
+        assert asked == [115.0], "the fault: it is at it already"
+        orders.take(signal.SIGTERM)
+        reason, _ = await orders.forced()
+        assert reason.endswith("its newest state is on this disk alone")
+        assert (asked, said) == ([115.0, 116.0], [pytest.approx(117.8)])
+        await watching
+
+    run_world(main())
+
+
 def test_person_who_waits_at_the_keyboard_bounds_nothing() -> None:
     async def main() -> None:
         orders = Orders(10)
