@@ -155,17 +155,27 @@ class Copying:
             self._follow(copy)
         self._changed.set()
 
-    async def last(self, record: CloseRecord, *, every: bool = False) -> list[Snapshot]:
-        """Our copies of the parts that only one machine holds, or of ``every`` part, at the state after this record,
-        with which the run is over: it may not live to keep them. Waits at most LAST_S for those that have all but the
-        last update."""
-        sole = [kept.copy for part, kept in self._kept.items() if every or record.members.spread(part) == 1]
+    async def last(self, record: CloseRecord) -> list[Snapshot]:
+        """Our copies of the parts that only one machine holds, at the state after this record, with which the run is
+        over: it may not live to keep them. Waits at most LAST_S for those that have all but the last update."""
+        sole = [kept.copy for part, kept in self._kept.items() if record.members.spread(part) == 1]
         near = [copy for copy in sole if copy.step is not None and copy.step >= record.step - 1]
         found = await asyncio.gather(*(self._reached(copy, record.step) for copy in near))
         there = [snapshot for snapshot in found if snapshot is not None]
         if len(there) < len(sole):
             logger.info("of %d copies %d have the run's last state", len(sole), len(there))
         return there
+
+    async def left(self, record: CloseRecord) -> list[Snapshot]:
+        """All our copies at the state after this record, which no other follows, once :meth:`run` has ended: nothing
+        leads them on any more, but the update to it may be here."""
+        found = []
+        for copy in [kept.copy for kept in self._kept.values()]:
+            await copy.finish(record)
+            snapshot = await copy.snapshot()
+            if snapshot is not None and snapshot.step == record.step:
+                found.append(snapshot)
+        return found
 
     async def _reached(self, copy: PartCopy, step: int) -> Snapshot | None:
         with contextlib.suppress(TimeoutError):

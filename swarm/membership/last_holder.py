@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from swarm.consensus.copies import copy_holders
@@ -79,16 +79,16 @@ class LastHolder:
         self._run.around.events.emit(event)
         return f"no other has {now.part} of step {step}{f', and {problem}' if problem else '; it is on this disk'}"
 
-    async def keep(self, record: CloseRecord, copies: Sequence[Snapshot]) -> None:
-        """Write what this peer has of the state after a record that no other may follow: its own part, and copies. That
-        of parts that are lost may be in the memory of those that are left alone. Takes at most KEEP_S."""
+    async def keep(self, record: CloseRecord, copies: Callable[[CloseRecord], Awaitable[Sequence[Snapshot]]]) -> None:
+        """Write what this peer has of the state after a record that no other may follow: its own part, and ``copies``.
+        That of parts that are lost may be in the memory of those that are left alone. Takes at most KEEP_S."""
         until = self._clock.monotonic() + KEEP_S
         if problem := await self._write(record, KEEP_S):
             logger.info("of step %d this peer's own part is not on this disk: %s", record.step, problem)
-        left_s = until - self._clock.monotonic()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(left_s):
-                await self._run.keeper.keep_copies(copies, record, left_s)
+            async with asyncio.timeout(until - self._clock.monotonic()):
+                there = await copies(record)
+                await self._run.keeper.keep_copies(there, record, until - self._clock.monotonic())
 
     async def _write(self, record: CloseRecord, within_s: float) -> str:
         """Keep the newest state on this disk; returns why it is not there, "" once it is."""

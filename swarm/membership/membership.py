@@ -74,7 +74,7 @@ class Membership:
                     await keeper.keep_copies(copies, self._run.history.head, COPIES_S)
             except* RunEnded:
                 if keeper.keeps and (head := at.head) is not None and at.is_member:
-                    await self._last.keep(head, await self._copying.last(head, every=True))
+                    await self._last.keep(head, self._copying.left)
                 raise
 
     def leave(self, reason: str, ending: Ending, within_s: float | None = None) -> str:

@@ -186,7 +186,7 @@ class PartCopy:
 
     async def _follow(self, head: CloseRecord) -> None:
         """Never returns. Raises PeerError, StateError or OutOfSync when nobody is left who leads on."""
-        if self._record is not None and self._record.step < head.step and not await self._finish(head):
+        if self._record is not None and self._record.step < head.step and not await self.finish(head):
             await self.drop(f"it was at step {self._record.step}, and nobody keeps what came after it")
         observing = dataclasses.replace(self._observing, spare=self._record is None)
         observer = self._observer = Observer(observing, self._donors(head.members), self.part)
@@ -222,12 +222,12 @@ class PartCopy:
             return False
         await first_done(self._context.records.wait(step), self._context.around.clock.sleep(DECIDED_S))
         record = self._context.records.at(step)
-        if record is None or not await self._finish(record):
+        if record is None or not await self.finish(record):
             return False
         observer.went_on(record)
         return True
 
-    async def _finish(self, record: CloseRecord) -> bool:
+    async def finish(self, record: CloseRecord) -> bool:
         """Take the update that is here for ``record``, of which this peer knows itself that it was decided; a step that
         was given up needs none. False when there is none, or it is not the one that was decided: then nothing has
         changed."""

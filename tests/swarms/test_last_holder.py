@@ -17,13 +17,14 @@ from swarm.consensus.records import CloseRecord
 from swarm.errors import Ending, StateError
 from swarm.events import CopyHeld, StateLeftBehind, StepClosed
 from swarm.ids import ENDS, PeerId
+from swarm.membership.last_holder import KEEP_S
 from swarm.membership.membership import Membership
 from swarm.membership.observer_service import ObserverService
 from swarm.sim.links import Links
 from swarm.sim.loop import as_peer, run_world
 from swarm.state.checkpoints.files import held, steps
 from swarm.state.checkpoints.parts import load_part
-from swarm.state.snapshot import digest
+from swarm.state.snapshot import Snapshot, digest
 from tests.harness.expect import eventually
 
 LONG_S = 300.0
@@ -241,6 +242,25 @@ def test_run_that_ends_for_a_lost_part_leaves_the_newest_state_on_disks(tmp_path
         assert kept == set(head["digests"]), "also what nobody trains any more"
 
     run_world(story())
+
+
+def test_peer_whose_run_ends_writes_its_own_part_whatever_becomes_of_its_copies(tmp_path: Path) -> None:
+    disk = RunDirectory(tmp_path / "kept")
+    swarm = swarm_of(tmp_path, **{"trainer-0": {"run_directory": disk.root, "checkpoint_every": 10_000}})
+    asked: list[int] = []
+
+    async def never(record: CloseRecord) -> list[Snapshot]:
+        asked.append(on_disk(swarm, "trainer-0", disk.checkpoints))
+        return await asyncio.get_running_loop().create_future()
+
+    async def story() -> None:
+        await closed(swarm, 2)
+        head, began = head_of(swarm), asyncio.get_running_loop().time()
+        await membership_of(swarm, "trainer-0")._last.keep(head, never)
+        assert asked == [head.step], "the fault: they do not come, and its own is there before"
+        assert asyncio.get_running_loop().time() - began == pytest.approx(KEEP_S)
+
+    play(swarm, story)
 
 
 def test_replicas_of_one_part_that_are_told_at_once_write_to_their_disks(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from swarm.consensus.records import Decision
+from swarm.consensus.records import CloseRecord, Decision
 from swarm.ids import ENDS, PartName, PeerId, stage_part
 from swarm.membership import copying
 from swarm.membership.copying import Copies, Copying, KeptCopy
@@ -20,17 +20,31 @@ STEP = 11
 
 
 class Copy:
-    """Of one part: at ``step``, and at the next one after ``late_s``."""
+    """Of one part: at ``step``, and at the next one after ``late_s``, or at once where it is ``ahead``."""
 
     def __init__(
-        self, run: KeptRun, part: PartName, step: int | None, late_s: float = 0.0, *, snapshot_s: float = 0.0
+        self,
+        run: KeptRun,
+        part: PartName,
+        step: int | None,
+        late_s: float = 0.0,
+        *,
+        snapshot_s: float = 0.0,
+        ahead: bool = False,
     ) -> None:
         self._run, self._part, self.step, self._late_s, self._snapshot_s = run, part, step, late_s, snapshot_s
+        self._ahead = ahead
 
     async def reach(self, step: int) -> None:
         """See :class:`swarm.membership.part_copy.PartCopy`."""
         await asyncio.sleep(self._late_s)
         self.step = step
+
+    async def finish(self, record: CloseRecord) -> bool:
+        """See :class:`swarm.membership.part_copy.PartCopy`."""
+        if self._ahead:
+            self.step = record.step
+        return self.step == record.step
 
     def holds(self, step: int) -> bool:
         """As it says."""
@@ -77,6 +91,19 @@ async def test_copies_that_have_the_last_state_or_get_it_soon_are_given_and_no_o
     late = copies(run, me, stage_0=Copy(run, stage_part(0), STEP - 1, 1000.0))
     assert await late.last(record) == []
     assert asyncio.get_running_loop().time() - began == pytest.approx(2.0 + copying.LAST_S)
+
+
+@virtual
+async def test_copies_that_are_left_are_given_as_they_are_or_with_the_update_that_is_here() -> None:
+    run = kept_run()
+    run.decide(0)
+    record = run.decide(STEP).record
+    near, behind = Copy(run, stage_part(0), STEP - 1, ahead=True), Copy(run, stage_part(1), STEP - 1, 1000.0)
+    here, empty = Copy(run, ENDS, STEP), Copy(run, ENDS, None)
+    began = asyncio.get_running_loop().time()
+    found = await copies(run, PeerId("me"), stage_0=near, stage_1=behind, ends=here, stage_2=empty).left(record)
+    assert [(state.part, state.step) for state in found] == [("stage-0", STEP), (ENDS, STEP)]
+    assert asyncio.get_running_loop().time() == began, "nothing comes any more"
 
 
 @virtual

@@ -22,7 +22,7 @@ from swarm.membership.part_copy import DECIDED_S, CopyContext, PartCopy, RecentR
 from swarm.membership.parts import Sparing
 from swarm.models.spec import SplitConfig
 from swarm.optim.schedules import OptimizerConfig
-from swarm.state.snapshot import Snapshot
+from swarm.state.snapshot import Snapshot, digest
 from tests.harness.rigs.membership import (
     CONTACT,
     DONOR,
@@ -185,6 +185,18 @@ async def test_copy_with_the_update_before_its_step_is_decided_needs_nobody_any_
     assert (scene.copy.holds(1), scene.copy.takes(1)) == (True, False)
     assert scene.told == [("copied", 0), ("copied", 1)]
     await ended(running)
+
+
+async def test_copy_that_nothing_leads_on_any_more_takes_the_update_that_is_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene, running, decision = await begun_ahead(monkeypatch, lambda mean: mean)
+    await ended(running)
+    assert scene.copy.holds(0), "the fault: the step was decided, and it was not led on"
+    assert await scene.copy.finish(decision.record)
+    state = await scene.copy.snapshot()
+    assert state is not None
+    assert digest(state) == decision.record.digests[STAGE]
 
 
 async def test_copy_with_an_update_that_was_not_decided_asks_for_the_one_that_was(
