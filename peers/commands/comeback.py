@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import errno
-import os
 import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -76,8 +74,9 @@ class RunKnown:
 
     @property
     def founders(self) -> tuple[PlaceInRun, ...]:
-        """Return those that may come back as its founder."""
-        return tuple(witness for witness in self.witnesses if witness.founder)
+        """Return those that may come back as its founder: where one has the files of the founding, no mere issuers."""
+        found = tuple(witness for witness in self.witnesses if witness.founder)
+        return tuple(witness for witness in found if witness.founded is not None) or found
 
     @property
     def begun(self) -> bool:
@@ -141,8 +140,8 @@ def whom_to_ask(seen: RunKnown) -> tuple[str, ...]:
 
 
 def way_back(home: Path, seen: RunKnown, wanted: str | None) -> Past | None:
-    """Knock at the others of a run, where it has begun, and :func:`judge`. Takes three seconds at most, and some more
-    to read what peers of weeks have said."""
+    """Knock at the others of a run, where it has begun, and :func:`judge`. Takes three seconds, and some more to read
+    what peers of weeks have said, and where names of theirs cannot be resolved."""
     asked = whom_to_ask(seen)
     knocks = asyncio.run(knock_at(asked)) if asked else []
     if not any(knock.may_answer for knock in knocks):
@@ -155,8 +154,7 @@ def judge(seen: RunKnown, wanted: str | None, knocks: Sequence[Knock]) -> Past |
     """Decide what ``swarm new`` does about a run, in the place that is ``wanted``, if one is. Pure.
 
     Returns None where the run is to be founded and nobody here founded it before; a past with contacts where its
-    founder comes back, one without where it founds the run again, in its place: it had not begun, or no step was closed
-    and all others are gone for certain.
+    founder comes back, one without where it founds the run again, in its place: it had not begun.
 
     Raises CommandError where a founder of it runs here, where another machine founded it, and, exit code 3, where it
     has begun and nobody answers; ConfigError for another place than the founder's.
@@ -175,12 +173,14 @@ def judge(seen: RunKnown, wanted: str | None, knocks: Sequence[Knock]) -> Past |
                           f"Leave --place out, or give --place {best}.", why="another place has founded that run",
                           )  # fmt: skip
     contacts = seen.contacts({back.peer})
+    if back.place.live:  # not in this run, or it had been refused
+        raise _taken(back.place)
     # What cannot be knocked at, as a peer behind a relay, may well answer; and who comes back is told if it is over.
     if contacts and (lives or seen.over or any(knock.may_answer for knock in knocks)):
         at = tuple(dict.fromkeys([*answered, *contacts]))  # an invite has room for few, first for who answers
         invited = Invite(run=seen.run, name=seen.name, at=at[:MAX_ADDRESSES]).text()
         return Past(back.place, (invited, *at[MAX_ADDRESSES:]), None)
-    if seen.begun and not (seen.step == 0 and knocks and all(knock.answered == "closed" for knock in knocks)):
+    if seen.begun:  # even if no step was closed then: others may have gone on, at ports that are not known here
         raise _nobody(seen, knocks)
     return Past(back.place, (), back.founded)
 
@@ -188,15 +188,15 @@ def judge(seen: RunKnown, wanted: str | None, knocks: Sequence[Knock]) -> Past |
 def check_no_founder(seen: RunKnown, beside: str = "") -> None:
     """Check that no founder of the run lives here, but in the place ``beside``: it would be begun a second time. Pure.
     Raises CommandError."""
-    for one in seen.witnesses:
-        if one.here and one.founder and one.place.name != beside:
+    for one in seen.founders:
+        if one.here and one.place.name != beside:
             raise runs_still(one.place)
 
 
 def check_gone(home: Path, manifest: Manifest, *, on_purpose: bool) -> None:
     """Check that no peer of a run that is to go on from a checkpoint lives in this home, nor, unless that checkpoint
-    was named ``on_purpose``, answers where it was known here. Takes three seconds at most. Raises CommandError, also
-    (exit code 3) on a machine without a network, which cannot find out."""
+    was named ``on_purpose``, answers where it was known here. Takes three seconds, and some more where names cannot be
+    resolved. Raises CommandError, also (exit code 3) where it cannot find out, as of peers behind relays."""
     check_nobody_here(home, manifest.run_id)
     if on_purpose:
         return
@@ -204,10 +204,6 @@ def check_gone(home: Path, manifest: Manifest, *, on_purpose: bool) -> None:
     asked = whom_to_ask(seen)
     knocks = asyncio.run(knock_at(asked)) if asked else []
     by_name = "the same command with the directory of the checkpoint, DIR/checkpoints/step-…, which asks nobody"
-    if knocks and all(knock.words == os.strerror(errno.ENETUNREACH) for knock in knocks):
-        raise CommandError(f"this machine is on no network: peers of that run may live at {_shown(asked)}",
-                           check="ip route", next_=f"the same command once it is; if they are surely gone: {by_name}",
-                           exit_code=EXIT_UNREACHABLE)  # fmt: skip
     if answered := [knock.address for knock in knocks if knock.answered == "peer"]:
         files = next((one.founded for one in seen.founders if one.founded is not None), None)
         back = _joining(seen, answered) if files is None else f"{command_name()} new {shlex.quote(str(files))}"
@@ -216,6 +212,28 @@ def check_gone(home: Path, manifest: Manifest, *, on_purpose: bool) -> None:
                            check="swarm status, on its machine: does it train, or wait for the run to go on?",
                            next_=f"{back} to take part in it; where it only waits: {by_name}",
                            exit_code=EXIT_USAGE)  # fmt: skip
+    if unknown := _unknown(knocks):
+        raise CommandError(f"peers of that run may live where this machine cannot ask: {_shown(unknown)}",
+                           check="is this machine on a network (ip route)? swarm status, on their machines",
+                           next_=f"the same command once they can be asked; if they are surely gone: {by_name}",
+                           exit_code=EXIT_UNREACHABLE)  # fmt: skip
+
+
+def _unknown(knocks: Sequence[Knock]) -> list[str]:
+    """Return the addresses of peers of which knocking told nothing, as of those behind relays; of all of them where no
+    knock shows that this machine is on a network. Pure."""
+    if all(knock.answered in ("no route", "no name") for knock in knocks):
+        return [knock.address for knock in knocks]
+    asked = {_peer_at(knock.address) for knock in knocks if knock.answered != "untried"}
+    return [knock.address for knock in knocks if _peer_at(knock.address) not in asked]
+
+
+def _taken(place: PlaceInfo) -> CommandError:
+    """Return the error for a founder whose place, and with it its identity, a peer of another run has now."""
+    swarm = command_name()
+    return CommandError(f"the place of the run's founder, {place.name}, has a peer of another run: {place.described}",
+                        check=f"{swarm} status --peer {place.name}", exit_code=EXIT_USAGE,
+                        next_=f"have that leave: {swarm} drain --peer {place.name}; then the same command")  # fmt: skip
 
 
 def _joining(seen: RunKnown, answered: Sequence[str]) -> str:

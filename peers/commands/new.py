@@ -221,7 +221,10 @@ def _come_back(past: Past, options: PeerOptions, *, words: bool, json_lines: boo
     from peers.commands.join import join
     from peers.invites.invite import parse_invite
 
-    member = dataclasses.replace(options, invite=past.contacts, invite_file=None, place=past.place.name)
+    told = {"name": options.name, "place": past.place.name, "invite": past.contacts, "invite_file": None}
+    member = dataclasses.replace(
+        options.of_founder(), **told
+    )  # what was said beside founds a run, too, and is not used
     code = join(member, words=words, json_lines=json_lines, founder=True)
     if code == EXIT_UNREACHABLE:
         from peers.commands.comeback import nobody_left, seen_here

@@ -29,14 +29,17 @@ TLS = b"\x0b/tls/1.0.0\n"
 BEGIN = datetime(2020, 1, 1, tzinfo=UTC)
 
 
-def certificate(vouched: PrivateIdentity = THERE, signer: PrivateIdentity = THERE) -> tuple[bytes, bytes]:
-    """A libp2p certificate for ``vouched`` that ``signer`` signed, with the key it is for: both as PEM."""
+def certificate(
+    vouched: PrivateIdentity = THERE, signer: PrivateIdentity = THERE, more: str = ""
+) -> tuple[bytes, bytes]:
+    """A libp2p certificate for ``vouched`` that ``signer`` signed, with the key it is for: both as PEM; ``more`` is the
+    number of another extension in it."""
     key = ec.generate_private_key(ec.SECP256R1())
     own = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     public = b"\x08\x01\x12\x20" + (public_key_of(vouched.peer) or b"")
     value = b"\x30\x68\x04\x24" + public + b"\x04\x40" + signer.sign(b"libp2p-tls-handshake:" + own)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "peer")])
-    made = (
+    begun = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
@@ -45,8 +48,10 @@ def certificate(vouched: PrivateIdentity = THERE, signer: PrivateIdentity = THER
         .not_valid_before(BEGIN)
         .not_valid_after(BEGIN + timedelta(days=36_500))
         .add_extension(x509.UnrecognizedExtension(x509.ObjectIdentifier("1.3.6.1.4.1.53594.1.1"), value), critical=True)
-        .sign(key, hashes.SHA256())
     )
+    if more:
+        begun = begun.add_extension(x509.UnrecognizedExtension(x509.ObjectIdentifier(more), value), critical=True)
+    made = begun.sign(key, hashes.SHA256())
     return (
         made.public_bytes(Encoding.PEM),
         key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
@@ -93,6 +98,17 @@ def test_certificate_that_another_key_signed_tells_nobody() -> None:
 @pytest.mark.parametrize("cut", [0, 10, 100, -1])
 def test_bytes_that_are_no_certificate_tell_nobody(cut: int) -> None:
     assert peer_behind(der(certificate()[0])[:cut]) is None
+
+
+def test_certificate_with_an_extension_twice_tells_nobody() -> None:
+    made = der(certificate(more="1.3.6.1.4.1.53594.1.2")[0])
+    assert peer_behind(made) == THERE.peer
+    first, second = (bytes.fromhex(f"060a2b0601040183a25a01{number}") for number in ("01", "02"))
+    twice = made.replace(second, first)
+    assert twice.count(first) == 2
+    with pytest.raises(x509.DuplicateExtension):
+        _ = x509.load_der_x509_certificate(twice).extensions
+    assert peer_behind(twice) is None
 
 
 async def test_another_peer_at_an_address_is_told_with_its_id(tmp_path: Path) -> None:
