@@ -15,8 +15,9 @@ if [[ -z $found ]]; then
   echo "swarm-down: there was none"
   exit
 fi
-# All of them at once, peers at their time of grace or not: what they would hand over is removed with them.
-docker ps -q --filter "label=com.docker.compose.project=$project" | xargs -r docker kill >/dev/null 2>&1 || true
+# Peers at their time of grace or not: what they would hand over is removed with them. One after the other: an engine that
+# takes many off a network at once may miscount them, and refuses for ever to remove that network then.
+docker ps --all -q --filter "label=com.docker.compose.project=$project" | xargs -r -n 1 docker rm --force --volumes >/dev/null 2>&1 || true
 down() { COMPOSE_PROFILES=more,nat,observe ./compose.sh down --volumes --remove-orphans --timeout 1; }
 # The engine may keep the endpoint of a container that is gone, and refuses to remove its network: take all off it.
 detach() {

@@ -221,10 +221,13 @@ def _come_back(past: Past, options: PeerOptions, *, words: bool, json_lines: boo
     from peers.commands.join import join
     from peers.invites.invite import parse_invite
 
-    told = {"name": options.name, "place": past.place.name, "invite": past.contacts, "invite_file": None}
-    member = dataclasses.replace(
-        options.of_founder(), **told
-    )  # what was said beside founds a run, too, and is not used
+    member = dataclasses.replace(  # what was said of data and stages founds a run, too, where it is not used
+        options.of_founder(),
+        name=options.name,
+        place=past.place.name,
+        invite=past.contacts,
+        invite_file=None,
+    )
     code = join(member, words=words, json_lines=json_lines, founder=True)
     if code == EXIT_UNREACHABLE:
         from peers.commands.comeback import nobody_left, seen_here
