@@ -275,8 +275,7 @@ class Node:
         """In order; whoever is reached through us shall be reached through others before we go."""
         if self._retiring is None:
             self._retiring = asyncio.ensure_future(endpoint.retire_relay())
-        told = f"{reason}; {bound}" if (bound := self._orders.bound) else reason
-        return membership.leave(told, ending, self._orders.left_s)
+        return membership.leave(reason, ending, self._orders.left_s, self._orders.bound)
 
     async def _secure(self, within_s: float) -> str:
         return "" if self._membership is None else await self._membership.secure(within_s)

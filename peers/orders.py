@@ -126,7 +126,7 @@ class Orders:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(None if begin == math.inf else begin):
                     await self._sooner.wait()
-        return max(0.0, self._until - self._loop.time())
+        return self.left_s or 0.0
 
     async def unless_sooner(self, work: Awaitable[ResultT]) -> ResultT | None:
         """Return the result of ``work``; None once an earlier time counts, having cancelled it."""

@@ -98,7 +98,7 @@ async def nobody_answers(config: EndpointConfig) -> RunEnded:
             f"cannot reach {some_of(addresses)}: who listens at {place} has another id, {mistaken.found}",
             Ending.UNREACHABLE,
             check="is it, to its end, an address that the peer prints? swarm status, on its machine",
-            remedy=f"The same command, if that is the peer that you mean, with {place}/p2p/{mistaken.found}",
+            remedy=f"The same command, if that is the peer that you mean, with {mistaken.corrected}",
         )
     if config.bootstrap:
         return cannot_reach(addresses)

@@ -46,6 +46,7 @@ from swarm.state.checkpoints.files import (
 )
 from swarm.state.checkpoints.rotation import set_aside
 from swarm.state.download import Wanted
+from swarm.waiting import ended
 
 logger = logging.getLogger(__name__)
 
@@ -346,7 +347,7 @@ async def _pull_from(source: Source, into: Path | None, home: Path, say: Say) ->
     try:
         return await pull(source, destination(into, source.manifest, home), say, progress.told)
     finally:
-        telling.cancel()
+        await ended([telling])
 
 
 def _directory(source: str) -> RunDirectory | None:

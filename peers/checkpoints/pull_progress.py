@@ -38,7 +38,7 @@ class _Fetch:
 
 
 class FetchProgress:
-    """Says it, in lines, to ``say``; :meth:`told` is what a fetch reports to."""
+    """Says in lines, to ``say``, how a fetch goes on, which reports to :meth:`told`."""
 
     def __init__(self, say: Callable[[str, str], None], clock: Clock) -> None:
         self._say, self._clock = say, clock
@@ -46,7 +46,7 @@ class FetchProgress:
         self._advised = False
 
     def told(self, part: PartName, done: int, total: int) -> None:
-        """So many bytes of a part are here. A line for each tenth, and for what was not told for long."""
+        """Note that so many bytes of a part are here; say a line for each tenth, and for what was not told for long."""
         now, known = self._clock.monotonic(), self._parts.get(part)
         if known is None or known.total != total or done < known.done:
             self._parts[part] = known = _Fetch(total, now, done, done, now, -1)
@@ -82,7 +82,7 @@ class FetchProgress:
 
 
 def span(seconds: float) -> str:
-    """Some time to wait, for people: ``40 s``, ``11 min``, ``2.3 h``."""
+    """Return a time to wait in words: ``40 s``, ``11 min``, ``2.3 h``."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

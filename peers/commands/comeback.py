@@ -1,5 +1,5 @@
-"""Whether a run is founded, or its founder comes back to it: what this home saw of the run, who of it answers, and the
-decision, which is pure (:func:`judge`). A run that lives is never founded a second time beside itself."""
+"""Decide whether a run is founded, or its founder comes back to it: what this home saw of the run, who of it answers,
+and the decision, which is pure (:func:`judge`). A run that lives is never founded a second time beside itself."""
 
 from __future__ import annotations
 
@@ -139,11 +139,16 @@ def whom_to_ask(seen: RunKnown) -> tuple[str, ...]:
     return tuple(one for one in known if _peer_at(one) not in outward or not is_loopback(parse_address(one)))
 
 
+def _knocked(seen: RunKnown) -> list[Knock]:
+    """Knock where peers of a run may answer. Takes three seconds, and some more where names cannot be resolved."""
+    asked = whom_to_ask(seen)
+    return asyncio.run(knock_at(asked)) if asked else []
+
+
 def way_back(home: Path, seen: RunKnown, wanted: str | None) -> Past | None:
     """Knock at the others of a run, where it has begun, and :func:`judge`. Takes three seconds, and some more to read
     what peers of weeks have said, and where names of theirs cannot be resolved."""
-    asked = whom_to_ask(seen)
-    knocks = asyncio.run(knock_at(asked)) if asked else []
+    knocks = _knocked(seen)
     if not any(knock.may_answer for knock in knocks):
         end = newest_closing(home, seen.run)
         seen = dataclasses.replace(seen, over=end is not None and end.is_last)
@@ -201,8 +206,7 @@ def check_gone(home: Path, manifest: Manifest, *, on_purpose: bool) -> None:
     if on_purpose:
         return
     seen = seen_here(home, manifest.run_id, manifest.run.name, manifest.admission.issuers)
-    asked = whom_to_ask(seen)
-    knocks = asyncio.run(knock_at(asked)) if asked else []
+    knocks = _knocked(seen)
     by_name = "the same command with the directory of the checkpoint, DIR/checkpoints/step-…, which asks nobody"
     if answered := [knock.address for knock in knocks if knock.answered == "peer"]:
         files = next((one.founded for one in seen.founders if one.founded is not None), None)
@@ -237,7 +241,7 @@ def _taken(place: PlaceInfo) -> CommandError:
 
 
 def _joining(seen: RunKnown, answered: Sequence[str]) -> str:
-    """What somebody types to take part in it."""
+    """Return what somebody types to take part in it."""
     at = tuple(answered[:MAX_ADDRESSES])
     return f"{command_name()} join {Invite(run=seen.run, name=seen.name, at=at).text() if at else 'INVITE'}"
 

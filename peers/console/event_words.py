@@ -125,7 +125,8 @@ def _describe_place(event: Event) -> tuple[str, str] | None:
             return "synced", f"{event.part} of step {event.step}: {_came(event)}, digest verified"
         case Draining():
             leaving = "leaving in order already, now asked by" if event.again else "leaving in order, asked by"
-            return "draining", f"{leaving} {harmless(event.reason)}{_AT_ONCE.get(event.reason.partition(';')[0], '')}"
+            bound = f"; {event.bound}" if event.bound else ""
+            return "draining", f"{leaving} {harmless(event.reason)}{bound}{_AT_ONCE.get(event.reason, '')}"
         case PreemptionWatch() | PreemptionNotice():
             return "preemption", harmless(_preemption(event))
         case _:

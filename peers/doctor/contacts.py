@@ -44,6 +44,11 @@ class Knock:
     found: str = ""
 
     @property
+    def corrected(self) -> str:
+        """The address with the id of who is there; "" where that is not another one."""
+        return f"{self.address.rpartition('/p2p/')[0]}/p2p/{self.found}" if self.found else ""
+
+    @property
     def may_answer(self) -> bool:
         """Whether it is worth dialling: what cannot be knocked at (QUIC, a name's records) may well answer."""
         return self.answered in ("peer", "untried")
@@ -147,15 +152,11 @@ def no_relay(knocks: Sequence[Knock]) -> CommandError:
     return CommandError(
         f"no relay answers: {shown}: {_CAUSES[kind].replace('peer', 'relay')}",
         check=_RELAY_CHECKS[kind].replace("NAME", name_of(Multiaddr(knocks[0].address)) or ""),
-        next_=_as_found(knocks[0])
-        or f"start one there: {command_name()} relay; then the same command, with the address that it prints",
+        next_=f"the same command, if that is the relay, with --through {corrected}"
+        if (corrected := knocks[0].corrected)
+        else f"start one there: {command_name()} relay; then the same command, with the address that it prints",
         exit_code=EXIT_UNREACHABLE,
     )
-
-
-def _as_found(knock: Knock) -> str:
-    address = knock.address.rpartition("/p2p/")[0]
-    return f"the same command, if that is the relay, with --through {address}/p2p/{knock.found}" if knock.found else ""
 
 
 _RELAY_CHECKS: dict[Answered, str] = {

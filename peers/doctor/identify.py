@@ -35,7 +35,7 @@ async def identify(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
     if await reader.readexactly(len(_TLS)) != _TLS:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # no authority signs peers: see _peer_behind
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # no authority signs peers: see peer_behind
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     await writer.start_tls(context)
     certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)

@@ -205,14 +205,14 @@ def join_words(part: PartName | None, *, open_port: bool = False) -> str:
     return f"{role}, at a port opened in its firewall" if open_port else role
 
 
-def part_lost(roster: Roster, part: str, gone: Mapping[PeerId, str]) -> RunEnded | None:
+def part_lost(roster: Roster, part: str, gone: Mapping[PeerId, str], why: str = "") -> RunEnded | None:
     """Why the run is over for everybody when all replicas of a part (see :func:`lost_parts`) are ``gone``, by peer with
-    the reason; None while one is there."""
+    the reason, and ``why`` nobody takes it over; None while one is there."""
     if part not in lost_parts(roster, gone):
         return None
     last = "trainer" if part == TRAINERS else f"replica of {part}"
     return RunEnded(
-        f"the last {last} is lost: {lost_replicas(roster, part, gone)}",
+        f"the last {last} is lost: {lost_replicas(roster, part, gone)}{f' ({why})' if why else ''}",
         Ending.UNREACHABLE,
         check=Advice.WHAT_IS_KEPT,
         remedy=Advice.RESUME,

@@ -131,10 +131,11 @@ class SyncProgress(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draining(Event):
     """The peer was asked to leave in order and will, at the end of a step; ``reason`` says who asked, ``again`` that
-    somebody had before."""
+    somebody had before, ``bound`` in words by when it ends all the same, "" where nothing bounds its time."""
 
     reason: str
     again: bool = False
+    bound: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

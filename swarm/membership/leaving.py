@@ -78,16 +78,17 @@ class Leaving:
         """Tell the directory that this peer has left. A courtesy: takes a second at most, and never fails."""
         await self._announcer.gone()
 
-    def ask(self, reason: str, ending: Ending, within_s: float | None = None) -> str:
+    def ask(self, reason: str, ending: Ending, within_s: float | None = None, bound: str = "") -> str:
         """Leave as soon as the run can do without. Returns what happens now, in words. Idempotent;
-        whoever else asks is told so. ``within_s`` seconds from now this peer is ended all the same; None: never."""
+        whoever else asks is told so. ``within_s`` seconds from now this peer is ended all the same; None: never;
+        ``bound`` says so in words."""
         if not self._exit.asked:
             self._exit.ending, self._exit.told_at = ending, self._clock.monotonic()
         if within_s is not None:
             by = self._clock.wall() + within_s
             self._situation.ends_by = by if self._situation.ends_by is None else min(by, self._situation.ends_by)
         if reason not in self._exit.reasons:  # who asks once more in another way must see that it was heard
-            self._situation.drain(reason, again=self._exit.asked)
+            self._situation.drain(reason, again=self._exit.asked, bound=bound)
         self._exit.reasons.add(reason)
         self._exit.told.set()
         if self._situation.waiting_for:

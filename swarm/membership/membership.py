@@ -77,10 +77,10 @@ class Membership:
                     await self._last.keep(head, self._copying.left)
                 raise
 
-    def leave(self, reason: str, ending: Ending, within_s: float | None = None) -> str:
+    def leave(self, reason: str, ending: Ending, within_s: float | None = None, bound: str = "") -> str:
         """Leave in order: see :meth:`swarm.membership.leaving.Leaving.ask`. :meth:`run` then ends after the step's
         close."""
-        return self._leaving.ask(reason, ending, within_s)
+        return self._leaving.ask(reason, ending, within_s, bound)
 
     async def secure(self, within_s: float) -> str:
         """Have the newest state of a part that only this peer holds be somewhere else before it ends: see

@@ -107,10 +107,10 @@ class PeerStatus:
         self.mixed += 1
         self.mixed_alone += averaged < 2
 
-    def drain(self, reason: str, *, again: bool = False) -> None:
-        """It was asked to leave; ``again``: it was leaving already."""
+    def drain(self, reason: str, *, again: bool = False, bound: str = "") -> None:
+        """It was asked to leave; ``again``: it was leaving already. See :class:`~swarm.events.Draining`."""
         self.phase = "draining"
-        self.events.emit(Draining(reason=reason, again=again))
+        self.events.emit(Draining(reason=reason, again=again, bound=bound))
         if self.no_majority:  # whoever asks now has to see what that waits for, however often it was said before
             self.waiting_for = ""
             self.wait_for(self.no_majority)

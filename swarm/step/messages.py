@@ -6,7 +6,7 @@ Each carries the term of the leader that asks, or is asked: a lower one than the
 from __future__ import annotations
 
 import operator
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -98,7 +98,7 @@ class Over(Message):
 
     step: Count
     term: Count
-    part: Annotated[str, StringConstraints(pattern=r"^(ends|trainers|stage-[0-9]{1,3})$")]
+    part: PartField | Literal["trainers"]
 
 
 class Prepare(Message):

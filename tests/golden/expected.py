@@ -56,4 +56,8 @@ EXPECTED: tuple[Expected, ...] = (
                  "c05ea21f: a peer writes at each tenth of the run, whatever it is told beside that")
         for what in ("events", "counts")
     ),
+    Expected(
+        "events", "leave-*", "Draining",
+        "the commit of this line: by when a peer ends that leaves is a field of the event, and no longer in its reason",
+    ),
 )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from swarm.consensus.acceptor import has_majority, majority
 from swarm.consensus.records import Contribution
 from swarm.consensus.roster import lost_parts, needed, part_lost
-from swarm.errors import DeadlineMissed, PeerError, RunEnded, Superseded, Unreachable, WrongStep
+from swarm.errors import DeadlineMissed, PeerError, Superseded, Unreachable, WrongStep
 from swarm.events import WorkWithdrawn
 from swarm.ids import PeerId
 from swarm.step.blocked import awaited_answer, awaited_holders, awaited_majority, awaited_numbers, awaited_others
@@ -175,12 +175,9 @@ class BatchCollection:
         """Raises RunEnded where all replicas of a part are ``lost`` (see :func:`~swarm.consensus.roster.lost_parts`),
         once the others were told. It stands once one of them may have ended; before that a replica that comes back
         prevents it, and this returns."""
-        error = part_lost(self._roster, part, lost())
-        if error is None:
-            return
-        if await self._tell_over(part) or part_lost(self._roster, part, lost()) is not None:
-            said = f"{error} ({why})" if why else str(error)
-            raise RunEnded(said, error.ending, check=error.check, remedy=error.remedy)
+        error = part_lost(self._roster, part, lost(), why)
+        if error is not None and (await self._tell_over(part) or part_lost(self._roster, part, lost()) is not None):
+            raise error
 
     async def _tell_over(self, part: str) -> bool:
         """The others need not find out one after the other. Who believes that a replica is there is asked some more

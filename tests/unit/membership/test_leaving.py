@@ -372,3 +372,5 @@ async def test_member_that_has_a_time_to_leave_in_knows_when_it_ends_and_the_ear
     for by, within_s in (("SIGTERM", 60.0), ("notice", 30.0), ("Ctrl-C", None)):
         home.leaving.ask(by, Ending.DRAINED, within_s)
     assert home.situation.ends_by == now + 30.0
+    home.leaving.ask("notice", Ending.DRAINED, 20.0, "ends in 20 s")
+    assert len(home.events.of(Draining)) == 4, "the same order with less time left is heard once"

@@ -190,7 +190,7 @@ def _step(step: int) -> StepClosed:
         ),
         (Draining(reason="SIGTERM"), "draining      leaving in order, asked by SIGTERM"),
         (
-            Draining(reason="Ctrl-C; ends in 9 s at the latest"),
+            Draining(reason="Ctrl-C", bound="ends in 9 s at the latest"),
             "draining      leaving in order, asked by Ctrl-C; ends in 9 s at the latest; again leaves at once",
         ),
         (PeerLost(peer=PEER, name="s1", reason="it is silent"), "lost          s1: it is silent"),
