@@ -14,6 +14,8 @@ NAME ?=
 GPU_PYTHON ?=
 # What `make check` compares with: make check BASE=main
 BASE ?= HEAD
+# Minutes for `make test`: what must hold always is run whatever it takes, and of the rest what there is time for.
+BUDGET ?=
 # Test processes. Tests marked `process` share one of them, so they never run at the same time.
 WORKERS ?= 2
 
@@ -31,14 +33,14 @@ lock: setup ## renew locks/ after a change of dependencies; ARGS="--upgrade-pack
 quickstart: setup ## train a small model with a local swarm; ARGS="--steps 5 --peers 2"
 	@$(VENV)/bin/swarm quickstart $(ARGS)
 
-test: setup ## the tests that need neither root nor Docker, in under 12 minutes; ARGS passed to pytest
-	@$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+test: setup ## the tests that need neither root nor Docker, in six minutes; BUDGET=4 draws; ARGS passed to pytest
+	@$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(if $(BUDGET),--budget $(BUDGET)) $(ARGS)
 
 check: setup lint ## before each commit: lint, types, and the tests of what differs from BASE (default HEAD), in minutes
 	@tests=$$($(VENV)/bin/python -m tests.harness.touched $(BASE)) \
 	  && $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $$tests $(ARGS)
 
-test-long: setup ## those that take longest; ARGS passed to pytest
+test-long: setup ## the stories and plays that `make test` leaves to .ci/run; ARGS passed to pytest
 	@$(VENV)/bin/python -m pytest -m long -n $(WORKERS) --dist loadgroup $(ARGS)
 
 test-browser: setup ## the dashboard in a headless Chromium (Debian: apt install chromium chromium-driver); ARGS passed to pytest

@@ -28,6 +28,8 @@ from hypothesis import settings
 
 from tests.harness.processes import MARKER, assert_nothing_left, take_snapshot
 
+pytest_plugins = ["tests.harness.drawn", "pytester"]
+
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")  # the same examples each time, and no verdict by how busy the machine is
 

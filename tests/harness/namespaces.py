@@ -28,6 +28,7 @@ from typing import Any
 
 from tests.harness.expect import wait_until
 
+_PLACE = "/run/netns"
 _PREFIX = "swt"
 _NAME = re.compile(rf"{_PREFIX}(\d+)-\d+-[a-z0-9]+")
 _COMMAND_S = 10.0
@@ -180,12 +181,15 @@ def _remove(namespace: str) -> None:
         _ip("netns", "delete", namespace)
 
 
+def left() -> list[str]:
+    """Return the namespaces of test processes that are gone."""
+    found = map(_NAME.match, os.listdir(_PLACE)) if os.path.isdir(_PLACE) else ()
+    return [name[0] for name in found if name and not os.path.exists(f"/proc/{name[1]}")]
+
+
 def _sweep() -> None:
-    """Remove the namespaces of test processes that are gone."""
-    for line in _ip("netns", "list").splitlines():
-        found = _NAME.match(line)
-        if found and not os.path.exists(f"/proc/{found[1]}"):
-            _remove(found[0])
+    for name in left():
+        _remove(name)
 
 
 if __name__ == "__main__":

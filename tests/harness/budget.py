@@ -1,0 +1,93 @@
+"""How long a run of everything may take on this machine, and what of it is drawn: pure, but for :func:`measure`.
+
+What must hold is always run, whatever it takes. The rest is drawn by the commit: it gets what time is left, each phase
+in proportion to what it takes on a good machine, and what one leaves over goes to those after it. A machine is measured
+by what tests are made of, in as many processes as tests run in, so that a busy or throttled one counts as the slow one
+it is. Nothing here decides a verdict: what is not drawn is named, and fails nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+GOOD = {"python": 44.0, "torch": 5900.0, "disk": 900.0}
+"""Turns a second of each meter, both processes together, on two idle cores of a good machine (Xeon with AVX-512)."""
+WEIGHTS = {"python": 0.8, "torch": 0.15, "disk": 0.05}
+"""The share of each in what tests spend."""
+WORKERS = 2
+MARGIN = 0.85
+"""A drawn phase begins no test in the last part of its time, so that those it has begun come to their end."""
+
+METER = """
+import json, os, tempfile, time
+def rate(turn, seconds):
+    turn()
+    done, start = 0, time.monotonic()
+    while time.monotonic() - start < seconds:
+        turn()
+        done += 1
+    return done / (time.monotonic() - start)
+def python():
+    table = {}
+    for number in range(40_000):
+        table[number % 977] = table.get(number % 977, 0) + len(str(number))
+def disk():
+    with tempfile.TemporaryFile() as file:
+        file.write(bytes(65536))
+        file.flush()
+        os.fsync(file.fileno())
+found = {"python": rate(python, 1.0), "disk": rate(disk, 1.0)}
+import torch
+torch.set_num_threads(1)
+left = torch.ones(96, 96)
+found["torch"] = rate(lambda: (left @ left).add_(1).sum(), 1.0)
+print(json.dumps(found))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One part of a run of everything.
+
+    Attributes:
+        name: As it is printed.
+        good_s: Seconds that it takes on a good machine.
+        always: Whether it is run to its end whatever that takes.
+        least_s: Seconds on a good machine before its first test ends: with less it is not begun.
+    """
+
+    name: str
+    good_s: float
+    always: bool = False
+    least_s: float = 0.0
+
+
+def slowness(found: dict[str, float]) -> float:
+    """Return how many times longer than a good machine one takes that makes so many turns a second."""
+    return sum(weight * GOOD[name] / max(found[name], 1e-9) for name, weight in WEIGHTS.items())
+
+
+def measure(run: Callable[..., subprocess.Popen[str]] = subprocess.Popen) -> dict[str, float]:
+    """Return turns a second of each meter, of :data:`WORKERS` processes together. Takes about six seconds; blocks.
+    Raises RuntimeError with what a meter said."""
+    meters = [run([sys.executable, "-c", METER], stdout=subprocess.PIPE, text=True) for _ in range(WORKERS)]
+    said = [meter.communicate()[0] for meter in meters]
+    if any(meter.returncode for meter in meters):
+        raise RuntimeError(f"the machine cannot be measured: a meter ended with {[one.returncode for one in meters]}")
+    each = [json.loads(text) for text in said]
+    return {name: sum(one[name] for one in each) for name in GOOD}
+
+
+def share(phase: Phase, after: Sequence[Phase], left_s: float) -> float:
+    """Return the seconds that a drawn phase may take of those left, when these phases come after it."""
+    return max(0.0, left_s) * phase.good_s / sum(one.good_s for one in (phase, *after) if not one.always)
+
+
+def drawn_first(names: Sequence[str], seed: str) -> list[str]:
+    """Return the names in an order drawn by the seed: equal for equal seeds, everywhere."""
+    return sorted(names, key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest())

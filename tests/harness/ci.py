@@ -1,0 +1,271 @@
+"""Everything that must hold before a change is kept, in the time there is: ``python -m tests.harness.ci``, which
+``.ci/run`` calls when ``.venv`` is made.
+
+First what is always run; then the rest, of which the commit draws what there is time for (:mod:`tests.harness.budget`).
+A phase of the rest that is over its time is ended: what it had not run is listed as *not run*, and what had failed by
+then has failed. After each phase nothing of ours may be left: no process, socket, shared memory, namespace or file.
+Exits 0 if nothing that was run has failed, 1 if something has, 130 when interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.harness import browser, in_engine, namespaces
+from tests.harness.budget import MARGIN, Phase, measure, share, slowness
+from tests.harness.drawn import OUTCOMES, commit, told
+from tests.harness.processes import children_of
+from tests.harness.sources import ROOT
+
+PYTHON = str(ROOT / ".venv/bin/python")
+TOTAL_S = 45 * 60.0
+"""What a run may take, of what is drawn."""
+CLOSING_S = 30.0
+"""Kept for what comes after the last phase."""
+END_S = 60.0
+"""How long a phase that is ended may take for it."""
+_SHARED = (("/dev/shm", "*"), ("/tmp", "hivemind-*"))
+"""The machine's own places for temporary things, and how what we make is called there."""
+
+now = time.monotonic
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A phase with its command, what tells it its minutes and seed where it can draw, and why it cannot run here."""
+
+    phase: Phase
+    command: tuple[str, ...]
+    draws: tuple[str, ...] = ()
+    why_not: Callable[[], str] = lambda: ""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a phase. ``cut``: it was over its time. ``tests``: outcomes of tests and how many were not run."""
+
+    phase: Phase
+    code: int
+    seconds: float
+    cut: bool = False
+    tests: Counter[str] = field(default_factory=Counter)
+    not_run: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+
+    @property
+    def failed(self) -> bool:
+        """Whether something that was run is not as it must be."""
+        return bool(self.left or self.tests["failed"] or (self.code and not self.cut))
+
+    def row(self) -> str:
+        """For people."""
+        how = "FAILED" if self.failed else "ended for want of time" if self.cut else "passed"
+        counts = ", ".join(f"{count} {name}" for name, count in sorted(self.tests.items()))
+        return (
+            f"{self.phase.name:24} {self.seconds:6.0f} s  {how}{f' (exit {self.code})' if self.code else ''}  {counts}"
+        )
+
+
+def steps() -> list[Step]:
+    """Return all there is to run. The seconds are those of a good machine."""
+    contained = (PYTHON, "-m", "tests.harness.contained")
+    make = (*contained, "make", "--no-print-directory")
+    pytest = (*contained, PYTHON, "-m", "pytest")
+    two = (*pytest, "-n", "2", "--dist", "loadgroup")
+    drawing = ("--budget", "{minutes}", "--draw", "{seed}")
+    quiet = ("-o", "faulthandler_timeout=0")
+    return [
+        Step(Phase("lint", 45, always=True), (*make[3:], "lint")),
+        Step(Phase("tests: always", 330, always=True), (*make, "test", "ARGS=--part always --durations=15")),
+        Step(Phase("tests: the rest", 120, least_s=15), (*two, "--part", "rest", "--durations=15"), drawing),
+        Step(Phase("long tests", 240, least_s=15), (*two, "-m", "long", "--durations=15"), drawing),
+        Step(
+            Phase("benchmarks", 150, least_s=15), (*two, "-m", "smoke", *quiet, "--durations=0"), drawing,
+        ),
+        Step(
+            Phase("golden", 60, least_s=30), (*contained, PYTHON, "-m", "tests.golden", "--seeds", "1"),
+            ("--minutes", "{minutes}", "--draw", "{seed}"),
+        ),
+        Step(Phase("tests as root", 60, least_s=15), (*pytest, "-m", "root"), drawing, _no_namespaces),
+        Step(Phase("tests with Docker", 300, least_s=90), (*pytest, "-m", "docker", *quiet), drawing, _no_engine),
+        Step(Phase("tests in a browser", 60, least_s=30), (*pytest, "-m", "browser", *quiet), drawing, _no_browser),
+    ]  # fmt: skip
+
+
+def main(arguments: Sequence[str]) -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser(prog="python -m tests.harness.ci")
+    parser.add_argument("--elapsed", type=float, default=0.0, help="seconds that setting up has taken")
+    parser.add_argument("--minutes", type=float, default=TOTAL_S / 60, help="of a whole run")
+    chosen = parser.parse_args(arguments)
+    end = now() - chosen.elapsed + 60 * chosen.minutes - CLOSING_S
+    found = measure()
+    meters = ", ".join(f"{name} {rate:.0f}" for name, rate in found.items())
+    print(f"{slowness(found):.2f} times as slow as a good machine ({meters} turns a second)")
+    return run_all(steps(), end, slowness(found), chosen.elapsed)
+
+
+def run_all(every: Sequence[Step], end: float, slow: float, elapsed: float) -> int:
+    """Run what there is time for until ``end`` (of :func:`now`) on a machine so many times slower than a good one, and
+    print what came of it. Returns the exit code."""
+    seed = commit() or "no commit"
+    needed = slow * sum(step.phase.good_s for step in every)
+    left = end - now()
+    print(f"all of it would take {needed:.0f} s here, {left:.0f} s are left: ", end="")
+    print("all is run" if needed <= left else f"the rest is drawn by {seed[:12]}", flush=True)
+    outcomes, never = [], []
+    for number, step in enumerate(every):
+        after = [one.phase for one in every[number + 1 :]]
+        limit_s = None if step.phase.always else share(step.phase, after, end - now())
+        why = step.why_not()
+        if not why and limit_s is not None and limit_s < slow * step.phase.least_s:
+            why = f"it begins after {slow * step.phase.least_s:.0f} s, and has {limit_s:.0f}"
+        if why:
+            never.append(f"{step.phase.name}: {why}")
+            continue
+        outcome = run_phase(step, limit_s, seed)
+        print(f"=== {outcome.row()}", flush=True)
+        outcomes.append(outcome)
+    return _tell(outcomes, never, elapsed)
+
+
+def run_phase(step: Step, limit_s: float | None, seed: str) -> Outcome:
+    """Run one to its end, or to that of its time."""
+    command = list(step.command)
+    if limit_s is not None:
+        command += [part.format(minutes=f"{MARGIN * limit_s / 60:.2f}", seed=seed) for part in step.draws]
+    has = "" if limit_s is None else f", at most {limit_s:.0f} s"
+    print(f"\n=== {step.phase.name}{has}", flush=True)
+    before, started, cut = _things(), now(), False
+    with tempfile.NamedTemporaryFile("r", prefix="outcomes-", dir=os.environ.get("PYTEST_DEBUG_TEMPROOT")) as told_here:
+        environment = os.environ | {OUTCOMES: told_here.name}
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, stdin=subprocess.DEVNULL)
+        try:
+            _wait(process, limit_s)
+        except subprocess.TimeoutExpired:
+            cut = True
+            _end(process, signal.SIGINT)
+        except BaseException:
+            _end(process, signal.SIGTERM)
+            raise
+        outcome = Outcome(step.phase, process.returncode, now() - started, cut)
+        _read(told_here.read().splitlines(keepends=True), outcome)
+    if step.phase.name == "tests with Docker":
+        outcome.left += in_engine.clear()
+    outcome.left += sorted(_things() - before)
+    if cut:  # what was ended cleans up nothing: we do
+        _remove(outcome.left)
+        outcome.left.clear()
+    for thing in outcome.left:
+        print(f"left behind: {thing}")
+    return outcome
+
+
+def _wait(process: subprocess.Popen[bytes], limit_s: float | None) -> None:
+    process.wait(limit_s)
+
+
+def _end(process: subprocess.Popen[bytes], number: int) -> None:
+    """Ours, with everything below it."""
+    process.send_signal(number)
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        for one in children_of(process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one.pid, signal.SIGKILL)
+        process.kill()
+        process.wait()
+
+
+def _read(lines: Sequence[str], outcome: Outcome) -> None:
+    """What pytest wrote of its tests."""
+    collected: dict[str, None] = {}
+    became: dict[str, str] = {}
+    whole = (line for line in lines if line.endswith("\n"))  # whoever is killed may have begun another one
+    for line in map(json.loads, whole):
+        collected |= dict.fromkeys(line.get("collected", ()))
+        if "test" in line and became.get(line["test"]) != "failed":
+            became[line["test"]] = line["outcome"]
+    outcome.tests = Counter(became.values())
+    outcome.not_run = [node for node in collected if node not in became]
+    if outcome.not_run:
+        outcome.tests["not run"] = len(outcome.not_run)
+
+
+def _things() -> set[str]:
+    """What may outlive a test: in our temporary directory, which is ours alone, and in the machine's shared places."""
+    ours = {str(path) for path in Path(tempfile.gettempdir()).iterdir()}
+    return ours.union(namespaces.left(), *({str(path) for path in Path(place).glob(name)} for place, name in _SHARED))
+
+
+def _remove(things: Sequence[str]) -> None:
+    ours = Path(tempfile.gettempdir())
+    for path in map(Path, things):
+        if path.parent == ours:
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def _no_namespaces() -> str:
+    return namespaces.why_not() or ""
+
+
+def _no_engine() -> str:
+    try:
+        asked = subprocess.run(["docker", "info"], capture_output=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return "no Docker engine answers"
+    return "no Docker engine answers" if asked.returncode else ""
+
+
+def _no_browser() -> str:
+    """Debian's Chromium is installed where we may: on a container or a machine of our own."""
+    if browser.missing() and os.geteuid() == 0 and shutil.which("apt-get"):
+        environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+        for command in (["update"], ["install", "-y", "--no-install-recommends", "chromium", "chromium-driver"]):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                subprocess.run(
+                    ["apt-get", "-qq", *command], env=environment, capture_output=True, timeout=300, check=False
+                )
+    return browser.missing()
+
+
+def _tell(outcomes: Sequence[Outcome], never: Sequence[str], elapsed: float) -> int:
+    print(f"\n{'set-up':24} {elapsed:6.0f} s  passed")
+    for outcome in outcomes:
+        print(outcome.row())
+    for line in never:
+        print(f"not run: {line}")
+    for outcome in outcomes:
+        if outcome.not_run:
+            print(f"not run: {outcome.phase.name}: {len(outcome.not_run)} tests: {told(outcome.not_run)}")
+        elif outcome.cut:
+            print(f"not run: {outcome.phase.name}: what came after {outcome.seconds:.0f} s")
+    if not never and not any(outcome.cut or outcome.not_run for outcome in outcomes):
+        print("everything there is was run")
+    failed = [outcome.phase.name for outcome in outcomes if outcome.failed]
+    total = elapsed + sum(outcome.seconds for outcome in outcomes)
+    print(f"FAILED: {', '.join(failed)} after {total:.0f} s" if failed else f"all passed after {total:.0f} s")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        code = main(sys.argv[1:])
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code)
