@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from swarm.averaging.allreduce.messages import CHUNK
 from swarm.averaging.allreduce.plan import RoundKey, RoundPlan, RoundResult
 from swarm.averaging.allreduce.service import AllReduce
 from swarm.errors import RoundFailed
@@ -29,9 +30,11 @@ from swarm.network.protocols import (
     Rpc,
     Service,
 )
+from swarm.schema import Empty
 from swarm.sim.network import SimEndpoint, SimNetwork
 from tests.harness.rigs.clocks import LoopClock as LoopClock
 from tests.harness.rigs.clocks import in_virtual_time as in_virtual_time
+from tests.harness.rigs.clocks import turns as turns
 from tests.harness.rigs.common import EventList as EventList
 from tests.harness.rigs.common import InlineDevice as InlineDevice
 from tests.harness.rigs.common import inline as inline
@@ -177,6 +180,42 @@ async def serve_members(network: Network, members: Sequence[PeerId]) -> dict[Pee
         services[peer] = AllReduce(endpoint, LoopClock(), run=inline)
         endpoint.mount(services[peer])
     return services
+
+
+async def reduce_at(
+    services: Mapping[PeerId, AllReduce], plan: RoundPlan, sums: Mapping[PeerId, torch.Tensor], *peers: PeerId
+) -> list[Any]:
+    """Have these members (none: all) reduce at once, and return what each got: a result, or why there is none."""
+    jobs = (services[peer].reduce(plan, sums[peer]) for peer in peers or plan.members)
+    return await asyncio.gather(*jobs, return_exceptions=True)
+
+
+def kill_at(network: Network, victim: PeerId, method: Rpc[Any, Any], number: int) -> None:
+    """Kill the victim just before the call of that number is delivered."""
+    seen = 0
+
+    async def hook(caller: PeerId, target: PeerId, name: Rpc[Any, Any], body: Any) -> None:
+        nonlocal seen
+        seen += name == method
+        if name == method and seen == number:
+            network.kill(victim)
+            await asyncio.sleep(0)
+
+    network.hook = hook
+
+
+def flip_a_bit(endpoint: TappedEndpoint, *for_whom: PeerId) -> None:
+    """Have a member answer these with other bits than its means have."""
+    honest = endpoint.handler(CHUNK)
+
+    async def forge(caller: PeerId, body: Any, incoming: Incoming) -> Answer[Any]:
+        answer = await honest(caller, body, incoming)
+        forged = bytearray(answer.payload)
+        if forged:
+            forged[0] ^= caller in for_whom
+        return Answer(Empty(), forged)
+
+    endpoint.replace_handler(CHUNK, forge)
 
 
 Outcome = RoundResult | RoundFailed | asyncio.CancelledError

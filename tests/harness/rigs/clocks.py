@@ -7,18 +7,19 @@
 | :class:`JumpClock` | to the next who wakes, whenever nobody can go on: :func:`in_time` |
 | :class:`DialClock` | where the test sets it; sleeping takes real time |
 | :class:`LoopClock` | with the loop: in :func:`in_virtual_time`, to the next timer whenever nobody can go on |
+| :class:`TickingClock` | as that, and a microsecond whenever somebody looks |
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from swarm.clock import SystemClock
 from swarm.sim.loop import LoopClock as LoopClock
-from swarm.sim.loop import run_world
+from swarm.sim.loop import new_loop, run_world
 
 T = TypeVar("T")
 
@@ -59,6 +60,19 @@ class DialClock(SystemClock):
     def monotonic(self) -> float:
         """See :class:`swarm.clock.Clock`."""
         return self.now
+
+
+class TickingClock(LoopClock):
+    """The loop's time, and a microsecond more at each look: as of a real clock, no two readings are the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._looks = 0
+
+    def monotonic(self) -> float:
+        """See :class:`swarm.clock.Clock`."""
+        self._looks += 1
+        return super().monotonic() + 1e-6 * self._looks
 
 
 class HandClock:
@@ -139,6 +153,12 @@ def virtual(story: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., No
         in_virtual_time(_bounded(story(*args, **kwargs)))
 
     return play
+
+
+def virtual_loops(config: object, item: object) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Have all asynchronous tests of a folder run in virtual time: its ``conftest.py`` imports this as
+    ``pytest_asyncio_loop_factories``. Work for another thread is done at once, in this one."""
+    return {"virtual": new_loop}
 
 
 async def _bounded(work: Coroutine[Any, Any, None]) -> None:

@@ -100,11 +100,11 @@ def test_what_is_fed_back_is_in_the_sum_of_the_means_of_many_rounds() -> None:
 
 
 @pytest.mark.parametrize("culprit", [P0, P1])
-def test_sum_that_is_not_finite_fails_the_round_and_names_its_sender(culprit: PeerId) -> None:
+async def test_sum_that_is_not_finite_fails_the_round_and_names_its_sender(culprit: PeerId) -> None:
     plan = int4h_plan([1, 1, 1])
     sums = noise(plan)
     sums[culprit][plan.chunks_of(P1)[0].start] = float("nan")
-    outcomes = in_virtual_time(play(Network(), plan, sums))
+    outcomes = await play(Network(), plan, sums)
     assert all(isinstance(outcome, RoundFailed) and culprit in str(outcome) for outcome in outcomes.values()), outcomes
 
 

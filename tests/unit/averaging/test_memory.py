@@ -18,7 +18,7 @@ from swarm.averaging.schedules.routes import Routes
 from swarm.errors import Busy, RoundFailed
 from swarm.ids import PeerId
 from swarm.network.protocols import Rpc
-from tests.harness.rigs.averaging import Network, in_virtual_time, make_plan, names, play, serve_members, whole_numbers
+from tests.harness.rigs.averaging import Network, make_plan, names, play, serve_members, turns, whole_numbers
 
 P0, P1, P2 = names(3)
 PLAN = make_plan([1, 1, 1], 36)
@@ -41,7 +41,7 @@ def outputs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[Any]]]
     gc.enable()
 
 
-def test_round_in_which_some_were_busy_leaves_nothing_behind(outputs: list[weakref.ref[Any]]) -> None:
+async def test_round_in_which_some_were_busy_leaves_nothing_behind(outputs: list[weakref.ref[Any]]) -> None:
     network, refused = Network(), 0
 
     async def busy_at_first(caller: PeerId, target: PeerId, method: Rpc[Any, Any], body: Any) -> None:
@@ -51,14 +51,15 @@ def test_round_in_which_some_were_busy_leaves_nothing_behind(outputs: list[weakr
             raise Busy("not yet")
 
     network.hook = busy_at_first
-    outcomes = in_virtual_time(play(network, PLAN, whole_numbers(PLAN)))
+    outcomes = await play(network, PLAN, whole_numbers(PLAN))
     assert refused == 3
     assert all(isinstance(outcome, RoundResult) for outcome in outcomes.values())
     outcomes.clear()
+    await turns()
     assert [output() for output in outputs] == [None] * 3
 
 
-def test_round_that_failed_leaves_nothing_behind(outputs: list[weakref.ref[Any]]) -> None:
+async def test_round_that_failed_leaves_nothing_behind(outputs: list[weakref.ref[Any]]) -> None:
     network = Network()
 
     async def die(caller: PeerId, target: PeerId, method: Rpc[Any, Any], body: Any) -> None:
@@ -67,13 +68,13 @@ def test_round_that_failed_leaves_nothing_behind(outputs: list[weakref.ref[Any]]
             await asyncio.sleep(0)
 
     network.hook = die
-    outcomes = in_virtual_time(play(network, PLAN, whole_numbers(PLAN)))
+    outcomes = await play(network, PLAN, whole_numbers(PLAN))
     assert network.dead(P2), "the fault did not fire"
     assert all(isinstance(outcomes[peer], RoundFailed) for peer in (P0, P1))
     assert [output() for output in outputs] == [None] * 3
 
 
-def test_round_that_is_remembered_keeps_none_of_its_trees_and_grew_one_for_each_member(
+async def test_round_that_is_remembered_keeps_none_of_its_trees_and_grew_one_for_each_member(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[weakref.ref[Routes]] = []
@@ -87,17 +88,13 @@ def test_round_that_is_remembered_keeps_none_of_its_trees_and_grew_one_for_each_
     grow = Routes._grow
     monkeypatch.setattr("swarm.averaging.allreduce.plan.Routes", noted)
     monkeypatch.setattr(Routes, "_grow", lambda self, root: grown.append(root) or grow(self, root))
-
-    async def scene() -> None:
-        network, sums = Network(), whole_numbers(PLAN)
-        services = await serve_members(network, PLAN.members)
-        for service in services.values():
-            service.expect(dataclasses.replace(PLAN))
-        later = [services[peer].reduce(dataclasses.replace(PLAN, timeout_s=20.0), sums[peer]) for peer in PLAN.members]
-        await asyncio.gather(*later)
-        assert len(made) == len(PLAN.members), "what was worked out when it was expected serves for the round"
-        assert sorted(grown) == sorted(PLAN.members), "nobody is below a member but in its own part's tree"
-        gc.collect()
-        assert [routes() for routes in made] == [None] * 3, "the services are still there"
-
-    in_virtual_time(scene())
+    network, sums = Network(), whole_numbers(PLAN)
+    services = await serve_members(network, PLAN.members)
+    for service in services.values():
+        service.expect(dataclasses.replace(PLAN))
+    later = [services[peer].reduce(dataclasses.replace(PLAN, timeout_s=20.0), sums[peer]) for peer in PLAN.members]
+    await asyncio.gather(*later)
+    assert len(made) == len(PLAN.members), "what was worked out when it was expected serves for the round"
+    assert sorted(grown) == sorted(PLAN.members), "nobody is below a member but in its own part's tree"
+    gc.collect()
+    assert [routes() for routes in made] == [None] * 3, "the services are still there"

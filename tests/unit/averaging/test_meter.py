@@ -16,7 +16,7 @@ from swarm.averaging.allreduce.plan import RoundResult
 from swarm.ids import PeerId
 from swarm.sim.links import Links, Traffic
 from swarm.sim.network import SimNetwork
-from tests.harness.rigs.averaging import LoopClock, Network, in_virtual_time, make_plan, names, play, whole_numbers
+from tests.harness.rigs.averaging import LoopClock, Network, make_plan, names, play, whole_numbers
 
 A, B = PeerId("a"), PeerId("b")
 MIB = 1 << 20
@@ -68,7 +68,7 @@ def test_later_round_that_could_not_measure_a_link_takes_nothing_back() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["direct", "ring"])
-def test_round_over_shaped_links_finds_the_slow_one(schedule: str) -> None:
+async def test_round_over_shaped_links_finds_the_slow_one(schedule: str) -> None:
     members = names(4)
     description = {
         "default": {"latency_ms": 10, "mbit_per_s": 800},
@@ -77,7 +77,7 @@ def test_round_over_shaped_links_finds_the_slow_one(schedule: str) -> None:
     network = Network(slowest_s=0.0)
     network._sim = SimNetwork(LoopClock(), traffic=Traffic(Links.parse(description)))
     plan = make_plan([1] * 4, 4 << 18, chunk_elements=1 << 16, schedule=schedule)
-    results = in_virtual_time(play(network, plan, whole_numbers(plan)))
+    results = await play(network, plan, whole_numbers(plan))
     before = {0: 3, 1: 0, 2: 1, 3: 2}
     for rank, peer in enumerate(members):
         result = results[peer]

@@ -14,7 +14,7 @@ from swarm.averaging.allreduce.plan import RoundResult
 from swarm.errors import BugError, RoundFailed
 from swarm.ids import PeerId
 from swarm.network.protocols import Rpc
-from tests.harness.rigs.averaging import Network, in_virtual_time, make_plan, names, play, right_mean, whole_numbers
+from tests.harness.rigs.averaging import Network, make_plan, names, play, right_mean, whole_numbers
 
 P0, P1, P2, P3, P4 = names(5)
 OUTGOING = frozenset({P0, P3, P4})
@@ -39,9 +39,9 @@ class Watched(Network):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_everybody_has_the_mean_and_nobody_called_those_who_only_call(seed: int) -> None:
+async def test_everybody_has_the_mean_and_nobody_called_those_who_only_call(seed: int) -> None:
     network, sums = Watched(seed), whole_numbers(PLAN)
-    outcomes = in_virtual_time(play(network, PLAN, sums))
+    outcomes = await play(network, PLAN, sums)
     for outcome in outcomes.values():
         assert isinstance(outcome, RoundResult)
         assert torch.equal(outcome.tensor, right_mean(PLAN, sums))
@@ -52,7 +52,7 @@ def test_everybody_has_the_mean_and_nobody_called_those_who_only_call(seed: int)
     ("victim", "method"),
     [(peer, method) for peer in (P0, P3, P4) for method in (ENTER, CHUNK, AGREE)] + [(P1, ENTER), (P1, AGREE)],
 )
-def test_member_that_dies_fails_the_round_for_all_others(victim: PeerId, method: Rpc[Any, Any]) -> None:
+async def test_member_that_dies_fails_the_round_for_all_others(victim: PeerId, method: Rpc[Any, Any]) -> None:
     class Deadly(Watched):
         async def then(self, caller: PeerId, target: PeerId, name: Rpc[Any, Any], body: Any) -> None:
             if name == method and caller == victim and not self.dead(victim):
@@ -60,25 +60,25 @@ def test_member_that_dies_fails_the_round_for_all_others(victim: PeerId, method:
                 await asyncio.sleep(0)
 
     network = Deadly()
-    outcomes = in_virtual_time(play(network, PLAN, whole_numbers(PLAN)))
+    outcomes = await play(network, PLAN, whole_numbers(PLAN))
     assert network.dead(victim), "the fault did not fire"
     for peer in set(PLAN.members) - {victim}:
         assert isinstance(outcomes[peer], RoundFailed)
     assert not {target for _, target in network.called} & OUTGOING
 
 
-def test_one_that_only_calls_and_holds_another_result_voids_the_round_for_the_others_like_it() -> None:
+async def test_one_that_only_calls_and_holds_another_result_voids_the_round_for_the_others_like_it() -> None:
     class Lying(Watched):
         async def then(self, caller: PeerId, target: PeerId, name: Rpc[Any, Any], body: Any) -> None:
             if name == AGREE and caller == P3:
                 assert isinstance(body, Agreement)
                 object.__setattr__(body, "result", "0" * 64)
 
-    outcomes = in_virtual_time(play(Lying(), PLAN, whole_numbers(PLAN)))
+    outcomes = await play(Lying(), PLAN, whole_numbers(PLAN))
     assert all(isinstance(outcome, RoundFailed) for outcome in outcomes.values()), outcomes
 
 
-def test_one_that_is_cancelled_tells_those_it_calls() -> None:
+async def test_one_that_is_cancelled_tells_those_it_calls() -> None:
     """The others end long before the deadline."""
     bodies = []
 
@@ -88,7 +88,7 @@ def test_one_that_is_cancelled_tells_those_it_calls() -> None:
                 bodies.append(body)
                 raise RoundFailed("it gives up")
 
-    outcomes = in_virtual_time(play(Cancelling(), PLAN, whole_numbers(PLAN)))
+    outcomes = await play(Cancelling(), PLAN, whole_numbers(PLAN))
     assert bodies
     assert all(isinstance(outcome, RoundFailed) and " s are over" not in str(outcome) for outcome in outcomes.values())
 

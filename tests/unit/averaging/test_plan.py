@@ -14,9 +14,6 @@ from swarm.averaging.allreduce.partition import (
     part_bounds,
 )
 from swarm.averaging.allreduce.plan import MAX_WINDOW, MIN_WINDOW
-from swarm.averaging.strategies import STRATEGIES
-from swarm.averaging.strategies.exact import Everyone
-from swarm.config import AveragingConfig
 from swarm.errors import BugError
 from swarm.ids import PeerId
 from tests.harness.rigs.averaging import make_plan, names
@@ -86,6 +83,7 @@ def test_plan_digest_covers_all_but_the_time_out() -> None:
         make_plan([1, 2], 9),
         make_plan([1, 2], 8, attempt=1),
         make_plan([1, 2], 8, dtype="float64"),
+        make_plan([1, 2], 8, codec="int8"),
         make_plan([1, 2], 8, chunk_elements=5),
         make_plan([1, 2], 8, shares={PeerId("p0"): 2, PeerId("p1"): 1}),
         make_plan({PeerId("p1"): 2, PeerId("p0"): 1}, 8),
@@ -96,12 +94,3 @@ def test_plan_digest_covers_all_but_the_time_out() -> None:
 def test_plan_window_grows_with_the_vector_within_bounds() -> None:
     windows = [make_plan([1] * 4, n, chunk_elements=CHUNK_ELEMENTS).window for n in (1000, 20_000_000, 10**9)]
     assert windows == [MIN_WINDOW, 7, MAX_WINDOW]
-
-
-def test_everyone_with_a_replica_twice_is_a_bug() -> None:
-    with pytest.raises(BugError):
-        Everyone().groups([PeerId("a"), PeerId("a")], step=1, round=0, seed=0)
-
-
-def test_strategies_include_what_the_manifest_allows() -> None:
-    assert AveragingConfig().strategy in STRATEGIES

@@ -47,7 +47,7 @@ def test_group_of_a_peer_in_none_is_a_bug() -> None:
         group_of(PeerId("x"), (Group((P0, P1)),))
 
 
-def test_average_emits_what_it_did() -> None:
+async def test_average_emits_what_it_did() -> None:
     async def scene() -> list[Event]:
         services = await serve_members(Network(), (P0, P1))
         plans = plan_rounds(CALL, STRATEGIES["everyone"], P0)
@@ -57,7 +57,7 @@ def test_average_emits_what_it_did() -> None:
         assert results[0].tensor.tolist() == [0.25] * 10
         return told.events
 
-    events = in_virtual_time(scene())
+    events = await scene()
     assert len(events) == 2
     for event in events:
         assert isinstance(event, RoundDone)
@@ -65,7 +65,7 @@ def test_average_emits_what_it_did() -> None:
         assert event.bytes_sent == 40
 
 
-def test_group_has_formed_a_round_trip_after_its_last_member_came() -> None:
+async def test_group_has_formed_a_round_trip_after_its_last_member_came() -> None:
     late_s = 3.0
 
     async def scene() -> dict[PeerId, float]:
@@ -82,12 +82,12 @@ def test_group_has_formed_a_round_trip_after_its_last_member_came() -> None:
         formed = await asyncio.gather(enter(P0, 0.0), enter(P1, late_s))
         return dict(zip((P0, P1), formed, strict=True))
 
-    formed = in_virtual_time(scene())
+    formed = await scene()
     assert late_s <= formed[P0] <= late_s + 0.06, "its own question, then ours and its answer"
     assert formed[P1] <= 0.04
 
 
-def test_average_that_fails_says_on_whom_it_broke() -> None:
+async def test_average_that_fails_says_on_whom_it_broke() -> None:
     async def scene() -> list[Event]:
         network = Network()
         services = await serve_members(network, (P0, P1))
@@ -97,7 +97,7 @@ def test_average_that_fails_says_on_whom_it_broke() -> None:
             await average(services[P0], plan_rounds(CALL, STRATEGIES["everyone"], P0), torch.ones(10), told)
         return told.events
 
-    [event] = in_virtual_time(scene())
+    [event] = await scene()
     assert isinstance(event, RoundVoid)
     assert (event.step, event.part, event.round, event.attempt, event.members) == (3, "stage-1", 0, 0, 2)
     assert event.culprit == P1
@@ -163,7 +163,7 @@ def results(outcomes: list[RoundResult | BaseException]) -> list[RoundResult]:
 
 
 @pytest.mark.parametrize("strategy", SEVERAL, ids=repr)
-@pytest.mark.parametrize("count", range(1, 18))
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 6, 8, 9, 13, 17])
 def test_every_replica_holds_the_same_bits_of_the_exact_mean(strategy: Strategy, count: int) -> None:
     sums, weights = noise(count, torch.float32)
     everywhere = results(run_all(strategy, sums, weights))
@@ -173,7 +173,7 @@ def test_every_replica_holds_the_same_bits_of_the_exact_mean(strategy: Strategy,
 
 
 @pytest.mark.parametrize("strategy", SEVERAL, ids=repr)
-@pytest.mark.parametrize("count", [1, 4, 6, 8, 9, 12, 16])
+@pytest.mark.parametrize("count", [4, 8, 9, 12])
 def test_sums_that_add_up_exactly_give_the_bits_that_one_round_of_all_gives(strategy: Strategy, count: int) -> None:
     sums, weights = noise(count, torch.float64)
     sums = [(one * 2**20).round() / 2**20 for one in sums]  # as reproducible runs have them
@@ -203,7 +203,7 @@ def test_round_that_fails_in_one_group_is_known_at_once_to_those_who_wait_for_it
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("hung", names(4))
-def test_member_that_hangs_in_the_first_of_two_rounds_is_the_only_one_blamed(seed: int, hung: PeerId) -> None:
+async def test_member_that_hangs_in_the_first_of_two_rounds_is_the_only_one_blamed(seed: int, hung: PeerId) -> None:
     async def scene() -> list[RoundResult | BaseException]:
         network = Network(seed=seed)
         services = await serve_members(network, names(4))
@@ -222,7 +222,7 @@ def test_member_that_hangs_in_the_first_of_two_rounds_is_the_only_one_blamed(see
         assert asyncio.get_running_loop().time() < 30
         return outcomes
 
-    outcomes = in_virtual_time(scene())
+    outcomes = await scene()
     blamed = {outcome.peer for outcome in outcomes if isinstance(outcome, RoundFailed)}
     assert len([outcome for outcome in outcomes if isinstance(outcome, RoundFailed)]) == 4
     assert blamed - {""} == {hung}, "who waited for it in the second round is not to blame"
@@ -250,33 +250,3 @@ def test_rate_that_one_round_measured_outlives_a_later_round_that_could_not() ->
     everywhere = results(run_all(Hierarchy(dict(zip(names(4), "aabb", strict=True))), sums, [1] * 4))
     for near, result in zip((1, 0, 3, 2), everywhere, strict=True):
         assert result.heard[names(4)[near]].bytes_per_s > 0
-
-
-def test_sum_that_fits_into_no_mean_is_held_against_who_sent_it_in_its_own_round() -> None:
-    sender, *others = names(4)
-
-    async def scene() -> list[object]:
-        services = await serve_members(Network(), names(4))
-        jobs = []
-        for peer in names(4):
-            call = RoundCall(
-                key=RoundKey(1, stage_part(0), 1),
-                replicas=names(4),
-                weights=dict.fromkeys(names(4), 1),
-                elements=1 << 17,
-                timeout_s=30.0,
-                dtype="float64",
-            )
-            sums = torch.full((1 << 17,), 1e50 if peer == sender else 1.0, dtype=torch.float64)
-            jobs.append(average(services[peer], plan_rounds(call, STRATEGIES["grid"], peer), sums, _Nobody()))
-        return list(await asyncio.gather(*jobs, return_exceptions=True))
-
-    outcomes = dict(zip(names(4), in_virtual_time(scene()), strict=True))
-    assert all(isinstance(outcome, RoundFailed) for outcome in outcomes.values())
-    named = {outcome.peer for peer, outcome in outcomes.items() if isinstance(outcome, RoundFailed) and peer in others}
-    assert named - {""} == {sender}
-
-
-class _Nobody:
-    def emit(self, event: Event) -> None:
-        """Nobody listens."""

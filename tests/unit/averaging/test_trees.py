@@ -37,12 +37,12 @@ def planned(schedule: ScheduleName, weights: list[int], elements: int = 40, **fi
 
 
 @EACH
-@pytest.mark.parametrize("count", [*range(1, 10), 13, 17])
-def test_every_member_gets_the_bits_of_the_exact_mean(schedule: ScheduleName, count: int) -> None:
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6, 8, 9, 13])
+async def test_every_member_gets_the_bits_of_the_exact_mean(schedule: ScheduleName, count: int) -> None:
     weights = [(rank + 1) % 4 for rank in range(count - 1)] + [5]  # some have nothing to say
     plan = planned(schedule, weights, 40)
     sums = whole_numbers(plan, count)
-    held = list(only_results(in_virtual_time(play(Network(count), plan, sums))).values())
+    held = list(only_results(await play(Network(count), plan, sums)).values())
     assert all(torch.equal(result.tensor, right_mean(plan, sums)) for result in held)
     assert len({(result.digest, result.squared_norm) for result in held}) == 1
 
@@ -74,10 +74,10 @@ def test_sums_that_add_up_exactly_give_the_bits_of_direct(schedule: ScheduleName
 
 @EACH
 @pytest.mark.parametrize("count", [2, 4, 5, 8])
-def test_bytes_sent_are_those_that_the_costs_foresee(schedule: ScheduleName, count: int) -> None:
+async def test_bytes_sent_are_those_that_the_costs_foresee(schedule: ScheduleName, count: int) -> None:
     plan = planned(schedule, [1] * count, 64)
     network = Network()
-    held = in_virtual_time(play(network, plan, whole_numbers(plan)))
+    held = await play(network, plan, whole_numbers(plan))
     only_results(held)
     foreseen = load(plan.routes, Vector(elements=64, chunk_elements=plan.chunk_elements))
     for peer, result in held.items():
@@ -106,10 +106,10 @@ def test_members_without_a_share_ask_and_are_never_asked_for_a_sum(schedule: Sch
 
 
 @pytest.mark.parametrize("schedule", TREES)
-def test_long_vector_passes_through_narrow_windows_without_locking_up(schedule: ScheduleName) -> None:
+async def test_long_vector_passes_through_narrow_windows_without_locking_up(schedule: ScheduleName) -> None:
     plan = planned(schedule, [1] * 6, 6 * 4 * 20, timeout_s=600.0)
     assert plan.window == 2
-    assert only_results(in_virtual_time(play(Network(7, slowest_s=0.3), plan, whole_numbers(plan))))
+    assert only_results(await play(Network(7, slowest_s=0.3), plan, whole_numbers(plan)))
 
 
 def test_int8_along_a_tree_is_a_bug() -> None:
@@ -127,7 +127,7 @@ def test_plans_of_two_schedules_differ() -> None:
 @pytest.mark.parametrize("schedule", TREES)
 @pytest.mark.parametrize("victim", names(4))
 @pytest.mark.parametrize("number", [1, 4, 9])
-def test_member_dead_at_a_chunk_fails_the_round_for_all_others_at_once(
+async def test_member_dead_at_a_chunk_fails_the_round_for_all_others_at_once(
     schedule: ScheduleName, victim: PeerId, number: int
 ) -> None:
     plan, network, seen = planned(schedule, [1, 1, 1, 1], 48), Network(seed=number), 0
@@ -144,7 +144,7 @@ def test_member_dead_at_a_chunk_fails_the_round_for_all_others_at_once(
     async def scene() -> tuple[dict[PeerId, Any], float]:
         return await play(network, plan, whole_numbers(plan)), asyncio.get_running_loop().time()
 
-    outcomes, seconds = in_virtual_time(scene())
+    outcomes, seconds = await scene()
     assert network.dead(victim), "the fault did not fire"
     told = [outcomes[peer] for peer in plan.members if peer != victim]
     assert all(isinstance(outcome, RoundFailed) and victim in str(outcome) for outcome in told), outcomes
@@ -152,7 +152,9 @@ def test_member_dead_at_a_chunk_fails_the_round_for_all_others_at_once(
 
 
 @EACH
-def test_member_that_hangs_until_the_deadline_is_blamed_and_nobody_that_waits_for_it(schedule: ScheduleName) -> None:
+async def test_member_that_hangs_until_the_deadline_is_blamed_and_nobody_that_waits_for_it(
+    schedule: ScheduleName,
+) -> None:
     """It lives and answers, but passes nothing on: who is below it waits with a whole window of chunks."""
     plan = planned(schedule, [1] * 6, 480, timeout_s=10.0)
     network, stuck, fired = Network(), plan.members[3], 0
@@ -164,7 +166,7 @@ def test_member_that_hangs_until_the_deadline_is_blamed_and_nobody_that_waits_fo
             await asyncio.sleep(60)
 
     network.hook = hang
-    outcomes = in_virtual_time(play(network, plan, whole_numbers(plan)))
+    outcomes = await play(network, plan, whole_numbers(plan))
     assert fired, "the fault did not fire"
     failed = [outcome for peer, outcome in outcomes.items() if peer != stuck]
     assert all(isinstance(outcome, RoundFailed) for outcome in failed), outcomes
@@ -172,7 +174,7 @@ def test_member_that_hangs_until_the_deadline_is_blamed_and_nobody_that_waits_fo
 
 
 @pytest.mark.parametrize("schedule", ["direct", *TREES])
-def test_silent_death_of_who_only_sends_is_known_at_once(schedule: ScheduleName) -> None:
+async def test_silent_death_of_who_only_sends_is_known_at_once(schedule: ScheduleName) -> None:
     """P3 has no share: nobody asks it for anything, and it dies between two calls."""
     plan = planned(schedule, [1, 1, 1, 1], 48, shares={P0: 1, P1: 1, P2: 1})
     network, seen = Network(), 0
@@ -190,7 +192,7 @@ def test_silent_death_of_who_only_sends_is_known_at_once(schedule: ScheduleName)
     async def scene() -> tuple[dict[PeerId, Any], float]:
         return await play(network, plan, whole_numbers(plan)), asyncio.get_running_loop().time()
 
-    outcomes, seconds = in_virtual_time(scene())
+    outcomes, seconds = await scene()
     assert seen
     assert network.dead(P3)
     assert all(isinstance(outcomes[peer], RoundFailed) for peer in (P0, P1, P2)), outcomes
@@ -227,14 +229,15 @@ def test_result_changed_on_its_way_down_is_found_before_anybody_returns(schedule
     assert all(isinstance(outcome, RoundFailed) for outcome in in_virtual_time(scene()))
 
 
-@pytest.mark.parametrize("schedule", TREES)
-def test_sum_that_is_not_finite_is_blamed_on_its_sender(schedule: ScheduleName) -> None:
+@EACH
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+async def test_sum_that_is_not_finite_is_blamed_on_its_sender(schedule: ScheduleName, value: float) -> None:
     plan = planned(schedule, [1, 1, 1, 1])
     sums = whole_numbers(plan)
-    sums[P2][:] = float("nan")
-    outcomes = in_virtual_time(play(Network(), plan, sums))
+    sums[P2][:] = value
+    outcomes: Any = await play(Network(), plan, sums)
     assert all(isinstance(outcome, RoundFailed) for outcome in outcomes.values())
-    assert any(outcome.peer == P2 for outcome in outcomes.values())  # type: ignore[union-attr]
+    assert any(outcome.peer == P2 and "not finite" in str(outcome) for outcome in outcomes.values())
 
 
 @pytest.mark.parametrize(
@@ -251,18 +254,15 @@ def test_sum_that_is_not_finite_is_blamed_on_its_sender(schedule: ScheduleName) 
         ("butterfly", P0, {"index": 10**9, "weight": 2, "level": 1}, 16),
     ],
 )
-def test_sum_of_a_wrong_subtree_is_refused_before_allocation(
+async def test_sum_of_a_wrong_subtree_is_refused_before_allocation(
     schedule: ScheduleName, caller: PeerId, changes: dict[str, int], size: int
 ) -> None:
-    async def scene() -> None:
-        plan = planned(schedule, [2, 3, 4, 8])
-        services = await serve_members(Network(), plan.members)
-        services[P1].expect(plan)
-        method = next(method for method in services[P1].methods() if method.rpc == CHUNK)
-        assert method.admit is not None
-        if schedule == "butterfly":
-            method.admit(P0, ReduceRequest.of(plan, index=0, weight=2, level=1), 16)
-        with pytest.raises(Violation):
-            method.admit(caller, ReduceRequest.of(plan, **changes), size)
-
-    in_virtual_time(scene())
+    plan = planned(schedule, [2, 3, 4, 8])
+    services = await serve_members(Network(), plan.members)
+    services[P1].expect(plan)
+    method = next(method for method in services[P1].methods() if method.rpc == CHUNK)
+    assert method.admit is not None
+    if schedule == "butterfly":
+        method.admit(P0, ReduceRequest.of(plan, index=0, weight=2, level=1), 16)
+    with pytest.raises(Violation):
+        method.admit(caller, ReduceRequest.of(plan, **changes), size)
