@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from swarm.consensus.history import History
-from swarm.consensus.records import CloseRecord, Contribution
+from swarm.consensus.records import Contribution
 from swarm.consensus.roster import Roster
 from swarm.errors import OutOfSync
 from swarm.ids import MicrobatchId, PartName, PeerId
@@ -15,14 +14,7 @@ from swarm.step.decisions import Disagreement, agreed, cursors, part_norms
 from swarm.step.messages import MAX_SQ_NORM, Averaged
 from tests.harness.rigs.step import RUN, listed
 
-ROSTER = Roster(
-    [
-        listed("a"),
-        listed("b"),
-        listed("t", "trainer", "ends"),
-        listed("z", "bootstrap", None),
-    ]
-)
+ROSTER = Roster([listed("a"), listed("b"), listed("t", "trainer", "ends"), listed("z", "bootstrap", None)])
 
 
 def averaged(digest: str, sq_norm: float, cursor: tuple[int, int] | None = None) -> Averaged:
@@ -108,26 +100,6 @@ def test_cursors_of_a_lost_trainer_go_on_behind_what_was_committed_of_it() -> No
 def test_cursors_beyond_the_room_forget_the_absent_that_got_least_far() -> None:
     before = genesis(RUN, ROSTER, {}).model_copy(update={"cursors": {"u": (1, 0), "v": (0, 9)}})  # type: ignore[arg-type]
     assert cursors(before, (), answers(), ROSTER, 2) == {"t": (0, 5), "u": (1, 0)}
-
-
-def following(record: CloseRecord, step: int) -> CloseRecord:
-    return record.model_copy(update={"step": step, "previous": record.hash()})
-
-
-def test_history_takes_only_the_next_record_of_the_chain(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    history = History(tmp_path / "history.jsonl")
-    first = genesis(RUN, ROSTER, {})  # type: ignore[arg-type]
-    with pytest.raises(OutOfSync, match="not started"):
-        _ = history.head
-    history.append(first)
-    assert history.next_step == 1
-    with pytest.raises(OutOfSync, match="step 2"):
-        history.append(following(first, 2))
-    with pytest.raises(OutOfSync, match="follows"):
-        history.append(following(first, 1).model_copy(update={"previous": "0" * 64}))
-    history.append(following(first, 1))
-    assert len((tmp_path / "history.jsonl").read_text().splitlines()) == 2
-    assert history.head_hash == following(first, 1).hash()
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,7 @@ from tests.harness.rigs.consensus import COMMITTED, A, B, T, listed, record, sig
 from tests.harness.rigs.step.member import RULES
 
 C, U = PeerId("C"), PeerId("U")
-ROSTER = Roster(
-    [listed(A), listed(B), listed(C), listed(T, "trainer", "ends"), listed(U, "trainer", "ends")],
-)
+ROSTER = Roster([listed(A), listed(B), listed(C), listed(T, "trainer", "ends"), listed(U, "trainer", "ends")])
 TO_ONE = tuple(one.model_copy(update={"route": (A,)}) for one in COMMITTED)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from swarm.clock import SystemClock
 from swarm.consensus import changes
-from swarm.consensus.changes import ALL_ASKED, NO_CHANGES, Admission, Departure
+from swarm.consensus.changes import ALL_ASKED, Admission, Departure
 from swarm.consensus.roster import Roster
 from swarm.errors import Busy, PeerError, Refused, Superseded, Violation, WrongStep
 from swarm.ids import PartName, PeerId
@@ -184,14 +184,6 @@ async def test_run_goes_on_when_somebody_joins_as_all_others_want_it_to_end() ->
     assert roster.peers == ("A2", "B2", "C", "T2")
     changes, roster = opened.book.requests.settle([PeerId("C")])  # it does not answer any more
     assert changes.end(SEVEN)
-
-
-async def test_leader_of_a_later_term_does_not_end_the_run_for_what_was_asked_before() -> None:
-    opened = desk()
-    await ask_for_the_end(opened)
-    opened.book.end_term()
-    opened.book.begin_term(len(SEVEN), ())
-    assert opened.book.requests.settle(())[0] == NO_CHANGES
 
 
 async def test_member_that_can_be_spared_by_now_ends_the_run_with_the_others() -> None:

@@ -232,16 +232,6 @@ async def test_desk_that_is_full_without_a_lost_trainer_waits_for_none_of_it() -
     assert await desk.lease(T, 9) == 2
 
 
-async def test_desk_that_lost_a_trainer_before_it_spoke_waits_for_it_no_more() -> None:
-    desk = Desk(me=SUCCESSOR)
-    desk.begin(1)
-    await desk.resume(T, 0, 1, term=1)
-    await desk.complete(T, 0, 1, term=1)
-    assert not desk.desk.book.full
-    assert desk.desk.book.count_on({U})
-    assert desk.desk.book.full
-
-
 async def test_desk_without_any_trainer_waits() -> None:
     desk = Desk()
     assert desk.desk.book.count_on({T, U})

@@ -31,13 +31,11 @@ from tests.harness.rigs.step import (
     no,
     stage,
     verify,
-    virtual,
 )
 
 # --- all well --------------------------------------------------------------------------------------------------------
 
 
-@virtual
 async def test_step_with_a_part_that_is_far_out_has_its_cap_in_the_record_and_all_are_told_the_norms() -> None:
     here = await stage()
     here.puppets[T].sq_norm = 1e60
@@ -47,7 +45,6 @@ async def test_step_with_a_part_that_is_far_out_has_its_cap_in_the_record_and_al
     assert all(p.told(APPLY)[0].sq_norms == {"ends": 1e60, "stage-0": 3.0} for p in here.puppets.values())
 
 
-@virtual
 async def test_step_that_all_agree_on_is_decided_by_all_the_leader_last() -> None:
     here = await stage()
     order: list[PeerId] = []
@@ -68,14 +65,8 @@ async def test_step_that_all_agree_on_is_decided_by_all_the_leader_last() -> Non
         assert all(verify(peer, signed, decision.acceptances[peer]) for peer in ROSTER.peers)
 
 
-@virtual
 async def test_step_of_more_members_than_voters_is_told_to_all_and_decided_by_the_voters() -> None:
-    many = Roster(
-        [
-            *ROSTER.members,
-            *(listed(f"Z{n}", "bootstrap", None, name="z", worked=1) for n in range(11)),
-        ]
-    )
+    many = Roster([*ROSTER.members, *(listed(f"Z{n}", "bootstrap", None, name="z", worked=1) for n in range(11))])
     here = await stage(roster=many)
     deciding = voters(many, here.genesis.hash())
     for peer in set(many.peers) - set(deciding) - {here.leader}:
@@ -88,7 +79,6 @@ async def test_step_of_more_members_than_voters_is_told_to_all_and_decided_by_th
     assert closed.members.peers == many.peers
 
 
-@virtual
 async def test_leader_whose_own_close_is_slow_has_decided_all_the_same() -> None:
     here = await stage()
     closed = asyncio.Event()
@@ -123,7 +113,6 @@ def lie(puppet: Puppet, what: str, *, times: int) -> None:
 
 
 @TIES
-@virtual
 async def test_part_whose_replicas_differ_one_to_one_is_averaged_anew_until_they_agree(what: str, words: str) -> None:
     here, plainly = await stage(), what == "gradient"  # sums are averaged plainly before anybody counts as tied
     lie(here.puppets[B], what, times=1 + plainly)
@@ -144,7 +133,6 @@ async def test_part_whose_replicas_differ_one_to_one_is_averaged_anew_until_they
 
 @TIES
 @pytest.mark.parametrize("back", [True, False])
-@virtual
 async def test_tie_that_repeats_is_tried_now_and_then_and_ends_when_who_is_there_changes(
     back: bool, what: str, words: str
 ) -> None:
@@ -171,7 +159,6 @@ async def test_tie_that_repeats_is_tried_now_and_then_and_ends_when_who_is_there
 
 @pytest.mark.parametrize(("what", "method"), [("gradient", RECONCILE), ("weights", APPLY)])
 @pytest.mark.parametrize("value", ["e" * 64, ""])
-@virtual
 async def test_replica_that_differs_from_the_others_is_reported_and_left_out(
     what: str, method: Rpc[Any, Any], value: str
 ) -> None:
@@ -191,7 +178,6 @@ async def test_replica_that_differs_from_the_others_is_reported_and_left_out(
     assert all(B not in body.live for body in told[asked:])
 
 
-@virtual
 async def test_leader_that_differs_from_the_others_leaves_itself_out_and_lives() -> None:
     leads = THREE.succession(1)[0]
     here = await stage(roster=THREE)
@@ -202,7 +188,6 @@ async def test_leader_that_differs_from_the_others_leaves_itself_out_and_lives()
 
 
 @pytest.mark.parametrize("claim", [1e308, math.inf])
-@virtual
 async def test_member_that_claims_a_norm_that_no_gradient_has_is_left_out(claim: float) -> None:
     """Of two parts it would make the norm of the model no number, and no leader could close the step."""
     here = await stage()

@@ -12,7 +12,7 @@ from swarm.consensus.roster import Roster
 from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, Superseded, Unreachable
 from swarm.events import AttemptFailed, WorkExcluded, WorkWithdrawn
 from swarm.ids import PeerId
-from swarm.step.decisions import ATTEMPTS_PER_TERM
+from swarm.step.leader import tables
 from swarm.step.leader.answers import MAX_VOID
 from swarm.step.leader.exclusion import MAX_FAILURES, STALLED_S
 from swarm.step.messages import AGAIN, APPLY, DECIDE, PROPOSE, RECONCILE, Lease
@@ -22,6 +22,7 @@ from tests.harness.rigs.step import (
     HOSTED,
     LEADER,
     OTHER,
+    PAIRED,
     ROSTER,
     A,
     B,
@@ -34,7 +35,6 @@ from tests.harness.rigs.step import (
     no,
     silence,
     stage,
-    virtual,
 )
 
 # --- a member is lost ------------------------------------------------------------------------------------------------
@@ -42,7 +42,6 @@ from tests.harness.rigs.step import (
 
 @pytest.mark.parametrize("question", [RECONCILE, APPLY])
 @pytest.mark.parametrize("how", ["die", "stall"])
-@virtual
 async def test_member_that_is_lost_before_the_record_costs_an_attempt_and_is_left_out(question: str, how: str) -> None:
     here = await stage()
     here.puppets[OTHER].instead[question] = getattr(here, how)(OTHER)
@@ -60,7 +59,6 @@ async def test_member_that_is_lost_before_the_record_costs_an_attempt_and_is_lef
 
 
 @pytest.mark.parametrize("how", ["die", "stall"])
-@virtual
 async def test_member_that_is_lost_while_it_votes_is_not_needed(how: str) -> None:
     here = await stage()
     here.puppets[OTHER].instead[PROPOSE] = getattr(here, how)(OTHER)
@@ -71,7 +69,6 @@ async def test_member_that_is_lost_while_it_votes_is_not_needed(how: str) -> Non
 
 
 @pytest.mark.parametrize("how", ["die", "stall", "no"])
-@virtual
 async def test_member_that_cannot_be_told_does_not_hold_up_the_others(how: str) -> None:
     here = await stage()
     answer = no(PeerError("the disk is full")) if how == "no" else getattr(here, how)(OTHER)
@@ -82,10 +79,8 @@ async def test_member_that_cannot_be_told_does_not_hold_up_the_others(how: str) 
     assert here.asked(DECIDE) == set(ROSTER.peers)
 
 
-@virtual
 async def test_trainer_that_is_lost_takes_its_work_with_it_and_the_others_are_told_to_feed() -> None:
-    trainers = [listed(peer, "trainer", "ends", name="t") for peer in (T, U)]
-    here = await Stage(roster=Roster([*ROSTER.members[:2], *trainers])).set()
+    here = await Stage(roster=PAIRED).set()
     await here.feed([by(T, 0), by(U, 0)])
     here.puppets[U].instead[APPLY] = here.die(U)
     running = asyncio.create_task(here.leading().run())
@@ -99,10 +94,8 @@ async def test_trainer_that_is_lost_takes_its_work_with_it_and_the_others_are_to
 
 
 @pytest.mark.parametrize("turns", range(12))
-@virtual
 async def test_trainer_found_gone_as_the_batch_is_full_is_counted_on_or_does_not_count(turns: int) -> None:
-    trainers = [listed(peer, "trainer", "ends", name="t") for peer in (T, U)]
-    here = await Stage(roster=Roster([*ROSTER.members[:2], *trainers])).set()
+    here = await Stage(roster=PAIRED).set()
     running = asyncio.create_task(here.leading().run())
     await here.feed([by(T, 0), by(U, 0)])
     for _ in range(turns):
@@ -118,10 +111,8 @@ async def test_trainer_found_gone_as_the_batch_is_full_is_counted_on_or_does_not
         assert {one.microbatch.trainer for one in body.committed} <= set(body.live)
 
 
-@virtual
 async def test_trainer_is_told_to_feed_until_it_hears_it() -> None:
-    trainers = [listed(peer, "trainer", "ends", name="t") for peer in (T, U)]
-    here = await Stage(roster=Roster([*ROSTER.members[:2], *trainers])).set()
+    here = await Stage(roster=PAIRED).set()
     here.puppets[T].instead[AGAIN] = no(Unreachable("the stream broke"), times=3)
     here.liveness.lose(U)
     running = asyncio.create_task(here.leading().run())
@@ -131,7 +122,6 @@ async def test_trainer_is_told_to_feed_until_it_hears_it() -> None:
     assert len(here.puppets[T].told(AGAIN)) == 4
 
 
-@virtual
 async def test_work_lost_for_good_is_left_out_and_others_are_told_to_fill_the_batch() -> None:
     here = await Stage(roster=HOSTED, hosted=True).set()
     await here.feed([by(T, 0), by(U, 0)])
@@ -157,7 +147,6 @@ async def test_work_lost_for_good_is_left_out_and_others_are_told_to_fill_the_ba
     assert closed.absent == (U,)  # and A, which could not compute it either, is not
 
 
-@virtual
 async def test_work_of_a_trainer_that_is_left_out_can_be_lost_for_good_too() -> None:
     here = await Stage(roster=HOSTED, hosted=True).set()
     await here.feed([by(U, 0)])
@@ -179,7 +168,6 @@ async def test_work_of_a_trainer_that_is_left_out_can_be_lost_for_good_too() -> 
 
 @pytest.mark.parametrize("question", [RECONCILE, APPLY])
 @pytest.mark.parametrize("error", [Refused("not with me"), DeadlineMissed("too slow"), PeerError("its disk is full")])
-@virtual
 async def test_member_that_answers_pings_and_says_no_is_left_out(question: str, error: PeerError) -> None:
     here = await stage()
     here.puppets[OTHER].instead[question] = no(error)
@@ -189,7 +177,6 @@ async def test_member_that_answers_pings_and_says_no_is_left_out(question: str, 
     assert OTHER in {peer for check in here.liveness.checked for peer in check}
 
 
-@virtual
 async def test_member_that_never_answers_a_question_and_all_pings_is_left_out() -> None:
     here = await stage()
     here.puppets[OTHER].instead[APPLY] = silence
@@ -198,7 +185,6 @@ async def test_member_that_never_answers_a_question_and_all_pings_is_left_out() 
 
 @pytest.mark.parametrize("error", [Busy("catching up"), Unreachable("the stream broke")])
 @pytest.mark.parametrize("question", [RECONCILE, APPLY])
-@virtual
 async def test_member_that_fails_once_or_twice_takes_part(question: str, error: PeerError) -> None:
     for times in range(1, MAX_FAILURES + 1):
         here = await stage()
@@ -211,7 +197,6 @@ async def test_member_that_fails_once_or_twice_takes_part(question: str, error: 
         )
 
 
-@virtual
 async def test_member_that_does_not_hold_what_counts_is_left_out() -> None:
     here = await stage()
     here.puppets[OTHER].instead[RECONCILE] = broken(OTHER, missing=(COMMITTED[0].microbatch,))
@@ -219,16 +204,6 @@ async def test_member_that_does_not_hold_what_counts_is_left_out() -> None:
     assert (closed.absent, len(closed.committed)) == ((OTHER,), 2)
 
 
-@virtual
-async def test_member_that_lacked_something_while_another_died_takes_part() -> None:
-    here = await stage()
-    lacks, left = broken(OTHER, missing=(COMMITTED[0].microbatch,)), iter(range(MAX_FAILURES - 1))
-    here.puppets[OTHER].instead[RECONCILE] = lambda body: None if next(left, None) is None else lacks(body)
-    closed = await here.leading().run()
-    assert (closed.absent, len(here.events.of(AttemptFailed))) == ((), MAX_FAILURES - 1)
-
-
-@virtual
 async def test_member_with_which_rounds_break_again_and_again_is_left_out() -> None:
     here = await stage()
     here.puppets[LEADER].instead[RECONCILE] = lambda body: broken(OTHER)(body) if OTHER in body.live else None
@@ -240,7 +215,6 @@ async def test_member_with_which_rounds_break_again_and_again_is_left_out() -> N
     assert len({body.attempts["ends"] for body in here.puppets[T].told(RECONCILE)}) == 1
 
 
-@virtual
 async def test_round_that_broke_on_nobody_is_repeated_with_all() -> None:
     here = await stage()
     void, left = broken(None), iter(range(2))
@@ -249,8 +223,10 @@ async def test_round_that_broke_on_nobody_is_repeated_with_all() -> None:
     assert (closed.absent, len(here.events.of(AttemptFailed))) == ((), 2)
 
 
-@virtual
-async def test_rounds_that_nobody_explains_go_plainly_are_told_and_end_with_the_term() -> None:
+async def test_rounds_that_nobody_explains_go_plainly_are_told_and_end_with_the_term(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tables, "ATTEMPTS_PER_TERM", 64)
     here = await stage()
     for peer in (A, B):
         here.puppets[peer].instead[RECONCILE] = broken(None)
@@ -258,11 +234,10 @@ async def test_rounds_that_nobody_explains_go_plainly_are_told_and_end_with_the_
         await here.leading().run()
     asked = here.puppets[A].told(RECONCILE)
     assert [body.plainly for body in asked[:4]] == [()] * MAX_VOID + [("stage-0",)]
-    assert max(body.attempts["stage-0"] for body in asked) < ATTEMPTS_PER_TERM
+    assert max(body.attempts["stage-0"] for body in asked) < 64
     assert any("a round of stage-0 that does not break" in waited for waited in here.waited)
 
 
-@virtual
 async def test_liar_does_not_get_the_honest_members_of_its_part_left_out() -> None:
     more = [listed(peer, name="n") for peer in ("C", "D")]
     here = await stage(roster=Roster([*ROSTER.members, *more]))

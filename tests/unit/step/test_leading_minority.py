@@ -15,12 +15,11 @@ from swarm.step.leader.batch import LOST_PART_S
 from swarm.step.leader.exclusion import ALONE_S, MAX_FAILURES
 from swarm.step.leader.rescue import AGAIN_S, SILENT_PART_S
 from swarm.step.messages import DECIDE, PREPARE, PROPOSE, RECONCILE, Prepare, Reconcile
-from tests.harness.rigs.step import HOSTED, LEADER, OTHER, THREE, A, B, Stage, T, U, listed, no, stage, virtual
+from tests.harness.rigs.step import HOSTED, LEADER, OTHER, THREE, A, B, Stage, T, U, listed, no, stage
 
 # --- no majority, or a part is lost -----------------------------------------------------------------------------------
 
 
-@virtual
 async def test_leader_without_a_majority_waits_says_so_and_goes_on_when_it_is_back() -> None:
     here = await stage()
     for peer in (OTHER, T):
@@ -32,7 +31,6 @@ async def test_leader_without_a_majority_waits_says_so_and_goes_on_when_it_is_ba
     assert here.puppets[LEADER].asked.count(PROPOSE) == 1
 
 
-@virtual
 async def test_vote_of_a_late_member_counts_where_one_that_was_in_time_gives_none() -> None:
     here = await stage()
     here.puppets[OTHER].instead[PREPARE] = no(Busy("it vetoes"))
@@ -55,7 +53,6 @@ def heal(here: Stage, peer: PeerId) -> None:
 
 
 @pytest.mark.parametrize("fed", [True, False])
-@virtual
 async def test_leader_in_a_minority_judges_nobody_and_goes_on_when_the_others_are_back(fed: bool) -> None:
     here = await (stage() if fed else Stage().set())
     for peer in (OTHER, T):
@@ -72,7 +69,6 @@ async def test_leader_in_a_minority_judges_nobody_and_goes_on_when_the_others_ar
     assert (await running).absent == ()
 
 
-@virtual
 async def test_leader_whom_so_many_refuse_that_it_cannot_be_decided_says_why() -> None:
     here = await stage()
     for peer in (OTHER, T):
@@ -83,7 +79,6 @@ async def test_leader_whom_so_many_refuse_that_it_cannot_be_decided_says_why() -
 
 
 @pytest.mark.parametrize("fed", [True, False])
-@virtual
 async def test_part_that_stays_lost_ends_the_run_and_says_how_to_go_on(fed: bool) -> None:
     here = await (stage() if fed else Stage().set())
     here.liveness.lose(T, "it does not answer")
@@ -94,7 +89,6 @@ async def test_part_that_stays_lost_ends_the_run_and_says_how_to_go_on(fed: bool
     assert not here.asked(RECONCILE)
 
 
-@virtual
 async def test_part_that_fell_silent_is_waited_for_longer() -> None:
     here = await stage()
     here.liveness.lose(T, "no answer", DeadlineMissed("no answer in 1.5 s"))
@@ -104,7 +98,6 @@ async def test_part_that_fell_silent_is_waited_for_longer() -> None:
     assert took == pytest.approx(LOST_PART_S + SILENT_PART_S, abs=2 * AGAIN_S)
 
 
-@virtual
 async def test_leader_that_lost_a_part_and_finds_itself_in_a_minority_does_not_end_the_run() -> None:
     """It had not noticed yet that the others are gone as well: nobody had asked them."""
     here = await stage()
@@ -121,7 +114,6 @@ async def test_leader_that_lost_a_part_and_finds_itself_in_a_minority_does_not_e
     assert (await running).absent == ()
 
 
-@virtual
 async def test_part_that_comes_back_in_time_is_waited_for() -> None:
     here = await stage()
     here.liveness.lose(T, "stalled")
@@ -132,7 +124,6 @@ async def test_part_that_comes_back_in_time_is_waited_for() -> None:
     assert (await running).absent == ()
 
 
-@virtual
 async def test_last_replica_of_a_part_that_is_late_is_asked_again_until_it_answers() -> None:
     here = await stage()
     here.liveness.lose(OTHER, "cut off")
@@ -144,7 +135,6 @@ async def test_last_replica_of_a_part_that_is_late_is_asked_again_until_it_answe
 
 
 @pytest.mark.parametrize("times", [MAX_FAILURES, 3 * MAX_FAILURES])
-@virtual
 async def test_part_whose_replicas_are_all_late_is_asked_again_until_one_answers(times: int) -> None:
     here = await stage()
     for peer in (A, B):
@@ -156,7 +146,6 @@ async def test_part_whose_replicas_are_all_late_is_asked_again_until_one_answers
 
 
 @pytest.mark.parametrize("error", [DeadlineMissed("no answer in 20 s", peer=T), PeerError("its disk is full")])
-@virtual
 async def test_only_trainer_is_asked_again_with_hosted_ends(error: PeerError) -> None:
     here = await stage(roster=Roster(member for member in HOSTED.members if member.peer != U))
     here.puppets[T].instead[RECONCILE] = no(error, times=MAX_FAILURES + 1)
@@ -165,7 +154,6 @@ async def test_only_trainer_is_asked_again_with_hosted_ends(error: PeerError) ->
 
 
 @pytest.mark.parametrize("back", [True, False])
-@virtual
 async def test_replica_that_differs_decides_nothing_alone_before_others_had_time_to_come_back(back: bool) -> None:
     other_trainer = listed(U, "trainer", "ends")
     here = await stage(roster=Roster([*THREE.members, other_trainer]))  # so that a majority is there without two
@@ -191,7 +179,6 @@ async def test_replica_that_differs_decides_nothing_alone_before_others_had_time
     assert back or asyncio.get_running_loop().time() == pytest.approx(ALONE_S, abs=2 * LOST_PART_S)
 
 
-@virtual
 async def test_replica_that_differs_is_trusted_in_time_beside_one_that_only_answers_pings() -> None:
     """That the other is asked again and again does not make the part held."""
     other_trainer = listed(U, "trainer", "ends")
@@ -211,7 +198,6 @@ async def test_replica_that_differs_is_trusted_in_time_beside_one_that_only_answ
     assert running.result().digests["stage-0"] == "e" * 64
 
 
-@virtual
 async def test_part_whose_replicas_all_say_no_ends_the_run_at_once() -> None:
     here = await stage()
     here.puppets[T].instead[RECONCILE] = no(Refused("not with me"))

@@ -29,7 +29,6 @@ from tests.harness.rigs.step import (
     record,
     stage,
     verify,
-    virtual,
 )
 
 
@@ -39,7 +38,6 @@ async def successor() -> Stage:
     return here
 
 
-@virtual
 async def test_successor_closes_the_step_anew_when_nobody_accepted_anything() -> None:
     here = await successor()
     running = asyncio.create_task(here.leading(1).run())
@@ -57,7 +55,6 @@ async def test_successor_closes_the_step_anew_when_nobody_accepted_anything() ->
 
 
 @pytest.mark.parametrize("voter", [SUCCESSOR, T])
-@virtual
 async def test_successor_proposes_what_a_member_accepted_and_computes_nothing_again(voter: PeerId) -> None:
     here = await successor()
     here.puppets[voter].instead[PREPARE] = lambda body: Promise(vote=Vote(term=0, record=record()), free=0)
@@ -69,7 +66,6 @@ async def test_successor_proposes_what_a_member_accepted_and_computes_nothing_ag
     assert (decision.record, decision.term) == (record().hash(), 1)
 
 
-@virtual
 async def test_successor_is_free_when_a_later_leader_was() -> None:
     here = await successor()
     here.puppets[SUCCESSOR].instead[PREPARE] = lambda body: Promise(vote=Vote(term=0, record=record()), free=0)
@@ -99,7 +95,6 @@ BEYOND_NUMBERS = tuple(one.model_copy(update={"loss_sum": 1.7e308}) for one in C
     ],
     ids=["free", "previous", "roster", "sums", "no sum", "rate", "digests", "void", "candidate"],
 )
-@virtual
 async def test_promise_that_would_hide_what_was_accepted_counts_for_nothing(lie: Promise) -> None:
     here = await successor()
     here.puppets[SUCCESSOR].instead[PREPARE] = lambda body: Promise(vote=Vote(term=0, record=record()), free=0)
@@ -110,7 +105,6 @@ async def test_promise_that_would_hide_what_was_accepted_counts_for_nothing(lie:
     assert not here.asked(RECONCILE)
 
 
-@virtual
 async def test_candidate_that_those_who_were_there_signed_is_proposed_where_nothing_was_accepted() -> None:
     here = await successor()
     alone = record(lineage=1)
@@ -120,7 +114,6 @@ async def test_candidate_that_those_who_were_there_signed_is_proposed_where_noth
     assert await here.leading(1).run() == alone
 
 
-@virtual
 async def test_acceptance_that_is_forged_does_not_count() -> None:
     """With it the leader would hold a decision that nobody believes, itself included, and the step stand still."""
     here = await stage()
@@ -134,7 +127,6 @@ async def test_acceptance_that_is_forged_does_not_count() -> None:
     assert all(verify(PeerId(peer), signed, by) for peer, by in decision.acceptances.items())
 
 
-@virtual
 async def test_trainer_that_missed_the_first_question_of_a_term_hears_of_it_all_the_same() -> None:
     many = Roster([*ROSTER.members, listed("Z", "bootstrap", None)])
     leader = many.succession(1)[1]
@@ -150,7 +142,6 @@ async def test_trainer_that_missed_the_first_question_of_a_term_hears_of_it_all_
 
 @pytest.mark.parametrize("question", [PREPARE, RECONCILE, APPLY, PROPOSE])
 @pytest.mark.parametrize("error", [Superseded("term 5 has begun"), WrongStep("step 1 is closed")])
-@virtual
 async def test_leader_gives_up_when_another_leads_or_has_closed(question: str, error: PeerError) -> None:
     here = await (stage() if question != PREPARE else successor())
     here.puppets[T].instead[question] = no(error)
@@ -162,7 +153,6 @@ async def test_leader_gives_up_when_another_leads_or_has_closed(question: str, e
 
 
 @pytest.mark.parametrize("error", [Refused("F cannot leave"), Violation("forged")])
-@virtual
 async def test_leader_that_may_not_grant_what_it_was_asked_gives_up_its_term_alone(
     error: PeerError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,7 +163,6 @@ async def test_leader_that_may_not_grant_what_it_was_asked_gives_up_its_term_alo
     assert not here.asked(PROPOSE)
 
 
-@virtual
 async def test_leader_whom_so_many_do_not_follow_asks_on_in_its_term_and_says_what_it_waits_for() -> None:
     """They answer for another step: their lineage was given up, and they have yet to come back to this one."""
     here = await Stage(leader=SUCCESSOR).set()
@@ -191,7 +180,6 @@ async def test_leader_whom_so_many_do_not_follow_asks_on_in_its_term_and_says_wh
     assert (await running).absent == ()
 
 
-@virtual
 async def test_leader_that_waits_for_the_batch_gives_up_when_another_leads() -> None:
     here = await successor()
     here.puppets[T].instead[AGAIN] = no(Superseded("term 5 has begun"))

@@ -15,13 +15,11 @@ from swarm.ids import PeerId
 from swarm.step.leader.exclusion import STALLED_S
 from swarm.step.messages import AGAIN, APPLY, RECONCILE, Lease, Quarantine, Reconcile, ResumeTrainer
 from tests.harness.expect import eventually
-from tests.harness.rigs.step import HOSTED, ROSTER, A, Stage, T, U, broken, by, listed, stage, virtual
+from tests.harness.rigs.step import HOSTED, PAIRED, ROSTER, A, Stage, T, U, broken, by, stage
 
 
-@virtual
 async def test_trainer_that_is_back_resumes_and_is_counted_on_again() -> None:
-    trainers = [listed(peer, "trainer", "ends", name="t") for peer in (T, U)]
-    here = await Stage(roster=Roster([*ROSTER.members[:2], *trainers])).set()
+    here = await Stage(roster=PAIRED).set()
     await here.feed([by(U, 0)])
     running = asyncio.create_task(here.leading().run())
     here.liveness.lose(U, "stalled")
@@ -43,7 +41,6 @@ async def test_trainer_that_is_back_resumes_and_is_counted_on_again() -> None:
     assert (len(closed.committed), closed.absent) == (2, ())
 
 
-@virtual
 async def test_others_hear_of_the_quota_of_what_was_put_aside() -> None:
     here = await Stage(roster=HOSTED, hosted=True).set()
     await here.feed([by(T, 0)])
@@ -57,7 +54,6 @@ async def test_others_hear_of_the_quota_of_what_was_put_aside() -> None:
     assert (await running).absent == ()
 
 
-@virtual
 async def test_trainer_that_puts_all_its_work_aside_is_left_out() -> None:
     here = await Stage(roster=HOSTED, hosted=True).set()
     await here.feed([by(T, 0)])
@@ -73,7 +69,6 @@ async def test_trainer_that_puts_all_its_work_aside_is_left_out() -> None:
     assert (await running).absent == (U,)
 
 
-@virtual
 async def test_batch_of_which_everything_is_put_aside_is_said_to_wait_for_what_can_be_computed() -> None:
     here = await Stage(roster=HOSTED, hosted=True).set()
     running = asyncio.create_task(here.leading().run())
@@ -89,7 +84,6 @@ async def test_batch_of_which_everything_is_put_aside_is_said_to_wait_for_what_c
     assert here.waited[:2] == [said, ""]
 
 
-@virtual
 async def test_trainer_that_never_says_what_it_has_begun_is_left_out() -> None:
     leader = HOSTED.succession(1)[1]
     here = await Stage(roster=HOSTED, leader=leader, hosted=True).set()
@@ -108,7 +102,6 @@ def five(*more: str) -> Roster:
     return Roster([*ROSTER.members, *hosts])
 
 
-@virtual
 async def test_step_closes_without_a_member_that_alone_says_void_and_not_why() -> None:
     here = await stage(roster=five("C", "D"))
     here.puppets[PeerId("D")].instead[RECONCILE] = broken(None)  # the others hold the result, and say so
@@ -116,7 +109,6 @@ async def test_step_closes_without_a_member_that_alone_says_void_and_not_why() -
     assert closed.absent == ("D",)
 
 
-@virtual
 async def test_leader_says_how_long_it_waits() -> None:
     here = await stage()
     await here.leading().run()
@@ -125,7 +117,6 @@ async def test_leader_says_how_long_it_waits() -> None:
     assert all(body.within_s == here.closing.timeout_s() for body in told)
 
 
-@virtual
 async def test_leader_waits_for_a_round_as_long_as_its_bytes_take_and_for_nothing_else() -> None:
     here = await stage()
     here.closing = dataclasses.replace(here.closing, averaging_s=lambda plainly: 60.0)

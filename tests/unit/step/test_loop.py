@@ -42,7 +42,6 @@ from tests.harness.rigs.step import (
     reconcile,
     record,
     sign,
-    virtual,
     weights_digest,
 )
 
@@ -147,7 +146,6 @@ async def stop(running: asyncio.Task[None]) -> None:
 # --- taking part -----------------------------------------------------------------------------------------------------
 
 
-@virtual
 async def test_loop_feeds_every_step_once_and_ends_after_the_last() -> None:
     home, feed = await Home().set(), Script()
     running = asyncio.create_task(home.loop(feed).run())
@@ -161,7 +159,6 @@ async def test_loop_feeds_every_step_once_and_ends_after_the_last() -> None:
     assert not home.stage.asked(RECONCILE)
 
 
-@virtual
 async def test_loop_ends_when_its_run_is_ended_before_the_last_step() -> None:
     home, feed = await Home().set(), Script()
     running = asyncio.create_task(home.loop(feed).run())
@@ -175,7 +172,6 @@ async def test_loop_ends_when_its_run_is_ended_before_the_last_step() -> None:
     assert feed.steps == [1]
 
 
-@virtual
 async def test_loop_of_the_leader_lets_everybody_go_when_the_run_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     home, dismissed = await Home(LEADER).set(), []
 
@@ -195,7 +191,6 @@ async def test_loop_of_the_leader_lets_everybody_go_when_the_run_is_ended(monkey
     assert dismissed == [([peer for peer in ROSTER.peers if peer != LEADER], 1)]
 
 
-@virtual
 async def test_loop_of_the_leader_lets_nobody_go_from_the_last_step_before_all_know_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -219,7 +214,6 @@ async def test_loop_of_the_leader_lets_nobody_go_from_the_last_step_before_all_k
     await stop(running)
 
 
-@virtual
 async def test_loop_stops_its_feed_when_the_step_is_closed() -> None:
     home, feed = await Home().set(), Script()
     feed.gate = asyncio.Event()
@@ -231,7 +225,6 @@ async def test_loop_stops_its_feed_when_the_step_is_closed() -> None:
     await stop(running)
 
 
-@virtual
 async def test_loop_cancelled_stops_its_feed_and_its_averaging() -> None:
     home, feed = await Home().set(), Script()
     feed.gate = home.bench.average.gate = asyncio.Event()
@@ -243,7 +236,6 @@ async def test_loop_cancelled_stops_its_feed_and_its_averaging() -> None:
     assert (feed.cancelled, home.bench.average.cancelled) == (1, 1)
 
 
-@virtual
 async def test_loop_whose_feed_fails_ends_with_its_error() -> None:
     async def feed(step: int) -> None:
         raise Refused("no replica left")
@@ -254,7 +246,6 @@ async def test_loop_whose_feed_fails_ends_with_its_error() -> None:
     assert caught.group_contains(Refused, match="no replica left")
 
 
-@virtual
 async def test_loop_whose_decided_step_cannot_be_kept_ends_with_the_reason() -> None:
     async def decided(closed: Decision) -> None:
         raise OSError("disk full")
@@ -271,7 +262,6 @@ async def test_loop_whose_decided_step_cannot_be_kept_ends_with_the_reason() -> 
 # --- leading ---------------------------------------------------------------------------------------------------------
 
 
-@virtual
 async def test_loop_of_the_leader_closes_the_step_when_its_batch_is_complete() -> None:
     home = await Home(LEADER).set()
     fit(home)
@@ -285,7 +275,6 @@ async def test_loop_of_the_leader_closes_the_step_when_its_batch_is_complete() -
     await stop(running)
 
 
-@virtual
 async def test_loop_that_is_to_lead_in_another_way_tells_first_what_it_has_decided() -> None:
     """Whoever waits for a record that its living leader keeps to itself waits for ever."""
     home = await Home(LEADER).set()
@@ -308,7 +297,6 @@ async def test_loop_that_is_to_lead_in_another_way_tells_first_what_it_has_decid
     await stop(running)
 
 
-@virtual
 async def test_loop_that_could_tell_nobody_what_it_has_decided_tells_it_again() -> None:
     home = await Home(LEADER).set()
     fit(home)
@@ -333,7 +321,6 @@ async def test_loop_that_could_tell_nobody_what_it_has_decided_tells_it_again() 
     await stop(running)
 
 
-@virtual
 async def test_loop_takes_over_when_the_leader_is_gone_and_not_before() -> None:
     home = await Home(SUCCESSOR).set()
     fit(home)
@@ -351,7 +338,6 @@ async def test_loop_takes_over_when_the_leader_is_gone_and_not_before() -> None:
     await stop(running)
 
 
-@virtual
 async def test_loop_that_is_third_in_line_leads_when_both_before_it_are_gone_and_yields_to_a_later_term() -> None:
     third = ROSTER.succession(1)[2]
     home = await Home(third).set()
@@ -370,7 +356,6 @@ async def test_loop_that_is_third_in_line_leads_when_both_before_it_are_gone_and
     await stop(running)
 
 
-@virtual
 async def test_loop_that_duels_leads_in_a_term_of_its_own_each_time() -> None:
     home = await Home(LEADER).set()
     fit(home)
@@ -387,22 +372,6 @@ async def test_loop_that_duels_leads_in_a_term_of_its_own_each_time() -> None:
     await stop(running)
 
 
-@virtual
-async def test_loop_that_may_not_grant_what_it_was_asked_forgets_it_and_leads_in_another_term() -> None:
-    home = await Home(LEADER).set()
-    fit(home)
-    home.stage.desk.book.requests._leaves[SUCCESSOR] = Departure(step=9, peer=SUCCESSOR, signature=bytes(64))
-    running = asyncio.create_task(home.loop().run())
-    await home.stage.feed()
-    await eventually(lambda: home.stage.puppets[T].told(AGAIN))
-    await home.stage.ask_desk(ResumeTrainer(step=1, term=3, started=(), aside=()), T)
-    await home.stage.feed(term=3)
-    await eventually(lambda: home.bench.position.open_step == 2)
-    assert (home.bench.history.head.term, home.bench.history.head.members.peers) == (3, ROSTER.peers)
-    await stop(running)
-
-
-@virtual
 async def test_loop_that_gives_a_term_up_ends_it_in_the_book_of_its_step_alone() -> None:
     """A step may be closed here, and the book of the next one open, when its leader hears that it is closed."""
     home = await Home(LEADER).set()
@@ -425,7 +394,6 @@ async def test_loop_that_gives_a_term_up_ends_it_in_the_book_of_its_step_alone()
     await stop(running)
 
 
-@virtual
 async def test_loop_that_nobody_follows_yet_tries_now_and_then_and_leads_when_they_do() -> None:
     home = await Home(SUCCESSOR).set()
     fit(home)
@@ -450,7 +418,6 @@ async def test_loop_that_nobody_follows_yet_tries_now_and_then_and_leads_when_th
     await stop(running)
 
 
-@virtual
 async def test_loop_reaches_a_term_far_beyond_its_own_that_one_member_knows() -> None:
     home = await Home(LEADER).set()
     far = 3 * MAX_LEAP // 2
@@ -470,7 +437,6 @@ async def test_loop_reaches_a_term_far_beyond_its_own_that_one_member_knows() ->
     await stop(running)
 
 
-@virtual
 async def test_loop_of_a_leader_whose_step_another_closed_goes_on_with_the_next() -> None:
     home = await Home(LEADER).set()
     running = asyncio.create_task(home.loop().run())
@@ -489,7 +455,6 @@ async def test_loop_of_a_leader_whose_step_another_closed_goes_on_with_the_next(
 
 
 @pytest.mark.parametrize("how", ["cut", "decided", "left out"])
-@virtual
 async def test_loop_of_a_peer_without_which_the_run_went_on_is_let_in_again(how: str) -> None:
     home, feed = await Home().set(), Script()
     home.newest = record(record(record()))
@@ -518,7 +483,6 @@ async def test_loop_of_a_peer_without_which_the_run_went_on_is_let_in_again(how:
     await stop(running)
 
 
-@virtual
 async def test_loop_that_comes_back_to_the_step_that_it_led_leads_it_in_a_term_of_its_own() -> None:
     home = await Home(LEADER).set()
     home.newest = GENESIS
@@ -532,7 +496,6 @@ async def test_loop_that_comes_back_to_the_step_that_it_led_leads_it_in_a_term_o
     await stop(running)
 
 
-@virtual
 async def test_loop_that_cannot_come_back_ends_with_the_reason() -> None:
     home = await Home().set()
 

@@ -59,14 +59,6 @@ async def test_member_asked_everything_twice_answers_the_same_and_does_it_once(m
     assert (len(bench.average.begun), bench.part.prepared, len(bench.part.swapped)) == (1, 1, 1)
 
 
-async def test_member_asked_earlier_questions_again_before_the_decision_answers_them() -> None:
-    bench = await brought_to("propose")
-    for body in (reconcile(), apply(), Propose(record=record())):
-        await bench.ask(body)
-    await bench.ask(decide(record()))
-    assert len(bench.part.swapped) == 1
-
-
 @pytest.mark.parametrize(
     ("stage", "body", "words"),
     [

@@ -132,27 +132,10 @@ async def test_member_says_from_which_term_on_the_step_was_closed_anew() -> None
     assert (promise.vote.term, promise.free) == (0, 1)
 
 
-async def test_member_accepts_no_second_record_in_one_term() -> None:
-    bench = await brought_to("propose")
-    await bench.ask(prepare(term=1))
-    await bench.ask(Propose(record=record(), term=1))
-    with pytest.raises(Refused, match="another record was accepted in term 1"):
-        await bench.ask(Propose(record=record(grad_norm=3.0), term=1))
-
-
 async def test_member_accepts_no_record_of_a_term_to_come() -> None:
     bench = await brought_to("apply")
     with pytest.raises(Violation, match="later term"):
         await bench.ask(Propose(record=record(term=1), term=0))
-
-
-async def test_member_that_waits_for_another_term_hears_of_it() -> None:
-    bench = MemberBench()
-    waiting = asyncio.create_task(bench.position.wait_term(1, 0))
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    await bench.ask(prepare(term=1))
-    await waiting
 
 
 # --- attempts --------------------------------------------------------------------------------------------------------
@@ -214,16 +197,6 @@ async def test_member_that_hears_of_a_term_twice_says_so_though_the_first_who_as
     assert not waiting.done()
     await bench.ask(prepare(term=1))
     await asyncio.wait_for(waiting, 5.0)
-
-
-async def test_member_asked_late_for_an_attempt_that_is_over_keeps_the_newer_one() -> None:
-    bench = MemberBench()
-    await bench.ask(reconcile(attempt=2))
-    with pytest.raises(Superseded, match="newer attempt"):
-        await bench.ask(reconcile(attempt=1))
-    await bench.ask(apply())
-    await bench.ask(Propose(record=record()))
-    assert len(bench.average.begun) == 1
 
 
 async def test_member_whose_part_is_not_concerned_is_not_confused_by_a_late_attempt_either() -> None:
@@ -353,33 +326,27 @@ async def test_member_that_learns_that_it_may_leave_has_left_and_one_that_was_lo
     assert (bench.position.departed, bench.position.cut_off) == (False, "step 1 was closed without this peer")
 
 
-@pytest.mark.parametrize("how", ["told", "learns"])
+@pytest.mark.parametrize("how", ["told", "learns", "founded"])
 async def test_member_keeps_of_a_decision_the_signatures_of_those_who_take_part(how: str) -> None:
+    """Of a founding record these are all whom it names."""
     kept: list[Decision] = []
 
     async def keep(closed: Decision) -> None:
         kept.append(closed)
 
-    bench = await brought_to("propose", decided=keep)
-    signed = acceptances(record(), signers=[B, T])
-    junk = {A: bytes(64), "Ev1": bytes(64), "Ev2": sign(PeerId("Ev2"), acceptance_bytes(record()))}
-    if how == "told":
-        await bench.ask(Decide(step=1, record=record().hash(), acceptances=signed | junk))
+    if how == "founded":
+        bench, closed, signed = MemberBench(founded=False, decided=keep), GENESIS, acceptances(GENESIS)
+        await bench.ask(Propose(record=GENESIS))
     else:
-        await bench.member.learn(Decision(record(), signed | junk))
+        bench, closed = await brought_to("propose", decided=keep), record()
+        signed = acceptances(closed, signers=[B, T])
+    junk = {"Ev1": bytes(64), "Ev2": sign(PeerId("Ev2"), acceptance_bytes(closed))}
+    junk |= {} if how == "founded" else {A: bytes(64)}
+    if how == "learns":
+        await bench.member.learn(Decision(closed, signed | junk))
+    else:
+        await bench.ask(Decide(step=closed.step, record=closed.hash(), acceptances=signed | junk))
     assert [one.acceptances for one in kept] == [signed]
-
-
-async def test_member_keeps_of_a_founding_record_the_signatures_of_all_whom_it_names() -> None:
-    kept: list[Decision] = []
-
-    async def keep(closed: Decision) -> None:
-        kept.append(closed)
-
-    bench = MemberBench(founded=False, decided=keep)
-    await bench.ask(Propose(record=GENESIS))
-    await bench.ask(decide(GENESIS, Ev1=bytes(64)))
-    assert [one.acceptances for one in kept] == [acceptances(GENESIS)]
 
 
 @pytest.mark.parametrize("stage", ["", "reconcile"])

@@ -157,8 +157,7 @@ def test_message_that_no_honest_peer_sends_is_a_violation(kind: type[Message], f
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"tokens": -1}, {"loss_sum": float("nan")}, {"route": ("bad peer",)}, {"route": ("a",) * 1025}],
+    "changes", [{"tokens": -1}, {"loss_sum": float("nan")}, {"route": ("bad peer",)}, {"route": ("a",) * 1025}]
 )
 def test_contribution_out_of_bounds_cannot_be_made(changes: dict[str, Any]) -> None:
     fields = {"microbatch": COMMITTED[0].microbatch, "tokens": 1, "loss_sum": 1.0, "route": ("a",)} | changes

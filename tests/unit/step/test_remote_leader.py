@@ -38,7 +38,6 @@ from tests.harness.rigs.step import (
     reconcile,
     record,
     silence,
-    virtual,
 )
 
 RECEIPTS = (bytes(64),)
@@ -115,7 +114,6 @@ async def desk(begun: int = 0, first: int = 0) -> Desk:
 # --- leasing ---------------------------------------------------------------------------------------------------------
 
 
-@virtual
 async def test_trainer_leases_what_is_added() -> None:
     here = await desk()
     assert await here.leader.lease(1, 4) == 4
@@ -125,7 +123,6 @@ async def test_trainer_leases_what_is_added() -> None:
     assert [body.total for body in here.told(LEADER, LEASE)] == [4, 8, 9]
 
 
-@virtual
 async def test_first_lease_is_had_without_asking_and_counts_in_what_is_asked_for() -> None:
     here = await desk(first=5)
     assert [await here.leader.lease(1, 3), await here.leader.lease(1, 3)] == [3, 2]
@@ -134,7 +131,6 @@ async def test_first_lease_is_had_without_asking_and_counts_in_what_is_asked_for
     assert [body.total for body in here.told(LEADER, LEASE)] == [8]
 
 
-@virtual
 async def test_trainer_that_wants_nothing_gives_back_what_is_left_of_its_first_lease() -> None:
     here = await desk(begun=3, first=5)
     assert await here.leader.lease(1, 3) == 3
@@ -144,7 +140,6 @@ async def test_trainer_that_wants_nothing_gives_back_what_is_left_of_its_first_l
     assert [body.total for body in here.told(LEADER, LEASE)] == [3, 7]
 
 
-@virtual
 async def test_first_lease_is_the_first_leaders_alone() -> None:
     here = await desk(first=5)
     await here.follow(1)
@@ -154,7 +149,6 @@ async def test_first_lease_is_the_first_leaders_alone() -> None:
 
 
 @pytest.mark.parametrize("total", [3, 9])
-@virtual
 async def test_leader_that_takes_a_lease_back_or_gives_more_than_was_asked_hears_what_was_begun(total: int) -> None:
     here = await desk(begun=4)
     await here.leader.lease(1, 4)
@@ -166,7 +160,6 @@ async def test_leader_that_takes_a_lease_back_or_gives_more_than_was_asked_hears
 
 
 @pytest.mark.parametrize("error", [Refused("no"), Violation("too much"), PeerError("failed: KeyError")])
-@virtual
 async def test_leader_that_says_no_to_a_lease_hears_what_was_begun_and_is_asked_again(error: PeerError) -> None:
     here = await desk(begun=2)
     await here.leader.lease(1, 2)
@@ -177,18 +170,18 @@ async def test_leader_that_says_no_to_a_lease_hears_what_was_begun_and_is_asked_
     assert asyncio.get_running_loop().time() > 0, "it was asked again without a pause"
 
 
-@virtual
-async def test_leader_that_always_says_no_is_asked_until_the_step_is_closed() -> None:
+@pytest.mark.parametrize("how", ["closed", "cut off"])
+@pytest.mark.parametrize("error", [Refused("no"), Busy("always")])
+async def test_leader_that_always_says_no_is_asked_until_the_step_is_over_here(error: PeerError, how: str) -> None:
     here = await desk()
-    here.instead(LEADER, LEASE, no(Refused("no")))
+    here.instead(LEADER, LEASE, no(error))
     leasing = asyncio.create_task(here.leader.lease(1, 1))
     await eventually(lambda: len(here.told(LEADER, LEASE)) > 3)
-    await here.close()
-    with pytest.raises(WrongStep, match="step 1 is closed"):
+    await (here.close() if how == "closed" else here.bench.member.cut("A is steps ahead"))
+    with pytest.raises(WrongStep, match="step 1 is closed" if how == "closed" else None):
         await leasing
 
 
-@virtual
 async def test_leader_that_fails_over_a_finished_journey_is_told_again() -> None:
     here = await desk(begun=1)
     here.instead(LEADER, COMPLETE, no(PeerError("failed: KeyError"), times=2))
@@ -199,7 +192,6 @@ async def test_leader_that_fails_over_a_finished_journey_is_told_again() -> None
 @pytest.mark.parametrize(
     "error", [Busy("3 trainers"), Unreachable("no route"), DeadlineMissed("late"), WrongStep("behind")]
 )
-@virtual
 async def test_leader_that_does_not_answer_is_asked_again_and_leases_nothing_twice(error: PeerError) -> None:
     here = await desk()
     here.instead(LEADER, LEASE, no(error, times=5))
@@ -207,7 +199,6 @@ async def test_leader_that_does_not_answer_is_asked_again_and_leases_nothing_twi
     assert [body.total for body in here.told(LEADER, LEASE)] == [4] * 6
 
 
-@virtual
 async def test_closed_step_has_nothing_to_lease() -> None:
     here = await desk()
     here.instead(LEADER, LEASE, no(WrongStep("step 1 is closed")))
@@ -221,29 +212,6 @@ async def test_closed_step_has_nothing_to_lease() -> None:
         await here.leader.lease(1, 4)
 
 
-@virtual
-async def test_trainer_whose_step_closes_while_it_asks_stops_asking() -> None:
-    here = await desk()
-    here.instead(LEADER, LEASE, no(Busy("always")))
-    asking = asyncio.create_task(here.leader.lease(1, 4))
-    await eventually(lambda: len(here.told(LEADER, LEASE)) > 3)
-    await here.close()
-    with pytest.raises(WrongStep):
-        await asking
-
-
-@virtual
-async def test_trainer_that_is_cut_off_stops_asking() -> None:
-    here = await desk()
-    here.instead(LEADER, LEASE, no(Busy("always")))
-    asking = asyncio.create_task(here.leader.lease(1, 4))
-    await eventually(lambda: here.told(LEADER, LEASE))
-    await here.bench.member.cut("A is steps ahead")
-    with pytest.raises(WrongStep):
-        await asking
-
-
-@virtual
 async def test_trainer_without_quota_asks_again_when_one_of_its_own_was_put_aside() -> None:
     """Nobody else may: the batch would lack one for ever."""
     here = await desk(begun=2)
@@ -261,7 +229,6 @@ async def test_trainer_without_quota_asks_again_when_one_of_its_own_was_put_asid
 # --- completing ------------------------------------------------------------------------------------------------------
 
 
-@virtual
 async def test_finished_journey_is_told_to_the_leader_and_the_next_in_its_succession() -> None:
     here = await desk()
     await here.leader.complete(1, COMMITTED[0], RECEIPTS)
@@ -271,7 +238,6 @@ async def test_finished_journey_is_told_to_the_leader_and_the_next_in_its_succes
 
 
 @pytest.mark.parametrize("error", [WrongStep("closed"), Refused("no"), Unreachable("gone"), Superseded("term 3")])
-@virtual
 async def test_witness_that_does_not_listen_is_not_needed(error: PeerError) -> None:
     here = await desk()
     here.instead(SUCCESSOR, COMPLETE, no(error))
@@ -279,7 +245,6 @@ async def test_witness_that_does_not_listen_is_not_needed(error: PeerError) -> N
     assert (len(here.told(LEADER, COMPLETE)), len(here.told(SUCCESSOR, COMPLETE))) == (1, 1)
 
 
-@virtual
 async def test_witness_that_stalls_is_not_waited_for_when_it_is_gone() -> None:
     here = await desk()
     here.instead(SUCCESSOR, COMPLETE, here.stage.stall(SUCCESSOR))
@@ -288,7 +253,6 @@ async def test_witness_that_stalls_is_not_waited_for_when_it_is_gone() -> None:
 
 
 @pytest.mark.parametrize("error", [Refused("no"), Violation("forged")])
-@virtual
 async def test_leader_that_does_not_count_a_microbatch_is_an_error_that_names_it(error: PeerError) -> None:
     here = await desk()
     here.instead(LEADER, COMPLETE, no(error))
@@ -296,7 +260,6 @@ async def test_leader_that_does_not_count_a_microbatch_is_an_error_that_names_it
         await here.leader.complete(1, COMMITTED[0], RECEIPTS)
 
 
-@virtual
 async def test_microbatch_put_aside_is_told_with_its_reason_as_far_as_there_is_room() -> None:
     here = await desk()
     here.instead(LEADER, ASIDE, no(Unreachable("cut"), times=2))
@@ -308,7 +271,6 @@ async def test_microbatch_put_aside_is_told_with_its_reason_as_far_as_there_is_r
 # --- another leads ---------------------------------------------------------------------------------------------------
 
 
-@virtual
 async def test_what_was_put_aside_behind_what_a_new_leader_counts_is_forgotten_with_it() -> None:
     here = await desk(begun=3)
     assert await here.leader.lease(1, 3) == 3
@@ -324,7 +286,6 @@ async def test_what_was_put_aside_behind_what_a_new_leader_counts_is_forgotten_w
     assert (resumed.started, resumed.aside) == ((microbatch(0),), ())
 
 
-@virtual
 async def test_leader_that_dies_between_lease_and_completion_is_followed_by_one_that_hears_all() -> None:
     here = await desk(begun=2)
     assert await here.leader.lease(1, 2) == 2
@@ -343,7 +304,6 @@ async def test_leader_that_dies_between_lease_and_completion_is_followed_by_one_
     assert here.begun.kept == [2]
 
 
-@virtual
 async def test_leader_with_less_room_keeps_the_first_and_hears_nothing_of_the_others() -> None:
     here = await desk(begun=3)
     await here.leader.lease(1, 3)
@@ -358,7 +318,6 @@ async def test_leader_with_less_room_keeps_the_first_and_hears_nothing_of_the_ot
     assert told == [microbatch(0)]
 
 
-@virtual
 async def test_what_was_put_aside_is_told_to_the_next_leader_with_what_was_begun() -> None:
     here = await desk(begun=3)
     here.begun.taken.set_aside(1, microbatch(1))
@@ -373,7 +332,6 @@ async def test_what_was_put_aside_is_told_to_the_next_leader_with_what_was_begun
     assert book.aside() == resumed.aside
 
 
-@virtual
 async def test_what_the_next_leader_has_no_room_for_is_not_reported_and_no_longer_put_aside() -> None:
     here = await desk(begun=3)
     for body in (COMMITTED[1], COMMITTED[0]):
@@ -396,7 +354,6 @@ async def test_what_the_next_leader_has_no_room_for_is_not_reported_and_no_longe
     assert (len(resumed.started), resumed.aside) == (3, ())
 
 
-@virtual
 async def test_leader_that_took_us_for_gone_is_told_again_what_was_begun() -> None:
     here = await desk(begun=1)
     await here.leader.lease(1, 1)
@@ -408,7 +365,6 @@ async def test_leader_that_took_us_for_gone_is_told_again_what_was_begun() -> No
     assert here.told(LEADER, COMPLETE)[-1].contribution == COMMITTED[0]
 
 
-@virtual
 async def test_two_reports_at_once_tell_a_new_leader_once_what_was_begun() -> None:
     here = await desk(begun=2)
     await here.leader.lease(1, 2)
@@ -419,7 +375,6 @@ async def test_two_reports_at_once_tell_a_new_leader_once_what_was_begun() -> No
     assert counted == {microbatch(0), microbatch(1)}
 
 
-@virtual
 async def test_leader_that_is_gone_before_it_heard_all_is_followed_by_one_that_does() -> None:
     here = await desk(begun=1)
     await here.leader.complete(1, COMMITTED[0], RECEIPTS)
@@ -433,7 +388,6 @@ async def test_leader_that_is_gone_before_it_heard_all_is_followed_by_one_that_d
     assert [body.contribution for body in here.told(THIRD, COMPLETE) if body.term == 2] == [COMMITTED[0]]
 
 
-@virtual
 async def test_lease_that_arrives_after_another_leader_heard_all_is_not_believed() -> None:
     here = await desk(begun=1)
     answer = asyncio.Event()
@@ -453,7 +407,6 @@ async def test_lease_that_arrives_after_another_leader_heard_all_is_not_believed
     assert {body.total for body in here.told(SUCCESSOR, LEASE)} == {10}
 
 
-@virtual
 async def test_trainer_without_work_under_way_follows_the_next_leader_without_a_word() -> None:
     here = await desk()
     here.leader.begun = None
@@ -466,7 +419,6 @@ async def test_trainer_without_work_under_way_follows_the_next_leader_without_a_
 
 
 @pytest.mark.parametrize("what", ["again", "term", "closed", "cut"])
-@virtual
 async def test_trainer_waits_for_quota_until_there_is_some_or_another_leads(what: str) -> None:
     here = await desk()
     here.instead(LEADER, LEASE, lambda body: Leased(total=0, reason="the step is fully leased"))
@@ -492,7 +444,6 @@ async def test_trainer_waits_for_quota_until_there_is_some_or_another_leads(what
             await waiting
 
 
-@virtual
 async def test_trainer_told_of_quota_while_it_asked_does_not_wait() -> None:
     here = await desk()
 
@@ -505,7 +456,6 @@ async def test_trainer_told_of_quota_while_it_asked_does_not_wait() -> None:
     await here.leader.wait_quota(1)
 
 
-@virtual
 async def test_trainer_forgets_with_the_step_what_it_told_its_leader() -> None:
     here = await desk(begun=1)
     await here.leader.lease(1, 4)
@@ -520,7 +470,6 @@ async def test_trainer_forgets_with_the_step_what_it_told_its_leader() -> None:
     assert (resumed.step, resumed.started) == (2, ())
 
 
-@virtual
 async def test_trainer_that_is_cancelled_while_it_asks_leaves_nothing_behind() -> None:
     here = await desk(begun=1)
     here.instead(LEADER, COMPLETE, silence)
@@ -532,7 +481,6 @@ async def test_trainer_that_is_cancelled_while_it_asks_leaves_nothing_behind() -
     assert await asked(here.leader, Feed(step=1, term=0), LEADER) == Empty()
 
 
-@virtual
 async def test_trainer_that_rewinds_asks_for_what_it_wants_and_not_for_what_it_had() -> None:
     here = await Desk().set()
     leader = here.leader

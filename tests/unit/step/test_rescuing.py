@@ -28,18 +28,12 @@ from swarm.step.leader.rescue import AGAIN_S, SILENT_PART_S, Rescuing
 from swarm.step.leader.service import LeadService
 from swarm.step.member.rescue import Consent
 from swarm.step.messages import OVER
-from tests.harness.rigs.step import RULES, RUN, FakeLiveness, LoopClock, listed, sign, verify, virtual
+from tests.harness.rigs.step import RULES, RUN, FakeLiveness, LoopClock, listed, sign, verify
 
 A, B, C, D, T = (PeerId(name) for name in ("A", "B", "C", "D", "T"))
 STRANGER = PeerId("Z")
 LOST = PartName("stage-0")
-ROSTER = Roster(
-    [
-        listed(A),
-        *(listed(peer, part="stage-1") for peer in (B, C, D)),
-        listed(T, "trainer", "ends"),
-    ]
-)
+ROSTER = Roster([listed(A), *(listed(peer, part="stage-1") for peer in (B, C, D)), listed(T, "trainer", "ends")])
 PARTS = (LOST, PartName("stage-1"), PartName("ends"))
 HEAD = genesis(RUN, ROSTER, {part: "0" * 64 for part in PARTS})
 FIRST, SECOND = copy_holders(ROSTER, LOST, 2)
@@ -104,7 +98,6 @@ class Scene:
         return None if proposal is None else proposal.record
 
 
-@virtual
 async def test_who_keeps_a_copy_and_can_be_spared_takes_the_part_over() -> None:
     record = await Scene().record()
     assert record is not None
@@ -113,7 +106,6 @@ async def test_who_keeps_a_copy_and_can_be_spared_takes_the_part_over() -> None:
     assert record.members.replicas(LOST)[0] in (FIRST, SECOND)
 
 
-@virtual
 async def test_others_than_members_may_be_believed_gone() -> None:
     scene = Scene()
     scene.liveness.lose(STRANGER)
@@ -122,7 +114,6 @@ async def test_others_than_members_may_be_believed_gone() -> None:
     assert record.absent == (A,)
 
 
-@virtual
 async def test_replica_that_is_back_while_others_are_asked_ends_the_rescue() -> None:
     scene = Scene()
 
@@ -145,21 +136,16 @@ LIES: dict[str, Callable[[PeerId], Reassign]] = {
 
 @pytest.mark.parametrize("lie", LIES)
 @pytest.mark.parametrize("liar", [FIRST, SECOND])
-def test_lie_of_one_that_keeps_a_copy_is_a_no_and_the_other_takes_the_part_over(lie: str, liar: PeerId) -> None:
-    @virtual
-    async def story() -> None:
-        scene = Scene()
-        scene.says[liar] = lambda: Consent(reassign=LIES[lie](liar))
-        record = await scene.record()
-        assert record is not None
-        assert set(scene.asked) == {FIRST, SECOND}
-        assert record.members.replicas(LOST) == (SECOND if liar == FIRST else FIRST,)
-
-    story()
+async def test_lie_of_one_that_keeps_a_copy_is_a_no_and_the_other_takes_the_part_over(lie: str, liar: PeerId) -> None:
+    scene = Scene()
+    scene.says[liar] = lambda: Consent(reassign=LIES[lie](liar))
+    record = await scene.record()
+    assert record is not None
+    assert set(scene.asked) == {FIRST, SECOND}
+    assert record.members.replicas(LOST) == (SECOND if liar == FIRST else FIRST,)
 
 
 @pytest.mark.parametrize("lie", LIES)
-@virtual
 async def test_part_of_which_the_only_ones_that_keep_a_copy_lie_ends_the_run(lie: str) -> None:
     """They would else be asked for ever: it is no better than that nobody has a copy. But not at once: who has another
     history, which is given up in a moment, answers for that."""
@@ -188,7 +174,6 @@ def all_leave(scene: Scene, *, but: PeerId | None = None) -> None:
 
 
 @pytest.mark.parametrize("stays", [None, B])
-@virtual
 async def test_run_ends_with_a_part_lost_once_all_others_were_asked_to_leave(stays: PeerId | None) -> None:
     scene = Scene()
     for holder in (FIRST, SECOND):
@@ -204,7 +189,6 @@ async def test_run_ends_with_a_part_lost_once_all_others_were_asked_to_leave(sta
 
 
 @pytest.mark.parametrize("first", [Busy("just taking the update"), DeadlineMissed("no answer"), Unreachable("broke")])
-@virtual
 async def test_run_that_all_leave_goes_on_where_somebody_may_have_a_copy(first: PeerError) -> None:
     scene, said = Scene(), [first]
     scene.says[FIRST] = lambda: said.pop() if said else Consent(reassign=reassign(FIRST))
@@ -216,7 +200,6 @@ async def test_run_that_all_leave_goes_on_where_somebody_may_have_a_copy(first: 
     assert (said, scene.told) == ([], []), "and it was not sure at first"
 
 
-@virtual
 async def test_run_that_all_leave_waits_for_who_only_fell_silent() -> None:
     scene = Scene()
     scene.rescuing._context.patience_s = None  # type: ignore[misc]
@@ -229,7 +212,6 @@ async def test_run_that_all_leave_waits_for_who_only_fell_silent() -> None:
     assert asyncio.get_running_loop().time() == pytest.approx(SILENT_PART_S, rel=0.1)
 
 
-@virtual
 async def test_run_that_all_leave_waits_for_who_asked_to_join_as_long_as_it_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -262,7 +244,6 @@ def _never_enough(*_: Any) -> None:
 
 
 @pytest.mark.parametrize("hears", [None, Refused("a replica is there"), Unreachable("it has ended, or is cut off")])
-@virtual
 async def test_replica_that_is_back_while_others_are_told_of_the_end_prevents_it_only_where_nobody_heard(
     hears: PeerError | None,
 ) -> None:
@@ -285,7 +266,6 @@ async def test_replica_that_is_back_while_others_are_told_of_the_end_prevents_it
     assert {peer for peer, _ in scene.told} == {B, C, D}, "the fault: it is back, and they were told"
 
 
-@virtual
 async def test_who_refuses_is_asked_again_until_the_replica_is_back() -> None:
     scene, refused = Scene(), 0
 
@@ -301,7 +281,6 @@ async def test_who_refuses_is_asked_again_until_the_replica_is_back() -> None:
     assert refused == 3
 
 
-@virtual
 async def test_changes_that_no_record_may_have_end_no_leader() -> None:
     scene = Scene()
     requests, failed = scene.desk.book.requests, list[int]()

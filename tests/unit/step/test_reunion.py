@@ -38,17 +38,10 @@ from tests.harness.rigs.step import (
     listed,
     no,
     record,
-    virtual,
 )
 
 C, U = PeerId("C"), PeerId("U")
-FIVE = Roster(
-    [
-        *ROSTER.members,
-        listed(C),
-        listed(U, "trainer", "ends"),
-    ]
-)
+FIVE = Roster([*ROSTER.members, listed(C), listed(U, "trainer", "ends")])
 BEGINNING = GENESIS.model_copy(update={"roster": FIVE.members})
 OURS, OTHERS = (A, T), (B, C, U)
 ME = next(peer for peer in FIVE.succession(1) if peer in OURS)
@@ -109,7 +102,6 @@ def told_later(one: Decided) -> Callable[[Any], Any]:
     return lambda body: refuse(body) or one
 
 
-@virtual
 async def test_lineage_that_others_accept_is_confirmed() -> None:
     here = await Reunited().set()
     here.answers(ME, DECIDE, lambda body: here.fork.decided(body.record, body.term, body.acceptances) or Empty())
@@ -118,7 +110,6 @@ async def test_lineage_that_others_accept_is_confirmed() -> None:
     assert (here.confirmed, here.bench.history.head) == (1, CANDIDATE)
 
 
-@virtual
 async def test_lineage_that_others_decided_already_is_confirmed_by_their_proof() -> None:
     here = await Reunited().set()
     here.answers(B, NEXT, lambda body: decided(CANDIDATE))
@@ -128,7 +119,6 @@ async def test_lineage_that_others_decided_already_is_confirmed_by_their_proof()
     assert not here.stage.asked(PREPARE)
 
 
-@virtual
 async def test_lineage_is_confirmed_by_a_proof_to_which_one_has_added_junk() -> None:
     here = await Reunited().set()
     proof = decided(CANDIDATE)
@@ -138,7 +128,6 @@ async def test_lineage_is_confirmed_by_a_proof_to_which_one_has_added_junk() -> 
     assert here.fork.confirmation.acceptances.keys() == set(OTHERS)
 
 
-@virtual
 async def test_lineage_whose_own_members_do_not_answer_in_time_asks_again() -> None:
     here = await Reunited().set()
     for peer in OURS:
@@ -150,7 +139,6 @@ async def test_lineage_whose_own_members_do_not_answer_in_time_asks_again() -> N
     assert here.fork.confirmation is not None
 
 
-@virtual
 async def test_lineage_that_the_disk_does_not_let_it_give_up_ends_the_loop_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -173,7 +161,6 @@ async def _never() -> None:
     raise AssertionError("it was not cut off")
 
 
-@virtual
 async def test_lineage_that_is_decided_by_others_as_it_asks_for_votes_is_not_given_up() -> None:
     """One of them leads the step and has our candidate accepted, while we ask for the same."""
     here = await Reunited().set()
@@ -185,7 +172,6 @@ async def test_lineage_that_is_decided_by_others_as_it_asks_for_votes_is_not_giv
     assert (here.confirmed, here.bench.position.cut_off) == (1, "")
 
 
-@virtual
 async def test_lineage_whose_fate_is_proven_as_it_asks_for_votes_is_given_up_for_that_record() -> None:
     here = await Reunited().set()
     here.answers(B, NEXT, told_later(decided(ELSEWHERE)))
@@ -195,7 +181,6 @@ async def test_lineage_whose_fate_is_proven_as_it_asks_for_votes_is_given_up_for
     assert "do not count: a majority went on without it" in here.bench.position.cut_off
 
 
-@virtual
 async def test_member_that_went_far_with_us_does_not_make_us_give_it_up() -> None:
     """It keeps no proof any more of a step so long ago."""
     here = await Reunited().set()
@@ -206,7 +191,6 @@ async def test_member_that_went_far_with_us_does_not_make_us_give_it_up() -> Non
     assert (here.fork.confirmation, here.bench.position.cut_off) == (None, "")
 
 
-@virtual
 async def test_member_that_went_far_without_us_makes_us_give_it_up() -> None:
     here = await Reunited().set()
     follows = record(ELSEWHERE, roster=tuple(FIVE[peer] for peer in OTHERS))
@@ -217,7 +201,6 @@ async def test_member_that_went_far_without_us_makes_us_give_it_up() -> None:
     assert not here.confirmed
 
 
-@virtual
 async def test_lineage_confirmed_between_two_looks_is_told_of_though_it_is_over() -> None:
     here = await Reunited().set()
     for peer in OTHERS:

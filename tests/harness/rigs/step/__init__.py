@@ -41,6 +41,7 @@ from tests.harness.rigs.consensus import weights_digest as weights_digest
 from tests.harness.rigs.step.leader import HOSTED as HOSTED
 from tests.harness.rigs.step.leader import LEADER as LEADER
 from tests.harness.rigs.step.leader import OTHER as OTHER
+from tests.harness.rigs.step.leader import PAIRED as PAIRED
 from tests.harness.rigs.step.leader import QUESTIONS as QUESTIONS
 from tests.harness.rigs.step.leader import SUCCESSOR as SUCCESSOR
 from tests.harness.rigs.step.leader import THREE as THREE

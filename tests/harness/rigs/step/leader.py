@@ -60,6 +60,8 @@ HOSTED = Roster(
         listed(U, "trainer", None, name="n"),
     ]
 )
+PAIRED = Roster([*ROSTER.members[:2], *(listed(peer, "trainer", "ends", name="t") for peer in (T, U))])
+"""Two replicas of each part."""
 THREE = Roster([*ROSTER.members, listed("C")])
 """A part with a replica more: two of them can be right."""
 
