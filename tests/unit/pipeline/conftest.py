@@ -1,4 +1,4 @@
-"""A scene that is open, its replica at work."""
+"""A scene that is open, its replica at work. Asynchronous tests of this folder run in virtual time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from tests.harness.rigs.clocks import virtual_loops as pytest_asyncio_loop_factories
 from tests.harness.rigs.pipeline import ReplicaScene, working
+
+__all__ = ["pytest_asyncio_loop_factories", "scene"]
 
 
 @pytest.fixture

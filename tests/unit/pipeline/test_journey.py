@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from swarm.clock import SystemClock
 from swarm.errors import BugError, Busy, Ending, PeerError, Refused, RunEnded, Violation, WrongStep
 from swarm.events import HopMoved, JourneyCompleted, JourneyStarted
 from swarm.ids import JourneyKey, PeerId
@@ -22,6 +21,7 @@ from tests.harness.rigs.pipeline import (
     TRAINER,
     Crew,
     FakeLeader,
+    LoopClock,
     Mailbox,
     TrainerSide,
     enter,
@@ -30,7 +30,6 @@ from tests.harness.rigs.pipeline import (
     sign,
     tensor,
     turns,
-    working,
 )
 
 A0, A1, B0, B1 = (PeerId(name) for name in ("a0", "a1", "b0", "b1"))
@@ -72,7 +71,7 @@ async def test_trainer_that_lacks_tensors_recalls_them_from_the_step_it_is_in() 
     crew.side.trainer.open_step(1, crew.stages, 1, None, (COUNTS, ""))
     for replica in crew.replicas.values():
         replica.server.open_step(1, Participants.of([TRAINER], crew.stages), COUNTS)
-    async with working(*crew.replicas.values()):
+    async with crew.working():
         await FakeLeader(2).fed_by(crew.side.trainer)
         assert len(crew.side.part.held) == 2
         await crew.side.trainer.settle(1, {})
@@ -80,7 +79,7 @@ async def test_trainer_that_lacks_tensors_recalls_them_from_the_step_it_is_in() 
 
 
 async def test_trainer_takes_nothing_late_of_a_lineage_that_was_given_up_and_gives_nothing_for_it() -> None:
-    network = SimNetwork(SystemClock())
+    network = SimNetwork(LoopClock())
     home, *others = await enter(network, TRAINER, A0, B0)
     side, (a, b) = TrainerSide(home, [[A0], [B0]], in_flight=1), [Mailbox(other) for other in others]
     side.trainer.open_step(1, [[A0], [B0]], 1, None, (COUNTS, ""))
@@ -144,7 +143,7 @@ class DeafLeader(FakeLeader):
 async def test_trainer_whose_reports_are_not_acknowledged_goes_on_feeding() -> None:
     crew = await Crew.of([[A0], [B0]], in_flight=1)
     leader = DeafLeader(4)
-    async with working(*crew.replicas.values()):
+    async with crew.working():
         feeding = asyncio.create_task(crew.side.trainer.feed(1, leader))
         await eventually(lambda: len(leader.finished) == 4)
         feeding.cancel()
@@ -157,7 +156,7 @@ async def test_trainer_whose_leader_does_not_count_a_microbatch_goes_on() -> Non
     crew = await Crew.of([[A0], [B0]])
     leader = FakeLeader(3)
     leader.error = Refused("no more were leased")
-    async with working(*crew.replicas.values()):
+    async with crew.working():
         feeding = asyncio.create_task(crew.side.trainer.feed(1, leader))
         await eventually(lambda: len(crew.side.part.held) == 3 and not crew.side.trainer._journeys.travelling)
         assert not feeding.done()
@@ -171,7 +170,7 @@ async def test_trainer_ends_with_what_its_leader_object_raises(error: Exception)
     crew = await Crew.of([[A0], [B0]])
     leader = FakeLeader(3)
     leader.error = error
-    async with working(*crew.replicas.values()):
+    async with crew.working():
         with pytest.raises(type(error)) as caught:
             await crew.side.trainer.feed(1, leader)
     assert caught.value is error
@@ -188,7 +187,7 @@ class Walk:
         self._options = options
 
     async def __aenter__(self) -> Walk:
-        self.network = SimNetwork(SystemClock())
+        self.network = SimNetwork(LoopClock())
         endpoints = await enter(self.network, TRAINER, A0, B0, B1)
         self.side = TrainerSide(endpoints[0], [[A0], [B0]], **self._options)
         self.boxes = {endpoint.peer: Mailbox(endpoint) for endpoint in endpoints[1:]}

@@ -138,7 +138,7 @@ async def test_step_whose_replica_has_no_memory_now_and_then_counts_each_microba
         everything = {microbatch(position) for position in range(12)}
         assert {journey.key.microbatch for journey in leader.finished} == everything
         assert crew.side.events.of(JourneySetAside) == []
-        async with working(*crew.replicas.values()):
+        async with crew.working():
             await crew.settle(crew.assigned(leader))
         assert crew.held(A0) == crew.held(B0, B1) == everything
         sums.append(crew.sums())
@@ -150,7 +150,7 @@ async def test_settling_without_memory_tries_once_more() -> None:
     leader = await crew.feed(4)
     replica = crew.replicas[B0]
     everything = {journey.key.microbatch: (A0, B0) for journey in leader.finished}
-    async with working(*crew.replicas.values()):
+    async with crew.working():
         await replica.server.settle(1, {})
         replica.part.on["backward"] = fails(0)
         await replica.server.settle(1, works(everything))

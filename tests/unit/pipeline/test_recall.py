@@ -206,7 +206,7 @@ async def test_trainer_gives_again_only_to_its_own_stages() -> None:
     first, last = PeerId("a0"), PeerId("b0")
     crew = await Crew.of([[first], [last]])
     leader = FakeLeader(1)
-    async with working(*crew.replicas.values()), asyncio.timeout(5):
+    async with crew.working():
         await leader.fed_by(crew.side.trainer)
 
         async def get(by: PeerId, what: str, **changes: Any) -> float:

@@ -20,36 +20,31 @@ from swarm.pipeline.trainer.journey_table import OWN_FAILURES
 from swarm.pipeline.trainer.pace import JourneyDeadlines, ReplicaChoice
 from swarm.pipeline.wiring import Wiring
 from tests.harness.expect import eventually
-from tests.harness.rigs.pipeline import (
-    PHASES,
-    Crew,
-    FakeLeader,
-    microbatch,
-    quick,
-    spoil,
-    turns,
-    working,
-)
+from tests.harness.rigs.pipeline import PHASES, Crew, FakeLeader, microbatch, quick, spoil, turns
 
 A, B, C = ([PeerId(f"{stage}{number}") for number in range(2)] for stage in "abc")
 STAGES = [A, B, C]
 QUOTA = 4
 
 
-async def expected(**options: Any) -> list[dict[Any, float]]:
-    """What every stage holds together when nothing fails."""
-    crew = await Crew.of(STAGES, **options)
-    await crew.feed(QUOTA)
-    return crew.sums()
+UNBROKEN: dict[bool, list[dict[Any, float]]] = {}
+
+
+async def expected(*, hosted: bool = False) -> list[dict[Any, float]]:
+    """What every stage holds together when nothing fails, computed once."""
+    if hosted not in UNBROKEN:
+        crew = await Crew.of(STAGES, hosted=hosted)
+        await crew.feed(QUOTA)
+        UNBROKEN[hosted] = crew.sums()
+    return UNBROKEN[hosted]
 
 
 async def run_with(crew: Crew) -> FakeLeader:
     """Feed the quota, then settle, as at a step's closing."""
     leader = FakeLeader(QUOTA)
-    async with working(*crew.replicas.values()):
-        async with asyncio.timeout(8):
-            await leader.fed_by(crew.side.trainer)
-            await crew.settle(crew.assigned(leader))
+    async with crew.working():
+        await leader.fed_by(crew.side.trainer)
+        await crew.settle(crew.assigned(leader))
     return leader
 
 
@@ -64,6 +59,7 @@ async def test_replica_struck_in_any_phase_costs_nothing(hosted: bool, phase: st
     crew.strike(stage, phase, getattr(crew, how))
     leader = await run_with(crew)
     assert len(crew.struck) == 1, "the fault did not fire"
+    assert how == "silence" or asyncio.get_running_loop().time() < 0.1, "whose connection broke is not waited for"
     assert {journey.key.microbatch for journey in leader.finished} == {microbatch(i) for i in range(QUOTA)}
     assert crew.sums() == await expected(hosted=hosted)
     assert len(crew.side.events.of(JourneyCompleted)) == QUOTA
@@ -109,7 +105,7 @@ async def test_replica_that_was_only_slow_counts_nothing_twice(hosted: bool, whe
     else:
         crew.strike(1, "handed on", lambda peer: None if stalled else stall(peer))
     leader = FakeLeader(QUOTA)
-    async with working(*crew.replicas.values()), asyncio.timeout(8):
+    async with crew.working():
         feeding = asyncio.create_task(leader.fed_by(crew.side.trainer))
         await eventually(lambda: crew.side.events.of(HopMoved))
         assert crew.side.events.of(HopMoved)[0].late, "nobody said that it was lost"
@@ -155,28 +151,11 @@ def test_late_replica_of_a_run_that_has_only_begun_gets_another_turn_if_it_is_al
         assert found == [B[0]], "in the end it is replaced all the same"
 
 
-async def test_late_answer_of_a_suspected_replica_is_welcome() -> None:
-    crew = await Crew.of([A, B], in_flight=1, pace=quick())
-    for peer in B:
-        crew.replicas[peer].device.gate = asyncio.Event()
-    leader = FakeLeader(1)
-    async with working(*crew.replicas.values()), asyncio.timeout(8):
-        feeding = asyncio.create_task(leader.fed_by(crew.side.trainer))
-        await eventually(lambda: crew.side.events.of(HopMoved))
-        suspected = crew.side.events.of(HopMoved)[0].old
-        gate = crew.replicas[suspected].device.gate
-        assert gate is not None
-        gate.set()
-        await feeding
-        assert leader.finished[0].route[1] == suspected
-        assert not crew.side.wiring.statistics()[1][suspected].on_parole
-
-
 async def test_only_replica_of_a_stage_that_stalls_is_waited_for() -> None:
     crew = await Crew.of([[A[0]], [B[0]]], in_flight=2, pace=quick())
     crew.replicas[B[0]].device.gate = asyncio.Event()
     leader = FakeLeader(3)
-    async with working(*crew.replicas.values()), asyncio.timeout(12):
+    async with crew.working():
         feeding = asyncio.create_task(leader.fed_by(crew.side.trainer))
         await eventually(lambda: crew.side.suspected)
         assert leader.finished == []
@@ -189,7 +168,7 @@ async def test_stage_of_which_everybody_is_believed_gone_is_waited_for() -> None
     gone: set[PeerId] = set(B)
     crew = await Crew.of([A, B], in_flight=2, pace=quick(), gone=lambda: gone)
     leader = FakeLeader(3)
-    async with working(*crew.replicas.values()), asyncio.timeout(8):
+    async with crew.working():
         feeding = asyncio.create_task(leader.fed_by(crew.side.trainer))
         await turns(200)
         assert crew.held(*B) == set()
@@ -214,7 +193,7 @@ async def test_trainer_whose_journeys_are_all_under_way_tells_a_new_leader_at_on
     for peer in B:
         crew.replicas[peer].device.gate = asyncio.Event()
     leader = FakeLeader(2)
-    async with working(*crew.replicas.values()), asyncio.timeout(8):
+    async with crew.working():
         feeding = asyncio.create_task(leader.fed_by(crew.side.trainer))
         await eventually(lambda: any(len(crew.replicas[peer].server._table) for peer in B))
         before = leader.asked
@@ -233,7 +212,7 @@ async def test_replica_believed_gone_while_it_holds_work_is_replaced_without_a_d
     for peer in B:
         crew.replicas[peer].device.gate = asyncio.Event()
     leader = FakeLeader(1)
-    async with working(*crew.replicas.values()), asyncio.timeout(8):
+    async with crew.working():
         feeding = asyncio.create_task(leader.fed_by(crew.side.trainer))
         await eventually(lambda: any(len(crew.replicas[peer].server._table) for peer in B))
         held_up = next(peer for peer in B if len(crew.replicas[peer].server._table))
@@ -242,16 +221,6 @@ async def test_replica_believed_gone_while_it_holds_work_is_replaced_without_a_d
             crew.replicas[peer].device.gate.set()
         await feeding
     assert [move.old for move in crew.side.events.of(HopMoved)] == [held_up]
-
-
-async def test_killed_replica_is_replaced_long_before_its_deadline() -> None:
-    crew = await Crew.of([A, B, C], in_flight=2, pace=JourneyDeadlines(floor_s=60.0))
-    crew.strike(1, "backward", crew.kill)
-    async with asyncio.timeout(5):
-        leader = await run_with(crew)
-    assert crew.struck
-    assert crew.sums() == await expected()
-    assert len(leader.finished) == QUOTA
 
 
 @pytest.mark.parametrize("stage", range(2))
@@ -310,7 +279,7 @@ async def test_replica_that_says_the_same_again_and_again_takes_no_memory() -> N
     crew = await Crew.of([A, B], in_flight=1)
     gate = crew.replicas[B[0]].device.gate = crew.replicas[B[1]].device.gate = asyncio.Event()
     leader = FakeLeader(1)
-    async with working(*crew.replicas.values()), asyncio.timeout(8):
+    async with crew.working():
         feeding = asyncio.create_task(leader.fed_by(crew.side.trainer))
         await eventually(lambda: crew.side.trainer._journeys.travelling)
         (journey,) = crew.side.trainer._journeys.travelling.values()
@@ -392,22 +361,15 @@ async def test_replica_that_computes_no_numbers_is_blamed_and_not_who_gets_them(
     assert parole == {A[0]}
 
 
-async def test_trainer_whose_own_part_fails_again_and_again_ends_before_its_shard_is_set_aside() -> None:
-    crew = await Crew.of([A, B], in_flight=2)
-    crew.side.part.on["loss"] = spoil(RuntimeError("out of memory"))
-    leader = FakeLeader(50)
-    async with working(*crew.replicas.values()), asyncio.timeout(8):
-        with pytest.raises(StateError, match="out of memory"):
-            await leader.fed_by(crew.side.trainer)
-    assert len(leader.aside) < OWN_FAILURES
-
-
-async def test_trainer_whose_embedding_is_no_number_ends_before_its_shard_is_set_aside() -> None:
-    crew = await Crew.of([A, B], in_flight=2)
-    crew.side.part.embedded = float("nan")
-    leader = FakeLeader(50)
-    async with working(*crew.replicas.values()), asyncio.timeout(8):
-        with pytest.raises(StateError):
+@pytest.mark.parametrize("what", ["its loss", "its embedding"])
+async def test_trainer_whose_own_part_fails_again_and_again_ends_before_its_shard_is_set_aside(what: str) -> None:
+    crew, leader = await Crew.of([A, B], in_flight=2), FakeLeader(50)
+    if what == "its loss":
+        crew.side.part.on["loss"] = spoil(RuntimeError("out of memory"))
+    else:
+        crew.side.part.embedded = float("nan")
+    async with crew.working():
+        with pytest.raises(StateError, match="out of memory" if what == "its loss" else "finite"):
             await leader.fed_by(crew.side.trainer)
     assert len(leader.aside) < OWN_FAILURES
 
@@ -433,7 +395,7 @@ async def test_opening_a_step_cancels_what_is_under_way_and_goes_back_to_the_cur
     for peer in B:
         crew.replicas[peer].device.gate = asyncio.Event()
     trainer, leader = crew.side.trainer, FakeLeader(9)
-    async with working(*crew.replicas.values()):
+    async with crew.working():
         feeding = asyncio.create_task(leader.fed_by(trainer))
         await eventually(lambda: len(trainer._journeys.travelling) == 3)
         assert trainer.started(1) == tuple(microbatch(i) for i in range(3))
@@ -449,7 +411,7 @@ async def test_nothing_is_left_behind_when_feeding_ends() -> None:
     crew = await Crew.of([A, B, C], in_flight=3, pace=quick())
     before = asyncio.all_tasks()
     crew.strike(1, "forward", crew.silence)
-    async with working(*crew.replicas.values()):
+    async with crew.working():
         feeding = asyncio.create_task(crew.side.trainer.feed(1, FakeLeader(20)))
         await eventually(lambda: crew.struck)
         feeding.cancel()

@@ -470,18 +470,6 @@ async def test_server_holds_graph_and_output_until_the_backward_and_what_it_rece
     assert [graph() for graph in graphs] == [None]
 
 
-@pytest.mark.parametrize("fails", ["forward", "backward"])
-async def test_server_holds_nothing_of_what_failed(scene: ReplicaScene, fails: str) -> None:
-    scene.part.on[fails] = spoil(RuntimeError("no"))
-    if fails == "forward":
-        await scene.forward()
-    else:
-        await scene.there()
-        await scene.backward()
-    await scene.blocked()
-    assert kept(scene) == []
-
-
 async def test_server_forgets_graphs_of_a_closed_step(scene: ReplicaScene) -> None:
     await scene.there()
     graph = weakref.ref(next(iter(scene.server._table)).tensors.graph)
@@ -571,14 +559,6 @@ async def test_server_whose_loss_is_no_number_adds_nothing() -> None:
     assert scene.part.held == {}
 
 
-async def test_server_gives_its_gradient_to_nobody_but_whom_the_forward_came_from(scene: ReplicaScene) -> None:
-    await scene.there()
-    with pytest.raises(Refused, match="leads elsewhere"):
-        await scene.backward(route=(ALIEN, ME, DOWN))
-    await scene.backward()
-    await eventually(lambda: scene.up.of("backward"))
-
-
 async def test_server_says_once_a_step_that_a_trainer_cannot_be_told(
     scene: ReplicaScene, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -594,22 +574,6 @@ async def test_server_says_once_a_step_that_a_trainer_cannot_be_told(
         await scene.there(position, step=2)
     await turns()
     assert caplog.text.count("cannot tell trainer") == 2
-
-
-async def test_replica_that_rewinds_computes_anew_what_it_knows_by_the_same_step() -> None:
-    scene = ReplicaScene()
-    await scene.open()
-    async with working(scene.replica):
-        scene.replica.open_step(13)
-        await scene.there(step=13, x=3.0)  # in the lineage that is given up: 2 * x
-        scene.replica.server.rewound()
-        scene.replica.open_step(3)
-        scene.replica.open_step(13)
-        await scene.forward(step=13, x=10.0, attempt=0)
-        await turns()
-        await scene.backward(step=13, x=1.0)
-        await eventually(lambda: scene.part.held)
-    assert scene.down.payloads("forward") == [6.0, 20.0]
 
 
 # --- what a lineage that was given up leaves behind --------------------------------------------------------------

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from swarm.clock import SystemClock
 from swarm.compression.dense import FLOAT32
 from swarm.errors import PeerError, Refused, WrongStep
 from swarm.events import Accumulated, ContributionReplayed, ContributionReversed, RetentionDropped
@@ -30,6 +29,7 @@ from tests.harness.rigs.pipeline import (
     FakeBatch,
     FakeLeader,
     FakeSource,
+    LoopClock,
     Replica,
     TrainerSide,
     enter,
@@ -49,7 +49,7 @@ async def fed(quota: int = QUOTA, **options: Any) -> AsyncIterator[tuple[Crew, d
     """A crew that has computed a step; its replicas still work. With the routes."""
     crew = await Crew.of(STAGES, **options)
     leader = FakeLeader(quota)
-    async with working(*crew.replicas.values()), asyncio.timeout(8):
+    async with crew.working():
         await leader.fed_by(crew.side.trainer)
         yield crew, {journey.key.microbatch: journey.route for journey in leader.finished}
 
@@ -197,7 +197,7 @@ async def test_a_microbatch_that_cannot_be_computed_is_named_and_ends_nothing() 
 
 # --- real numbers ----------------------------------------------------------------------------------------------------
 
-MODEL = GptConfig(vocab_size=300, dim=32, layers=2, heads=4, context=16, dropout=0.1)
+MODEL = GptConfig(vocab_size=300, dim=16, layers=2, heads=2, context=8, dropout=0.1)
 SPLIT = SplitConfig(stages=2)
 
 
@@ -207,7 +207,7 @@ class TokenSource(FakeSource):
     def take(self) -> FakeBatch:
         """See :class:`~swarm.pipeline.batch.BatchSource`."""
         batch = super().take()
-        tokens = torch.randint(0, 300, (2, 17), generator=torch.Generator().manual_seed(batch.id.position))
+        tokens = torch.randint(0, 300, (2, 9), generator=torch.Generator().manual_seed(batch.id.position))
         return FakeBatch(batch.id, tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
 
 
@@ -220,10 +220,10 @@ def trained_part(name: str) -> TrainedPart:
 
 
 async def test_sums_are_the_same_bits_whoever_computed_them_in_the_end() -> None:
-    activation = family_of(MODEL).boundary(2, 16)
-    boundary = BoundarySpecs(activation=activation, tokens=token_spec(2, 16), codec=FLOAT32, hosted=False)
+    activation = family_of(MODEL).boundary(2, 8)
+    boundary = BoundarySpecs(activation=activation, tokens=token_spec(2, 8), codec=FLOAT32, hosted=False)
     stages = [[A0, A1], [B0, B1]]
-    network = SimNetwork(SystemClock())
+    network = SimNetwork(LoopClock())
     (home,) = await enter(network, TRAINER)
     ends = trained_part("ends")
     side = TrainerSide(home, stages, boundary=boundary, part=ends, source=TokenSource())

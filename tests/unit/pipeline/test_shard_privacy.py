@@ -18,7 +18,6 @@ from tests.harness.rigs.pipeline import (
     TrainerSide,
     enter,
     microbatch,
-    working,
 )
 
 FIRST, LAST = PeerId("a0"), PeerId("b0")
@@ -114,7 +113,7 @@ async def test_what_was_fed_is_given_until_its_step_closes() -> None:
         endpoint = crew.replicas[FIRST].endpoint
         await endpoint.call(TRAINER, TRAINER_RECALL, body, timeout_s=5, max_reply_bytes=ACTIVATION_BYTES)
 
-    async with working(*crew.replicas.values()):
+    async with crew.working():
         await FakeLeader(1).fed_by(crew.side.trainer)
         await read()
         crew.side.trainer.open_step(2, [[FIRST], [LAST]], 1, None)

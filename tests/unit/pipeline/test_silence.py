@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from swarm.events import HopMoved
 from swarm.ids import PeerId
 from swarm.pipeline.trainer.pace import JourneyDeadlines, UnresponsivePeers, Work
 from swarm.pipeline.trainer.route import RouteState
-from tests.harness.rigs.pipeline import Crew, FakeLeader, working
+from tests.harness.rigs.pipeline import Crew, FakeLeader
 
 A, B = ([PeerId(f"{stage}{number}") for number in range(2)] for stage in "ab")
 SLOW, OTHER = B
@@ -68,7 +66,7 @@ async def test_replica_that_one_journey_finds_silent_is_replaced_in_all(phase: s
     crew = await Crew.of([A, B], in_flight=quota, pace=FirstShort())
     crew.strike(1, phase, crew.silence)
     leader = FakeLeader(quota)
-    async with working(*crew.replicas.values()), asyncio.timeout(8):
+    async with crew.working():
         await leader.fed_by(crew.side.trainer)
         await crew.settle(crew.assigned(leader))
     assert len(crew.struck) == 1, "the fault did not fire"

@@ -28,7 +28,6 @@ from tests.harness.rigs.pipeline import (
     specs,
     tensor,
     turns,
-    working,
 )
 
 A0, B0 = PeerId("a0"), PeerId("b0")
@@ -89,7 +88,7 @@ class Counting:
 @asynccontextmanager
 async def feeding(crew: Crew, leader: Counting) -> AsyncIterator[None]:
     """The trainer feeds step 1 meanwhile."""
-    async with working(*crew.replicas.values()), asyncio.timeout(8):
+    async with crew.working():
         task = asyncio.create_task(crew.side.trainer.feed(1, leader))
         try:
             yield

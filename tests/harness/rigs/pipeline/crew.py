@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
-from swarm.clock import SystemClock
 from swarm.ids import MicrobatchId, PeerId, StepWork
 from swarm.pipeline.stage.admission import Participants
 from swarm.pipeline.trainer.pace import JourneyDeadlines
 from swarm.sim.network import SimNetwork
+from tests.harness.rigs.clocks import LoopClock
 from tests.harness.rigs.pipeline.parts import TRAINER
 from tests.harness.rigs.pipeline.sides import FakeLeader, Replica, TrainerSide, enter, working
 
@@ -37,7 +38,7 @@ class Crew:
 
     def __init__(self, stages: Sequence[Sequence[PeerId]], **options: Any) -> None:
         self.stages, self._options = stages, options
-        self.network = SimNetwork(SystemClock())
+        self.network = SimNetwork(LoopClock())
         self.struck: list[PeerId] = []
 
     @classmethod
@@ -62,10 +63,16 @@ class Crew:
                 replica.server.open_step(1, Participants.of([TRAINER], self.stages))
                 self.replicas[peer] = replica
 
+    @asynccontextmanager
+    async def working(self) -> AsyncIterator[None]:
+        """Have the replicas work inside, for ten minutes at most."""
+        async with working(*self.replicas.values()), asyncio.timeout(600):
+            yield
+
     async def feed(self, quota: int) -> FakeLeader:
         """Feed step 1 with so many microbatches."""
         leader = FakeLeader(quota)
-        async with working(*self.replicas.values()), asyncio.timeout(8):
+        async with self.working():
             await leader.fed_by(self.side.trainer)
         return leader
 

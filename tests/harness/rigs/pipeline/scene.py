@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from swarm.clock import SystemClock
 from swarm.ids import PeerId
 from swarm.network.protocols import Incoming
 from swarm.pipeline.messages import Backward, Forward, Resend, Targets
 from swarm.sim.network import SimNetwork
 from tests.harness.expect import eventually
+from tests.harness.rigs.clocks import LoopClock
 from tests.harness.rigs.pipeline.parts import TRAINER, Mailbox, microbatch, tensor, token_ids
 from tests.harness.rigs.pipeline.sides import Replica, enter
 
@@ -22,7 +22,7 @@ class ReplicaScene:
     """The replica under test between an upstream, a downstream and a trainer that only take notes."""
 
     def __init__(self, stage: int = 1, route: tuple[PeerId, ...] = ROUTE, **settings: Any) -> None:
-        self.network, self.route, self.stage = SimNetwork(SystemClock()), route, stage
+        self.network, self.route, self.stage = SimNetwork(LoopClock()), route, stage
         self._settings = settings
 
     async def open(self) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from swarm.clock import SystemClock
 from swarm.ids import MicrobatchId, PeerId
 from swarm.pipeline.boundary import BoundarySpecs
 from swarm.pipeline.compute import EndsCompute, StageCompute
@@ -24,7 +23,7 @@ from swarm.pipeline.trainer.taken import NOTHING_EARLY, EarlyRules
 from swarm.pipeline.trainer.trainer import Trainer
 from swarm.pipeline.wiring import Wiring
 from swarm.sim.network import SimEndpoint, SimNetwork
-from tests.harness.rigs.clocks import DialClock
+from tests.harness.rigs.clocks import DialClock, TickingClock
 from tests.harness.rigs.common import RUN, EventList, InlineDevice, sign, verify
 from tests.harness.rigs.pipeline.parts import THIEF, TOKENS, TRAINER, CheapPart, microbatch, specs
 
@@ -206,7 +205,7 @@ class TrainerSide:
                 doubted=doubted,
             ),
             events=self.events,
-            clock=clock or SystemClock(),
+            clock=clock or TickingClock(),
             verify=verify,
             suspect=self.suspected.__setitem__,
             early=early,
