@@ -9,12 +9,15 @@ contact, and whatever one wants to lie about.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
+from data_shards.tokenize import train_tokenizer
+from swarm.config import Manifest
 from swarm.consensus.records import CloseRecord, Decision, acceptance_bytes
 from swarm.consensus.roster import Roster
 from swarm.ids import PartName, PeerId, stage_part
@@ -66,6 +69,19 @@ from tests.harness.rigs.step import apply as apply
 from tests.harness.rigs.step import decide as decide
 from tests.harness.rigs.step import prepare as prepare
 from tests.harness.rigs.step import reconcile as reconcile
+from tests.harness.swarm import small_manifest
+
+
+@functools.cache
+def tokenizer() -> bytes:
+    """Return what makes words of letters, trained once."""
+    return train_tokenizer(["some words to make a tokenizer of"], 300)
+
+
+def manifest(*, hosts: int = 2, stages: int = 2, ends: str = "private", **sections: dict[str, Any]) -> Manifest:
+    """Return the manifest of a small run."""
+    return small_manifest(tokenizer(), hosts, 1, {"split": {"stages": stages, "ends": ends}} | sections)
+
 
 STAGE = stage_part(0)
 DONOR, CONTACT, OTHER, JOINER = (PeerId(name) for name in ("D", "C", "E", "J"))

@@ -10,7 +10,6 @@ from typing import Any, cast
 import pytest
 import torch
 
-from data_shards.tokenize import train_tokenizer
 from peers.settings import member_settings
 from swarm.errors import RunEnded
 from swarm.events import NullSink
@@ -21,8 +20,8 @@ from swarm.membership.rules import spec_of
 from swarm.membership.status import PeerStatus
 from swarm.network.discovery.records import PeerRecord, bits_of, numbers_in
 from tests.harness.rigs.membership import FakeClock
+from tests.harness.rigs.membership import manifest as manifest_of
 from tests.harness.settings import peer_settings
-from tests.harness.swarm import small_manifest
 
 OWN = "/ip4/192.0.2.7/tcp/31337/p2p/12D3KooWMrSnzaXRF41zHeiKFu6JxTnmWJGKBmEmoW2LsquAx6zW"
 RELAYED = f"{OWN}/p2p-circuit/p2p/12D3KooWLbT7iWNTNKLbPXXdHbmWBVPvnxhVFBTj4yMJSJ1Hkv01"
@@ -44,7 +43,7 @@ def test_peer_only_calls_when_it_says_so_or_is_reached_through_a_relay(
 
 
 async def test_stage_host_says_before_anything_else_which_stages_its_memory_does_not_hold() -> None:
-    manifest = small_manifest(train_tokenizer(["some words"], 300), 3, 1, {"split": {"stages": 3, "ends": "hosted"}})
+    manifest = manifest_of(hosts=3, stages=3, ends="hosted")
     takes = {stage: sum(part_bytes(manifest, spec_of(manifest, stage_part(stage))).values()) for stage in range(3)}
     assert takes[1] < takes[0]
 
@@ -58,11 +57,7 @@ async def test_stage_host_says_before_anything_else_which_stages_its_memory_does
         settings = member_settings(peer_settings(home=Path("h"), role="stage", stage=stage))
         device = SimpleNamespace(torch_device=torch.device("cpu"), free_memory=lambda: free)
         around = SimpleNamespace(
-            endpoint=SimpleNamespace(addresses=()),
-            clock=FakeClock(),
-            manifest=manifest,
-            device=device,
-            credential=None,
+            endpoint=SimpleNamespace(addresses=()), clock=FakeClock(), manifest=manifest, device=device, credential=None
         )
         directory = SimpleNamespace(announce=announce)
         run = SimpleNamespace(settings=settings, around=around, directory=directory, situation=PeerStatus(NullSink()))

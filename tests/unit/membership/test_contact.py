@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from data_shards.tokenize import train_tokenizer
 from peers.manifest_file import manifest_sent
 from swarm.clock import SystemClock
 from swarm.config import Manifest
@@ -18,10 +17,10 @@ from swarm.network.addresses import by_peer, parse_address
 from swarm.network.discovery.manifest import ManifestService
 from swarm.security.signing import PrivateIdentity
 from swarm.sim.network import SimNetwork
-from tests.harness.rigs.membership import FakeClock
-from tests.harness.swarm import small_manifest
+from tests.harness.rigs.membership import FakeClock, tokenizer
+from tests.harness.rigs.membership import manifest as manifest_of
 
-TOKENIZER = train_tokenizer(["some words to make a tokenizer of"], 300)
+TOKENIZER = tokenizer()
 OTHER_RUN = RunId("0" * 64)
 
 
@@ -34,7 +33,7 @@ class Liar(ManifestService):
 
 
 def _document(**changes: Any) -> bytes:
-    sections = json.loads(small_manifest(TOKENIZER, 2, 1, {}).canonical())
+    sections = json.loads(manifest_of().canonical())
     for dotted, value in changes.items():
         section, key = dotted.split("__")
         sections[section][key] = value

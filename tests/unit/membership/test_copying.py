@@ -13,7 +13,7 @@ from swarm.ids import ENDS, PartName, PeerId, stage_part
 from swarm.membership import copying
 from swarm.membership.copying import Copies, Copying, KeptCopy
 from swarm.membership.rules import rules_of
-from tests.harness.rigs.membership import LoopClock, virtual
+from tests.harness.rigs.membership import LoopClock
 from tests.harness.rigs.peers import KeptRun, kept_run
 
 STEP = 11
@@ -73,7 +73,6 @@ def copies(run: KeptRun, me: PeerId, **kept: Copy) -> Copying:
     return found
 
 
-@virtual
 async def test_copies_that_have_the_last_state_or_get_it_soon_are_given_and_no_others_waited_for() -> None:
     run = kept_run()
     run.decide(0)
@@ -93,7 +92,6 @@ async def test_copies_that_have_the_last_state_or_get_it_soon_are_given_and_no_o
     assert asyncio.get_running_loop().time() - began == pytest.approx(2.0 + copying.LAST_S)
 
 
-@virtual
 async def test_copies_that_are_left_are_given_as_they_are_or_with_the_update_that_is_here() -> None:
     run = kept_run()
     run.decide(0)
@@ -106,7 +104,6 @@ async def test_copies_that_are_left_are_given_as_they_are_or_with_the_update_tha
     assert asyncio.get_running_loop().time() == began, "nothing comes any more"
 
 
-@virtual
 async def test_copies_stay_as_they_are_with_the_record_that_the_run_is_over_with() -> None:
     """Others may have to keep them from then on, who have nothing; nobody would train what is dropped for them."""
     run = kept_run()

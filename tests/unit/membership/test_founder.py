@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import pytest
 
-from data_shards.tokenize import train_tokenizer
 from swarm.consensus.admissions import AdmissionConfig, AdmissionPolicy
 from swarm.consensus.placement import assign_stages
 from swarm.errors import Unreachable
@@ -21,7 +20,7 @@ from swarm.schema import Empty
 from swarm.security.credentials import Credential, Grant, SignedGrant
 from swarm.security.signing import verify
 from tests.harness.rigs.membership import FakeClock
-from tests.harness.swarm import small_manifest
+from tests.harness.rigs.membership import manifest as manifest_of
 
 RUN = RunId("a" * 64)
 ME = PeerId("founder")
@@ -69,7 +68,7 @@ def _founder(endpoint: Called, records: Mapping[PeerId, PeerRecord], *, stages: 
     async def lookup(kind: object) -> Mapping[PeerId, PeerRecord]:
         return records
 
-    manifest = small_manifest(train_tokenizer(["some words"], 300), stages, 1, {"split": {"stages": stages}})
+    manifest = manifest_of(hosts=stages, stages=stages)
     around = SimpleNamespace(endpoint=endpoint, clock=FakeClock(), manifest=manifest, gate=None)
     return Founder(
         cast(Any, around), cast(Any, SimpleNamespace(lookup=lookup)), cast(Any, None),

@@ -124,10 +124,7 @@ class Newcomer:
 
     def methods(self) -> list[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
-        return [
-            PROPOSE.handled(self._propose),
-            DECIDE.handled(self._decide),
-        ]
+        return [PROPOSE.handled(self._propose), DECIDE.handled(self._decide)]
 
     async def _propose(self, caller: PeerId, body: Propose) -> Accepted:
         self.on_propose(body.record)

@@ -216,6 +216,11 @@ class World:
         self.prepared += 1
 
 
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(monkeypatch)
+
+
 class Fetching:
     """A download that brings so many bytes and fails, as often as the test says, and then succeeds."""
 
@@ -246,10 +251,7 @@ class _Flag:
         return self.given
 
 
-async def test_joiner_takes_all_replicas_as_donors_and_asks_the_leader_of_the_open_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    world = World(monkeypatch)
+async def test_joiner_takes_all_replicas_as_donors_and_asks_the_leader_of_the_open_step(world: World) -> None:
     await world.joining.run(CONTACT)
     (leader, admission), head = world.admissions[0], world.run.decisions[2].record
     assert (leader, admission.step, admission.member.part) == (OBSERVED.succession(3)[0], 3, "stage-0")
@@ -261,8 +263,7 @@ async def test_joiner_takes_all_replicas_as_donors_and_asks_the_leader_of_the_op
     assert (world.prepared, world.closed) == (1, 1)
 
 
-async def test_joiner_whose_replicas_are_all_gone_asks_who_keeps_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(monkeypatch)
+async def test_joiner_whose_replicas_are_all_gone_asks_who_keeps_a_copy(world: World) -> None:
     world.start = [Unreachable("gone")]
     await world.joining.run(CONTACT)
     parts = [donors for donors, name in world.asked if name is not None]
@@ -271,16 +272,14 @@ async def test_joiner_whose_replicas_are_all_gone_asks_who_keeps_a_copy(monkeypa
     assert parts[1][-1] == holder, "replicas first"
 
 
-async def test_joiner_asks_busy_donors_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(monkeypatch)
+async def test_joiner_asks_busy_donors_as_long_as_it_takes(world: World) -> None:
     world.start = [Busy("8 peers are joining")] * (5 * MAX_FAILURES)
     await world.joining.run(CONTACT)
     assert world.clock.now > 30.0, "it did not pause between its questions"
     assert any("8 peers are joining" in str(event) for event in world.events.events)
 
 
-async def test_joiner_gives_up_after_some_failures_and_names_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(monkeypatch)
+async def test_joiner_gives_up_after_some_failures_and_names_the_last(world: World) -> None:
     world.start = [StateError("the digest is wrong")] * 99
     with pytest.raises(RunEnded, match="nobody could help .* the digest is wrong") as error:
         await world.joining.run(CONTACT)
@@ -291,10 +290,7 @@ async def test_joiner_gives_up_after_some_failures_and_names_the_last(monkeypatc
     assert set(firsts) == {DONOR, OTHER}
 
 
-async def test_joiner_whose_donors_fail_in_the_middle_goes_on_from_what_it_holds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    world = World(monkeypatch)
+async def test_joiner_whose_donors_fail_in_the_middle_goes_on_from_what_it_holds(world: World) -> None:
     world.follow = [Unreachable("the stream broke")]
     await world.joining.run(CONTACT)
     assert len(world.went_on) == 1, "somebody kept what comes after it"
@@ -302,18 +298,15 @@ async def test_joiner_whose_donors_fail_in_the_middle_goes_on_from_what_it_holds
 
 
 async def test_joiner_for_whom_nobody_kept_updates_begins_again_at_the_same_step_and_downloads_nothing(
-    monkeypatch: pytest.MonkeyPatch,
+    world: World,
 ) -> None:
-    world = World(monkeypatch)
     world.follow = [Unreachable("the stream broke"), WrongStep("not kept here any more")]
     await world.joining.run(CONTACT)
     assert len(world.resumed) == 1, "others are at the same step: nothing is downloaded twice"
     assert (len(world.downloads), world.prepared) == (1, 1)
 
 
-async def test_joiner_that_fell_behind_downloads_anew_and_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(monkeypatch)
-
+async def test_joiner_that_fell_behind_downloads_anew_and_is_prepared_once(world: World) -> None:
     def close_many(observer: Scripted) -> None:
         if world.prepared:
             for _ in range(3):
@@ -325,10 +318,7 @@ async def test_joiner_that_fell_behind_downloads_anew_and_is_prepared_once(monke
     assert (len(world.downloads), world.prepared, world.resumed) == (2, 1, [])
 
 
-async def test_joiner_whose_donors_all_die_while_it_downloads_goes_on_with_the_same_state(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    world = World(monkeypatch)
+async def test_joiner_whose_donors_all_die_while_it_downloads_goes_on_with_the_same_state(world: World) -> None:
     world.broken = [(1000, Unreachable("the stream broke"))] * (2 * MAX_FAILURES)
     await world.joining.run(CONTACT)
     assert len(world.made) == 1, "what was verified was thrown away"
@@ -337,16 +327,14 @@ async def test_joiner_whose_donors_all_die_while_it_downloads_goes_on_with_the_s
     assert {None if wanted is None else wanted.step for wanted in asked[1:]} == {2}
 
 
-async def test_joiner_that_gets_nothing_more_of_a_state_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(monkeypatch)
+async def test_joiner_that_gets_nothing_more_of_a_state_gives_up(world: World) -> None:
     world.broken = [(1000, Unreachable("no"))] + [(0, Unreachable("the stream broke"))] * 99
     with pytest.raises(RunEnded, match="the stream broke"):
         await world.joining.run(CONTACT)
     assert len(world.downloads) == MAX_FAILURES
 
 
-async def test_joiner_whose_state_nobody_keeps_any_more_begins_with_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(monkeypatch)
+async def test_joiner_whose_state_nobody_keeps_any_more_begins_with_the_newest(world: World) -> None:
     world.broken = [(1000, Unreachable("the stream broke"))]
     world.start = [None, WrongStep("stage-0 is at step 7 here, not 2")]
     before = world.run.head.step
@@ -356,17 +344,13 @@ async def test_joiner_whose_state_nobody_keeps_any_more_begins_with_the_newest(m
     assert world.made[0] is not world.made[1]
 
 
-async def test_joiner_asks_no_liar_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(monkeypatch)
+async def test_joiner_asks_no_liar_again(world: World) -> None:
     world.broken = [(1000, Violation("not what its hash says", peer=DONOR))]
     await world.joining.run(CONTACT)
     assert [set(donors) for _, _, donors in world.downloads] == [{DONOR, OTHER}, {OTHER, CONTACT}]
 
 
-async def test_joiner_that_is_named_while_it_changes_donors_does_not_ask_itself(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    world = World(monkeypatch)
+async def test_joiner_that_is_named_while_it_changes_donors_does_not_ask_itself(world: World) -> None:
     closed: list[Decision] = []
 
     def name_us(observer: Scripted) -> None:
@@ -437,10 +421,8 @@ async def test_joiner_that_comes_after_the_run_was_ended_ends_in_order(monkeypat
 
 
 async def test_joiner_that_is_beside_it_as_the_run_is_ended_asks_nobody_that_is_gone(
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = World(monkeypatch)
-
     async def follow(self: Scripted) -> CloseRecord:
         world.position.head = self.head = world.run.close(OBSERVED, ended=True).record
         return self.head
@@ -456,10 +438,7 @@ async def test_joiner_that_is_beside_it_as_the_run_is_ended_asks_nobody_that_is_
     assert len(world.asked) == asked
 
 
-async def test_joiner_waits_for_the_run_to_miss_its_former_self_and_listens_for_another_meanwhile(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    world = World(monkeypatch)
+async def test_joiner_waits_for_the_run_to_miss_its_former_self_and_listens_for_another_meanwhile(world: World) -> None:
     world.run.close(NAMED)
     world.heard = [False, False, True]
     with pytest.raises(RunEnded, match="takes part in the run already"):
@@ -479,16 +458,6 @@ async def test_joiner_whose_earlier_life_held_another_part_takes_over_the_one_th
     await world.joining.run(CONTACT)
     assert world.situation.part == "stage-1"
     assert world.stood_in, "it listens first whether that life is there still"
-
-
-async def test_joiner_that_hears_of_its_twin_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(monkeypatch)
-    world.run.close(NAMED)
-    world.lost = ("stage-1",)
-    world.heard = [True]
-    with pytest.raises(RunEnded, match="takes part in the run already"):
-        await world.joining.run(CONTACT)
-    assert world.clock.now == 0.0
 
 
 async def test_joiner_takes_a_stage_that_fits_and_ends_where_none_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -521,9 +490,8 @@ async def test_joiner_whose_limit_is_too_low_for_its_part_beside_these_links_is_
 
 @pytest.mark.parametrize(("limit", "told"), [(1000, 1), (10_000_000_000, 0), (None, 0)])
 async def test_joiner_whose_limit_slows_steps_down_is_told_its_share_of_a_step(
-    limit: int | None, told: int, monkeypatch: pytest.MonkeyPatch
+    world: World, limit: int | None, told: int
 ) -> None:
-    world = World(monkeypatch)
     world.settings.limit_bytes_s = limit
     await world.joining.run(CONTACT)
     found = world.events.of(LimitSlows)
@@ -551,9 +519,7 @@ async def test_joiner_that_nobody_can_call_is_told_so_before_it_downloads(monkey
     assert (world.downloads, world.admissions) == ([], [])
 
 
-async def test_joiner_whose_contact_does_not_answer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(monkeypatch)
-
+async def test_joiner_whose_contact_does_not_answer_says_so(world: World) -> None:
     def silent(observer: Scripted) -> None:
         raise Unreachable("no such peer", peer=CONTACT)
 
@@ -562,16 +528,16 @@ async def test_joiner_whose_contact_does_not_answer_says_so(monkeypatch: pytest.
         await world.joining.run(CONTACT)
 
 
-async def test_joiner_that_was_told_to_leave_meanwhile_asks_for_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(monkeypatch)
+async def test_joiner_that_was_told_to_leave_meanwhile_asks_for_nothing_more(world: World) -> None:
     world.leaving.asked, world.leaving.ending = True, Ending.DRAINED
     with pytest.raises(RunEnded, match="left before it took part") as error:
         await world.joining.run(CONTACT)
     assert (error.value.ending, world.admissions) == (Ending.DRAINED, [])
 
 
-async def test_joiner_that_is_refused_asks_again_with_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(monkeypatch)
+async def test_joiner_that_is_refused_asks_again_with_the_next_step(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answers: list[Exception] = [Refused("the run is full")]
 
     async def ask(peer: PeerId, rpc: Rpc[Any, Any], body: Admission, *, timeout_s: float) -> None:

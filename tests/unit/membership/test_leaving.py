@@ -48,7 +48,6 @@ from tests.harness.rigs.membership import (
     record,
     sign,
     verify,
-    virtual,
 )
 
 WITHOUT_ME = Roster([member for member in ROSTER.members if member.peer != A])
@@ -115,7 +114,6 @@ class Home:
         return self.calls.asked[times - 1][1]
 
 
-@virtual
 async def test_member_that_is_told_to_leave_asks_the_leader_of_the_open_step_and_goes_with_its_record() -> None:
     home = Home()
     going = asyncio.create_task(home.leaving.run())
@@ -132,7 +130,6 @@ async def test_member_that_is_told_to_leave_asks_the_leader_of_the_open_step_and
     assert len(home.calls.asked) == 1
 
 
-@virtual
 async def test_member_agrees_that_the_run_ends_once_nobody_has_come_for_long_and_it_helps_nobody() -> None:
     home = Home()
     home.helped = True
@@ -158,7 +155,6 @@ async def test_member_agrees_that_the_run_ends_once_nobody_has_come_for_long_and
         await going
 
 
-@virtual
 async def test_member_that_cannot_be_spared_asks_again_whether_all_others_are_asked_by_now() -> None:
     home = Home()
     home.helped = True
@@ -192,7 +188,6 @@ async def test_member_that_cannot_be_spared_asks_again_whether_all_others_are_as
         await going
 
 
-@virtual
 async def test_member_asks_for_the_end_at_once_in_the_steps_after() -> None:
     home = Home()
     going = asyncio.create_task(home.leaving.run())
@@ -212,7 +207,6 @@ async def test_member_asks_for_the_end_at_once_in_the_steps_after() -> None:
         await going
 
 
-@virtual
 async def test_member_that_cannot_be_spared_says_why_and_asks_again_with_every_step() -> None:
     home = Home()
     home.calls.answers = [Refused("it holds the only replica"), WrongStep("it is too late"), Violation("forged")]
@@ -236,7 +230,6 @@ async def test_member_that_cannot_be_spared_says_why_and_asks_again_with_every_s
         await going
 
 
-@virtual
 async def test_member_that_is_never_let_go_stays_to_the_end_of_the_run() -> None:
     home = Home()
     home.calls.answers = [Refused("no")] * RULES.steps
@@ -253,7 +246,6 @@ async def test_member_that_is_never_let_go_stays_to_the_end_of_the_run() -> None
 
 
 @pytest.mark.parametrize("error", [Unreachable("dead"), DeadlineMissed("late"), Busy("full"), Superseded("A leads")])
-@virtual
 async def test_member_whose_leader_does_not_answer_asks_until_somebody_does(error: PeerError) -> None:
     home = Home()
     home.calls.answers = [error] * 4
@@ -268,7 +260,6 @@ async def test_member_whose_leader_does_not_answer_asks_until_somebody_does(erro
     assert {body.step for _, body in home.calls.asked} == {1}
 
 
-@virtual
 async def test_member_asks_the_next_leader_when_another_takes_over() -> None:
     home = Home()
     going = asyncio.create_task(home.leaving.run())
@@ -286,7 +277,6 @@ async def test_member_asks_the_next_leader_when_another_takes_over() -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "while it asks", "while it waits"])
-@virtual
 async def test_member_that_is_cut_off_need_not_come_back_to_leave(when: str) -> None:
     home = Home()
     home.exit.admitted.set()
@@ -304,7 +294,6 @@ async def test_member_that_is_cut_off_need_not_come_back_to_leave(when: str) -> 
     assert ended.value.ending is Ending.DRAINED
 
 
-@virtual
 async def test_peer_that_is_told_to_leave_before_it_took_part_ends_at_once() -> None:
     home = Home(founded=False)
     home.leaving.ask("SIGTERM", Ending.DRAINED)
@@ -314,7 +303,6 @@ async def test_peer_that_is_told_to_leave_before_it_took_part_ends_at_once() -> 
     assert home.calls.asked == []
 
 
-@virtual
 async def test_peer_that_a_record_may_name_already_waits_for_that_record() -> None:
     home = Home(founded=False)
     home.exit.admitted.set()
@@ -330,7 +318,6 @@ async def test_peer_that_a_record_may_name_already_waits_for_that_record() -> No
     await going
 
 
-@virtual
 async def test_order_that_is_repeated_changes_nothing_and_is_seen_to_be_heard_once() -> None:
     home = Home()
     for by in ("swarm drain", "Ctrl-C", "Ctrl-C", "swarm drain"):
@@ -342,7 +329,6 @@ async def test_order_that_is_repeated_changes_nothing_and_is_seen_to_be_heard_on
     ]
 
 
-@virtual
 async def test_member_that_is_told_to_leave_without_a_majority_says_at_once_and_again_that_it_waits_for_one() -> None:
     home = Home()
     home.situation.no_majority = few = "a majority: 1 of 3 voters answer, 2 are needed, however long that takes"
@@ -363,7 +349,6 @@ async def test_member_that_is_told_to_leave_without_a_majority_says_at_once_and_
     assert [event.what for event in home.events.of(Waiting)] == [few, few], "with a majority nothing is said again"
 
 
-@virtual
 async def test_member_that_has_a_time_to_leave_in_knows_when_it_ends_and_the_earliest_counts() -> None:
     home = Home()
     now = home.leaving._clock.wall()

@@ -9,7 +9,6 @@ from typing import Any, cast
 import pytest
 import torch
 
-from data_shards.tokenize import train_tokenizer
 from swarm.errors import ConfigError, StateError
 from swarm.ids import PartName
 from swarm.membership import memory as accounts
@@ -20,7 +19,7 @@ from swarm.planning.costs import GRAPH_SHARE, ROUND_BYTES, apart_bytes, graph_by
 from swarm.sim import device as sim_device
 from swarm.sim.device import InlineDevice
 from swarm.state.snapshot import initial_snapshot
-from tests.harness.swarm import small_manifest
+from tests.harness.rigs.membership import manifest as manifest_of
 
 
 def around_of(manifest: Any) -> Any:
@@ -29,7 +28,7 @@ def around_of(manifest: Any) -> Any:
 
 
 def test_part_that_does_not_fit_is_refused_with_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    manifest = small_manifest(train_tokenizer(["some words"], 300), 2, 1, {"split": {"stages": 2}})
+    manifest = manifest_of()
     around = around_of(manifest)
     name = PartName("stage-0")
     needed = training_bytes(manifest.model, rules.spec_of(manifest, name), exact=manifest.run.reproducible)
@@ -55,7 +54,7 @@ class Accelerator(InlineDevice):
 
 
 def test_part_has_to_fit_into_a_gpu_and_what_lies_beside_it_into_the_machine() -> None:
-    manifest = small_manifest(train_tokenizer(["some words"], 300), 2, 1, {"split": {"stages": 2}})
+    manifest = manifest_of()
     name, spec = PartName("stage-0"), rules.spec_of(manifest, PartName("stage-0"))
     own = apart_bytes(manifest.model, spec, exact=manifest.run.reproducible)
     both = sum(part_memory.part_bytes(manifest, spec, apart=True).values())
@@ -73,7 +72,7 @@ def test_part_has_to_fit_into_a_gpu_and_what_lies_beside_it_into_the_machine() -
 
 
 def test_what_a_part_and_a_copy_take_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    manifest = small_manifest(train_tokenizer(["some words"], 300), 2, 1, {"split": {"stages": 2}})
+    manifest = manifest_of()
     asked: list[object] = []
 
     def counted(usual: Any) -> Any:
@@ -101,7 +100,7 @@ def test_what_a_part_and_a_copy_take_is_computed_once(monkeypatch: pytest.Monkey
 async def test_host_moves_where_what_it_lets_go_makes_room_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two equal stages the state of one is here as a copy, and the other's sum is let go: what a round takes is not
     there yet."""
-    manifest = small_manifest(train_tokenizer(["some words"], 300), 2, 1, {"split": {"stages": 2}})
+    manifest = manifest_of()
     around, to = around_of(manifest), PartName("stage-1")
     held = await build_empty(around, PartName("stage-0"))
     weights = family_of(manifest.model).initial_weights(manifest.run.seed, held.spec)
@@ -115,7 +114,7 @@ async def test_host_moves_where_what_it_lets_go_makes_room_for_the_rest(monkeypa
 
 
 async def test_reproducible_run_is_refused_on_a_device_without_float64() -> None:
-    manifest = small_manifest(train_tokenizer(["some words"], 300), 2, 1, {"run": {"reproducible": True}})
+    manifest = manifest_of(run={"reproducible": True})
     around = SimpleNamespace(manifest=manifest, device=Accelerator("mps", 0, 0))
     with pytest.raises(ConfigError, match="float64"):
         await build_empty(cast(Any, around), PartName("stage-0"))
@@ -137,8 +136,7 @@ def roster(replicas: int, trainers: int = 1) -> Any:
 
 
 def test_stage_computes_activations_again_while_its_graphs_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    overrides = {"split": {"stages": 2}, "batch": {"microbatches_per_step": 12}}
-    manifest = small_manifest(train_tokenizer(["some words"], 300), 2, 1, overrides)
+    manifest = manifest_of(batch={"microbatches_per_step": 12})
     around = around_of(manifest)
     spec = rules.spec_of(manifest, PartName("stage-0"))
     elements = 1000
@@ -158,7 +156,7 @@ def test_stage_computes_activations_again_while_its_graphs_do_not_fit(monkeypatc
 
 
 def test_last_stage_with_head_has_one_graph_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    manifest = small_manifest(train_tokenizer(["some words"], 300), 2, 1, {"split": {"stages": 2, "ends": "hosted"}})
+    manifest = manifest_of(ends="hosted")
     around = around_of(manifest)
     told = {}
     for name in ("stage-0", "stage-1"):
@@ -176,8 +174,7 @@ def test_last_stage_with_head_has_one_graph_at_a_time(monkeypatch: pytest.Monkey
 def test_stage_expects_graphs_as_its_owner_wants_them_whatever_is_left(
     monkeypatch: pytest.MonkeyPatch, choice: str, on: bool
 ) -> None:
-    overrides = {"split": {"stages": 2}, "batch": {"microbatches_per_step": 12}}
-    manifest = small_manifest(train_tokenizer(["some words"], 300), 2, 1, overrides)
+    manifest = manifest_of(batch={"microbatches_per_step": 12})
     monkeypatch.setattr(sim_device, "free_memory", lambda device: 0 if choice == "off" else 1 << 60)
     spec = rules.spec_of(manifest, PartName("stage-0"))
     part = Part(spec, 1000)
@@ -189,8 +186,7 @@ def test_stage_expects_graphs_as_its_owner_wants_them_whatever_is_left(
 
 def test_stage_takes_more_graphs_than_usual_only_as_far_as_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that activations are not computed again for journeys that hardly ever are under way at once."""
-    overrides = {"split": {"stages": 2}, "batch": {"microbatches_per_step": 400}}
-    manifest = small_manifest(train_tokenizer(["some words"], 300), 2, 1, overrides)
+    manifest = manifest_of(batch={"microbatches_per_step": 400})
     spec = rules.spec_of(manifest, PartName("stage-0"))
     graph = graph_bytes(manifest.model, spec, manifest.batch.microbatch_size)
     still = training_bytes(manifest.model, spec, exact=manifest.run.reproducible) - 3 * 4 * 1000

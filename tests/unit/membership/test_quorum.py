@@ -11,7 +11,7 @@ from swarm.health.watch import HealthWatch
 from swarm.membership.quorum import Quorum
 from swarm.membership.status import PeerStatus
 from swarm.sim.network import SimNetwork
-from tests.harness.rigs.membership import ROSTER, RUN, A, B, EventList, LoopClock, MemberBench, T, virtual
+from tests.harness.rigs.membership import ROSTER, RUN, A, B, EventList, LoopClock, MemberBench, T
 
 
 class Scene:
@@ -41,7 +41,6 @@ class Scene:
         return [event.what for event in self.events.of(Waiting)]
 
 
-@virtual
 async def test_member_without_a_majority_says_so_until_it_is_back() -> None:
     here = await Scene().set()
     watching = asyncio.gather(here.watch.run(), here.quorum.run())  # nobody else is on this network
@@ -57,7 +56,6 @@ async def test_member_without_a_majority_says_so_until_it_is_back() -> None:
     assert here.waited[-1] == here.situation.no_majority == ""
 
 
-@virtual
 async def test_member_that_misses_one_of_three_waits_for_nobody() -> None:
     here = await Scene().set()
     assert {B, T} < set(ROSTER.peers)
@@ -69,7 +67,6 @@ async def test_member_that_misses_one_of_three_waits_for_nobody() -> None:
     watching.cancel()
 
 
-@virtual
 async def test_peer_that_takes_no_part_has_no_quorum_to_lose() -> None:
     before, after = await Scene().set(founded=False), await Scene().set()
     await after.bench.member.cut("the run went on")

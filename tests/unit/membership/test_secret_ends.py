@@ -11,7 +11,6 @@ from typing import Any, cast
 import pytest
 import torch
 
-from data_shards.tokenize import train_tokenizer
 from peers.simulate.sim_swarm import SimSwarm
 from swarm.config import Manifest
 from swarm.ids import ENDS, stage_part
@@ -22,14 +21,10 @@ from swarm.sim.device import InlineDevice
 from swarm.sim.loop import run_world
 from swarm.state.frozen import ModelFiles
 from swarm.state.snapshot import digest, initial_snapshot
+from tests.harness.rigs.membership import manifest as manifest_of
 from tests.harness.settings import checked_settings
-from tests.harness.swarm import small_manifest
 
 SECRET = 0x1F3A_9C52_77E0_4B86_D15E_2A94_C3B7_6083
-
-
-def _manifest(ends: str = "private") -> Manifest:
-    return small_manifest(train_tokenizer(["some words"], 300), 2, 1, {"split": {"stages": 2, "ends": ends}})
 
 
 async def _founding(manifest: Manifest, ends_seed: int | None = None) -> dict[str, str]:
@@ -52,7 +47,7 @@ def _of_seed(manifest: Manifest, seed: int) -> dict[str, str]:
 
 
 async def test_two_foundings_of_one_manifest_differ_in_private_ends_and_agree_in_stages() -> None:
-    manifest = _manifest()
+    manifest = manifest_of()
     first, second = await _founding(manifest), await _founding(manifest)
     known = _of_seed(manifest, manifest.run.seed)
     assert len({first[ENDS], second[ENDS], known[ENDS]}) == 3
@@ -61,12 +56,12 @@ async def test_two_foundings_of_one_manifest_differ_in_private_ends_and_agree_in
 
 
 async def test_hosted_ends_are_made_of_the_manifest_s_seed_for_a_host_holds_them_anyway() -> None:
-    manifest = _manifest("hosted")
+    manifest = manifest_of(ends="hosted")
     assert await _founding(manifest) == _of_seed(manifest, manifest.run.seed) == await _founding(manifest, SECRET)
 
 
 async def test_ends_seed_that_is_given_makes_the_same_ends_again() -> None:
-    manifest = _manifest()
+    manifest = manifest_of()
     assert await _founding(manifest, manifest.run.seed) == _of_seed(manifest, manifest.run.seed)
     assert (await _founding(manifest, SECRET))[ENDS] == _of_seed(manifest, SECRET)[ENDS]
 

@@ -59,10 +59,7 @@ class Scene:
             clock=self.clock,
         )
         run = SimpleNamespace(
-            around=around,
-            position=self.position,
-            situation=self.situation,
-            rules=SimpleNamespace(quorum_grace_s=600.0),
+            around=around, position=self.position, situation=self.situation, rules=SimpleNamespace(quorum_grace_s=600.0)
         )
         self.vacancy, self.quorum = MissingReplicas(cast(Any, run)), Quorum(cast(Any, run))
 

@@ -34,7 +34,6 @@ from tests.harness.rigs.membership import (
     decide,
     reconcile,
     record,
-    virtual,
 )
 
 
@@ -48,11 +47,7 @@ class Other:
 
     def methods(self) -> list[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
-        return [
-            BEAT.handled(self._beat),
-            NEXT.handled(self._next),
-            STANDING.handled(self._standing),
-        ]
+        return [BEAT.handled(self._beat), NEXT.handled(self._next), STANDING.handled(self._standing)]
 
     async def _beat(self, caller: PeerId, body: Heartbeat) -> HeartbeatReply:
         return HeartbeatReply(step=self.step, member=True, incarnation=self.incarnation)
@@ -107,7 +102,6 @@ class Home:
             await self.running
 
 
-@virtual
 async def test_member_that_was_not_told_the_decision_learns_it_from_one_that_is_ahead() -> None:
     home = await Home().open()
     await home.computed()
@@ -119,7 +113,6 @@ async def test_member_that_was_not_told_the_decision_learns_it_from_one_that_is_
     await home.stop()
 
 
-@virtual
 async def test_member_that_does_not_hold_what_was_decided_is_cut_off() -> None:
     home = await Home().open()
     home.others[B].step, home.others[B].answer = 2, Decision(record(), acceptances(record()))
@@ -128,7 +121,6 @@ async def test_member_that_does_not_hold_what_was_decided_is_cut_off() -> None:
     await home.stop()
 
 
-@virtual
 async def test_member_that_is_steps_behind_is_cut_off() -> None:
     home = await Home().open()
     home.others[B].step, home.others[B].answer = 3, WrongStep("the decision of step 1 is not kept here")
@@ -142,7 +134,6 @@ async def test_member_that_is_steps_behind_is_cut_off() -> None:
     await home.stop()
 
 
-@virtual
 async def test_member_is_not_cut_off_by_one_that_says_it_is_far_ahead() -> None:
     home = await Home().open()
     await home.computed()
@@ -158,7 +149,6 @@ async def test_member_is_not_cut_off_by_one_that_says_it_is_far_ahead() -> None:
 @pytest.mark.parametrize(
     "answer", [Refused("no"), Decision(record(), {}), Decision(record(previous="f" * 64), acceptances(record()))]
 )
-@virtual
 async def test_member_believes_nobody_that_proves_nothing_and_asks_again(answer: Any) -> None:
     home = await Home().open()
     await home.computed()
@@ -171,7 +161,6 @@ async def test_member_believes_nobody_that_proves_nothing_and_asks_again(answer:
     await home.stop()
 
 
-@virtual
 async def test_member_that_has_caught_up_meanwhile_asks_for_nothing_that_is_not_decided() -> None:
     home = await Home().open()
     await home.computed()
@@ -187,7 +176,6 @@ async def test_member_that_has_caught_up_meanwhile_asks_for_nothing_that_is_not_
     await home.stop()
 
 
-@virtual
 async def test_peer_whose_contact_is_gone_before_it_took_part_ends() -> None:
     home = await Home(founded=False).open()
     home.network.kill(T)
@@ -199,7 +187,6 @@ async def test_peer_whose_contact_is_gone_before_it_took_part_ends() -> None:
     assert error.ending is Ending.UNREACHABLE
 
 
-@virtual
 async def test_member_that_loses_and_finds_another_says_so_and_goes_on() -> None:
     home = await Home().open()
     home.network.hold(B)
