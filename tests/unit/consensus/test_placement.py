@@ -9,14 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.consensus.placement import (
-    MAX_FORESEEN,
-    Candidate,
-    Places,
-    assign_stages,
-    choose_place,
-    without_memory,
-)
+from swarm.consensus.placement import MAX_FORESEEN, Candidate, Places, assign_stages, choose_place, without_memory
 from swarm.consensus.roster import Roster
 from swarm.errors import Refused
 from swarm.ids import PartName, PeerId, stage_of, stage_part

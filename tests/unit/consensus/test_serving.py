@@ -11,14 +11,7 @@ from pydantic import ValidationError
 from swarm.consensus.changes import ChangeRules, Changes, RosterRules
 from swarm.consensus.placement import Candidate, Places, assign_stages, choose_place
 from swarm.consensus.records import CloseRecord
-from swarm.consensus.roster import (
-    Roster,
-    can_be_called,
-    lacks_server,
-    serves_alone,
-    unserved,
-    without_server,
-)
+from swarm.consensus.roster import Roster, can_be_called, lacks_server, serves_alone, unserved, without_server
 from swarm.errors import Refused
 from swarm.ids import PartName, PeerId
 from tests.harness.rigs.consensus import GENESIS, NOW, PARTS, RUN, admission, listed, verify

@@ -1,6 +1,8 @@
-"""Whose turn it is to lead."""
+"""Everybody computes the same roster, and knows whose turn it is to lead."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -73,3 +75,17 @@ def test_those_that_disagree_who_is_gone_lead_in_different_terms(known: int, vie
 
 def test_stranger_leads_nothing() -> None:
     assert due_term(ROSTER, STEP, PeerId("X"), 0, set(ORDER)) is None
+
+
+def test_succession_is_the_same_in_any_order_and_spreads_the_duty() -> None:
+    members = [listed(f"p{i}", name="x") for i in range(6)]
+    roster, shuffled = Roster(members), Roster(reversed(members))
+    leaders = Counter(roster.succession(step)[0] for step in range(600))
+    assert [roster.succession(s) for s in range(20)] == [shuffled.succession(s) for s in range(20)]
+    assert set(leaders) == set(roster.peers)
+    assert max(leaders.values()) < 150
+
+
+def test_stages_are_in_numerical_order_beyond_ten() -> None:
+    members = [listed(f"p{i:02}", part=f"stage-{i}", name="x") for i in reversed(range(12))]
+    assert [replicas[0] for replicas in Roster(members).stages()] == [f"p{i:02}" for i in range(12)]

@@ -116,7 +116,7 @@ class Disk:
 
     def keep(self, acceptor: Acceptor) -> None:
         """See :data:`swarm.consensus.ballot.Keep`."""
-        self.gate.wait(5)
+        self.gate.wait(60)
         if self.full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.kept.append((acceptor.term, acceptor.vote))
@@ -333,7 +333,7 @@ async def test_vote_of_a_closed_step_that_a_slow_disk_takes_late_does_not_replac
     def stalls(file: VoteFile, left: KeptVote) -> None:
         if left.step == 1:
             started.set()
-            slow.wait(5)
+            slow.wait(60)
         write(file, left)
 
     bench = MemberBench(A, life=Incarnation(A, 0, VoteFile(path)))
