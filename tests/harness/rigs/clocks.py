@@ -33,6 +33,14 @@ async def turns(count: int = 60) -> None:
         await asyncio.sleep(0)
 
 
+async def stop(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel these, which must be under way still and end with it."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(task.cancelled() for task in tasks)
+
+
 class FakeClock:
     """Time that moves when it is set, and when somebody sleeps."""
 

@@ -42,6 +42,7 @@ from tests.harness.rigs.clocks import FakeClock as FakeClock
 from tests.harness.rigs.clocks import HandClock as HandClock
 from tests.harness.rigs.clocks import LoopClock as LoopClock
 from tests.harness.rigs.clocks import in_time as in_time
+from tests.harness.rigs.clocks import stop as stop
 from tests.harness.rigs.clocks import turns as turns
 from tests.harness.rigs.clocks import virtual as virtual
 from tests.harness.rigs.common import RUN as RUN

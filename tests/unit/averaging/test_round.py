@@ -163,7 +163,7 @@ def results(outcomes: list[RoundResult | BaseException]) -> list[RoundResult]:
 
 
 @pytest.mark.parametrize("strategy", SEVERAL, ids=repr)
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 6, 8, 9, 13, 17])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 6, 9, 16])
 def test_every_replica_holds_the_same_bits_of_the_exact_mean(strategy: Strategy, count: int) -> None:
     sums, weights = noise(count, torch.float32)
     everywhere = results(run_all(strategy, sums, weights))
@@ -173,7 +173,7 @@ def test_every_replica_holds_the_same_bits_of_the_exact_mean(strategy: Strategy,
 
 
 @pytest.mark.parametrize("strategy", SEVERAL, ids=repr)
-@pytest.mark.parametrize("count", [4, 8, 9, 12])
+@pytest.mark.parametrize("count", [4, 9])
 def test_sums_that_add_up_exactly_give_the_bits_that_one_round_of_all_gives(strategy: Strategy, count: int) -> None:
     sums, weights = noise(count, torch.float64)
     sums = [(one * 2**20).round() / 2**20 for one in sums]  # as reproducible runs have them

@@ -37,7 +37,7 @@ def planned(schedule: ScheduleName, weights: list[int], elements: int = 40, **fi
 
 
 @EACH
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6, 8, 9, 13])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 13])
 async def test_every_member_gets_the_bits_of_the_exact_mean(schedule: ScheduleName, count: int) -> None:
     weights = [(rank + 1) % 4 for rank in range(count - 1)] + [5]  # some have nothing to say
     plan = planned(schedule, weights, 40)
@@ -48,7 +48,7 @@ async def test_every_member_gets_the_bits_of_the_exact_mean(schedule: ScheduleNa
 
 
 @EACH
-@pytest.mark.parametrize("count", [3, 4, 6])
+@pytest.mark.parametrize("count", [3, 6])
 def test_noise_gives_the_same_bits_in_any_order_of_arrival(schedule: ScheduleName, count: int) -> None:
     plan = planned(schedule, [1] * count)
     rng = torch.Generator().manual_seed(count)
@@ -73,7 +73,7 @@ def test_sums_that_add_up_exactly_give_the_bits_of_direct(schedule: ScheduleName
 
 
 @EACH
-@pytest.mark.parametrize("count", [2, 4, 5, 8])
+@pytest.mark.parametrize("count", [2, 5, 8])
 async def test_bytes_sent_are_those_that_the_costs_foresee(schedule: ScheduleName, count: int) -> None:
     plan = planned(schedule, [1] * count, 64)
     network = Network()
@@ -107,7 +107,7 @@ def test_members_without_a_share_ask_and_are_never_asked_for_a_sum(schedule: Sch
 
 @pytest.mark.parametrize("schedule", TREES)
 async def test_long_vector_passes_through_narrow_windows_without_locking_up(schedule: ScheduleName) -> None:
-    plan = planned(schedule, [1] * 6, 6 * 4 * 20, timeout_s=600.0)
+    plan = planned(schedule, [1] * 6, 6 * 4 * 8, timeout_s=600.0)
     assert plan.window == 2
     assert only_results(await play(Network(7, slowest_s=0.3), plan, whole_numbers(plan)))
 

@@ -309,18 +309,6 @@ async def test_observer_on_a_long_step_keeps_its_stand_in() -> None:
     assert kept(bench, OTHER)[-1] == decision.record.step
 
 
-async def test_observer_that_was_cut_off_goes_on_where_updates_were_kept_for_it() -> None:
-    bench, observer, part = await following(DONOR)
-    await step(bench, observer, part)
-    await bench.close()
-    await bench.close()
-    again = bench.observer()
-    again.go_on(observer.head, part)
-    assert (await again.follow()).step == 4
-    assert (await again.follow()).step == 5
-    assert digest(part.snapshot()) == digest(bench.run.part.snapshot())
-
-
 async def test_observer_that_holds_nothing_goes_on_with_anybody() -> None:
     bench = await bench_of(*REPLICAS)
     observer = bench.observer(CONTACT, *REPLICAS, part=None)

@@ -411,15 +411,6 @@ async def test_joiner_that_comes_after_the_last_step_ends_in_order(
     assert (world.downloads, world.admissions) == ([], [])
 
 
-async def test_joiner_that_comes_after_the_run_was_ended_ends_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(monkeypatch)
-    world.run.close(OBSERVED, ended=True)
-    with pytest.raises(RunEnded, match="the run was ended with step 3, as all its peers were asked to leave") as ended:
-        await world.joining.run(CONTACT)
-    assert ended.value.ending is Ending.DONE
-    assert (world.downloads, world.admissions) == ([], [])
-
-
 async def test_joiner_that_is_beside_it_as_the_run_is_ended_asks_nobody_that_is_gone(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ from tests.harness.rigs.membership import (
     reconcile,
     record,
     sign,
+    stop,
     verify,
 )
 
@@ -150,9 +151,7 @@ async def test_member_agrees_that_the_run_ends_once_nobody_has_come_for_long_and
     assert (await home.asked(3)).ends
     home.helped = True
     assert not (await home.asked(4)).ends, "somebody has come after all"
-    going.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await going
+    await stop(going)
 
 
 async def test_member_that_cannot_be_spared_asks_again_whether_all_others_are_asked_by_now() -> None:
@@ -183,9 +182,7 @@ async def test_member_that_cannot_be_spared_asks_again_whether_all_others_are_as
     await home.asked(6)
     await asyncio.sleep(1.0)
     assert home.situation.waiting_for == "all have been asked to leave", "nor have they asked its next leader"
-    going.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await going
+    await stop(going)
 
 
 async def test_member_asks_for_the_end_at_once_in_the_steps_after() -> None:
@@ -202,9 +199,7 @@ async def test_member_asks_for_the_end_at_once_in_the_steps_after() -> None:
     home.bench.replenish()
     await home.asked(4)
     assert [body.ends for _, body in home.calls.asked] == [False, False, True, True]
-    going.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await going
+    await stop(going)
 
 
 async def test_member_that_cannot_be_spared_says_why_and_asks_again_with_every_step() -> None:
@@ -225,9 +220,7 @@ async def test_member_that_cannot_be_spared_says_why_and_asks_again_with_every_s
     said = [event.what for event in home.events.of(Waiting)]
     assert said == ["it holds the only replica", "the next step: it is too late", "forged"]
     assert home.leaving.ask("again", Ending.DONE) == "draining: forged"
-    going.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await going
+    await stop(going)
 
 
 async def test_member_that_is_never_let_go_stays_to_the_end_of_the_run() -> None:
@@ -271,9 +264,7 @@ async def test_member_asks_the_next_leader_when_another_takes_over() -> None:
     await home.asked(3)
     first, _, third = ROSTER.succession(1)
     assert [peer for peer, _ in home.calls.asked] == [first, first, third]
-    going.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await going
+    await stop(going)
 
 
 @pytest.mark.parametrize("when", ["before", "while it asks", "while it waits"])

@@ -31,16 +31,23 @@ from tests.harness.rigs.membership import (
     Run,
     listed,
     signed,
+    stop,
     turns,
 )
 
 Twist = Callable[[Message, Answer], Answer]
 
 
-async def following(steps: int = 2) -> tuple[ObserverBench, Any, Any]:
-    """A bench with an observer that has the state after ``steps``."""
+async def opened(steps: int = 2) -> ObserverBench:
+    """A bench at which so many steps are closed."""
     bench = ObserverBench(Run(steps))
     await bench.open()
+    return bench
+
+
+async def following(steps: int = 2) -> tuple[ObserverBench, Any, Any]:
+    """A bench with an observer that has the state after ``steps``."""
+    bench = await opened(steps)
     observer = bench.observer()
     return bench, observer, await bench.installed(observer)
 
@@ -175,8 +182,7 @@ async def test_observer_takes_no_lie_and_keeps_what_it_has(twist: Twist, error: 
 async def test_observer_that_is_shown_another_history_than_its_contact_knows_starts_nothing(
     change: dict[str, Any],
 ) -> None:
-    bench = ObserverBench(Run(2))
-    await bench.open()
+    bench = await opened()
     bench.twists[START] = with_record(**change)
     with pytest.raises(Violation, match="another record of step 2 than C has"):
         await bench.observer().start(CONTACT)
@@ -184,8 +190,7 @@ async def test_observer_that_is_shown_another_history_than_its_contact_knows_sta
 
 
 async def test_observer_of_a_donor_far_ahead_of_its_contact_tries_another() -> None:
-    bench = ObserverBench(Run(2))
-    await bench.open()
+    bench = await opened()
     for _ in range(3):
         await bench.publish(bench.run.close(), DONOR)
     with pytest.raises(WrongStep, match="far from closed"):
@@ -193,8 +198,7 @@ async def test_observer_of_a_donor_far_ahead_of_its_contact_tries_another() -> N
 
 
 async def test_observer_whose_contact_is_one_step_behind_waits_for_it() -> None:
-    bench = ObserverBench(Run(2))
-    await bench.open()
+    bench = await opened()
     decision = bench.run.close()
     await bench.publish(decision, DONOR)
     starting = asyncio.create_task(bench.observer().start(CONTACT))
@@ -205,8 +209,7 @@ async def test_observer_whose_contact_is_one_step_behind_waits_for_it() -> None:
 
 
 async def test_observer_whose_state_is_not_the_records_installs_nothing() -> None:
-    bench = ObserverBench(Run(2))
-    await bench.open()
+    bench = await opened()
     observer = bench.observer()
     decision = await observer.start(CONTACT)
     forged = decision.record.model_copy(update={"digests": decision.record.digests | {STAGE: "e" * 64}})
@@ -218,8 +221,7 @@ async def test_observer_whose_state_is_not_the_records_installs_nothing() -> Non
 
 
 async def test_observer_without_its_contact_believes_more_than_half_of_the_roster_it_knows() -> None:
-    bench = ObserverBench(Run(2))
-    await bench.open()
+    bench = await opened()
     known = bench.run.head
     decision = await bench.close()
     bench.network.kill(CONTACT)
@@ -230,8 +232,7 @@ async def test_observer_without_its_contact_believes_more_than_half_of_the_roste
 
 @pytest.mark.parametrize("signers", [[], [DONOR], ["X", "Y", "Z"]])
 async def test_observer_without_its_contact_does_not_believe_a_few(signers: list[Any]) -> None:
-    bench = ObserverBench(Run(2))
-    await bench.open()
+    bench = await opened()
     known = bench.run.head
     decision = await bench.close()
     bench.network.kill(CONTACT)
@@ -241,8 +242,7 @@ async def test_observer_without_its_contact_does_not_believe_a_few(signers: list
 
 
 async def test_observer_that_comes_back_believes_those_who_decided_the_next_step() -> None:
-    bench = ObserverBench(Run(2))
-    await bench.open()
+    bench = await opened()
     known = bench.run.head
     decision = await bench.close()
     bench.network.kill(CONTACT)
@@ -252,8 +252,7 @@ async def test_observer_that_comes_back_believes_those_who_decided_the_next_step
 
 @pytest.mark.parametrize("signers", [[], [DONOR], ["X", "Y", "Z"]])
 async def test_observer_that_comes_back_believes_no_member_alone(signers: list[Any]) -> None:
-    bench = ObserverBench(Run(2))
-    await bench.open()
+    bench = await opened()
     known = bench.run.head
     far = known.model_copy(update={"step": 500, "previous": "9" * 64})
     bench.twists[START] = lambda body, answer: Answer(told(signed(far, signers)))
@@ -262,8 +261,7 @@ async def test_observer_that_comes_back_believes_no_member_alone(signers: list[A
 
 
 async def test_observer_without_its_contact_takes_no_older_record() -> None:
-    bench = ObserverBench(Run(2))
-    await bench.open()
+    bench = await opened()
     older = bench.run.head
     known = (await bench.close()).record
     bench.network.kill(CONTACT)
@@ -326,9 +324,7 @@ async def test_observer_that_is_cancelled_stays_at_the_step_it_had() -> None:
     bench, observer, part = await following()
     waiting = asyncio.create_task(observer.follow())
     await turns()
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
+    await stop(waiting)
     await bench.close(Roster([*OBSERVED.members, listed(JOINER)]))
     assert (part.step, observer.head.step) == (2, 2)
     assert JOINER in (await observer.follow()).members

@@ -28,6 +28,7 @@ from tests.harness.rigs.pipeline import (
     microbatch,
     quick,
     sign,
+    stop,
     tensor,
     turns,
 )
@@ -93,8 +94,7 @@ async def test_trainer_takes_nothing_late_of_a_lineage_that_was_given_up_and_giv
     with pytest.raises(WrongStep, match="follows another record"):
         await a.endpoint.call(TRAINER, TRAINER_RECALL, wanted, timeout_s=5, max_reply_bytes=32)
     await b.call(TRAINER, Output(**key, after=COUNTS), tensor(2.0))
-    feeding.cancel()
-    await asyncio.gather(feeding, return_exceptions=True)
+    await stop(feeding)
 
 
 async def test_trainer_without_a_lease_feeds_nothing() -> None:
@@ -146,8 +146,7 @@ async def test_trainer_whose_reports_are_not_acknowledged_goes_on_feeding() -> N
     async with crew.working():
         feeding = asyncio.create_task(crew.side.trainer.feed(1, leader))
         await eventually(lambda: len(leader.finished) == 4)
-        feeding.cancel()
-        await asyncio.gather(feeding, return_exceptions=True)
+        await stop(feeding)
     assert crew.side.events.of(JourneyCompleted) == []
     assert not crew.side.trainer._journeys.travelling
 
@@ -160,8 +159,7 @@ async def test_trainer_whose_leader_does_not_count_a_microbatch_goes_on() -> Non
         feeding = asyncio.create_task(crew.side.trainer.feed(1, leader))
         await eventually(lambda: len(crew.side.part.held) == 3 and not crew.side.trainer._journeys.travelling)
         assert not feeding.done()
-        feeding.cancel()
-        await asyncio.gather(feeding, return_exceptions=True)
+        await stop(feeding)
     assert crew.side.events.of(JourneyCompleted) == []
 
 

@@ -20,7 +20,7 @@ from swarm.pipeline.trainer.journey_table import OWN_FAILURES
 from swarm.pipeline.trainer.pace import JourneyDeadlines, ReplicaChoice
 from swarm.pipeline.wiring import Wiring
 from tests.harness.expect import eventually
-from tests.harness.rigs.pipeline import PHASES, Crew, FakeLeader, microbatch, quick, spoil, turns
+from tests.harness.rigs.pipeline import PHASES, Crew, FakeLeader, microbatch, quick, spoil, stop, turns
 
 A, B, C = ([PeerId(f"{stage}{number}") for number in range(2)] for stage in "abc")
 STAGES = [A, B, C]
@@ -184,8 +184,7 @@ async def test_trainer_without_a_way_leases_nothing_and_still_tells_a_new_leader
     feeding = asyncio.create_task(leader.fed_by(crew.side.trainer))
     await eventually(lambda: leader.asked)  # whoever leads hears it with any question
     assert leader.leased == 0
-    feeding.cancel()
-    await asyncio.gather(feeding, return_exceptions=True)
+    await stop(feeding)
 
 
 async def test_trainer_whose_journeys_are_all_under_way_tells_a_new_leader_at_once_what_it_has_begun() -> None:
@@ -414,8 +413,7 @@ async def test_nothing_is_left_behind_when_feeding_ends() -> None:
     async with crew.working():
         feeding = asyncio.create_task(crew.side.trainer.feed(1, FakeLeader(20)))
         await eventually(lambda: crew.struck)
-        feeding.cancel()
-        await asyncio.gather(feeding, return_exceptions=True)
+        await stop(feeding)
         assert crew.side.trainer._journeys.travelling == {}
     await turns(100)
     assert {

@@ -26,6 +26,7 @@ from tests.harness.rigs.pipeline import (
     Crew,
     microbatch,
     specs,
+    stop,
     tensor,
     turns,
 )
@@ -93,8 +94,7 @@ async def feeding(crew: Crew, leader: Counting) -> AsyncIterator[None]:
         try:
             yield
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await stop(task)
 
 
 @pytest.mark.parametrize("how_far", ["under way", "reporting"])

@@ -28,6 +28,7 @@ from tests.harness.rigs.step import (
     no,
     record,
     stage,
+    stop,
     verify,
 )
 
@@ -135,9 +136,7 @@ async def test_trainer_that_missed_the_first_question_of_a_term_hears_of_it_all_
     running = asyncio.create_task(here.leading(1).run())
     await eventually(lambda: here.puppets[T].told(AGAIN))
     assert len(here.puppets[T].told(PREPARE)) == 3
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
+    await stop(running)
 
 
 @pytest.mark.parametrize("question", [PREPARE, RECONCILE, APPLY, PROPOSE])

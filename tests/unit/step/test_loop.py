@@ -246,19 +246,6 @@ async def test_loop_whose_feed_fails_ends_with_its_error() -> None:
     assert caught.group_contains(Refused, match="no replica left")
 
 
-async def test_loop_whose_decided_step_cannot_be_kept_ends_with_the_reason() -> None:
-    async def decided(closed: Decision) -> None:
-        raise OSError("disk full")
-
-    home = await Home(decided=decided).set()
-    running = asyncio.create_task(home.loop().run())
-    with pytest.raises(OSError, match="disk full"):
-        await close(home.bench)
-    with pytest.raises(ExceptionGroup) as caught:
-        await running
-    assert caught.group_contains(RunEnded, match="disk full")
-
-
 # --- leading ---------------------------------------------------------------------------------------------------------
 
 

@@ -34,6 +34,7 @@ from tests.harness.rigs.step import (
     reconcile,
     record,
     sign,
+    stop,
     weights_digest,
 )
 
@@ -305,9 +306,7 @@ async def cancel_asking(bench: MemberBench, body: Any) -> None:
     for _ in range(5):
         await asyncio.sleep(0)
     assert not asking.done()
-    asking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asking
+    await stop(asking)
 
 
 async def test_member_whose_leader_hangs_up_while_averaging_answers_the_repetition() -> None:

@@ -6,16 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
-import torch
 
-from swarm.averaging.allreduce.plan import RoundResult
 from swarm.consensus.changes import Changes
 from swarm.consensus.records import NO_RECORD, CloseRecord, Decision, acceptance_bytes
 from swarm.consensus.roster import Roster
 from swarm.errors import Busy, PeerError, Refused, RunEnded, Superseded, Violation, WrongStep
 from swarm.ids import PeerId
 from swarm.step.decisions import ATTEMPTS_PER_TERM
-from swarm.step.member.open_step import Round
 from swarm.step.messages import Decide, Over, Propose
 from tests.harness.expect import eventually
 from tests.harness.rigs.step import (
@@ -24,7 +21,6 @@ from tests.harness.rigs.step import (
     ROSTER,
     A,
     B,
-    FakeAverage,
     MemberBench,
     T,
     acceptances,
@@ -36,6 +32,7 @@ from tests.harness.rigs.step import (
     reconcile,
     record,
     sign,
+    stop,
 )
 
 WITHOUT_A = Roster([member for member in ROSTER.members if member.peer != A])
@@ -154,35 +151,6 @@ async def test_member_gives_up_averaging_when_a_newer_attempt_begins(newer: dict
     assert (len(bench.average.begun), bench.average.cancelled) == (2, 1)
 
 
-async def test_member_whose_leader_hung_up_as_a_newer_attempt_began_makes_it_when_it_is_asked_again() -> None:
-    bench, stopping, stopped = MemberBench(), asyncio.Event(), asyncio.Event()
-    average = bench.average
-
-    class Stubborn(FakeAverage):
-        async def __call__(self, wanted: Round, sums: torch.Tensor) -> RoundResult:
-            try:
-                return await super().__call__(wanted, sums)
-            except asyncio.CancelledError:
-                stopping.set()
-                await stopped.wait()
-                raise
-
-    average.__class__ = Stubborn
-    average.gate = asyncio.Event()
-    first = asyncio.create_task(bench.ask(reconcile()))
-    await eventually(lambda: average.begun)
-    newer = asyncio.create_task(bench.ask(reconcile(attempt=2)))
-    await stopping.wait()
-    newer.cancel()
-    await asyncio.gather(newer, return_exceptions=True)
-    stopped.set()
-    with pytest.raises(Superseded):
-        await first
-    average.gate = None
-    assert (await bench.ask(reconcile(attempt=2))).digest
-    assert [attempt for _, _, attempt in average.begun] == [1, 2]
-
-
 async def test_member_that_hears_of_a_term_twice_says_so_though_the_first_who_asked_hung_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -192,8 +160,7 @@ async def test_member_that_hears_of_a_term_twice_says_so_though_the_first_who_as
         patch.setattr(bench.position.news, "tell", gate.wait)
         first = asyncio.create_task(bench.ask(prepare(term=1)))
         await eventually(lambda: bench.position.term == 1)
-        first.cancel()
-        await asyncio.gather(first, return_exceptions=True)
+        await stop(first)
     assert not waiting.done()
     await bench.ask(prepare(term=1))
     await asyncio.wait_for(waiting, 5.0)

@@ -38,6 +38,7 @@ from tests.harness.rigs.step import (
     listed,
     no,
     record,
+    stop,
 )
 
 C, U = PeerId("C"), PeerId("U")
@@ -81,8 +82,7 @@ class Reunited:
         running = asyncio.create_task(Reunion(self.bench.member, self.stage.closing).run())
         await asyncio.sleep(seconds)
         assert not running.done(), "it looks for as long as the peer lives"
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        await stop(running)
 
     @property
     def confirmed(self) -> int:

@@ -15,6 +15,7 @@ from tests.harness.rigs.clocks import DialClock as DialClock
 from tests.harness.rigs.clocks import FakeClock as FakeClock
 from tests.harness.rigs.clocks import HandClock as HandClock
 from tests.harness.rigs.clocks import LoopClock as LoopClock
+from tests.harness.rigs.clocks import stop as stop
 from tests.harness.rigs.clocks import turns as turns
 from tests.harness.rigs.common import RUN as RUN
 from tests.harness.rigs.common import EventList as EventList

@@ -12,6 +12,7 @@ from __future__ import annotations
 from tests.harness.rigs.clocks import HandClock as HandClock
 from tests.harness.rigs.clocks import LoopClock as LoopClock
 from tests.harness.rigs.clocks import in_virtual_time as in_virtual_time
+from tests.harness.rigs.clocks import stop as stop
 from tests.harness.rigs.clocks import turns as turns
 from tests.harness.rigs.clocks import virtual as virtual
 from tests.harness.rigs.common import RUN as RUN
