@@ -1,6 +1,6 @@
 """The rig of ``swarm.averaging``: members of a round in virtual time, on a network that tests can break.
 
-outcomes = in_virtual_time(play(Network(), plan := make_plan([1, 2], 12), whole_numbers(plan)))
+outcomes = await play(Network(), plan := make_plan([1, 2], 12), whole_numbers(plan))
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from swarm.errors import PeerError
 from swarm.events import Event, Mixed
 from swarm.ids import PartName, PeerId, RunId, stage_part
 from swarm.network.protocols import Answer, AnyMethod, Incoming
-from swarm.sim.loop import LoopClock, run_world
+from swarm.sim.loop import LoopClock
 from swarm.sim.network import SimEndpoint, SimNetwork
 from swarm.sim.wires import Delay
 
@@ -141,42 +141,41 @@ class World:
         self.events.append(event)
 
 
-def mixed(*parts: FakePart, prepare: Callable[[World], None] = lambda world: None) -> tuple[Mixed, list[torch.Tensor]]:
-    async def story() -> Mixed:
-        world = World(*parts)
-        prepare(world)
-        return await world.mix()
+async def mixed(
+    *parts: FakePart, prepare: Callable[[World], None] = lambda world: None
+) -> tuple[Mixed, list[torch.Tensor]]:
+    world = World(*parts)
+    prepare(world)
+    return await world.mix(), parts[0].mixed
 
-    return run_world(story()), parts[0].mixed
 
-
-def test_mean_of_a_group_has_one_version_of_each() -> None:
-    event, (mean,) = mixed(FakePart(2, 1.0), FakePart(2, 2.0), FakePart(1, 6.0))
+async def test_mean_of_a_group_has_one_version_of_each() -> None:
+    event, (mean,) = await mixed(FakePart(2, 1.0), FakePart(2, 2.0), FakePart(1, 6.0))
     assert torch.equal(mean, torch.full((ELEMENTS,), 3.0))
     assert (event.members, event.averaged, event.oldest, event.own, event.left_out) == (3, 3, 1, "added", {})
     assert event.bytes_received == 2 * 4 * ELEMENTS
 
 
-def test_version_that_is_too_old_is_left_out_with_its_reason() -> None:
-    event, (mean,) = mixed(FakePart(3, 1.0), FakePart(3, 3.0), FakePart(1, 100.0))
+async def test_version_that_is_too_old_is_left_out_with_its_reason() -> None:
+    event, (mean,) = await mixed(FakePart(3, 1.0), FakePart(3, 3.0), FakePart(1, 100.0))
     assert torch.equal(mean, torch.full((ELEMENTS,), 2.0))
     assert event.left_out == {PeerId("peer2"): "busy: its newest version is of leg 1"}
 
 
-def test_version_with_which_all_began_is_nobodys_contribution() -> None:
-    event, means = mixed(FakePart(1, 1.0), FakePart(0, 100.0))
+async def test_version_with_which_all_began_is_nobodys_contribution() -> None:
+    event, means = await mixed(FakePart(1, 1.0), FakePart(0, 100.0))
     assert not means
     assert (event.averaged, event.own, list(event.left_out)) == (1, "alone", ["peer1"])
 
 
-def test_who_is_far_behind_takes_the_others_mixture_and_loses_its_own() -> None:
-    event, (mean,) = mixed(FakePart(1, 100.0), FakePart(3, 1.0), FakePart(3, 3.0))
+async def test_who_is_far_behind_takes_the_others_mixture_and_loses_its_own() -> None:
+    event, (mean,) = await mixed(FakePart(1, 100.0), FakePart(3, 1.0), FakePart(3, 3.0))
     assert torch.equal(mean, torch.full((ELEMENTS,), 2.0))
     assert (event.own, event.averaged) == ("too old", 2)
 
 
-def test_leg_that_one_alone_claims_makes_nobody_too_old() -> None:
-    event, (mean,) = mixed(FakePart(2, 1.0), FakePart(2, 3.0), FakePart(2**52, 2.0))
+async def test_leg_that_one_alone_claims_makes_nobody_too_old() -> None:
+    event, (mean,) = await mixed(FakePart(2, 1.0), FakePart(2, 3.0), FakePart(2**52, 2.0))
     assert torch.equal(mean, torch.full((ELEMENTS,), 2.0))
     assert (event.own, event.averaged) == ("added", 3)
 
@@ -190,19 +189,19 @@ def test_leg_that_one_alone_claims_makes_nobody_too_old() -> None:
         (0, [1.0] * ELEMENTS, "violation: a version of leg 0, which is older than what was asked for"),
     ],
 )
-def test_hostile_version_is_left_out_and_the_others_count(leg: int, values: list[float], reason: str) -> None:
+async def test_hostile_version_is_left_out_and_the_others_count(leg: int, values: list[float], reason: str) -> None:
     def answer() -> Answer:
         return Answer(VersionTaken(leg=leg), torch.tensor(values).numpy().data.cast("B"))
 
-    event, (mean,) = mixed(
+    event, (mean,) = await mixed(
         FakePart(2, 1.0), FakePart(2, 3.0), FakePart(2, 0.0), prepare=lambda world: world.replace(2, answer)
     )
     assert torch.equal(mean, torch.full((ELEMENTS,), 2.0))
     assert list(event.left_out.values()) == [reason]
 
 
-def test_member_that_is_gone_is_not_waited_for() -> None:
-    event, (mean,) = mixed(
+async def test_member_that_is_gone_is_not_waited_for() -> None:
+    event, (mean,) = await mixed(
         FakePart(2, 1.0),
         FakePart(2, 3.0),
         FakePart(2, 9.0),
@@ -212,82 +211,66 @@ def test_member_that_is_gone_is_not_waited_for() -> None:
     assert list(event.left_out) == ["gone"]
 
 
-def refusal(ask: Callable[[World], tuple[SimEndpoint, TakeRequest]]) -> PeerError:
-    async def story() -> PeerError:
-        world = await World(FakePart(2, 1.0), FakePart(2, 1.0), strangers=1).open()
-        endpoint, request = ask(world)
-        with pytest.raises(PeerError) as raised:
-            await take(endpoint, PeerId("peer0"), request, ELEMENTS, 5.0)
-        return raised.value
-
-    return run_world(story())
+async def refusal(ask: Callable[[World], tuple[SimEndpoint, TakeRequest]]) -> PeerError:
+    world = await World(FakePart(2, 1.0), FakePart(2, 1.0), strangers=1).open()
+    endpoint, request = ask(world)
+    with pytest.raises(PeerError) as raised:
+        await take(endpoint, PeerId("peer0"), request, ELEMENTS, 5.0)
+    return raised.value
 
 
-def test_only_replicas_are_shown_versions_and_only_of_what_is_open() -> None:
+async def test_only_replicas_are_shown_versions_and_only_of_what_is_open() -> None:
     body = {"part": PART, "step": STEP, "least": 1}
-    assert "only replicas" in refusal(lambda world: (world.endpoints[2], TakeRequest(**body))).reason
+    assert "only replicas" in (await refusal(lambda world: (world.endpoints[2], TakeRequest(**body)))).reason
     other = {**body, "part": stage_part(1)}
-    assert "not held here" in refusal(lambda world: (world.endpoints[1], TakeRequest(**other))).reason
+    assert "not held here" in (await refusal(lambda world: (world.endpoints[1], TakeRequest(**other)))).reason
     later = {**body, "step": STEP + 1}
-    assert "step 3 is open here" in refusal(lambda world: (world.endpoints[1], TakeRequest(**later))).reason
+    assert "step 3 is open here" in (await refusal(lambda world: (world.endpoints[1], TakeRequest(**later)))).reason
 
 
-def test_who_is_ahead_of_all_others_is_not_alone() -> None:
-    event, (mean,) = mixed(FakePart(3, 1.0), FakePart(2, 3.0))
+async def test_who_is_ahead_of_all_others_is_not_alone() -> None:
+    event, (mean,) = await mixed(FakePart(3, 1.0), FakePart(2, 3.0))
     assert torch.equal(mean, torch.full((ELEMENTS,), 2.0))
     assert (event.own, event.averaged, event.oldest) == ("added", 2, 1)
 
 
-def test_nothing_is_computed_on_the_event_loop() -> None:
-    async def story() -> OnLoop:
-        world = World(FakePart(2, 1.0), FakePart(2, 2.0), FakePart(1, 6.0))
-        with OnLoop(world.device) as seen:
-            await world.mix()
-        return seen
-
-    seen = run_world(story())
+async def test_nothing_is_computed_on_the_event_loop() -> None:
+    world = World(FakePart(2, 1.0), FakePart(2, 2.0), FakePart(1, 6.0))
+    with OnLoop(world.device) as seen:
+        await world.mix()
     assert seen.off_loop, "nothing was mixed"
     assert not seen.did
 
 
-def test_replica_that_hangs_costs_one_deadline_once_and_counts_again_when_it_is_back() -> None:
-    async def story() -> None:
-        world = await World(FakePart(0, 1.0), FakePart(0, 3.0), FakePart(0, 5.0)).open()
-        mixing = world.mixing(sync_every=100)
-        running = asyncio.create_task(mixing.run())
-        assert {event.averaged for event in await world.legs(3, mixing)} == {3}
-        world.network.hold(world.peers[2])
-        hanging = await world.legs(40, mixing)
-        assert [event.seconds for event in hanging] == [1.0] + [0.0] * 39, "one deadline, and nobody lost a leg"
-        assert {event.averaged for event in hanging} == {2}
-        world.network.release(world.peers[2])
-        assert [event.averaged for event in await world.legs(3, mixing)] == [2, 3, 3], "once its late answer has come"
-        running.cancel()
-
-    run_world(story())
+async def test_replica_that_hangs_costs_one_deadline_once_and_counts_again_when_it_is_back() -> None:
+    world = await World(FakePart(0, 1.0), FakePart(0, 3.0), FakePart(0, 5.0)).open()
+    mixing = world.mixing(sync_every=100)
+    running = asyncio.create_task(mixing.run())
+    assert {event.averaged for event in await world.legs(3, mixing)} == {3}
+    world.network.hold(world.peers[2])
+    hanging = await world.legs(40, mixing)
+    assert [event.seconds for event in hanging] == [1.0] + [0.0] * 39, "one deadline, and nobody lost a leg"
+    assert {event.averaged for event in hanging} == {2}
+    world.network.release(world.peers[2])
+    assert [event.averaged for event in await world.legs(3, mixing)] == [2, 3, 3], "once its late answer has come"
+    running.cancel()
 
 
-def test_first_mixing_waits_a_little_for_who_hangs_from_the_start() -> None:
-    async def story() -> None:
-        world = await World(FakePart(0, 1.0), FakePart(0, 3.0), FakePart(0, 5.0)).open()
-        mixing = world.mixing(sync_every=100)
-        running = asyncio.create_task(mixing.run())
-        world.network.hold(world.peers[2])
-        assert [event.seconds for event in await world.legs(20, mixing, 6.0)] == [FIRST_S] + [0.0] * 19
-        running.cancel()
-
-    run_world(story())
+async def test_first_mixing_waits_a_little_for_who_hangs_from_the_start() -> None:
+    world = await World(FakePart(0, 1.0), FakePart(0, 3.0), FakePart(0, 5.0)).open()
+    mixing = world.mixing(sync_every=100)
+    running = asyncio.create_task(mixing.run())
+    world.network.hold(world.peers[2])
+    assert [event.seconds for event in await world.legs(20, mixing, 6.0)] == [FIRST_S] + [0.0] * 19
+    running.cancel()
 
 
-def test_link_slower_than_the_first_deadline_is_measured_beside_and_waited_for_afterwards() -> None:
-    async def story() -> None:
-        parts = FakePart(0, 1.0), FakePart(0, 3.0), FakePart(0, 5.0)
-        slow = PeerId("peer2")
-        world = await World(*parts, delay=lambda source, target, size: 8.0 if source == slow else 0.0).open()
-        mixing = world.mixing(sync_every=100)
-        running = asyncio.create_task(mixing.run())
-        events = await world.legs(4, mixing, 20.0)
-        assert [(event.averaged, event.seconds) for event in events] == [(2, FIRST_S), (3, 8.0), (3, 8.0), (3, 8.0)]
-        running.cancel()
-
-    run_world(story())
+async def test_link_slower_than_the_first_deadline_is_measured_beside_and_waited_for_afterwards() -> None:
+    parts = FakePart(0, 1.0), FakePart(0, 3.0), FakePart(0, 5.0)
+    slow = PeerId("peer2")
+    world = await World(*parts, delay=lambda source, target, size: 8.0 if source == slow else 0.0).open()
+    mixing = world.mixing(sync_every=100)
+    running = asyncio.create_task(mixing.run())
+    events = await world.legs(4, mixing, 20.0)
+    assert [(event.averaged, event.seconds) for event in events] == [(2, FIRST_S), (3, 8.0), (3, 8.0), (3, 8.0)]
+    running.cancel()

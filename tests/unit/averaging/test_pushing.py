@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from swarm.errors import DeadlineMissed, PeerError
 from swarm.events import Event, Mixed
 from swarm.ids import PeerId, RunId, stage_part
 from swarm.network.protocols import Rpc
-from swarm.sim.loop import LoopClock, run_world
+from swarm.sim.loop import LoopClock
 from swarm.sim.network import SimEndpoint, SimNetwork
 from tests.harness.rigs.averaging import InlineDevice
 
@@ -91,15 +91,12 @@ class World:
         self.events.append(event)
 
 
-def story(of: Callable[[World], Any], *values: float) -> World:
-    async def live() -> World:
-        world = World(*values)
-        for deaf in world.deaf.values():
-            await deaf.inner.enter(RunId("5a" * 32))
-        await of(world)
-        return world
-
-    return run_world(live())
+async def world_of(*values: float) -> World:
+    """Replicas that hold these, and have entered the run."""
+    world = World(*values)
+    for deaf in world.deaf.values():
+        await deaf.inner.enter(RunId("5a" * 32))
+    return world
 
 
 async def many_legs(world: World) -> None:
@@ -108,21 +105,19 @@ async def many_legs(world: World) -> None:
 
 
 @pytest.mark.parametrize("values", [(1.0, 3.0), (0.0, 3.0, 6.0), (1.0, 2.0, 3.0, 4.0, 10.0)])
-def test_all_come_to_the_mean(values: Sequence[float]) -> None:
-    world = story(many_legs, *values)
+async def test_all_come_to_the_mean(values: Sequence[float]) -> None:
+    await many_legs(world := await world_of(*values))
     assert world.values == pytest.approx([sum(values) / len(values)] * len(values), abs=1e-2)
     assert not any(event.left_out for event in world.events)
 
 
 @pytest.mark.parametrize("lost", [PUSH, YIELD])
-def test_answer_that_is_lost_neither_makes_mass_nor_takes_it(lost: str) -> None:
-    async def of(world: World) -> None:
-        await world.leg()
-        world.deaf[world.peers[0]].lost.append(lost)
-        await many_legs(world)
-        assert not world.deaf[world.peers[0]].lost, "the fault did not fire"
-
-    world = story(of, 1.0, 3.0, 8.0)
+async def test_answer_that_is_lost_neither_makes_mass_nor_takes_it(lost: Rpc[Any, Any]) -> None:
+    world = await world_of(1.0, 3.0, 8.0)
+    await world.leg()
+    world.deaf[world.peers[0]].lost.append(lost)
+    await many_legs(world)
+    assert not world.deaf[world.peers[0]].lost, "the fault did not fire"
     assert world.values == pytest.approx([4.0] * 3, abs=1e-2)
     reasons = [reason for event in world.events for reason in event.left_out.values()]
     assert reasons == ["deadline: the answer was lost", "deadline: has been late since an earlier leg: not waited for"]
@@ -130,67 +125,58 @@ def test_answer_that_is_lost_neither_makes_mass_nor_takes_it(lost: str) -> None:
     assert again == (lost == PUSH)
 
 
-def test_what_is_learnt_in_a_leg_comes_to_all() -> None:
-    async def of(world: World) -> None:
-        await many_legs(world)
-        part = world.parts[world.peers[0]]
-        part.params = part.params + 6.0
-        await many_legs(world)
-
-    world = story(of, 0.0, 0.0, 0.0)
+async def test_what_is_learnt_in_a_leg_comes_to_all() -> None:
+    await many_legs(world := await world_of(0.0, 0.0, 0.0))
+    part = world.parts[world.peers[0]]
+    part.params = part.params + 6.0
+    await many_legs(world)
     assert max(world.values) - min(world.values) < 0.05
     assert min(world.values) > 1.0
 
 
-def test_target_that_hangs_costs_one_deadline_once_and_what_is_meant_for_it_is_not_lost() -> None:
-    async def of(world: World) -> None:
-        stopped, others = world.peers[2], world.peers[:2]
+async def test_target_that_hangs_costs_one_deadline_once_and_what_is_meant_for_it_is_not_lost() -> None:
+    world = await world_of(1.0, 3.0, 8.0)
+    stopped, others = world.peers[2], world.peers[:2]
 
-        async def legs(count: int, *peers: PeerId) -> None:
-            for _ in range(count):
-                for peer in peers:
-                    world.parts[peer].leg += 1
-                    await world.pushing[peer].mix(beside, *world._held(peer))
-                await asyncio.sleep(0.1)
+    async def legs(count: int, *peers: PeerId) -> None:
+        for _ in range(count):
+            for peer in peers:
+                world.parts[peer].leg += 1
+                await world.pushing[peer].mix(beside, *world._held(peer))
+            await asyncio.sleep(0.1)
 
-        async with asyncio.TaskGroup() as beside:
-            await legs(2, *world.peers)
-            world.network.hold(stopped)
-            began = len(world.events)
-            await legs(12, *others)
-            hanging = world.events[began:]
-            world.network.release(stopped)
-            await legs(24, *world.peers)
-        waited = [event.seconds for event in hanging if event.seconds > 0]
-        assert waited == pytest.approx([1.0, 1.0]), "one deadline of one second for each of the two"
-        assert {event.own for event in hanging if event.left_out} == {"pushed", "kept"}
-        assert not any(event.left_out for event in world.events[-12:])
-
-    world = story(of, 1.0, 3.0, 8.0)
+    async with asyncio.TaskGroup() as beside:
+        await legs(2, *world.peers)
+        world.network.hold(stopped)
+        began = len(world.events)
+        await legs(12, *others)
+        hanging = world.events[began:]
+        world.network.release(stopped)
+        await legs(24, *world.peers)
+    waited = [event.seconds for event in hanging if event.seconds > 0]
+    assert waited == pytest.approx([1.0, 1.0]), "one deadline of one second for each of the two"
+    assert {event.own for event in hanging if event.left_out} == {"pushed", "kept"}
+    assert not any(event.left_out for event in world.events[-12:])
     assert world.values == pytest.approx([4.0] * 3, abs=1e-2)
 
 
-def refusal(payload: torch.Tensor, part: str = PART, step: int = STEP, weight: float = 0.5) -> PeerError:
-    found: list[PeerError] = []
-
-    async def of(world: World) -> None:
-        body = PushRequest(part=part, step=step, number=1, weight=weight)
-        sender = world.deaf[world.peers[1]].inner
-        with pytest.raises(PeerError) as raised:
-            await sender.call(world.peers[0], PUSH, body, timeout_s=5.0, payload=payload.numpy().data.cast("B"))
-        found.append(raised.value)
-        await world.leg(world.peers[0])
-        assert world.values[0] == 1.0
-
-    story(of, 1.0, 1.0)
-    return found[0]
+async def refusal(payload: torch.Tensor, part: str = PART, step: int = STEP, weight: float = 0.5) -> str:
+    """Why mass is refused, which then has changed nothing."""
+    world = await world_of(1.0, 1.0)
+    body = PushRequest(part=part, step=step, number=1, weight=weight)
+    sender = world.deaf[world.peers[1]].inner
+    with pytest.raises(PeerError) as raised:
+        await sender.call(world.peers[0], PUSH, body, timeout_s=5.0, payload=payload.numpy().data.cast("B"))
+    await world.leg(world.peers[0])
+    assert world.values[0] == 1.0
+    return raised.value.reason
 
 
-def test_mass_that_no_honest_peer_sends_is_refused_and_changes_nothing() -> None:
+async def test_mass_that_no_honest_peer_sends_is_refused_and_changes_nothing() -> None:
     good = torch.ones(ELEMENTS)
-    assert "12 bytes instead of 16" in refusal(good[:3]).reason
-    assert "not finite" in refusal(torch.tensor([1.0, float("inf"), 1.0, 1.0])).reason
-    assert "farther away" in refusal(torch.full((ELEMENTS,), 3e38)).reason
-    assert "weight 9" in refusal(good, weight=9.0).reason
-    assert "is open here" in refusal(good, step=STEP + 1).reason
-    assert "not held here" in refusal(good, part=stage_part(1)).reason
+    assert "12 bytes instead of 16" in await refusal(good[:3])
+    assert "not finite" in await refusal(torch.tensor([1.0, float("inf"), 1.0, 1.0]))
+    assert "farther away" in await refusal(torch.full((ELEMENTS,), 3e38))
+    assert "weight 9" in await refusal(good, weight=9.0)
+    assert "is open here" in await refusal(good, step=STEP + 1)
+    assert "not held here" in await refusal(good, part=stage_part(1))

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from peers.manifest_file import manifest_sent
-from swarm.clock import SystemClock
 from swarm.config import Manifest
 from swarm.errors import Advice, Ending, Incompatible, Refused, RunEnded, SpeaksOtherWire, Unadmitted
 from swarm.ids import PeerId, RunId
@@ -17,6 +16,7 @@ from swarm.network.addresses import by_peer, parse_address
 from swarm.network.discovery.manifest import ManifestService
 from swarm.security.signing import PrivateIdentity
 from swarm.sim.network import SimNetwork
+from tests.harness.rigs.clocks import LoopClock
 from tests.harness.rigs.membership import FakeClock, tokenizer
 from tests.harness.rigs.membership import manifest as manifest_of
 
@@ -41,7 +41,7 @@ def _document(**changes: Any) -> bytes:
 
 
 async def _ask(service: ManifestService, expected: RunId | None) -> tuple[PeerId, Manifest, bytes]:
-    network = SimNetwork(SystemClock())
+    network = SimNetwork(LoopClock())
     asked, asking = (PrivateIdentity(bytes([number]) * 32).peer for number in (1, 2))
     serving, endpoint = network.endpoint(asked), network.endpoint(asking)
     serving.mount(service)
@@ -89,7 +89,7 @@ async def test_find_run_manifest_of_another_version_is_incompatible(changes: dic
 
 
 async def test_find_run_nobody_answers_names_an_address_and_how_many_there_are() -> None:
-    network = SimNetwork(SystemClock())
+    network = SimNetwork(LoopClock())
     endpoint = network.endpoint(PrivateIdentity(b"\2" * 32).peer)
     addresses = [f"/ip4/127.0.0.1/tcp/{port}/p2p/{PrivateIdentity(bytes([port]) * 32).peer}" for port in (5, 6)]
     try:
@@ -118,7 +118,7 @@ class Refuser(ManifestService):
 
 
 async def test_find_run_asks_each_peer_once_and_goes_on_to_the_next() -> None:
-    network = SimNetwork(SystemClock())
+    network = SimNetwork(LoopClock())
     other, gone, honest, asking = (PrivateIdentity(bytes([number]) * 32).peer for number in (1, 2, 3, 4))
     endpoints = [network.endpoint(peer) for peer in (other, honest, asking)]
     endpoints[0].mount(Refuser(_document(), TOKENIZER))

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from swarm.clock import SystemClock
 from swarm.consensus.placement import Candidate, assign_stages
 from swarm.consensus.records import NO_RECORD, CloseRecord, Contribution, acceptance_bytes
 from swarm.errors import OutOfSync, Refused, RunEnded
@@ -19,6 +18,7 @@ from swarm.schema import Empty
 from swarm.sim.network import SimNetwork
 from swarm.step.calls import StepCalls
 from swarm.step.messages import DECIDE, PROPOSE, Accepted, Decide, Propose
+from tests.harness.rigs.clocks import LoopClock
 from tests.harness.rigs.membership import RUN, FakeClock, sign
 
 DIGESTS = {PartName("stage-0"): "0" * 64, PartName("stage-1"): "1" * 64, ENDS: "2" * 64}
@@ -137,7 +137,7 @@ class Newcomer:
 
 
 async def meet() -> tuple[StepCalls, dict[str, Newcomer]]:
-    network, newcomers = SimNetwork(SystemClock()), {}
+    network, newcomers = SimNetwork(LoopClock()), {}
     endpoints = {member.peer: network.endpoint(member.peer) for member in CANDIDATES}
     for name, endpoint in endpoints.items():
         newcomers[name] = Newcomer(PeerId(name))

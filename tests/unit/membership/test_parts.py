@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from peers.frozen import with_frozen
-from swarm.clock import SystemClock
 from swarm.config import Manifest, RunConfig, TokenizerConfig
 from swarm.disk import reserved_bytes
 from swarm.errors import ConfigError, Incompatible, StateError
@@ -29,6 +28,7 @@ from swarm.planning.costs import founding_bytes, storing_bytes
 from swarm.sim.network import SimNetwork
 from swarm.state.frozen import FrozenShelf, FrozenStore, ModelFiles
 from swarm.waiting import TokenBucket
+from tests.harness.rigs.clocks import LoopClock
 from tests.harness.rigs.common import EventList
 from tests.harness.rigs.foreign import foreign_model
 from tests.harness.rigs.models import MODEL
@@ -49,14 +49,14 @@ def founded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifest, FrozenS
 
 
 async def around(manifest: Manifest, files: ModelFiles, donors: dict[str, Any]) -> Any:
-    network = SimNetwork(SystemClock())
+    network = SimNetwork(LoopClock())
     endpoint = network.endpoint("me")
     for name, shelf in donors.items():
         other = network.endpoint(name)
         other.mount(shelf)
         await other.enter(manifest.run_id)
     await endpoint.enter(manifest.run_id)
-    found = SimpleNamespace(manifest=manifest, files=files, endpoint=endpoint, clock=SystemClock(), events=EventList())
+    found = SimpleNamespace(manifest=manifest, files=files, endpoint=endpoint, clock=LoopClock(), events=EventList())
     return cast(PeerContext, found)
 
 

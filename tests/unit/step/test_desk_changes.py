@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from swarm.clock import SystemClock
 from swarm.consensus import changes
 from swarm.consensus.changes import ALL_ASKED, Admission, Departure
 from swarm.consensus.roster import Roster
@@ -25,6 +24,7 @@ from swarm.step.leader.rescue import absent
 from swarm.step.leader.service import LeadService
 from swarm.step.observe_messages import RunStanding
 from tests.harness.expect import eventually
+from tests.harness.rigs.clocks import LoopClock
 from tests.harness.rigs.step import BEFORE, PARTS, RUN, SEVEN, STEP, admission, asked, departure, listed, verify
 from tests.harness.rigs.step import RULES as WORLD_RULES
 
@@ -291,7 +291,7 @@ async def test_leader_of_a_later_term_forgets_what_it_was_asked_before_and_takes
 
 
 async def test_absent_are_those_that_died_or_fell_silent_and_nobody_waits_for_them() -> None:
-    network = SimNetwork(SystemClock())
+    network = SimNetwork(LoopClock())
     there, dead, silent, me = (PeerId(name) for name in ("C", "E", "G", "L"))
     for peer in (there, dead, silent, me):
         endpoint = network.endpoint(peer)
