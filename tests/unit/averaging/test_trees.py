@@ -18,6 +18,7 @@ from swarm.network.protocols import Answer, Incoming, Rpc
 from tests.harness.rigs.averaging import (
     Network,
     in_virtual_time,
+    kill_at,
     make_plan,
     names,
     only_results,
@@ -130,25 +131,13 @@ def test_plans_of_two_schedules_differ() -> None:
 async def test_member_dead_at_a_chunk_fails_the_round_for_all_others_at_once(
     schedule: ScheduleName, victim: PeerId, number: int
 ) -> None:
-    plan, network, seen = planned(schedule, [1, 1, 1, 1], 48), Network(seed=number), 0
-
-    async def kill(caller: PeerId, target: PeerId, name: Rpc[Any, Any], body: Any) -> None:
-        nonlocal seen
-        seen += name == CHUNK
-        if name == CHUNK and seen == number:
-            network.kill(victim)
-            await asyncio.sleep(0)
-
-    network.hook = kill
-
-    async def scene() -> tuple[dict[PeerId, Any], float]:
-        return await play(network, plan, whole_numbers(plan)), asyncio.get_running_loop().time()
-
-    outcomes, seconds = await scene()
+    plan, network = planned(schedule, [1, 1, 1, 1], 48), Network(seed=number)
+    kill_at(network, victim, CHUNK, number)
+    outcomes = await play(network, plan, whole_numbers(plan))
     assert network.dead(victim), "the fault did not fire"
     told = [outcomes[peer] for peer in plan.members if peer != victim]
     assert all(isinstance(outcome, RoundFailed) and victim in str(outcome) for outcome in told), outcomes
-    assert seconds < 5, "nobody waits for the deadline"
+    assert asyncio.get_running_loop().time() < 5, "nobody waits for the deadline"
 
 
 @EACH
@@ -189,14 +178,11 @@ async def test_silent_death_of_who_only_sends_is_known_at_once(schedule: Schedul
 
     network.hook = hang_then_die
 
-    async def scene() -> tuple[dict[PeerId, Any], float]:
-        return await play(network, plan, whole_numbers(plan)), asyncio.get_running_loop().time()
-
-    outcomes, seconds = await scene()
+    outcomes = await play(network, plan, whole_numbers(plan))
     assert seen
     assert network.dead(P3)
     assert all(isinstance(outcomes[peer], RoundFailed) for peer in (P0, P1, P2)), outcomes
-    assert seconds < 5
+    assert asyncio.get_running_loop().time() < 5
 
 
 @pytest.mark.parametrize("schedule", TREES)
