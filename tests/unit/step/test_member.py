@@ -365,6 +365,15 @@ async def test_member_closed_while_averaging_leaves_nothing_running() -> None:
     assert bench.average.cancelled == 1
 
 
+async def test_member_closed_while_it_closes_a_step_leaves_nothing_running() -> None:
+    bench = await brought_to("propose")
+    bench.device.gate = asyncio.Event()
+    await cancel_asking(bench, decide(record()))
+    await bench.member.close()
+    bench.device.gate.set()
+    assert (bench.position.open_step, bench.history.head) == (1, GENESIS)
+
+
 async def test_member_whose_leader_hangs_up_while_preparing_prepares_again() -> None:
     bench = await brought_to("reconcile")
     bench.device.gate = asyncio.Event()
