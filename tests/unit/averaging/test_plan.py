@@ -14,6 +14,8 @@ from swarm.averaging.allreduce.partition import (
     part_bounds,
 )
 from swarm.averaging.allreduce.plan import MAX_WINDOW, MIN_WINDOW
+from swarm.averaging.strategies import STRATEGIES
+from swarm.config import AveragingConfig
 from swarm.errors import BugError
 from swarm.ids import PeerId
 from tests.harness.rigs.averaging import make_plan, names
@@ -94,3 +96,7 @@ def test_plan_digest_covers_all_but_the_time_out() -> None:
 def test_plan_window_grows_with_the_vector_within_bounds() -> None:
     windows = [make_plan([1] * 4, n, chunk_elements=CHUNK_ELEMENTS).window for n in (1000, 20_000_000, 10**9)]
     assert windows == [MIN_WINDOW, 7, MAX_WINDOW]
+
+
+def test_strategies_include_what_the_manifest_allows() -> None:
+    assert AveragingConfig().strategy in STRATEGIES

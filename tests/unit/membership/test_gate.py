@@ -146,6 +146,14 @@ def test_copied_credential_serves_nobody_else() -> None:
     assert may(made, OTHER.peer) == STRANGER
 
 
+@pytest.mark.parametrize(("step", "why"), [(9, "expired with step 9"), (20, "expired with step 9")])
+def test_expired_credential_says_so_and_admits_nobody(step: int, why: str) -> None:
+    made = gate(record(step))
+    with pytest.raises(Unadmitted, match=why):
+        made.show(HOLDER.peer, credential())
+    assert may(made, HOLDER.peer) == STRANGER
+
+
 def test_credential_that_expires_while_its_holder_waits_admits_it_no_more() -> None:
     made, at = gate(), At(record())
     made.follow(at, ISSUER.peer)
@@ -310,6 +318,14 @@ def test_voters_of_the_fork_point_are_those_of_both_lineages() -> None:
 
 
 # --- coming back ----------------------------------------------------------------------------------------------------
+
+
+def test_member_comes_back_after_its_invite_has_expired() -> None:
+    used = record(4, used=(credential(),))
+    made = gate(record(20, after=used.admissions))
+    assert HOLDER.peer not in made.members
+    made.show(HOLDER.peer, credential())
+    assert may(made, HOLDER.peer) == JOINER
 
 
 def test_revoked_peer_comes_back_with_another_invite() -> None:

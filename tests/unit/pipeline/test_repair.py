@@ -151,6 +151,23 @@ def test_late_replica_of_a_run_that_has_only_begun_gets_another_turn_if_it_is_al
         assert found == [B[0]], "in the end it is replaced all the same"
 
 
+async def test_late_answer_of_a_suspected_replica_is_welcome() -> None:
+    crew = await Crew.of([A, B], in_flight=1, pace=quick())
+    for peer in B:
+        crew.replicas[peer].device.gate = asyncio.Event()
+    leader = FakeLeader(1)
+    async with crew.working():
+        feeding = asyncio.create_task(leader.fed_by(crew.side.trainer))
+        await eventually(lambda: crew.side.events.of(HopMoved))
+        suspected = crew.side.events.of(HopMoved)[0].old
+        gate = crew.replicas[suspected].device.gate
+        assert gate is not None
+        gate.set()
+        await feeding
+        assert leader.finished[0].route[1] == suspected
+        assert not crew.side.wiring.statistics()[1][suspected].on_parole
+
+
 async def test_only_replica_of_a_stage_that_stalls_is_waited_for() -> None:
     crew = await Crew.of([[A[0]], [B[0]]], in_flight=2, pace=quick())
     crew.replicas[B[0]].device.gate = asyncio.Event()
