@@ -37,7 +37,7 @@ STAGE = PartName("stage-0")
 
 
 def manifest_of(lora: LoraConfig | None = None, seed: int = 0) -> Manifest:
-    model = MODEL.model_copy(update={"lora": lora or LoraConfig(rank=4, base="nf4")})
+    model = MODEL.model_copy(update={"lora": lora or LoraConfig(rank=4, base="bfloat16")})
     return Manifest(model=model, run=RunConfig(seed=seed), tokenizer=TokenizerConfig(digest="0" * 64))
 
 
@@ -76,7 +76,7 @@ def test_founder_keeps_all_parts_and_names_them(tmp_path: Path) -> None:
     assert len(told) == 3  # nothing was made again
 
 
-@pytest.mark.parametrize(("base", "stages"), [("nf4", 1), ("bfloat16", 1), ("float32", 2)])
+@pytest.mark.parametrize(("base", "stages"), [("nf4", 1), ("float32", 2)])
 def test_founder_needs_no_more_memory_for_them_than_is_predicted(base: BaseDType, stages: int, tmp_path: Path) -> None:
     model = foreign_model("llama", hidden_size=64, intermediate_size=192, vocab_size=2048, num_hidden_layers=2)
     model = model.model_copy(update={"lora": LoraConfig(rank=2, base=base)})

@@ -83,7 +83,7 @@ acts = st.lists(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(acts=acts, hosted=st.booleans(), dead=st.sampled_from([None, *HOSTS]))
 def test_each_microbatch_is_committed_or_replayed_or_withdrawn_or_lost(
     acts: list[tuple[str, PeerId, PeerId]], hosted: bool, dead: PeerId | None

@@ -205,7 +205,7 @@ class HonestSwarm(Swarm):
 
 
 quick = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=40, stateful_step_count=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 TestSwarm = Swarm.TestCase
 TestSwarm.settings = quick
