@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from peers.chaos.plan import On
-from tests.harness.swarm import LocalSwarm
 
 NO_PROTOCOL = frozenset({"Waiting", "SyncProgress", "DeviceUsed", "LinkUsage", "LoopLag", "DashboardServed"})
 """Events that say how things are, not that something was done."""
@@ -51,18 +50,6 @@ class Moments:
         shares, drawn by the seed, in the order of peers."""
         fitting = [one for one in self.seen if (not peers or one.on.peer in peers) and kinds(str(one.on.kind))]
         return sorted(_draw(fitting, most, seed), key=lambda one: (one.on.peer, str(one.on.kind), one.on.nth))
-
-
-def crash_points(
-    swarm: LocalSwarm, *, most: int, seed: int, peers: Collection[str] = (), without: Collection[str] = NO_PROTOCOL
-) -> list[On]:
-    """As :meth:`Moments.draw`, of the events of a swarm whose run is over."""
-    log = Moments()
-    for name in sorted(swarm.peers):
-        for event in swarm.peers[name].events.events:
-            if event.kind not in without:
-                log.hear(name, event.kind, {})
-    return [moment.on for moment in log.draw(most=most, seed=seed, peers=peers)]
 
 
 def _draw(moments: Iterable[Moment], most: int, seed: int) -> list[Moment]:

@@ -42,7 +42,6 @@ from swarm.sim.links import LinkShape
 from swarm.sim.loop import run_world
 from tests.harness.faults_disks import FullDisks, full_disk
 from tests.harness.faults_memory import MemoryWorld
-from tests.harness.faults_sweep import NO_PROTOCOL, crash_points
 from tests.harness.swarm import LocalSwarm
 
 AT_STEP_2 = On(StepClosed, peer="host-0", where={"step": 2})
@@ -382,20 +381,3 @@ def test_bulk_kill_draws_by_the_seed_from_the_living(tmp_path: Path) -> None:
     assert len(set(hit)) == 3
     assert all(swarm.is_dead(name) and name.startswith("host-") for name in hit)
     assert plan.counts == {"kill": 1}
-
-
-def test_crash_points_are_events_that_come_again(tmp_path: Path) -> None:
-    shape: dict[str, Any] = {"hosts": 2, "trainers": 1, "run": {"steps": 2}}
-    (tmp_path / "calm").mkdir()
-    calm = SimSwarm(tmp_path / "calm", **shape)
-    run_world(calm.run())
-    points = crash_points(calm, most=40, seed=1)
-    assert len(points) == len(set(map(str, points))) == 40
-    assert {point.peer for point in points} == set(calm.peers)
-    assert {str(point.kind) for point in points} == {
-        event.kind for peer in calm.peers.values() for event in peer.events.events
-    } - NO_PROTOCOL
-    for number, point in enumerate(points[::13]):
-        swarm, plan = struck(tmp_path / str(number), Strike("kill", point, Kill((point.peer,))), **shape)
-        plan.assert_fired()
-        assert swarm.is_dead(point.peer)

@@ -26,12 +26,11 @@ from tests.harness.rigs.averaging import (
     in_virtual_time,
     inline,
     make_plan,
-    names,
     right_mean,
     whole_numbers,
 )
 
-QUICK = settings(max_examples=80, deadline=None, derandomize=True)
+QUICK = settings(max_examples=50, deadline=None, derandomize=True)
 ELEMENTS = 36
 KINDS = ("leaves", "returns", "reduces")
 """A call of anybody leaves; a call of anybody comes back; the victim puts a chunk of its part together."""
@@ -199,12 +198,13 @@ def each_moment(plan: RoundPlan, victim: PeerId, kind: str) -> Iterator[Story]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("weights", [[1, 1, 1], [3, 1, 2, 0]])
+@pytest.mark.parametrize(("weights", "chunk_elements"), [([1, 1, 1], 6), ([3, 1, 2, 0], 9)])
 def test_member_killed_at_every_event_of_a_round_leaves_survivors_with_one_exact_result(
-    weights: list[int], kind: str
+    weights: list[int], chunk_elements: int, kind: str
 ) -> None:
-    plan = make_plan(weights, ELEMENTS, chunk_elements=6)
+    plan = make_plan(weights, ELEMENTS, chunk_elements=chunk_elements)
     calls = in_virtual_time(_calls_of_a_round(plan))
+    splits = 0
     for victim in plan.members:
         stories = list(each_moment(plan, victim, kind))
         expected = len(plan.chunks_of(victim)) if kind == "reduces" else calls
@@ -213,6 +213,8 @@ def test_member_killed_at_every_event_of_a_round_leaves_survivors_with_one_exact
         assert all(story.plan.members == plan.members or victim not in story.plan.members for story in stories)
         repeated = sum(len(story.attempts) == 2 for story in stories)
         assert repeated or not stories, "no kill made a round void"
+        splits += sum(len(set(map(type, story.attempts[0]))) == 2 for story in stories)
+    assert splits or kind != "returns", "no death fell between two signatures, which splits the first attempt"
 
 
 async def _calls_of_a_round(plan: RoundPlan) -> int:
@@ -220,14 +222,6 @@ async def _calls_of_a_round(plan: RoundPlan) -> int:
     await group.gather()
     await group.attempt(plan, whole_numbers(plan), None)
     return sum(group.network.calls.values())
-
-
-def test_member_killed_before_anybody_signed_voids_the_round_for_all_survivors() -> None:
-    plan = make_plan([1, 1, 1, 1], ELEMENTS)
-    for victim in names(4):
-        for story in each_moment(plan, victim, "reduces"):
-            assert all(isinstance(outcome, RoundFailed) for outcome in story.attempts[0])
-            assert victim not in story.plan.members
 
 
 bombs_of_a_round = st.lists(st.tuples(st.integers(0, 4), st.sampled_from(KINDS), st.integers(1, 80)), max_size=3)
@@ -254,13 +248,3 @@ def test_members_dying_one_after_the_other_leave_the_rest_with_one_exact_result(
     story = in_virtual_time(survive(plan, sums, placed, seed))
     check_story(story, sums, before)
     assert len(story.attempts) <= 1 + sum(bomb.fired for bomb in placed)
-
-
-def test_death_between_two_signatures_splits_the_first_attempt_and_the_repeated_one_does_not() -> None:
-    plan, splits = make_plan([1, 1, 1], ELEMENTS), 0
-    for victim in plan.members:
-        for story in each_moment(plan, victim, "returns"):
-            kinds = {type(outcome) for outcome in story.attempts[0]}
-            splits += kinds == {RoundResult, RoundFailed}
-            assert {type(outcome) for outcome in story.attempts[-1]} == {RoundResult}
-    assert splits, "no death fell between two signatures"

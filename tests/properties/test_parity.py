@@ -1,0 +1,84 @@
+"""A reproducible swarm is the plain loop, bit for bit, in whatever way its model is cut and whoever dies.
+
+``python -m tests.benchmarks parity`` plays it with real processes, and ``trajectory`` with kills among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peers.chaos.faults import Kill, Restart
+from peers.chaos.plan import On, Strike
+from peers.home.run_directory import RunDirectory
+from peers.simulate.sim_swarm import SimSwarm
+from swarm.consensus.records import CloseRecord
+from swarm.sim.links import Links
+from tests.benchmarks._parity_replay import ExactLoop, replay
+from tests.benchmarks._parity_run import Layout, TrainedRun, read_history
+from tests.swarms.story import live_through
+
+STEPS = 8
+SMALL: Mapping[str, Any] = {
+    "run": {"steps": STEPS, "reproducible": True},
+    "model": {"layers": 2, "dim": 16, "context": 8},
+    "batch": {"microbatch_size": 1, "microbatches_per_step": 4},
+}
+KILLS = (
+    Strike("host", On("Accumulated", peer="host-1", nth=2), Kill(("host-1",))),
+    Strike("trainer", On("RoundDone", peer="trainer-1", nth=2), Restart("trainer-1")),
+    Strike("founder", On("StepClosed", peer="host-0", nth=3), Kill(("bootstrap",))),
+    Strike("back", On("StepClosed", peer="host-0", nth=1, after="founder"), Restart("host-1")),
+)
+
+
+def lived(root: Path, *strikes: Strike, ends: str = "private") -> tuple[TrainedRun, SimSwarm]:
+    """A run in virtual time that kept its invariants whatever struck it, as those who outlived it have it."""
+    links = Links.parse({"default": {"latency_ms": 20}})
+    swarm = SimSwarm(root, hosts=4, trainers=2, links=links, split={"stages": 2, "ends": ends}, **SMALL)
+    live_through(swarm, root, *strikes, steps=STEPS, timeout_s=600.0)
+    directory = RunDirectory(root)
+    for number, shard in enumerate(swarm.shards):
+        directory.shard(number).parent.mkdir(exist_ok=True)
+        directory.shard(number).symlink_to(shard)
+    layout = Layout(name="2 × 2", stages=2, replicas=2, ends="private")
+    records = read_history(root / "host-0" / "history.jsonl")
+    return TrainedRun(manifest=swarm.manifest, directory=directory, layout=layout, records=records, seconds=0.0), swarm
+
+
+def differing(run: TrainedRun, records: tuple[CloseRecord, ...]) -> list[tuple[int, str]]:
+    """The steps and parts, or microbatches, of which the plain loop has other bits than the records say."""
+    found: list[tuple[int, str]] = []
+    loop = replay(replace(run, records=records), ExactLoop(run.manifest))
+    for record, step in zip(run.records[1:], loop.steps, strict=True):
+        assert record.digests.keys() == step.digests.keys()
+        found += [(record.step, part) for part, digest in step.digests.items() if record.digests[part] != digest]
+        told = [(contribution.microbatch, contribution.loss_sum) for contribution in record.committed]
+        found += [(record.step, str(m)) for (m, ours), loss in zip(told, step.loss_sums, strict=True) if ours != loss]
+    return found
+
+
+@pytest.mark.parametrize("ends", ["private", "hosted"])
+def test_run_of_replicas_trains_the_plain_loops_bits(tmp_path: Path, ends: str) -> None:
+    run, _ = lived(tmp_path, ends=ends)
+    assert len({record.digests["stage-0"] for record in run.records}) == STEPS + 1, "it does not move"
+    assert differing(run, run.records) == []
+    # A ledger that is wrong about one microbatch of the first two steps each is seen.
+    genesis, first, second, *rest = run.records
+    moved = (second.committed[0], *first.committed[1:]), (first.committed[0], *second.committed[1:])
+    exchanged = [
+        record.model_copy(update={"committed": committed})
+        for record, committed in zip((first, second), moved, strict=True)
+    ]
+    assert {step for step, _ in differing(run, (genesis, *exchanged, *rest))} == set(range(1, STEPS + 1))
+
+
+def test_run_whose_host_trainer_and_founder_are_killed_trains_the_plain_loops_bits(tmp_path: Path) -> None:
+    """The distance of the trajectory is 0.0: what the ledger says was trained is all that decides it."""
+    run, swarm = lived(tmp_path, *KILLS)
+    assert {name for name in swarm.peers if swarm.is_dead(name)} == {"host-1", "trainer-1", "bootstrap"}
+    assert differing(run, run.records) == []
