@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from peers.chaos.forks import Forked, Forks
-from tests.harness.expect import wait_until
+from tests.harness.expect import LONG_S, wait_until
 
-START_S = 120.0
+ENDED_S = 60.0
+"""How long a peer that was told to stop twice may take, before it is killed."""
+LOCAL = ("--listen", "/ip4/127.0.0.1/tcp/0")
 
 
 @dataclass(slots=True)
@@ -37,7 +39,7 @@ class Started:
                     found.append(event)
         return found
 
-    def wait_event(self, kind: str, *, deadline_s: float = START_S, **fields: Any) -> dict[str, Any]:
+    def wait_event(self, kind: str, *, deadline_s: float = LONG_S, **fields: Any) -> dict[str, Any]:
         """The first such event. Fails when the process ends without it."""
 
         def look() -> dict[str, Any] | None:
@@ -53,11 +55,11 @@ class Started:
         assert found is not None
         return found
 
-    def wait_step(self, step: int, *, deadline_s: float = START_S) -> None:
+    def wait_step(self, step: int, *, deadline_s: float = LONG_S) -> None:
         """Until it has closed a step."""
         self.wait_event("StepClosed", step=step, deadline_s=deadline_s)
 
-    def end(self, *, deadline_s: float = START_S) -> tuple[int, str]:
+    def end(self, *, deadline_s: float = LONG_S) -> tuple[int, str]:
         """(exit code, why) when it has ended by itself."""
         code = self.process.wait(deadline_s)
         stopped = self.events("PeerStopped")
@@ -89,7 +91,7 @@ class ByHand:
         with output.open("wb") as file:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
 
-    def run(self, *arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, timeout_s: float = LONG_S) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
         environment = os.environ | {"SWARM_HOME": str(self.home)}
         command = [sys.executable, "-m", "peers.cli", *arguments]
@@ -112,7 +114,7 @@ def by_hand(root: Path, *, forked: bool = True) -> Iterator[ByHand]:
                     one.process.wait(0.5)
         for one in hand.started:
             try:
-                one.process.wait(10)
+                one.process.wait(ENDED_S)
             except subprocess.TimeoutExpired:
                 one.process.send_signal(signal.SIGKILL)
                 one.process.wait()
@@ -154,3 +156,21 @@ def found(
     relays = [word for at in through for word in ("--through", at)]
     bootstrap = hand.start("new", str(manifest), "--listen", listen, *relays, prefix=prefix)
     return bootstrap, str(bootstrap.wait_event("Invited")["invite"])
+
+
+def some_text(root: Path) -> Path:
+    """A text of a trainer's own."""
+    path = root / "text.txt"
+    path.write_text(
+        "\n\n".join(f"Paragraph {n} of a text that nobody else has, number {n * 7}." * 6 for n in range(80))
+    )
+    return path
+
+
+def digests_differ(peers: Sequence[Started]) -> list[int]:
+    """Steps of which two peers saw different weights."""
+    seen: dict[int, set[str]] = {}
+    for peer in peers:
+        for event in peer.events("StepClosed"):
+            seen.setdefault(event["step"], set()).add(json.dumps(event["digests"], sort_keys=True))
+    return [step for step, digests in seen.items() if len(digests) > 1]

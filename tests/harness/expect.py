@@ -15,13 +15,15 @@ from typing import TypeVar
 T = TypeVar("T")
 
 LOOK_EVERY_S = 0.005
+LONG_S = 300.0
+"""Long enough for whatever is waited for on a machine that is slow and busy. Who passes never waits for it."""
 
 
 class NotInTime(AssertionError):
     """The condition did not become true before its deadline; the message has the last value seen."""
 
 
-def wait_until(look: Callable[[], T], *, deadline_s: float = 30.0, what: str = "") -> T:
+def wait_until(look: Callable[[], T], *, deadline_s: float = LONG_S, what: str = "") -> T:
     """The first truthy value of ``look()``; blocks the thread. Raises NotInTime after ``deadline_s`` seconds."""
     end = time.monotonic() + deadline_s
     pause = threading.Event()
@@ -32,7 +34,7 @@ def wait_until(look: Callable[[], T], *, deadline_s: float = 30.0, what: str = "
     return value
 
 
-async def eventually(look: Callable[[], T], *, deadline_s: float = 30.0, what: str = "") -> T:
+async def eventually(look: Callable[[], T], *, deadline_s: float = LONG_S, what: str = "") -> T:
     """As :func:`wait_until`, letting the event loop run between looks. A cancelled wait ends at once."""
     loop = asyncio.get_running_loop()
     end = loop.time() + deadline_s

@@ -8,17 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.by_hand import Started, by_hand, found
+from tests.harness.by_hand import LOCAL, by_hand, digests_differ, found, some_text
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
-LOCAL = ("--listen", "/ip4/127.0.0.1/tcp/0")
 
 
 def test_run_by_hand_late_join_drain_and_signals(tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text(
-        "\n\n".join(f"Paragraph {n} of a text that nobody else has, number {n * 7}." * 6 for n in range(80))
-    )
+    text = some_text(tmp_path)
     with by_hand(tmp_path, forked=False) as hand:
         bootstrap, invite = found(hand, steps=100_000)
         hosts = [hand.start("join", invite, "--role", "stage", *LOCAL) for _ in range(2)]
@@ -72,12 +68,3 @@ def test_run_by_hand_late_join_drain_and_signals(tmp_path: Path) -> None:
             assert code == 3
             assert "Ctrl-C" in reason
     assert not digests_differ([bootstrap, *hosts, trainer, late, successor])
-
-
-def digests_differ(peers: list[Started]) -> list[int]:
-    """Steps of which two peers saw different weights."""
-    seen: dict[int, set[str]] = {}
-    for peer in peers:
-        for event in peer.events("StepClosed"):
-            seen.setdefault(event["step"], set()).add(json.dumps(event["digests"], sort_keys=True))
-    return [step for step, digests in seen.items() if len(digests) > 1]

@@ -13,6 +13,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.harness.expect import LONG_S
+
 pytestmark = pytest.mark.process
 
 SCENARIO = """
@@ -50,14 +52,13 @@ on = { event = "StepClosed", where = { step = 13 } }
 [expect]
 at_least = { steps = 1000 }
 """
-DEADLINE_S = 300.0
 
 
 def _play(root: Path, text: str) -> tuple[int, list[str], dict[str, Any]]:
     (root / "short.toml").write_text(text)
     command = [sys.executable, "-m", "peers.cli", "chaos", str(root / "short.toml"), "--on", "processes"]
     command += ["--out", str(root / "play"), "--report", str(root / "r.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, check=False)
     assert (root / "r.json").exists(), done.stdout + done.stderr
     return done.returncode, done.stdout.splitlines(), json.loads((root / "r.json").read_text())
 
@@ -89,6 +90,7 @@ def test_a_bar_that_is_missed_and_a_fault_that_does_not_happen_are_told_and_exit
     assert (tmp_path / "play" / "homes").is_dir(), "evidence stays"
 
 
+@pytest.mark.long
 def test_interrupted_play_ends_everybody_and_writes_its_report(tmp_path: Path) -> None:
     (tmp_path / "short.toml").write_text(SCENARIO.format(replicas=1, rest=""))
     command = [sys.executable, "-m", "peers.cli", "chaos", str(tmp_path / "short.toml"), "--on", "processes"]
@@ -98,5 +100,5 @@ def test_interrupted_play_ends_everybody_and_writes_its_report(tmp_path: Path) -
         told = next(line for line in play.stdout if "bootstrap" in line)
         os.killpg(play.pid, signal.SIGINT)  # as a terminal does
         rest = play.stdout.read()
-        assert play.wait(DEADLINE_S) == 130, told + rest
+        assert play.wait(LONG_S) == 130, told + rest
     assert json.loads((tmp_path / "play" / "report.json").read_text())["verdict"] != "kept"

@@ -14,18 +14,15 @@ from typing import Any
 
 import pytest
 
-from tests.harness.by_hand import RUN, ByHand, by_hand
-from tests.harness.expect import wait_until
+from tests.harness.by_hand import LOCAL, RUN, ByHand, by_hand
+from tests.harness.expect import LONG_S, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
-LOCAL = ("--listen", "/ip4/127.0.0.1/tcp/0")
-ENDS_S = 2.0
-"""How long a dashboard may take to end, with streams open."""
 
 
 def state(url: str) -> dict[str, Any]:
     """What a dashboard shows."""
-    with urllib.request.urlopen(f"{url}api/v1/state", timeout=10) as answer:
+    with urllib.request.urlopen(f"{url}api/v1/state", timeout=LONG_S) as answer:
         return dict(json.load(answer))
 
 
@@ -37,7 +34,7 @@ def shows(url: str, step: int) -> dict[str, Any]:
         told = [peer["busy"] is not None for peer in seen["peers"].values() if peer["here"]]
         return seen if seen["step"] >= step and told and all(told) else None
 
-    found = wait_until(look, deadline_s=60, what=f"step {step} on the dashboard")
+    found = wait_until(look, what=f"step {step} on the dashboard")
     assert found is not None
     return found
 
@@ -77,12 +74,10 @@ def test_members_and_observers_serve_the_run_and_end_at_once(tmp_path: Path) -> 
             hosts[0].process.send_signal(signal.SIGKILL)
             wait_until(
                 lambda: any(one["state"] in ("away", "lost") for one in state(url)["peers"].values()),
-                deadline_s=60,
                 what="that one cannot be reached",
             )
             wait_until(
                 lambda: any(one["what"] in ("silent", "lost") for one in state(url)["churn"]),
-                deadline_s=60,
                 what="that it is told",
             )
             port = int(url.rstrip("/").rpartition(":")[2])
@@ -90,7 +85,7 @@ def test_members_and_observers_serve_the_run_and_end_at_once(tmp_path: Path) -> 
                 stream.sendall(f"GET /api/v1/events HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
                 assert b"200 OK" in stream.recv(1000)
                 process.send_signal(signal.SIGTERM)
-                assert process.wait(10 * ENDS_S) == 143
+                assert process.wait(LONG_S) == 143
                 while stream.recv(1 << 16):
                     pass
         finally:

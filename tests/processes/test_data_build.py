@@ -13,12 +13,16 @@ import pytest
 
 from data_shards.journal import JOURNAL_FILE
 from data_shards.tokenize import train_tokenizer
+from peers.cli.app import run
+from peers.exit_codes import EXIT_OK
 
 pytestmark = pytest.mark.process
 RECORD = json.dumps({"text": "A text of some words, enough for a tokenizer and for very little else. " * 10}) + "\n"
 
 
-def test_build_that_is_killed_goes_on_and_makes_the_same_shard(tmp_path: Path) -> None:
+def test_build_that_is_killed_goes_on_and_makes_the_same_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "tokenizer.json").write_bytes(train_tokenizer([RECORD], 300))
     (tmp_path / "a.jsonl").write_text(RECORD * 6000)
     command = [sys.executable, "-m", "peers.cli", "data", "build", "a.jsonl", "--tokenizer", "tokenizer.json", "--json"]
@@ -29,10 +33,11 @@ def test_build_that_is_killed_goes_on_and_makes_the_same_shard(tmp_path: Path) -
         assert child.poll() is None
     child.send_signal(signal.SIGKILL)
     child.wait()
+    monkeypatch.chdir(tmp_path)
     said = []
     for out in ("shard", "whole"):
-        again = [*command, "--out", out]
-        said.append(subprocess.run(again, cwd=tmp_path, env=environment, capture_output=True, check=True))
-    assert b"were kept from a build before this one" in said[0].stderr
-    assert not said[1].stderr
-    assert json.loads(said[0].stdout)["digest"] == json.loads(said[1].stdout)["digest"]
+        assert run([*command[3:], "--out", out]) == EXIT_OK
+        said.append(capsys.readouterr())
+    assert "were kept from a build before this one" in said[0].err
+    assert not said[1].err
+    assert json.loads(said[0].out)["digest"] == json.loads(said[1].out)["digest"]

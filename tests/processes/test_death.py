@@ -15,12 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.harness.expect import wait_until
+from tests.harness.expect import LONG_S, wait_until
 
-START_S = 120.0
-END_S = 90.0
-"""A part whose last replica is lost is waited for ten seconds."""
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.long]
 
 
 def events(out: Path, name: str) -> list[dict[str, Any]]:
@@ -38,7 +35,7 @@ def quickstart(out: Path) -> Iterator[subprocess.Popen[str]]:
     command += ["--steps", "5000", "--peers", "2", "--trainers", "1"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        wait_until(lambda: _closed_a_step(process, out), deadline_s=START_S, what="the first step")
+        wait_until(lambda: _closed_a_step(process, out), what="the first step")
         yield process
     finally:
         process.send_signal(signal.SIGTERM)
@@ -70,30 +67,13 @@ def left_with(event: dict[str, Any]) -> list[str]:
     return [one["name"] for one in event["left"]] if event["kind"] == "RosterChanged" else []
 
 
-def test_bootstrap_killed_is_not_missed(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    with quickstart(out) as process:
-        name, pid = pid_of(out, "bootstrap")
-        os.kill(pid, signal.SIGKILL)
-        # Who notices first differs; a record says it to all, maybe before others have found out by themselves.
-        wait_until(
-            lambda: any(name in left_with(event) for event in events(out, "trainer-0")),
-            deadline_s=END_S,
-            what="a record without the bootstrap",
-        )
-        closed = closed_steps(out, "trainer-0")
-        wait_until(lambda: closed_steps(out, "trainer-0") >= closed + 3, deadline_s=END_S, what="three more steps")
-        assert process.poll() is None
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("role", ["stage", "trainer"])
 def test_last_replica_killed_ends_the_run_and_is_named(tmp_path: Path, role: str) -> None:
     out = tmp_path / "out"
     with quickstart(out) as process:
         name, pid = pid_of(out, role)
         os.kill(pid, signal.SIGKILL)
-        output, _ = process.communicate(timeout=END_S)
+        output, _ = process.communicate(timeout=LONG_S)
     assert process.returncode == 3, output
     assert name in output
     assert "SIGKILL" in output
@@ -102,8 +82,7 @@ def test_last_replica_killed_ends_the_run_and_is_named(tmp_path: Path, role: str
     assert report["failed_peer"] == name
 
 
-@pytest.mark.long
-def test_daemon_killed_alone_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_daemon_killed_alone_is_replaced_and_the_bootstrap_killed_is_not_missed(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with quickstart(out) as process:
         name, pid = pid_of(out, "stage")
@@ -111,15 +90,25 @@ def test_daemon_killed_alone_is_replaced_and_the_run_goes_on(tmp_path: Path) -> 
         daemon.kill()
         restarted = wait_until(
             lambda: next((event for event in events(out, name) if event["kind"] == "DaemonRestarted"), None),
-            deadline_s=END_S,
             what="the next daemon",
         )
         assert [event["exit_code"] for event in events(out, name) if event["kind"] == "DaemonLost"] == [-signal.SIGKILL]
         assert psutil.Process(pid).children() == [psutil.Process(restarted["pid"])]
         closed = closed_steps(out)
-        wait_until(lambda: closed_steps(out) >= closed + 2, deadline_s=START_S, what="two more steps")
+        wait_until(lambda: closed_steps(out) >= closed + 2, what="two more steps")
         assert process.poll() is None
         assert not [event for event in events(out, "bootstrap") if event["kind"] == "PeerLost"]
+
+        name, pid = pid_of(out, "bootstrap")
+        os.kill(pid, signal.SIGKILL)
+        # Who notices first differs; a record says it to all, maybe before others have found out by themselves.
+        wait_until(
+            lambda: any(name in left_with(event) for event in events(out, "trainer-0")),
+            what="a record without the bootstrap",
+        )
+        closed = closed_steps(out, "trainer-0")
+        wait_until(lambda: closed_steps(out, "trainer-0") >= closed + 3, what="three more steps")
+        assert process.poll() is None
 
 
 def test_others_notice_a_killed_peer_by_themselves(tmp_path: Path) -> None:
@@ -136,12 +125,11 @@ def test_others_notice_a_killed_peer_by_themselves(tmp_path: Path) -> None:
             for other in others:
                 wait_until(
                     lambda other=other: _waits_for_successor(out, other, name),  # type: ignore[misc]
-                    deadline_s=END_S,
                     what=f"{other} finding out by itself",
                 )
         finally:
             parent.resume()
-        process.communicate(timeout=START_S)
+        process.communicate(timeout=LONG_S)
     assert process.returncode == 3
 
 

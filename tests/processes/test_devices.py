@@ -8,15 +8,13 @@ import pytest
 
 from swarm.consensus.history import HistoryReader
 from swarm.consensus.records import voters
-from tests.harness.by_hand import by_hand, found
+from tests.harness.by_hand import LOCAL, by_hand, found, some_text
 
-pytestmark = [pytest.mark.process]
-LOCAL = ("--listen", "/ip4/127.0.0.1/tcp/0")
+pytestmark = [pytest.mark.process, pytest.mark.long]
 
 
 def test_join_with_two_devices_starts_a_peer_for_each_and_they_are_one_machine(tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("\n\n".join(f"Paragraph {n}, which is {n * 7} words from home." * 6 for n in range(80)))
+    text = some_text(tmp_path)
     with by_hand(tmp_path, forked=False) as hand:
         bootstrap, invite = found(hand, steps=4)
         rig = hand.start("join", invite, "--device", "cpu,cpu", *LOCAL)

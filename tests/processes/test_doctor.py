@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from peers.exit_codes import EXIT_OK
-from tests.harness.by_hand import by_hand, found
+from tests.harness.by_hand import LOCAL, by_hand, found
 
-pytestmark = pytest.mark.process
-LOCAL = ("--listen", "/ip4/127.0.0.1/tcp/0")
+pytestmark = [pytest.mark.process, pytest.mark.long]
 LABELS = {
     "python", "torch", "memory", "disk", "open files", "device", "port", "invite", "contact", "computes", "run",
     "parts", "round trip", "clock", "bandwidth", "reachable", "speed", "worth it",

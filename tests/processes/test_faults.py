@@ -11,17 +11,16 @@ from peers.chaos.invariants.check import check_run
 from peers.chaos.plan import FaultPlan, On, Strike
 from peers.chaos.process_world import ProcessWorld
 from peers.chaos.shaping import shaped
-from tests.harness.by_hand import RUN
+from tests.harness.by_hand import RUN, some_text
 from tests.harness.expect import wait_until
 from tests.harness.faults_processes import started
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.long]
 OTHERS = ("bootstrap", "host-0", "trainer-0")
 
 
 def test_run_over_slow_links_survives_a_short_cut_and_a_pause(tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("\n\n".join(f"Paragraph {n} of a text that nobody else has, {n * 7}." * 6 for n in range(80)))
+    text = some_text(tmp_path)
     manifest = tmp_path / "run.toml"
     manifest.write_text(RUN.format(steps=100_000))
     with (
@@ -38,7 +37,7 @@ def test_run_over_slow_links_survives_a_short_cut_and_a_pause(tmp_path: Path) ->
             Strike("end", On("StepClosed", peer="trainer-0", nth=3, after="stop"), Moment()),
             world=world,
         )
-        wait_until(lambda: "end" in plan.fired or trainer.process.poll() is not None, deadline_s=240, what="the end")
+        wait_until(lambda: "end" in plan.fired or trainer.process.poll() is not None, what="the end")
         plan.assert_fired()
         pairs = [("trainer-0", name) for name in ("bootstrap", "host-0", "host-1")]
         assert all(links.passed(*pair) + links.passed(*reversed(pair)) > 0 for pair in pairs), links.proxy.passed

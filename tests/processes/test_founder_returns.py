@@ -8,31 +8,30 @@ from pathlib import Path
 import pytest
 
 from peers.exit_codes import EXIT_UNREACHABLE, EXIT_USAGE
-from tests.harness.by_hand import RUN, by_hand
-from tests.processes.test_resume import LOCAL, join_all, kill_all
+from tests.harness.by_hand import LOCAL, RUN, by_hand, some_text
+from tests.processes.test_resume import join_all, kill_all
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
 
 
 def test_founder_that_is_killed_comes_back_to_its_run_while_that_lives(tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("\n\n".join(f"Paragraph {n}, which is {n * 7} words from home." * 6 for n in range(80)))
+    text = some_text(tmp_path)
     typed = tmp_path / "run.toml"
     typed.write_text(RUN.format(steps=100_000).replace("[run]", '[run]\nnonce = "00000000deadbeef"'))
     with by_hand(tmp_path) as hand:
         founder = hand.start("new", str(typed), *LOCAL)
         others = join_all(hand, founder.wait_event("Invited")["invite"], text)
         run = others[2].wait_event("RunFound")["run"]
-        others[2].wait_step(3, deadline_s=240)
+        others[2].wait_step(3)
         who = founder.events()[0]["peer"]
         for _ in range(2):
             kill_all([founder])
             founder = hand.start("new", str(typed), *LOCAL)
-            step = founder.wait_event("PeerReady", deadline_s=240)["step"]
+            step = founder.wait_event("PeerReady")["step"]
             assert step > 0
             assert founder.wait_event("RunFound")["run"] == run
             assert founder.events()[0]["peer"] == who
-            founder.wait_step(step + 2, deadline_s=240)
+            founder.wait_step(step + 2)
         # No other place, and no other machine, begins it again.
         assert hand.run("new", str(typed), *LOCAL, "--place", "mine").returncode == EXIT_USAGE
         (kept,) = (tmp_path / "a" / "runs").glob("*/run.toml")

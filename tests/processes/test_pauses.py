@@ -10,18 +10,16 @@ from pathlib import Path
 import pytest
 
 from peers.exit_codes import EXIT_DRAINED, EXIT_PAUSED
-from tests.harness.by_hand import Started, by_hand, found
-from tests.harness.expect import wait_until
+from tests.harness.by_hand import LOCAL, Started, by_hand, digests_differ, found
+from tests.harness.expect import LONG_S, wait_until
 from tests.harness.processes import assert_nothing_left, take_snapshot
-from tests.processes.test_preemption import digests_differ
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
-LOCAL = ("--listen", "/ip4/127.0.0.1/tcp/0")
 
 
 def ready_again(peer: Started, times: int) -> None:
     """Until it has taken part for so many times."""
-    wait_until(lambda: len(peer.events("PeerReady")) >= times or None, deadline_s=120, what=f"{times} times ready")
+    wait_until(lambda: len(peer.events("PeerReady")) >= times or None, what=f"{times} times ready")
 
 
 def test_peer_leaves_while_a_game_runs_and_comes_back_and_after_a_crash_too(tmp_path: Path) -> None:
@@ -61,7 +59,7 @@ def test_peer_leaves_while_a_game_runs_and_comes_back_and_after_a_crash_too(tmp_
         assert len({event["peer"] for event in shared.events("PeerStarted")}) == 1, "it is the same peer each time"
 
         shared.process.send_signal(signal.SIGTERM)
-        assert shared.process.wait(60) == EXIT_DRAINED
+        assert shared.process.wait(LONG_S) == EXIT_DRAINED
         trainer.wait_step(trainer.events("StepClosed")[-1]["step"] + 1)
     assert_nothing_left(before)
     assert not digests_differ([founder, trainer, shared, *stay])

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 
 import pytest
 
 from peers.exit_codes import EXIT_DRAINED
-from tests.harness.by_hand import RUN, Started, by_hand
+from tests.harness.by_hand import LOCAL, RUN, Started, by_hand, digests_differ
 from tests.harness.metadata_server import metadata_server
 from tests.harness.processes import assert_nothing_left, take_snapshot
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
-LOCAL = ("--listen", "/ip4/127.0.0.1/tcp/0")
 NOON = 1_767_268_800.0
 """2026-01-01T12:00:00Z."""
 
@@ -80,12 +78,3 @@ def test_every_notice_is_acted_on_in_time(tmp_path: Path) -> None:
             assert "could not leave in order in time" in lost["reason"]
     assert_nothing_left(before)
     assert not digests_differ([founder, trainer, *stay, *told.values()])
-
-
-def digests_differ(peers: list[Started]) -> list[int]:
-    """Steps of which two peers saw different weights."""
-    seen: dict[int, set[str]] = {}
-    for peer in peers:
-        for event in peer.events("StepClosed"):
-            seen.setdefault(event["step"], set()).add(json.dumps(event["digests"], sort_keys=True))
-    return [step for step, digests in seen.items() if len(digests) > 1]

@@ -12,10 +12,10 @@ import pytest
 from peers.exit_codes import EXIT_DRAINED
 from peers.home.run_directory import RunDirectory
 from swarm.state.checkpoints.files import held, steps
-from tests.harness.by_hand import RUN, ByHand, Started, by_hand
+from tests.harness.by_hand import LOCAL, RUN, ByHand, Started, by_hand, some_text
+from tests.harness.expect import LONG_S
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
-LOCAL = ("--listen", "/ip4/127.0.0.1/tcp/0")
 EVERY = 5
 
 REPRODUCIBLE = RUN.format(steps=100_000).replace("[run]", "[run]\nreproducible = true")
@@ -36,15 +36,15 @@ def kill_all(peers: list[Started]) -> None:
     for one in peers:
         one.process.send_signal(signal.SIGKILL)
     for one in peers:
-        one.process.wait(20)
+        one.process.wait(LONG_S)
 
 
 def end_all(founder: Started, peers: list[Started]) -> int:
     """Ask everybody to leave; the step with which the run ended. The founder holds nothing and may leave before."""
     for one in (founder, *peers):
         one.process.send_signal(signal.SIGTERM)
-    assert founder.end(deadline_s=240)[0] == EXIT_DRAINED
-    ends = [one.end(deadline_s=240) for one in peers]
+    assert founder.end()[0] == EXIT_DRAINED
+    ends = [one.end() for one in peers]
     last = max(closed(peers[0]))
     assert [code for code, _ in ends] == [EXIT_DRAINED] * len(peers)
     assert all(f"the run was ended with step {last}, as all its peers were asked" in reason for _, reason in ends), ends
@@ -61,8 +61,7 @@ def kept(home: Path) -> RunDirectory:
 
 
 def test_run_of_which_every_peer_was_killed_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("\n\n".join(f"Paragraph {n}, which is {n * 7} words from home." * 6 for n in range(80)))
+    text = some_text(tmp_path)
     (tmp_path / "run.toml").write_text(REPRODUCIBLE)
     with by_hand(tmp_path) as hand:
         bootstrap = hand.start("new", str(tmp_path / "run.toml"), *LOCAL)
@@ -75,7 +74,7 @@ def test_run_of_which_every_peer_was_killed_goes_on_bit_for_bit(tmp_path: Path) 
 
         # Each machine has its own part; this one fetches them all while the run goes on.
         assert held(kept(tmp_path / "a").checkpoints, EVERY).missing == ("ends", "stage-1")
-        pulled = hand.run("ckpt", "pull", "--from", invite, "--json", timeout_s=240)
+        pulled = hand.run("ckpt", "pull", "--from", invite, "--json")
         assert pulled.returncode == 0, pulled.stderr
         document = json.loads(pulled.stdout)
         assert document["run"] == run
@@ -85,14 +84,14 @@ def test_run_of_which_every_peer_was_killed_goes_on_bit_for_bit(tmp_path: Path) 
         # Once more, through the peer that runs here: what is new since.
         for peer in first:
             peer.wait_event("CheckpointWritten", step=begin + EVERY)
-        begin = json.loads(hand.run("ckpt", "pull", "--json", timeout_s=240).stdout)["step"]
+        begin = json.loads(hand.run("ckpt", "pull", "--json").stdout)["step"]
         assert begin > document["step"]
         verified = hand.run("ckpt", "verify", "--json")
         assert verified.returncode == 0, verified.stderr
         checked = json.loads(verified.stdout)["steps"]
         assert [(one["complete"], one["proof"]) for one in checked] == [(True, "decided")] * 2
 
-        trainer.wait_step(begin + 2 * EVERY, deadline_s=240)
+        trainer.wait_step(begin + 2 * EVERY)
         kill_all([bootstrap, *first])
         before = closed(trainer)
 
@@ -103,7 +102,7 @@ def test_run_of_which_every_peer_was_killed_goes_on_bit_for_bit(tmp_path: Path) 
 
         founder = hand.start("new", "--resume", *LOCAL)
         second = join_all(hand, founder.wait_event("Invited")["invite"], text)
-        second[2].wait_step(begin + EVERY, deadline_s=240)
+        second[2].wait_step(begin + EVERY)
         assert second[2].wait_event("RunFound")["run"] == run
         assert second[2].wait_event("PeerReady")["step"] == begin
         assert {event["peer"] for event in second[2].events()} == {event["peer"] for event in trainer.events()}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.harness.by_hand import ByHand, Started, by_hand, found
-from tests.harness.expect import wait_until
+from tests.harness.expect import LONG_S, wait_until
 from tests.harness.namespaces import Net, behind_nat, lan
 
 pytestmark = [pytest.mark.root, pytest.mark.process]
@@ -35,7 +35,7 @@ def test_run_over_four_machines_two_of_them_behind_nat(tmp_path: Path) -> None:
                 ("right", "trainer"),
             )
         }
-        ends = {name: peer.end(deadline_s=240) for name, peer in {"boot": bootstrap, **peers}.items()}
+        ends = {name: peer.end() for name, peer in {"boot": bootstrap, **peers}.items()}
         assert {code for code, _ in ends.values()} == {0}, ends
         how = {name: peer.events("Reachability")[0]["how"] for name, peer in peers.items()}
         assert how == {"far": "direct", "left": "relayed", "right": "relayed"}
@@ -51,7 +51,7 @@ def test_doctor_on_other_machines_says_how_peers_reach_them(tmp_path: Path) -> N
 
         def checks(host: str) -> tuple[int, dict[str, dict[str, Any]]]:
             command = [sys.executable, "-m", "peers.cli", "doctor", invite, "--json", "--timeout", "60"]
-            ended = net.run(host, command, check=False, capture_output=True, text=True, timeout=120)
+            ended = net.run(host, command, check=False, capture_output=True, text=True, timeout=LONG_S)
             return ended.returncode, {check["name"]: check for check in json.loads(ended.stdout)["checks"]}
 
         code, far = checks("far")
@@ -73,12 +73,11 @@ def relay_on(hand: ByHand, net: Net, host: str, *options: str) -> tuple[Started,
 def standing(hand: ByHand, net: Net, host: str, home: Path) -> dict[str, Any]:
     """What ``swarm status --json`` says of the one peer of a home."""
     command = [sys.executable, "-m", "peers.cli", "status", "--json", "--home", str(home)]
-    seen = json.loads(net.run(host, command, timeout=60).stdout)["places"]
+    seen = json.loads(net.run(host, command, timeout=LONG_S).stdout)["places"]
     found: dict[str, Any] = seen[0]["standing"]
     return found
 
 
-@pytest.mark.timeout(600)
 def test_founder_behind_nat_is_joined_from_behind_others_through_relays(tmp_path: Path) -> None:
     """One relay of two is killed and comes back; every step closes, and no microbatch is lost or counted twice."""
     steps = 30
@@ -109,14 +108,12 @@ def test_founder_behind_nat_is_joined_from_behind_others_through_relays(tmp_path
         served = standing(hand, net, "pub", tmp_path / "pub")["relaying"]
         assert (served["seats"], served["runs"]) == (4, 1), served
         relay.process.kill()
-        relay.process.wait(10)
+        relay.process.wait(LONG_S)
         left_one = [at_other.rpartition("/")[2]]
-        wait_until(
-            lambda: relays_of(founder.events("Reachability")[-1]) == left_one, deadline_s=60, what="one relay less"
-        )
+        wait_until(lambda: relays_of(founder.events("Reachability")[-1]) == left_one, what="one relay less")
         again, same = relay_on(hand, net, "pub")
         assert same == at, "its key is in its home, so its address stays"
-        ends = [peer.end(deadline_s=240) for peer in (founder, *peers)]
+        ends = [peer.end() for peer in (founder, *peers)]
         assert {code for code, _ in ends} == {0}, ends
         closed = {event["step"]: event["microbatches"] for peer in peers for event in peer.events("StepClosed")}
         assert closed == dict.fromkeys(range(1, steps + 1), 4), "none lost, none counted twice"
@@ -133,7 +130,6 @@ def relays_of(event: dict[str, Any]) -> list[str]:
     return through.removeprefix("through ").split(", ") if event["how"] == "relayed" else []
 
 
-@pytest.mark.timeout(600)
 def test_relay_that_is_full_or_gone_is_said_with_what_to_do(tmp_path: Path) -> None:
     with lan("pub") as net, behind_nat(net, "home"), by_hand(tmp_path, forked=False) as hand:
         relay, at = relay_on(hand, net, "pub", "--seats", "1")
@@ -148,7 +144,7 @@ def test_relay_that_is_full_or_gone_is_said_with_what_to_do(tmp_path: Path) -> N
         def new(at: str) -> tuple[int, str]:
             words = ["new", "--preset", "tiny", "--through", at, "--home", str(tmp_path / "n")]
             command = [sys.executable, "-m", "peers.cli", *words]
-            ended = net.run("home", command, check=False, timeout=120)
+            ended = net.run("home", command, check=False, timeout=LONG_S)
             return ended.returncode, ended.stderr
 
         peer = at.rpartition("/")[2]
