@@ -13,13 +13,13 @@ from typing import Any
 
 from swarm.clock import SystemClock
 from swarm.errors import PeerError, Unreachable
-from swarm.events import DaemonRestarted, Event
+from swarm.events import DaemonRestarted, Event, EventSink, NullSink
 from swarm.ids import PeerId, RunId
 from swarm.network.addresses import parse_address
 from swarm.network.discovery.records import PeerRecord
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
 from swarm.network.libp2p.identity import load_or_create
-from tests.harness.expect import LOOK_EVERY_S, eventually
+from tests.harness.expect import LONG_S, LOOK_EVERY_S, eventually
 from tests.harness.mortal_peer import RUN
 from tests.harness.rigs.network import ECHO, Note, ServiceBench
 
@@ -57,28 +57,32 @@ class Peer:
 
     async def restarted(self, times: int = 1) -> None:
         """Until its daemon has been replaced so many times in all."""
-        await eventually(lambda: self.sink.count(DaemonRestarted) >= times, deadline_s=60, what="the restart")
+        await eventually(lambda: self.sink.count(DaemonRestarted) >= times, what="the restart")
 
-    async def ask(self, other: Peer, timeout_s: float = 20.0) -> int:
+    async def ask(self, other: Peer, timeout_s: float = LONG_S) -> int:
         """One call that is answered with 7."""
         return await self.ask_at(other.endpoint.peer, timeout_s)
 
-    async def ask_at(self, peer: PeerId, timeout_s: float = 20.0) -> int:
+    async def ask_at(self, peer: PeerId, timeout_s: float = LONG_S) -> int:
         """As :meth:`ask`, of a peer in another process."""
         return (await self.endpoint.call(peer, ECHO, Note(number=7), timeout_s=timeout_s))[0].number
 
-    async def ask_until_answered(self, other: Peer, deadline_s: float = 30.0) -> None:
-        """As somebody who depends on the other and is told that it is gone."""
-        async with asyncio.timeout(deadline_s):
+    async def ask_until_answered(self, other: Peer) -> int:
+        """As somebody who depends on the other and is told that it is gone: how often it was."""
+        refusals = 0
+        async with asyncio.timeout(LONG_S):
             while True:
-                with contextlib.suppress(PeerError):
-                    await self.ask(other, timeout_s=1.0)
-                    return
-                await asyncio.sleep(LOOK_EVERY_S)
+                try:
+                    await self.ask(other, timeout_s=5.0)
+                except PeerError:
+                    refusals += 1
+                    await asyncio.sleep(LOOK_EVERY_S)
+                else:
+                    return refusals
 
-    async def ask_until_refused(self, other: Peer, deadline_s: float = 30.0) -> None:
+    async def ask_until_refused(self, other: Peer) -> None:
         """Until a call finds the other gone."""
-        async with asyncio.timeout(deadline_s):
+        async with asyncio.timeout(LONG_S):
             with contextlib.suppress(Unreachable):
                 while True:
                     await self.ask(other)
@@ -94,28 +98,44 @@ class Peer:
         """The records that it sees."""
         return await self.endpoint.directory.lookup(PeerRecord)
 
-    async def finds(self, right: Callable[[dict[PeerId, PeerRecord]], bool], deadline_s: float = 30.0) -> None:
+    async def finds(self, right: Callable[[dict[PeerId, PeerRecord]], bool]) -> None:
         """Until it sees the right ones."""
-        async with asyncio.timeout(deadline_s):
+        async with asyncio.timeout(LONG_S):
             while not right(await self.found()):  # noqa: ASYNC110 - a directory tells nobody of changes
                 await asyncio.sleep(LOOK_EVERY_S)
+
+
+@asynccontextmanager
+async def endpoint_of(
+    home: Path,
+    name: str,
+    *known: LibP2PEndpoint | str,
+    run: RunId | None = RUN,
+    sink: EventSink | None = None,
+    **config: Any,
+) -> AsyncIterator[LibP2PEndpoint]:
+    """One that comes through these endpoints, or addresses, if any, and has entered a run, if any."""
+    told = [each if isinstance(each, str) else each.addresses[0] for each in known]
+    chosen = EndpointConfig(run_dir=home / name, **{"bootstrap": [parse_address(text) for text in told], **config})
+    endpoint = await LibP2PEndpoint.open(
+        chosen, load_or_create(home / f"{name}.key"), SystemClock(), sink or NullSink()
+    )
+    try:
+        if run is not None:
+            await endpoint.enter(run)
+        yield endpoint
+    finally:
+        await endpoint.close()
 
 
 @asynccontextmanager
 async def opened(
     home: Path, name: str, *known: Peer | str, run: RunId | None = RUN, **config: Any
 ) -> AsyncIterator[Peer]:
-    """One that comes through these peers, or addresses, and has entered a run, if any."""
-    told = [each if isinstance(each, str) else each.endpoint.addresses[0] for each in known]
-    chosen = EndpointConfig(run_dir=home / name, bootstrap=[parse_address(text) for text in told], **config)
-    sink = Sink()
-    endpoint = await LibP2PEndpoint.open(chosen, load_or_create(home / f"{name}.key"), SystemClock(), sink)
-    try:
-        if run is not None:
-            await endpoint.enter(run)
+    """The same with the test methods and its events."""
+    told, sink = [each if isinstance(each, str) else each.endpoint for each in known], Sink()
+    async with endpoint_of(home, name, *told, run=run, sink=sink, **config) as endpoint:
         yield Peer(endpoint, sink)
-    finally:
-        await endpoint.close()
 
 
 def introduce(*peers: Peer) -> None:

@@ -13,13 +13,12 @@ import pytest
 
 from swarm.clock import SystemClock
 from swarm.errors import Busy, DeadlineMissed, Refused, Unreachable
-from swarm.ids import PeerId, RunId
+from swarm.ids import PeerId
 from swarm.network.addresses import parse_address
 from swarm.network.discovery.records import PeerRecord
-from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
+from swarm.network.endpoint import LibP2PEndpoint
 from swarm.network.libp2p.attach import AttachedP2P, peer_bytes
 from swarm.network.libp2p.daemon import DaemonConfig, _arguments
-from swarm.network.libp2p.identity import load_or_create
 from swarm.network.reach.circuit import (
     HOP,
     CircuitMessage,
@@ -31,7 +30,6 @@ from swarm.network.reach.circuit import (
     encode_stop,
     read_body,
 )
-from swarm.network.reach.leases import RENEW_S
 from swarm.network.reach.reachability import (
     DIALBACK,
     RESERVE,
@@ -49,10 +47,10 @@ from swarm.network.reach.seats import RESERVED_S, RelayLimits, Seat
 from swarm.network.reach.service import dialback_places
 from swarm.security.signing import PrivateIdentity
 from swarm.sim.loop import LoopClock, run_world
-from tests.harness.expect import eventually
+from tests.harness.expect import LONG_S, eventually
 from tests.harness.rigs.network import UP, DialClock, Note, ServiceBench
+from tests.harness.supervised import HIDDEN, endpoint_of
 
-RUN = RunId("3d" * 32)
 MIB = 1 << 20
 ME, CONTACT = (PrivateIdentity(bytes([n]) * 32).peer for n in (5, 6))
 
@@ -197,21 +195,12 @@ def test_daemon_is_told_to_punch_holes_from_its_start_on(listen: str, expected: 
 
 @asynccontextmanager
 async def opened(home: Path, name: str, *known: LibP2PEndpoint, **config: Any) -> AsyncIterator[LibP2PEndpoint]:
-    bootstrap = [parse_address(peer.addresses[0]) for peer in known]
-    endpoint = await LibP2PEndpoint.open(
-        EndpointConfig(run_dir=home / name, bootstrap=bootstrap, **config),
-        load_or_create(home / f"{name}.key"),
-        SystemClock(),
-    )
-    try:
-        await endpoint.enter(RUN)
+    async with endpoint_of(home, name, *known, **config) as endpoint:
         endpoint.mount(ServiceBench())
         yield endpoint
-    finally:
-        await endpoint.close()
 
 
-async def send(source: LibP2PEndpoint, target: LibP2PEndpoint, size: int = MIB, timeout_s: float = 10.0) -> int:
+async def send(source: LibP2PEndpoint, target: LibP2PEndpoint, size: int = MIB, timeout_s: float = LONG_S) -> int:
     reply, _ = await source.call(target.peer, UP, Note(number=size), timeout_s=timeout_s, payload=bytes(size))
     return reply.number
 
@@ -228,10 +217,6 @@ async def test_peer_that_listens_on_loopback_is_local_and_does_not_ask(home: Pat
         assert (reach.how, reach.addresses) == ("local", bob.addresses)
         assert await bob.link_kind(alice.peer) == "direct"
         assert await bob.link_kind(PrivateIdentity.generate().peer) == "unknown"
-
-
-# Who announces only an address where nobody listens cannot be dialled, also on loopback.
-HIDDEN = {"behind_nat": True, "announce": [parse_address("/ip4/127.0.0.1/tcp/1", peer=False)]}
 
 
 @pytest.mark.network
@@ -274,10 +259,10 @@ async def test_relay_refuses_whom_it_cannot_serve(home: Path) -> None:
         opened(home, "c", bob, alice, behind_nat=True) as carol,
     ):
         with pytest.raises(Refused, match="relays for nobody"):
-            await bob.call(alice.peer, RESERVE, AskReserve(), timeout_s=30)
+            await bob.call(alice.peer, RESERVE, AskReserve(), timeout_s=LONG_S)
         assert (await reachability(carol, [bob.peer], SystemClock())).how == "relayed"
         with pytest.raises(Refused, match="reached through a relay itself"):
-            await bob.call(carol.peer, RESERVE, AskReserve(), timeout_s=30)
+            await bob.call(carol.peer, RESERVE, AskReserve(), timeout_s=LONG_S)
         assert await alice.take_relay([bob.peer]) == "relays are switched off"
 
 
@@ -289,7 +274,7 @@ async def test_relay_answers_what_libp2p_says_to_it(home: Path) -> None:
             reader, writer = await bob._daemon.p2p.open_stream(alice.peer, HOP)
             writer.write(message)
             try:
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(LONG_S):
                     return decode_hop(await read_body(reader)).status
             finally:
                 writer.close()
@@ -333,7 +318,7 @@ async def test_relay_closes_streams_that_say_nothing_beyond_a_few(home: Path) ->
         relay.reserve(ME)
         reader, writer = await carol._daemon.p2p.open_stream(alice.peer, HOP)
         writer.write(encode_hop(CircuitMessage(HopType.CONNECT, peer_bytes(ME))))
-        answer = decode_hop(await asyncio.wait_for(read_body(reader), 5))
+        answer = decode_hop(await asyncio.wait_for(read_body(reader), LONG_S))
         assert answer.status == Status.CONNECTION_FAILED, "an honest caller is served: nobody is there"
         for _, each in (*silent, (reader, writer)):
             each.close()
@@ -349,9 +334,9 @@ async def test_relay_knows_members_by_what_the_endpoint_was_told(home: Path) -> 
         for _ in range(RelayLimits().stranger_reservations):
             relay.reserve(PrivateIdentity.generate().peer)
         with pytest.raises(Busy, match="not members"):
-            await bob.call(alice.peer, RESERVE, AskReserve(), timeout_s=30)
+            await bob.call(alice.peer, RESERVE, AskReserve(), timeout_s=LONG_S)
         alice.allow_relay(lambda peer: peer == bob.peer)
-        await bob.call(alice.peer, RESERVE, AskReserve(), timeout_s=30)
+        await bob.call(alice.peer, RESERVE, AskReserve(), timeout_s=LONG_S)
 
 
 @pytest.mark.network
@@ -369,10 +354,10 @@ async def test_relay_that_is_about_to_leave_tells_whom_it_serves(home: Path) -> 
         carol.learn(dave.peer, dave.addresses)
         assert await send(carol, dave) == MIB
         await alice.retire_relay()
-        await eventually(lambda: dave.relays == (bob.peer, carol.peer), deadline_s=RENEW_S / 2, what="it has another")
+        await eventually(lambda: dave.relays == (bob.peer, carol.peer), what="it has another")
         assert await send(carol, dave) == MIB, "what is passed on goes on"
         with pytest.raises(Refused, match="about to leave"):
-            await bob.call(alice.peer, RESERVE, AskReserve(), timeout_s=30)
+            await bob.call(alice.peer, RESERVE, AskReserve(), timeout_s=LONG_S)
 
 
 @pytest.mark.network
@@ -380,7 +365,7 @@ async def test_dialback_is_answered_a_few_times_a_minute(home: Path) -> None:
     async with opened(home, "a") as alice, opened(home, "b", alice) as bob:
 
         async def ask() -> tuple[str, ...]:
-            found, _ = await bob.call(alice.peer, DIALBACK, AskDialback(addresses=bob.addresses), timeout_s=30)
+            found, _ = await bob.call(alice.peer, DIALBACK, AskDialback(addresses=bob.addresses), timeout_s=LONG_S)
             return found.answered
 
         assert [await ask() for _ in range(3)] == [bob.addresses] * 3

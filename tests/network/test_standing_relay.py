@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from multiaddr import Multiaddr
@@ -13,33 +12,23 @@ from multiaddr import Multiaddr
 from swarm.clock import SystemClock
 from swarm.ids import RunId
 from swarm.network.addresses import parse_address
-from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
-from swarm.network.libp2p.identity import load_or_create
+from swarm.network.endpoint import LibP2PEndpoint
 from swarm.network.reach.reachability import reachability
 from swarm.network.reach.standing import StandingLimits, StandingRelay, relays_on_the_way
-from tests.harness.expect import eventually
+from tests.harness.expect import LONG_S, eventually
 from tests.harness.rigs.network import UP, Note, ServiceBench
+from tests.harness.supervised import HIDDEN
+from tests.harness.supervised import endpoint_of as opened
 
 pytestmark = pytest.mark.network
 
 RUN = RunId("5e" * 32)
 BOTH = [parse_address(f"/{host}/tcp/0", peer=False, any_port=True) for host in ("ip4/127.0.0.1", "ip6/::1")]
-HIDDEN: dict[str, Any] = {"behind_nat": True, "announce": [parse_address("/ip4/127.0.0.1/tcp/1", peer=False)]}
-
-
-@asynccontextmanager
-async def opened(home: Path, name: str, **config: Any) -> AsyncIterator[LibP2PEndpoint]:
-    identity = load_or_create(home / f"{name}.key")
-    endpoint = await LibP2PEndpoint.open(EndpointConfig(run_dir=home / name, **config), identity, SystemClock())
-    try:
-        yield endpoint
-    finally:
-        await endpoint.close()
 
 
 @asynccontextmanager
 async def standing(home: Path) -> AsyncIterator[tuple[LibP2PEndpoint, StandingRelay]]:
-    async with opened(home, "relay", listen=BOTH, kinds=()) as endpoint:
+    async with opened(home, "relay", run=None, listen=BOTH, kinds=()) as endpoint:
         yield endpoint, await endpoint.stand(StandingLimits())
 
 
@@ -50,11 +39,11 @@ def at(relay: LibP2PEndpoint, how: str) -> Multiaddr:
     return parse_address(own.replace(family, how, 1))
 
 
-@pytest.mark.parametrize("how", ["/ip4/127.0.0.1", "/ip6/::1", "/dns4/localhost"])
+@pytest.mark.parametrize("how", [pytest.param("/ip4/127.0.0.1", marks=pytest.mark.long), "/ip6/::1", "/dns4/localhost"])
 async def test_founder_that_nobody_can_dial_is_called_through_a_relay_of_no_run(home: Path, how: str) -> None:
     async with standing(home) as (relay, serving):
         through = at(relay, how)
-        async with opened(home, "founder", relays=[through], **HIDDEN) as founder:
+        async with opened(home, "founder", run=None, relays=[through], **HIDDEN) as founder:
             await founder.enter(RUN)
             founder.mount(ServiceBench())
             reach = await reachability(founder, [], SystemClock())
@@ -62,10 +51,10 @@ async def test_founder_that_nobody_can_dial_is_called_through_a_relay_of_no_run(
             circuit = f"{through}/p2p-circuit/p2p/{founder.peer}"
             assert circuit in founder.addresses
             invited = [Multiaddr(circuit)]
-            async with opened(home, "joiner", bootstrap=invited, relays=relays_on_the_way(invited)) as joiner:
+            async with opened(home, "joiner", run=None, bootstrap=invited, relays=relays_on_the_way(invited)) as joiner:
                 await joiner.enter(RUN)
                 reply, _ = await joiner.call(
-                    founder.peer, UP, Note(number=1 << 20), timeout_s=20, payload=bytes(1 << 20)
+                    founder.peer, UP, Note(number=1 << 20), timeout_s=LONG_S, payload=bytes(1 << 20)
                 )
                 assert reply.number == 1 << 20
                 assert await joiner.link_kind(founder.peer) == "relayed"
@@ -78,7 +67,7 @@ async def test_founder_that_nobody_can_dial_is_called_through_a_relay_of_no_run(
 async def test_relay_that_leaves_is_missed_at_once_and_said(home: Path) -> None:
     async with (
         standing(home) as (relay, serving),
-        opened(home, "f", relays=[at(relay, "/ip6/::1")], **HIDDEN) as founder,
+        opened(home, "f", run=None, relays=[at(relay, "/ip6/::1")], **HIDDEN) as founder,
     ):
         await founder.enter(RUN)
         await reachability(founder, [], SystemClock())

@@ -16,29 +16,29 @@ from swarm.network.addresses import parse_address, tcp_port_of
 from swarm.network.libp2p.supervisor import RestartLimits
 from swarm.network.reach.reachability import reachability
 from tests.harness.cycles import cycle_daemon, cycle_peer
-from tests.harness.expect import eventually
+from tests.harness.expect import LONG_S, eventually
 from tests.harness.mortal_peer import RUN, nursery
 from tests.harness.processes import assert_nothing_left, take_snapshot
 from tests.harness.rigs.network import HANG, Note
 from tests.harness.supervised import HIDDEN, introduce, opened
 
 pytestmark = pytest.mark.network
+FEW = 20
 
 
 async def test_daemon_killed_ends_calls_in_flight_at_once_on_both_sides(home: Path) -> None:
     async with opened(home, "a") as alice, opened(home, "b", alice) as bob:
         introduce(alice, bob)
         calls = [
-            asyncio.ensure_future(one.endpoint.call(other.endpoint.peer, HANG, Note(), timeout_s=60))
+            asyncio.ensure_future(one.endpoint.call(other.endpoint.peer, HANG, Note(), timeout_s=LONG_S))
             for one, other in ((alice, bob), (bob, alice))
         ]
         for peer in (alice, bob):
-            await asyncio.wait_for(peer.bench.started.wait(), 5)
+            await asyncio.wait_for(peer.bench.started.wait(), LONG_S)
         alice.kill_daemon()
-        async with asyncio.timeout(1):
-            failures = await asyncio.gather(*calls, return_exceptions=True)
-            await alice.bench.cancelled.wait()
-            await bob.bench.cancelled.wait()
+        failures = await asyncio.gather(*calls, return_exceptions=True)
+        await alice.bench.cancelled.wait()
+        await bob.bench.cancelled.wait()
         assert [type(failure) for failure in failures] == [Unreachable, Unreachable]
 
 
@@ -74,7 +74,7 @@ async def test_daemon_killed_is_replaced_and_all_goes_on(home: Path) -> None:
 
 @pytest.mark.parametrize("known_by", ["address", "record"])
 async def test_peer_that_dialled_while_nobody_listened_is_connected_anew(home: Path, known_by: str) -> None:
-    """libp2p would keep it from dialling again for 5 s."""
+    """libp2p would keep it from dialling again for 5 s, in which it would be refused some hundred times."""
     async with opened(home, "a") as alice, opened(home, "b", alice) as bob:
         if known_by == "address":
             introduce(alice, bob)
@@ -82,10 +82,9 @@ async def test_peer_that_dialled_while_nobody_listened_is_connected_anew(home: P
             await bob.announce()
         await bob.ask(alice)
         alice.kill_daemon()
-        async with asyncio.timeout(3):
-            await bob.ask_until_refused(alice)
-            await alice.restarted()
-            await bob.ask_until_answered(alice)
+        await bob.ask_until_refused(alice)
+        await alice.restarted()
+        assert await bob.ask_until_answered(alice) < FEW
 
 
 async def test_directory_operations_during_a_restart_wait_and_keep_records(home: Path) -> None:
@@ -98,6 +97,7 @@ async def test_directory_operations_during_a_restart_wait_and_keep_records(home:
         assert set(await alice.found()) == {alice.endpoint.peer, bob.endpoint.peer}
 
 
+@pytest.mark.long
 async def test_record_is_announced_again_with_the_addresses_of_now(home: Path) -> None:
     """Somebody takes the port meanwhile: the next daemon listens elsewhere, and the directory says where."""
     async with opened(home, "a") as alice, opened(home, "b", alice) as bob:
@@ -132,6 +132,7 @@ async def test_daemon_is_replaced_though_the_bootstrap_peers_are_gone(home: Path
         await bob.finds(lambda found: set(found) == {alice.endpoint.peer, bob.endpoint.peer})
 
 
+@pytest.mark.long
 async def test_daemon_that_dies_again_while_peers_are_greeted_is_replaced_again(home: Path) -> None:
     async with opened(home, "a") as alice, opened(home, "b", alice) as bob:
         introduce(alice, bob)
@@ -151,7 +152,7 @@ async def test_daemon_that_dies_too_often_ends_it_with_its_last_words(home: Path
         introduce(alice, bob)
         bob.sink.at[DaemonRestarted] = bob.kill_daemon
         bob.kill_daemon()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LONG_S):
             reason = await bob.endpoint.wait_daemon()
         assert reason.startswith("our libp2p daemon died 3 times within 60 s, the last time: killed by SIGKILL")
         assert bob.sink.count(DaemonLost) == 3
@@ -177,8 +178,8 @@ async def test_endpoint_closed_during_a_restart_leaves_nothing(home: Path) -> No
             alice.sink.at[moment] = lambda: closing.append(asyncio.ensure_future(alice.endpoint.close()))  # noqa: B023
             asking = asyncio.ensure_future(alice.ask(alice))
             alice.kill_daemon()
-            await eventually(lambda: closing, deadline_s=60)  # noqa: B023
-            async with asyncio.timeout(3):
+            await eventually(lambda: closing)  # noqa: B023
+            async with asyncio.timeout(LONG_S):
                 await closing[0]
                 assert await watching == ""
                 await asyncio.gather(asking, return_exceptions=True)
@@ -186,6 +187,7 @@ async def test_endpoint_closed_during_a_restart_leaves_nothing(home: Path) -> No
             assert list((home / "a").iterdir()) == []
 
 
+@pytest.mark.long
 async def test_peer_behind_a_relay_is_reached_again_whichever_daemon_dies(home: Path) -> None:
     async with (
         opened(home, "a") as relay,
@@ -199,8 +201,8 @@ async def test_peer_behind_a_relay_is_reached_again_whichever_daemon_dies(home: 
         for dying in (dave, carol, relay):
             dying.kill_daemon()
             await dying.restarted()
-            await carol.ask_until_answered(dave, deadline_s=60)
-            await eventually(lambda: dave.endpoint.relays == (relay.endpoint.peer,), deadline_s=60)
+            await carol.ask_until_answered(dave)
+            await eventually(lambda: dave.endpoint.relays == (relay.endpoint.peer,))
             assert dave.endpoint.addresses[0] == reach.addresses[0]
             assert await carol.endpoint.link_kind(dave.endpoint.peer) == "relayed"
 
@@ -231,12 +233,10 @@ async def test_relay_killed_with_its_circuits_leaves_nothing(home: Path) -> None
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 async def test_daemon_killed_twenty_times_leaves_nothing_behind(home: Path) -> None:
     await cycle_daemon(home, cycles=20)
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 async def test_peer_killed_twenty_times_leaves_nothing_behind(home: Path) -> None:
     await cycle_peer(home, cycles=20)
