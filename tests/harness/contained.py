@@ -1,4 +1,5 @@
-"""Runs a command and fails when anything that it started outlives it: ``python -m tests.harness.contained CMD …``.
+"""Runs a command and fails when anything that it started outlives it: ``python -m tests.harness.contained CMD …``, or
+``--grace SECONDS CMD …`` to wait for that less long.
 
 The runner declares itself the reaper of its descendants (``PR_SET_CHILD_SUBREAPER``, Linux ≥ 3.4), so a process that
 lost its parent, in whatever session and under whatever name, becomes its child instead of PID 1's. Survivors are
@@ -20,12 +21,12 @@ from tests.harness.processes import Process, children_of
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 EXIT_LEFTOVERS = 97
-GRACE_S = 10.0
+GRACE_S = 60.0
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def run_contained(command: list[str], *, grace_s: float = GRACE_S) -> tuple[int, list[Process]]:
+def run_contained(command: list[str], *, grace_s: float) -> tuple[int, list[Process]]:
     """(exit code, what outlived the command by ``grace_s``); a signal's exit code is 128 + its number.
 
     SIGINT and SIGTERM are passed on to the command. Changes this process for good (it stays a reaper), so it is meant
@@ -82,16 +83,19 @@ def _end(survivors: list[Process]) -> None:
             os.kill(process.pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
-    _survivors(1.0)
+    _survivors(GRACE_S)
 
 
 def main(arguments: list[str]) -> int:
     """Runs the command, reports on stderr, gives the exit code."""
+    grace_s = GRACE_S
+    if arguments[:1] == ["--grace"]:
+        grace_s, arguments = float(arguments[1]), arguments[2:]
     if not arguments:
-        print("usage: python -m tests.harness.contained COMMAND …", file=sys.stderr)
+        print("usage: python -m tests.harness.contained [--grace SECONDS] COMMAND …", file=sys.stderr)
         return 2
     started = time.monotonic()
-    code, survivors = run_contained(arguments)
+    code, survivors = run_contained(arguments, grace_s=grace_s)
     for process in survivors:
         print(f"left behind: {process}", file=sys.stderr)
     _end(survivors)

@@ -112,7 +112,7 @@ def test_contained_command_that_leaves_an_orphan_fails_and_ends_it() -> None:
         "child.stdout.readline()\n"
         "print(child.pid)\n"
     )
-    ended = contained(sys.executable, "-c", script)
+    ended = contained("--grace", "0.1", sys.executable, "-c", script)
     assert ended.returncode == EXIT_LEFTOVERS
     assert f"left behind: process {ended.stdout.strip()} " in ended.stderr
     assert not Path("/proc", ended.stdout.strip()).exists()
