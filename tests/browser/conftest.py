@@ -57,12 +57,12 @@ def page_of(**arguments: Any) -> Iterator[Page]:
 
     thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
     thread.start()
-    assert begun.wait(20)
+    assert begun.wait(300)
     try:
         yield ready[0]
     finally:
         over.set()
-        thread.join(20)
+        thread.join(300)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ CONTRAST = (Path(__file__).parent / "contrast.js").read_text()
 
 def shown(driver: Any, true: Callable[[], Any], what: str) -> Any:
     """Wait until the page shows something."""
-    return wait_until(true, deadline_s=20, what=what)
+    return wait_until(true, what=what)
 
 
 def text(driver: Any, selector: str) -> str:

@@ -96,7 +96,7 @@ def address(world: ContainerWorld, name: str) -> str:
 def call(world: ContainerWorld, one: str, other: str) -> int | None:
     """How many bytes one peer gets from another; None when it cannot call."""
     command = ["docker", "exec", "--env", "LD_PRELOAD=", world.peers[one].container, "python3", "-c", CALL]
-    done = subprocess.run([*command, address(world, other)], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([*command, address(world, other)], capture_output=True, text=True, check=False, timeout=300)
     return None if done.returncode else int(done.stdout)
 
 
@@ -265,7 +265,7 @@ def test_play_whose_owner_was_killed_is_removed_by_the_next(stand_in: str, tmp_p
         "world.start(PeerSpec(name='a', role='stage', arguments=('join',)))\n"
         "print(world.engine.play, flush=True)\nos.kill(os.getpid(), 9)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120,
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300,
                           env=dict(os.environ))  # fmt: skip
     play = done.stdout.strip()
     assert owned(play), done.stderr

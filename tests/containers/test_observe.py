@@ -19,10 +19,10 @@ from tests.harness.expect import NotInTime, wait_until
 from tests.harness.rigs.dashboard import board_expressions, eventful_exposition
 from tests.harness.sources import ROOT
 
-pytestmark = [pytest.mark.docker, pytest.mark.process, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.docker, pytest.mark.process, pytest.mark.timeout(3000)]
 
 IN_PROJECT = "label=com.docker.compose.project"
-WITHIN_S = 60.0
+WITHIN_S = 300.0
 """A rate needs two looks, five seconds apart."""
 
 
@@ -64,7 +64,7 @@ def test_prometheus_has_data_for_every_expression_of_the_board(founder: str) -> 
 
     def script(name: str, *arguments: str) -> None:
         command = [ROOT / "docker" / name, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)
         assert done.returncode == 0, done.stdout + done.stderr
 
     try:

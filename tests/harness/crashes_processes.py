@@ -42,7 +42,7 @@ SCALE = Scale(
     steps=1_000_000,
     characters=60_000,
 )
-DEADLINE_S = 90.0
+DEADLINE_S = 300.0
 """How long a death and the return after it may take."""
 KILLED = -9
 

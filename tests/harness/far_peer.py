@@ -27,7 +27,7 @@ from swarm.network.reach.reachability import reachability
 from tests.harness.rigs.network import UP, Note, ServiceBench
 
 RUN = "1b" * 32
-ANSWER_S = 120.0
+ANSWER_S = 300.0
 _LINE_BYTES = 1 << 20
 
 
@@ -129,7 +129,7 @@ class _Child:
     async def do_learn(self, peer: str, addresses: Sequence[str]) -> Any:
         self.endpoint.learn(PeerId(peer), addresses)
 
-    async def do_call(self, peer: str, size: int = 0, timeout_s: float = 20.0) -> Any:
+    async def do_call(self, peer: str, size: int = 0, timeout_s: float = 120.0) -> Any:
         reply, _ = await self.endpoint.call(
             PeerId(peer), UP, Note(number=size), timeout_s=timeout_s, payload=bytes(size)
         )

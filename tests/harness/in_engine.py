@@ -15,7 +15,7 @@ from peers.chaos.engine import TEST, Engine
 from peers.chaos.leftovers import detach
 from tests.harness.processes import MARKER
 
-CALL_S = 120.0
+CALL_S = 300.0
 _THINGS = (
     ("container", ("ps", "--all", "--quiet"), ("rm", "--force", "--volumes")),
     ("network", ("network", "ls", "--quiet"), ("network", "rm")),

@@ -31,7 +31,7 @@ from tests.harness.expect import wait_until
 _PLACE = "/run/netns"
 _PREFIX = "swt"
 _NAME = re.compile(rf"{_PREFIX}(\d+)-\d+-[a-z0-9]+")
-_COMMAND_S = 10.0
+_COMMAND_S = 60.0
 _serial = itertools.count()
 
 

@@ -50,7 +50,7 @@ def take_snapshot() -> Snapshot:
     return Snapshot(ours, frozenset(_sockets()), frozenset(_shared_memory()))
 
 
-def assert_nothing_left(before: Snapshot, *, deadline_s: float = 15.0) -> None:
+def assert_nothing_left(before: Snapshot, *, deadline_s: float = 60.0) -> None:
     """Raises AssertionError naming everything of ours that was not there ``before`` and outlives the deadline."""
     try:
         wait_until(lambda: not leftovers(before), deadline_s=deadline_s)

@@ -74,7 +74,7 @@ async def sums_without_faults(**options: Any) -> list[dict[Any, float]]:
 async def test_whatever_strikes_each_microbatch_counts_once_everywhere(seed: int, hosted: bool) -> None:
     crew = await Crew.of(STAGES, hosted=hosted, in_flight=4, pace=quick(), limits={"retention_bytes": 64 * (seed % 3)})
     fate, leader = Fate(crew, seed), FakeLeader(QUOTA)
-    async with working(*crew.replicas.values()), asyncio.timeout(30):
+    async with working(*crew.replicas.values()), asyncio.timeout(120):
         await leader.fed_by(crew.side.trainer)
         for replica in crew.replicas.values():
             replica.part.on.clear()

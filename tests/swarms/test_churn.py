@@ -40,7 +40,7 @@ from tests.harness.expect import eventually
 from tests.harness.swarm import LocalPeer, LocalSwarm, _documents
 
 Story = Callable[[LocalSwarm], Coroutine[Any, Any, None]]
-LONG_S = 120.0
+LONG_S = 300.0
 
 
 async def train(swarm: LocalSwarm, story: Story) -> None:

@@ -16,7 +16,7 @@ from swarm.state.sharing import Sharing
 from tests.harness.expect import eventually
 from tests.harness.swarm import LocalSwarm
 
-LONG_S = 120.0
+LONG_S = 300.0
 
 
 async def join_while(swarm: LocalSwarm) -> None:

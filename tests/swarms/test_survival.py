@@ -17,7 +17,7 @@ from tests.harness.swarm import LocalPeer, LocalSwarm
 
 EventT = TypeVar("EventT", bound=Event)
 STEPS = 6
-LONG_S = 180.0
+LONG_S = 300.0
 
 
 def once(peer: LocalPeer, kind: type[EventT], when: Callable[[EventT], bool], do: Callable[[], Any]) -> list[EventT]:

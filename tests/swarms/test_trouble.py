@@ -81,7 +81,7 @@ async def test_members_refuse_strangers_and_liars(tmp_path: Path) -> None:
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(_quietly(peer.run())) for peer in swarm.peers.values()]
-        await eventually(lambda: len(swarm.events(StepClosed)) > 8, deadline_s=30, what="two steps closed")
+        await eventually(lambda: len(swarm.events(StepClosed)) > 8, what="two steps closed")
         started = swarm.events(RunStarted)[0]
         route = tuple(PeerId(m["peer"]) for stage in (0, 1) for m in started.roster if m["part"] == f"stage-{stage}")
         liar = next(peer.endpoint for peer in swarm.peers.values() if peer.endpoint.peer == route[0])

@@ -73,7 +73,7 @@ async def test_device_work_cancelled_in_line_is_dropped_and_running_work_ends(de
 
     def slow() -> None:
         started.set()
-        release.wait(10)
+        release.wait(300)
         ran.append("slow")
 
     running = asyncio.create_task(device.run(slow))
@@ -94,7 +94,7 @@ async def test_device_close_joins_what_runs_and_cancels_what_waits() -> None:
 
     def slow() -> str:
         started.set()
-        release.wait(10)
+        release.wait(300)
         ran.append("slow")
         return "done"
 
@@ -243,7 +243,7 @@ async def test_phases_of_one_piece_are_done_while_another_waits(lanes: DeviceThr
     def waits() -> Phases[str]:
         yield
         yield
-        assert computed.wait(10), "nothing was computed meanwhile"
+        assert computed.wait(300), "nothing was computed meanwhile"
         return "left"
 
     def computes() -> Phases[str]:
@@ -270,7 +270,7 @@ async def test_phases_cancelled_end_with_the_one_under_way(lanes: DeviceThread) 
 
     def work() -> Phases[None]:
         began.set()
-        release.wait(10)
+        release.wait(300)
         done.append("arrived")
         yield
         done.append("computed")

@@ -94,7 +94,7 @@ class Place:
     def run(self, *command: str, umask: int = 0o022, **more: str) -> subprocess.CompletedProcess[str]:
         """Run a script, with nothing in the environment but these and the programs."""
         with self.begin(*command, umask=umask, **more) as process:
-            said, complained = process.communicate(timeout=60)
+            said, complained = process.communicate(timeout=300)
         return subprocess.CompletedProcess(command, process.returncode, said, complained)
 
     def begin(self, *command: str, umask: int = 0o022, **more: str) -> subprocess.Popen[str]:

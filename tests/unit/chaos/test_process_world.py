@@ -99,7 +99,7 @@ def ticks(world: ProcessWorld, name: str) -> list[dict[str, object]]:
 
 def fired(plan: FaultPlan, label: str) -> None:
     """Until a strike has happened, or broke."""
-    wait_until(lambda: label in plan.fired or plan.errors, deadline_s=90, what=label)
+    wait_until(lambda: label in plan.fired or plan.errors, what=label)
     assert not plan.errors, plan.errors
 
 
@@ -126,7 +126,7 @@ def test_daemon_alone_is_killed(tmp_path: Path) -> None:
 
 def test_pause_stops_the_whole_tree_until_it_is_resumed(tmp_path: Path) -> None:
     with world_of(tmp_path, "host-0", "host-1") as world:
-        wait_until(lambda: ticks(world, "host-0"), deadline_s=90, what="its first words")
+        wait_until(lambda: ticks(world, "host-0"), what="its first words")
         world.inflict(Pause(("host-0",)))
         pids = world.peers["host-0"].pids()
         assert len(pids) == 2
@@ -183,7 +183,7 @@ def test_restart_keeps_the_key_and_the_disk_only_when_asked(tmp_path: Path, keep
     with world_of(tmp_path, "host-0") as world:
         plan = FaultPlan(Strike("again", On("Tick", nth=5), Restart("host-0", keep_disk)), world=world)
         fired(plan, "again")
-        wait_until(lambda: ticks(world, "host-0"), deadline_s=90, what="the second start")
+        wait_until(lambda: ticks(world, "host-0"), what="the second start")
         first = ticks(world, "host-0")[0]
         assert first["peer"] == "host-0"
         assert (int(str(first["kept"])) > 1) == keep_disk
@@ -194,7 +194,7 @@ def test_twin_has_the_same_key_and_another_home(tmp_path: Path) -> None:
     with world_of(tmp_path, "host-0") as world:
         plan = FaultPlan(Strike("two", On("Tick", nth=2), Twin("host-0")), world=world)
         fired(plan, "two")
-        wait_until(lambda: ticks(world, "host-0-twin"), deadline_s=90, what="the twin")
+        wait_until(lambda: ticks(world, "host-0-twin"), what="the twin")
         assert ticks(world, "host-0-twin")[0]["peer"] == "host-0"
         assert world.peers["host-0"].alive
 
@@ -268,7 +268,7 @@ def test_networks_are_who_can_call_whom(tmp_path: Path) -> None:
 
 def test_notice_ends_who_heeds_it_at_once_and_who_does_not_when_its_time_is_up(tmp_path: Path) -> None:
     with world_of(tmp_path, "host-0", "host-1") as world:
-        wait_until(lambda: ticks(world, "host-0") and ticks(world, "host-1"), deadline_s=90, what="both")
+        wait_until(lambda: ticks(world, "host-0") and ticks(world, "host-1"), what="both")
         (tmp_path / "homes" / "host-1" / "1" / "stubborn").touch()
         seen = len(ticks(world, "host-1"))
         wait_until(lambda: len(ticks(world, "host-1")) > seen + 1, what="its being stubborn")
@@ -284,7 +284,7 @@ def test_upgrade_starts_again_in_the_same_home_who_has_left(tmp_path: Path) -> N
         plan = FaultPlan(Strike("new", On("Tick", nth=5), Upgrade("host-0")), world=world)
         fired(plan, "new")
         peer = world.peers["host-0"]
-        wait_until(lambda: len(peer.starts) == 2 and ticks(world, "host-0"), deadline_s=90, what="the second start")
+        wait_until(lambda: len(peer.starts) == 2 and ticks(world, "host-0"), what="the second start")
         assert peer.starts[0].process.returncode == -signal.SIGTERM
         assert int(str(ticks(world, "host-0")[0]["kept"])) > 1
 
@@ -294,7 +294,7 @@ def test_a_peer_that_is_kept_for_later_is_started_by_a_fault(tmp_path: Path) -> 
         world.expect(PeerSpec(name="late", role="stage", arguments=("join", "INVITE")))
         assert not world.alive("late")
         world.inflict(Start("late"))
-        wait_until(lambda: ticks(world, "late"), deadline_s=90, what="it")
+        wait_until(lambda: ticks(world, "late"), what="it")
         with pytest.raises(CannotInflict, match="no peer nobody is kept"):
             world.inflict(Start("nobody"))
 
@@ -319,7 +319,7 @@ def test_a_share_of_a_processor_is_given_and_taken_back(tmp_path: Path) -> None:
 
 def test_a_lost_disk_is_kept_aside_as_evidence(tmp_path: Path) -> None:
     with world_of(tmp_path, "host-0") as world:
-        wait_until(lambda: ticks(world, "host-0"), deadline_s=90, what="the first start")
+        wait_until(lambda: ticks(world, "host-0"), what="the first start")
         world.inflict(Restart("host-0", keep_disk=False))
         assert (tmp_path / "lost" / "host-0-1" / "1" / "kept").exists()
         assert world.homes() == [tmp_path / "homes", tmp_path / "lost"]

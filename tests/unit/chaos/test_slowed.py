@@ -66,7 +66,7 @@ def test_process_is_stopped_for_all_but_its_share_of_each_span(told: Told, monke
 
 def test_who_is_held_is_not_let_go_on(told: Told) -> None:
     slowed = means.Slowed(1, 10.0)
-    assert told.stopped.wait(30.0)
+    assert told.stopped.wait(300)
     slowed.hold(True)
     before = list(told.told)
     slowed.end()
@@ -77,7 +77,7 @@ def test_who_is_held_no_more_goes_on_in_its_share(told: Told) -> None:
     slowed = means.Slowed(1, 10.0, held=True)
     assert told.told == []
     slowed.hold(False)
-    assert told.stopped.wait(30.0)
+    assert told.stopped.wait(300)
     slowed.end()
     assert told.told[-1] == "go"
 
@@ -88,13 +88,13 @@ def test_a_pause_lasts_whatever_share_a_peer_has_or_is_given(
     processes = Processes(tmp_path, monkeypatch, "a")
     world = processes.world
     world.inflict(LimitCpu("a", 0.1))
-    assert told.stopped.wait(30.0)
+    assert told.stopped.wait(300)
     world.inflict(Pause(("a",)))
     before = list(told.told)
     world.inflict(LimitCpu("a", 0.5))
     assert told.told == before
     told.stopped.clear()
     world.inflict(Resume(("a",)))
-    assert told.stopped.wait(30.0)
+    assert told.stopped.wait(300)
     world.inflict(LimitCpu("a", 0.0))
     assert not world.slowed

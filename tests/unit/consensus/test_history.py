@@ -371,7 +371,7 @@ async def test_history_on_a_disk_that_stalls_holds_up_nobody_but_who_adds(
 
     def slow(descriptor: int) -> None:
         stalled.set()
-        assert released.wait(60)
+        assert released.wait(300)
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", slow)

@@ -72,4 +72,4 @@ def test_second_build_from_a_checkout_waits_for_the_first(place: Place) -> None:
             assert "waiting" in second.stderr.readline()
             assert not place.calls("build")
             fcntl.flock(first, fcntl.LOCK_UN)
-            assert second.communicate(timeout=60)[0] == f"{VERSION}\n"
+            assert second.communicate(timeout=300)[0] == f"{VERSION}\n"

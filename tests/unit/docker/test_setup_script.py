@@ -14,7 +14,7 @@ import pytest
 
 from tests.harness.rigs.docker import Place
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = pytest.mark.timeout(900)
 
 # A build backend of the tree's own makes the editable project of what a wheel is made of here.
 BACKEND = """from __future__ import annotations

@@ -27,4 +27,4 @@ assert set(sys.modules) == before, sorted(set(sys.modules) - before)
 
 
 def test_rehearse_leaves_nothing_to_be_imported_by_the_first_backward() -> None:
-    subprocess.run([sys.executable, "-W", "error", "-c", STORY], check=True, timeout=120)
+    subprocess.run([sys.executable, "-W", "error", "-c", STORY], check=True, timeout=300)

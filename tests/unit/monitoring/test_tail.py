@@ -36,5 +36,5 @@ def test_monitoring_imported_whole_needs_neither_torch_nor_hivemind() -> None:
         "for module in pkgutil.iter_modules(m.__path__, 'swarm.monitoring.'): importlib.import_module(module.name)\n"
         "print(sorted({'torch', 'hivemind', 'numpy'} & set(sys.modules)))\n"
     )
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300)
     assert run.stdout == "[]\n"

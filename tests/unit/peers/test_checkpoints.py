@@ -208,7 +208,7 @@ async def test_writer_behind_a_slow_disk_leaves_out_and_says_so(
     real = checkpoints.write_part
 
     def slow(*arguments: object, **more: object) -> Path:
-        gate.wait(20)
+        gate.wait(300)
         return real(*arguments, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(checkpoints, "write_part", slow)

@@ -148,7 +148,7 @@ def test_ckpt_help_and_ls_import_nothing_heavy(kept: RunDirectory, arguments: tu
     path = os.pathsep.join([str(Path(__file__).parents[3]), *filter(None, sys.path)])
     ended = subprocess.run(
         [sys.executable, "-c", PROBE.format(heavy=HEAVY), *arguments],
-        capture_output=True, text=True, timeout=120, env=os.environ | {"PYTHONPATH": path, "COLUMNS": "80"},
+        capture_output=True, text=True, timeout=300, env=os.environ | {"PYTHONPATH": path, "COLUMNS": "80"},
     )  # fmt: skip
     assert ended.stderr == "heavy: \n"
     assert ended.returncode == 0

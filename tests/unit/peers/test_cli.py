@@ -22,7 +22,7 @@ def _swarm(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProc
     path = os.pathsep.join(filter(None, [str(Path.cwd()), *sys.path]))
     return subprocess.run(
         [sys.executable, "-c", program, *arguments],
-        capture_output=True, text=True, timeout=120, cwd=cwd, env=os.environ | {"PYTHONPATH": path, "COLUMNS": "80"},
+        capture_output=True, text=True, timeout=300, cwd=cwd, env=os.environ | {"PYTHONPATH": path, "COLUMNS": "80"},
     )  # fmt: skip
 
 
@@ -216,7 +216,7 @@ def test_command_without_streams_or_with_full_ones_says_what_it_can(
 ) -> None:
     program = f"{sys.executable} -m peers.cli {command} {streams}"
     environment = {**os.environ, "SWARM_HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[3])}
-    found = subprocess.run(["sh", "-c", program], capture_output=True, text=True, env=environment, timeout=60)
+    found = subprocess.run(["sh", "-c", program], capture_output=True, text=True, env=environment, timeout=300)
     assert (found.returncode, "Traceback" in found.stderr, "Exception" in found.stderr) == (code, False, False)
     if streams == ">/dev/full":
         assert "what it prints cannot be written: No space left on device" in found.stderr

@@ -73,7 +73,7 @@ def test_cli_asking_a_peer_imports_nothing_heavy(otter: subprocess.Popen[str], a
     path = os.pathsep.join(filter(None, [str(Path.cwd()), *sys.path]))
     ended = subprocess.run(
         [sys.executable, "-c", PROBE.format(heavy=HEAVY), *arguments],
-        capture_output=True, text=True, timeout=120, env=os.environ | {"PYTHONPATH": path},
+        capture_output=True, text=True, timeout=300, env=os.environ | {"PYTHONPATH": path},
     )  # fmt: skip
     assert ended.stderr == "heavy: \n"
     assert ended.returncode == 0
@@ -296,7 +296,7 @@ def test_drain_all_tells_and_follows_the_others_whatever_one_of_them_does(
         monkeypatch.setattr(farewell, "look_at", kill)
     code = run(["drain", "--all"])
     shown = capsys.readouterr()
-    assert mole.wait(20) == 75
+    assert mole.wait(300) == 75
     assert "keen-mole: has left" in shown.out
     assert shown.err.startswith("error: brave-otter")
     assert code == (1 if trouble == "is killed meanwhile" else 3)

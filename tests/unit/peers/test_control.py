@@ -320,7 +320,7 @@ async def test_request_whose_asker_is_gone_is_dropped_when_the_peer_goes_on(home
         assert await _left_behind(server.path, b'{"command": "echo", "who": "gone"}\n', half=False) == b""
         answer = await _left_behind(server.path, b'{"command": "echo", "who": "listens"}\n', half=True)
         assert json.loads(answer)["result"] == "listens"
-        await eventually(lambda: not server._talks, deadline_s=5, what="both have been served")
+        await eventually(lambda: not server._talks, what="both have been served")
         assert commands.told == ["listens"]
     finally:
         await server.close()

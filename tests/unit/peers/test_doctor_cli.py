@@ -53,7 +53,7 @@ def limited(*words: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[3]), *sys.path]))
     return subprocess.run(
         [sys.executable, "-m", "peers.cli", *words],
-        capture_output=True, text=True, timeout=120, env=os.environ | {"PYTHONPATH": path},
+        capture_output=True, text=True, timeout=300, env=os.environ | {"PYTHONPATH": path},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128)),
     )  # fmt: skip
 
@@ -62,7 +62,7 @@ def test_doctor_quick_imports_nothing_heavy(invite: str) -> None:
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[3]), *sys.path]))
     ended = subprocess.run(
         [sys.executable, "-c", PROBE.format(heavy=HEAVY), "doctor", "--quick", invite],
-        capture_output=True, text=True, timeout=120, env=os.environ | {"PYTHONPATH": path},
+        capture_output=True, text=True, timeout=300, env=os.environ | {"PYTHONPATH": path},
     )  # fmt: skip
     assert ended.stderr == "heavy: \n"
     assert ended.returncode == EXIT_OK, ended.stdout

@@ -230,7 +230,7 @@ def test_history_imports_nothing_heavy(path: Path, arguments: tuple[str, ...], c
     found = os.pathsep.join([str(Path(__file__).parents[3]), *filter(None, sys.path)])
     ended = subprocess.run(
         [sys.executable, "-c", PROBE.format(heavy=HEAVY), *arguments],
-        capture_output=True, text=True, timeout=120, env=os.environ | {"PYTHONPATH": found, "COLUMNS": "80"},
+        capture_output=True, text=True, timeout=300, env=os.environ | {"PYTHONPATH": found, "COLUMNS": "80"},
     )  # fmt: skip
     assert ended.stderr.endswith("heavy: \n")
     assert ended.returncode == code

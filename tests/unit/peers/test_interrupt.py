@@ -74,5 +74,5 @@ def test_command_under_nohup_outlives_its_terminal_and_nothing_else(number: sign
         "else: print('goes on')\n"
     )
     command = ["nohup", sys.executable, "-c", program]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    found = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     assert found.stdout == ("goes on\n" if number == signal.SIGHUP else "ends\n")

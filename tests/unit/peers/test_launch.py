@@ -153,7 +153,7 @@ def test_group_starter_killed_leaves_no_process_and_no_directory(tmp_path: Path,
     finally:
         starter.kill()
         starter.wait()
-    wait_until(lambda: all(gone(pid) for pid in pids), deadline_s=5)
+    wait_until(lambda: all(gone(pid) for pid in pids))
     sweep_scratch(tmp_path)
     assert not list(tmp_path.glob("swarm-*"))
 

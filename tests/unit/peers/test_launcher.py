@@ -25,7 +25,7 @@ def test_program_ends_with_the_thread_that_started_it() -> None:
     go_on.set()
     thread.join()
     with started[0] as process:
-        assert process.wait(timeout=30) == -signal.SIGKILL
+        assert process.wait(timeout=300) == -signal.SIGKILL
 
 
 def test_program_that_cannot_be_run_says_why() -> None:

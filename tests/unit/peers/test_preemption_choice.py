@@ -135,7 +135,7 @@ def test_settings_written_as_json_come_back_the_same() -> None:
 @pytest.mark.parametrize("command", ["new", "join"])
 def test_commands_have_the_options(command: str) -> None:
     asked = [sys.executable, "-m", "peers.cli", command, "--preemption", "banana"]
-    told = subprocess.run(asked, capture_output=True, text=True, timeout=120)
+    told = subprocess.run(asked, capture_output=True, text=True, timeout=300)
     assert told.returncode == 2
     assert "--preemption = 'banana' cannot be used" in told.stderr
     assert "expected auto, aws, gcp, azure, file:PATH, command:CMD or none" in told.stderr

@@ -48,7 +48,7 @@ async def raw(says: bytes, *, stays: bool = False) -> AsyncIterator[Raw]:
         server.close()
 
 
-async def ask(one: Raw, *, timeout_s: float = 5.0, method: str = "GET", prefix: str = "") -> HttpResponse:
+async def ask(one: Raw, *, timeout_s: float = 60.0, method: str = "GET", prefix: str = "") -> HttpResponse:
     server = MetadataServer(MetadataUrl(host="127.0.0.1", port=one.port, prefix=prefix))
     return await server.ask("/a/b?c=d", {"X-Own": "1"}, timeout_s=timeout_s, method=method)
 
@@ -144,7 +144,7 @@ async def test_server_that_is_not_there_is_told() -> None:
         port = one.port
         one.heard.append(b"")
     with pytest.raises(SourceFailed, match="connection refused"):
-        await MetadataServer(MetadataUrl(host="127.0.0.1", port=port)).ask("/", {}, timeout_s=5)
+        await MetadataServer(MetadataUrl(host="127.0.0.1", port=port)).ask("/", {}, timeout_s=60)
 
 
 async def test_cancelled_question_closes_its_connection() -> None:

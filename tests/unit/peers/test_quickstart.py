@@ -35,7 +35,7 @@ class Command:
             cwd=directory, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
-    def finish(self, seconds: float = 120) -> tuple[int, str, str]:
+    def finish(self, seconds: float = 300) -> tuple[int, str, str]:
         """Exit code, stdout, stderr; and no process or temporary file may be left."""
         out, err = self.process.communicate(timeout=seconds)
         pids = [event["pid"] for event in self.events() if event["kind"] == "PeerStarted"]
@@ -191,7 +191,7 @@ def _at_once(directory: Path, moment: str, number: signal.Signals) -> subprocess
     flags = ["quickstart", "--text", "text.txt", "--out", "run"]
     return subprocess.run(
         [sys.executable, "-c", AT_ONCE, str(int(number)), moment, *flags],
-        cwd=directory, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=120,
+        cwd=directory, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
 
 
@@ -265,7 +265,7 @@ def test_quickstart_impossible_request_is_explained_and_leaves_nothing(
     result = subprocess.run(
         [sys.executable, "-m", "peers.cli", "quickstart", *flags],
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(Path.cwd()), *sys.path]))},
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert result.returncode == 2
     assert named in result.stderr

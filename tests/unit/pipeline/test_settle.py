@@ -237,7 +237,7 @@ async def test_sums_are_the_same_bits_whoever_computed_them_in_the_end() -> None
         return first + second
 
     leader = FakeLeader(QUOTA)
-    async with working(*replicas.values()), asyncio.timeout(20):
+    async with working(*replicas.values()), asyncio.timeout(120):
         await leader.fed_by(side.trainer)
         totals, own = [total(0), total(1)], ends.gradient_sum()
         assert all(float(found.abs().sum()) > 0 for found in [*totals, own])

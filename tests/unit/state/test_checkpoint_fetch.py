@@ -138,7 +138,7 @@ async def served(root: Path) -> tuple[SimEndpoint, PeerDonor]:
     donor.mount(CheckpointShelf(root))
     for endpoint in (donor, reader):
         await endpoint.enter(RUN)
-    return reader, PeerDonor(reader, donor.peer, timeout_s=5)
+    return reader, PeerDonor(reader, donor.peer, timeout_s=120)
 
 
 def right(here: Path, record: CheckpointManifest, seed: int = 0) -> set[int]:
@@ -234,7 +234,7 @@ async def test_shelf_reads_so_much_at_once_and_has_others_wait(tmp_path: Path, m
     record = keep(tmp_path, 10)
     monkeypatch.setattr(checkpoint_shelf, "MAX_READS", 2)
     _, donor = await served(tmp_path)
-    both, reading, most = threading.Barrier(2, timeout=5), Counter[str](), [0]
+    both, reading, most = threading.Barrier(2, timeout=300), Counter[str](), [0]
     usual = StoredParts.chunk
 
     def counted(parts: StoredParts, body: ChunkRequest) -> bytes | bytearray:
@@ -260,7 +260,7 @@ async def test_shelf_has_who_does_not_take_its_answers_wait_and_serves_others(
     ends["donor"].mount(CheckpointShelf(tmp_path))
     for endpoint in ends.values():
         await endpoint.enter(RUN)
-    greedy, modest = (PeerDonor(ends[name], PeerId("donor"), timeout_s=5) for name in ("greedy", "modest"))
+    greedy, modest = (PeerDonor(ends[name], PeerId("donor"), timeout_s=120) for name in ("greedy", "modest"))
     unread = asyncio.Event()
     carry = network.carry
 

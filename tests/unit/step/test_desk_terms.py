@@ -58,7 +58,7 @@ class Desk:
 
     @property
     async def committed(self) -> list[MicrobatchId]:
-        return [one.microbatch for one in await asyncio.wait_for(self.desk.book.wait_full(), 1.0)]
+        return [one.microbatch for one in await asyncio.wait_for(self.desk.book.wait_full(), 120)]
 
 
 def microbatch(trainer: PeerId, position: int) -> MicrobatchId:
