@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.by_hand import some_text
 from tests.harness.sources import PACKAGES, ROOT
 
 pytestmark = pytest.mark.process
@@ -37,7 +38,8 @@ def test_wheel_has_our_packages_alone_and_trains_where_there_is_no_checkout(tmp_
     where = run(installed, tmp_path, "-c", "import peers, swarm; print(peers.__file__, swarm.__file__)").split()
     assert where == [str(installed / package / "__init__.py") for package in ("peers", "swarm")]
 
-    shape = ["--steps", "1", "--peers", "1", "--stages", "1", "--trainers", "1"]
+    text = some_text(tmp_path)  # prepared sooner than the one that comes with it
+    shape = ["--steps", "1", "--peers", "1", "--stages", "1", "--trainers", "1", "--text", str(text)]
     run(installed, tmp_path, "-m", "peers.cli", "quickstart", *shape, "--out", "out", "--report", str(report))
     figures = json.loads(report.read_text())
     assert (figures["steps"], figures["microbatches_lost"], figures["exit_reason"]) == (1, 0, "completed")
