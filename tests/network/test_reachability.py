@@ -211,12 +211,20 @@ async def announce(endpoint: LibP2PEndpoint) -> None:
 
 
 @pytest.mark.network
-async def test_peer_that_listens_on_loopback_is_local_and_does_not_ask(home: Path) -> None:
+async def test_peer_on_loopback_is_local_without_asking_and_is_dialled_back_a_few_times_a_minute(home: Path) -> None:
     async with opened(home, "a") as alice, opened(home, "b", alice) as bob:
         reach = await reachability(bob, [alice.peer], SystemClock())
         assert (reach.how, reach.addresses) == ("local", bob.addresses)
         assert await bob.link_kind(alice.peer) == "direct"
         assert await bob.link_kind(PrivateIdentity.generate().peer) == "unknown"
+
+        async def ask() -> tuple[str, ...]:
+            found, _ = await bob.call(alice.peer, DIALBACK, AskDialback(addresses=bob.addresses), timeout_s=LONG_S)
+            return found.answered
+
+        assert [await ask() for _ in range(3)] == [bob.addresses] * 3
+        with pytest.raises(Busy, match="a moment ago"):
+            await ask()
 
 
 @pytest.mark.network
@@ -267,7 +275,7 @@ async def test_relay_refuses_whom_it_cannot_serve(home: Path) -> None:
 
 
 @pytest.mark.network
-async def test_relay_answers_what_libp2p_says_to_it(home: Path) -> None:
+async def test_relay_answers_what_libp2p_says_to_it_and_knows_members_by_what_it_was_told(home: Path) -> None:
     async with opened(home, "a") as alice, opened(home, "b", alice) as bob:
 
         async def say(message: bytes) -> int | None:
@@ -289,6 +297,13 @@ async def test_relay_answers_what_libp2p_says_to_it(home: Path) -> None:
         assert relay is not None
         relay.reserve(ME)
         assert await say(connect) == Status.CONNECTION_FAILED
+
+        for _ in range(RelayLimits().stranger_reservations - 1):
+            relay.reserve(PrivateIdentity.generate().peer)
+        with pytest.raises(Busy, match="not members"):
+            await bob.call(alice.peer, RESERVE, AskReserve(), timeout_s=LONG_S)
+        alice.allow_relay(lambda peer: peer == bob.peer)
+        await bob.call(alice.peer, RESERVE, AskReserve(), timeout_s=LONG_S)
 
 
 @pytest.mark.network
@@ -327,19 +342,6 @@ async def test_relay_closes_streams_that_say_nothing_beyond_a_few(home: Path) ->
 
 
 @pytest.mark.network
-async def test_relay_knows_members_by_what_the_endpoint_was_told(home: Path) -> None:
-    async with opened(home, "a") as alice, opened(home, "b", alice) as bob:
-        relay = alice._presence._relay
-        assert relay is not None
-        for _ in range(RelayLimits().stranger_reservations):
-            relay.reserve(PrivateIdentity.generate().peer)
-        with pytest.raises(Busy, match="not members"):
-            await bob.call(alice.peer, RESERVE, AskReserve(), timeout_s=LONG_S)
-        alice.allow_relay(lambda peer: peer == bob.peer)
-        await bob.call(alice.peer, RESERVE, AskReserve(), timeout_s=LONG_S)
-
-
-@pytest.mark.network
 async def test_relay_that_is_about_to_leave_tells_whom_it_serves(home: Path) -> None:
     async with (
         opened(home, "a") as alice,
@@ -358,19 +360,6 @@ async def test_relay_that_is_about_to_leave_tells_whom_it_serves(home: Path) -> 
         assert await send(carol, dave) == MIB, "what is passed on goes on"
         with pytest.raises(Refused, match="about to leave"):
             await bob.call(alice.peer, RESERVE, AskReserve(), timeout_s=LONG_S)
-
-
-@pytest.mark.network
-async def test_dialback_is_answered_a_few_times_a_minute(home: Path) -> None:
-    async with opened(home, "a") as alice, opened(home, "b", alice) as bob:
-
-        async def ask() -> tuple[str, ...]:
-            found, _ = await bob.call(alice.peer, DIALBACK, AskDialback(addresses=bob.addresses), timeout_s=LONG_S)
-            return found.answered
-
-        assert [await ask() for _ in range(3)] == [bob.addresses] * 3
-        with pytest.raises(Busy, match="a moment ago"):
-            await ask()
 
 
 @pytest.mark.network
