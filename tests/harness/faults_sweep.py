@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,12 +43,9 @@ class Moments:
             self._counts[peer, kind] += 1
             self.seen.append(Moment(On(kind, peer=peer, nth=self._counts[peer, kind]), self._open[peer]))
 
-    def draw(
-        self, *, most: int, seed: int, peers: Collection[str] = (), kinds: Callable[[str], bool] = lambda kind: True
-    ) -> list[Moment]:
-        """At most ``most`` of them: all ``kinds`` of all ``peers`` (by default every kind of everybody's) in equal
-        shares, drawn by the seed, in the order of peers."""
-        fitting = [one for one in self.seen if (not peers or one.on.peer in peers) and kinds(str(one.on.kind))]
+    def draw(self, *, most: int, seed: int, kinds: Callable[[str], bool] = lambda kind: True) -> list[Moment]:
+        """At most ``most`` of them: all ``kinds`` in equal shares, drawn by the seed, in the order of peers."""
+        fitting = [one for one in self.seen if kinds(str(one.on.kind))]
         return sorted(_draw(fitting, most, seed), key=lambda one: (one.on.peer, str(one.on.kind), one.on.nth))
 
 
