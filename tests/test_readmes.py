@@ -149,3 +149,20 @@ def test_links_and_paths_of_a_page_lead_somewhere(page: Path) -> None:
         if not there.exists() or (anchor and anchor not in anchors(there.read_text(encoding="utf-8"))):
             lost.append(link)
     assert lost == []
+
+
+def test_promises_of_the_tests_page_are_those_that_tests_are_marked_with() -> None:
+    rows = re.findall(
+        r"^\| (.+?) \| `(tests/\S+)` \|$", (ROOT / "tests" / "README.md").read_text(encoding="utf-8"), re.M
+    )
+    marked = [
+        (promise, str(path.relative_to(ROOT)))
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        for promise in re.findall(
+            r"^(?:@|\w+ = )pytest\.mark\.promise\(\"(.+?)\"\)", path.read_text(encoding="utf-8"), re.M
+        )
+    ]
+    assert sorted(marked) == sorted((promise, test.partition("::")[0]) for promise, test in rows)
+    for _, test in rows:
+        file, _, name = test.partition("::")
+        assert re.search(rf"^(?:(?:async )?def )?{name}\b", (ROOT / file).read_text(encoding="utf-8"), re.M), test

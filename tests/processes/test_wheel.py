@@ -26,6 +26,7 @@ def run(installed: Path, cwd: Path, *command: str) -> str:
     return ended.stdout
 
 
+@pytest.mark.promise("a wheel installs and runs")
 def test_wheel_has_our_packages_alone_and_trains_where_there_is_no_checkout(tmp_path: Path) -> None:
     """Its packages are unpacked, as pip does; dependencies are those of the tests."""
     built, installed, report = tmp_path / "built", tmp_path / "site", tmp_path / "report.json"

@@ -62,6 +62,7 @@ def differing(run: TrainedRun, records: tuple[CloseRecord, ...]) -> list[tuple[i
     return found
 
 
+@pytest.mark.promise("replicas equal")
 @pytest.mark.parametrize("ends", ["private", "hosted"])
 def test_run_of_replicas_trains_the_plain_loops_bits(tmp_path: Path, ends: str) -> None:
     run, _ = lived(tmp_path, ends=ends)
@@ -77,6 +78,7 @@ def test_run_of_replicas_trains_the_plain_loops_bits(tmp_path: Path, ends: str) 
     assert {step for step, _ in differing(run, (genesis, *exchanged, *rest))} == set(range(1, STEPS + 1))
 
 
+@pytest.mark.promise("trajectory 0.0 with kills")
 def test_run_whose_host_trainer_and_founder_are_killed_trains_the_plain_loops_bits(tmp_path: Path) -> None:
     """The distance of the trajectory is 0.0: what the ledger says was trained is all that decides it."""
     run, swarm = lived(tmp_path, *KILLS)

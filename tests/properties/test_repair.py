@@ -69,6 +69,7 @@ async def sums_without_faults(**options: Any) -> list[dict[Any, float]]:
     return crew.sums()
 
 
+@pytest.mark.promise("nothing lost, nothing twice")
 @pytest.mark.parametrize("hosted", [False, True], ids=["private", "hosted"])
 @pytest.mark.parametrize("seed", range(6))
 async def test_whatever_strikes_each_microbatch_counts_once_everywhere(seed: int, hosted: bool) -> None:

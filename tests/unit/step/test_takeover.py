@@ -237,6 +237,7 @@ async def test_run_without_trouble_needs_no_other_leader_and_asks_no_more_than_i
     assert 36 <= len(troupe.asked) <= QUESTIONS_ASKED + 12
 
 
+@pytest.mark.promise("records decided once")
 @pytest.mark.parametrize("victim", [A, B], ids=["follower", "leader"] if LEADER == B else ["leader", "follower"])
 @pytest.mark.parametrize("at", range(0, QUESTIONS_ASKED, 2))
 async def test_peer_that_dies_at_any_question_changes_nothing_that_is_decided(victim: PeerId, at: int) -> None:
