@@ -1,8 +1,8 @@
 """Golden runs: does this checkout do, to the bit, what the base commit does? ``python -m tests.golden``.
 
-Both live through the same stories (:mod:`tests.golden.stories`) on this machine, at the same time, in a process each;
-nothing is compared with what was stored, since matrix products differ between processors. Exits with 0 when they are
-equal, 1 when they are not, 2 when they cannot be compared.
+Both live through the same stories (:mod:`tests.swarms.stories`) on this machine, since matrix products differ between
+processors; what the base made of them is kept (:mod:`tests.golden.lives`), and a second comparison costs this side
+alone. Exits with 0 when they are equal, 1 when they are not, 2 when they cannot be compared.
 """
 
 from __future__ import annotations
@@ -17,18 +17,23 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from tests.golden.compare import Report, compare, read_side, table
+from tests.golden.compare import Report, Runs, compare, table
 from tests.golden.expected import BASE, EXPECTED
-from tests.golden.stories import STORIES
+from tests.golden.lives import Lives, default_place, key
+from tests.swarms.stories import STORIES
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SEEDS = 8
-SAME = ("__init__.py", "stories.py", "side.py")
-"""What both sides run; ``names.py`` is each one's own."""
+SAME = ("tests/golden/side.py", "tests/swarms/playing.py", "tests/swarms/stories.py")
+"""What both sides run; ``tests/golden/names.py`` is each one's own."""
+PROCESSES = 2
+
+Run = tuple[str, int]
+"""A story and its seed."""
 
 
 class CannotCompare(Exception):
@@ -39,18 +44,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """See the module."""
     chosen = _parse(arguments)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    runs = [(story, seed) for story in chosen.stories.split(",") for seed in range(chosen.seeds)]
     try:
-        with tempfile.TemporaryDirectory(prefix="golden-") as temporary:
-            out = Path(temporary)
-            with base_checkout(chosen.base, out / "base") as base:
-                record({"base": base, "this": ROOT}, out, chosen.stories, chosen.seeds)
-            report = compare(read_side(out / "base.jsonl"), read_side(out / "this.jsonl"), EXPECTED)
+        report = compare(*both_sides(commit_of(chosen.base, ROOT), runs, chosen.lives), EXPECTED)
     except CannotCompare as problem:
         print(f"cannot compare with {chosen.base}: {problem}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
-    _tell(report, chosen.base, as_json=chosen.json)
+    _tell(report, chosen.base[:12], as_json=chosen.json)
     return 1 if report.differences else 0
 
 
@@ -62,7 +64,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--base",
         default=os.environ.get("GOLDEN_BASE") or BASE,
         metavar="REV",
-        help=f"what to compare with (default {BASE}, the last commit that changed schedules; or GOLDEN_BASE)",
+        help=f"what to compare with (default {BASE[:12]}, see expected.py; or GOLDEN_BASE)",
+    )
+    parser.add_argument(
+        "--lives",
+        type=Path,
+        default=default_place(),
+        metavar="DIR",
+        help="where the base's are kept (default %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="the report as one JSON object")
     chosen = parser.parse_args(arguments)
@@ -74,27 +83,47 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return chosen
 
 
+def both_sides(commit: str, runs: Sequence[Run], place: Path) -> tuple[Runs, Runs]:
+    """Let the base, as far as its lives are not kept in ``place``, and this checkout live through all of it. Raises
+    CannotCompare."""
+    lives = Lives(place, key(commit, [ROOT / name for name in SAME]))
+    kept = {run: found for run in runs if (found := lives.find(*run)) is not None}
+    wanted = [run for run in runs if run not in kept]
+    with tempfile.TemporaryDirectory(prefix="golden-") as temporary, contextlib.ExitStack() as stack:
+        out, shares = Path(temporary), PROCESSES
+        jobs: dict[str, tuple[Path, Sequence[Run]]] = {}
+        if wanted:
+            shares = max(1, PROCESSES // 2)
+            base = stack.enter_context(base_checkout(commit, out / "base"))
+            jobs |= {f"base-{share}": (base, wanted[share::shares]) for share in range(shares)}
+        jobs |= {f"this-{share}": (ROOT, runs[share::shares]) for share in range(shares)}
+        record(jobs, out)
+        lives.keep((made := read_runs(out.glob("base-*.jsonl"))).values())
+        return kept | made, read_runs(out.glob("this-*.jsonl"))
+
+
+def read_runs(paths: Iterable[Path]) -> dict[Run, Mapping[str, Any]]:
+    """What sides wrote."""
+    found = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+    return {(run["story"], run["seed"]): run for run in found}
+
+
 @contextlib.contextmanager
-def base_checkout(revision: str, place: Path, root: Path = ROOT) -> Iterator[Path]:
+def base_checkout(commit: str, place: Path, root: Path = ROOT) -> Iterator[Path]:
     """A git worktree of ``root``'s repository in which the stories can be recorded; removed afterwards. Raises
     CannotCompare."""
-    commit = _commit(revision, root)
     _git(root, "worktree", "prune")
     _git(root, "-c", "core.hooksPath=/dev/null", "worktree", "add", "--detach", "--quiet", str(place), commit)
     try:
-        golden = place / "tests" / "golden"
-        own_names = (golden / "names.py").exists()
-        golden.mkdir(exist_ok=True)
         for name in SAME:
-            shutil.copy(HERE / name, golden)
-        if not own_names:
-            shutil.copy(HERE / "names_of_base.txt", golden / "names.py")
+            shutil.copy(ROOT / name, place / name)
         yield place
     finally:
         _git(root, "worktree", "remove", "--force", "--force", str(place))
 
 
-def _commit(revision: str, root: Path) -> str:
+def commit_of(revision: str, root: Path) -> str:
+    """The hash of a commit in ``root``'s repository. Raises CannotCompare with the next command."""
     if shutil.which("git") is None:
         raise CannotCompare("there is no git here; install it")
     try:
@@ -117,14 +146,14 @@ def _git(root: Path, *command: str) -> str:
     return ended.stdout.strip()
 
 
-def record(sides: dict[str, Path], out: Path, stories: str, seeds: int) -> None:
-    """Let each checkout live through the stories, in a process of its own. Raises CannotCompare when one does not come
+def record(jobs: Mapping[str, tuple[Path, Sequence[Run]]], out: Path) -> None:
+    """Let each checkout live through its stories, in a process of its own. Raises CannotCompare when one does not come
     to its end."""
     running: dict[str, subprocess.Popen[str]] = {}
     try:
-        for side, tree in sides.items():
+        for side, (tree, runs) in jobs.items():
             command = [sys.executable, "-m", "tests.golden.side", str(out / f"{side}.jsonl")]
-            command += ["--stories", stories, "--seeds", str(seeds)]
+            command += [f"{story}:{seed}" for story, seed in runs]
             with (out / f"{side}.log").open("w") as log:
                 running[side] = subprocess.Popen(
                     command, cwd=tree, env=_environment(tree, out), stdout=log, stderr=log, text=True

@@ -1,7 +1,7 @@
 """All that the stories take from the product and from the harness: this checkout's own names.
 
-The base commit has others, which are in ``names_of_base.txt``: the recording there runs with that file in this one's
-place. Whoever moves or renames something changes this file, and never that one.
+The base commit plays the same stories with its own copy of this file. Whoever moves or renames something corrects it
+here; a name that is new here can be used by stories once the base has it, too.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from swarm.errors import Ending
 from swarm.sim.links import Links as Links
 from swarm.sim.loop import as_peer as as_peer
 from swarm.sim.loop import run_world as run_world
-from tests.harness.crashes import crashes as crashes
-from tests.harness.crashes import live as live
 from tests.harness.crashes import part_of
 from tests.harness.faults_memory import MemoryWorld as MemoryWorld
 from tests.harness.faults_messages import messages_told as messages_told

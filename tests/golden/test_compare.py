@@ -1,23 +1,22 @@
-"""What the comparison tells: equal sides, weights, events, counts; and that the stories are those there must be."""
+"""What the comparison tells: equal sides, weights, events, counts; what it keeps; that the stories are those there must
+be."""
 
 from __future__ import annotations
 
-import ast
 import copy
-import json
 import subprocess
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
-from tests.golden.__main__ import CannotCompare, base_checkout
-from tests.golden.compare import Report, Side, compare, read_side, table
-from tests.golden.expected import Expected
+from tests.golden import lives
+from tests.golden.__main__ import CannotCompare, commit_of
+from tests.golden.compare import Runs, compare, table
+from tests.golden.expected import EXPECTED, Expected
+from tests.golden.lives import KEPT, Lives, default_place, key
 from tests.golden.names import StrategyName, faults
-from tests.golden.stories import STORIES, links, shape_of
-
-HERE = Path(__file__).parent
+from tests.swarms.stories import STORIES, links, shape_of
 
 
 def run(**changed: Any) -> dict[str, Any]:
@@ -37,15 +36,14 @@ def run(**changed: Any) -> dict[str, Any]:
     return copy.deepcopy(fields | changed)
 
 
-def side(one: dict[str, Any], **more: Any) -> Side:
+def side(one: dict[str, Any]) -> Runs:
     """A side that lived through one story."""
-    fields = {"sweeps": {"private events: moments": 200}, "tests": {"test_one": 2, "test_two": 1}}
-    return Side({("sync", 0): one}, **(fields | more))
+    return {("sync", 0): one}
 
 
-def told(ours: dict[str, Any], *expected: Expected, **more: Any) -> list[str]:
+def told(ours: dict[str, Any], *expected: Expected) -> list[str]:
     """Every difference from :func:`run`."""
-    return compare(side(run()), side(ours, **more), expected).differences
+    return compare(side(run()), side(ours), expected).differences
 
 
 def test_compare_of_equal_sides_tells_how_much_was_compared() -> None:
@@ -54,10 +52,22 @@ def test_compare_of_equal_sides_tells_how_much_was_compared() -> None:
     assert table(report.rows).splitlines()[1].split() == ["sync", "1", "of", "1", "3", "1", "1"]
 
 
-def test_compare_of_other_weights_fails_whatever_is_expected() -> None:
+def test_compare_of_other_weights_fails_but_for_the_parts_that_are_named() -> None:
     ours = run(digests={"host-0": ["stage-0", 1, "bb"], "host-1": None})
-    (difference,) = told(ours, Expected("events", "*", "*", "all"), Expected("counts", "*", "*", "all"))
-    assert difference.startswith("sync, seed 0: weights of host-0 differ")
+    ours["events"]["host-0"][0]["loss"] = 5.25
+    weights, _ = told(ours)
+    assert weights.startswith("sync, seed 0: weights of host-0 differ")
+    assert told(ours, Expected("weights", "sync", "stage-0", "another rounding")) == []
+    assert told(ours, Expected("weights", "sync", "ends", "another rounding"))[0] == weights
+
+
+def test_line_without_a_difference_is_an_error_where_its_story_was_played() -> None:
+    lines = [Expected("weights", "sync", "*", "abc"), Expected("events", "s*", "StepClosed", "abc")]
+    needless = [
+        f"expected.py: nothing differs in {line.what} of {line.name} in {line.story}: take this line out"
+        for line in lines
+    ]
+    assert told(run(), *lines, Expected("counts", "kill-host", "*", "abc")) == needless
 
 
 def test_compare_of_another_event_tells_the_earliest_with_both_lines() -> None:
@@ -88,30 +98,16 @@ def test_compare_leaves_out_bytes_on_the_wire_and_events_that_are_expected() -> 
     assert told(ours, Expected("events", "kill-*", "StepClosed", "abc: rounded"))
 
 
-def test_compare_of_fewer_messages_moments_or_tests_tells_which() -> None:
+def test_compare_of_fewer_messages_tells_which() -> None:
     fewer = run(counts={"StepClosed": 1, "asks step/1/apply": 3})
     assert told(fewer) == ["sync, seed 0: asks step/1/apply: 4 → 3"]
     assert told(fewer, Expected("counts", "sync", "asks step/*", "abc: one message for two")) == []
-    moments = {"private events: moments": 199}
-    assert told(run(), sweeps=moments) == ["sweeps: private events: moments: 200 → 199"]
-    lost = {"test_one": 1, "test_two": 1}
-    assert told(run(), tests=lost) == ["tests: test_one: 2 → 1"]
-    assert told(run(), Expected("counts", "tests", "test_one", "abc: merged"), tests=lost) == []
-
-
-def test_compare_of_a_lost_test_tells_it_however_many_are_new() -> None:
-    assert told(run(), tests={"test_renamed": 5, "test_two": 1}) == ["tests: test_one: 2 → 0"]
 
 
 def test_compare_of_more_messages_tells_which() -> None:
     more = run(counts={"StepClosed": 1, "asks step/1/apply": 8, "asks new/1/method": 1})
     assert told(more) == ["sync, seed 0: asks new/1/method: 0 → 1", "sync, seed 0: asks step/1/apply: 4 → 8"]
     assert told(more, Expected("counts", "sync", "asks *", "abc: asked again")) == []
-
-
-def test_compare_of_more_moments_and_tests_passes() -> None:
-    tests = {"test_one": 3, "test_two": 1, "test_new": 1}
-    assert told(run(), sweeps={"private events: moments": 201, "hosted": 1}, tests=tests) == []
 
 
 def test_compare_of_a_story_in_which_nobody_trains_fails() -> None:
@@ -134,29 +130,85 @@ def test_compare_of_a_story_that_was_not_told_fails(changed: dict[str, Any], wha
 
 
 def test_compare_of_a_story_that_only_one_side_has_fails() -> None:
-    found = compare(Side({}, {}, {}), side(run()))
-    assert isinstance(found, Report)
-    assert found.differences == ["sync, seed 0: was not run by both"]
-
-
-def test_side_that_broke_off_is_not_read(tmp_path: Path) -> None:
-    (tmp_path / "out").write_text(json.dumps(run()) + "\n")
-    with pytest.raises(ValueError, match="ends before its last line"):
-        read_side(tmp_path / "out")
+    assert compare({}, side(run())).differences == ["sync, seed 0: was not run by both"]
 
 
 def test_base_that_is_not_in_the_clone_is_told_with_the_next_command(tmp_path: Path) -> None:
-    with (
-        pytest.raises(CannotCompare, match=r"no clone of the repository.*git clone"),
-        base_checkout("fda2cc9", tmp_path / "base", tmp_path),
-    ):
-        pass
+    with pytest.raises(CannotCompare, match=r"no clone of the repository.*git clone"):
+        commit_of("fda2cc9", tmp_path)
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    with (
-        pytest.raises(CannotCompare, match=r"does not have the commit; next: git fetch"),
-        base_checkout("fda2cc9", tmp_path / "base", tmp_path),
-    ):
-        pass
+    with pytest.raises(CannotCompare, match=r"does not have the commit; next: git fetch"):
+        commit_of("fda2cc9", tmp_path)
+
+
+# --- the lives that are kept -------------------------------------------------------------------------------------
+
+
+def test_lives_are_kept_by_story_and_seed(tmp_path: Path) -> None:
+    kept = Lives(tmp_path / "caches", "base")
+    assert kept.find("sync", 0) is None
+    kept.keep([run(), run(story="local", seed=1)])
+    assert kept.find("sync", 0) == run()
+    assert kept.find("local", 1) == run(story="local", seed=1)
+    assert kept.find("local", 0) is None is Lives(tmp_path / "caches", "another").find("sync", 0)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "of another story", "no file"])
+def test_life_that_is_not_whole_is_not_there_and_is_made_anew(tmp_path: Path, damage: str) -> None:
+    kept = Lives(tmp_path, "base")
+    kept.keep([run(), run(story="local")])
+    path = tmp_path / "base" / "sync-0.json.gz"
+    whole = path.read_bytes()
+    if damage == "no file":
+        path.unlink()
+        path.mkdir()
+    else:
+        other = (tmp_path / "base" / "local-0.json.gz").read_bytes()
+        flipped = whole[:40] + bytes([whole[40] ^ 1]) + whole[41:]
+        path.write_bytes({"cut": whole[:-9], "flipped": flipped, "empty": b""}.get(damage, other))
+    assert kept.find("sync", 0) is None
+    if damage != "no file":
+        kept.keep([run()])
+        assert kept.find("sync", 0) == run()
+
+
+def test_lives_of_few_bases_are_kept_and_nothing_is_kept_where_nothing_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "of somebody else").mkdir()
+    keys = [key(letter * 40, []) for letter in "0123456789abcdef"[: KEPT + 2]]
+    for each in keys:
+        Lives(tmp_path, each).keep([run()])
+    assert {path.name for path in tmp_path.iterdir()} == {"of somebody else", *keys[-KEPT:]}
+    assert Lives(tmp_path, keys[-1]).find("sync", 0)
+    (tmp_path / "file").touch()
+    Lives(tmp_path / "file", "base").keep([run()])
+
+
+def test_key_is_another_for_another_commit_definition_processor_or_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story, cpu = tmp_path / "stories.py", tmp_path / "cpuinfo"
+    story.write_text("one")
+    cpu.write_text("flags : avx2\n")
+    monkeypatch.setattr(lives, "CPU", cpu)
+    found = [key("a" * 40, [story]), key("b" * 40, [story])]
+    assert key("a" * 40, [story]) == found[0]
+    story.write_text("two")
+    found.append(key("a" * 40, [story]))
+    cpu.write_text("flags : avx2 avx512f\n")
+    found.append(key("a" * 40, [story]))
+    monkeypatch.setattr(lives.metadata, "distributions", list)
+    found.append(key("a" * 40, [story]))
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    found.append(key("a" * 40, [story]))
+    assert len(set(found)) == len(found)
+
+
+def test_lives_are_below_the_users_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert default_place() == Path("/caches/swarm-tests/golden")
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("HOME", "/home/me")
+    assert default_place() == Path("/home/me/.cache/swarm-tests/golden")
 
 
 # --- the stories -------------------------------------------------------------------------------------------------
@@ -176,16 +228,5 @@ def test_links_have_latency_alone_and_each_seed_has_its_own() -> None:
     assert links(1) == described != links(2)
 
 
-def test_both_lists_of_names_have_the_same_names() -> None:
-    def names(file: str) -> set[str]:
-        found = set()
-        for node in ast.parse((HERE / file).read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ImportFrom):
-                found |= {alias.asname for alias in node.names if alias.asname}
-            elif isinstance(node, ast.FunctionDef):
-                found.add(node.name)
-            elif isinstance(node, ast.Assign):
-                found |= {ast.unparse(target) for target in node.targets}
-        return found
-
-    assert names("names.py") == names("names_of_base.txt")
+def test_expected_lines_name_stories_that_there_are() -> None:
+    assert [line for line in EXPECTED if not any(line.is_of(story) for story in STORIES)] == []

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from peers.chaos.faults import Pause, Twin
-from peers.chaos.invariants.check import check_run
+from peers.chaos.faults import Pause
 from peers.chaos.plan import FaultPlan, On, Strike
 from peers.simulate.sim_swarm import SimSwarm
 from swarm.errors import Ending, RunEnded
-from swarm.events import Accumulated, StepClosed
+from swarm.events import Accumulated
 from swarm.membership.watching import ALONE_S
 from swarm.sim.loop import run_world
 from swarm.step.calls import first_leaf
@@ -45,21 +44,3 @@ def test_peer_that_slept_through_the_end_of_the_run_ends_in_a_stated_time(tmp_pa
     assert f"nobody of the run has answered for {ALONE_S:.0f} s" in ended.reason
     assert "host-0" in ended.reason
     assert times[0] - plan.fired["sleep"].wall < 300.0 + ALONE_S + 60.0
-
-
-def test_second_peer_with_an_identity_is_told_and_ends_and_the_first_goes_on(tmp_path: Path) -> None:
-    """On another machine, with a copy of the first one's disk."""
-    swarm = SimSwarm(tmp_path, hosts=4, trainers=2, run={"steps": STEPS}, stage_s=PACE, may_fail=True)
-    plan = FaultPlan(
-        Strike("two", On(Accumulated, peer="host-1", where={"step": 3}), Twin("host-1")), world=MemoryWorld(swarm)
-    )
-    run_world(swarm.run())
-    plan.assert_fired()
-    second = swarm.peers.pop("host-1-again-1")
-    assert isinstance(second.outcome, BaseExceptionGroup)
-    assert "takes part in the run already" in str(first_leaf(second.outcome))
-    assert {name: peer.outcome for name, peer in swarm.peers.items()} == dict.fromkeys(
-        swarm.peers, "every step of the run is closed"
-    )
-    assert swarm.peers["host-1"].events.of(StepClosed)[-1].step == STEPS, "it is let in again where it missed a step"
-    check_run([tmp_path]).assert_sound()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from swarm.errors import PeerError, Refused, RunEnded, Violation, WrongStep
-from swarm.events import Accumulated, Event, HopMoved, PeerLost, RunStarted, StepClosed
+from swarm.events import Accumulated, HopMoved, RunStarted, StepClosed
 from swarm.ids import MicrobatchId, PeerId
 from swarm.membership import roles
 from swarm.network.protocols import Rpc
@@ -39,29 +39,6 @@ async def test_busy_replicas_are_routed_around_and_nothing_is_lost(
     assert set(accumulated.values()) == {1}
     assert len(accumulated) == 2 * 3 * 12
     assert len({event.record for event in swarm.events(StepClosed) if event.step == 3}) == 1
-
-
-@pytest.mark.parametrize("victim", ["bootstrap", "host-1", "trainer-1"])
-async def test_a_peer_that_dies_is_noticed_and_named_and_the_others_go_on(tmp_path: Path, victim: str) -> None:
-    swarm = LocalSwarm(tmp_path, hosts=4, trainers=2, run={"steps": 8})
-    await swarm.open()
-    lost = swarm.peers[victim]
-    struck: list[int] = []
-
-    def strike(event: Event) -> None:
-        if isinstance(event, StepClosed) and event.step == 3 and not struck:
-            struck.append(event.step)
-            swarm.kill(victim)
-
-    lost.events.listeners.append(strike)
-    await swarm.run()
-    assert struck
-    for name, peer in swarm.peers.items():
-        if name != victim:
-            assert peer.outcome == "every step of the run is closed"
-    named = {(event.peer, event.name) for event in swarm.events(PeerLost)}
-    assert named == {(lost.endpoint.peer, victim)}
-    assert [record["absent"] for record in swarm.history("host-0")].count([lost.endpoint.peer]) == 1
 
 
 async def _quietly(work: Any) -> None:

@@ -1,4 +1,5 @@
-"""Small runs in virtual time, each with one thing that happens in it.
+"""Small runs in virtual time, each with one thing that happens in it: the tests beside this file and golden runs play
+them. A story that needs more than a line of checks has them in :mod:`tests.swarms.test_stories`.
 
 Which peer leads, holds or copies depends on peers' ids, which are the same in every run: who is named here as a victim
 is one whose death matters at that moment, and what a story ``shows`` says whether it did.
@@ -60,12 +61,14 @@ class Act:
 @dataclass(frozen=True, slots=True)
 class Story:
     """A run's shape, section for section on top of :data:`SHAPE`, and what happens in it. A story that does not come
-    to ``shows``, as often as it says, has not told what it is for."""
+    to ``shows``, as often as it says, has not told what it is for. Its weights after each step are those of
+    ``weights_of``, another story, to the bit."""
 
     shape: Mapping[str, Any] = field(default_factory=dict)
     strikes: tuple[Strike, ...] = ()
     acts: tuple[Act, ...] = ()
     shows: On | None = None
+    weights_of: str = ""
 
 
 def links(seed: int) -> Links:
@@ -161,14 +164,36 @@ def dies(peer: str, on: On) -> Act:
 
 
 def of_strategy(name: str, *, local: bool = False, shows: On | None = None, **more: Any) -> Story:
-    """Four replicas that average with this strategy."""
+    """Four replicas that average with this strategy, or part of them: each that is exact gives the same weights."""
     mode = merged(LOCAL, MIXED, steps(2)) if local else merged(EXACT, steps(2))
-    return Story(merged(FOUR_OF_ONE, mode, {"averaging": {"strategy": name}}, more), shows=shows)
+    shape = merged(FOUR_OF_ONE, mode, {"averaging": {"strategy": name}}, more)
+    return Story(shape, shows=shows, weights_of="" if local or shape == EVERYONE else "everyone")
+
+
+EVERYONE = merged(FOUR_OF_ONE, EXACT, steps(2), {"averaging": {"strategy": "everyone"}})
+
+
+def of_schedule(name: str) -> Story:
+    """Four replicas whose sums travel so."""
+    return of_strategy("everyone", averaging={"schedule": name}, shows=On("RoundDone", where={"schedule": name}))
+
+
+def void_round(schedule: str) -> Story:
+    """One of four dies while sums travel; the next round has three."""
+    shape = merged(EVERYONE, steps(3), {"averaging": {"schedule": schedule}})
+    return Story(shape, kill("host-2", at=On("asks averaging/1/chunk", peer="host-2", nth=4)), shows=FAILED)
+
+
+def closing(peer: str, step: int = 2) -> On:
+    """When its part's mean of this step is there."""
+    return On("RoundDone", peer=peer, where={"step": step})
 
 
 COPIES = {"run": {"copies": 2}}
+DIAL_OUT = {f"host-{number}": {"dial_out_only": True} for number in (1, 2)}
 HOSTED = {"split": {"ends": "hosted"}}
 LOST = On("PeerLost")
+FAILED = On("AttemptFailed")
 STORIES: Mapping[str, Story] = {
     # Without faults.
     "sync": Story(),
@@ -193,20 +218,38 @@ STORIES: Mapping[str, Story] = {
     "hierarchy": of_strategy("hierarchy", sites=REGIONS, shows=On("RoundDone", where={"round": 2})),
     "random": of_strategy("random", local=True, shows=On("Mixed")),
     "push-sum": of_strategy("push-sum", local=True, shows=On("Mixed", where={"own": "pushed"})),
-    "tree": of_strategy("everyone", averaging={"schedule": "tree"}, shows=On("RoundDone", where={"schedule": "tree"})),
+    **{schedule: of_schedule(schedule) for schedule in ("tree", "ring", "halving", "butterfly")},
+    "auto": of_strategy("everyone", averaging={"schedule": "auto"}),
     # Deaths.
-    "kill-host": Story(EXACT, kill("host-1", at=work("host-1")), shows=LOST),
+    "kill-host": Story(EXACT, kill("host-1", at=work("host-1")), shows=LOST, weights_of="reproducible"),
+    "kill-host-closing": Story(EXACT, kill("host-1", at=closing("host-1")), shows=LOST, weights_of="reproducible"),
     "kill-host-hosted": Story(HOSTED, kill("host-1", at=work("host-1")), shows=LOST),
     "kill-host-local": Story(LOCAL, kill("host-1", at=work("host-1")), shows=LOST),
     "kill-trainer": Story({}, kill("trainer-0", at=fed("trainer-0")), shows=LOST),
     "kill-trainer-hosted": Story(HOSTED, kill("trainer-0", at=fed("trainer-0")), shows=LOST),
+    "kill-trainer-closing": Story({}, kill("trainer-0", at=closing("trainer-0")), shows=LOST),
     "kill-leader": Story({}, kill(LEADER_OF_2, at=work("host-0")), shows=On("TermBegan")),
+    "kill-leader-closing": Story({}, kill(LEADER_OF_2, at=closing("host-0")), shows=On("TermBegan")),
     "kill-leader-decided": Story({}, kill(LEADER_OF_2, at=On("Committed", peer=LEADER_OF_2)), shows=On("TermBegan")),
     "kill-founder": Story({}, kill("bootstrap", at=work("host-0")), shows=LOST),
     "kill-between-rounds": Story(
         merged(of_strategy("grid").shape, steps(3)),
-        kill("host-1", at=On("RoundDone", peer="host-1", where={"step": 2})),
-        shows=On("AttemptFailed"),
+        kill("host-1", at=closing("host-1")),
+        shows=FAILED,
+    ),
+    "kill-server": Story(
+        merged(EVERYONE, steps(4), {"hosts": 3, "averaging": {"strategy": "server"}, "sites": DIAL_OUT}),
+        kill("host-0", at=closing("host-0")),
+        shows=LOST,
+    ),
+    **{f"kill-{schedule}": void_round(schedule) for schedule in ("ring", "halving", "butterfly")},
+    "kill-many": Story(
+        merged(steps(7), {"hosts": 6, "trainers": 3}),
+        tuple(
+            Strike(f"kill {name}", at_step(number), faults.Kill((name,)))
+            for number, name in enumerate(("bootstrap", "host-1", "trainer-2", "host-4"), 1)
+        ),
+        shows=LOST,
     ),
     "kill-stage": Story(COPIES, kill("host-1", "host-3", at=work("host-1")), shows=On("StepGivenUp")),
     "kill-copy": Story(COPIES, kill("host-0", at=On("CopyHeld", peer="host-0")), shows=LOST),
@@ -226,10 +269,10 @@ STORIES: Mapping[str, Story] = {
         steps(9), cut("host-3", "trainer-1", others=FIRST_OF_EACH, seconds=9.0), shows=ready_again("trainer-1")
     ),
     "no-majority": Story(
-        steps(4, quorum_grace_s=4.0),
+        steps(9, quorum_grace_s=4.0),
         (
             *kill("bootstrap", at=at_step(1)),
-            *cut("host-2", "host-3", "trainer-1", others=("host-0", "host-1", "trainer-0"), seconds=16.0),
+            *cut("host-2", "host-3", "trainer-1", others=("host-0", "host-1", "trainer-0"), seconds=12.0),
         ),
         shows=On("LineageBegan"),
     ),
@@ -244,6 +287,7 @@ STORIES: Mapping[str, Story] = {
     # Who comes and goes.
     "join-host": Story(steps(6), acts=(joins("stage"),), shows=ready("late")),
     "join-trainer": Story(steps(6), acts=(joins("trainer"),), shows=ready("late")),
+    "join-trainer-hosted": Story(merged(HOSTED, steps(6)), acts=(joins("trainer"),), shows=ready("late")),
     "join-local": Story(merged(LOCAL, steps(5)), acts=(joins("stage", step=1),), shows=ready("late")),
     "join-donor-dies": Story(
         steps(7), kill("host-1", at=On("PartAssigned", peer="late")), (joins("stage", stage=0),), shows=ready("late")
