@@ -296,6 +296,7 @@ STORIES: Mapping[str, Story] = {
         steps(4),
         acts=(joins("stage"), dies("late", On("StateDownloaded", peer="late"))),
     ),
+    "newcomer-dies": Story(steps(6), acts=(joins("stage"), dies("late", ready("late"))), shows=LOST),
     "leave-host": Story(acts=(leaves("host-1", work("host-0")),), shows=On("Draining")),
     "leave-trainer": Story(acts=(leaves("trainer-1", work("host-0")),), shows=On("Draining")),
     "leave-founder": Story(acts=(leaves("bootstrap", work("host-0")),), shows=On("Draining")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from swarm.events import (
     DigestMismatch,
     Event,
     PartAssigned,
-    PeerLost,
     PeerReady,
     RosterChanged,
     StateDownloaded,
@@ -33,14 +32,27 @@ from swarm.membership import leaving
 from swarm.membership.download import PartDownload
 from swarm.membership.leaving import ended_in_order
 from swarm.network.discovery.records import PeerRecord
+from swarm.sim.links import Links
 from swarm.sim.loop import run_world
 from swarm.state.checkpoints.files import held
 from swarm.step.leader.requests import ChangeRequests
 from tests.harness.expect import eventually
 from tests.harness.swarm import LocalPeer, LocalSwarm, _documents
+from tests.swarms.stories import SHAPE
 
 Story = Callable[[LocalSwarm], Coroutine[Any, Any, None]]
 LONG_S = 300.0
+TARGET = 4
+
+
+def swarm_of(
+    root: Path, *, hosts: int, trainers: int, steps: int, sites: Mapping[str, Any] | None = None, **run: Any
+) -> SimSwarm:
+    """A step takes about a second."""
+    shape = {key: SHAPE[key] for key in ("model", "batch", "stage_s")}
+    links = Links.parse({"default": {"latency_ms": 20}})
+    run = {"steps": steps, **run}
+    return SimSwarm(root, hosts=hosts, trainers=trainers, links=links, sites=sites, run=run, **shape)
 
 
 async def train(swarm: LocalSwarm, story: Story) -> None:
@@ -97,7 +109,7 @@ def on(peer: LocalPeer, kind: type[Event], act: Callable[[], None]) -> None:
     peer.events.listeners.append(listen)
 
 
-def check_history(records: list[dict[str, Any]], first: int, last: int, target: int) -> None:
+def check_history(records: list[dict[str, Any]], first: int, last: int) -> None:
     """One chain without gaps, of full steps, in which every microbatch counts once and no shard goes back."""
     assert [record["step"] for record in records] == list(range(first, last + 1))
     decoded = [CloseRecord.model_validate_json(json.dumps(record)) for record in records]
@@ -107,7 +119,7 @@ def check_history(records: list[dict[str, Any]], first: int, last: int, target: 
         for trainer, cursor in before.cursors.items():
             assert after.cursors[trainer] >= cursor
     counted = [c.microbatch for record in decoded for c in record.committed]
-    assert len(counted) == len(set(counted)) == target * sum(record.step > 0 for record in decoded)
+    assert len(counted) == len(set(counted)) == TARGET * sum(record.step > 0 for record in decoded)
     for record in decoded:
         assert record.tokens == sum(c.tokens for c in record.committed)
 
@@ -124,7 +136,7 @@ class Churn:
     """What happens to a run, drawn from a seed: at every few closed steps somebody joins, leaves, or is killed while
     it observes."""
 
-    def __init__(self, swarm: LocalSwarm, seed: int, until: int) -> None:
+    def __init__(self, swarm: SimSwarm, seed: int, until: int) -> None:
         self.swarm, self.rng, self.until = swarm, random.Random(seed), until
         self.number = 300
         self.draining: set[str] = set()
@@ -170,14 +182,14 @@ class Churn:
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(more, marks=pytest.mark.long) for more in (2, 3))])
-async def test_run_goes_on_exactly_whoever_comes_goes_and_vanishes(tmp_path: Path, seed: int) -> None:
-    steps, target = 40, 6
-    swarm = LocalSwarm(tmp_path, hosts=4, trainers=2, run={"steps": steps})
+def test_run_goes_on_exactly_whoever_comes_goes_and_vanishes(tmp_path: Path, seed: int) -> None:
+    steps = 30
+    swarm = swarm_of(tmp_path, hosts=4, trainers=2, steps=steps)
     churn = Churn(swarm, seed, until=steps - 6)
-    await train(swarm, lambda _: churn.run())
+    run_world(train(swarm, lambda _: churn.run()))
 
     assert not swarm.events(DigestMismatch)
-    check_history(swarm.history(), 0, steps, target)
+    check_history(swarm.history(), 0, steps)
     truth = {record["step"]: record for record in swarm.history()}
     moved = swarm.peers["bootstrap"].events.of(RosterChanged)
     assert any(change.joined for change in moved)
@@ -195,17 +207,17 @@ async def test_run_goes_on_exactly_whoever_comes_goes_and_vanishes(tmp_path: Pat
     assert all(peer.task is not None and peer.task.done() for peer in swarm.peers.values())
 
 
-async def test_stage_hosts_that_come_and_go_change_nothing_but_the_speed(tmp_path: Path) -> None:
+def test_stage_hosts_that_come_and_go_change_nothing_but_the_speed(tmp_path: Path) -> None:
     """Reproducible: the same weights, bit for bit, after every step."""
 
-    def swarm_in(folder: str) -> LocalSwarm:
+    def swarm_in(folder: str) -> SimSwarm:
         root = tmp_path / folder
         root.mkdir()
-        return LocalSwarm(root, hosts=4, trainers=2, run={"steps": 30, "reproducible": True})
+        return swarm_of(root, hosts=4, trainers=2, steps=18, reproducible=True)
 
-    async def story(swarm: LocalSwarm) -> None:
-        churn = Churn(swarm, 5, until=24)
-        for step in range(2, 24, 2):
+    async def story(swarm: SimSwarm) -> None:
+        churn = Churn(swarm, 5, until=14)
+        for step in range(2, 14, 2):
             await after_step(swarm, step)
             if step % 4:
                 await churn.join_host()
@@ -213,12 +225,12 @@ async def test_stage_hosts_that_come_and_go_change_nothing_but_the_speed(tmp_pat
                 hosts = [p for p in swarm.peers.values() if p.settings.role == "stage" and p.events.of(PeerReady)]
                 leave(churn.rng.choice([p for p in hosts if p.outcome is None]))
 
-    async def nothing(swarm: LocalSwarm) -> None:
+    async def nothing(swarm: SimSwarm) -> None:
         return
 
     quiet, lively = swarm_in("quiet"), swarm_in("lively")
-    await train(quiet, nothing)
-    await train(lively, story)
+    run_world(train(quiet, nothing))
+    run_world(train(lively, story))
     assert any(change.joined for change in lively.events(RosterChanged))
     assert any(change.left for change in lively.events(RosterChanged))
     assert digests(lively) == digests(quiet)
@@ -228,13 +240,13 @@ async def test_stage_hosts_that_come_and_go_change_nothing_but_the_speed(tmp_pat
 # --- who leaves --------------------------------------------------------------------------------------------------
 
 
-async def test_trainer_that_comes_back_continues_where_its_shard_was_left(tmp_path: Path) -> None:
-    swarm = LocalSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 60})
+def test_trainer_that_comes_back_continues_where_its_shard_was_left(tmp_path: Path) -> None:
+    swarm = swarm_of(tmp_path, hosts=2, trainers=1, steps=30)
     shard = tmp_path / "late"
     build_shard(shard, _documents(7), swarm.tokenizer)
     trainers: list[LocalPeer] = []
 
-    async def story(swarm: LocalSwarm) -> None:
+    async def story(swarm: SimSwarm) -> None:
         await after_step(swarm, 2)
         for name in ("first", "again"):
             peer = await swarm.join(name, "trainer", 301, data=shard)
@@ -245,8 +257,8 @@ async def test_trainer_that_comes_back_continues_where_its_shard_was_left(tmp_pa
             leave(peer)
             assert "left in order" in await ended(peer)
 
-    await train(swarm, story)
-    check_history(swarm.history(), 0, 60, 6)
+    run_world(train(swarm, story))
+    check_history(swarm.history(), 0, 30)
     fed = [
         (m["microbatch"][2], m["microbatch"][3])
         for record in swarm.history()
@@ -258,10 +270,10 @@ async def test_trainer_that_comes_back_continues_where_its_shard_was_left(tmp_pa
     assert trainers[1].events.of(PeerReady)[0].step > trainers[0].events.of(StepClosed)[-1].step
 
 
-async def test_bootstrap_leaves_and_others_join_through_whoever_is_left(tmp_path: Path) -> None:
-    swarm = LocalSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 40})
+def test_bootstrap_leaves_and_others_join_through_whoever_is_left(tmp_path: Path) -> None:
+    swarm = swarm_of(tmp_path, hosts=2, trainers=1, steps=20)
 
-    async def story(swarm: LocalSwarm) -> None:
+    async def story(swarm: SimSwarm) -> None:
         await after_step(swarm, 2)
         observing = await swarm.join("observing", "stage", 300, stage=0)  # through the bootstrap, while it leaves
         leave(swarm.peers["bootstrap"])
@@ -271,19 +283,19 @@ async def test_bootstrap_leaves_and_others_join_through_whoever_is_left(tmp_path
         records = await swarm.peers["host-0"].endpoint.directory.lookup(PeerRecord)
         assert records[swarm.peers["bootstrap"].endpoint.peer].status == "gone"
 
-    await train(swarm, story)
-    check_history(swarm.history("host-0"), 0, 40, 6)
+    run_world(train(swarm, story))
+    check_history(swarm.history("host-0"), 0, 20)
     assert swarm.peers["bootstrap"].membership is not None
     assert swarm.peers["bootstrap"].membership.ending is Ending.DRAINED
 
 
-async def test_member_that_leads_the_step_with_which_it_leaves_closes_it_first(tmp_path: Path) -> None:
-    swarm = LocalSwarm(tmp_path, hosts=4, trainers=1, run={"steps": 40})
+def test_member_that_leads_the_step_with_which_it_leaves_closes_it_first(tmp_path: Path) -> None:
+    swarm = swarm_of(tmp_path, hosts=4, trainers=1, steps=20)
     led: list[tuple[str, int]] = []
 
     def leave_as_leader(peer: LocalPeer) -> Callable[[Event], None]:
         def listen(event: Event) -> None:
-            if isinstance(event, StepClosed) and not led and 2 < event.step < 35:
+            if isinstance(event, StepClosed) and not led and 2 < event.step < 15:
                 assert peer.membership is not None
                 if peer.membership.roster.succession(event.step + 1)[0] == peer.endpoint.peer:
                     led.append((peer.settings.name, event.step + 1))
@@ -291,30 +303,30 @@ async def test_member_that_leads_the_step_with_which_it_leaves_closes_it_first(t
 
         return listen
 
-    async def story(swarm: LocalSwarm) -> None:
+    async def story(swarm: SimSwarm) -> None:
         for name in ("host-0", "host-1", "host-2", "host-3"):
             swarm.peers[name].events.listeners.append(leave_as_leader(swarm.peers[name]))
         await eventually(lambda: led, deadline_s=LONG_S)
         assert "left in order" in await ended(swarm.peers[led[0][0]])
 
-    await train(swarm, story)
+    run_world(train(swarm, story))
     name, step = led[0]
     last = swarm.peers[name].events.of(StepClosed)[-1]
     assert (last.step, last.leader) == (step, swarm.peers[name].endpoint.peer)
     left = [c for c in swarm.peers["bootstrap"].events.of(RosterChanged) if c.left]
     assert [(c.step, [m["name"] for m in c.left]) for c in left] == [(step, [name])]
-    check_history(swarm.history(), 0, 40, 6)
+    check_history(swarm.history(), 0, 20)
 
 
-async def test_last_of_a_kind_is_told_why_it_cannot_leave_and_goes_when_another_has_joined(tmp_path: Path) -> None:
-    swarm = LocalSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 40})
+def test_last_of_a_kind_is_told_why_it_cannot_leave_and_goes_when_another_has_joined(tmp_path: Path) -> None:
+    swarm = swarm_of(tmp_path, hosts=2, trainers=1, steps=20)
 
     def waits_for(name: str) -> str:
         membership = swarm.peers[name].membership
         assert membership is not None
         return membership.situation.waiting_for
 
-    async def story(swarm: LocalSwarm) -> None:
+    async def story(swarm: SimSwarm) -> None:
         await after_step(swarm, 2)
         trainer = swarm.peers["trainer-0"]
         hosts = [
@@ -327,25 +339,25 @@ async def test_last_of_a_kind_is_told_why_it_cannot_leave_and_goes_when_another_
         await swarm.join("relief", "stage", 300, stage=0)
         assert "left in order" in await ended(hosts[0])
 
-    await train(swarm, story)
-    check_history(swarm.history(), 0, 40, 6)
+    run_world(train(swarm, story))
+    check_history(swarm.history(), 0, 20)
     assert swarm.peers["trainer-0"].outcome == "every step of the run is closed"
     assert swarm.peers["trainer-0"].membership is not None
     assert swarm.peers["trainer-0"].membership.ending is Ending.DONE
 
 
-async def test_only_one_of_two_replicas_that_want_to_leave_at_once_goes(tmp_path: Path) -> None:
-    swarm = LocalSwarm(tmp_path, hosts=3, trainers=1, run={"steps": 20})
+def test_only_one_of_two_replicas_that_want_to_leave_at_once_goes(tmp_path: Path) -> None:
+    swarm = swarm_of(tmp_path, hosts=3, trainers=1, steps=20)
     pair: list[LocalPeer] = []
 
-    async def story(swarm: LocalSwarm) -> None:
+    async def story(swarm: SimSwarm) -> None:
         await after_step(swarm, 2)
         hosts = [peer for peer in swarm.peers.values() if peer.settings.role == "stage"]
         pair.extend(peer for peer in hosts if peer.events.of(PeerReady)[0].part == "stage-0")
         for peer in pair:
             leave(peer)
 
-    await train(swarm, story)
+    run_world(train(swarm, story))
     assert sorted(str(peer.outcome)[:4] for peer in pair) == ["ever", "it l"]
     stayed = next(peer for peer in pair if str(peer.outcome).startswith("every"))
     assert any("only replica of stage-0" in event.what for event in stayed.events.of(Waiting))
@@ -359,7 +371,7 @@ async def test_run_of_which_all_are_asked_to_leave_ends_in_order_with_one_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leaving, "HANDOVER_S", 0.0)
-    swarm = LocalSwarm(tmp_path, hosts=4, trainers=2, run={"steps": 4000})
+    swarm = LocalSwarm(tmp_path, hosts=4, trainers=2, run={"steps": 4000}, batch=dict(SHAPE["batch"]))
 
     async def story(swarm: LocalSwarm) -> None:
         await after_step(swarm, 2)
@@ -381,7 +393,7 @@ async def test_run_of_which_all_are_asked_to_leave_ends_in_order_with_one_step(
         assert (peer.outcome == ended_in_order(end)) is (peer.endpoint.peer in stayed), peer.outcome
         assert peer.membership is not None
         assert peer.membership.ending is Ending.DRAINED
-    check_history(history, 0, end, 6)
+    check_history(history, 0, end)
 
 
 def copies_of(peer: LocalPeer) -> int:
@@ -396,7 +408,9 @@ async def test_run_that_is_ended_is_kept_whole_by_each_that_stayed_to_the_end(
     monkeypatch.setattr(leaving, "HANDOVER_S", 0.0)
     names = ("host-0", "host-1", "trainer-0")
     sites = {name: {"run_directory": tmp_path / f"kept-{name}", "checkpoint_every": 10_000} for name in names}
-    swarm = LocalSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 4000, "copies": 2}, sites=sites)
+    swarm = LocalSwarm(
+        tmp_path, hosts=2, trainers=1, run={"steps": 4000, "copies": 2}, batch=dict(SHAPE["batch"]), sites=sites
+    )
 
     async def story(swarm: LocalSwarm) -> None:
         await after_step(swarm, 2)
@@ -420,7 +434,7 @@ async def test_run_is_handed_over_to_who_comes_while_all_are_asked_to_leave(
 ) -> None:
     """It fetches its part when they are asked; nobody else would be left for it."""
     monkeypatch.setattr(leaving, "HANDOVER_S", 0.0)
-    swarm = LocalSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 4000})
+    swarm = LocalSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 4000}, batch=dict(SHAPE["batch"]))
     old: list[LocalPeer] = []
     left: list[str] = []
 
@@ -439,33 +453,33 @@ async def test_run_is_handed_over_to_who_comes_while_all_are_asked_to_leave(
     assert "left in order" in left[0]
     relief = swarm.peers["relief"]
     assert "the run was ended" in str(relief.outcome)
-    check_history(swarm.history("relief"), swarm.history("relief")[0]["step"], swarm.history("relief")[-1]["step"], 6)
+    check_history(swarm.history("relief"), swarm.history("relief")[0]["step"], swarm.history("relief")[-1]["step"])
 
 
 # --- who comes too late, twice, or for what is not there ---------------------------------------------------------
 
 
-async def test_peer_that_comes_in_the_last_step_is_told_that_it_is_too_late(tmp_path: Path) -> None:
-    swarm = LocalSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 8})
+def test_peer_that_comes_in_the_last_step_is_told_that_it_is_too_late(tmp_path: Path) -> None:
+    swarm = swarm_of(tmp_path, hosts=2, trainers=1, steps=8)
     late: list[LocalPeer] = []
 
-    async def story(swarm: LocalSwarm) -> None:
+    async def story(swarm: SimSwarm) -> None:
         for number, step in enumerate((6, 7)):
             await after_step(swarm, step)
             late.append(await swarm.join(f"late-{number}", "stage", 300 + number, may_fail=True))
 
-    await train(swarm, story)
-    check_history(swarm.history(), 0, 8, 6)
+    run_world(train(swarm, story))
+    check_history(swarm.history(), 0, 8)
     for peer in late[1:]:
         ended_by = _leaf(peer.outcome)
         assert isinstance(ended_by, RunEnded), ended_by
         assert not peer.events.of(PeerReady)
 
 
-async def test_peer_that_wishes_for_a_stage_that_is_not_is_told_so(tmp_path: Path) -> None:
-    swarm = LocalSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 12})
+def test_peer_that_wishes_for_a_stage_that_is_not_is_told_so(tmp_path: Path) -> None:
+    swarm = swarm_of(tmp_path, hosts=2, trainers=1, steps=12)
 
-    async def story(swarm: LocalSwarm) -> None:
+    async def story(swarm: SimSwarm) -> None:
         await after_step(swarm, 2)
         peer = await swarm.join("lost", "stage", 300, stage=9, may_fail=True)
         await ended(peer)
@@ -475,35 +489,15 @@ async def test_peer_that_wishes_for_a_stage_that_is_not_is_told_so(tmp_path: Pat
         records = await swarm.peers["host-0"].endpoint.directory.lookup(PeerRecord)
         assert peer.endpoint.peer not in records or records[peer.endpoint.peer].status == "gone"
 
-    await train(swarm, story)
+    run_world(train(swarm, story))
 
 
-@pytest.mark.long
-async def test_identity_that_was_killed_and_started_again_is_let_in_when_the_run_has_noticed(tmp_path: Path) -> None:
-    """It comes back before anybody has missed it."""
-    swarm = LocalSwarm(tmp_path, hosts=4, trainers=1, run={"steps": 120})
-    again: list[LocalPeer] = []
-
-    async def story(swarm: LocalSwarm) -> None:
-        await after_step(swarm, 3)
-        swarm.kill("host-1")
-        await asyncio.sleep(0)
-        again.append(await swarm.join("again", "stage", 101))
-        await ready(again[0])
-
-    await train(swarm, story)
-    killed = swarm.peers["host-1"].endpoint.peer
-    assert again[0].endpoint.peer == killed
-    assert [record["absent"] for record in swarm.history()].count([killed]) == 1
-    check_history(swarm.history(), 0, 120, 6)
-
-
-async def test_order_to_leave_while_it_observes_ends_a_joiner_at_once_and_the_run_does_not_notice(
+def test_order_to_leave_while_it_observes_ends_a_joiner_at_once_and_the_run_does_not_notice(
     tmp_path: Path,
 ) -> None:
-    swarm = LocalSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 20})
+    swarm = swarm_of(tmp_path, hosts=2, trainers=1, steps=20)
 
-    async def story(swarm: LocalSwarm) -> None:
+    async def story(swarm: SimSwarm) -> None:
         await after_step(swarm, 2)
         peer = await swarm.join("fickle", "stage", 300, may_fail=True)
         on(peer, PartAssigned, lambda: None if leave(peer) else None)
@@ -512,28 +506,9 @@ async def test_order_to_leave_while_it_observes_ends_a_joiner_at_once_and_the_ru
         assert isinstance(error, RunEnded)
         assert (str(error), error.ending) == ("it left before it took part", Ending.DRAINED)
 
-    await train(swarm, story)
-    check_history(swarm.history(), 0, 20, 6)
+    run_world(train(swarm, story))
+    check_history(swarm.history(), 0, 20)
     assert not any(change.joined for change in swarm.peers["bootstrap"].events.of(RosterChanged))
-
-
-async def test_joiner_that_dies_right_after_it_became_a_member_is_left_out_and_the_others_go_on(tmp_path: Path) -> None:
-    swarm = LocalSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 30})
-    newcomer: list[LocalPeer] = []
-
-    async def story(swarm: LocalSwarm) -> None:
-        await after_step(swarm, 2)
-        newcomer.append(await swarm.join("short", "stage", 300, may_fail=True))
-        on(newcomer[0], PeerReady, lambda: swarm.kill("short"))
-
-    others = ["bootstrap", "host-0", "host-1", "trainer-0"]
-    await train(swarm, story)
-    dead = newcomer[0].endpoint.peer
-    for name in others:
-        assert swarm.peers[name].outcome == "every step of the run is closed"
-    assert {event.peer for event in swarm.events(PeerLost)} <= {dead}
-    assert [record["absent"] for record in swarm.history()].count([dead]) == 1
-    check_history(swarm.history(), 0, 30, 6)
 
 
 # --- what happens to an observer is its own affair ---------------------------------------------------------------
@@ -542,7 +517,7 @@ async def test_joiner_that_dies_right_after_it_became_a_member_is_left_out_and_t
 def test_joiner_that_dies_between_asking_and_the_close_is_not_let_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    swarm = SimSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 25}, stage_s={"forward": 0.05, "backward": 0.1})
+    swarm = swarm_of(tmp_path, hosts=2, trainers=1, steps=14)
     asked: list[PeerId] = []
     honest = ChangeRequests.asking
 
@@ -556,36 +531,36 @@ def test_joiner_that_dies_between_asking_and_the_close_is_not_let_in(
 
     monkeypatch.setattr(ChangeRequests, "asking", asking)
 
-    async def story(swarm: LocalSwarm) -> None:
+    async def story(swarm: SimSwarm) -> None:
         await after_step(swarm, 2)
         await swarm.join("short", "stage", 300, may_fail=True)
 
     run_world(train(swarm, story))
     assert asked == [swarm.peers["short"].endpoint.peer], "the fault did not fire"
-    check_history(swarm.history(), 0, 25, 6)
+    check_history(swarm.history(), 0, 14)
     assert not swarm.peers["bootstrap"].events.of(RosterChanged)
 
 
 def test_observer_that_is_cut_off_holds_nobody_up(tmp_path: Path) -> None:
-    swarm = SimSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 25}, stage_s={"forward": 0.05, "backward": 0.1})
+    swarm = swarm_of(tmp_path, hosts=2, trainers=1, steps=14)
 
-    async def story(swarm: LocalSwarm) -> None:
+    async def story(swarm: SimSwarm) -> None:
         await after_step(swarm, 2)
         peer = await swarm.join("lost", "stage", 300, may_fail=True)
         on(peer, Waiting, lambda: cut_off(swarm, peer))
-        await after_step(swarm, 25)
+        await after_step(swarm, 14)
         swarm.kill("lost")
 
     run_world(train(swarm, story))
-    check_history(swarm.history(), 0, 25, 6)
+    check_history(swarm.history(), 0, 14)
     assert swarm.peers["lost"].events.of(Waiting), "the fault did not fire"
     assert max(closed.seconds for closed in swarm.peers["bootstrap"].events.of(StepClosed)) < 5.0
 
 
-async def test_joiner_whose_download_takes_many_steps_starts_over_and_its_history_is_one_chain(
+def test_joiner_whose_download_takes_many_steps_starts_over_and_its_history_is_one_chain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    swarm = LocalSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 60})
+    swarm = swarm_of(tmp_path, hosts=2, trainers=1, steps=30)
     held_up: list[int] = []
     run = PartDownload.run
 
@@ -597,19 +572,19 @@ async def test_joiner_whose_download_takes_many_steps_starts_over_and_its_histor
 
     monkeypatch.setattr(PartDownload, "run", slowly)
 
-    async def story(swarm: LocalSwarm) -> None:
+    async def story(swarm: SimSwarm) -> None:
         await after_step(swarm, 2)
         await ready(await swarm.join("slow", "stage", 300))
 
-    await train(swarm, story)
-    check_history(swarm.history(), 0, 60, 6)
+    run_world(train(swarm, story))
+    check_history(swarm.history(), 0, 30)
     own, truth = swarm.history("slow"), swarm.history()
     assert own[0]["step"] > held_up[0] + KEPT_UPDATES
     assert own == truth[own[0]["step"] :]
     assert len(swarm.peers["slow"].events.of(StateDownloaded)) == 2
 
 
-def cut_off(swarm: LocalSwarm, peer: LocalPeer) -> None:
+def cut_off(swarm: SimSwarm, peer: LocalPeer) -> None:
     """Nothing passes any more between this peer and the others."""
     me = peer.endpoint.peer
     for other in swarm.peers.values():

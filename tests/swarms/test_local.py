@@ -128,9 +128,8 @@ def test_replica_that_was_cut_off_comes_back(tmp_path: Path, averaging: dict[str
     assert [event.again for event in swarm.peers["host-1"].events.of(PeerReady)] == [False, True]
 
 
-@CLOSES
-async def test_peer_that_joins_begins_at_the_anchor(tmp_path: Path, averaging: dict[str, Any]) -> None:
-    swarm = LocalSwarm(tmp_path, averaging=averaging, **{**SHAPE, "run": {"steps": 12, "copies": 1}})
+async def test_peer_that_joins_begins_at_the_anchor_of_each_fragment(tmp_path: Path) -> None:
+    swarm = LocalSwarm(tmp_path, averaging=IN_TURN, **{**SHAPE, "run": {"steps": 10, "copies": 1}})
 
     async def story() -> None:
         await eventually(lambda: any(event.step >= 2 for event in swarm.events(StepClosed)))
