@@ -159,7 +159,7 @@ def test_promises_of_the_tests_page_are_those_that_tests_are_marked_with() -> No
         (promise, str(path.relative_to(ROOT)))
         for path in sorted((ROOT / "tests").rglob("test_*.py"))
         for promise in re.findall(
-            r"^(?:@|\w+ = )pytest\.mark\.promise\(\"(.+?)\"\)", path.read_text(encoding="utf-8"), re.M
+            r"^(?:@|Test\w+ = )pytest\.mark\.promise\(\"(.+?)\"\)", path.read_text(encoding="utf-8"), re.M
         )
     ]
     assert sorted(marked) == sorted((promise, test.partition("::")[0]) for promise, test in rows)

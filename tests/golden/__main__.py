@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from typing import Any
 from tests.golden.compare import Report, Runs, compare, table
 from tests.golden.expected import BASE, EXPECTED
 from tests.golden.lives import Lives, default_place, key
+from tests.harness.budget import drawn_first
 from tests.swarms.stories import STORIES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,6 +33,7 @@ SEEDS = 8
 SAME = ("tests/golden/side.py", "tests/swarms/playing.py", "tests/swarms/stories.py")
 """What both sides run; ``tests/golden/names.py`` is each one's own."""
 PROCESSES = 2
+UNTIL = "GOLDEN_UNTIL"
 
 Run = tuple[str, int]
 """A story and its seed."""
@@ -45,14 +48,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = _parse(arguments)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     runs = [(story, seed) for story in chosen.stories.split(",") for seed in range(chosen.seeds)]
+    if chosen.minutes:
+        os.environ[UNTIL] = str(time.monotonic() + 60 * chosen.minutes)
+        drawn = drawn_first([f"{story}:{seed}" for story, seed in runs], chosen.draw)
+        runs = [(run.partition(":")[0], int(run.partition(":")[2])) for run in drawn]
     try:
-        report = compare(*both_sides(commit_of(chosen.base, ROOT), runs, chosen.lives), EXPECTED)
+        base, ours = both_sides(commit_of(chosen.base, ROOT), runs, chosen.lives)
+        not_run = [run for run in runs if chosen.minutes and not (run in base and run in ours)]
+        report = compare(*({run: each[run] for run in each if run not in not_run} for each in (base, ours)), EXPECTED)
     except CannotCompare as problem:
         print(f"cannot compare with {chosen.base}: {problem}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
     _tell(report, chosen.base[:12], as_json=chosen.json)
+    if not_run:
+        print(f"not run: out of time: {', '.join(f'{story}:{seed}' for story, seed in not_run)}", file=sys.stderr)
     return 1 if report.differences else 0
 
 
@@ -73,6 +84,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="DIR",
         help="where the base's are kept (default %(default)s)",
     )
+    parser.add_argument("--minutes", type=float, help="begin no story after that time, in an order that --draw draws")
+    parser.add_argument("--draw", default="", metavar="SEED", help="of that order")
     parser.add_argument("--json", action="store_true", help="the report as one JSON object")
     chosen = parser.parse_args(arguments)
     unknown = sorted(set(chosen.stories.split(",")) - set(STORIES))

@@ -1,8 +1,9 @@
 """One side of the comparison: live through stories with the checkout that is the working directory, and write down what
 came of them: ``python -m tests.golden.side OUT sync:0 sync:1 kill-host:0``.
 
-OUT has a JSON object a line, one for each story and seed. Where the directory of the run, the run's id and the hashes
-of records would stand, names of them do: the run's id depends on the version of the wire.
+OUT has a JSON object a line, one for each story and seed; none is begun after ``GOLDEN_UNTIL`` (monotonic seconds).
+Where the directory of the run, the run's id and the hashes of records would stand, names of them do: the run's id
+depends on the version of the wire.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import re
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +104,11 @@ def main(path: str, *runs: str) -> None:
     if here != Path.cwd().resolve():
         raise SystemExit(f"this is {Path.cwd()}, but its modules come from {here}: set PYTHONPATH to it")
     prepare()
+    until = float(os.environ.get("GOLDEN_UNTIL", "inf"))
     with open(path, "w") as out, tempfile.TemporaryDirectory() as temporary:
         for run in runs:
+            if time.monotonic() > until:
+                break
             story, _, seed = run.partition(":")
             play = Play(Path(temporary) / f"{story}-{seed}", STORIES[story], int(seed)).live()
             out.write(json.dumps({"story": story, "seed": int(seed), **recording(play)}) + "\n")

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import pytest
 
+from tests.golden import __main__ as golden
 from tests.golden import lives
 from tests.golden.__main__ import CannotCompare, commit_of
 from tests.golden.compare import Runs, compare, table
@@ -142,6 +143,25 @@ def test_base_that_is_not_in_the_clone_is_told_with_the_next_command(tmp_path: P
 
 
 # --- the lives that are kept -------------------------------------------------------------------------------------
+
+
+def test_golden_without_time_names_what_was_not_run_and_fails_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    def one_side_of_two(commit: str, runs: list[tuple[str, int]], place: Path) -> tuple[Runs, Runs]:
+        asked.append(runs)
+        return side(run()), {}
+
+    monkeypatch.setattr(golden, "both_sides", one_side_of_two)
+    monkeypatch.setattr(golden, "commit_of", lambda revision, root: "c0ffee")
+    monkeypatch.delenv(golden.UNTIL, raising=False)
+    for seed in ("a", "a", "b"):
+        assert golden.main(["--seeds", "2", "--minutes", "0.001", "--draw", seed]) == 0
+        assert "not run: out of time: " in capsys.readouterr().err
+    assert asked[0] == asked[1] != asked[2]
+    assert sorted(asked[0]) == sorted((story, number) for story in STORIES for number in range(2))
 
 
 def test_lives_are_kept_by_story_and_seed(tmp_path: Path) -> None:

@@ -58,7 +58,8 @@ def test_told_counts_by_file() -> None:
 
 TESTS = """
 import pytest
-@pytest.mark.promise("it holds")
+it_holds = pytest.mark.promise("it holds")
+@it_holds
 def test_promise(): pass
 @pytest.mark.parametrize("number", range(6))
 def test_rest(number): pass

@@ -90,6 +90,7 @@ def test_weights_are_those_of_an_open_run_to_the_bit(tmp_path: Path) -> None:
     assert found["token"] == found["organisation"] == found["open"]
 
 
+@pytest.mark.promise("strangers read nothing")
 def test_sybils_take_no_founding_place_and_are_told_nothing(tmp_path: Path) -> None:
     swarm = Admitted(tmp_path, hosts=2, trainers=1, run={"steps": 12}, **admitted("token"))
 

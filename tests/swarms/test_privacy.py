@@ -100,6 +100,7 @@ async def run_under_the_spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end
     return finds(written, tokens)
 
 
+@pytest.mark.promise("private bytes stay")
 @pytest.mark.network
 async def test_private_ends_send_no_token_no_label_and_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert await run_under_the_spy(tmp_path, monkeypatch, "private") == []
