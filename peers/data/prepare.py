@@ -117,7 +117,7 @@ FINE_TUNING = OptimizerConfig(lr=2e-5, weight_decay=0.0)
 
 FEW_ROUNDS = LocalConfig(outer_lr=1.0, outer_momentum=0.0)
 """Plain averaging: in the few rounds of such a run DiLoCo's momentum makes up to seven steps of one (measured: 0.5 nats
-behind, `python -m tests.benchmarks convergence`)."""
+behind, benchmark `convergence` at df58d3c1)."""
 
 
 def _optimizer(shape: RunShape) -> OptimizerConfig:

@@ -28,8 +28,8 @@ LEAST_SHARE, MOST_SHARE = 1 / 16, 3 / 4
 """Of a microbatch's time, from which on a saving is worth an error: the benchmark ``wan`` gains .16 of what is saved,
 so one percent from there on; and what is saved at most before exact payloads keep a link busy all the time."""
 SHARE_PER_RATE = 1 / 333e6
-"""Share for each byte a second. One core encodes and decodes int8h at .26 GB/s of float32 (benchmark ``codecs``), so
-that from some 250 Mbit/s on it takes a CPU longer than is gained, unless the link is nearly full."""
+"""Share for each byte a second. One core encodes and decodes int8h at .26 GB/s of float32 (benchmark ``codecs`` at
+df58d3c1), so that from some 250 Mbit/s on it takes a CPU longer than is gained, unless the link is nearly full."""
 FILLED_SHARE = 0.92
 """Of what a link carries, wiring fills so much: what waits in a full one's queue is late, with closing behind it."""
 RETURN_SHARE = 1 / 2

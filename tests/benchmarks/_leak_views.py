@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -9,20 +10,44 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from data_shards import packing
+from data_shards.build import build_shard, split_documents
 from data_shards.shard import Shard
 from data_shards.source import ShardSource
+from data_shards.tokenize import train_tokenizer
+from peers.data.prepare import HELD_OUT_FRACTION
+from peers.data.text import Corpus, sample_texts
 from swarm.ids import ENDS, PeerId
 from swarm.models.family import PartModule
+from swarm.models.gpt_config import GptConfig
 from swarm.models.layout import install_weights
 from swarm.models.registry import family_of
 from swarm.models.spec import SplitConfig
-from swarm.optim.schedules import learning_rate
-from tests.benchmarks._convergence_replicas import Scale
+from swarm.optim.schedules import OptimizerConfig, learning_rate
 
 RUN_SEED, SECRET_SEED = 0, 0x1F3A_9C52_77E0_4B86
 """Of the manifest, which everybody has; of the ends."""
 AT_ONCE = 2048
 DECODER_STEPS, DECODER_LR, DECODER_BATCH = 200, 0.01, 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """The model, and its training: ``steps`` of ``rows`` of its context."""
+
+    model: GptConfig
+    optimizer: OptimizerConfig
+    rows: int
+    steps: int
+
+
+def make_shards(root: Path, corpus: Corpus, vocab_size: int) -> tuple[Path, Path]:
+    """Make two shards as the quickstart does: the trainer's, and the attacker's own."""
+    split = split_documents(corpus.documents, 2, HELD_OUT_FRACTION, 0)
+    tokenizer = train_tokenizer(sample_texts(split.shards), vocab_size)
+    paths = root / "victim", root / "attacker"
+    for path, documents in zip(paths, split.shards, strict=True):
+        build_shard(path, documents, tokenizer)
+    return paths
 
 
 def read_rows(path: Path, count: int, scale: Scale) -> Tensor:

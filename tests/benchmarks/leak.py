@@ -47,17 +47,15 @@ def run(size: Size) -> Result:
     import torch
 
     from peers.data.text import built_in_corpus
-    from tests.benchmarks._convergence_replicas import Scale, make_text
-    from tests.benchmarks._leak_views import Attacks, Run, read_rows
+    from tests.benchmarks._leak_views import Attacks, Run, Scale, make_shards, read_rows
 
     torch.manual_seed(0)
     wanted = SCALES[size]
-    scale = Scale(replicas=2, optimizer=OptimizerConfig(), held_out_rows=1, **wanted)
+    scale = Scale(optimizer=OptimizerConfig(), **wanted)
     read, own = ROWS[size]
     with tempfile.TemporaryDirectory(prefix="leak-") as root:
         corpus = built_in_corpus(100_000) if size is Size.SMOKE else built_in_corpus()
-        text = make_text(Path(root), corpus, scale, seed=0)
-        victim, attacker = text.shards
+        victim, attacker = make_shards(Path(root), corpus, scale.model.vocab_size)
         trained = Run(scale, victim)
         attacks = Attacks(trained, read_rows(victim, read, scale), read_rows(attacker, own, scale), KNOWN_ROWS)
         start = measure(attacks, "start")

@@ -1,17 +1,16 @@
-"""What the benchmarks ``pipeline`` and ``footprint`` make of what they measured."""
+"""What the benchmark ``pipeline`` makes of what it measured."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-import tomllib
 from typing import Any
 
 import pytest
 
 from tests.benchmarks import _pipeline_cpu as pipeline_cpu
-from tests.benchmarks import footprint, pipeline
+from tests.benchmarks import pipeline
 from tests.benchmarks._pipeline_bare import Bare
 from tests.benchmarks._pipeline_cpu import (
     CALLS,
@@ -90,15 +89,6 @@ def test_bare_round_computes_the_blocks_that_the_stages_hold() -> None:
         for name, view in snapshot.layout.views(snapshot.params).items():
             assert whole.pop(name).equal(view)
     assert not whole
-
-
-def test_footprint_subtracts_the_model_and_renders_a_manifest() -> None:
-    memory = footprint.Memory(pss=100_000_000, rss=150_000_000, private=80_000_000)
-    found = footprint.figures_of(2.0, memory, memory, footprint.model_bytes(1_000_000))
-    assert (found["overhead_mb"], found["model_mb"], found["rss_mb"]) == (172, 28, 300)
-    document = {"run": {"name": "a", "start_when": {"stage_hosts": 2}}, "model": {"dim": 32}}
-    assert tomllib.loads(footprint.render_sections(document)) == document
-    assert footprint.memory_of(os.getpid()).pss > 0
 
 
 @pytest.mark.parametrize(

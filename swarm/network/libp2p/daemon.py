@@ -3,7 +3,7 @@
 It runs in a process group of its own, so that Ctrl-C on the terminal reaches us and not it; the kernel sends it SIGTERM
 when we die in whatever way (it then unlinks its socket). Not in a session of its own: Linux shares the processor
 between sessions first (autogroup), so on a full machine our event loop would pay for what our device thread has used.
-Measured with ``tests.benchmarks loop``: p99 lag 6.6 ms against 16.2 ms.
+Measured (benchmark ``loop`` at df58d3c1): p99 lag 6.6 ms against 16.2 ms.
 """
 
 from __future__ import annotations
