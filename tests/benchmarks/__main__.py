@@ -1,4 +1,4 @@
-"""``python -m tests.benchmarks [NAME] [--smoke | --full] [--log]``."""
+"""``python -m tests.benchmarks [NAME] [--smoke | --full] [--log]``, or ``--page``."""
 
 import sys
 

@@ -29,10 +29,10 @@ from pathlib import Path
 from typing import Any
 
 from tests import benchmarks
+from tests.benchmarks import _log
 
 OURS = frozenset({"swarm", "peers", "data_shards", "tests"})
-LOG = Path(__file__).with_name("LOG.md")
-ROOT = LOG.parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 
 Cell = str | int | float | None
 
@@ -103,21 +103,10 @@ class Measurement:
             body["tables"] = [asdict(table) for table in self.result.tables]
         return json.dumps(body, ensure_ascii=False, allow_nan=False)
 
-    def entry(self) -> str:
-        """The same as a section of the log book, in Markdown."""
-        lines = [f"## {self.date} {self.name}{'' if self.size is Size.DEFAULT else f' --{self.size}'}", ""]
-        lines += [f"`{self.command}` at {self.commit}, {self.seconds:.1f} s, on {self.machine}", ""]
-        lines += _markdown(self.result)
-        for more in self.result.tables:
-            lines += ["", f"{more.title}:", "", *_markdown(more)]
-        lines += ["", "Summary: " + ", ".join(f"{key} = {value}" for key, value in self.result.summary.items())]
-        lines += [f"\n- {note}" if number == 0 else f"- {note}" for number, note in enumerate(self.result.notes)]
-        return "\n".join(lines) + "\n"
-
-
-def _markdown(found: Result | Table) -> list[str]:
-    lines = ["| " + " | ".join(found.columns) + " |", "|" + "---|" * len(found.columns)]
-    return [*lines, *("| " + " | ".join(map(_shown, row)) + " |" for row in found.rows)]
+    def entry(self) -> dict[str, Any]:
+        """The same for the log, see ``_log``."""
+        about = ("date", "name", "size", "command", "commit", "seconds", "machine")
+        return {name: getattr(self, name) for name in about} | asdict(self.result)
 
 
 def discover() -> dict[str, Callable[[Size], Any]]:
@@ -187,7 +176,7 @@ async def _awaited(result: Awaitable[Result]) -> Result:
 
 def table(result: Result | Table) -> str:
     """The rows under their columns, numbers to the right."""
-    cells = [[_shown(cell) for cell in row] for row in result.rows]
+    cells = [[_log.shown(cell) for cell in row] for row in result.rows]
     widths = [max(len(text) for text in column) for column in zip(result.columns, *cells, strict=True)]
     numeric = [all(not isinstance(row[at], str) for row in result.rows) for at in range(len(widths))]
     lines = []
@@ -233,12 +222,6 @@ def _output(*command: str) -> str:
     return ended.stdout.strip() if ended.returncode == 0 else ""
 
 
-def _shown(cell: Cell) -> str:
-    if cell is None:
-        return "-"
-    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
-
-
 def show(measurement: Measurement) -> None:
     """Print the machine, the table, the notes and, last, the JSON line."""
     print(f"machine: {measurement.machine}\n\n{table(measurement.result)}\n")
@@ -249,12 +232,6 @@ def show(measurement: Measurement) -> None:
     print(measurement.line(), flush=True)
 
 
-def append_to_log(measurement: Measurement, path: Path = LOG) -> None:
-    """Adds a dated entry at the end of the log book."""
-    with path.open("a", encoding="utf-8") as log:
-        log.write("\n" + measurement.entry())
-
-
 def main(arguments: Sequence[str]) -> int:
     """The command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description="Measure something.")
@@ -262,10 +239,14 @@ def main(arguments: Sequence[str]) -> int:
     sizes = parser.add_mutually_exclusive_group()
     for size, what in ((Size.SMOKE, "as little as there is, in seconds: does it run?"), (Size.FULL, "larger, slower")):
         sizes.add_argument(f"--{size}", dest="size", action="store_const", const=size, default=Size.DEFAULT, help=what)
-    parser.add_argument("--log", action="store_true", help="append the result to tests/benchmarks/LOG.md")
+    parser.add_argument("--log", action="store_true", help="add the result to tests/benchmarks/log.jsonl and its page")
+    parser.add_argument("--page", action="store_true", help="make the page tests/benchmarks/LOG.md anew, and no more")
     chosen = parser.parse_args(arguments)
     if chosen.log and chosen.size is Size.SMOKE:
         parser.error("a smoke measures nothing that is worth a place in the log: --smoke and --log exclude each other")
+    if chosen.page:
+        _log.renew()
+        return 0
     known = discover()
     if chosen.name is None:
         for name, run in sorted(known.items()):
@@ -280,6 +261,6 @@ def main(arguments: Sequence[str]) -> int:
     command = shlex.join(["python", "-m", "tests.benchmarks", *arguments])
     measurement = measure(chosen.name, known[chosen.name], size=chosen.size, command=command)
     if chosen.log:
-        append_to_log(measurement)
+        _log.append(measurement.entry())
     show(measurement)
     return 0

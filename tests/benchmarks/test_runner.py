@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests import benchmarks
-from tests.benchmarks import runner
-from tests.benchmarks.runner import Result, Size, Table, append_to_log, main, measure, show, table
+from tests.benchmarks import _log, runner
+from tests.benchmarks.runner import Result, Size, Table, main, measure, show, table
 
 RESULT = Result(
     columns=("candidate", "rate_mib_s", "note"),
@@ -75,7 +75,7 @@ def test_main_of_an_unknown_name_exits_2_and_names_those_there_are(capsys: pytes
 def test_main_of_a_smoke_takes_neither_log_nor_full(
     flags: list[str], why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(runner, "append_to_log", lambda _: pytest.fail("a smoke went into the log"))
+    monkeypatch.setattr(_log, "append", lambda _: pytest.fail("a smoke went into the log"))
     with pytest.raises(SystemExit) as ended:
         main(["plain", "--smoke", *flags])
     assert ended.value.code == 2
@@ -131,29 +131,42 @@ def test_table_of_a_result_aligns_numbers_right_and_text_left() -> None:
     ]
 
 
-def test_log_entry_of_a_result_has_date_command_rows_and_notes(tmp_path: Path) -> None:
-    log = tmp_path / "LOG.md"
-    log.write_text("# Log\n", encoding="utf-8")
-    append_to_log(measure("plain", plain, size=Size.DEFAULT, command="the command"), log)
-    text = log.read_text(encoding="utf-8")
-    assert text.startswith("# Log\n\n## 2")
-    assert "`the command`" in text
+def test_log_gets_a_line_of_data_and_the_page_the_newest_run_of_each_size_whole(tmp_path: Path) -> None:
+    log, page = tmp_path / "log.jsonl", tmp_path / "LOG.md"
+    more = Table(title="where it goes", columns=("kind", "percent"), rows=(("ours", 61.25), ("theirs", None)))
+    found = measure("plain", plain, size=Size.DEFAULT, command="the command")
+    old = dataclasses.replace(found, date="long ago", result=dataclasses.replace(RESULT, summary={"ratio": 1.5}))
+    new = dataclasses.replace(found, result=dataclasses.replace(RESULT, tables=(more,)))
+    for one in (old, new, dataclasses.replace(old, name="gone")):
+        _log.append(one.entry(), log, page)
+    log.write_text(log.read_text() + '{"date": "then", "title": "what was learnt", "text": "much"}\n', encoding="utf-8")
+    entries = _log.read(log)
+    text = _log.page_of([*entries[:2], {**entries[2], "again": "1234567"}, *entries[3:]])
+    assert entries[1]["summary"] == RESULT.summary
+    assert entries[1]["tables"][0]["rows"] == [["ours", 61.25], ["theirs", None]]
+    assert page.read_text() == _log.page_of(entries[:3])
+    assert "`the command` at" in text
     assert "| ours | 290.1 | raw |" in text
-    assert "ratio = 2.378" in text
-    assert "- loopback only" in text
+    assert (
+        "where it goes:\n\n| kind | percent |\n|---|---|\n| ours | 61.25 |\n| theirs | - |\n\nSummary: ratio 2.378"
+        in text
+    )
+    assert "\n- loopback only\n" in text
+    assert f"- long ago (default, {found.commit}): ratio 1.5" in text
+    assert "## gone\n\nThis study is over; it can be run again at 1234567." in text
+    assert "- then: what was learnt" in text
 
 
-def test_further_tables_are_shown_logged_and_in_the_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_is_what_the_data_make_of_it() -> None:
+    assert _log.PAGE.read_text(encoding="utf-8") == _log.page_of(_log.read()), (
+        "stale: python -m tests.benchmarks --page"
+    )
+
+
+def test_further_tables_are_shown_and_in_the_line(capsys: pytest.CaptureFixture[str]) -> None:
     more = Table(title="where it goes", columns=("kind", "percent"), rows=(("ours", 61.25), ("theirs", None)))
     found = measure("plain", plain, size=Size.DEFAULT, command="x")
-    found = dataclasses.replace(found, result=dataclasses.replace(RESULT, tables=(more,)))
-    log = tmp_path / "LOG.md"
-    append_to_log(found, log)
-    assert (
-        "where it goes:\n\n| kind | percent |\n|---|---|\n| ours | 61.25 |\n| theirs | - |\n\nSummary"
-        in log.read_text()
-    )
-    show(found)
+    show(dataclasses.replace(found, result=dataclasses.replace(RESULT, tables=(more,))))
     out = capsys.readouterr().out
     assert "\nwhere it goes\n\nkind    percent\n" in out
     rows = json.loads(out.splitlines()[-1])["tables"]
