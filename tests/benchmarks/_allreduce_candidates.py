@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict, dataclass
@@ -13,13 +12,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from tests.benchmarks._allreduce_load import (
-    MEMBERS,
     Kill,
     Vector,
     agreed_by_all,
     differing_share,
     exact_mean,
-    origins,
     vector_of,
 )
 from tests.benchmarks._allreduce_team import Answers, Member, Team, opened
@@ -41,10 +38,10 @@ class Round:
 class Outcome:
     """One round of one candidate, as its survivors have it in the end.
 
-    ``failed`` counts survivors whose first attempt ended with an error, ``named`` those of them that name the victim.
+    ``failed`` counts survivors whose first attempt ended with an error.
     ``false_successes`` counts survivors that report success with numbers that are not the mean of the contributors
-    they list. ``differing`` is a share of coordinates (``differing_successes``: of the survivors without an error),
-    ``origins`` says where they come from. ``answered_s`` is when the last survivor had its first answer, ``settled_s``
+    they list. ``differing`` is a share of coordinates (``differing_successes``: of the survivors without an error).
+    ``answered_s`` is when the last survivor had its first answer, ``settled_s``
     all attempts together.
     """
 
@@ -52,11 +49,9 @@ class Outcome:
     played: Round
     survivors: int
     failed: int
-    named: int
     false_successes: int
     differing: float
     differing_successes: float
-    origins: Mapping[str, float]
     answered_s: float
     attempts: int = 1
     settled_s: float
@@ -135,38 +130,37 @@ class Hivemind:
 
 
 async def _attempt(team: Team, order: Mapping[str, Any], kill: Kill | None) -> tuple[Answers, dict[str, Any]]:
-    """Everybody's, by slot; ``contributors`` become slots, ``named`` says whether an error names the victim."""
+    """Everybody's, by slot; ``contributors`` become slots."""
     slots = sorted(team.members)
     peers = [team.members[slot].peer for slot in slots]
     answers, fired = await team.attempt({**order, "members": peers}, asdict(kill) if kill else None)
-    victim = peers[slots.index(kill.slot)] if kill else None
     for answer in answers.values():
         answer["contributors"] = [slots[peers.index(peer)] for peer in answer["contributors"]]
-        answer["named"] = victim is not None and victim in answer["error"]
     return answers, fired
 
 
 @contextlib.asynccontextmanager
-async def opened_ours(scratch: Path) -> AsyncIterator[Ours]:
+async def opened_ours(scratch: Path, members: int, elements: int) -> AsyncIterator[Ours]:
     async def start(slot: int, others: Mapping[int, Member]) -> Member:
-        member = await Member.begin("tests.benchmarks._allreduce_ours", _home(scratch), str(slot))
+        member = await Member.begin("tests.benchmarks._allreduce_ours", _home(scratch), str(slot), str(elements))
         everybody = [*others.values(), member]
         addresses = {each.peer: each.hello["addresses"] for each in everybody}
         for each in everybody:
             await each.ask({"meet": addresses})
         return member
 
-    async with opened(start) as team:
+    async with opened(start, members) as team:
         yield Ours(team, scratch)
 
 
 @contextlib.asynccontextmanager
-async def opened_hivemind(scratch: Path) -> AsyncIterator[Hivemind]:
+async def opened_hivemind(scratch: Path, members: int, elements: int) -> AsyncIterator[Hivemind]:
     async def start(slot: int, others: Mapping[int, Member]) -> Member:
         known = [address for other in others.values() for address in other.hello["addresses"]]
-        return await Member.begin("tests.benchmarks._allreduce_hivemind", _home(scratch), str(slot), *known)
+        arguments = (_home(scratch), str(slot), str(elements), *known)
+        return await Member.begin("tests.benchmarks._allreduce_hivemind", *arguments)
 
-    async with opened(start) as team:
+    async with opened(start, members) as team:
         yield Hivemind(team, scratch)
 
 
@@ -177,7 +171,8 @@ def _home(scratch: Path) -> str:
 
 def judged(candidate: str, played: Round, first: Answers, held: Mapping[int, Vector], last: Answers) -> dict[str, Any]:
     """What a round's answers and vectors say: the fields of :class:`Outcome` that both candidates have."""
-    inputs = _inputs(played.number, played.kind)
+    elements = len(next(iter(held.values())))
+    inputs = {slot: vector_of(played.number, slot, played.kind, elements) for slot in {*first, *held, *_dead(played)}}
     content = [held[slot] for slot in sorted(held) if not last[slot]["error"]]
     failed = [answer for answer in first.values() if answer["error"]]
     return {
@@ -185,18 +180,15 @@ def judged(candidate: str, played: Round, first: Answers, held: Mapping[int, Vec
         "played": played,
         "survivors": len(first),
         "failed": len(failed),
-        "named": sum(answer["named"] for answer in failed),
         "false_successes": _false_successes(last, held, inputs) if played.kind == "whole" else 0,
         "differing": differing_share([held[slot] for slot in sorted(held)]),
         "differing_successes": differing_share(content),
-        "origins": origins(held, inputs),
         "answered_s": _slowest(first),
     }
 
 
-@functools.lru_cache(maxsize=1)
-def _inputs(number: int, kind: str) -> dict[int, Vector]:
-    return {slot: vector_of(number, slot, kind) for slot in range(MEMBERS)}
+def _dead(played: Round) -> set[int]:
+    return {played.kill.slot} if played.kill else set()
 
 
 def _false_successes(answers: Answers, held: Mapping[int, Vector], inputs: Mapping[int, Vector]) -> int:

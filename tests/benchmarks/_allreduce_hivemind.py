@@ -8,11 +8,9 @@ updated in place. Only matchmaking is replaced: the group is given, so that roun
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import multiprocessing
 import os
-import sys
 import time
 import warnings
 from collections.abc import AsyncIterator, Sequence
@@ -20,11 +18,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import uvloop
 
-from tests.benchmarks._allreduce_load import ELEMENTS, MEMBERS, TIMEOUT_S, Fuse, Kill, vector_of
+from tests.benchmarks._allreduce_load import TIMEOUT_S, Fuse, Kill, vector_of
 from tests.benchmarks._pipeline_load import threads
-from tests.benchmarks._pipeline_worker import say
+from tests.benchmarks._worker import orders, say
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -47,7 +44,7 @@ _LISTEN = ["/ip4/127.0.0.1/tcp/0"]
 class Averager(DecentralizedAverager):  # type: ignore[misc]
     """Its state, without the processes it would fork around itself."""
 
-    def __init__(self, p2p: P2P) -> None:
+    def __init__(self, p2p: P2P, elements: int) -> None:
         self._p2p, self.prefix = p2p, "allreducekill"
         self.mode, self.bandwidth, self._averaging_alpha = AveragingMode.NODE, None, 1.0
         self.lock_averaged_tensors = multiprocessing.Lock()
@@ -55,7 +52,7 @@ class Averager(DecentralizedAverager):  # type: ignore[misc]
         self._pending_groups_registered, self._state_updated = asyncio.Event(), asyncio.Event()
         self._pending_groups_registered.set()
         self._averaged_tensors: tuple[torch.Tensor, ...] = ()
-        self.total_size = ELEMENTS
+        self.total_size = elements
 
     def __del__(self) -> None:
         """Nothing was forked."""
@@ -67,7 +64,7 @@ class Averager(DecentralizedAverager):  # type: ignore[misc]
 
     def begin(self, numbers: np.ndarray[Any, np.dtype[np.float32]]) -> None:
         """Hold these numbers, and as ``step`` does before it looks for a group, let early messages wait."""
-        self._averaged_tensors = tuple(torch.from_numpy(numbers).split(ELEMENTS // TENSORS))
+        self._averaged_tensors = tuple(torch.from_numpy(numbers).split(self.total_size // TENSORS))
         self._pending_groups_registered.clear()
 
     async def average(self, number: int, peers: Sequence[PeerID]) -> Any:
@@ -87,7 +84,7 @@ class Averager(DecentralizedAverager):  # type: ignore[misc]
 
     @property
     def numbers(self) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """What it holds now, (ELEMENTS,)."""
+        """What it holds now."""
         return torch.cat(self._averaged_tensors).numpy()
 
 
@@ -124,10 +121,10 @@ class Taps:
         AllReduceRunner._accumulate_parts_streaming = answer
 
 
-def totals() -> dict[str, int]:
+def totals(elements: int, members: int) -> dict[str, int]:
     """How many events of each kind a member has in a whole round of equal parts."""
-    parts = ELEMENTS * 4 // DEFAULT_PART_SIZE_BYTES
-    mine, others = parts // MEMBERS, MEMBERS - 1
+    parts = elements * 4 // DEFAULT_PART_SIZE_BYTES
+    mine, others = parts // members, members - 1
     return {"sent": parts - mine, "reduced": mine, "answered": mine * others}
 
 
@@ -141,7 +138,7 @@ class Member:
         """Carry one out and answer."""
         match order:
             case {"begin": int(number), "kind": str(kind)}:
-                self._averager.begin(vector_of(number, self._slot, kind))
+                self._averager.begin(vector_of(number, self._slot, kind, self._averager.total_size))
             case {"step": int(step), "members": members, "kill": kill}:
                 return await self._round(step, [PeerID.from_base58(peer) for peer in members], kill)
             case {"save": str(path)}:
@@ -153,7 +150,7 @@ class Member:
     async def _round(self, step: int, peers: Sequence[PeerID], kill: dict[str, Any] | None) -> dict[str, Any]:
         """``contributors`` are those whom hivemind's answer lists; ``error`` is empty when it reports success."""
         if kill:
-            Taps(Fuse(Kill(**kill), totals())).install()
+            Taps(Fuse(Kill(**kill), totals(self._averager.total_size, len(peers)))).install()
         began = time.monotonic()
         found: dict[str, Any] = {"error": "", "contributors": []}
         try:
@@ -164,27 +161,21 @@ class Member:
         return found | {"seconds": time.monotonic() - began}
 
 
-async def main(home: str, slot: int, initial: Sequence[str]) -> None:
+async def main(home: str, slot: str, elements: str, *initial: str) -> None:
     """Serve orders until stdin ends."""
     P2P._UNIX_SOCKET_PREFIX = f"/unix{home}/"  # else a killed member's socket stays in /tmp
     threads(1)
     for name in ("hivemind", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    reader = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     p2p = await P2P.create(initial_peers=list(initial), host_maddrs=_LISTEN, nat_port_map=False, auto_nat=False)
     try:
-        averager = Averager(p2p)
+        averager = Averager(p2p, int(elements))
         await averager.add_p2p_handlers(p2p, namespace=averager.prefix)
         addresses = [str(address) for address in await p2p.get_visible_maddrs()]
         peer = p2p.peer_id.to_base58()
         say({"peer": peer, "addresses": addresses, "pid": os.getpid(), "daemon": p2p._child.pid})
-        member = Member(averager, slot)
-        while line := await reader.readline():
-            say(await member.obey(json.loads(line)))
+        member = Member(averager, int(slot))
+        async for order in orders():
+            say(await member.obey(order))
     finally:
         await p2p.shutdown()
-
-
-if __name__ == "__main__":
-    uvloop.run(main(sys.argv[1], int(sys.argv[2]), sys.argv[3:]))

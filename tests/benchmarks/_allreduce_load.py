@@ -12,12 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.benchmarks._pipeline_worker import say
+from tests.benchmarks._worker import say
 
 Vector = NDArray[np.float32]
 
-MEMBERS = 4
-ELEMENTS = 1 << 22
+MEMBERS, ELEMENTS = 4, 1 << 22
 """16 MiB: 64 chunks of ours, 32 parts of hivemind's, so that every member reduces several of either."""
 
 TIMEOUT_S = 8.0
@@ -44,12 +43,12 @@ class Kill:
         return min(total, max(1, math.ceil(self.share * total)))
 
 
-def shared_kills(count: int) -> list[Kill]:
+def shared_kills(count: int, members: int = MEMBERS) -> list[Kill]:
     """Kinds and victims in turns (all twelve pairs in twelve kills), shares spread evenly over the round."""
     levels = max(1, math.ceil(count / len(SHARED_EVENTS)))
     return [
         Kill(
-            slot=(number + number // 12) % MEMBERS,
+            slot=(number + number // 12) % members,
             event=SHARED_EVENTS[number % len(SHARED_EVENTS)],
             share=(number // len(SHARED_EVENTS) + 0.5) / levels,
         )
@@ -57,10 +56,10 @@ def shared_kills(count: int) -> list[Kill]:
     ]
 
 
-def signed_kills(count: int) -> list[Kill]:
+def signed_kills(count: int, members: int = MEMBERS) -> list[Kill]:
     """After one, two, all three others have the victim's signature, in turns."""
-    others = MEMBERS - 1
-    return [Kill(slot=number % MEMBERS, event=SIGNED, share=(number % others + 1) / others) for number in range(count)]
+    others = members - 1
+    return [Kill(slot=number % members, event=SIGNED, share=(number % others + 1) / others) for number in range(count)]
 
 
 class Fuse:
@@ -87,22 +86,22 @@ class Fuse:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-def vector_of(number: int, slot: int, kind: str) -> Vector:
-    """A member's numbers in a round, (ELEMENTS,) float32; the same in every process.
+def vector_of(number: int, slot: int, kind: str, elements: int = ELEMENTS) -> Vector:
+    """A member's numbers in a round, float32; the same in every process.
 
     ``whole``: multiples of 12, so that the mean of any two, three or four of them, its difference from any of them and
     the way back are exact in float32: what differs, differs because of the kill. ``normal``: as gradients are.
     """
     rng = np.random.default_rng([number, slot])
     if kind == "normal":
-        return rng.standard_normal(ELEMENTS, dtype=np.float32)
-    return rng.integers(-1000, 1001, ELEMENTS, dtype=np.int16).astype(np.float32) * np.float32(12)
+        return rng.standard_normal(elements, dtype=np.float32)
+    return rng.integers(-1000, 1001, elements, dtype=np.int16).astype(np.float32) * np.float32(12)
 
 
 def exact_mean(inputs: Mapping[int, Vector], slots: Iterable[int]) -> Vector:
     """The mean over some members, rounded once."""
     chosen = sorted(slots)
-    total = np.zeros(ELEMENTS, dtype=np.float64)
+    total = np.zeros(len(inputs[chosen[0]]), dtype=np.float64)
     for slot in chosen:
         total += inputs[slot]
     return (total / len(chosen)).astype(np.float32)
@@ -117,24 +116,6 @@ def differing_share(vectors: Sequence[Vector]) -> float:
     for other in vectors[1:]:
         differs |= other.view(np.uint32) != first
     return float(differs.mean())
-
-
-def origins(held: Mapping[int, Vector], inputs: Mapping[int, Vector]) -> dict[str, float]:
-    """Where the survivors' coordinates come from: shares that add up to 1.
-
-    ``all``: the mean of everybody's. ``survivors``: the mean without the dead. ``own``: what the member had before,
-    not averaged at all. A coordinate for which several fit, by chance, counts for the first.
-    """
-    everybody, alive = exact_mean(inputs, inputs), exact_mean(inputs, held)
-    shares = dict.fromkeys(("all", "survivors", "own", "other"), 0.0)
-    for slot, vector in held.items():
-        open_ = np.ones(ELEMENTS, dtype=bool)
-        for name, expected in (("all", everybody), ("survivors", alive), ("own", inputs[slot])):
-            fits = open_ & (vector == expected)
-            shares[name] += float(fits.mean()) / len(held)
-            open_ &= ~fits
-        shares["other"] += float(open_.mean()) / len(held)
-    return shares
 
 
 def agreed_by_all(digests: Mapping[int, str]) -> bool:

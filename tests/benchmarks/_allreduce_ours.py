@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +16,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-import uvloop
 
 from swarm.averaging.allreduce.messages import AGREE, CHUNK
 from swarm.averaging.allreduce.output import Floats, weighted_mean
@@ -30,9 +27,9 @@ from swarm.ids import PeerId, RunId, stage_part
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
 from swarm.network.libp2p.identity import load_or_create
 from swarm.network.protocols import Answer, AnyMethod, Endpoint, Incoming, Rpc, Service
-from tests.benchmarks._allreduce_load import ELEMENTS, SIGNED, TIMEOUT_S, Fuse, Kill, Vector, vector_of
+from tests.benchmarks._allreduce_load import SIGNED, TIMEOUT_S, Fuse, Kill, Vector, vector_of
 from tests.benchmarks._pipeline_load import threads
-from tests.benchmarks._pipeline_worker import say
+from tests.benchmarks._worker import orders, say
 
 RUN = RunId("4a" * 32)
 
@@ -103,12 +100,12 @@ class FusedEndpoint:
 class Member:
     """Its numbers, the result it holds, and the all-reduce."""
 
-    def __init__(self, endpoint: LibP2PEndpoint, slot: int) -> None:
-        self._tapped, self._slot = FusedEndpoint(endpoint), slot
+    def __init__(self, endpoint: LibP2PEndpoint, slot: int, elements: int) -> None:
+        self._tapped, self._slot, self._elements = FusedEndpoint(endpoint), slot, elements
         tapped = cast(Endpoint, self._tapped)
         self._allreduce = AllReduce(tapped, SystemClock(), reducer=self._reduce)
         self._tapped.mount(self._allreduce)
-        self._numbers: Vector = vector_of(0, slot, "whole")
+        self._numbers: Vector = vector_of(0, slot, "whole", elements)
         self._held: torch.Tensor | None = None
         self._before = ""
 
@@ -119,15 +116,14 @@ class Member:
 
     def begin(self, number: int, kind: str) -> None:
         """Make this round's numbers."""
-        self._numbers = vector_of(number, self._slot, kind)
+        self._numbers = vector_of(number, self._slot, kind, self._elements)
         self._before, self._held = _digest(self._numbers), None
 
     async def attempt(self, key: RoundKey, members: Sequence[PeerId], kill: Kill | None) -> dict[str, Any]:
         """One attempt at the round. ``digest`` is empty when it failed; ``kept`` says that the inputs are unharmed."""
         weights = dict.fromkeys(members, 1)
-        plan = RoundPlan(
-            key=key, members=tuple(members), weights=weights, elements=ELEMENTS, timeout_s=TIMEOUT_S, dtype="float32"
-        )
+        shape: dict[str, Any] = {"elements": self._elements, "timeout_s": TIMEOUT_S, "dtype": "float32"}
+        plan = RoundPlan(key=key, members=tuple(members), weights=weights, **shape)
         self._tapped.light(Fuse(kill, self._totals(plan)), len(members) - 1)
         began = time.monotonic()
         found: dict[str, Any] = {"digest": "", "error": "", "contributors": []}
@@ -174,23 +170,17 @@ async def _obey(order: dict[str, Any], endpoint: LibP2PEndpoint, member: Member)
     return {}
 
 
-async def main(home: Path, slot: int) -> None:
+async def main(home: str, slot: str, elements: str) -> None:
     """Serve orders until stdin ends."""
     threads(1)
-    reader = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    config = EndpointConfig(run_dir=home / "run")
-    endpoint = await LibP2PEndpoint.open(config, load_or_create(home / "identity.key"), SystemClock())
+    config = EndpointConfig(run_dir=Path(home) / "run")
+    endpoint = await LibP2PEndpoint.open(config, load_or_create(Path(home) / "identity.key"), SystemClock())
     try:
         await endpoint.enter(RUN)
-        member = Member(endpoint, slot)
+        member = Member(endpoint, int(slot), int(elements))
         addresses = endpoint.addresses
         say({"peer": endpoint.peer, "addresses": addresses, "pid": os.getpid(), "daemon": endpoint.daemon_pid})
-        while line := await reader.readline():
-            say(await _obey(json.loads(line), endpoint, member))
+        async for order in orders():
+            say(await _obey(order, endpoint, member))
     finally:
         await endpoint.close()
-
-
-if __name__ == "__main__":
-    uvloop.run(main(Path(sys.argv[1]), int(sys.argv[2])))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
@@ -12,12 +11,11 @@ from typing import Any, cast
 
 import psutil
 
-from tests.benchmarks._allreduce_load import MEMBERS
-from tests.benchmarks._pipeline_worker import Worker
+from tests.benchmarks._worker import Worker
 
 Answers = dict[int, dict[str, Any]]
 
-_START_S, _ANSWER_S, _END_S = 60.0, 90.0, 10.0
+_START_S, _END_S = 180.0, 60.0
 
 
 class Member(Worker):
@@ -40,14 +38,9 @@ class Member(Worker):
     async def give(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """The answer, or what it said before it killed itself (``fired``). Raises RuntimeError when it ended
         otherwise, TimeoutError when it does neither."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(order).encode() + b"\n")
-        with contextlib.suppress(ConnectionError):
-            await self._process.stdin.drain()
-        answer = await self._hear(_ANSWER_S)
+        answer = await self.ask(order)
         if "fired" in answer:
-            async with asyncio.timeout(_END_S):
-                code = await self._process.wait()
+            code = await self.ended(_END_S)
             if code != -signal.SIGKILL:
                 raise RuntimeError(f"the victim {self.pid} ended with {code}, not of SIGKILL")
         return answer
@@ -67,13 +60,13 @@ Starter = Callable[[int, Mapping[int, Member]], Awaitable[Member]]
 class Team:
     """Slot → member. A slot keeps its rank and its numbers whoever holds it."""
 
-    def __init__(self, start: Starter) -> None:
-        self._start = start
+    def __init__(self, start: Starter, size: int) -> None:
+        self._start, self._size = start, size
         self.members: dict[int, Member] = {}
 
     async def fill(self) -> None:
         """Start whoever is missing."""
-        for slot in range(MEMBERS):
+        for slot in range(self._size):
             if slot not in self.members:
                 self.members[slot] = await self._start(slot, self.members)
 
@@ -103,7 +96,7 @@ class Team:
         return answers, fired
 
     async def saved(self, scratch: Path) -> dict[int, Any]:
-        """Slot → what it holds now, (ELEMENTS,) float32."""
+        """Slot → what it holds now, float32."""
         import numpy as np
 
         found = {}
@@ -116,9 +109,9 @@ class Team:
 
 
 @contextlib.asynccontextmanager
-async def opened(start: Starter) -> AsyncIterator[Team]:
-    """An empty team; every process of it ends with the block."""
-    team = Team(start)
+async def opened(start: Starter, size: int) -> AsyncIterator[Team]:
+    """An empty team of ``size``; every process of it ends with the block."""
+    team = Team(start, size)
     try:
         yield team
     finally:

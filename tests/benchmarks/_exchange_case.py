@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from tests.benchmarks._exchange_load import Case
-from tests.benchmarks._pipeline_worker import Worker
+from tests.benchmarks._worker import Worker
 
 ROUNDS = 5
 OURS, HIVEMIND, HIVEMIND_TOLD = "ours", "hivemind", "hivemind told the size"
@@ -110,7 +110,8 @@ async def _ours(case: Case, scratch: Path) -> AsyncIterator[tuple[Worker, ...]]:
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(slot: int) -> Worker:
-            member = await Worker.start("tests.benchmarks._exchange_ours", _home(scratch), str(slot), case.codec)
+            arguments = (_home(scratch), str(slot), case.codec, str(case.elements))
+            member = await Worker.start("tests.benchmarks._exchange_ours", *arguments)
             stack.push_async_callback(member.stop)
             return member
 
@@ -127,7 +128,7 @@ async def _hivemind(case: Case, scratch: Path) -> AsyncIterator[tuple[Worker, ..
         members: list[Worker] = []
         for slot in range(case.peers):
             known = [address for member in members for address in member.hello["addresses"]]
-            arguments = (_home(scratch), str(slot), case.codec, str(case.peers), *known)
+            arguments = (_home(scratch), str(slot), case.codec, str(case.elements), str(case.peers), *known)
             members.append(await Worker.start("tests.benchmarks._exchange_hivemind", *arguments))
             stack.push_async_callback(members[-1].stop)
         yield tuple(members)

@@ -13,16 +13,15 @@ import multiprocessing
 import sys
 import time
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from tests.benchmarks._exchange_load import ELEMENTS, TIMEOUT_S, error_of, vector_of
+from tests.benchmarks._exchange_load import TIMEOUT_S, error_of, vector_of
 from tests.benchmarks._exchange_meter import Meter, family
 from tests.benchmarks._pipeline_load import threads
-from tests.benchmarks._pipeline_worker import say
+from tests.benchmarks._worker import say
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -64,18 +63,18 @@ class Averager(DecentralizedAverager):  # type: ignore[misc]
 class Member:
     """Serves orders."""
 
-    def __init__(self, averager: Averager, slot: int) -> None:
-        self._averager, self._slot = averager, slot
+    def __init__(self, averager: Averager, slot: int, elements: int) -> None:
+        self._averager, self._slot, self._elements = averager, slot, elements
         self._fill()
         averager._outer_pipe.send(("_touch", [], {}))
         averager.touched.wait()
         daemons = [pid for pid in family()[1:] if _name(pid) == "p2pd"]
-        self._meter = Meter({"peer": [pid for pid in family() if pid not in daemons], "daemon": daemons})
+        self._meter = Meter({"peer": [pid for pid in family() if pid not in daemons], "daemon": daemons}, elements)
 
     def _fill(self) -> None:
-        whole = torch.from_numpy(vector_of(self._slot))
+        whole = torch.from_numpy(vector_of(self._slot, self._elements))
         with self._averager.get_tensors() as tensors:
-            for tensor, piece in zip(tensors, whole.split(ELEMENTS // TENSORS), strict=True):
+            for tensor, piece in zip(tensors, whole.split(self._elements // TENSORS), strict=True):
                 tensor.copy_(piece)
 
     def round(self, size: int | None) -> dict[str, Any]:
@@ -119,7 +118,7 @@ def _name(pid: int) -> str:
         return file.read().strip()
 
 
-def main(home: str, slot: int, codec: str, peers: int, initial: Sequence[str]) -> None:
+def main(home: str, slot: str, codec: str, elements: str, peers: str, *initial: str) -> None:
     """Serve orders until stdin ends."""
     P2P._UNIX_SOCKET_PREFIX = f"/unix{home}/"  # else a socket stays in /tmp
     threads(1)
@@ -127,22 +126,18 @@ def main(home: str, slot: int, codec: str, peers: int, initial: Sequence[str]) -
         logging.getLogger(name).setLevel(logging.CRITICAL)
     dht = DHT(start=True, initial_peers=list(initial), host_maddrs=_LISTEN)
     averager = Averager(
-        [torch.zeros(ELEMENTS // TENSORS) for _ in range(TENSORS)],
+        [torch.zeros(int(elements) // TENSORS) for _ in range(TENSORS)],
         dht,
         start=True,
         prefix="allreduce",
-        min_group_size=peers,
+        min_group_size=int(peers),
         compression=_CODECS[codec](),
     )
     try:
-        member = Member(averager, slot)
+        member = Member(averager, int(slot), int(elements))
         say({"addresses": [str(address) for address in dht.get_visible_maddrs()]})
         for line in sys.stdin:
             say(member.obey(json.loads(line)))
     finally:
         averager.shutdown()
         dht.shutdown()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), sys.argv[5:])

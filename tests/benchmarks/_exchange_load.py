@@ -9,19 +9,17 @@ from numpy.typing import NDArray
 
 Vector = NDArray[np.float32]
 
-ELEMENTS = 25_000_000
-"""100 MB in float32."""
-
 TIMEOUT_S = 120.0
 """A round's, for either candidate: never reached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """So many peers, and how their numbers travel: ``float32`` or ``int8``."""
+    """So many peers, how their numbers travel, ``float32`` or ``int8``, and how many: 100 MB in float32."""
 
     peers: int
     codec: str
+    elements: int = 25_000_000
 
     @property
     def name(self) -> str:
@@ -31,18 +29,18 @@ class Case:
     @property
     def least_bytes(self) -> float:
         """What each member must send at least: 2(K-1)/K of the vector on the wire, without scales or frames."""
-        return 2 * (self.peers - 1) / self.peers * ELEMENTS * (4 if self.codec == "float32" else 1)
+        return 2 * (self.peers - 1) / self.peers * self.elements * (4 if self.codec == "float32" else 1)
 
 
-def vector_of(slot: int) -> Vector:
-    """A member's numbers, (ELEMENTS,); the same in every process."""
-    return np.random.default_rng(slot).standard_normal(ELEMENTS, dtype=np.float32)
+def vector_of(slot: int, elements: int) -> Vector:
+    """A member's numbers; the same in every process."""
+    return np.random.default_rng(slot).standard_normal(elements, dtype=np.float32)
 
 
 def error_of(result: Vector, peers: int) -> float:
     """The largest distance of an element to the mean of all members' numbers, as a share of that mean's largest."""
-    total = np.zeros(ELEMENTS, dtype=np.float64)
+    total = np.zeros(len(result), dtype=np.float64)
     for slot in range(peers):
-        total += vector_of(slot)
+        total += vector_of(slot, len(result))
     total /= peers
     return float(np.abs(result - total).max() / np.abs(total).max())

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks._exchange_load import ELEMENTS
 from tests.benchmarks._pipeline_load import cpu_seconds
 
 _PEAK_RESET = "5"  # proc(5): /proc/pid/clear_refs, since Linux 4.0
@@ -21,8 +20,8 @@ class Meter:
     what it was when the inputs were there and no round had been. So what a round leaves behind counts in the next.
     """
 
-    def __init__(self, pids: Mapping[str, Sequence[int]]) -> None:
-        self._pids = pids
+    def __init__(self, pids: Mapping[str, Sequence[int]], elements: int) -> None:
+        self._pids, self._elements = pids, elements
         self._resident = {pid: _status(pid, "VmRSS") for pid in self._all}
         self._cpu: dict[str, float] = {}
         self._written = 0
@@ -45,7 +44,7 @@ class Meter:
         grown = {
             role: sum(_status(pid, "VmHWM") - self._resident[pid] for pid in pids) for role, pids in self._pids.items()
         }
-        daemon, vector = grown.pop("daemon"), 4 * ELEMENTS
+        daemon, vector = grown.pop("daemon"), 4 * self._elements
         return {
             "cpu_s": sum(cpu[role] - self._cpu[role] for role in cpu),
             "extra_memory": sum(grown.values()) / vector - 1,

@@ -5,17 +5,13 @@ It runs what a peer of a run averages with: daemon, endpoint, :class:`AllReduce`
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import uvloop
 
 from swarm.averaging.allreduce.plan import RoundKey, RoundResult
 from swarm.averaging.allreduce.round import RoundCall, average, plan_rounds
@@ -27,10 +23,10 @@ from swarm.events import Event
 from swarm.ids import PeerId, RunId, stage_part
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
 from swarm.network.libp2p.identity import load_or_create
-from tests.benchmarks._exchange_load import ELEMENTS, TIMEOUT_S, error_of, vector_of
+from tests.benchmarks._exchange_load import TIMEOUT_S, error_of, vector_of
 from tests.benchmarks._exchange_meter import Meter
 from tests.benchmarks._pipeline_load import threads
-from tests.benchmarks._pipeline_worker import say
+from tests.benchmarks._worker import orders, say
 
 RUN = RunId("4b" * 32)
 
@@ -43,13 +39,13 @@ class _Unheard:
 class Member:
     """Its numbers, the last result, and the all-reduce."""
 
-    def __init__(self, endpoint: LibP2PEndpoint, slot: int, codec: str) -> None:
+    def __init__(self, endpoint: LibP2PEndpoint, slot: int, codec: str, elements: int) -> None:
         self._endpoint, self._codec = endpoint, codec
         self._allreduce = AllReduce(endpoint, SystemClock())
         endpoint.mount(self._allreduce)
-        self._numbers = torch.from_numpy(vector_of(slot))
+        self._numbers = torch.from_numpy(vector_of(slot, elements))
         self._result: RoundResult | None = None
-        self._meter = Meter({"peer": [os.getpid()], "daemon": [endpoint.daemon_pid]})
+        self._meter = Meter({"peer": [os.getpid()], "daemon": [endpoint.daemon_pid]}, elements)
 
     async def round(self, number: int, members: Sequence[PeerId]) -> dict[str, Any]:
         """From the roster to a result that all signed; ``exchange_s`` leaves out the plan alone."""
@@ -60,7 +56,7 @@ class Member:
             key=RoundKey(number, stage_part(0), 0),
             replicas=members,
             weights=dict.fromkeys(members, 1),
-            elements=ELEMENTS,
+            elements=len(self._numbers),
             timeout_s=TIMEOUT_S,
             codec=self._codec,
         )
@@ -90,23 +86,17 @@ async def _obey(order: dict[str, Any], endpoint: LibP2PEndpoint, member: Member)
     return {}
 
 
-async def main(home: Path, slot: int, codec: str) -> None:
+async def main(home: str, slot: str, codec: str, elements: str) -> None:
     """Serve orders until stdin ends."""
     threads(1)
     keep_freed_memory()
-    reader = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    config = EndpointConfig(run_dir=home / "run")
-    endpoint = await LibP2PEndpoint.open(config, load_or_create(home / "identity.key"), SystemClock())
+    config = EndpointConfig(run_dir=Path(home) / "run")
+    endpoint = await LibP2PEndpoint.open(config, load_or_create(Path(home) / "identity.key"), SystemClock())
     try:
         await endpoint.enter(RUN)
-        member = Member(endpoint, slot, codec)
+        member = Member(endpoint, int(slot), codec, int(elements))
         say({"peer": endpoint.peer, "addresses": endpoint.addresses})
-        while line := await reader.readline():
-            say(await _obey(json.loads(line), endpoint, member))
+        async for order in orders():
+            say(await _obey(order, endpoint, member))
     finally:
         await endpoint.close()
-
-
-if __name__ == "__main__":
-    uvloop.run(main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))

@@ -11,8 +11,8 @@ import sys
 import time
 
 from tests.benchmarks._pipeline_load import SIZES, Order, Window, activation_of, blocks_of, gradient_of, threads
-from tests.benchmarks._pipeline_worker import say
 from tests.benchmarks._stage import Size
+from tests.benchmarks._worker import say
 
 
 class Bare:
@@ -47,7 +47,3 @@ def main(size: str, count: str) -> None:
     say({"pid": os.getpid()})
     for line in sys.stdin:
         say(bare.round(Order(**json.loads(line))))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from swarm.models.gpt import Stage
 from tests.benchmarks._pipeline_load import (
     SIZES,
-    STAGES,
     Order,
     Window,
     activation_of,
@@ -30,8 +29,8 @@ from tests.benchmarks._pipeline_load import (
     gradient_of,
     threads,
 )
-from tests.benchmarks._pipeline_worker import say
 from tests.benchmarks._stage import Size
+from tests.benchmarks._worker import say
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -69,7 +68,7 @@ def serve(size: Size, stage: int, initial: Sequence[str]) -> None:
     schema = BatchTensorDescriptor(size.sequence, size.dim, compression=CompressionType.FLOAT16)
     backend = ModuleBackend(
         f"stage.{stage}",
-        Expert(blocks_of(size, STAGES, stage)),
+        Expert(blocks_of(size, size.blocks, stage)),
         optimizer=None,
         args_schema=(schema,),
         outputs_schema=schema,
@@ -90,7 +89,7 @@ class Client:
     def __init__(self, size: Size) -> None:
         self._dht = DHT(start=True, host_maddrs=_LISTEN)
         self._input, self._gradient = activation_of(size), gradient_of(size)
-        self._experts: list[Any] = []
+        self._stages, self._experts = size.blocks, list[Any]()
         self._window = Window(Order(warmup_s=0, seconds=0))
         self._until = 0.0
 
@@ -101,7 +100,7 @@ class Client:
     def find(self) -> dict[str, Any]:
         """The experts, as soon as all are declared. Raises RuntimeError after a minute."""
         deadline = time.monotonic() + _FOUND_S
-        names = [f"stage.{stage}" for stage in range(STAGES)]
+        names = [f"stage.{stage}" for stage in range(self._stages)]
         pause = threading.Event()
         while time.monotonic() < deadline:
             found = get_experts(self._dht, names)
@@ -160,7 +159,3 @@ def main(size: str, home: str, role: str, *initial: str) -> None:
         lead(SIZES[size])
     else:
         serve(SIZES[size], int(role), initial)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

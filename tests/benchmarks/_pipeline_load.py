@@ -18,34 +18,35 @@ from swarm.models.spec import PartSpec, SplitConfig
 from swarm.state.snapshot import Snapshot, initial_snapshot
 from tests.benchmarks._stage import Size, normal
 
-STAGES = 4
 SIZES = {
     size.name: size
     for size in (
-        Size(name="small", dim=256, heads=4, blocks=STAGES, sequence=128, microbatch=8),
-        Size(name="medium", dim=512, heads=8, blocks=STAGES, sequence=256, microbatch=4),
+        Size(name="tiny", dim=32, heads=2, blocks=2, sequence=16, microbatch=2),
+        Size(name="small", dim=256, heads=4, blocks=4, sequence=128, microbatch=8),
+        Size(name="medium", dim=512, heads=8, blocks=4, sequence=256, microbatch=4),
     )
 }
+"""One block a stage."""
 SEED = 0
 _GRADIENT_SCALE = 1e-3
 
 
 def model_of(size: Size) -> GptConfig:
-    """Four blocks, computed in float32."""
+    """The blocks, computed in float32."""
     return size.model("float32")
 
 
 def part_of(size: Size, stage: int) -> tuple[PartSpec, Snapshot]:
-    """One of the four stages, one block each, and its initial state."""
+    """One of the stages, one block each, and its initial state."""
     model = model_of(size)
-    spec = family_of(model).parts(SplitConfig(stages=STAGES))[stage]
+    spec = family_of(model).parts(SplitConfig(stages=size.blocks))[stage]
     layout = family_of(model).layout(family_of(model).build(spec))
     weights = family_of(model).initial_weights(SEED, spec)
     return spec, initial_snapshot(spec.name, layout, weights)
 
 
 def blocks_of(size: Size, stages: int, stage: int) -> Stage:
-    """The blocks of one of ``stages`` stages as a bare module; with one stage all four of them."""
+    """The blocks of one of ``stages`` stages as a bare module; with one stage all of them."""
     model = model_of(size)
     family = family_of(model)
     spec = family.parts(SplitConfig(stages=stages))[stage]
@@ -67,13 +68,11 @@ def gradient_of(size: Size) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """One round: how long to warm up and to measure, in seconds, whose CPU to note, role → process ids, and whether our
-    trainer is to say, too, where its own goes."""
+    """One round: how long to warm up and to measure, in seconds, and whose CPU to note, role → process ids."""
 
     warmup_s: float
     seconds: float
     pids: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    profile: bool = False
 
 
 @dataclass(slots=True)

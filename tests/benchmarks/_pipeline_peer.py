@@ -10,16 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import os
-import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import uvloop
 
 from swarm.clock import SystemClock
 from swarm.compression.codec import EncodeContext
@@ -47,10 +44,8 @@ from swarm.pipeline.trainer.pace import ReplicaChoice
 from swarm.pipeline.trainer.trainer import Trainer
 from swarm.pipeline.wiring import Wiring
 from swarm.security.signing import verify
-from tests.benchmarks._pipeline_cpu import CpuProfile
 from tests.benchmarks._pipeline_load import (
     SIZES,
-    STAGES,
     Order,
     Window,
     activation_of,
@@ -59,8 +54,8 @@ from tests.benchmarks._pipeline_load import (
     part_of,
     threads,
 )
-from tests.benchmarks._pipeline_worker import say
 from tests.benchmarks._stage import Size
+from tests.benchmarks._worker import orders, say
 
 RUN = RunId("2b" * 32)
 CODEC = "bfloat16"
@@ -137,7 +132,7 @@ class Host:
         spec, snapshot = part_of(machine.size, stage)
         self._part = TrainedPart(spec, model_of(machine.size), AdamW(OptimizerConfig()))
         self._part.install(snapshot)
-        settings = StageSettings(run=RUN, stage=stage, stages=STAGES, specs=machine.specs)
+        settings = StageSettings(run=RUN, stage=stage, stages=machine.size.blocks, specs=machine.specs)
         context = StageContext(
             endpoint=machine.endpoint,
             device=machine.device,
@@ -146,7 +141,7 @@ class Host:
             events=machine.recorder,
             clock=machine.clock,
         )
-        self._server = StageServer(settings, context, Participants.of((), ((),) * STAGES))
+        self._server = StageServer(settings, context, Participants.of((), ((),) * machine.size.blocks))
         machine.endpoint.mount(self._server)
         self._places = Participants.of((), ())
         self._busy: asyncio.Task[None] | None = None
@@ -167,14 +162,6 @@ class Host:
             self._busy.cancel()
             await asyncio.gather(self._busy, return_exceptions=True)
         return {"microbatches": await self._machine.device.run(self._close_step)}
-
-    async def profile(self, warmup_s: float, seconds: float) -> dict[str, Any]:
-        """CPU seconds by kind in a window of the open step."""
-        await asyncio.sleep(warmup_s)
-        profile = CpuProfile()
-        profile.start()
-        await asyncio.sleep(seconds)
-        return {"kinds": profile.finish()}
 
     async def _serve(self) -> None:
         async with self._machine.attended():
@@ -296,7 +283,7 @@ class Feeder:
         wiring = Wiring(stages, seed=0)
         context = JourneyContext(
             run=RUN,
-            stages=STAGES,
+            stages=machine.size.blocks,
             endpoint=machine.endpoint,
             device=machine.device,
             ends=ReadyEnds(machine),  # type: ignore[arg-type]
@@ -323,14 +310,9 @@ class Feeder:
             self._trainer.open_step(step, self._stages, 1, None)
             feeding = group.create_task(self._trainer.feed(step, leader))
             await asyncio.sleep(order.warmup_s)
-            profile = CpuProfile() if order.profile else None
-            if profile is not None:
-                profile.start()
             window.open()
             await asyncio.sleep(order.seconds)
-            found: dict[str, Any] = {**window.close()}
-            if profile is not None:
-                found["kinds"] = profile.finish()
+            found = window.close()
             leader.open = False
             while len(leader.seconds) < len(self._trainer.started(step)):
                 leader.home.clear()
@@ -343,8 +325,6 @@ class Feeder:
 async def main(size: str, home: str, role: str, in_flight: str = "") -> None:
     """Serve orders until stdin ends."""
     threads(1)
-    reader = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     machine = await Machine.open(SIZES[size], Path(home))
     try:
         feeder = role == "trainer"
@@ -352,8 +332,8 @@ async def main(size: str, home: str, role: str, in_flight: str = "") -> None:
         endpoint = machine.endpoint
         daemon = endpoint.daemon_pid
         say({"peer": endpoint.peer, "addresses": endpoint.addresses, "pid": os.getpid(), "daemon": daemon})
-        while line := await reader.readline():
-            say(await _obey(json.loads(line), machine, peer))
+        async for order in orders():
+            say(await _obey(order, machine, peer))
     finally:
         await machine.close()
 
@@ -370,12 +350,6 @@ async def _obey(order: dict[str, Any], machine: Machine, peer: Feeder | Host) ->
             return await peer.begin(step)
         case {"end": int()}, Host():
             return await peer.end()
-        case {"profile": [warmup_s, seconds]}, Host():
-            return await peer.profile(warmup_s, seconds)
         case {"step": int(step), "order": given}, Feeder():
             return await peer.round(step, Order(**given))
     raise ValueError(f"an order that this peer does not understand: {order}")
-
-
-if __name__ == "__main__":
-    uvloop.run(main(*sys.argv[1:]))

@@ -85,7 +85,6 @@ class Size:
 TINY = Size(name="tiny", dim=64, heads=4, blocks=2, sequence=32, microbatch=4)
 """For many microbatches in bfloat16 on a CPU: without AVX-512 torch multiplies such matrices 50 times slower."""
 SMALL = Size(name="small", dim=256, heads=4, blocks=2, sequence=128, microbatch=8)
-MEDIUM = Size(name="medium", dim=512, heads=8, blocks=2, sequence=256, microbatch=4)
 LARGE = Size(name="large", dim=2048, heads=16, blocks=4, sequence=1024, microbatch=8)
 """For a GPU: minutes per microbatch on a CPU."""
 

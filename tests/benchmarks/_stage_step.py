@@ -55,7 +55,7 @@ class WholeStep:
 
     def __init__(self, size: Size, compute: DType, codec: Codec, device: torch.device) -> None:
         before = allocated(device)
-        self.name, self.device = step_name(size, compute, codec, device), device
+        self.name, self.device, self._tokens = step_name(size, compute, codec, device), device, size.tokens
         model = size.model(compute)
         snapshot, activation = first_snapshot(model), family_of(model).boundary(size.microbatch, size.sequence)
         self._part = trained_part(model, device, snapshot)
@@ -99,6 +99,11 @@ class WholeStep:
         """The same with the sum's way to the CPU, prepare and swap spread over :data:`MICROBATCHES_A_STEP`."""
         bare, whole = (median(times) for times in zip(*self.rounds, strict=True))
         return bare / (whole + self.closing_s / MICROBATCHES_A_STEP)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of the whole step, without its closing."""
+        return self._tokens / median(whole for _, whole in self.rounds)
 
     def _microbatches(self, count: int) -> None:
         """So many, on as many lanes as the device has."""

@@ -46,8 +46,10 @@ async def run(size: Size) -> Result:
     smoke = size is Size.SMOKE
     for peers in PEERS[size]:
         for codec in CODECS[:1] if smoke else CODECS:
-            case = Case(peers=peers, codec=codec)
-            found += await measure(case, rounds=1, warm_up=0) if smoke else await measure(case)
+            if smoke:
+                found += await measure(Case(peers=peers, codec=codec, elements=1 << 20), rounds=1, warm_up=0)
+            else:
+                found += await measure(Case(peers=peers, codec=codec))
     return to_result(found, before)
 
 

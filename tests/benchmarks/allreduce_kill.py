@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 KILLS = {Size.SMOKE: (1, 0), Size.DEFAULT: (12, 3), Size.FULL: (60, 12)}
 """Those that both suffer, and those in what only ours has."""
+EXTENTS = {Size.SMOKE: (3, 3 << 18), Size.DEFAULT: (4, 1 << 22), Size.FULL: (4, 1 << 22)}
+"""Members and elements."""
 
 TARGET_SHARE = 0.0
 _CANDIDATES = ("ours", "hivemind")
@@ -30,16 +32,13 @@ KEYS = (
     *(f"{name}_differing_share" for name in _CANDIDATES),
     *(f"{name}_{figure}" for name in _CANDIDATES for figure in _FIGURES),
     "ours_differing_share_target", "rounds", "ours_void_rounds", "ours_split_rounds", "ours_completed_rounds",
-    "ours_inputs_kept", "ours_named_share", "ours_known_s", "ours_settled_s",
+    "ours_inputs_kept", "ours_known_s", "ours_settled_s",
 )  # fmt: skip
 _COLUMNS = (
     "killed_when",
     "candidate",
     "rounds",
     "differing_share",
-    "of_all",
-    "of_survivors",
-    "own",
     "false_successes",
     "void_for_all",
     "split",
@@ -51,21 +50,21 @@ _COLUMNS = (
 
 async def run(size: Size) -> Result:
     """Share of coordinates in which survivors differ after a kill in mid-round, ours beside hivemind's all-reduce."""
-    return to_result(await measure(*KILLS[size]))
+    return to_result(await measure(KILLS[size], EXTENTS[size]))
 
 
-async def measure(shared: int, signed: int) -> list[Outcome]:
+async def measure(kills: tuple[int, int], extent: tuple[int, int]) -> list[Outcome]:
     """All rounds: two without a kill, then the kills that both suffer, then those in what only ours has."""
     from tests.benchmarks._allreduce_candidates import opened_hivemind, opened_ours
     from tests.benchmarks._allreduce_load import shared_kills, signed_kills
 
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="ak-") as scratch:
-        async with opened_ours(Path(scratch)) as ours, opened_hivemind(Path(scratch)) as theirs:
+        async with opened_ours(Path(scratch), *extent) as ours, opened_hivemind(Path(scratch), *extent) as theirs:
             both: Sequence[Candidate] = (ours, theirs)
             rounds: list[tuple[Sequence[Candidate], Kill | None, str]] = [(both, None, "whole"), (both, None, "normal")]
-            rounds += [(both, kill, "whole") for kill in shared_kills(shared)]
-            rounds += [((ours,), kill, "whole") for kill in signed_kills(signed)]
+            rounds += [(both, kill, "whole") for kill in shared_kills(kills[0], extent[0])]
+            rounds += [((ours,), kill, "whole") for kill in signed_kills(kills[1], extent[0])]
             for number, (candidates, kill, kind) in enumerate(rounds, start=1):
                 await asyncio.gather(*(candidate.team.fill() for candidate in both))
                 for candidate in candidates:
@@ -106,14 +105,12 @@ def _figures(meant: int, found: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def _ours_only(found: Sequence[Outcome]) -> dict[str, Any]:
-    """What hivemind has no counterpart of: void rounds, split sign-offs, inputs kept, who is blamed."""
-    failed = sum(outcome.failed for outcome in found)
+    """What hivemind has no counterpart of: void rounds, split sign-offs, inputs kept."""
     return {
         "ours_void_rounds": sum(outcome.void for outcome in found),
         "ours_split_rounds": sum(outcome.split for outcome in found),
         "ours_completed_rounds": sum(not outcome.failed for outcome in found),
         "ours_inputs_kept": all(outcome.inputs_kept for outcome in found),
-        "ours_named_share": round(sum(outcome.named for outcome in found) / failed, 3) if failed else None,
         "ours_known_s": _median(outcome.answered_s for outcome in found),
         "ours_settled_s": _median(outcome.settled_s for outcome in found),
     }
@@ -124,7 +121,6 @@ def _row(key: tuple[str, str], found: Sequence[Outcome]) -> list[Cell]:
         *key,
         len(found),
         _share(found),
-        *(_mean(outcome.origins[name] for outcome in found) for name in ("all", "survivors", "own")),
         sum(outcome.false_successes > 0 for outcome in found),
         sum(outcome.void for outcome in found),
         sum(outcome.split for outcome in found),
@@ -165,8 +161,7 @@ _NOTES = (
     "sign-off)",
     "differing_share: coordinates in which not all survivors hold the same bits, of what they applied; mean over "
     "the kills that fired (kills, fired: a victim whose round failed before its event lives on; that is left out)",
-    "of_all, of_survivors, own: the survivors' coordinates that are the mean of all four, of the three alive, or not "
-    "averaged at all; false_successes: rounds in which a survivor reports success with numbers that are not the mean "
+    "false_successes: rounds in which a survivor reports success with numbers that are not the mean "
     "of the members it lists",
     "ours applies a result when all live members report the same digest, else repeats the round without the dead; "
     "here the benchmark's parent applies that rule, in a run it is the close record's; split: after the first "

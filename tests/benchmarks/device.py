@@ -23,15 +23,10 @@ if TYPE_CHECKING:
     from swarm.compression.codec import Codec
     from swarm.models.spec import DType
     from tests.benchmarks._stage import Size as Stage
-    from tests.benchmarks._stage_costs import Candidate
     from tests.benchmarks._stage_step import WholeStep
 
 T = TypeVar("T")
 
-STAGES = (
-    "cpu_small_float32", "cpu_medium_float32", "cuda_small_float32", "cuda_medium_float32", "cuda_large_float32",
-    "cuda_large_bfloat16",
-)  # fmt: skip
 STEPS = (
     "cpu_small_float32", "cuda_large_float32", "cuda_large_bfloat16", "cuda_large_bfloat16_bfloat16_payloads",
 )  # fmt: skip
@@ -61,17 +56,15 @@ PROMISES = (
 """What must hold on every device."""
 DISTANCES = tuple(name.replace("_parity", "_distance") for name in PROMISES if name.endswith("_parity"))
 CHECKS = (*DISTANCES, *PROMISES, *REPORTED)
-RATIOS = ("step_over_bare", "step_over_bare_least", "step_over_bare_most", "step_with_closing_over_bare")
+FIGURES = ("step_over_bare", "step_over_bare_least", "step_over_bare_most", "step_with_closing_over_bare", "tokens_s")
 MEMORY = ("at_rest", "in_step", "closing")
 KEYS = (
     "device", "failed", "step_over_bare_goal",
-    *(f"{stage}_{figure}" for stage in STAGES for figure in ("tokens_s", "tflop_s")),
-    *(f"{step}_{figure}" for step in STEPS for figure in RATIOS),
+    *(f"{step}_{figure}" for step in STEPS for figure in FIGURES),
     *(f"{step}_{when}_bytes_per_parameter" for step in STEPS if step.startswith("cuda") for when in MEMORY),
     *(f"{where}_{name}" for where in ("cpu", "cuda") for name in CHECKS),
 )  # fmt: skip
-ROUNDS = {Size.SMOKE: 1, Size.DEFAULT: 5, Size.FULL: 5}
-STEP_ROUNDS = {Size.SMOKE: 1, Size.DEFAULT: 5, Size.FULL: 7}
+ROUNDS = {Size.SMOKE: 1, Size.DEFAULT: 5, Size.FULL: 7}
 BUDGET_S = 75.0
 """After so long no further round of the same candidates begins: a GPU's time is scarce. Not reached on a usual host."""
 
@@ -98,7 +91,7 @@ class Attempts:
 
 
 def run(size: Size) -> Result:
-    """Forward, backward and optimizer step of a stage on each device of this machine, and its parity with the CPU."""
+    """The whole step of a stage on each device of this machine beside its module alone, and its parity with the CPU."""
     import torch
 
     threads = torch.get_num_threads()
@@ -110,11 +103,10 @@ def run(size: Size) -> Result:
         for device in devices:
             answers |= checked(device, attempts)
         steps = _steps(devices, size, attempts)
-        stages = _stages(devices, size, attempts)
         name = "cpu" if len(devices) == 1 else attempts("name", torch.cuda.get_device_name) or "unknown"
     finally:
         torch.set_num_threads(threads)
-    return _result(name, answers, stages, steps, attempts.errors)
+    return _result(name, answers, steps, attempts.errors)
 
 
 def checked(device: torch.device, attempts: Attempts) -> dict[str, float | bool]:
@@ -161,38 +153,9 @@ def _measured_step(case: tuple[Stage, DType, Codec], device: torch.device, size:
     from tests.benchmarks._stage_step import WholeStep
 
     one = WholeStep(*case, device)
-    _rounds(STEP_ROUNDS[size], partial(one.round, 32 if device.type == "cuda" else 2))
+    _rounds(ROUNDS[size], partial(one.round, 32 if device.type == "cuda" else 2))
     one.close()
     return one
-
-
-def _stages(devices: Sequence[torch.device], size: Size, attempts: Attempts) -> list[Candidate]:
-    """Those that could be measured to the end, in turns."""
-    from tests.benchmarks._stage import LARGE, MEDIUM, SMALL
-    from tests.benchmarks._stage_costs import Candidate
-
-    found: list[Candidate] = []
-    for device in devices:
-        cases: list[tuple[Stage, DType]] = [(SMALL, "float32"), (MEDIUM, "float32")]
-        if device.type == "cuda":
-            cases += [(LARGE, "float32"), (LARGE, "bfloat16")]
-        for case in cases:
-            one = attempts(f"{device.type}_{case[0].name}_{case[1]}", partial(Candidate, *case, device))
-            found += [] if one is None else [one]
-
-    def all_of_them() -> None:
-        for one in [*found]:
-            count = 5 if one.device.type == "cuda" else 1 + 2 * (size is Size.FULL)
-            if attempts(one.name, partial(_done, one.round, count)) is None:
-                found.remove(one)
-
-    _rounds(ROUNDS[size], all_of_them)
-    return found
-
-
-def _done(work: Callable[[int], None], count: int) -> bool:
-    work(count)
-    return True
 
 
 def _rounds(count: int, work: Callable[[], None]) -> None:
@@ -217,55 +180,44 @@ def failures(answers: Mapping[str, float | bool | None], errors: Mapping[str, st
 def _result(
     device: str,
     answers: Mapping[str, float | bool | None],
-    stages: Sequence[Candidate],
     steps: Sequence[WholeStep],
     errors: Mapping[str, str],
 ) -> Result:
-    from tests.benchmarks._stage_costs import MICROBATCH_PHASES, STEP_PHASES
-
-    phases = (*MICROBATCH_PHASES, *STEP_PHASES)
     rows: list[list[Cell]] = []
     summary: dict[str, Any] = dict.fromkeys(KEYS)  # None: not measured here
     summary |= {"device": device, "failed": failures(answers, errors), "step_over_bare_goal": GOAL} | dict(answers)
-    for candidate in stages:
-        rows.append([candidate.name, *map(candidate.milliseconds, phases)])
-        rows[-1] += [candidate.tokens_per_second, candidate.wire_tokens_per_second, candidate.teraflops]
-        rows[-1].append(None if candidate.peak_bytes is None else candidate.peak_bytes / 2**30)
-        summary[f"{candidate.name}_tokens_s"] = round(candidate.tokens_per_second)
-        summary[f"{candidate.name}_tflop_s"] = round(candidate.teraflops, 4)
     for step in steps:
+        bare_s, whole_s = (median(times) for times in zip(*step.rounds, strict=True))
+        rows.append([step.name, *(1000 * seconds for seconds in (bare_s, whole_s, step.closing_s))])
+        rows[-1] += [step.tokens_per_second, None if step.memory is None else step.memory.in_step]
         summary |= {f"{step.name}_{figure}": value for figure, value in step_figures(step).items()}
     return Result(
-        columns=("stage", *(f"{phase}_ms" for phase in phases), "tokens_s", "wire_tokens_s", "tflop_s", "peak_gib"),
+        columns=("step", "module_alone_ms", "whole_ms", "closing_ms", "tokens_s", "gpu_bytes_per_parameter"),
         rows=rows,
         summary=summary,
-        notes=_notes(stages, steps, errors),
+        notes=_notes(steps, errors),
     )
 
 
 def step_figures(step: WholeStep) -> dict[str, float]:
     """What the summary says of a whole step: medians and the rounds' extremes of its ratio, and bytes a parameter."""
     ratios, memory = step.ratios(), step.memory
-    figures = (median(ratios), min(ratios), max(ratios), step.ratio_with_closing())
-    found = {name: round(value, 3) for name, value in zip(RATIOS, figures, strict=True)}
+    figures = (median(ratios), min(ratios), max(ratios), step.ratio_with_closing(), step.tokens_per_second)
+    found = {name: round(value, 3) for name, value in zip(FIGURES, figures, strict=True)}
     if memory is not None:
         found |= {f"{when}_bytes_per_parameter": round(getattr(memory, when), 2) for when in MEMORY}
     return found
 
 
-def _notes(stages: Sequence[Candidate], steps: Sequence[WholeStep], errors: Mapping[str, str]) -> tuple[str, ...]:
-    from tests.benchmarks._stage import LARGE, MEDIUM, SMALL
+def _notes(steps: Sequence[WholeStep], errors: Mapping[str, str]) -> tuple[str, ...]:
+    from tests.benchmarks._stage import LARGE, SMALL
     from tests.benchmarks._stage_checks import TOLERANCE
-    from tests.benchmarks._stage_costs import MICROBATCH_PHASES, STEP_PHASES
     from tests.benchmarks._stage_step import MICROBATCHES_A_STEP
 
-    on_gpu = any(stage.device.type == "cuda" for stage in stages)
+    on_gpu = any(step.device.type == "cuda" for step in steps)
     return (
-        f"per microbatch: {', '.join(MICROBATCH_PHASES)}; per step: {', '.join(STEP_PHASES)}",
-        "; ".join(map(str, (SMALL, MEDIUM, LARGE))),
-        "prepare is adamw, the state's way to the CPU and its digest; one CPU thread; payloads are float32",
-        "tokens_s: forward, backward, accumulate; wire_tokens_s: with two payloads decoded and two encoded",
-        "peak_gib: GPU memory, one microbatch in flight; a second AdamW state, kept to time it alone, is in it",
+        "; ".join(map(str, (SMALL, LARGE))),
+        "closing: the sum's way to the CPU, AdamW, the state's way to the CPU and its digest; one CPU thread",
         "step_over_bare: time of the module alone ÷ time of a microbatch from payload to payload, in turns; median, "
         f"least and most of the rounds; with closing: plus a {MICROBATCHES_A_STEP}th of a step's closing",
         *(f"{step.name}: module alone and whole step, ms: {_milliseconds(step)}" for step in steps),

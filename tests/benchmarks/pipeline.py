@@ -1,8 +1,7 @@
 """Tokens per second of four pipelined stages on loopback, beside bare torch and stock hivemind.
 
 All candidates compute the same four blocks, forward and backward, without ends, on the same cores in turns. Processes
-of a candidate that is not being measured wait on their standard input. Where our CPU goes is measured in rounds of its
-own, afterwards (``_pipeline_cpu``).
+of a candidate that is not being measured wait on their standard input.
 """
 
 from __future__ import annotations
@@ -20,13 +19,12 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tests.benchmarks._pipeline_cpu import NOTES, shares
-from tests.benchmarks.runner import Result, Size, Table
+from tests.benchmarks.runner import Result, Size
 
 if TYPE_CHECKING:
     from tests.benchmarks._pipeline_load import Order
-    from tests.benchmarks._pipeline_worker import Worker
     from tests.benchmarks._stage import Size as Shape
+    from tests.benchmarks._worker import Worker
 
 TARGETS = {"ours_over_bare_small": 0.80, "ours_over_bare_medium": 0.85, "ours_over_hivemind_small": 2.0}
 CANDIDATES = {
@@ -44,22 +42,21 @@ BARE_WARMUP_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One window. Warming up takes longer than a journey, but for a smoke: a pipeline that still fills brings home less
-    than it computes."""
+    """One window, for blocks of a ``shape``. Warming up takes longer than a journey, but for a smoke: a pipeline that
+    still fills brings home less than it computes."""
 
     warmup_s: float
     seconds: float
+    shape: str
 
 
 ROUNDS = {Size.SMOKE: 1, Size.DEFAULT: 3, Size.FULL: 9}
 SPANS = {
-    Size.SMOKE: {"small": Span(0.5, 1.0)},
-    Size.DEFAULT: {"small": Span(3.0, 5.0), "medium": Span(6.0, 6.0)},
-    Size.FULL: {"small": Span(3.0, 14.0), "medium": Span(6.0, 20.0)},
+    Size.SMOKE: {"small": Span(0.5, 1.0, "tiny")},
+    Size.DEFAULT: {"small": Span(3.0, 5.0, "small"), "medium": Span(6.0, 6.0, "medium")},
+    Size.FULL: {"small": Span(3.0, 14.0, "small"), "medium": Span(6.0, 20.0, "medium")},
 }
-"""By model. A smoke leaves the medium one out, which differs in its numbers alone."""
-
-PROFILED = frozenset({Size.DEFAULT})
+"""By model. A smoke has a smaller one, and leaves the medium one out, which differs in its numbers alone."""
 
 _STARTS, _STARTED_S = 5, 45.0
 _MODULE = "tests.benchmarks._pipeline_"
@@ -69,34 +66,19 @@ Figures = dict[str, float]
 
 async def run(size: Size) -> Result:
     """Tokens per second of four stages on loopback, beside bare torch and stock hivemind (small size only)."""
-    found = await measure(tuple(SPANS[size]), size)
-    tables = await where_cpu_goes(SPANS[size]) if size in PROFILED else []
-    return to_result(found, ROUNDS[size], tables)
+    return to_result(await measure(size), ROUNDS[size])
 
 
-async def measure(
-    sizes: Sequence[str], size: Size, only: Sequence[str] = (), rounds: int | None = None
-) -> dict[str, list[Figures]]:
-    """``size candidate`` → its rounds. ``only`` names candidates, all when empty."""
+async def measure(size: Size) -> dict[str, list[Figures]]:
+    """``size candidate`` → its rounds."""
     found: dict[str, list[Figures]] = defaultdict(list)
-    for name in sizes:
-        async with opened(name, only) as candidates:
-            for number in range(rounds or ROUNDS[size]):
+    for name in SPANS[size]:
+        async with opened(name, SPANS[size][name].shape) as candidates:
+            for number in range(ROUNDS[size]):
                 for candidate in candidates:
                     figures = await candidate.round(SPANS[size][name])
                     found[f"{name} {candidate.name}"].append(figures)
                     print(f"{name} round {number}: {candidate.name}: {_short(figures)}", file=sys.stderr, flush=True)
-    return found
-
-
-async def where_cpu_goes(spans: Mapping[str, Span]) -> list[Table]:
-    """A table for each model, from peers that nothing else is measured of."""
-    from tests.benchmarks._pipeline_load import SIZES
-
-    found = []
-    for name, span in spans.items():
-        async with _ours("ours", SIZES[name]) as ours:
-            found.append(replace(await ours.profile(span), title=f"where our CPU goes, {name}"))
     return found
 
 
@@ -112,18 +94,14 @@ class Candidate(Protocol):
 
 
 @contextlib.asynccontextmanager
-async def opened(size: str, only: Sequence[str]) -> AsyncIterator[list[Candidate]]:
-    """The candidates of one size, in the order of a round; every process ends with the block."""
+async def opened(model: str, shape: str) -> AsyncIterator[list[Candidate]]:
+    """The candidates of one model, in the order of a round; every process ends with the block."""
     from tests.benchmarks._pipeline_load import SIZES
 
     makers: dict[str, Callable[[str, Shape], contextlib.AbstractAsyncContextManager[Candidate]]]
     makers = {"bare 2 threads": _bare, "bare 2 processes": _bare, "ours": _ours, "hivemind": _hivemind}
     async with contextlib.AsyncExitStack() as stack:
-        yield [
-            await stack.enter_async_context(makers[name](name, SIZES[size]))
-            for name in CANDIDATES[size]
-            if not only or name in only
-        ]
+        yield [await stack.enter_async_context(makers[name](name, SIZES[shape])) for name in CANDIDATES[model]]
 
 
 def figures_of(reports: Sequence[Mapping[str, Any]], tokens: int) -> Figures:
@@ -160,7 +138,7 @@ class Bare:
 
     async def round(self, span: Span) -> Figures:
         """See :class:`Candidate`."""
-        short = Span(min(BARE_WARMUP_S, span.warmup_s), span.seconds)
+        short = replace(span, warmup_s=min(BARE_WARMUP_S, span.warmup_s))
         orders = [asdict(_order(short, {"bare": [worker.pid]})) for worker in self.workers]
         pairs = zip(self.workers, orders, strict=True)
         reports = await asyncio.gather(*(worker.ask(order) for worker, order in pairs))
@@ -206,29 +184,16 @@ class Ours:
             await worker.ask(message)
 
     async def round(self, span: Span) -> Figures:
-        """See :class:`Candidate`. Raises as :meth:`_report`."""
-        report, _ = await self._report(_order(span, self.pids()))
-        return figures_of([report], self.size.tokens)
-
-    async def profile(self, span: Span) -> Table:
-        """As :meth:`round`, but everybody looks where its CPU goes, which costs some of it."""
-        report, hosts = await self._report(replace(_order(span, self.pids()), profile=True))
-        return shares(hosts, report["kinds"], report)
-
-    async def _report(self, order: Order) -> tuple[dict[str, Any], list[dict[str, float]]]:
-        """What the trainer says of a round, in which one step is open all the time, and the hosts' CPU seconds by kind
-        where the order asks for them. Raises RuntimeError when a host's step has not all that came home."""
+        """See :class:`Candidate`; one step is open all the time. Raises RuntimeError when a host's step has not all
+        that came home."""
         self.step += 1
         for host in self.hosts:
             await host.ask({"begin": self.step})
-        window = [order.warmup_s, order.seconds]
-        looking = [host.ask({"profile": window}) for host in self.hosts] if order.profile else []
-        asked = self.trainer.ask({"step": self.step, "order": asdict(order)})
-        report, *looks = await asyncio.gather(asked, *looking)
+        report = await self.trainer.ask({"step": self.step, "order": asdict(_order(span, self.pids()))})
         counts = [(await host.ask({"end": self.step}))["microbatches"] for host in self.hosts]
         if counts != [report["whole_step"]] * len(counts):
             raise RuntimeError(f"{report['whole_step']} microbatches came home, the stages' sums have {counts}")
-        return report, [look["kinds"] for look in looks]
+        return figures_of([report], self.size.tokens)
 
 
 @contextlib.asynccontextmanager
@@ -308,7 +273,7 @@ def _family(worker: Worker, *, daemon: bool) -> list[int]:
 async def _started(module: str, arguments: Sequence[str]) -> Worker:
     """A worker that is ready. A server of hivemind now and then hangs where it forks its runtime (threads of torch hold
     a lock then): it is started anew, which costs it nothing in the windows, and said."""
-    from tests.benchmarks._pipeline_worker import Worker
+    from tests.benchmarks._worker import Worker
 
     for attempt in range(_STARTS):
         try:
@@ -345,8 +310,8 @@ def medians(rounds: Sequence[Figures]) -> Figures:
     return {name: median(figures[name] for figures in rounds) for name in rounds[0]}
 
 
-def to_result(found: Mapping[str, Sequence[Figures]], rounds: int, tables: Sequence[Table] = ()) -> Result:
-    """Table and summary, and further ``tables``. Bare torch is the better of its two forms."""
+def to_result(found: Mapping[str, Sequence[Figures]], rounds: int) -> Result:
+    """Table and summary. Bare torch is the better of its two forms."""
     all_of = {name: medians(figures) for name, figures in found.items()}
     rates = {name: figures["tokens_per_s"] for name, figures in all_of.items()}
     bare = {
@@ -366,7 +331,6 @@ def to_result(found: Mapping[str, Sequence[Figures]], rounds: int, tables: Seque
         columns=("candidate", "tokens_per_s", "microbatches", "role", "processors_busy", "cpu_ms_per_microbatch"),
         rows=[row for name, figures in all_of.items() for row in _rows(name, figures)],
         summary=summary,
-        tables=tables,
         notes=(
             "four blocks, one per stage; small d 256, 4 heads, sequence 128, microbatch 8; medium d 512, 8 heads, "
             "sequence 256, microbatch 4; ours bfloat16 on the wire, hivemind float16",
@@ -376,7 +340,6 @@ def to_result(found: Mapping[str, Sequence[Figures]], rounds: int, tables: Seque
             "no optimizer step falls into a window, nor does asking the step's leader",
             "hivemind computes each forward again in its backward, has no optimizer, and 8 threads each with one "
             "microbatch in flight; while others are measured its processes are stopped",
-            *(NOTES if tables else ()),
         ),
     )
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from tests.benchmarks._exchange_case import HIVEMIND, HIVEMIND_TOLD, OURS, Found, found
-from tests.benchmarks._exchange_load import ELEMENTS, Case
+from tests.benchmarks._exchange_load import Case
 from tests.benchmarks.allreduce import to_result
 
 FOUR = Case(peers=4, codec="float32")
 
 
 def answer(**figures: Any) -> dict[str, Any]:
-    usual = {"exchange_s": 2.0, "round_s": 2.0, "wire_bytes": 1.5 * 4 * ELEMENTS, "extra_memory": 0.2}
+    usual = {"exchange_s": 2.0, "round_s": 2.0, "wire_bytes": 1.5 * 4 * FOUR.elements, "extra_memory": 0.2}
     return {**usual, "extra_daemon": 0.1, "cpu_s": 1.0, "digest": "d", **figures}
 
 
@@ -42,8 +42,8 @@ def test_found_of_a_candidate_that_never_succeeded_has_no_figures() -> None:
 
 
 def test_least_bytes_are_what_a_reduce_scatter_and_an_all_gather_send() -> None:
-    assert FOUR.least_bytes == 1.5 * 4 * ELEMENTS
-    assert Case(peers=2, codec="int8").least_bytes == ELEMENTS
+    assert FOUR.least_bytes == 1.5 * 4 * FOUR.elements
+    assert Case(peers=2, codec="int8").least_bytes == FOUR.elements
 
 
 def test_result_has_the_figures_of_four_peers_first_and_the_others_nested() -> None:

@@ -11,12 +11,6 @@ from tests.benchmarks import _allreduce_load as load
 from tests.benchmarks import allreduce_kill
 from tests.benchmarks._allreduce_candidates import Outcome, Round
 from tests.benchmarks._allreduce_load import SIGNED, Fuse, Kill, Vector
-from tests.benchmarks.runner import discover
-
-
-@pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "ELEMENTS", 4)
 
 
 def numbers(*values: float) -> Vector:
@@ -31,11 +25,6 @@ def test_kills_meet_every_pair_of_event_and_victim_and_every_part_of_a_round() -
     assert {(kill.event, kill.slot) for kill in load.shared_kills(60)} == {(kill.event, kill.slot) for kill in kills}
     assert [kill.count(3) for kill in load.signed_kills(3)] == [1, 2, 3]
     assert len({(kill.slot, kill.share) for kill in load.signed_kills(12)}) == 12
-
-
-@pytest.mark.parametrize(("share", "count"), [(0.0, 1), (0.1, 1), (0.5, 4), (1.0, 8)])
-def test_kill_falls_on_an_event_that_a_round_has(share: float, count: int) -> None:
-    assert Kill(slot=0, event="sent", share=share).count(8) == count
 
 
 def test_fuse_ends_the_process_at_the_event_meant_and_at_no_other(
@@ -70,13 +59,6 @@ def test_differing_share_compares_bits_between_all_survivors() -> None:
     assert load.differing_share([first]) == load.differing_share([]) == 0
 
 
-@pytest.mark.usefixtures("few")
-def test_origins_tell_means_of_all_and_of_the_living_from_what_was_not_averaged() -> None:
-    inputs = {0: numbers(12, 12, 12, 12), 1: numbers(0, 0, 0, 0), 2: numbers(36, 36, 36, 36)}
-    held = {0: numbers(16, 6, 12, 99), 1: numbers(16, 6, 0, 6)}
-    assert load.origins(held, inputs) == {"all": 0.25, "survivors": 0.375, "own": 0.25, "other": 0.125}
-
-
 @pytest.mark.parametrize(
     ("digests", "agreed"),
     [({0: "a", 1: "a"}, True), ({0: "a", 1: "b"}, False), ({0: "a", 1: ""}, False), ({0: "", 1: ""}, False)],
@@ -88,8 +70,8 @@ def test_result_is_applied_only_when_all_who_live_hold_the_same(digests: dict[in
 def outcome(candidate: str, kill: Kill | None, **fields: Any) -> Outcome:
     fired = {"fired": kill.event, "count": 1, "of": 2} if kill else {}
     found: dict[str, Any] = {
-        "survivors": 3, "failed": 0, "named": 0, "false_successes": 0, "differing": 0.0, "differing_successes": 0.0,
-        "origins": {"all": 1.0, "survivors": 0.0, "own": 0.0, "other": 0.0}, "answered_s": 1.0, "settled_s": 2.0,
+        "survivors": 3, "failed": 0, "false_successes": 0, "differing": 0.0, "differing_successes": 0.0,
+        "answered_s": 1.0, "settled_s": 2.0,
     }  # fmt: skip
     played = Round(number=1, kind="whole", kill=kill, fired=fired)
     return Outcome(**({"candidate": candidate, "played": played} | found | fields))
@@ -100,8 +82,8 @@ def test_summary_counts_kills_only_and_tells_void_from_split_rounds() -> None:
     result = allreduce_kill.to_result([
         outcome("ours", None, survivors=4),
         outcome("hivemind", None, survivors=4, differing=1.0),
-        outcome("ours", sent, failed=3, named=3, attempts=2, inputs_kept=True),
-        outcome("ours", signed, failed=1, named=0, attempts=2, inputs_kept=True),
+        outcome("ours", sent, failed=3, attempts=2, inputs_kept=True),
+        outcome("ours", signed, failed=1, attempts=2, inputs_kept=True),
         outcome("hivemind", sent, failed=1, false_successes=2, differing=0.5, differing_successes=0.25),
         outcome("hivemind", sent, differing=0.25),
     ])  # fmt: skip
@@ -109,7 +91,7 @@ def test_summary_counts_kills_only_and_tells_void_from_split_rounds() -> None:
         "ours_differing_share": 0.0, "hivemind_differing_share": 0.375, "hivemind_worst_differing_share": 0.5,
         "hivemind_differing_share_without_failed": 0.125, "rounds": 6, "ours_kills": 2, "ours_fired": 2,
         "hivemind_kills": 2, "hivemind_fired": 2, "hivemind_false_success_share": 0.5, "ours_void_rounds": 1,
-        "ours_split_rounds": 1, "ours_completed_rounds": 0, "ours_inputs_kept": True, "ours_named_share": 0.75,
+        "ours_split_rounds": 1, "ours_completed_rounds": 0, "ours_inputs_kept": True,
     }  # fmt: skip
     assert result.summary.items() >= expected.items()
     assert [row[:3] for row in result.rows] == [
@@ -134,7 +116,3 @@ def test_summary_leaves_out_a_kill_that_did_not_fire_and_calls_nothing_measured_
     )
     assert result.summary["hivemind_differing_share"] is result.summary["hivemind_worst_differing_share"] is None
     assert [row[:2] for row in result.rows] == [["sent", "ours"]]
-
-
-def test_benchmark_is_found_by_the_name_with_a_hyphen() -> None:
-    assert "allreduce-kill" in discover()

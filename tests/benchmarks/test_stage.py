@@ -14,12 +14,11 @@ from torch import Tensor
 from swarm.compression.codec import EncodeContext
 from swarm.compression.dense import BFLOAT16, FLOAT32, DenseCodec
 from swarm.compression.registry import REGISTERED
-from tests.benchmarks import _stage_checks, _stage_codecs, _stage_costs, _stage_lanes
+from tests.benchmarks import _stage_checks, _stage_codecs, _stage_lanes
 from tests.benchmarks._gpu_check import verdict
 from tests.benchmarks._stage import Size
 from tests.benchmarks._stage_checks import TOLERANCE, Check, check, largest_distance
 from tests.benchmarks._stage_codecs import codec_checks, same_bytes, samples
-from tests.benchmarks._stage_costs import MICROBATCH_PHASES, STEP_PHASES, Candidate
 from tests.benchmarks._stage_lanes import DEFERRED, LANES, TWO_STEPS, lane_checks
 from tests.benchmarks._stage_step import Memory, WholeStep
 from tests.benchmarks.device import Attempts, checked, failures, step_figures
@@ -39,23 +38,6 @@ def test_check_of_the_cpu_itself_finds_every_promise_kept() -> None:
 def test_lanes_give_what_one_piece_of_work_at_a_time_gives() -> None:
     found = {name: answer for one in lane_checks(CPU, TINY) for name, answer in one.work().items()}
     assert found == dict.fromkeys((*LANES, *DEFERRED, *TWO_STEPS), True)
-
-
-def test_candidate_after_a_round_has_a_time_for_every_phase() -> None:
-    candidate = Candidate(TINY, "bfloat16", CPU)
-    candidate.round(2)
-    assert all(candidate.milliseconds(phase) > 0 for phase in (*MICROBATCH_PHASES, *STEP_PHASES))
-    assert candidate.name == "cpu_tiny_bfloat16"
-    assert candidate.wire_tokens_per_second < candidate.tokens_per_second
-
-
-def test_candidate_rates_follow_from_its_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    candidate = Candidate(TINY, "float32", CPU)
-    monkeypatch.setattr(candidate, "milliseconds", lambda phase: 2.0)
-    monkeypatch.setattr(_stage_costs, "training_flops_per_token", lambda *_: 1e9)
-    assert candidate.tokens_per_second == pytest.approx(16 / 0.006)
-    assert candidate.wire_tokens_per_second == pytest.approx(16 / 0.014)
-    assert candidate.teraflops == pytest.approx(4.0)
 
 
 def test_distance_of_another_result_is_beyond_the_bound_and_of_what_is_not_finite_infinite() -> None:
@@ -112,6 +94,7 @@ def test_whole_step_figures_follow_from_its_times(monkeypatch: pytest.MonkeyPatc
         "step_over_bare_least": 0.8,
         "step_over_bare_most": 1.0,
         "step_with_closing_over_bare": 0.6,
+        "tokens_s": 16.0,
         "at_rest_bytes_per_parameter": 16.0,
         "in_step_bytes_per_parameter": 30.12,
         "closing_bytes_per_parameter": 32.0,
@@ -200,7 +183,7 @@ def test_device_benchmark_is_found_and_loads_without_the_network() -> None:
         f"import sys; sys.modules.update(dict.fromkeys({missing!r}))\n"
         "from tests.benchmarks.runner import discover\n"
         "assert 'device' in discover()\n"
-        "import tests.benchmarks._gpu_check, tests.benchmarks._stage_codecs, tests.benchmarks._stage_costs\n"
+        "import tests.benchmarks._gpu_check, tests.benchmarks._stage_codecs\n"
         "import torch, tests.benchmarks._stage_checks as checks, tests.benchmarks._stage_step\n"
         "assert not [one for one in checks.checks(torch.device('cpu')) if 'hf' in one.names[0]]\n"
     )
