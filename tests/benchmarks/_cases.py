@@ -2,48 +2,43 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import json
+import functools
+import importlib
+import multiprocessing
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.runner import ROOT
 
-
-async def play_cases(benchmark: str, cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Play all cases, those that come first first; they are killed on cancel.
+def play_cases(benchmark: str, cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Play all cases, those that come first first, in processes forked from one that has imported what they need.
 
     Args:
-        benchmark: Its module's name; ``tests.benchmarks._{benchmark}_case`` takes a case as JSON, and prints its
-            figures as the last line of stdout.
+        benchmark: Its module's name; ``play(root, **case)`` of ``tests.benchmarks._{benchmark}_case`` plays one, in an
+            empty directory, and returns its figures.
         cases: What each is given.
 
     Returns:
-        The figures of each case, in order. Raises RuntimeError, in a group, with what a case said when it fails.
+        The figures of each case, in order. Raises what the first case raised that failed.
     """
-    free = asyncio.Semaphore(len(os.sched_getaffinity(0)))
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_play(benchmark, case, free)) for case in cases]
-    return [task.result() for task in tasks]
+    forks = multiprocessing.get_context("forkserver")
+    module = f"tests.benchmarks._{benchmark}_case"
+    forks.set_forkserver_preload([module])
+    cores = len(os.sched_getaffinity(0))
+    with ProcessPoolExecutor(cores, mp_context=forks, max_tasks_per_child=1) as pool:
+        return list(pool.map(functools.partial(_play, module), cases))
 
 
-async def _play(benchmark: str, case: dict[str, Any], free: asyncio.Semaphore) -> dict[str, Any]:
-    async with free:
-        print(f"{benchmark}: {case} begins", file=sys.stderr)
-        command = (sys.executable, "-m", f"tests.benchmarks._{benchmark}_case", json.dumps(case))
-        process = await asyncio.create_subprocess_exec(
-            *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-        )
-        try:
-            said, complained = await process.communicate()
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-        if process.returncode != 0:
-            raise RuntimeError(f"{case} ended with {process.returncode}: {complained.decode()[-2000:]}")
-        figures: dict[str, Any] = json.loads(said.splitlines()[-1])
-        print(f"{benchmark}: {case} is done", file=sys.stderr)
-        return figures
+def _play(module: str, case: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
+    torch.set_num_threads(1)
+    print(f"{module}: {case} begins", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory(prefix="case-") as root:
+        figures: dict[str, Any] = importlib.import_module(module).play(Path(root), **case)
+    print(f"{module}: {case} is done", file=sys.stderr, flush=True)
+    return figures

@@ -1,22 +1,17 @@
 """A peer that is no member of the run: it floods whom it is told to, or takes what another sends and refuses it.
 
-``python -m tests.benchmarks._doors_stranger HOME RUN`` makes its home and prints its addresses as a line of JSON,
-reads lines ``{"to": …, "addresses": […], "seconds": …}``, and answers each with what it sent. It ends when its input
-ends.
+A worker that says its addresses, and answers ``{"to": …, "addresses": […], "seconds": …}`` with what it sent.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgpack
-import uvloop
 
 from peers.chaos.strangers.attacks import PlainBody
 from peers.chaos.strangers.bodies import all_rpcs, frames
@@ -28,6 +23,7 @@ from swarm.network.libp2p.identity import load_or_create
 from swarm.network.protocols import Rpc
 from swarm.network.rpc.strangers import MAX_STRANGER_BODY_BYTES
 from swarm.schema import Empty
+from tests.benchmarks._worker import orders, say
 
 BYTES_A_SECOND = 1e6
 SEED, EACH, LEAST_BYTES = 5, 16, 8 << 10
@@ -87,25 +83,17 @@ class Flood:
             self._free.release()
 
 
-async def main(home: Path, run: RunId) -> None:
+async def main(home: str, run: str) -> None:
     """Open an endpoint that enters the run's protocols, and do what is asked."""
-    reader = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     ammunition = shots()
-    identity = load_or_create(home / "identity.key")
-    endpoint = await LibP2PEndpoint.open(EndpointConfig(run_dir=home / "run"), identity, SystemClock())
+    identity = load_or_create(Path(home) / "identity.key")
+    endpoint = await LibP2PEndpoint.open(EndpointConfig(run_dir=Path(home) / "run"), identity, SystemClock())
     try:
-        await endpoint.enter(run)
-        print(json.dumps({"peer": endpoint.peer, "addresses": endpoint.addresses}), flush=True)
-        while line := await reader.readline():
-            asked = json.loads(line)
+        await endpoint.enter(RunId(run))
+        say({"peer": endpoint.peer, "addresses": endpoint.addresses})
+        async for asked in orders():
             target = PeerId(asked["to"])
             endpoint.learn(target, asked["addresses"])
-            print(json.dumps(await Flood(endpoint, ammunition).run(target, asked["seconds"])), flush=True)
+            say(await Flood(endpoint, ammunition).run(target, asked["seconds"]))
     finally:
         await endpoint.close()
-
-
-if __name__ == "__main__":
-    Path(sys.argv[1]).mkdir(mode=0o700)
-    uvloop.run(main(Path(sys.argv[1]), RunId(sys.argv[2])))

@@ -1,15 +1,9 @@
-"""One run of the benchmark ``goodput``: a simulated swarm on machines that are taken back as a trace says.
-
-``python -m tests.benchmarks._goodput_case '{"churn": 0.01, "seed": 1, "steps": 60}'`` prints its figures as JSON.
-"""
+"""One run of the benchmark ``goodput``: a simulated swarm on machines that are taken back as a trace says."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import statistics
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -143,16 +137,3 @@ def _judged(report: Report) -> dict[str, Any]:
         "digest_mismatches": len(report.of("I5")),
         "broken": sorted({str(failure)[:200] for failure in report.failures})[:5],
     }
-
-
-def main(argument: str) -> None:
-    """Play what the JSON object says; its figures are one line of stdout."""
-    import torch
-
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(prefix="goodput-") as root:
-        print(json.dumps(play(Path(root), **json.loads(argument))), flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

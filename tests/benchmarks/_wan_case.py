@@ -1,23 +1,15 @@
-"""One run of the benchmark ``wan``: a mode in a cell, with a seed.
-
-``python -m tests.benchmarks._wan_case '{"mode": "sync", "cell": {"mbit": 80, "rtt": 80}, "seed": 1, "steps": 8}'``
-prints its figures as JSON.
-"""
+"""One run of the benchmark ``wan``: a mode in a cell, with a seed."""
 
 from __future__ import annotations
 
-import json
-import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks._wan_cells import MICROBATCHES, OVERRIDES, REPLICAS, STOPS, Cell, bound
-from tests.benchmarks._wan_hub import Hub
+from tests.benchmarks._wan_cells import MICROBATCHES, OVERRIDES, REPLICAS, Cell, bound
 from tests.benchmarks._wan_swarm import WanSwarm
-from tests.benchmarks._wan_timeline import USEFUL, shares
+from tests.benchmarks._wan_timeline import shares
 
 WARM_UP = 3
 """Steps that are not counted: trainers find out how many journeys to keep under way."""
@@ -39,17 +31,10 @@ def play(root: Path, *, mode: str, cell: Mapping[str, int], seed: int, steps: in
     """
     began, setting = time.process_time(), Cell(**cell)
     counted = range(min(WARM_UP, steps - 2) + 1, steps)
-    if mode in STOPS:
-        hub = Hub(setting, steps=steps, seed=seed, full_stop=STOPS[mode])
-        hub.play()
-        seconds, more = hub.seconds(), {}
-    else:
-        swarm = WanSwarm(root, setting, steps=steps, seed=seed, overrides=OVERRIDES[mode])
-        swarm.play()
-        seconds = swarm.seconds()
-        parts = shares(swarm.host_steps(counted))
-        more = {"useful": round(parts.pop(USEFUL), 4), **{kind: round(share, 4) for kind, share in parts.items()}}
-        more |= swarm.judged() | {"early": round(swarm.early(counted), 4)}
+    swarm = WanSwarm(root, setting, steps=steps, seed=seed, overrides=OVERRIDES[mode])
+    swarm.play()
+    seconds = swarm.seconds()
+    parts = {kind: round(share, 4) for kind, share in shares(swarm.host_steps(counted)).items()}
     took_s = sum(seconds[step] for step in counted)
     util = len(counted) * MICROBATCHES * setting.compute_s / REPLICAS / took_s
     return {
@@ -59,19 +44,8 @@ def play(root: Path, *, mode: str, cell: Mapping[str, int], seed: int, steps: in
         "step_s": round(took_s / len(counted), 3),
         "util": round(util, 4),
         "share_of_bound": round(util / bound(setting, mode), 4),
-        **more,
+        **parts,
+        **swarm.judged(),
+        "early": round(swarm.early(counted), 4),
         "cpu_s": round(time.process_time() - began, 1),
     }
-
-
-def main(argument: str) -> None:
-    """Play what the JSON object says; its figures are one line of stdout."""
-    import torch
-
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(prefix="wan-") as root:
-        print(json.dumps(play(Path(root), **json.loads(argument))), flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

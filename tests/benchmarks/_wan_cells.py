@@ -84,16 +84,14 @@ OVERRIDES: dict[str, dict[str, dict[str, Any]]] = {
 """Modes of the product, by name, and the sections of the manifest that make them: another is a line here."""
 WIRE = {mode: 66 / 256 for mode, sections in OVERRIDES.items() if "codecs" in sections}
 """Bytes of what crosses a boundary ÷ those of float32, where they are or may become fewer."""
-STOPS = {"hub": False, "hub_stop": True}
-"""Candidates in the same virtual network, and whether they stop between steps."""
-MODES = (*OVERRIDES, *STOPS)
+MODES = (*OVERRIDES,)
 BRIEF = {
-    "80_80": ("sync", "overlap", "overlap_int8h", "overlap_int8h_20", "overlap_int8h_30", *STOPS),
-    "200_300": ("sync", "overlap", "overlap_int8h", "overlap_int8h_20", "overlap_int8h_30", *STOPS),
-    "500_100": ("sync", "overlap", *STOPS),
-    "50_100": ("overlap", *STOPS),
+    "80_80": ("sync", "overlap", "overlap_int8h", "overlap_int8h_20", "overlap_int8h_30"),
+    "200_300": ("sync", "overlap", "overlap_int8h", "overlap_int8h_20", "overlap_int8h_30"),
+    "500_100": ("sync", "overlap"),
+    "50_100": ("overlap",),
 }
-"""What is played where not all is, by cell: in the last one the links of a hub's trainers are too thin."""
+"""What is played where not all is, by cell."""
 
 
 def transfer_s(cell: Cell, wire: float = 1.0) -> float:

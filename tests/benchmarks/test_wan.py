@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
-from tests.benchmarks import wan
-from tests.benchmarks._wan_case import play
-from tests.benchmarks._wan_cells import CELLS, NAMED, OVERRIDES, Cell, bound, plain_bound, published, transfer_s
-from tests.benchmarks._wan_timeline import KINDS, USEFUL, HostStep, breakdown, marked, shares
-from tests.benchmarks.runner import Size
+from tests.benchmarks._wan_cells import Cell, bound, plain_bound, published, transfer_s
+from tests.benchmarks._wan_timeline import USEFUL, HostStep, breakdown, marked, shares
 
 BY_HAND = HostStep(
     opened=100.0,
@@ -45,14 +39,6 @@ def test_breakdown_adds_up_to_all_whatever_is_observed_in_what_order() -> None:
     assert found["useful"] == 2.0
 
 
-def test_breakdown_of_a_host_that_got_no_work_is_all_filling() -> None:
-    idle = HostStep(opened=0.0, full=5.0, summed=6.0, averaged=7.0, proposed=8.0, closed=9.0, busy=[])
-    assert breakdown(idle) == {
-        "useful": 0.0, "fill": 5.0, "starved": 0.0, "drain": 0.0, "reconcile": 1.0, "round": 1.0, "norm": 1.0,
-        "close": 1.0,
-    }  # fmt: skip
-
-
 def test_shares_add_up_to_one_and_weigh_steps_by_their_length() -> None:
     short = HostStep(opened=0.0, full=1.0, summed=1.0, averaged=1.0, proposed=1.0, closed=1.0, busy=[(0.0, 1.0)])
     found = shares([BY_HAND, short])
@@ -81,40 +67,3 @@ def test_bound_counts_boundaries_averaging_and_compute() -> None:
     assert bound(thin, "sync_int8h") == pytest.approx(0.568 / (2 * 66 / 256 + 10 / 32))
     assert published(Cell(mbit=500, rtt=100)) == 0.321
     assert published(cell) is None
-
-
-def test_cells_are_those_that_are_asked_for() -> None:
-    assert [cell.name for cell in NAMED] == ["80_80", "200_300", "500_100", "50_100"]
-    assert len({cell.name for cell in CELLS}) == len(CELLS) == 12
-    assert {cell.mbit for cell in CELLS} == {500, 200, 80, 50}
-    assert {cell.compute_ms for cell in CELLS} == {66, 568, 5317, 7059}
-    assert {(cell.activation_mb, cell.part_mb) for cell in CELLS} == {(1, 10), (1, 100), (8, 10), (8, 100)}
-
-
-@pytest.mark.parametrize("size", list(Size))
-def test_summary_has_the_declared_keys_at_every_size(size: Size) -> None:
-    def made_up(case: dict[str, Any]) -> dict[str, Any]:
-        seen = {"useful": 0.5, **dict.fromkeys(KINDS, 0.5 / len(KINDS)), "lost": 0, "duplicated": 0}
-        of_ours = seen | {"digest_mismatches": 1, "attempts_failed": 0, "hops_moved": 3, "early": 0.25}
-        name = Cell(**case["cell"]).name
-        found = {"mode": case["mode"], "cell": name, "seed": case["seed"], "step_s": 1.0, "util": 0.5, "cpu_s": 1.0}
-        return found | {"share_of_bound": 0.6} | (of_ours if case["mode"] in OVERRIDES else {})
-
-    cases = wan.list_cases(size)
-    result = wan.to_result(wan.PLAYED[size], [made_up(case) for case in cases])
-    assert set(result.summary) == set(wan.KEYS)
-    assert len(result.rows) == len({(case["mode"], Cell(**case["cell"]).name) for case in cases})
-    assert all(len(row) == len(wan.COLUMNS) for row in result.rows)
-    assert result.summary["over_hub_80_80"] == 1.0
-    assert (result.summary["lost_sync_80_80"], result.summary["early_share_80_80"]) == (0.5, 0.25)
-    assert result.summary["digest_mismatches"] == len([case for case in cases if case["mode"] in OVERRIDES])
-    assert (result.summary["util_sync_int8h_500_100"] is None) == (size is not Size.FULL)
-    assert (result.summary["share_of_bound_overlap_500_100"] is None) == (size is Size.SMOKE)
-
-
-def test_hub_that_stops_takes_longer_and_none_is_above_its_trainers_links(tmp_path: Path) -> None:
-    cell = {"mbit": 80, "rtt": 80}
-    flowing, stopping = (play(tmp_path, mode=mode, cell=cell, seed=1, steps=5) for mode in ("hub", "hub_stop"))
-    trainers = 0.568 / (2 * 4 * 1 / 10)  # a microbatch goes out and comes home twice at each of four stages
-    assert stopping["util"] < flowing["util"] <= trainers + 0.02
-    assert play(tmp_path, mode="hub", cell=cell, seed=1, steps=5)["step_s"] == flowing["step_s"]

@@ -1,8 +1,8 @@
 """How much of its devices' time a swarm on thin, long links works, and what it has the rest for.
 
 Whole swarms in one process each, in virtual time: real peers and numbers, devices that take a stated time, payloads
-that stand for larger ones (:mod:`tests.benchmarks._wan_swarm`); beside them hub and spoke in the same network
-(:mod:`tests.benchmarks._wan_hub`). So a run repeats itself, and a busy machine changes nothing but how long it takes.
+that stand for larger ones (:mod:`tests.benchmarks._wan_swarm`). So a run repeats itself, and a busy machine changes
+nothing but how long it takes.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from dataclasses import asdict
 from typing import Any
 
 from tests.benchmarks._cases import play_cases
-from tests.benchmarks._wan_cells import BRIEF, CELLS, MODES, NAMED, OVERRIDES, WIRE, Cell, bound, plain_bound, published
+from tests.benchmarks._wan_cells import BRIEF, CELLS, MODES, NAMED, Cell, bound, plain_bound, published
 from tests.benchmarks._wan_timeline import KINDS, USEFUL
 from tests.benchmarks.runner import Result, Size
 
 PLAYED = {Size.SMOKE: NAMED[:1], Size.DEFAULT: NAMED, Size.FULL: CELLS}
+SMOKED = ("overlap_int8h",)
 SEEDS = {Size.SMOKE: (1,), Size.DEFAULT: (1,), Size.FULL: (1, 2, 3)}
 STEPS = {Size.SMOKE: 3, Size.DEFAULT: 9, Size.FULL: 9}
 """The first three are not counted, in a smoke the first; nor is the last."""
 KEYS = (
     *(f"{figure}_{mode}_{cell.name}" for cell in NAMED for mode in MODES for figure in ("util", "share_of_bound")),
     *(f"{figure}_{cell.name}" for cell in NAMED for figure in
-      ("over_hub", "early_share", *(f"early_share_{mode}" for mode in OVERRIDES),
-       *(f"lost_{what}" for what in (*OVERRIDES, *KINDS)))),
+      ("early_share", *(f"early_share_{mode}" for mode in MODES),
+       *(f"lost_{what}" for what in (*MODES, *KINDS)))),
     "lost", "duplicated", "digest_mismatches",
 )  # fmt: skip
 COLUMNS = (
@@ -34,18 +35,18 @@ COLUMNS = (
 )  # fmt: skip
 
 
-async def run(size: Size) -> Result:
+def run(size: Size) -> Result:
     """Share of device time that works between thin machines far apart, and what the rest is lost to."""
-    return to_result(PLAYED[size], await play_cases("wan", list_cases(size)))
+    return to_result(PLAYED[size], play_cases("wan", list_cases(size)))
 
 
 def list_cases(size: Size) -> list[dict[str, Any]]:
-    """Return what is played; the product's swarms first, they take longest."""
+    """Return what is played."""
     return [
         {"mode": mode, "cell": asdict(cell), "seed": seed, "steps": STEPS[size]}
         for mode in MODES
         for cell in PLAYED[size]
-        if size is Size.FULL or mode in BRIEF[cell.name]
+        if size is Size.FULL or mode in (BRIEF[cell.name] if size is Size.DEFAULT else SMOKED)
         for seed in SEEDS[size]
     ]
 
@@ -81,15 +82,12 @@ def _mean(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _named(cell: Cell, means: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """``over_hub`` is of the best mode whose payloads are float32, as the hub's; ``lost_fill`` and so on are of the
-    first mode."""
+    """``lost_fill`` and so on are of the first mode."""
     found = {f"{figure}_{mode}": mean[figure] for mode, mean in means.items() for figure in ("util", "share_of_bound")}
-    ours = {mode: mean for mode, mean in means.items() if mode in OVERRIDES}
-    found["over_hub"] = max(mean["util"] for mode, mean in ours.items() if mode not in WIRE) / means["hub"]["util"]
-    found["early_share"] = max(mean["early"] for mean in ours.values())
-    found |= {f"early_share_{mode}": mean["early"] for mode, mean in ours.items()}
-    found |= {f"lost_{mode}": 1.0 - mean[USEFUL] for mode, mean in ours.items()}
-    found |= {f"lost_{kind}": ours[first][kind] for first in list(OVERRIDES)[:1] if first in ours for kind in KINDS}
+    found["early_share"] = max(mean["early"] for mean in means.values())
+    found |= {f"early_share_{mode}": mean["early"] for mode, mean in means.items()}
+    found |= {f"lost_{mode}": 1.0 - mean[USEFUL] for mode, mean in means.items()}
+    found |= {f"lost_{kind}": means[first][kind] for first in MODES[:1] if first in means for kind in KINDS}
     return {f"{name}_{cell.name}": round(value, 4) for name, value in found.items()}
 
 
@@ -104,11 +102,8 @@ NOTES = (
     "of a stage's forward and backward, activation and part in float32; a part's sums cross as few large messages",
     "bound: compute ÷ what a microbatch and its share of averaging keep the busiest link for, at most 1; swarm_bound: "
     "the same without averaging; latency is in neither",
-    "hub: each hop through the trainer, no steps, averaging beside the work; hub_stop: all come home, then averaging; "
-    "both in their favour, with no compute twice, no overhead, and shortest queues known; util from 3rd to last step",
-    "useful to close: shares of the stage hosts' time from a step's opening to its closing; over_hub: the product's "
-    "best mode with float32 payloads ÷ hub; lost_sync: 1 - useful; only four cells have keys of their own, those not "
-    "played are None",
+    "useful to close: shares of the stage hosts' time from a step's opening to its closing; lost_sync: 1 - useful; "
+    "only four cells have keys of their own, those not played are None",
     "a default run leaves out sync_int8h, sync_auto and some modes of the wider and the thinnest link: --full has all",
     "swarm_published: compute ÷ (compute + waiting) on its slides, at 500 Mbit/s, other tensors and latency unknown",
     "sync_int8h: payloads between stages are int8h, averaging is float32; sync_auto: records choose float32 or int8h, "
