@@ -12,10 +12,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
-from tests.benchmarks._join_others import Others, Visits, measure
 from tests.benchmarks.runner import ROOT, Result, Size
 from tests.harness.namespaces import Net, lan, why_not
 
@@ -23,30 +22,25 @@ DONORS = ("a", "b", "c")
 LINK_MBIT = 100
 KEYS = (
     "ready_s", "bar_s", "bytes", "refetched_share", "donor_killed", "let_in_s", "start_s", "download_s",
-    "download_bar_s", "restarted", "link_mbit_s", "donor_cpu_quiet", "donor_cpu_giving", "others_kept",
-    "others_kept_error", "others_kept_target", "others_step_quiet_s", "others_step_joining_s", "others_steps",
-    "others_joins",
+    "download_bar_s", "restarted", "link_mbit_s", "donor_cpu_quiet", "donor_cpu_giving",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """How often somebody joins over the thin link, the model whose state it gets, how often its donors close a step,
-    and what is done to those whose speed is measured."""
+    """How often somebody joins over the thin link, the model whose state it gets, and how often its donors close a
+    step."""
 
     times: int = 1
     layers: int = 4
     dim: int = 512
     step_s: float = 12.0
-    visits: Visits
 
 
 EXTENTS = {
-    Size.SMOKE: Extent(
-        layers=1, dim=256, step_s=1.0, visits=Visits(joins=1, dim=96, microbatches=4, warm_steps=2, quiet_steps=1)
-    ),
-    Size.DEFAULT: Extent(visits=Visits(joins=5)),
-    Size.FULL: Extent(times=3, layers=8, visits=Visits(joins=32)),
+    Size.SMOKE: Extent(layers=1, dim=256, step_s=1.0),
+    Size.DEFAULT: Extent(),
+    Size.FULL: Extent(times=3, layers=8),
 }
 """An update of the larger models takes 4 s and more over this link: with shorter steps nobody could keep up, as a
 member neither."""
@@ -82,10 +76,7 @@ async def run(size: Size) -> Result:
     for _ in range(extent.times):
         found.append(await _once(extent, shaped=reason is None))
         print(found[-1], file=sys.stderr)
-    with tempfile.TemporaryDirectory(prefix="join-others-") as scratch:
-        # Not in a thread: the peers live as long as the one they are started from.
-        others = measure(Path(scratch) / "run", extent.visits)
-    return _result(found, others, extent, reason)
+    return _result(found, extent, reason)
 
 
 async def _once(extent: Extent, *, shaped: bool) -> Found:
@@ -170,7 +161,7 @@ async def _steps(alive: dict[str, _Peer], found: Found, step_s: float) -> None:
         await asyncio.sleep(max(0.0, step_s - (time.monotonic() - now)))
 
 
-def _result(found: Sequence[Found], others: Others, extent: Extent, reason: str | None) -> Result:
+def _result(found: Sequence[Found], extent: Extent, reason: str | None) -> Result:
     worst = max(found, key=lambda one: one.ready_s - _bar_s(one.bytes))
     rows = [
         (n, one.ready_s, _bar_s(one.bytes), one.start_s, one.download_s, _bar_s(one.state_bytes), one.let_in_s,
@@ -191,13 +182,6 @@ def _result(found: Sequence[Found], others: Others, extent: Extent, reason: str 
         "link_mbit_s": LINK_MBIT,
         "donor_cpu_quiet": round(median(worst.quiet_cpu), 3),
         "donor_cpu_giving": round(max(worst.busy_cpu, default=0.0), 3),
-        "others_kept": round(others.kept, 4),
-        "others_kept_error": None if others.error is None else round(others.error, 4),
-        "others_kept_target": 0.95,
-        "others_step_quiet_s": round(median(others.quiet_s), 3),
-        "others_step_joining_s": round(mean(others.joining_s), 3),
-        "others_steps": [len(others.quiet_s), len(others.joining_s)],
-        "others_joins": len(others.state_bytes),
     }
     shaped = f"the joiner's link is {LINK_MBIT} Mbit/s (tbf between network namespaces)"
     return Result(
@@ -215,8 +199,6 @@ def _result(found: Sequence[Found], others: Others, extent: Extent, reason: str 
             f"the step that would name it has closed; one closes every {extent.step_s:g} s",
             "donor a is killed with -9 when half of the state is verified; refetched: all that came beside the state",
             "donor_cpu_*: processors used by a donor and its daemon (making up a gradient, closing a step, giving)",
-            f"others_*: 2 stages × 2 replicas on simulated devices; a joiner gets {others.state_bytes[0] / 1e6:.1f} MB",
-            "and leaves again; kept: median quiet step ÷ mean step while it starts, downloads and catches up",
         ),
     )  # fmt: skip
 
