@@ -46,7 +46,7 @@ class Seen:
 
     def note(self, name: str, kind: str, fields: Mapping[str, Any]) -> None:
         """One event."""
-        if kind == "HopBegan":
+        if kind == "Accumulated":
             self.under_way = max(self.under_way, fields["step"])
         elif kind == "StepClosed":
             self.closed = max(self.closed, fields["step"])

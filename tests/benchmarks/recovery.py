@@ -1,11 +1,11 @@
 """How soon a swarm goes on after a stage host is killed with -9, or stopped: work under way on it, and the next step.
 
 Real processes on loopback, 3 stages × 3 replicas, 2 trainers and a bootstrap, on simulated devices: steps of about two
-seconds. One fault at a time, at one of the victim's own turns: SIGKILL or SIGSTOP of a stage host and its daemon.
+seconds. One fault at a time, at one of the victim's own contributions: SIGKILL or SIGSTOP of a stage host and its
+daemon.
 
-*Reroute time* of a fault: from the fault to the last time at which a microbatch that was under way on the victim was
-given to the replica that then did it; what came to the victim's turn only later counts from there
-(``_recovery_figures`` says what is under way). A fault that met none is no sample, and counted.
+*Reroute time* of a fault: from the fault to the last hop that was sent to another replica in the victim's place. A
+fault that met none is no sample, and counted.
 
 *Commit gap* of a fault: from it to the next closed step, less the median step without anybody away; at least 0.
 
@@ -68,13 +68,13 @@ class Extent:
         return Layout(name=name, stages=self.stages, replicas=self.replicas, ends="private")
 
     @property
-    def turns_in_a_step(self) -> int:
-        """A replica's: all microbatches, both ways, over the replicas of its stage."""
-        return 2 * self.microbatches // self.replicas
+    def contributions(self) -> int:
+        """A replica's in a step: all microbatches over the replicas of its stage."""
+        return self.microbatches // self.replicas
 
 
 EXTENTS = {
-    Size.SMOKE: Extent(stages=2, replicas=2, microbatches=6, warm_steps=2, kills=1, pauses=1, budget_s=60.0),
+    Size.SMOKE: Extent(stages=2, replicas=2, microbatches=6, warm_steps=2, kills=1, pauses=1, budget_s=600.0),
     Size.DEFAULT: Extent(kills=10, pauses=5, budget_s=200.0),
     Size.FULL: Extent(kills=100, pauses=50, budget_s=3600.0),
 }
@@ -130,8 +130,7 @@ class Campaign:
         world, seen = run.world, run.seen
         run.until(lambda: bool(self._whole_stages()), "a stage whose replicas are all ready")
         victim = self._rng.choice(self._rng.choice(self._whole_stages()))
-        nth = self._rng.randint(1, self._extent.turns_in_a_step)
-        turn = On("HopBegan", nth=nth, where={"replica": world.identity(victim)})
+        turn = On("Accumulated", peer=victim, nth=self._rng.randint(1, self._extent.contributions))
         closing = On("StepClosed", where={"step": lambda step: step >= seen.under_way}, after=f"{kind} {number}")
         blow, end = (
             (Kill((victim,)), Restart(victim)) if kind == "kill" else (Pause((victim,), PAUSE_S), Resume((victim,)))
@@ -170,7 +169,7 @@ def result(root: Path, extent: Extent, left_out: int) -> Result:
     summary |= {f"{kind}s": len(ones) for kind, ones in by_kind.items()}
     summary |= {"step_s": round(step_s, 3)} | counted(report)
     columns = (
-        "fault", "times", "met_no_work", "microbatches", "abandoned", "reroute_p50_s", "reroute_p95_s", "reroute_max_s",
+        "fault", "times", "met_no_work", "hops_moved", "reroute_p50_s", "reroute_p95_s", "reroute_max_s",
         "gap_p50_s", "gap_p95_s", "gap_max_s",
     )  # fmt: skip
     rows = [row(kind, ones) for kind, ones in by_kind.items()]
@@ -180,9 +179,8 @@ def result(root: Path, extent: Extent, left_out: int) -> Result:
 def row(kind: str, ones: Sequence[Recovery]) -> list[Cell]:
     """For the table."""
     waits, gaps = reroutes(ones), [one.commit_gap_s for one in ones]
-    idle = sum(one.affected == 0 for one in ones)
-    affected, abandoned = sum(one.affected for one in ones), sum(one.abandoned for one in ones)
-    return [kind, len(ones), idle, affected, abandoned, *spread(waits), *spread(gaps)]
+    idle, moved = sum(one.moved == 0 for one in ones), sum(one.moved for one in ones)
+    return [kind, len(ones), idle, moved, *spread(waits), *spread(gaps)]
 
 
 def spread(values: Sequence[float]) -> list[Cell]:
@@ -217,8 +215,9 @@ def notes(report: Report, extent: Extent, left_out: int) -> list[str]:
     """What a reader must know."""
     told = [
         f"{extent.layout.name} stages and replicas, {TRAINERS} trainers; simulated devices, real processes and bytes",
-        f"{report.steps} steps; a fault strikes at a turn of its victim, once two steps have closed since the last one",
-        "reroute: per fault the longest wait of a microbatch under way; abandoned: its step closed without it",
+        f"{report.steps} steps; a fault strikes at a contribution of its victim, two steps after the last one",
+        "reroute: from the fault to the last hop sent to another in the victim's place; before 2026-11-29 it was the "
+        "longest wait of a microbatch under way, with contributions that were done again",
         "gap: from the fault to the next closed step, less step_s, the median step without anybody away",
     ]
     return told + ([f"{left_out} faults were left out: no time"] if left_out else [])
