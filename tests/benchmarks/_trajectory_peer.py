@@ -1,7 +1,7 @@
 """A real peer that kills itself with -9 at a chosen point: the entry of the processes of ``trajectory``.
 
-``TRAJECTORY_FATES`` in the environment is a JSON object: peer's name → [phase, count]: it dies at the count-th time
-that it gets there, and says so first, in ``TRAJECTORY_FIRED``. A peer that was started again lives on.
+``fates.json`` beside the peers' homes is an object: peer's name → [phase, count]: it dies at the count-th time that it
+gets there, and says so first, in ``fired.jsonl``. A peer that was started again lives on.
 
 All stage hosts tell the same pace. They share this machine's cores, so that a stage's last host computes as fast as
 three of another one together: by what they measure no stage would lack hosts, and nobody would move.
@@ -27,6 +27,7 @@ from swarm.pipeline.compute import StageCompute
 from swarm.pipeline.stage.table import WorkQueue
 from swarm.step.member.remote_leader import RemoteLeader
 
+FATES, FIRED = "fates.json", "fired.jsonl"
 PACE_US = 20_000
 """What a stage host tells of a microbatch, once it has computed one."""
 
@@ -50,8 +51,8 @@ whose journey has come home. ``early forward``, ``early backward`` and ``early r
 
 def run(settings: PeerSettings) -> int:
     """See :func:`peers.node.run_peer`."""
-    fates = json.loads(os.environ["TRAJECTORY_FATES"])
-    fired = Path(os.environ["TRAJECTORY_FIRED"])
+    fates = json.loads((settings.home.parent / FATES).read_text())
+    fired = settings.home.parent / FIRED
     measured = RoleManager.pace_us
     RoleManager.pace_us = lambda holding: min(PACE_US, measured(holding) * PACE_US)  # type: ignore[method-assign]
     if settings.name in fates and not _has_fired(fired, settings.name):

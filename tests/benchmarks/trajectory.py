@@ -9,11 +9,11 @@ issuer has named; in peace anybody: the trajectory is the same.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -78,8 +78,10 @@ COPIES = 4
 """Of each part, where hosts move: enough of them are kept by hosts of other stages."""
 
 TRAINER_FATES: Mapping[str, tuple[str, int]] = {"trainer-0": ("completing", 60), "trainer-1": ("averaged", 26)}
-FIRED = "fired.jsonl"
-MOVING = "moves, hosts killed"
+END_S = 300.0
+FATES, FIRED = "fates.json", "fired.jsonl"
+"""Beside the peers' homes: who dies where, and who did."""
+MOVING, OVERLAP_TRAINERS = "moves, hosts killed", "overlap, trainers killed"
 KEYS = (
     "max_abs_diff", "same_digests_in_every_step", "muon_max_abs_diff", "muon_same_digests_in_every_step",
     "overlap_max_abs_diff", "overlap_same_digests_in_every_step", "overlap_early",
@@ -91,16 +93,19 @@ KEYS = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Play:
     """What is played: a run in peace, and the same with ``hosts`` killed, and with ``trainers``; with Muon one in peace
-    and one with ``muon`` killed; with overlap one in peace, one with ``overlap`` killed, one with ``trainers``; and one
-    with ``moves`` killed in which hosts move, in a layout of its own: a model of one stage has nowhere to move to."""
+    and one with ``muon`` killed; with overlap one in peace, one with ``overlap`` killed, one with ``overlap_trainers``,
+    if any; and one with ``moves`` killed in which hosts move, in a layout of its own: a model of one stage has nowhere
+    to move to. Runs of ``short`` are those in which nobody has to come back or to move, and nothing to be early."""
 
     layout: Layout
     moving: Layout
     scale: Scale
+    short: Scale
     hosts: Mapping[str, tuple[str, int]]
     trainers: Mapping[str, tuple[str, int]]
     muon: Mapping[str, tuple[str, int]]
     overlap: Mapping[str, tuple[str, int]]
+    overlap_trainers: Mapping[str, tuple[str, int]]
     moves: Mapping[str, tuple[str, int]]
 
 
@@ -108,20 +113,31 @@ WHOLE = Play(
     layout=LAYOUT,
     moving=LAYOUT,
     scale=SCALE,
+    short=SCALE,
     hosts=HOST_FATES,
     trainers=TRAINER_FATES,
     muon=MUON_FATES,
     overlap=OVERLAP_FATES,
+    overlap_trainers=TRAINER_FATES,
     moves=MOVE_FATES,
+)
+_SMALL = replace(
+    SCALE,
+    model=GptConfig(vocab_size=300, dim=16, layers=2, heads=2, context=16, dropout=0.1),
+    batch=BatchConfig(microbatch_size=2, microbatches_per_step=6),
+    steps=15,
+    characters=20_000,
 )
 SMOKE = Play(
     layout=Layout(name="1 × 2", stages=1, replicas=2, ends="private"),
     moving=Layout(name="2 × 3", stages=2, replicas=3, ends="private"),
-    scale=replace(SCALE, batch=BatchConfig(microbatch_size=2, microbatches_per_step=6), steps=15, characters=20_000),
+    scale=_SMALL,
+    short=replace(_SMALL, steps=7),
     hosts={"stage-0-1": ("backward", 5)},
     trainers={"trainer-0": ("completing", 2)},
     muon={"stage-0-1": ("weights", 5)},
     overlap={"stage-0-1": ("early retained", 3)},
+    overlap_trainers={},
     moves={"stage-1-1": ("forward", 3), "stage-1-2": ("retained", 4)},
 )
 """The trainer dies in the first step, so that it is back before the last."""
@@ -136,17 +152,18 @@ def run(size: Size) -> Result:
 
 
 class StruckGroup(PeerGroup):
-    """Peers of which some kill themselves; trainers that did are started again, with what is on their disk."""
+    """Peers of all runs, of which some kill themselves; trainers that did are started again, with what is on their
+    disk. ``credentials`` and ``restarted`` are of the run that is played."""
 
-    def __init__(self, log: Path, credentials: Mapping[str, str]) -> None:
+    def __init__(self, log: Path) -> None:
         super().__init__(log, entry="tests.benchmarks._trajectory_peer:run")
-        self._credentials = credentials
+        self.credentials: Mapping[str, str] = {}
         self._settings: dict[str, PeerSettings] = {}
         self.restarted: list[str] = []
 
     def start(self, settings: PeerSettings) -> None:
         """See :meth:`peers.local.launch.PeerGroup.start`."""
-        settings = settings.model_copy(update={"credential": self._credentials.get(settings.name)})
+        settings = settings.model_copy(update={"credential": self.credentials.get(settings.name)})
         self._settings[settings.name] = settings
         super().start(settings)
 
@@ -191,26 +208,27 @@ class Trained:
 
 def measure(play: Play) -> Result:
     """See :func:`run`."""
-    with tempfile.TemporaryDirectory(prefix="trajectory-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="trajectory-") as scratch, contextlib.ExitStack() as stack:
         root = Path(scratch)
+        group = stack.enter_context(_opened(root / "fork.log"))
         data = build_data(root / "data", play.scale)
-        muon = replace(play.scale, optimizer=play.scale.optimizer.model_copy(update={"name": "muon"}))
+        muon = replace(play.short, optimizer=play.short.optimizer.model_copy(update={"name": "muon"}))
         runs: dict[str, Trained] = {}
         sync, overlap, usual = SpeedConfig(), SpeedConfig(mode="overlap", early_share=0.5), play.layout
         still = "in peace" if play.moving == usual else "in peace, as where hosts move"
         for name, layout, scale, speed, fates in (
-            ("in peace", usual, play.scale, sync, {}),
-            ("hosts killed", usual, play.scale, sync, play.hosts),
+            ("in peace", usual, play.short, sync, {}),
+            ("hosts killed", usual, play.short, sync, play.hosts),
             ("trainers killed", usual, play.scale, sync, play.trainers),
             ("muon in peace", usual, muon, sync, {}),
             ("muon, hosts killed", usual, muon, sync, play.muon),
             ("overlap in peace", usual, play.scale, overlap, {}),
             ("overlap, hosts killed", usual, play.scale, overlap, play.overlap),
-            ("overlap, trainers killed", usual, play.scale, overlap, play.trainers),
+            (OVERLAP_TRAINERS, usual, play.scale, overlap, play.overlap_trainers),
             (still, play.moving, play.scale, sync, {}),
             (MOVING, play.moving, play.scale, sync, play.moves),
         ):
-            if name in runs:
+            if name in runs or (name == OVERLAP_TRAINERS and not fates):
                 continue
             made = make_manifest(layout, scale, data, reproducible=True)
             manifest = _moving(made) if name == MOVING else made.model_copy(update={"speed": speed})
@@ -220,8 +238,8 @@ def measure(play: Play) -> Result:
             if like := runs.get(still if layout is play.moving else "in peace"):
                 reuse_identities(RunDirectory(like.root), directory, shape)
             if fates:
-                manifest = _admitting(manifest, directory, "organisation" if fates is play.trainers else "token")
-            runs[name] = train(name, directory, manifest, shape, fates)
+                manifest = _admitting(manifest, directory, "organisation" if "trainers" in name else "token")
+            runs[name] = train(group, (name, directory, manifest, shape), fates)
         if not runs[MOVING].moves:
             raise RunBroken(f"nobody moved in {len(runs[MOVING].digests) - 1} steps, {sorted(play.moves)} killed")
         same = {
@@ -271,21 +289,35 @@ def _compared(one: Trained, other: Trained) -> tuple[float, bool]:
     return largest_difference(one.root, other.root), one.digests == other.digests
 
 
-def train(
-    name: str, directory: RunDirectory, manifest: Manifest, shape: RunShape, fates: Mapping[str, tuple[str, int]]
-) -> Trained:
-    """One run to its end. Raises RunBroken when it does not get there."""
-    write_manifest(manifest, directory.manifest)
-    fired = directory.root / FIRED
-    os.environ["TRAJECTORY_FATES"], os.environ["TRAJECTORY_FIRED"] = json.dumps(fates), str(fired)
-    group, clock = StruckGroup(directory.root / "fork.log", _credentials(manifest, directory, shape)), SystemClock()
-    began = clock.monotonic()
+@contextlib.contextmanager
+def _opened(log: Path) -> Iterator[StruckGroup]:
+    """What starts the peers of all runs, forked from one process that has imported what they need."""
+    group = StruckGroup(log)
     try:
         group.open()
-        local_run(group, directory, manifest, shape).train()
+        yield group
     finally:
         group.stop()
-        del os.environ["TRAJECTORY_FATES"], os.environ["TRAJECTORY_FIRED"]
+
+
+def train(
+    group: StruckGroup, run: tuple[str, RunDirectory, Manifest, RunShape], fates: Mapping[str, tuple[str, int]]
+) -> Trained:
+    """One run to its end. Raises RunBroken when it does not get there."""
+    name, directory, manifest, shape = run
+    write_manifest(manifest, directory.manifest)
+    peers = directory.home(BOOTSTRAP).parent
+    peers.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (peers / FATES).write_text(json.dumps(fates))
+    fired, clock = peers / FIRED, SystemClock()
+    began = clock.monotonic()
+    group.credentials, group.restarted = _credentials(manifest, directory, shape), []
+    local_run(group, directory, manifest, shape).train()
+    until = clock.monotonic() + END_S
+    while group.running:  # the next run's peers have the same names
+        group.poll(0.1)
+        if clock.monotonic() > until:
+            raise RunBroken(f"{', '.join(group.running)} did not end after the last step")
     lines = fired.read_text().splitlines() if fired.exists() else []
     died = [json.loads(line) for line in lines]
     if {one["name"] for one in died} != set(fates):
