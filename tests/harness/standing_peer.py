@@ -1,4 +1,6 @@
-"""A process that looks like a running peer to ``swarm status`` and its sisters, without torch, libp2p or a swarm.
+"""What looks like a running peer to ``swarm status`` and its sisters, without torch, libp2p or a swarm.
+
+``serving`` has one in this process, with a thread of its own; ``running`` has one in a process of its own.
 
 ``python -m tests.harness.standing_peer HOME`` takes a place, serves real standings on its control socket, prints
 ``serving`` and ends in order on SIGTERM, or when it was drained and has then been asked how it stands once more.
@@ -14,7 +16,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +94,7 @@ class StandingPeer:
     def __init__(self, name: str, chosen: argparse.Namespace) -> None:
         self.over = asyncio.Event()
         self.drained = False
+        self.killed = False
         self._until = chosen.grants_until
         self._standing = dataclasses.replace(
             standing(name, chosen.number),
@@ -148,24 +152,78 @@ def running(home: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
                 process.terminate()
 
 
-async def _live(name: str, chosen: argparse.Namespace) -> int:
-    loop = asyncio.get_running_loop()
+async def _live(chosen: argparse.Namespace, begun: Callable[[StandingPeer], None]) -> int:
     with take_place(chosen.home, chosen.place, clock=SystemClock()) as place:
-        place.open_session(name=name, peer=PEER.format(chosen.number), role="stage", run=chosen.run, run_name="tiny")
-        peer = StandingPeer(name, chosen)
-        loop.add_signal_handler(signal.SIGTERM, peer.over.set)
+        place.open_session(
+            name=chosen.name, peer=PEER.format(chosen.number), role="stage", run=chosen.run, run_name="tiny"
+        )
+        peer = StandingPeer(chosen.name, chosen)
         table = {"status": peer.status, "peers": peer.peers, "drain": peer.drain, "invite": peer.invite}
         server = ControlServer(place.control, table)
         await server.start()
-        print("serving", flush=True)
+        begun(peer)
         await peer.over.wait()
+        for _ in range(20):  # who called while it stood still, and is gone
+            await asyncio.sleep(0)
         await server.close()
-        place.ended("it was drained" if peer.drained else "it was stopped by SIGTERM", EXIT_DRAINED)
+        if not peer.killed:
+            place.ended("it was drained" if peer.drained else "it was stopped by SIGTERM", EXIT_DRAINED)
     return EXIT_DRAINED
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run one."""
+class Served:
+    """Such a peer in this process."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._chosen = _chosen(arguments)
+        self._begun, self._go_on = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(_live(self._chosen, self._begin)))
+
+    @property
+    def lives(self) -> bool:
+        """Return whether it has its place."""
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        """Serve, in a thread."""
+        self._thread.start()
+        assert self._begun.wait(60)
+
+    def be_silent(self) -> None:
+        """Stand still, as one that is stopped, until it is ended."""
+        self._loop.call_soon_threadsafe(self._go_on.wait)
+
+    def end(self, *, killed: bool = False) -> None:
+        """End as by SIGTERM, or without a word."""
+        if self.lives:
+            self._peer.killed = killed
+            with contextlib.suppress(RuntimeError):  # its loop is closed: it ends by itself
+                self._loop.call_soon_threadsafe(self._peer.over.set)
+        self._go_on.set()
+        self._thread.join()
+
+    def _begin(self, peer: StandingPeer) -> None:
+        self._peer, self._loop = peer, asyncio.get_running_loop()
+        self._begun.set()
+
+
+@contextlib.contextmanager
+def serving(home: Path, *arguments: str) -> Iterator[Served]:
+    """One in this process, serving; ended where the caller has not ended it."""
+    served = Served(str(home), *arguments)
+    served.start()
+    try:
+        yield served
+    finally:
+        served.end()
+
+
+def _serve_until_stopped(peer: StandingPeer) -> None:
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, peer.over.set)
+    print("serving", flush=True)
+
+
+def _chosen(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("home", type=Path)
     parser.add_argument("--place")
@@ -177,8 +235,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--grants-until", type=int)
     parser.add_argument("--given-to")
     parser.add_argument("--used", action="store_true")
-    chosen = parser.parse_args(arguments)
-    return asyncio.run(_live(chosen.name, chosen))
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one."""
+    return asyncio.run(_live(_chosen(arguments), _serve_until_stopped))
 
 
 if __name__ == "__main__":

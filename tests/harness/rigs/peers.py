@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from syrupy.extensions.amber import AmberSnapshotExtension
 
 from data_shards.tokenize import tokenizer_digest, train_tokenizer
 from peers.checkpoints.proof import Proof
@@ -277,6 +279,62 @@ def kept_run(*, name: str = "kept", nonce: str = "00000000deadbeef", **model: An
     )
     keys = [PrivateIdentity(bytes([number]) * 32) for number in (1, 2, 3)]
     return KeptRun(manifest, tokenizer, keys)
+
+
+# --- what commands say ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a command printed, and how it ended."""
+
+    words: str
+    code: int
+    out: str
+    err: str
+
+    @property
+    def text(self) -> str:
+        """Return it as one sees it, for a snapshot."""
+        return f"$ swarm {self.words}\n{self.out}{self.err}-> {self.code}"
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """Return what was printed, which is one line of JSON and nothing else."""
+        assert self.out.count("\n") == 1
+        return dict(json.loads(self.out))
+
+
+Typed = Callable[..., Said]
+"""Type words after ``swarm``, in this process."""
+
+PLACES = (
+    (r"[^\s'\"(=]*/pytest-of-[^/\s]+/pytest-\d+/[^/\s'\":,;)]+", "TMP"),
+    (r"[^\s'\"(=]*/h-\w{8}\b", "HOME"),
+    (r"[^\s'\"(=;]*bin/swarm\b|[^\s'\"(=;]*python[\d.]* -m peers\.cli", "swarm"),
+    (r"sessions/\d{8}-\d{6}-\w+", "sessions/SESSION"),
+    (r"\bpid \d+", "pid PID"),
+    (r"\d{4}-\d\d-\d\d \d\d:\d\d(:\d\d)?( (UTC|[A-Z]{3,4}|[+-]\d\d(:?\d\d)?)\b)?", "DATE"),
+    (r"\b\d\d:\d\d:\d\d (UTC|[A-Z]{3,4}|[+-]\d\d(:?\d\d)?)(?=\W|$)", "TIME"),
+)
+"""What differs between machines and moments, and how it stands in snapshots."""
+
+
+def everywhere(text: str) -> str:
+    """Return a text as it is on every machine: without its paths, processes and times."""
+    for pattern, name in PLACES:
+        text = re.sub(pattern, name, text)
+    return "\n".join(line.rstrip() for line in text.splitlines())
+
+
+class Wording(AmberSnapshotExtension):
+    """Keeps texts as they are on every machine, a file for each test module."""
+
+    def serialize(self, data: Any, **kwargs: Any) -> str:
+        """See :meth:`everywhere`; several texts stand below each other."""
+        lines = [data] if isinstance(data, str | Said) else data
+        texts = [one.text if isinstance(one, Said) else str(one) for one in lines]
+        return str(super().serialize(everywhere("\n".join(texts)), **kwargs))
 
 
 # --- processes and what they tell -------------------------------------------------------------------------------------
