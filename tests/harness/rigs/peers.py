@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,16 +56,29 @@ TEXT = "".join(f"Paragraph {n} says that {n} owls saw {n * 7 % 101} mice near th
 """A text that is long enough to train a tokenizer and a small model on."""
 HEAVY = ("torch", "hivemind", "transformers", "scipy", "uvloop", "tokenizers")
 """What no command may import before it is needed."""
-PROBE = """
-import sys
-sys.argv = ["swarm", *sys.argv[1:]]
-from peers.cli import main
-try:
-    main()
-finally:
-    heavy = sorted(set(sys.modules) & set({heavy!r}))
-    print("heavy:", ",".join(heavy), file=sys.stderr)
+LOADS = """
+import contextlib, io, json, sys
+from peers.cli.app import run
+
+found = []
+for words in json.load(sys.stdin):
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        code = run(words)
+    found.append([code, out.getvalue(), err.getvalue(), sorted(set(sys.modules))])
+print(json.dumps(found))
 """
+
+
+def loaded_after(*lines: str, cwd: Path) -> list[tuple[Said, set[str]]]:
+    """Type these lines one after the other in a new process; each with the modules that are loaded once it is done."""
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[3]), *sys.path]))
+    ended = subprocess.run(
+        [sys.executable, "-c", LOADS], input=json.dumps([line.split() for line in lines]), capture_output=True,
+        text=True, timeout=300, cwd=cwd, env=os.environ | {"PYTHONPATH": path, "COLUMNS": "80"},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    found = zip(lines, json.loads(ended.stdout), strict=True)
+    return [(Said(line, code, out, err), set(modules)) for line, (code, out, err, modules) in found]
 
 
 # --- what was decided -------------------------------------------------------------------------------------------------
@@ -297,6 +313,11 @@ class Said:
     def text(self) -> str:
         """Return it as one sees it, for a snapshot."""
         return f"$ swarm {self.words}\n{self.out}{self.err}-> {self.code}"
+
+    @property
+    def complaint(self) -> str:
+        """Return what it told on the error stream alone."""
+        return f"$ swarm {self.words}\n{self.err}-> {self.code}"
 
     @property
     def json(self) -> dict[str, Any]:

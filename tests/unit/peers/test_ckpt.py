@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ from peers.checkpoints.pull import pull
 from peers.checkpoints.resume import FromCheckpoint, find_resumable
 from peers.checkpoints.source import Source, directory_source
 from peers.checkpoints.writer import keep_run
-from peers.cli.app import run as swarm
 from peers.console.words import CommandError
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_UNREACHABLE, EXIT_USAGE
 from peers.home.places import take_place
@@ -35,7 +32,7 @@ from swarm.state.checkpoints.donors import DirectoryDonor, Donor, Offer, PeerDon
 from swarm.state.checkpoints.parts import flaw, latest, part_path, read_manifest, step_directory, steps, write_manifest
 from swarm.state.checkpoints.rotation import aside_directory, set_aside
 from swarm.state.download import ChunkDonor
-from tests.harness.rigs.peers import HEAVY, PARTS, PROBE, FakeClock, KeptRun, kept_run, printed
+from tests.harness.rigs.peers import PARTS, FakeClock, KeptRun, Said, Typed, kept_run
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -51,45 +48,49 @@ def kept(tmp_path: Path, run: KeptRun) -> RunDirectory:
     return run.keep(root, 20, [ENDS, STAGE_0])
 
 
+def another_run() -> KeptRun:
+    return kept_run(name="other", nonce="0" * 15 + "1")
+
+
 def flip(path: Path, place: int = -1) -> None:
     data = bytearray(path.read_bytes())
     data[place] ^= 16
     path.write_bytes(data)
 
 
-# --- ls --------------------------------------------------------------------------------------------------------------
+# --- ls and verify ---------------------------------------------------------------------------------------------------
 
 
-def test_ls_shows_runs_steps_sizes_and_what_is_missing(
-    kept: RunDirectory, run: KeptRun, capsys: pytest.CaptureFixture[str]
+def test_ls_and_verify_show_runs_steps_and_what_is_missing(
+    kept: RunDirectory, run: KeptRun, typed: Typed, snapshot: Any
 ) -> None:
-    assert swarm(["ckpt", "ls", "--json"]) == 0
-    (facts,) = printed(capsys)["runs"]
+    (facts,) = typed("ckpt ls --json").json["runs"]
     assert (facts["name"], facts["run"], facts["newest_complete"]) == ("kept", run.manifest.run_id, 10)
     whole, partial = facts["steps"]
     assert (whole["step"], whole["complete"], whole["missing"], whole["troubles"]) == (10, True, [], [])
     assert whole["bytes"] == sum(part_path(kept.checkpoints, 10, part).stat().st_size for part in PARTS)
     assert (partial["step"], partial["complete"], partial["missing"]) == (20, False, ["stage-1"])
     assert [one["part"] for one in partial["parts"]] == ["ends", "stage-0"]
-    assert swarm(["ckpt", "ls", str(kept.root)]) == 0
-    title, first, second = capsys.readouterr().out.splitlines()
-    assert title.startswith(f"kept {run.manifest.run_id[:12]}")
-    assert "step 10       complete  (3 parts, " in first
-    assert "step 20       lacks stage-1  (2 parts, " in second
+    document = typed("ckpt verify --json").json
+    assert document["ok"]
+    assert [(one["step"], one["complete"], one["proof"], one["missing"]) for one in document["steps"]] == [
+        (10, True, "decided", []),
+        (20, False, "decided", ["stage-1"]),
+    ]
+    said = [typed("ckpt", "ls", kept.root), typed("ckpt verify"), typed("ckpt", "verify", kept.root, "--step", "20")]
+    assert said == snapshot
 
 
-def test_ls_tells_of_what_was_set_aside(kept: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ls_tells_of_what_was_set_aside(kept: RunDirectory, typed: Typed) -> None:
     set_aside(kept.checkpoints, [20])
-    assert swarm(["ckpt", "ls"]) == 0
-    assert "  aside         step 20, in checkpoints/aside: " in capsys.readouterr().out
-    assert swarm(["ckpt", "ls", "--json"]) == 0
-    (facts,) = printed(capsys)["runs"]
+    assert "  aside         step 20, in checkpoints/aside: " in typed("ckpt ls").out
+    (facts,) = typed("ckpt ls --json").json["runs"]
     assert (facts["aside"], [one["step"] for one in facts["steps"]]) == ([20], [10])
     assert find_resumable(None, None).passed_over == ()
 
 
 def test_ls_of_a_step_that_is_being_written_or_that_holds_nothing(
-    kept: RunDirectory, capsys: pytest.CaptureFixture[str]
+    kept: RunDirectory, typed: Typed, snapshot: Any
 ) -> None:
     """As it is seen at every moment of a save: a claim, a record, a part."""
     bare, claimed, halfway = (step_directory(kept.checkpoints, step) for step in (30, 40, 50))
@@ -103,140 +104,89 @@ def test_ls_of_a_step_that_is_being_written_or_that_holds_nothing(
             part.unlink()
         (directory / ".ends.safetensors.lock").touch()
         os.utime(directory / ".ends.safetensors.lock", (1_700_000_000, 1_700_000_000))
-    assert swarm(["ckpt", "ls"]) == 0
-    out = capsys.readouterr().out
-    assert "damaged" not in out
-    assert "  step 30       nothing of it is saved  (0 parts, 0B)" in out
-    for step in (40, 50):
-        assert f"  step {step}       is being written since 2023-11-1" in out
+    assert typed("ckpt ls") == snapshot
     assert flaw(kept.checkpoints, 30) is not None
     assert (latest(kept.checkpoints), find_resumable(None, None).step) == (10, 10)
 
 
-def test_ls_of_nothing_and_of_damage(kept: RunDirectory, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_ls_of_nothing_and_of_damage(kept: RunDirectory, typed: Typed, tmp_path: Path) -> None:
     os.truncate(part_path(kept.checkpoints, 10, ENDS), 100)
-    assert swarm(["ckpt", "ls"]) == 0
-    assert f"damaged: {part_path(kept.checkpoints, 10, ENDS).absolute()}: torn" in capsys.readouterr().out
-    assert swarm(["ckpt", "ls", "--home", str(tmp_path / "other")]) == 0
-    assert "no run is kept here" in capsys.readouterr().err
+    assert f"damaged: {part_path(kept.checkpoints, 10, ENDS).absolute()}: torn" in typed("ckpt ls").out
+    assert "no run is kept here" in typed("ckpt", "ls", "--home", tmp_path / "other").err
     for strange in ("nowhere", "x" * 500, ""):
-        assert swarm(["ckpt", "ls", strange]) == EXIT_USAGE
+        assert typed("ckpt", "ls", strange).code == EXIT_USAGE
 
 
 def test_run_is_found_by_the_beginning_of_its_id(kept: RunDirectory, run: KeptRun, tmp_path: Path) -> None:
     assert said_run_id(kept) == run.manifest.run_id
     assert find_run_directory(Path(run.manifest.run_id[:8])) == kept
     assert find_run_directory(None) == kept
-    other = kept_run(name="other", nonce="0" * 15 + "1")
-    other.keep(tmp_path / "out" / "other", 0)
+    another_run().keep(tmp_path / "out" / "other", 0)
     assert len(known_runs()) == 2
     assert find_run_directory(Path(run.manifest.run_id[:8])) == kept
     with pytest.raises(ConfigError, match="hold none such"):
         find_run_directory(Path("0123456789"))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("ckpt", "--help"), "verify"),
-        (("ckpt", "pull", "--help"), "--from"),
-        (("ckpt", "ls"), "lacks stage-1"),
-        (("ckpt", "ls", "--json"), '"newest_complete": 10'),
-    ],
-)
-def test_ckpt_help_and_ls_import_nothing_heavy(kept: RunDirectory, arguments: tuple[str, ...], words: str) -> None:
-    path = os.pathsep.join([str(Path(__file__).parents[3]), *filter(None, sys.path)])
-    ended = subprocess.run(
-        [sys.executable, "-c", PROBE.format(heavy=HEAVY), *arguments],
-        capture_output=True, text=True, timeout=300, env=os.environ | {"PYTHONPATH": path, "COLUMNS": "80"},
-    )  # fmt: skip
-    assert ended.stderr == "heavy: \n"
-    assert ended.returncode == 0
-    assert words in ended.stdout
-
-
-# --- verify ----------------------------------------------------------------------------------------------------------
-
-
-def test_verify_whole_files_and_their_signatures(
-    kept: RunDirectory, run: KeptRun, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert swarm(["ckpt", "verify", "--json"]) == 0
-    document = printed(capsys)
-    assert document["ok"]
-    assert [(one["step"], one["complete"], one["proof"], one["missing"]) for one in document["steps"]] == [
-        (10, True, "decided", []),
-        (20, False, "decided", ["stage-1"]),
-    ]
-    assert swarm(["ckpt", "verify", str(kept.root), "--step", "20"]) == 0
-    title, line = capsys.readouterr().out.splitlines()
-    assert title == f"kept {run.manifest.run_id[:12]}  {kept.root}"
-    assert line.startswith("step 20: 2 of 3 parts, undamaged, ")
-    assert line.endswith(" bytes; lacks stage-1; its record is signed by those who decided it")
-
-
 def test_verify_says_which_of_several_runs_it_checks(
-    kept: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kept: RunDirectory, tmp_path: Path, typed: Typed, snapshot: Any
 ) -> None:
     step_directory(kept.checkpoints, 30).mkdir()
-    other = kept_run(name="other", nonce="0" * 15 + "1")
-    newer = other.keep(tmp_path / "out" / "other", 0)
+    newer = another_run().keep(tmp_path / "out" / "other", 0)
     os.utime(newer.root, (4e9, 4e9))
-    assert swarm(["ckpt", "verify"]) == 0
-    title, others, step = capsys.readouterr().out.splitlines()
-    assert title.startswith(f"other {other.manifest.run_id[:12]}  ")
-    assert others.endswith(f"ckpt verify {said_run_id(kept)[:12]}")
-    assert step.startswith("step 0: whole, 3 of 3 parts, undamaged, ")
-    assert swarm(["ckpt", "verify", said_run_id(kept)[:12]]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("kept ")
-    assert lines[-1] == "step 30: nothing of it is saved"
+    said = [typed("ckpt verify"), typed("ckpt", "verify", said_run_id(kept)[:12])]
+    assert [one.code for one in said] == [0, 0]
+    assert said == snapshot
 
 
 @pytest.mark.parametrize("name", ["ends.safetensors", "stage-0.safetensors", "record.json"])
-def test_verify_changed_byte_is_exit_1_and_names_the_file(
-    kept: RunDirectory, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verify_changed_byte_is_exit_1_and_names_the_file(kept: RunDirectory, name: str, typed: Typed) -> None:
     path = step_directory(kept.checkpoints, 10) / name
     flip(path, path.stat().st_size // 2)
-    assert swarm(["ckpt", "verify"]) == 1
-    captured = capsys.readouterr()
-    assert str(path) in captured.err
-    assert "step 10: damaged" in captured.out
-    assert "step 20: 2 of 3 parts, undamaged" in captured.out
+    said = typed("ckpt verify")
+    assert (said.code, str(path) in said.err) == (1, True)
+    assert "step 10: damaged" in said.out
+    assert "step 20: 2 of 3 parts, undamaged" in said.out
 
 
-def test_verify_of_no_checkpoint_or_step_is_usage(kept: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
-    assert swarm(["ckpt", "verify", "--step", "11"]) == EXIT_USAGE
-    assert "one of 10, 20" in capsys.readouterr().err
+def test_verify_of_no_checkpoint_or_step_is_usage(kept: RunDirectory, typed: Typed, snapshot: Any) -> None:
+    no_step = typed("ckpt verify --step 11")
     shutil.rmtree(kept.checkpoints)
-    assert swarm(["ckpt", "verify"]) == EXIT_USAGE
+    said = [no_step, typed("ckpt verify")]
+    assert [one.code for one in said] == [EXIT_USAGE] * 2
+    assert said == snapshot
 
 
 # --- pull ------------------------------------------------------------------------------------------------------------
 
 
+def pull_from(typed: Typed, *sources: RunDirectory, into: Path | None = None) -> Said:
+    """Pull what these directories hold."""
+    words = [word for source in sources for word in ("--from", source.root)]
+    return typed("ckpt", "pull", *([] if into is None else [into]), *words)
+
+
+async def pulled_to(source: Source, directory: RunDirectory) -> Any:
+    return await pull(source, directory, lambda *said: None, lambda *told: None)
+
+
 def test_pull_from_a_directory_makes_the_newest_step_whole(
-    kept: RunDirectory, run: KeptRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kept: RunDirectory, run: KeptRun, tmp_path: Path, typed: Typed
 ) -> None:
     copy = run.keep(tmp_path / "copy", 20, [STAGE_1])
-    assert swarm(["ckpt", "pull", "--from", str(copy.root), "--json"]) == 0
-    document = printed(capsys)
+    document = typed("ckpt", "pull", "--from", copy.root, "--json").json
     assert (document["step"], document["fetched"], document["run"]) == (20, ["stage-1"], run.manifest.run_id)
     assert document["path"] == str(kept.root)
     assert latest(kept.checkpoints) == 20
-    assert swarm(["ckpt", "verify", "--step", "20"]) == 0
-    assert swarm(["ckpt", "pull", "--from", str(copy.root)]) == 0
-    assert "step 20 was complete here already" in capsys.readouterr().out
+    assert typed("ckpt verify --step 20").code == 0
+    assert "step 20 was complete here already" in pull_from(typed, copy).out
 
 
-def test_pull_into_a_new_directory_brings_all_that_a_run_needs(
-    run: KeptRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pull_into_a_new_directory_brings_all_that_a_run_needs(run: KeptRun, tmp_path: Path, typed: Typed) -> None:
     copy = run.keep(tmp_path / "copy", 20)
     new = RunDirectory(tmp_path / "new")
-    assert swarm(["ckpt", "pull", str(new.root), "--from", str(copy.root)]) == 0
-    assert "step 20 is complete here" in capsys.readouterr().out
+    said = pull_from(typed, copy, into=new.root)
+    assert (said.code, "step 20 is complete here" in said.out) == (0, True)
     assert load_manifest(new.manifest) == run.manifest
     assert new.tokenizer.read_bytes() == run.tokenizer
     assert latest(new.checkpoints) == 20
@@ -257,62 +207,62 @@ async def test_pull_from_a_run_that_went_on_from_before_fetches_what_counts(run:
     assert lines[0] == "set aside step 60: the run went on from before, these do not count any more"
 
 
-def test_pull_what_nobody_has_names_it(kept: RunDirectory, run: KeptRun, tmp_path: Path, capsys: Any) -> None:
-    shutil.rmtree(step_directory(kept.checkpoints, 10))
-    copy = run.keep(tmp_path / "copy", 20, [ENDS])
-    assert swarm(["ckpt", "pull", "--from", str(copy.root)]) == EXIT_UNREACHABLE
-    error = capsys.readouterr().err
-    assert "no step is complete: of the newest, 20, no peer that answers has stage-1" in error
-    assert "ckpt ls" in error
-
-
-def test_pull_puts_together_what_several_directories_hold(
-    run: KeptRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pull_puts_together_what_several_directories_hold(run: KeptRun, tmp_path: Path, typed: Typed) -> None:
     """A finished run: each peer has its own part of the last step, and one of them an older whole step."""
     run.keep(tmp_path / "a", 90)
     sources = []
     for name, part in zip("abc", PARTS, strict=True):
-        sources += ["--from", str(run.keep(tmp_path / name, 100, [part]).root)]
+        sources += ["--from", run.keep(tmp_path / name, 100, [part]).root]
     new = RunDirectory(tmp_path / "new")
-    assert swarm(["ckpt", "pull", str(new.root), *sources, "--json"]) == 0
-    document = printed(capsys)
+    document = typed("ckpt", "pull", new.root, *sources, "--json").json
     assert (document["step"], sorted(document["fetched"]), document["newer"]) == (100, sorted(PARTS), [])
     assert steps(new.checkpoints) == (100,)
     assert latest(new.checkpoints) == 100
 
 
-def test_pull_from_directories_of_two_runs_or_two_invites_is_refused(
-    kept: RunDirectory, run: KeptRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_pull_of_what_cannot_be_had_says_why_and_leaves_what_was_there(
+    kept: RunDirectory, run: KeptRun, tmp_path: Path, typed: Typed, snapshot: Any
 ) -> None:
-    other = kept_run(name="other", nonce="0" * 15 + "1").keep(tmp_path / "other", 0)
-    sources = ["--from", str(kept.root), "--from", str(other.root)]
-    assert swarm(["ckpt", "pull", str(tmp_path / "new"), *sources]) == EXIT_INCOMPATIBLE
-    assert "pull that by itself" in capsys.readouterr().err
-    assert swarm(["ckpt", "pull", "--from", "some-peer", "--from", "another"]) == EXIT_USAGE
-    assert "--from = 'another'" in capsys.readouterr().err
+    ends = run.keep(tmp_path / "copy", 20, [ENDS])
+    other = another_run().keep(tmp_path / "other", 0)
+    torn = run.keep(tmp_path / "torn", 20)
+    flip(part_path(torn.checkpoints, 20, STAGE_1))
+    said = [
+        pull_from(typed, kept, other, into=tmp_path / "new"),
+        pull_from(typed, other, into=kept.root),
+        pull_from(typed, torn),
+        pull_from(typed, ends, into=tmp_path / "new"),
+        *(typed(f"ckpt pull {words}") for words in ("", "--from nobody", "--from swarm1:rubbish", "--from a --from b")),
+    ]
+    assert [one.code for one in said[:4]] == [EXIT_INCOMPATIBLE, EXIT_INCOMPATIBLE, 1, EXIT_UNREACHABLE]
+    assert {one.code for one in said[4:]} == {EXIT_UNREACHABLE, EXIT_USAGE}
+    assert [one.complaint for one in said] == snapshot
+    assert (steps(kept.checkpoints), latest(kept.checkpoints)) == ((10, 20), 10)
+    assert not (tmp_path / "new").exists()
+    shutil.rmtree(step_directory(kept.checkpoints, 10))
+    assert "of the newest, 20, no peer that answers has stage-1" in pull_from(typed, ends).err
+    (tmp_path / "new").mkdir()
+    assert pull_from(typed, ends, into=tmp_path / "new").code == EXIT_UNREACHABLE
+    assert list((tmp_path / "new").iterdir()) == []
 
 
 def test_pull_of_an_older_step_says_what_nobody_has_of_a_newer_one(
-    run: KeptRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: KeptRun, tmp_path: Path, typed: Typed, snapshot: Any
 ) -> None:
     run.keep(tmp_path / "copy", 10)
-    copy = run.keep(tmp_path / "copy", 20, [ENDS])
-    assert swarm(["ckpt", "pull", str(tmp_path / "new"), "--from", str(copy.root)]) == 0
-    captured = capsys.readouterr()
-    assert "step 10 is complete here" in captured.out
-    assert "warning: step 10 is not the newest: of step 20 no peer that answers has stage-0 and stage-1" in captured.err
+    said = pull_from(typed, run.keep(tmp_path / "copy", 20, [ENDS]), into=tmp_path / "new")
+    assert said.code == 0
+    assert "step 10 is complete here" in said.out
+    assert said.complaint == snapshot
 
 
 async def test_pull_from_a_live_run_names_who_trains_what_nobody_has(run: KeptRun, tmp_path: Path) -> None:
     run.keep(tmp_path / "copy", 10)
     copy = run.keep(tmp_path / "copy", 20, [ENDS, STAGE_0])
     source = replace(directory_source([copy]), head=run.decisions[-1].record)
-    pulled = await pull(source, RunDirectory(tmp_path / "new"), lambda *said: None, lambda *told: None)
-    assert (pulled.step, pulled.newer) == (
-        10,
-        ("of step 20 no peer that answers has stage-1 (trained by peer-stage-1)",),
-    )
+    pulled = await pulled_to(source, RunDirectory(tmp_path / "new"))
+    lacks = "of step 20 no peer that answers has stage-1 (trained by peer-stage-1)"
+    assert (pulled.step, pulled.newer) == (10, (lacks,))
     assert pulled.run_step == run.decisions[-1].record.step > pulled.step
 
 
@@ -348,71 +298,34 @@ async def test_pull_with_an_invite_for_a_role_names_what_it_is_not_for(
     source = replace(found, donors=(OfRun(there),), grant=granted(role, run))
     new = RunDirectory(tmp_path / "new")
     if not lacks:
-        assert (await pull(source, new, lambda label, text: None, lambda *_: None)).step == 10
+        assert (await pulled_to(source, new)).step == 10
         return
     with pytest.raises(CommandError, match=f"is for ana as {role}: of step 10 it {lacks}") as refused:
-        await pull(source, new, lambda label, text: None, lambda *_: None)
+        await pulled_to(source, new)
     assert "invite --for ana --role any" in refused.value.next
     assert refused.value.exit_code == EXIT_USAGE
     beside = replace(source, donors=(*source.donors, *found.donors))
-    assert (await pull(beside, new, lambda label, text: None, lambda *_: None)).step == 10
+    assert (await pulled_to(beside, new)).step == 10
 
 
-def test_pull_with_an_observer_s_invite_says_which_one_it_takes(
-    run: KeptRun, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pull_with_an_observer_s_invite_says_which_one_it_takes(run: KeptRun, typed: Typed) -> None:
     grant = Granted(grant=sign_grant(granted("observer", run), PrivateIdentity(bytes(32))), seed=None)
     invite = Invite(run=run.manifest.run_id, name="x", at=(f"/ip4/127.0.0.1/tcp/9/p2p/{PEER}",), granted=grant)
-    assert swarm(["ckpt", "pull", "--from", invite.text()]) == EXIT_USAGE
-    said = capsys.readouterr().err
-    assert "this invite is for ana as observer: who looks on is given nothing of the model" in said
-    assert "invite --for ana --role any" in said
+    said = typed("ckpt", "pull", "--from", invite.text())
+    assert said.code == EXIT_USAGE
+    assert "this invite is for ana as observer: who looks on is given nothing of the model" in said.err
+    assert "invite --for ana --role any" in said.err
 
 
-def test_pull_that_fetches_nothing_leaves_nothing(run: KeptRun, tmp_path: Path, capsys: Any) -> None:
-    copy = run.keep(tmp_path / "copy", 20, [ENDS])
-    new = tmp_path / "new"
-    assert swarm(["ckpt", "pull", str(new), "--from", str(copy.root)]) == EXIT_UNREACHABLE
-    assert f"ckpt pull {new} --from A --from B" in capsys.readouterr().err
-    assert not new.exists()
-    new.mkdir()
-    assert swarm(["ckpt", "pull", str(new), "--from", str(copy.root)]) == EXIT_UNREACHABLE
-    assert list(new.iterdir()) == []
-
-
-def test_pull_that_breaks_off_keeps_what_it_fetched(run: KeptRun, tmp_path: Path, capsys: Any) -> None:
+def test_pull_that_breaks_off_keeps_what_it_fetched(run: KeptRun, tmp_path: Path, typed: Typed) -> None:
     copy = run.keep(tmp_path / "copy", 20)
     new = RunDirectory(tmp_path / "new")
     flip(part_path(copy.checkpoints, 20, STAGE_1))
-    assert swarm(["ckpt", "pull", str(new.root), "--from", str(copy.root)]) == 1
+    assert pull_from(typed, copy, into=new.root).code == 1
     assert list(new.checkpoints.glob("step-*/*stage-0.safetensors*"))
     flip(part_path(copy.checkpoints, 20, STAGE_1))
-    assert swarm(["ckpt", "pull", str(new.root), "--from", str(copy.root)]) == 0
+    assert pull_from(typed, copy, into=new.root).code == 0
     assert latest(new.checkpoints) == 20
-
-
-def test_pull_damaged_parts_keeps_what_is_here(kept: RunDirectory, run: KeptRun, tmp_path: Path, capsys: Any) -> None:
-    copy = run.keep(tmp_path / "copy", 20)
-    flip(part_path(copy.checkpoints, 20, STAGE_1))
-    assert swarm(["ckpt", "pull", "--from", str(copy.root)]) == 1
-    assert "nobody has a good stage-1 of step 20" in capsys.readouterr().err
-    assert latest(kept.checkpoints) == 10
-
-
-def test_pull_into_another_run_s_directory_is_refused(
-    kept: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = kept_run(name="other", nonce="0" * 15 + "1").keep(tmp_path / "other", 0)
-    assert swarm(["ckpt", "pull", str(kept.root), "--from", str(other.root)]) == EXIT_INCOMPATIBLE
-    assert "holds run" in capsys.readouterr().err
-    assert steps(kept.checkpoints) == (10, 20)
-
-
-@pytest.mark.parametrize("source", [None, "nobody", "swarm1:rubbish"])
-def test_pull_from_nobody_says_what_to_do(source: str | None, capsys: pytest.CaptureFixture[str]) -> None:
-    code = swarm(["ckpt", "pull", *([] if source is None else ["--from", source])])
-    assert code in (EXIT_UNREACHABLE, EXIT_USAGE)
-    assert capsys.readouterr().err.startswith("error: ")
 
 
 # --- resume ----------------------------------------------------------------------------------------------------------
@@ -445,63 +358,42 @@ async def test_resume_checks_again_what_changed_meanwhile(kept: RunDirectory, ru
         await FromCheckpoint(kept.checkpoints, 10, run.manifest.run_id).load()
 
 
-def test_resume_without_a_part_names_it_and_the_command(kept: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_without_a_part_names_it_and_the_command(kept: RunDirectory, typed: Typed, snapshot: Any) -> None:
     shutil.rmtree(step_directory(kept.checkpoints, 10))
-    assert swarm(["new", "--resume"]) == 1
-    error = capsys.readouterr().err
-    assert "no checkpoint is complete here: step 20 lacks stage-1" in error
-    assert "stage-1.safetensors" in error
-    assert f"ckpt pull {kept.root} --from" in error
+    said = typed("new --resume")
+    assert said.code == 1
+    assert said == snapshot
 
 
-def test_resume_of_a_run_that_is_over_says_so(run: KeptRun, tmp_path: Path, capsys: Any) -> None:
-    directory = run.keep(tmp_path / "over", 100)
-    assert swarm(["new", "--resume", str(directory.root)]) == 1
-    assert "the run is over: its last step, 100, is closed" in capsys.readouterr().err
-
-
-def test_resume_of_a_run_whose_last_step_lies_elsewhere_in_part_says_how_to_gather_it(
-    run: KeptRun, tmp_path: Path, capsys: Any
+@pytest.mark.parametrize("here", ["whole", "in part", "damaged"])
+def test_resume_of_a_run_whose_last_step_is_closed_says_what_there_is_of_it(
+    run: KeptRun, tmp_path: Path, typed: Typed, snapshot: Any, here: str
 ) -> None:
     run.keep(tmp_path / "over", 58)
-    directory = run.keep(tmp_path / "over", 100, [STAGE_0])
-    assert swarm(["new", "--resume", str(directory.root)]) == 1
-    error = capsys.readouterr().err
-    assert "the run is over: its last step, 100, is closed; step 100 lacks stage-1 and ends here" in error
-    assert f"ckpt pull {directory.root} --from A --from B" in error
-    earlier = step_directory(directory.checkpoints, 58)
-    assert f"new --resume {earlier}" in error
-    assert find_resumable(earlier, None).step == 58
-    with pytest.raises(CommandError, match="step 100 lacks stage-1 and ends here"):
-        find_resumable(step_directory(directory.checkpoints, 100), None)
+    directory = run.keep(tmp_path / "over", 100, [STAGE_0] if here == "in part" else PARTS)
+    if here == "damaged":
+        torn = part_path(directory.checkpoints, 100, STAGE_0)
+        torn.write_bytes(torn.read_bytes()[:-1])
+    said = typed("new", "--resume", directory.root)
+    assert said.code == 1
+    assert said == snapshot
+    for destroys_or_denies in ("passes over", "emove"):
+        assert destroys_or_denies not in said.err
+    assert find_resumable(step_directory(directory.checkpoints, 58), None).step == 58
+    if here == "in part":
+        with pytest.raises(CommandError, match="step 100 lacks stage-1 and ends here"):
+            find_resumable(step_directory(directory.checkpoints, 100), None)
 
 
-def test_resume_does_not_go_back_behind_the_step_that_ended_the_run(run: KeptRun, tmp_path: Path, capsys: Any) -> None:
+def test_resume_does_not_go_back_behind_the_step_that_ended_the_run(run: KeptRun, tmp_path: Path, typed: Typed) -> None:
     run.keep(tmp_path / "ended", 10)
     run.decide(11, ended=True)
     directory = run.keep(tmp_path / "ended", 11, [STAGE_0])
-    assert swarm(["new", "--resume", str(directory.root)]) == 1
-    assert "its last step, 11, is closed; step 11 lacks stage-1 and ends here" in capsys.readouterr().err
+    said = typed("new", "--resume", directory.root)
+    assert said.code == 1
+    assert "its last step, 11, is closed; step 11 lacks stage-1 and ends here" in said.err
     run.keep(tmp_path / "ended", 11)
     assert find_resumable(directory.root, None).step == 11
-
-
-def test_resume_of_a_run_whose_last_step_is_damaged_does_not_contradict_itself(
-    run: KeptRun, tmp_path: Path, capsys: Any
-) -> None:
-    run.keep(tmp_path / "ended", 10)
-    run.decide(11, ended=True)
-    directory = run.keep(tmp_path / "ended", 11)
-    torn = part_path(directory.checkpoints, 11, STAGE_0)
-    torn.write_bytes(torn.read_bytes()[:-1])
-    assert swarm(["new", "--resume", str(directory.root)]) == 1
-    error = capsys.readouterr().err
-    assert f"its last step, 11, is closed; step 11 is damaged: {torn}: torn" in error
-    assert f"ckpt pull {directory.root} --from A --from B" in error
-    assert f"swarm new --resume {step_directory(directory.checkpoints, 10)}" in error
-    for destroys_or_denies in ("passes over", "emove"):
-        assert destroys_or_denies not in error
-    assert find_resumable(step_directory(directory.checkpoints, 10), None).step == 10
 
 
 def test_resume_goes_on_where_the_run_went_on_after_it_was_ended(run: KeptRun, tmp_path: Path) -> None:
@@ -569,40 +461,32 @@ def test_resume_of_a_run_that_a_peer_here_saw_end(
     assert find_resumable(step_directory(kept.checkpoints, 10), None).step == 10
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--preset", "tiny"], "no other option beside --resume"),
-        (["--steps", "3"], "--steps = 3"),
-        (["--hosts", "3"], "--hosts = 3"),
-        (["--tokenizer", "t.json"], "--tokenizer = 't.json'"),
-        (["nowhere"], "--resume = 'nowhere'"),
-        (["nowhere"], "or how its id begins: 6 hex digits or more"),
-        (["nowhere"], "does not exist, and in out and "),
-        (["nowhere"], "See which runs are here: "),
-        (["abcdef"], "hold none such"),
-    ],
-)
-def test_resume_bad_usage(
-    kept: RunDirectory, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert swarm(["new", "--resume", *arguments]) == EXIT_USAGE
-    assert words in capsys.readouterr().err
+def test_resume_bad_usage(kept: RunDirectory, typed: Typed, snapshot: Any) -> None:
+    beside = ("--preset tiny", "--steps 3", "--hosts 3", "--tokenizer t.json", "nowhere", "abcdef")
+    said = [typed(f"new --resume {words}") for words in beside]
+    assert {one.code for one in said} == {EXIT_USAGE}
+    assert said == snapshot
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[PeerSettings]:
+    """What peers were started with."""
+    found: list[PeerSettings] = []
+    monkeypatch.setattr("peers.node.run_peer", lambda settings: found.append(settings) or 0)
+    return found
 
 
 def test_resume_starts_a_founder_with_the_checkpoint(
-    kept: RunDirectory, run: KeptRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kept: RunDirectory, run: KeptRun, started: list[PeerSettings], typed: Typed
 ) -> None:
-    started: list[PeerSettings] = []
-    monkeypatch.setattr("peers.node.run_peer", lambda settings: started.append(settings) or 0)
-    assert swarm(["new", "--resume", run.manifest.run_id[:10], "--listen", "/ip4/127.0.0.1/tcp/0"]) == 0
+    said = typed("new", "--resume", run.manifest.run_id[:10], "--listen", "/ip4/127.0.0.1/tcp/0")
+    assert said.code == 0
     (settings,) = started
     assert (settings.role, settings.resume, settings.run_directory) == ("bootstrap", 10, kept.root)
     assert settings.manifest is not None
     assert load_manifest(settings.manifest).run_id == run.manifest.run_id
-    out = capsys.readouterr().out
-    assert "step 20 lacks stage-1 here" in out
-    assert "after step 10" in out
+    assert "step 20 lacks stage-1 here" in said.out
+    assert "after step 10" in said.out
 
 
 def resumed_by_invite(run: KeptRun, root: Path, issuer: str) -> RunDirectory:
@@ -617,10 +501,8 @@ def resumed_by_invite(run: KeptRun, root: Path, issuer: str) -> RunDirectory:
 
 
 def test_resume_of_a_run_by_invite_takes_the_place_of_who_may_invite(
-    run: KeptRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: KeptRun, tmp_path: Path, started: list[PeerSettings], typed: Typed
 ) -> None:
-    started: list[PeerSettings] = []
-    monkeypatch.setattr("peers.node.run_peer", lambda settings: started.append(settings) or 0)
     home = tmp_path / "home"
     places = [take_place(home, name, clock=FakeClock()) for name in ("1", "2")]
     peers = [load_or_create(place.identity).peer for place in places]
@@ -629,24 +511,22 @@ def test_resume_of_a_run_by_invite_takes_the_place_of_who_may_invite(
     for place, peer in zip(places, peers, strict=True):
         place.open_session(name="otter", peer=peer, role="stage", run=load_manifest(kept.manifest).run_id)
         place.close()
-    resume = ["new", "--resume", str(kept.root), "--home", str(home), "--listen", "/ip4/127.0.0.1/tcp/0"]
-    assert swarm(resume) == 0
+    resume = ["new", "--resume", kept.root, "--home", home, "--listen", "/ip4/127.0.0.1/tcp/0"]
+    assert typed(*resume).code == 0
     assert started.pop().identity == home / "2" / "identity.key"
-    assert swarm([*resume, "--place", "1"]) == EXIT_USAGE
-    assert "--place 2" in capsys.readouterr().err
+    refused = [typed(*resume, "--place", "1")]
     with take_place(home, "2", clock=FakeClock()):
-        assert swarm(resume) == EXIT_USAGE
-    assert "--place 2" in capsys.readouterr().err
+        refused.append(typed(*resume))
+    assert [(one.code, "--place 2" in one.err) for one in refused] == [(EXIT_USAGE, True)] * 2
     assert started == []
     shutil.rmtree(home / "2")
-    assert swarm(resume) == 0
-    assert "no issuer" in capsys.readouterr().out
-    assert len(started) == 1
+    said = typed(*resume)
+    assert (said.code, "no issuer" in said.out, len(started)) == (0, True, 1)
 
 
 @pytest.mark.parametrize("step", [None, 10])
 def test_resume_while_a_peer_of_the_run_lives_here_says_so(
-    run: KeptRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], step: int | None
+    run: KeptRun, tmp_path: Path, typed: Typed, snapshot: Any, step: int | None
 ) -> None:
     root = tmp_path / "home" / "runs" / "kept"
     keep_run(RunDirectory(root), run.manifest, run.tokenizer)
@@ -654,9 +534,6 @@ def test_resume_while_a_peer_of_the_run_lives_here_says_so(
         run.keep(root, step)
     with take_place(tmp_path / "home", "1", clock=FakeClock()) as place:
         place.open_session(name="otter", peer=PEER, role="stage", run=run.manifest.run_id)
-        assert swarm(["new", "--resume"]) == EXIT_USAGE
-    error = capsys.readouterr().err
-    assert "otter (place 1" in error
-    assert "runs still" in error
-    assert "swarm status --peer 1" in error
-    assert "swarm drain --peer 1" in error
+        said = typed("new --resume")
+    assert said.code == EXIT_USAGE
+    assert said.err == snapshot

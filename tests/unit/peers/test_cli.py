@@ -1,174 +1,101 @@
+"""The table of commands: what they import, how they refuse words, and what becomes of their streams."""
+
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
-from peers.cli.app import Commands, app, run
+from peers.cli.app import Commands, app
 from peers.exit_codes import EXIT_USAGE
+from peers.invites.invite import Invite
 from swarm import __version__
-from tests.harness.rigs.peers import HEAVY, PROBE
+from swarm.ids import RunId
+from tests.harness.rigs.peers import HEAVY, KeptRun, Typed, eventful, loaded_after, write
+from tests.harness.standing_peer import serving
 
 ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWMrSnzaXRF41zHeiKFu6JxTnmWJGKBmEmoW2LsquAx6zW"
+ALL = ("torch", "hivemind", "pydantic", "multiaddr", "cryptography", "asyncio", "rich", "uvloop", "numpy")
+"""What commands that only ask a peer do without."""
+
+REFUSED = (
+    "join", "join nonsense --role stage", "join --config /nonexistent.toml", f"join {ADDRESS} --device banana",
+    f"join {ADDRESS} --listen /ip4/127.0.0.1", "join --thread 3", "join --banana", "join x --threads",
+    "join --preemption banana", "new --preemption banana", "new --pause-when battery", "new --preset tiny --retry",
+    "new --resume", "sample", "sample /nonexistent", "sample /dev/null", "sample /", "sample --model /",
+    "sample x --model y", "sample --tokens 0", "sample --tokens x", "export /dev/null", "export new --run /",
+    "eval /nonexistent", "eval /dev/null --device banana", "data build", "data build x", "statu", "status x",
+    "quickstart --ends x",
+)  # fmt: skip
 
 
-def _swarm(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    program = PROBE.format(heavy=HEAVY)
-    path = os.pathsep.join(filter(None, [str(Path.cwd()), *sys.path]))
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        capture_output=True, text=True, timeout=300, cwd=cwd, env=os.environ | {"PYTHONPATH": path, "COLUMNS": "80"},
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (("--help",), 0, "130  interrupted by Ctrl-C"),
-        (("-h",), 0, "quickstart"),
-        (("--version",), 0, __version__),
-        ((), 2, "quickstart"),
-        (("quickstart", "--help"), 0, "3    a peer failed or cannot be reached"),
-        (("sample", "--help"), 0, "--temperature"),
-        (("export", "--help"), 0, "swarm export my-model --run out/first"),
-        (("eval", "--help"), 0, "--stride"),
-        (("new", "--help"), 0, "--preset"),
-        (("join", "--help"), 0, "--data"),
-        (("data", "build", "--help"), 0, "--tokenizer"),
-        (("sample", "--tokens", "0"), 2, ""),
-        (("nonsense",), 2, ""),
-    ],
-)
-def test_cli_parsing_imports_nothing_heavy(arguments: tuple[str, ...], code: int, words: str) -> None:
-    result = _swarm(*arguments)
-    assert result.returncode == code
-    assert words in result.stdout
-    assert "heavy: \n" in result.stderr
-    assert "Traceback" not in result.stderr
-    assert max(map(len, result.stdout.splitlines()), default=0) <= 80
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ("--help", "Start a run that others join, and serve it in the foreground until it is over."),
-        ("ckpt --help", "Check every byte of a run's checkpoints against its digest, and each record against its"),
-        ("data --help", "shard"),
-    ],
-)
-def test_cli_help_cuts_no_description_off(arguments: str, sentence: str) -> None:
-    shown = _swarm(*arguments.split()).stdout
-    assert sentence in " ".join(shown.split())
-    assert "..." not in shown.replace("[ARGS]...", "")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (("join",), "INVITE is missing"),
-        (("join", "nonsense", "--role", "stage"), "INVITE"),
-        (("join", "--config", "/nonexistent.toml"), "/nonexistent.toml"),
-        (("join", ADDRESS, "--device", "banana"), "--device"),
-        (("join", ADDRESS, "--listen", "/ip4/127.0.0.1"), "--listen"),
-        (("sample", "/nonexistent"), "does not exist"),
-        (("sample", "/dev/null"), "is a file"),
-        (("sample", "/"), "no run.toml"),
-        (("sample",), "quickstart"),
-        (("export", "/dev/null"), "it is a file"),
-        (("eval", "/nonexistent"), "no such file"),
-        (("eval", "/dev/null", "--device", "banana"), "--device"),
-        (("sample", "--model", "/"), "holds no config.json"),
-        (("sample", "x", "--model", "y"), "nothing beside --model"),
-        (("export", "new", "--run", "/"), "no run.toml"),
-    ],
-)
-def test_cli_wrong_setting_is_explained_before_anything_heavy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], named: str
+def test_commands_import_nothing_before_they_need_it(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: KeptRun
 ) -> None:
-    monkeypatch.setenv("SWARM_HOME", str(tmp_path / "home"))  # whoever plays this may have runs of their own
-    result = _swarm(*arguments, cwd=tmp_path)
-    assert result.returncode == 2
-    assert result.stderr.startswith("error: ")
-    assert named in result.stderr
-    assert "next:" in result.stderr
-    assert "heavy: \n" in result.stderr
+    """All in one process, the lightest first; others that only read files after them."""
+    monkeypatch.setenv("SWARM_HOME", str(home))
+    kept = run.keep(tmp_path / "kept", 10).root
+    history = write(tmp_path / "copy" / "history.jsonl", eventful().lines)
+    gone = Invite(run=RunId("ab" * 32), name="mine", at=(ADDRESS,)).text()
+    asking = ("--help", "nope", "status --help", "status", "peers --json", "drain --no-wait")
+    options = ("join --help", "new --help")
+    reading = (
+        "-h", "--version", "", *(f"{name} --help" for name in Commands.entries), "data build --help",
+        "ckpt pull --help", f"ckpt ls {kept}", "ckpt ls --json", "history", f"history --file {history} --verify",
+        f"history --file {history} --json", f"doctor --quick {gone}",
+    )  # fmt: skip
+    with serving(home):
+        refused = [line for line in REFUSED if line != "new --resume"]
+        found = loaded_after(*asking, *options, *reading, *refused, cwd=tmp_path)
+    modules = {entry.module for entry in Commands.entries.values()}
+    assert [sorted(loaded & modules) for _, loaded in found[:6]] == [[], [], *[["peers.cli.running"]] * 4]
+    for said, loaded in found:
+        light = set(HEAVY)
+        if said.words in asking:
+            light |= set(ALL)
+        elif said.words in options:
+            light |= {"pydantic", "pydantic_core", "asyncio", "numpy"}
+        assert not loaded & light, said.words
+        assert "Traceback" not in said.err
+        fine = 2 if said.words in {*REFUSED, "nope", ""} else 0
+        assert said.code == fine or said.words == "history", said.text
+        if said.words.endswith(("--help", "-h")):
+            assert max(map(len, said.out.splitlines())) <= 80, said.words
+            assert not re.search(r"[a-z]\.\.\.", said.out), f"cut off: {said.words}"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "cause", "check", "next_"),
-    [
-        ("join --thread 3", "swarm join has no option --thread", "did you mean --relay or --threads?", "join --help"),
-        (
-            "join --banana",
-            "swarm join has no option --banana",
-            "usage: swarm join [OPTIONS] [INVITE]...",
-            "join --help",
-        ),
-        (
-            "new --pause-when battery",
-            "--pause-when is for peers that join: a founder stays until its run has begun",
-            "start this one without --pause-when; the peer that does the work is another",
-            "join INVITE --pause-when …; once the run has begun the founder may go: ",
-        ),
-        (
-            "new --preset tiny --retry",
-            "--retry is for peers that join: a founder stays until its run has begun",
-            "start this one without --retry",
-            "join INVITE --retry",
-        ),
-        ("join x --threads", "option '--threads' requires an argument", "what follows it", "join --help"),
-        ("data build", "TEXT is missing", "expected a value: UTF-8 files, or directories", "data build --help"),
-        ("data build x", "--tokenizer is missing", "expected a value: The run's tokenizer.json", "data build --help"),
-        ("statu", "no such command 'statu'", "id you mean 'status'?", "--help"),
-        ("status x", "got unexpected extra argument(s) (x)", "usage: swarm status [OPTIONS]", "status --help"),
-        (
-            "sample --tokens 0",
-            "--tokens = '0' cannot be used",
-            "expected a number greater than or equal",
-            "sample --help",
-        ),
-        ("sample --tokens x", "--tokens = 'x' cannot be used", "expected a valid integer", "sample --help"),
-        ("quickstart --ends x", "--ends = 'x' cannot be used", "one of 'private', 'hosted'", "quickstart --help"),
-        ("sample", "no run is kept here", "runs are looked for in", "quickstart"),
-        ("new --resume", "no run is kept here", "runs are looked for in", "ckpt pull --from INVITE"),
-    ],
-)
+def test_cli_help_names_every_command_and_exit_code(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch, snapshot: Any
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert typed("--help") == snapshot
+    assert typed("--version").out.strip().endswith(__version__)
+
+
 def test_cli_usage_errors_are_cause_check_and_next_command(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: str,
-    cause: str,
-    check: str,
-    next_: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: Typed, snapshot: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SWARM_HOME", str(tmp_path / "home"))
-    assert run(arguments.split()) == EXIT_USAGE
-    first, second, third = capsys.readouterr().err.splitlines()
-    assert first == f"error: {cause}"
-    assert second.startswith("  check: ")
-    assert check in second
-    assert third.startswith("  next:  ")
-    assert next_ in third
+    monkeypatch.setenv("SWARM_HOME", str(tmp_path / "home"))  # whoever plays this may have runs of their own
+    refused = [typed(line) for line in REFUSED]
+    assert {one.code for one in refused} == {EXIT_USAGE}
+    for one in refused:
+        assert [line[:7] for line in one.err.splitlines()] == ["error: ", "  check", "  next:"], one.text
+    assert refused == snapshot
 
 
 @pytest.mark.parametrize("command", ["data", "ckpt"])
-def test_cli_group_without_a_command_prints_its_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([command]) == EXIT_USAGE
-    assert capsys.readouterr().err.startswith(f"Usage: swarm {command} ")
-
-
-def test_cli_help_of_commands_with_a_model_loads_no_pydantic() -> None:
-    program = PROBE.format(heavy=(*HEAVY, "pydantic", "pydantic_core", "asyncio", "numpy"))
-    for command in ("join", "new"):
-        ran = subprocess.run([sys.executable, "-c", program, command, "--help"], capture_output=True, text=True)
-        assert ran.stderr == "heavy: \n"
+def test_cli_group_without_a_command_prints_its_help(command: str, typed: Typed) -> None:
+    said = typed(command)
+    assert said.code == EXIT_USAGE
+    assert said.err.startswith(f"Usage: swarm {command} ")
 
 
 def test_cli_list_says_of_each_command_what_its_own_help_says() -> None:
@@ -176,13 +103,6 @@ def test_cli_list_says_of_each_command_what_its_own_help_says() -> None:
     for name, entry in Commands.entries.items():
         assert group.commands[name].name == name
         assert group.commands[name].get_short_help_str(1000) == entry.said, name
-
-
-def test_cli_imports_the_command_that_is_typed_and_no_other() -> None:
-    program = PROBE.format(heavy=tuple(entry.module for entry in Commands.entries.values()))
-    for words, imported in ((["--help"], ""), (["status", "--help"], "peers.cli.running"), (["nope"], "")):
-        ran = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True)
-        assert ran.stderr.splitlines()[-1] == f"heavy: {imported}"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

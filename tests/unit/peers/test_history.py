@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,7 @@ from swarm.consensus.history import History, HistoryLine
 from swarm.consensus.records import Quarantined
 from swarm.consensus.roster import owner
 from swarm.ids import MicrobatchId
-from tests.harness.rigs.peers import HEAVY, PEERS, PROBE, RUN, TRAINER, eventful, printed, roster, write
+from tests.harness.rigs.peers import PEERS, RUN, TRAINER, eventful, printed, roster, write
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -211,28 +209,3 @@ def test_history_being_written_or_cut_is_shown_as_far_as_it_goes(
     assert swarm(["history", "--file", str(path.with_name("history-1.jsonl")), "--json"]) == 0
     found = printed(capsys)
     assert (found["records"], found["torn"]) == (2, True)
-
-
-# --- as a command ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (("history", "--help"), 0, "Example: swarm history --last 20 --verify"),
-        (("history", "--file", "copy"), 0, "joined: tern and vole"),
-        (("history", "--file", "copy", "--verify"), 0, "verified: 7 records"),
-        (("history", "--file", "copy", "--json"), 0, '"records": 7'),
-        (("history",), 1, ""),
-    ],
-)
-def test_history_imports_nothing_heavy(path: Path, arguments: tuple[str, ...], code: int, words: str) -> None:
-    found = os.pathsep.join([str(Path(__file__).parents[3]), *filter(None, sys.path)])
-    ended = subprocess.run(
-        [sys.executable, "-c", PROBE.format(heavy=HEAVY), *arguments],
-        capture_output=True, text=True, timeout=300, env=os.environ | {"PYTHONPATH": found, "COLUMNS": "80"},
-    )  # fmt: skip
-    assert ended.stderr.endswith("heavy: \n")
-    assert ended.returncode == code
-    assert words in ended.stdout
-    assert "Traceback" not in ended.stderr
