@@ -101,8 +101,7 @@ def _unmerged(family: LoraFamily, spec: Any, adapters: Any, base: Any) -> dict[s
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
-    [((), "--adapter or --merge"), (("--adapter", "--merge"), "one of the two")],
+    ("options", "said"), [((), "--adapter or --merge"), (("--adapter", "--merge"), "one of the two")]
 )
 def test_export_of_adapters_asks_which_form(
     run: RunDirectory, tmp_path: Path, options: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]

@@ -145,9 +145,7 @@ def test_doctor_of_a_run_that_is_gone_says_so_and_what_it_could_not_ask(
     assert shown.splitlines()[-1] == "this machine cannot join as it is: for contact see above"
 
 
-def test_doctor_without_an_invite_tries_the_device_alone(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_doctor_without_an_invite_tries_the_device_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor", "--json"]) == EXIT_OK
     checks = {check["name"]: check["level"] for check in printed(capsys)["checks"]}
     assert list(checks) == [*QUICK, "computes"]

@@ -52,10 +52,7 @@ def certificate(
     if more:
         begun = begun.add_extension(x509.UnrecognizedExtension(x509.ObjectIdentifier(more), value), critical=True)
     made = begun.sign(key, hashes.SHA256())
-    return (
-        made.public_bytes(Encoding.PEM),
-        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
-    )
+    return (made.public_bytes(Encoding.PEM), key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
 
 
 def der(pem: bytes) -> bytes:

@@ -203,10 +203,7 @@ async def test_notice_after_a_drain_leaves_its_exit_code_to_the_drain() -> None:
     ("event", "text"),
     [
         (PreemptionWatch(source="AWS", problem=""), "notices of AWS are watched"),
-        (
-            PreemptionWatch(source="AWS", problem="status 403"),
-            "AWS cannot be asked for notices: status 403; trying on",
-        ),
+        (PreemptionWatch(source="AWS", problem="status 403"), "AWS cannot be asked for notices: status 403; trying on"),
         (PreemptionWatch(source="", problem="none answers"), "no notices are watched: none answers"),
         (PreemptionNotice(source="AWS", deadline_s=119.6), "AWS: this machine is taken back in 120 s"),
         (

@@ -157,8 +157,7 @@ async def test_cancelled_question_closes_its_connection() -> None:
 
 
 @pytest.mark.parametrize(
-    ("date", "now"),
-    [(b"Mon, 19 Sep 2016 18:29:47 GMT", 1474309787.0), (b"yesterday", 7.0), (b"", 7.0), (b"0", 7.0)],
+    ("date", "now"), [(b"Mon, 19 Sep 2016 18:29:47 GMT", 1474309787.0), (b"yesterday", 7.0), (b"", 7.0), (b"0", 7.0)]
 )
 async def test_answer_tells_the_servers_time_where_it_is_said(date: bytes, now: float) -> None:
     async with raw(b"HTTP/1.1 200 OK\r\nDate: " + date + b"\r\nContent-Length: 0\r\n\r\n") as one:

@@ -4,15 +4,7 @@ import pytest
 
 from peers.console.words import amount
 from peers.local.progress import RunView, row, size
-from swarm.events import (
-    HopMoved,
-    LinkUsage,
-    LoopLag,
-    Participation,
-    PeerLost,
-    PeerStarted,
-    StateDownloaded,
-)
+from swarm.events import HopMoved, LinkUsage, LoopLag, Participation, PeerLost, PeerStarted, StateDownloaded
 from swarm.ids import PartName, PeerId
 from swarm.monitoring.reader import RecordedEvent
 from tests.harness.rigs.peers import batch, closed, told
@@ -87,7 +79,7 @@ def test_view_what_happened_between_steps_is_noted_at_the_next() -> None:
             "stage 0: stage-0-1 was slow, abcdef does some of its work",
             "stage 0: work of stage-0-1 continues on abcdef (deadline: it says)",
             "stage-0-1 lost: no answer",
-        ),
+        )
     }
     assert view.lost_peers == {"stage-0-1": "no answer"}
     assert "stage-0-1 lost" in row(view.steps[2], None, view.notes.by_step[2])

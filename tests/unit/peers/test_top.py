@@ -404,8 +404,7 @@ def test_the_plot_is_as_large_as_it_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0, "0 s"), (59.4, "59 s"), (61, "1 min 01 s"), (3780, "1 h 03 min"), (360000, "4 d 4 h")],
+    ("seconds", "words"), [(0, "0 s"), (59.4, "59 s"), (61, "1 min 01 s"), (3780, "1 h 03 min"), (360000, "4 d 4 h")]
 )
 def test_durations_have_two_units_at_most(seconds: float, words: str) -> None:
     assert duration(seconds) == words
