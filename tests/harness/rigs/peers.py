@@ -333,6 +333,7 @@ PLACES = (
     (r"[^\s'\"(=]*/pytest-of-[^/\s]+/pytest-\d+/[^/\s'\":,;)]+", "TMP"),
     (r"[^\s'\"(=]*/h-\w{8}\b", "HOME"),
     (r"[^\s'\"(=;]*bin/swarm\b|[^\s'\"(=;]*python[\d.]* -m peers\.cli", "swarm"),
+    (r"[^\s'\"(=;]*/bin/python[\d.]*", "python"),
     (r"sessions/\d{8}-\d{6}-\w+", "sessions/SESSION"),
     (r"\bpid \d+", "pid PID"),
     (r"\d{4}-\d\d-\d\d \d\d:\d\d(:\d\d)?( (UTC|[A-Z]{3,4}|[+-]\d\d(:?\d\d)?)\b)?", "DATE"),

@@ -47,12 +47,13 @@ def judged(name: str, **other: Any) -> CheckResult:
     return next(one for one in judge_machine(dataclasses.replace(SOUND, **other)) if one.name == name)
 
 
-def advised(result: CheckResult) -> CheckResult:
-    """A result that failed or warns, with its cause and something to do or to look at."""
-    assert result.level in ("warn", "fail"), result
-    assert result.cause
-    assert result.check or result.next
-    return result
+def shown(*results: CheckResult) -> list[str]:
+    """The lines of results, each of which says something to do or to look at where it failed or warns."""
+    for result in results:
+        if result.level in ("warn", "fail"):
+            assert result.cause, result
+            assert result.check or result.next, result
+    return [f"{result.level}: {line}" for result in results for line in result.lines()]
 
 
 # --- the machine -----------------------------------------------------------------------------------------------------
@@ -64,35 +65,27 @@ def test_judge_machine_of_a_sound_one_finds_nothing() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "facts", "level", "said"),
-    [
-        ("python", {"missing": ("hivemind", "blake3")}, "fail", "hivemind and blake3"),
-        ("python", {"daemon": "p2pd is built for x86_64, and this machine is aarch64"}, "fail", "aarch64"),
-        ("python", {"system": "Darwin"}, "fail", "built for Linux"),
-        ("python", {"python": (3, 14, 0)}, "warn", "above 3.13"),
-        ("torch", {"torch": None}, "fail", "computes with it"),
-        ("torch", {"gpu": True}, "warn", "cannot use it"),
-        ("memory", {"memory_free": 200 * MB}, "fail", "367 MB"),
-        ("memory", {"memory_free": 700 * MB}, "warn", "little is left"),
-        ("disk", {"disk_free": 10 * MB}, "fail", "67 MB at least"),
-        ("disk", {"disk_free": 500 * MB}, "warn", "12 bytes a parameter"),
-        ("disk", {"disk_error": "Permission denied"}, "fail", "Permission denied"),
-        ("open files", {"files_hard": 128}, "fail", "take 256"),
-        ("open files", {"files_hard": 512}, "warn", "of 200, 1024"),
-    ],
-)
-def test_judge_machine_says_what_is_wrong_and_what_to_do(
-    name: str, facts: dict[str, Any], level: str, said: str
-) -> None:
-    result = advised(judged(name, **facts))
-    assert (result.level, said in result.cause) == (level, True), result
-
-
-def test_judge_machine_takes_a_gpu_with_its_torch_and_no_limit_of_files() -> None:
-    build = TorchBuild(version="2.13.0+cu130", cuda="13.0")
-    assert judged("torch", gpu=True, torch=build).found == "2.13.0+cu130, built for CUDA 13.0"
-    assert judged("open files", files_hard=resource.RLIM_INFINITY).found == "no limit"
+def test_judge_machine_says_what_is_wrong_and_what_to_do(snapshot: Any) -> None:
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("python", {"missing": ("hivemind", "blake3")}, "fail"),
+        ("python", {"daemon": "p2pd is built for x86_64, and this machine is aarch64"}, "fail"),
+        ("python", {"system": "Darwin"}, "fail"),
+        ("python", {"python": (3, 14, 0)}, "warn"),
+        ("torch", {"torch": None}, "fail"),
+        ("torch", {"gpu": True}, "warn"),
+        ("torch", {"gpu": True, "torch": TorchBuild(version="2.13.0+cu130", cuda="13.0")}, "ok"),
+        ("memory", {"memory_free": 200 * MB}, "fail"),
+        ("memory", {"memory_free": 700 * MB}, "warn"),
+        ("disk", {"disk_free": 10 * MB}, "fail"),
+        ("disk", {"disk_free": 500 * MB}, "warn"),
+        ("disk", {"disk_error": "Permission denied"}, "fail"),
+        ("open files", {"files_hard": 128}, "fail"),
+        ("open files", {"files_hard": 512}, "warn"),
+        ("open files", {"files_hard": resource.RLIM_INFINITY}, "ok"),
+    ]
+    found = [judged(name, **facts) for name, facts, _ in cases]
+    assert [one.level for one in found] == [level for *_, level in cases]
+    assert shown(*found) == snapshot
 
 
 def test_look_reads_this_machine_and_makes_nothing(tmp_path: Path) -> None:
@@ -148,65 +141,49 @@ def seen(closed: int | None, *, lost: tuple[str, ...] = (), ended: bool = False)
     )
 
 
-def test_judge_run_says_where_it_stands() -> None:
-    assert judge_run(seen(12)).found == "mine (abababababab), step 12 of 60, 3 peers"
-    before = judge_run(seen(None, lost=("stage-0",)))
-    assert (before.level, before.found.endswith("has not begun: 1 of 2 stage hosts are here")) == ("ok", True)
-    assert advised(judge_run(seen(12, lost=("stage-1",)))).cause == "nobody holds stage-1 any more"
-    for over in (seen(60), seen(12, ended=True)):
-        assert advised(judge_run(over)).level == "fail"
+def test_judge_run_says_where_it_stands(snapshot: Any) -> None:
+    found = [
+        judge_run(one)
+        for one in (
+            seen(12), seen(None, lost=("stage-0",)), seen(12, lost=("stage-1",)), seen(60), seen(12, ended=True),
+        )
+    ]  # fmt: skip
+    assert [one.level for one in found] == ["ok", "ok", "warn", "fail", "fail"]
+    assert shown(*found) == snapshot
 
 
-@pytest.mark.parametrize(
-    ("offsets", "level", "said"),
-    [
-        ([], "skipped", "no peer says"),
-        ([0.4, -0.2, 0.3], "ok", "within a second of 3 peers"),
-        ([1.6], "ok", "1.6 s behind 1 peer"),
-        ([5.0, 5.5, 900.0], "warn", "5.5 s behind 3 peers"),
-        ([-60.0, -61.0], "fail", "60.5 s ahead of 2 peers"),
-        ([1e300], "fail", "1000000000.0 s behind 1 peer"),
-    ],
-)
-def test_judge_clock_takes_the_median(offsets: list[float], level: str, said: str) -> None:
-    result = judge_clock(offsets)
-    assert (result.level, said in result.found) == (level, True), result
-    if level in ("warn", "fail"):
-        advised(result)
+def test_judge_clock_takes_the_median(snapshot: Any) -> None:
+    offsets = ([], [0.4, -0.2, 0.3], [1.6], [5.0, 5.5, 900.0], [-60.0, -61.0], [1e300])
+    found = [judge_clock(each) for each in offsets]
+    assert [one.level for one in found] == ["skipped", "ok", "ok", "warn", "fail", "fail"]
+    assert shown(*found) == snapshot
 
 
-def test_judge_round_trip_warns_of_a_long_one_and_not_of_one_busy_peer() -> None:
-    assert judge_round_trip(0.012, [0.02, 0.03, 0.04]).found == "12 ms to the contact, median of 3 other members 30 ms"
-    assert judge_round_trip(0.9, [0.02]).level == "ok"
-    assert advised(judge_round_trip(0.9, [0.8])).level == "warn"
-
-
-def test_judge_bandwidth_says_what_was_measured_and_with_how_much() -> None:
+def test_judge_round_trip_and_bandwidth_say_what_was_measured(snapshot: Any) -> None:
+    """They warn of a long way and not of one busy peer, and of a narrow link."""
     link = ProbedLink(up=2.5e6, down=5e6, up_bytes=1 << 16, down_bytes=1 << 20)
-    result = judge_bandwidth(link, [1e6, 3e6, 2e6])
-    assert (result.level, result.found) == (
-        "ok",
-        "at least 20.0 Mbit/s up, 40.0 Mbit/s down (measured with 66 kB there and 1 MB back, with the contact); "
-        "members measured 16.0 Mbit/s between them",
-    )
-    assert advised(judge_bandwidth(dataclasses.replace(link, up=1e4), [])).level == "warn"
     none = ProbedLink(up=0, down=0, up_bytes=0, down_bytes=0, problem="no method here")
-    assert (judge_bandwidth(none, []).level, judge_bandwidth(none, []).found) == (
-        "skipped",
-        "not measured: no method here",
-    )
+    found = [
+        judge_round_trip(0.012, [0.02, 0.03, 0.04]),
+        judge_round_trip(0.9, [0.02]),
+        judge_round_trip(0.9, [0.8]),
+        judge_bandwidth(link, [1e6, 3e6, 2e6]),
+        judge_bandwidth(dataclasses.replace(link, up=1e4), []),
+        judge_bandwidth(none, []),
+    ]
+    assert [one.level for one in found] == ["ok", "ok", "warn", "ok", "warn", "skipped"]
+    assert shown(*found) == snapshot
 
 
-@pytest.mark.parametrize(
-    ("how", "near", "level"),
-    [("direct", False, "ok"), ("local", True, "ok"), ("local", False, "fail"), ("relayed", False, "warn"),
-     ("unknown", False, "warn"), ("outgoing", False, "fail")],
-)  # fmt: skip
-def test_judge_reach_of_each_kind(how: How, near: bool, level: str) -> None:
-    result = judge_reach(Reach(how, f"{PEER} said so", ()), "hole-punched", near=near)
-    assert (result.level, PEER in result.found, "punched hole" in result.found) == (level, False, True)
-    if level != "ok":
-        advised(result)
+def test_judge_reach_of_each_kind(snapshot: Any) -> None:
+    kinds: list[tuple[How, bool]] = [
+        ("direct", False), ("local", True), ("local", False), ("relayed", False), ("unknown", False),
+        ("outgoing", False),
+    ]  # fmt: skip
+    found = [judge_reach(Reach(how, f"{PEER} said so", ()), "hole-punched", near=near) for how, near in kinds]
+    assert [one.level for one in found] == ["ok", "ok", "fail", "warn", "warn", "fail"]
+    assert not any(PEER in one.found for one in found)
+    assert shown(*found) == snapshot
 
 
 def parts(*lacking: str) -> list[PlannedPart]:
@@ -218,27 +195,19 @@ def parts(*lacking: str) -> list[PlannedPart]:
     ]
 
 
-def test_judge_parts_says_which_fit_and_how_to_join_with_one() -> None:
-    assert judge_parts(parts("", "", ""), 10_000 * MB).found == "all 3 fit; the largest takes 500 MB and activations"
-    some = advised(judge_parts(parts("too little", "", "too little"), 10_000 * MB))
-    assert (some.level, "join INVITE --stage 1" in some.next) == ("warn", True)
-    assert "--role trainer" in advised(judge_parts(parts("x", "x", ""), 10_000 * MB)).next
-    assert advised(judge_parts(parts("x", "x", "x"), 10_000 * MB)).level == "fail"
-    assert "720 MB" in advised(judge_parts(parts("", "", ""), 100 * MB)).cause
+def test_judge_parts_says_which_fit_and_how_to_join_with_one(snapshot: Any) -> None:
+    lacking = (("", "", ""), ("too little", "", "too little"), ("x", "x", ""), ("x", "x", "x"))
+    found = [*(judge_parts(parts(*each), 10_000 * MB) for each in lacking), judge_parts(parts("", "", ""), 100 * MB)]
+    assert [one.level for one in found] == ["ok", "warn", "warn", "fail", "warn"]
+    assert shown(*found) == snapshot
 
 
-def test_judge_speed_beside_the_replicas_and_alone() -> None:
+def test_judge_speed_and_device_say_how_they_compare(snapshot: Any) -> None:
     own = BlockSpeed(stage_s=0.2, whole_s=0.9, measured="2 layers, 8 of 8 rows, best of 3")
-    assert judge_speed("stage-0", own, [0.1, 0.1, 0.4]).found.endswith("100 ms at 3 replicas: 2 times as long")
-    assert judge_speed("stage-0", own, [1.0]).found.endswith("1 s at 1 replica: 5 times as fast")
-    assert judge_speed("stage-0", own, []).found.endswith("no replica says how long it takes there")
-
-
-def test_judge_device_says_how_much_memory_is_free() -> None:
     cpu = DeviceSeen(device="cpu", title="the CPU", free=8000 * MB, total=0, torch="2.13.0")
-    assert judge_device(cpu).found == "cpu: the CPU computes, 8 GB of memory free"
     gpu = dataclasses.replace(cpu, device="cuda:0", title="NVIDIA H100", total=80_000 * MB)
-    assert judge_device(gpu).found == "cuda:0: NVIDIA H100 computes, 8 GB of 80 GB free"
+    speeds = [judge_speed("stage-0", own, others) for others in ([0.1, 0.1, 0.4], [1.0], [])]
+    assert shown(*speeds, judge_device(cpu), judge_device(gpu)) == snapshot
 
 
 # --- is it worth it? -------------------------------------------------------------------------------------------------
@@ -257,29 +226,17 @@ def test_gain_reckons_what_is_averaged_and_both_speeds() -> None:
     assert dataclasses.replace(GAIN, alone_fits=False).alone_tokens_s == 0
 
 
-def test_judge_gain_of_a_machine_that_helps_gives_the_numbers() -> None:
-    result = judge_gain(GAIN)
-    assert result.level == "ok"
-    for words in ("swarm trains 800 tokens a second, this machine alone 500", "a step takes 20 s", "6 s of this link"):
-        assert words in result.found, result.found
-
-
-def test_judge_gain_says_when_the_swarm_would_be_slower_with_it() -> None:
-    result = advised(judge_gain(dataclasses.replace(GAIN, link=1e6)))
-    assert "each step would wait 600 s for averaging over this link, and takes 20 s now" in result.cause
-    assert "--role trainer" in result.next
-
-
-def test_judge_gain_says_when_it_alone_would_be_faster() -> None:
-    result = advised(judge_gain(dataclasses.replace(GAIN, whole_s=0.5)))
-    assert "alone would be faster than the swarm: 2.0 k tokens a second beside 800" in result.cause
-
-
-def test_judge_gain_without_any_figure_says_so() -> None:
+def test_judge_gain_gives_the_numbers_and_says_who_would_be_slower(snapshot: Any) -> None:
     unknown = dataclasses.replace(GAIN, step_s=0.0, link=0.0)
-    assert judge_gain(unknown).found == "alone it trains 500 tokens a second"
-    result = judge_gain(dataclasses.replace(unknown, alone_fits=False))
-    assert (result.level, result.found) == ("skipped", "nobody knows yet what a step takes")
+    found = [
+        judge_gain(GAIN),
+        judge_gain(dataclasses.replace(GAIN, link=1e6)),
+        judge_gain(dataclasses.replace(GAIN, whole_s=0.5)),
+        judge_gain(unknown),
+        judge_gain(dataclasses.replace(unknown, alone_fits=False)),
+    ]
+    assert [one.level for one in found] == ["ok", "warn", "warn", "skipped", "skipped"]
+    assert shown(*found) == snapshot
 
 
 def vitals(part: str | None, compute_s: float) -> Any:

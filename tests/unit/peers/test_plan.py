@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from peers.cli.app import run
 from peers.commands.plan import manifest_named, plan_for
 from peers.console.words import CommandError
-from peers.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_USAGE
+from peers.exit_codes import EXIT_ERROR, EXIT_USAGE
 from peers.plan.live import live_run
 from peers.plan.peers_file import DEVICES, read_peers
 from peers.plan.work import workload_of
@@ -18,7 +18,7 @@ from swarm.errors import ConfigError
 from swarm.membership.part_memory import part_bytes
 from swarm.models.registry import family_of
 from swarm.planning.costs import model_parameter_count
-from tests.harness.rigs.peers import printed
+from tests.harness.rigs.peers import Typed
 
 GPU = """
 [[peers]]
@@ -45,26 +45,19 @@ def peers(tmp_path: Path) -> Path:
     return path
 
 
-def typed(peers: Path, *more: str) -> int:
-    return run(["plan", "tiny", "--peers", str(peers), *more])
-
-
-def test_plan_prints_layout_step_and_what_binds(peers: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert typed(peers) == EXIT_OK
-    told = capsys.readouterr().out
+def test_plan_prints_layout_step_and_what_binds(peers: Path, typed: Typed) -> None:
+    told = typed("plan", "tiny", "--peers", peers).out
     for words in ("stage-0", "trainers", "tokens/s", "as PaLM counts", "causal attention", "bound by", "next",
                   "as peers come and go", "alone", "TeraPipe", "split = {", "memory"):  # fmt: skip
         assert words in told
     assert "averaging" not in told
-    assert typed(peers, "--explain") == EXIT_OK
-    explained = capsys.readouterr().out
+    explained = typed("plan", "tiny", "--peers", peers, "--explain").out
     for words in ("3 x", "graphs of", "limit", "filling", "feeding", "averaging", "closing", "PaLM: 6 x N", "c/tx"):
         assert words in explained
 
 
-def test_plan_as_json_holds_together(peers: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert typed(peers, "--json") == EXIT_OK
-    document = printed(capsys)
+def test_plan_as_json_holds_together(peers: Path, typed: Typed) -> None:
+    document = typed("plan", "tiny", "--peers", peers, "--json").json
     json.dumps(document, allow_nan=False)
     assert document["schema"] == 1
     assert sum(document["seconds"].values()) == pytest.approx(document["step_s"])
@@ -79,56 +72,31 @@ def test_plan_as_json_holds_together(peers: Path, capsys: pytest.CaptureFixture[
     assert document["asked"]["step_s"] >= document["step_s"] * 0.999
 
 
-def test_plan_takes_a_run_file(peers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_takes_a_run_file(peers: Path, tmp_path: Path, typed: Typed) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('[run]\nname = "mine"\n[model]\ndim = 64\nlayers = 2\n[split]\nstages = 2\n')
-    assert run(["plan", str(file), "--peers", str(peers), "--json"]) == EXIT_OK
-    assert printed(capsys)["model"].startswith("mine: 2 blocks of width 64")
+    assert typed("plan", file, "--peers", peers, "--json").json["model"].startswith("mine: 2 blocks of width 64")
 
 
-@pytest.mark.parametrize(
-    ("words", "file", "cause"),
-    [
-        (["plan", "tiny"], GPU, "--peers is missing"),
-        (["plan", "--peers", "FILE"], GPU, "MODEL is missing"),
-        (["plan", "tinny", "--peers", "FILE"], GPU, "MODEL = 'tinny'"),
-        (["plan", "tiny", "--peers", "nowhere.toml"], GPU, "--peers = 'nowhere.toml'"),
-        (["plan", "tiny", "--peers", "FILE"], "[[peers]", "--peers = "),
-        (["plan", "tiny", "--peers", "FILE"], "", "peers is missing"),
-        (["plan", "tiny", "--peers", "FILE"], "peers = 3", "peers = 3"),
-        (["plan", "tiny", "--peers", "FILE"], GPU + "flop = 3", "peers.flop = 3"),
-        (["plan", "tiny", "--peers", "FILE"], GPU.replace("rtx3090", "rtx3099"), "peers.device = 'rtx3099'"),
-        (["plan", "tiny", "--peers", "FILE"], GPU.replace("host_memory_gib = 32", ""), "peers.host_memory_gib"),
-        (["plan", "tiny", "--peers", "FILE"], CPU.replace("flops = 5e10", ""), "peers.flops is missing"),
-        (["plan", "tiny", "--peers", "FILE"], CPU.replace("memory_gib = 4", ""), "peers.memory_gib is missing"),
-        (["plan", "tiny", "--peers", "FILE"], CPU.replace("= 5e10", "= -1.0"), "peers.flops = -1.0"),
-        (["plan", "tiny", "--peers", "FILE"], CPU.replace("= 5e10", "= nan"), "peers.flops = nan"),
-        (["plan", "tiny", "--peers", "FILE"], CPU + CPU, "peers.name = 'cpu'"),
-        (["plan", "tiny", "--peers", "FILE", "--memory-gib", "4"], CPU, "--memory-gib = '4'"),
-        (["plan", "--swarm", "x", "--memory-gib", "many"], CPU, "--memory-gib = 'many'"),
-        (["plan", "--swarm", "nonsense"], CPU, "INVITE"),
-    ],
-)
-def test_plan_refuses_what_means_nothing(
-    words: list[str], file: str, cause: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_refuses_what_means_nothing_and_says_why_nothing_fits(tmp_path: Path, typed: Typed, snapshot: Any) -> None:
+    files = (
+        "[[peers]", "", "peers = 3", GPU + "flop = 3", GPU.replace("rtx3090", "rtx3099"),
+        GPU.replace("host_memory_gib = 32", ""), CPU.replace("flops = 5e10", ""), CPU.replace("memory_gib = 4", ""),
+        CPU.replace("= 5e10", "= -1.0"), CPU.replace("= 5e10", "= nan"), CPU + CPU,
+        CPU.replace("4", "0.3"), CPU.replace("3", "1"),
+    )  # fmt: skip
     path = tmp_path / "peers.toml"
-    path.write_text(file)
-    assert run([str(path) if word == "FILE" else word for word in words]) == EXIT_USAGE
-    told = capsys.readouterr().err
-    assert cause in told
-    assert "check:" in told
-    assert "next:" in told
-
-
-@pytest.mark.parametrize(("file", "why"), [(CPU.replace("4", "0.3"), "memory"), (CPU.replace("3", "1"), "1 peer")])
-def test_plan_says_why_nothing_fits(file: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "peers.toml"
-    path.write_text(file)
-    assert run(["plan", "tiny", "--peers", str(path)]) == EXIT_ERROR
-    told = capsys.readouterr().err
-    assert why in told
-    assert "next:" in told
+    path.write_text(GPU)
+    lines = ("plan tiny", "plan --peers FILE", "plan tinny --peers FILE", "plan tiny --peers nowhere.toml",
+             "plan tiny --peers FILE --memory-gib 4", "plan --swarm x --memory-gib many",
+             "plan --swarm nonsense")  # fmt: skip
+    refused = [typed(*(path if word == "FILE" else word for word in line.split())) for line in lines]
+    for content in files:
+        path.write_text(content)
+        refused.append(typed("plan", "tiny", "--peers", path))
+    assert [one.code for one in refused] == [EXIT_USAGE] * (len(refused) - 2) + [EXIT_ERROR] * 2
+    assert all("next:" in one.err for one in refused)
+    assert refused == snapshot
 
 
 def test_devices_are_reckoned_at_less_than_their_peak(peers: Path) -> None:
