@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import socket
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -160,9 +161,13 @@ async def message(reader: asyncio.StreamReader) -> tuple[str, dict[str, Any]]:
 
 
 @contextlib.asynccontextmanager
-async def served(*, token: str | None = None, steps: int = 3, **access: Any) -> AsyncIterator[ServedDashboard]:
-    """Serve on a free port of this machine."""
+async def served(
+    *, token: str | None = None, steps: int = 3, narrow: bool = False, **access: Any
+) -> AsyncIterator[ServedDashboard]:
+    """Serve on a free port of this machine; ``narrow``: little waits on the way to who does not read."""
     listener = open_listener("--listen", "127.0.0.1", 0)
+    if narrow:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # its connections inherit it
     clock, source = SteppedClock(), ScriptedSource(steps)
     overview = Overview({"kind": "peer", "label": "a test"})
     feed = StateFeed(source, overview, clock)
