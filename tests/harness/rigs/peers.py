@@ -335,6 +335,7 @@ PLACES = (
     (r"[^\s'\"(=;]*bin/swarm\b|[^\s'\"(=;]*python[\d.]* -m peers\.cli", "swarm"),
     (r"[^\s'\"(=;]*/bin/python[\d.]*", "python"),
     (r"sessions/\d{8}-\d{6}-\w+", "sessions/SESSION"),
+    (r"\btaken by \S+", "taken by PROGRAM"),
     (r"\bpid \d+", "pid PID"),
     (r"\d{4}-\d\d-\d\d \d\d:\d\d(:\d\d)?( (UTC|[A-Z]{3,4}|[+-]\d\d(:?\d\d)?)\b)?", "DATE"),
     (r"\b\d\d:\d\d:\d\d (UTC|[A-Z]{3,4}|[+-]\d\d(:?\d\d)?)(?=\W|$)", "TIME"),

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peers.cli.app import run
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_USAGE, exit_code_of
 from peers.invites.invite import (
     MAX_ADDRESSES,
@@ -28,6 +27,7 @@ from swarm import WIRE_VERSION
 from swarm.errors import ConfigError, Incompatible, SwarmError
 from swarm.ids import RunId
 from swarm.security.signing import peer_of
+from tests.harness.rigs.peers import Said, Typed
 
 PEER = peer_of(bytes(range(32)))
 RUN = RunId("9f2c41" + "0" * 58)
@@ -186,34 +186,21 @@ READ_FROM_STDIN = ("join -", "ckpt pull --from -", "plan --swarm -", "relay --ru
 
 
 @pytest.mark.usefixtures("clean_environment", "elsewhere")
-@pytest.mark.parametrize("command", [*READ_FROM_STDIN, "service install -"])
-def test_empty_standard_input_is_told_with_what_to_type(
-    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_invite_from_standard_input_and_an_empty_one_are_told_with_what_to_type(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch, snapshot: Any
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("\n"))
-    assert run(command.split()) == EXIT_USAGE
-    said = capsys.readouterr().err
-    assert "INVITE = '-' cannot be used: nothing came on standard input" in said
-    assert f"swarm {command} < FILE, where FILE has one. Ask somebody in the run for a new invite" in said
+    def from_input(command: str, text: str) -> Said:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+        return typed(command)
 
-
-@pytest.mark.usefixtures("clean_environment", "elsewhere")
-@pytest.mark.parametrize("command", READ_FROM_STDIN)
-def test_whatever_takes_an_invite_reads_it_from_standard_input(
-    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("swarm1:abc"))
-    assert run(command.split()) == EXIT_USAGE
-    assert "expected a whole invite" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("clean_environment", "elsewhere")
-@pytest.mark.parametrize("command", ["join", "relay --run", "plan --swarm", "invite --countersign"])
-def test_empty_invite_is_told_with_what_to_look_at(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([*command.split(), ""]) == EXIT_USAGE
-    said = capsys.readouterr().err
-    assert "INVITE = '' cannot be used: it is empty" in said
-    assert "Did the command in $(…), or the variable, say anything?" in said
+    empty = [from_input(command, "\n") for command in (*READ_FROM_STDIN, "service install -")]
+    cut = [from_input(command, "swarm1:abc") for command in READ_FROM_STDIN]
+    nothing = [
+        typed(*command.split(), "") for command in ("join", "relay --run", "plan --swarm", "invite --countersign")
+    ]
+    assert {one.code for one in (*empty, *cut, *nothing)} == {EXIT_USAGE}
+    assert all("expected a whole invite" in one.err for one in cut)
+    assert [*empty, *nothing] == snapshot
 
 
 def test_who_types_the_invite_into_a_terminal_is_asked_for_it(

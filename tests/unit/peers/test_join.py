@@ -27,12 +27,17 @@ from swarm.errors import ConfigError
 from swarm.ids import RunId
 from swarm.security.credentials import Grant, sign_grant
 from swarm.security.signing import PrivateIdentity
+from tests.harness.rigs.peers import Typed
 
 PEER = "12D3KooWMrSnzaXRF41zHeiKFu6JxTnmWJGKBmEmoW2LsquAx6zW"
 ADDRESS = f"/ip4/192.0.2.7/tcp/31337/p2p/{PEER}"
 RUN = RunId("ab" * 32)
 INVITE = Invite(run=RUN, name="mine", at=(ADDRESS,)).text()
 TEXT = "Some text of one's own. " * 40
+
+
+def write_events(settings: PeerSettings, *events: dict[str, Any]) -> None:
+    (settings.home / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
 
 
 @pytest.fixture
@@ -42,11 +47,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[PeerSettings]:
 
     def run_peer(settings: PeerSettings) -> int:
         found.append(settings)
-        events = [
-            {"kind": "RunFound", "run": RUN, "name": "mine"},
-            {"kind": "PeerStopped", "reason": "the last step is closed", "exit_code": 0},
-        ]
-        (settings.home / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+        stopped = {"kind": "PeerStopped", "reason": "the last step is closed", "exit_code": 0}
+        write_events(settings, {"kind": "RunFound", "run": RUN, "name": "mine"}, stopped)
         return 0
 
     monkeypatch.setattr("peers.node.run_peer", run_peer)
@@ -62,20 +64,19 @@ def taken() -> Iterator[int]:
 
 
 def test_join_by_invite_hosts_a_stage_in_the_first_free_place(
-    tmp_path: Path, started: list[PeerSettings], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, started: list[PeerSettings], typed: Typed
 ) -> None:
-    assert run(["join", INVITE, "--home", str(tmp_path)]) == EXIT_OK
+    said = typed("join", INVITE, "--home", tmp_path)
+    assert said.code == EXIT_OK
     (settings,) = started
     assert (settings.role, settings.bootstrap, settings.run) == ("stage", (ADDRESS,), RUN)
     assert settings.identity == tmp_path / "1" / "identity.key"
     assert settings.home.parent == tmp_path / "1" / "sessions"
     assert settings.control == tmp_path / "1" / "control.sock"
     assert settings.verbose
-    out = capsys.readouterr().out
-    assert "joins mine as a stage host" in out
-    assert f"(new: {tmp_path}/1/identity.key)" in out
-    assert run(["join", INVITE, "--home", str(tmp_path)]) == EXIT_OK
-    assert "(known: " in capsys.readouterr().out
+    assert "joins mine as a stage host" in said.out
+    assert f"(new: {tmp_path}/1/identity.key)" in said.out
+    assert "(known: " in typed("join", INVITE, "--home", tmp_path).out
 
 
 def test_join_notes_in_its_place_what_it_joined_and_how_it_ended(tmp_path: Path, started: list[PeerSettings]) -> None:
@@ -88,30 +89,20 @@ def test_join_notes_in_its_place_what_it_joined_and_how_it_ended(tmp_path: Path,
     assert started[0].run is None
 
 
-def test_join_with_data_trains_and_says_what_it_found(
-    tmp_path: Path, started: list[PeerSettings], capsys: pytest.CaptureFixture[str]
+def test_join_to_train_says_what_on_and_as_json_nothing_but_events(
+    tmp_path: Path, started: list[PeerSettings], typed: Typed
 ) -> None:
     (tmp_path / "mine.txt").write_text(TEXT)
-    arguments = ["--data", str(tmp_path / "mine.txt"), "--home", str(tmp_path / "home"), "--name", "kim"]
-    assert run(["join", INVITE, *arguments]) == EXIT_OK
-    assert (started[0].role, started[0].options.data, started[0].name) == ("trainer", tmp_path / "mine.txt", "kim")
-    assert "1 text file, 960 characters" in capsys.readouterr().out
-
-
-def test_join_trainer_without_data_is_told_what_it_trains_on(
-    tmp_path: Path, started: list[PeerSettings], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["join", INVITE, "--role", "trainer", "--home", str(tmp_path)]) == EXIT_OK
-    assert (started[0].role, started[0].options.data) == ("trainer", None)
-    assert "comes with Python" in capsys.readouterr().out
-
-
-def test_join_json_prints_nothing_but_events(
-    tmp_path: Path, started: list[PeerSettings], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["join", INVITE, "--json", "--home", str(tmp_path)]) == EXIT_OK
-    assert (started[0].json_lines, started[0].verbose) == (True, False)
-    assert capsys.readouterr().out == ""
+    home = ("--home", tmp_path / "home")
+    said = typed("join", INVITE, "--data", tmp_path / "mine.txt", *home, "--name", "kim")
+    assert (said.code, "1 text file, 960 characters" in said.out) == (EXIT_OK, True)
+    assert "comes with Python" in typed("join", INVITE, "--role", "trainer", *home).out
+    assert typed("join", INVITE, "--json", *home).out == ""
+    assert [(one.role, one.options.data) for one in started] == [
+        ("trainer", tmp_path / "mine.txt"), ("trainer", None), ("stage", None),
+    ]  # fmt: skip
+    assert started[0].name == "kim"
+    assert [(one.json_lines, one.verbose) for one in started[1:]] == [(False, True), (True, False)]
 
 
 def test_join_takes_its_settings_from_the_environment(
@@ -156,58 +147,44 @@ def test_join_signal_beside_the_peer_s_loop_does_not_keep_its_end_from_being_not
 
 
 def test_join_bad_input_is_refused_before_anything_is_made(
-    tmp_path: Path, taken: int, started: list[PeerSettings], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, taken: int, started: list[PeerSettings], typed: Typed, snapshot: Any
 ) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty.txt").touch()
-    tokenizer = train_tokenizer([TEXT], 300)
-    build_shard(tmp_path / "torn", [TEXT], tokenizer)
+    build_shard(tmp_path / "torn", [TEXT], train_tokenizer([TEXT], 300))
     (tmp_path / "torn" / "tokens.bin").write_bytes(b"\0\0")
-    cases = {
-        "INVITE is missing": [],
-        "INVITE": ["swarm1:abc"],
-        "ends in /p2p/": ["/ip4/192.0.2.7/tcp/31337"],
-        "cannot be used here": [f"/ip4/192.0.2.7/tcp/1/ws/p2p/{PEER}"],
-        "no such path": [INVITE, "--data", str(tmp_path / "nothing")],
-        "it is empty\n  check: expected a built shard": [INVITE, "--data", str(tmp_path / "empty")],
-        "it is empty\n  check: expected a file": [INVITE, "--data", str(tmp_path / "empty.txt")],
-        "a stage host reads no data": [INVITE, "--data", str(tmp_path / "empty.txt"), "--role", "stage"],
-        "a trainer holds no stage": [INVITE, "--stage", "1", "--role", "trainer"],
-        "torn or cut short": [INVITE, "--data", str(tmp_path / "torn")],
-        "--stage": [INVITE, "--stage", "0", "--role", "trainer"],
-        "--device": [INVITE, "--device", "tpu"],
-        "--checkpoints": [INVITE, "--checkpoints", "/proc/nope/{run}"],
-        f"{taken} is taken": [INVITE, "--listen", f"/ip4/127.0.0.1/tcp/{taken}"],
-        "up to 32 small letters, digits and dashes": [INVITE, "--region", "Here!"],
-        "--threads": [INVITE, "--threads", "0"],
-        "place": [INVITE, "--place", "no such name!"],
-    }
-    for words, arguments in cases.items():
-        code = run(["join", *arguments, "--home", str(tmp_path / "home")])
-        error = capsys.readouterr().err
-        assert (code, error.startswith("error: ")) == (EXIT_USAGE, True), error
-        assert words in error
-        assert "next:" in error
+    cases = (
+        "", "swarm1:abc", "/ip4/192.0.2.7/tcp/31337", f"/ip4/192.0.2.7/tcp/1/ws/p2p/{PEER}",
+        "INVITE --data TMP/nothing", "INVITE --data TMP/empty", "INVITE --data TMP/empty.txt", "INVITE --data TMP/empty.txt --role stage",
+        "INVITE --stage 1 --role trainer", "INVITE --data TMP/torn", "INVITE --device tpu",
+        "INVITE --checkpoints /proc/nope/{run}", f"INVITE --listen /ip4/127.0.0.1/tcp/{taken}", "INVITE --region Here!",
+        "INVITE --threads 0", "INVITE --place name!",
+    )  # fmt: skip
+    refused = [
+        typed("join", *(word.replace("INVITE", INVITE).replace("TMP", str(tmp_path)) for word in words.split()),
+              "--home", tmp_path / "home")
+        for words in cases
+    ]  # fmt: skip
+    assert {one.code for one in refused} == {EXIT_USAGE}
+    assert all("next:" in one.err for one in refused)
+    told = [text for words, one in zip(cases, refused, strict=True) for text in (f"join {words}", one.err)]
+    assert "\n".join(told).replace(str(taken), "PORT") == snapshot
     assert started == []
     assert not (tmp_path / "home").exists()
 
 
-@pytest.mark.parametrize(("wire", "next_"), [(1, "swarm invite"), (3, "Update swarm on this machine")])
+@pytest.mark.parametrize("wire", [1, 3])
 def test_join_invite_of_another_version_is_incompatible(
-    wire: int, next_: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], started: list[PeerSettings]
+    wire: int, tmp_path: Path, typed: Typed, snapshot: Any, started: list[PeerSettings]
 ) -> None:
-    other = Invite(run=RUN, name="mine", at=(ADDRESS,), wire=wire).text()
-    assert run(["join", other, "--home", str(tmp_path)]) == EXIT_INCOMPATIBLE
-    cause, check, said = capsys.readouterr().err.splitlines()
-    assert f"it is to a run of version {wire}" in cause
-    assert check == "  check: expected a run of wire version 2"
-    assert said.startswith("  next:")
-    assert next_ in said
+    said = typed("join", Invite(run=RUN, name="mine", at=(ADDRESS,), wire=wire).text(), "--home", tmp_path)
+    assert said.code == EXIT_INCOMPATIBLE
+    assert said.err == snapshot
     assert started == []
 
 
 def test_join_a_run_that_ended_here_says_so_and_calls_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: Typed
 ) -> None:
     lives = iter([(True, 0), (False, 3)])
 
@@ -215,19 +192,17 @@ def test_join_a_run_that_ended_here_says_so_and_calls_nobody(
         closed, code = next(lives)
         events: list[dict[str, object]] = [{"kind": "RunFound", "run": RUN, "name": "mine", "steps": 6}]
         events += [{"kind": "StepClosed", "step": step} for step in (5, 6)] if closed else []
-        (settings.home / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+        write_events(settings, *events)
         return code
 
     monkeypatch.setattr("peers.node.run_peer", run_peer)
-    home = ["--home", str(tmp_path)]
-    assert run(["join", INVITE, "--place", "a", *home]) == 0
-    assert capsys.readouterr().err == ""
-    for place in ("a", "b", "a"):
-        assert run(["join", INVITE, "--place", place, *home]) == 0
-        assert "note: this run ended here at step 6, its last" in capsys.readouterr().err
-    other = Invite(run=RunId("cd" * 32), name="other", at=(ADDRESS,)).text()
-    assert run(["join", other, "--place", "b", *home]) == 3
-    assert capsys.readouterr().err == ""
+
+    def join(place: str, invite: str = INVITE) -> tuple[int, bool]:
+        said = typed("join", invite, "--place", place, "--home", tmp_path)
+        return said.code, "note: this run ended here at step 6, its last" in said.err
+
+    assert [join(place) for place in ("a", "a", "b", "a")] == [(0, False), (0, True), (0, True), (0, True)]
+    assert join("b", Invite(run=RunId("cd" * 32), name="other", at=(ADDRESS,)).text()) == (3, False)
 
 
 def test_join_a_run_whose_last_steps_are_done_again_here_dials(
@@ -237,8 +212,8 @@ def test_join_a_run_whose_last_steps_are_done_again_here_dials(
 
     def run_peer(settings: PeerSettings) -> int:
         dialled.append(settings)
-        events = [{"kind": "RunFound", "run": RUN, "name": "mine", "steps": 6}, {"kind": "StepClosed", "step": 6}]
-        (settings.home / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+        found = {"kind": "RunFound", "run": RUN, "name": "mine", "steps": 6}
+        write_events(settings, found, {"kind": "StepClosed", "step": 6})
         return 0
 
     monkeypatch.setattr("peers.node.run_peer", run_peer)
@@ -259,8 +234,7 @@ def test_join_a_run_that_was_ended_in_order_says_so_and_dials(
     """Somebody may have gone on with it: with the same invite, when its port is the same."""
 
     def run_peer(settings: PeerSettings) -> int:
-        closed = {"kind": "StepClosed", "step": 5, "ended": True}
-        (settings.home / "events.jsonl").write_text(json.dumps(closed) + "\n")
+        write_events(settings, {"kind": "StepClosed", "step": 5, "ended": True})
         return EXIT_DRAINED
 
     monkeypatch.setattr("peers.node.run_peer", run_peer)
