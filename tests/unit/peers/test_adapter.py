@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,17 @@ def run_in(home: Path, base: str = "nf4") -> RunDirectory:
     return _Trained(**(dataclasses.asdict(kept) | {"manifest": manifest, "keys": kept.keys})).keep(directory.root, STEP)
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home that keeps a run, of which each test takes a copy."""
+    home = tmp_path_factory.mktemp("made") / "home"
+    run_in(home)
+    return home
+
+
 @pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    return run_in(tmp_path / "home")
+def run(made: Path, tmp_path: Path) -> RunDirectory:
+    return RunDirectory(shutil.copytree(made, tmp_path / "home") / RUNS / "kept")
 
 
 def logits(path: Path, adapters: Path | None = None) -> Tensor:
@@ -67,8 +76,10 @@ def logits(path: Path, adapters: Path | None = None) -> Tensor:
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft asks transformers for it
 @pytest.mark.parametrize("base", ["nf4", "bfloat16", "float32"])
-def test_adapters_in_peft_the_merged_model_and_our_own_give_the_same(tmp_path: Path, base: str) -> None:
-    directory = run_in(tmp_path / "home", base)
+def test_adapters_in_peft_the_merged_model_and_our_own_give_the_same(
+    tmp_path: Path, base: str, request: pytest.FixtureRequest
+) -> None:
+    directory = request.getfixturevalue("run") if base == "nf4" else run_in(tmp_path / "home", base)
     said = ["--run", str(directory.root)]
     assert swarm(["export", str(tmp_path / "adapters"), "--adapter", *said]) == 0
     assert swarm(["export", str(tmp_path / "merged"), "--merge", *said]) == 0

@@ -155,10 +155,11 @@ def test_join_bad_input_is_refused_before_anything_is_made(
     (tmp_path / "torn" / "tokens.bin").write_bytes(b"\0\0")
     cases = (
         "", "swarm1:abc", "/ip4/192.0.2.7/tcp/31337", f"/ip4/192.0.2.7/tcp/1/ws/p2p/{PEER}",
-        "INVITE --data TMP/nothing", "INVITE --data TMP/empty", "INVITE --data TMP/empty.txt", "INVITE --data TMP/empty.txt --role stage",
-        "INVITE --stage 1 --role trainer", "INVITE --data TMP/torn", "INVITE --device tpu",
-        "INVITE --checkpoints /proc/nope/{run}", f"INVITE --listen /ip4/127.0.0.1/tcp/{taken}", "INVITE --region Here!",
-        "INVITE --threads 0", "INVITE --place name!",
+        "INVITE --data TMP/nothing", "INVITE --data TMP/empty", "INVITE --data TMP/empty.txt",
+        "INVITE --data TMP/empty.txt --role stage", "INVITE --stage 1 --role trainer", "INVITE --data TMP/torn",
+        "INVITE --device tpu", "INVITE --checkpoints /proc/nope/{run}",
+        f"INVITE --listen /ip4/127.0.0.1/tcp/{taken}", "INVITE --region Here!", "INVITE --threads 0",
+        "INVITE --place name!",
     )  # fmt: skip
     refused = [
         typed("join", *(word.replace("INVITE", INVITE).replace("TMP", str(tmp_path)) for word in words.split()),
