@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,16 @@ def of_another(killed: Killed, home: Path) -> tuple[Path, Path]:
     return session, kept
 
 
+@contextmanager
+def beside(killed: Killed, role: str, step: int) -> Iterator[str]:
+    """Another peer of the run lives in place 2 and has seen that step; its id."""
+    run_id = killed.manifest.run_id
+    with take_place(killed.home, "2", clock=SystemClock(), run=run_id, role=role) as place:
+        peer = load_or_create(place.identity).peer
+        killed.saw(step, place.open_session(name="x", peer=peer, role=role, run=run_id, run_name="tiny"))
+        yield peer
+
+
 # --- its peers answer ------------------------------------------------------------------------------------------------
 
 
@@ -164,14 +174,10 @@ def test_founder_comes_back_with_the_file_that_it_founded_its_run_with(
 
 
 def test_founder_comes_back_while_a_stage_host_of_its_machine_goes_on(killed: Killed) -> None:
-    run_id = killed.manifest.run_id
     killed.saw(5000)
-    with take_place(killed.home, "2", clock=SystemClock(), run=run_id, role="stage") as place:
-        peer = load_or_create(place.identity).peer
-        session = place.open_session(name="x", peer=peer, role="stage", run=run_id, run_name="tiny")
-        killed.saw(5001, session)
+    with beside(killed, "stage", 5001):
         assert killed.type() == EXIT_OK
-    assert [settings.run for settings in killed.started] == [run_id]
+    assert [settings.run for settings in killed.started] == [killed.manifest.run_id]
 
 
 @pytest.mark.parametrize(
@@ -190,13 +196,10 @@ def test_founder_comes_back_with_the_environment_with_which_it_founded_its_run(
 
 
 def test_founder_comes_back_and_no_issuer_of_its_machine_that_saw_more(killed: Killed) -> None:
-    run_id = killed.manifest.run_id
     killed.saw(100)
-    with take_place(killed.home, "2", clock=SystemClock(), run=run_id, role="trainer") as place:
-        peer = load_or_create(place.identity).peer
-        session = place.open_session(name="x", peer=peer, role="trainer", run=run_id, run_name="tiny")
-        killed.saw(200, session)
-        seen = seen_here(killed.home, run_id, "tiny", [load_or_create(killed.place / "identity.key").peer, peer])
+    with beside(killed, "trainer", 200) as peer:
+        founder = load_or_create(killed.place / "identity.key").peer
+        seen = seen_here(killed.home, killed.manifest.run_id, "tiny", [founder, peer])
         assert [one.place.name for one in seen.witnesses] == ["2", "1"]
         past = judge(seen, None, [Knock(address=killed.other, answered="peer")])
     assert past is not None
@@ -222,42 +225,42 @@ def test_run_that_lives_is_founded_in_no_other_place(killed: Killed, capsys: Any
     assert killed.started == []
 
 
-@pytest.mark.parametrize(("says", "code"), [("peer", EXIT_USAGE), ("no route", EXIT_UNREACHABLE)])
+@pytest.mark.parametrize(
+    ("step", "says", "code", "words"),
+    [
+        (10, "peer", EXIT_USAGE, "join swarm1:"),
+        (10, "no route", EXIT_UNREACHABLE, "where it was founded"),
+        (None, "closed", EXIT_USAGE, "it was founded elsewhere"),
+    ],
+)
 def test_run_is_not_founded_on_another_machine_of_it(
-    killed: Killed, tmp_path: Path, capsys: Any, says: Answered, code: int
+    killed: Killed, tmp_path: Path, capsys: Any, step: int | None, says: Answered, code: int, words: str
 ) -> None:
     session, kept = of_another(killed, tmp_path / "other")
-    killed.saw(10, session)
+    if step is not None:
+        killed.saw(step, session)
     killed.says.append(says)
     assert killed.type("--home", str(tmp_path / "other"), files=kept / "run.toml") == code
-    assert ("join swarm1:" if code == EXIT_USAGE else "where it was founded") in capsys.readouterr().err
+    assert words in capsys.readouterr().err
     assert killed.started == []
-
-
-def test_run_is_not_founded_on_another_machine_that_saw_no_record_of_it(
-    killed: Killed, tmp_path: Path, capsys: Any
-) -> None:
-    _, kept = of_another(killed, tmp_path / "other")
-    assert killed.type("--home", str(tmp_path / "other"), files=kept / "run.toml") == EXIT_USAGE
-    assert "it was founded elsewhere" in capsys.readouterr().err
 
 
 # --- nobody answers --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("step", [5000, 0])
 @pytest.mark.parametrize("says", ["no route", "closed", "silent", "no name", "no peer"])
-def test_run_that_made_steps_is_not_founded_again_where_nobody_answers(
-    killed: Killed, capsys: Any, says: Answered
+def test_run_whose_records_were_seen_is_not_founded_again_where_nobody_answers(
+    killed: Killed, capsys: Any, says: Answered, step: int
 ) -> None:
-    killed.saw(5000)
+    """The others may have gone on without it, and have come back at other ports."""
+    killed.saw(step)
     killed.says.append(says)
-    for _ in range(KEPT_SESSIONS + 1):
+    for _ in range(KEPT_SESSIONS + 1 if says == "closed" else 1):
         assert killed.type() == EXIT_UNREACHABLE
     err = capsys.readouterr().err
-    assert "at step 5000, 2" in err
-    assert "brave-otter" in err
-    assert "the same command once they answer" in err
-    assert "--name NAME" in err
+    for words in (f"at step {step}, 2", "brave-otter", "the same command once they answer", "--name NAME"):
+        assert words in err or not step
     assert killed.started == []
     assert killed.files.exists()
 
@@ -341,15 +344,6 @@ def test_founder_in_a_named_place_founds_its_run_again_there(killed: Killed) -> 
     killed.place.rename(killed.home / "founder")
     assert killed.type(files=next((killed.home / "founder").glob("sessions/*/run.toml"))) == EXIT_OK
     assert [settings.identity.parent.name for settings in killed.started] == ["founder"]
-
-
-@pytest.mark.parametrize("says", ["closed", "no route", "silent"])
-def test_run_of_which_no_step_was_seen_is_not_founded_again(killed: Killed, says: Answered) -> None:
-    """The others may have gone on without it, and have come back at other ports."""
-    killed.saw(0)
-    killed.says.append(says)
-    assert killed.type() == EXIT_UNREACHABLE
-    assert killed.started == []
 
 
 # --- two at once -----------------------------------------------------------------------------------------------------
@@ -477,26 +471,22 @@ def test_run_does_not_go_on_from_a_checkpoint_beside_a_peer_that_answers(
     assert [settings.resume for settings in started] == [10]
 
 
-@pytest.mark.parametrize("says", ["closed", "silent", "no peer", "another"])
-def test_run_goes_on_from_a_checkpoint_where_nobody_answers(
-    resumable: tuple[Path, list[Any]], knocking: list[Answered], says: Answered
+@pytest.mark.parametrize(
+    ("says", "code"),
+    [
+        *((says, EXIT_OK) for says in ("closed", "silent", "no peer", "another")),
+        *((says, EXIT_UNREACHABLE) for says in ("no route", "no name", "untried")),
+    ],
+)
+def test_run_goes_on_from_a_checkpoint_where_nobody_answers_and_not_where_others_cannot_be_asked(
+    resumable: tuple[Path, list[Any]], knocking: list[Answered], says: Answered, code: int, capsys: Any
 ) -> None:
+    """This machine may be on no network, or they are behind relays."""
     home, started = resumable
     knocking.append(says)
-    assert run(["new", "--resume", "--home", str(home)]) == EXIT_OK
-    assert [settings.resume for settings in started] == [10]
-
-
-@pytest.mark.parametrize("says", ["no route", "no name", "untried"])
-def test_run_does_not_go_on_from_a_checkpoint_where_others_cannot_be_asked(
-    resumable: tuple[Path, list[Any]], knocking: list[Answered], says: Answered, capsys: Any
-) -> None:
-    """This machine is on no network, or they are behind relays."""
-    home, started = resumable
-    knocking.append(says)
-    assert run(["new", "--resume", "--home", str(home)]) == EXIT_UNREACHABLE
-    assert "DIR/checkpoints/step-" in capsys.readouterr().err
-    assert started == []
+    assert run(["new", "--resume", "--home", str(home)]) == code
+    assert [settings.resume for settings in started] == ([10] if code == EXIT_OK else [])
+    assert ("DIR/checkpoints/step-" in capsys.readouterr().err) is (code != EXIT_OK)
 
 
 def test_peer_one_of_whose_addresses_was_asked_is_known_to_be_gone(killed: Killed) -> None:

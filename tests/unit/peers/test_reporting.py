@@ -30,19 +30,20 @@ from swarm.clock import SystemClock
 from swarm.errors import ConfigError
 from swarm.events import (
     Event,
+    EventList,
     LinkUsage,
     LoopLag,
     PeerStopped,
     RosterChanged,
     RunFound,
     RunStarted,
-    StepClosed,
     Waiting,
 )
 from swarm.ids import PeerId, RunId
 from swarm.monitoring.recorder import Recorder
 from tests.harness.rigs.clocks import FakeClock
 from tests.harness.rigs.peers import KeptRun
+from tests.harness.rigs.peers import closed as closed_in
 from tests.harness.settings import peer_settings
 
 pytestmark = pytest.mark.usefixtures("clean_environment", "elsewhere")
@@ -55,12 +56,9 @@ STARTED = RunStarted(run=RUN, stages=2, roster=({}, {}, {}), parameters=10)
 STOPPED = PeerStopped(reason="the run is over", exit_code=0)
 
 
-def closed(step: int, **changes: Any) -> StepClosed:
-    fields: dict[str, Any] = {
-        "step": step, "loss": 4.0, "tokens": 100, "microbatches": 4, "grad_norm": 2.0, "clip": 0.5, "lr": 0.25,
-        "digests": {}, "leader": PeerId("a"), "record": "", "seconds": 2.0,
-    }  # fmt: skip
-    return StepClosed(**(fields | changes))
+def closed(step: int, **changes: Any) -> Event:
+    fields = {"loss": 4.0, "microbatches": 4, "grad_norm": 2.0, "clip": 0.5, "lr": 0.25, "seconds": 2.0}
+    return closed_in(step, **(fields | changes)).record.event
 
 
 EVENTS: tuple[Event, ...] = (
@@ -72,16 +70,6 @@ STEP = {
     "members": 3, "loop_lag_p50_ms": 1.0, "loop_lag_max_ms": 3.0,
 }  # fmt: skip
 BYTES = {"bytes_sent": 7, "bytes_received": 8}
-
-
-class EventList:
-    """A sink that keeps them."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def emit(self, event: Event) -> None:
-        self.events.append(event)
 
 
 def told(names: str, directory: Path, *events: Event) -> EventList:
