@@ -227,8 +227,8 @@ def test_drain_of_a_peer_that_is_killed_meanwhile_complains(
 def test_a_silent_peer_is_said_to_be_so_in_time_and_is_not_healthy(
     otter: Served, home: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch, snapshot: Snapshot
 ) -> None:
-    said = typed("status --healthy")
-    assert (said.code, said.out, said.err) == (0, "", "")
+    healthy = typed("status --healthy")
+    assert (healthy.code, healthy.out, healthy.err) == (0, "", "")
     monkeypatch.setattr(look_at_all, "__kwdefaults__", {"timeout_s": 0.05})
     otter.be_silent()
     said = [typed("status --peer 1"), typed("status --healthy"), typed("status", "--healthy", "--home", home / "none")]
