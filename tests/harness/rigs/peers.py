@@ -330,7 +330,7 @@ Typed = Callable[..., Said]
 """Type words after ``swarm``, in this process."""
 
 PLACES = (
-    (r"[^\s'\"(=]*/pytest-of-[^/\s]+/pytest-\d+/[^/\s'\":,;)]+", "TMP"),
+    (r"[^\s'\"(=]*/pytest-of-[^/\s]+/pytest-\d+/(popen-gw\d+/)?[^/\s'\":,;)]+", "TMP"),
     (r"[^\s'\"(=]*/h-\w{8}\b", "HOME"),
     (r"[^\s'\"(=;]*bin/swarm\b|[^\s'\"(=;]*python[\d.]* -m peers\.cli", "swarm"),
     (r"[^\s'\"(=;]*/bin/python[\d.]*", "python"),
