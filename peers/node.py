@@ -4,8 +4,6 @@ Every peer is a member of the run: it answers the step's leader, watches some ot
 its role (``swarm.membership.roles``). The command line and the local launcher call :func:`run_peer`.
 """
 
-# Over 400 lines: the order in which one peer is put together, told in one piece.
-
 from __future__ import annotations
 
 import asyncio

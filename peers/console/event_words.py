@@ -1,7 +1,5 @@
 """Turn an event into a label and a line for a person, if it can be understood alone. Pure."""
 
-# Over 400 lines: what there is to say of every kind of event, which is one list.
-
 from __future__ import annotations
 
 import math
