@@ -136,7 +136,7 @@ def test_worlds_in_memory_refuse_what_they_cannot_do(tmp_path: Path) -> None:
 def struck(root: Path, *strikes: Strike, **shape: Any) -> tuple[SimSwarm, FaultPlan]:
     """A virtual swarm after it ran with these faults, whatever became of it."""
     root.mkdir(exist_ok=True)
-    swarm = SimSwarm(root, **{"hosts": 4, "trainers": 2, "run": {"steps": 6}, **shape})
+    swarm = SimSwarm(root, **{"hosts": 4, "trainers": 2, "run": {"steps": 3}, **shape})
     with MemoryWorld(swarm) as world:
         plan = FaultPlan(*strikes, world=world)
 
@@ -168,7 +168,7 @@ def test_paused_peer_stands_still_and_goes_on(tmp_path: Path) -> None:
     times = [json.loads(line)["t"] for line in (tmp_path / "host-1" / "events.jsonl").read_text().splitlines()]
     assert not [t for t in times if fired.wall < t < fired.wall + 1.5]
     assert [t for t in times if t >= fired.wall + 1.5]
-    assert swarm.events(StepClosed)[-1].step == 6  # a stall this short is forgiven
+    assert swarm.events(StepClosed)[-1].step == 3  # a stall this short is forgiven
 
 
 def test_same_faults_give_the_same_events(tmp_path: Path) -> None:

@@ -72,14 +72,11 @@ def case(rule: RuleName, seed: int = 3) -> FlowResult:
     return Flow(flow, trace).run()
 
 
-@pytest.mark.parametrize("rule", ["swarm", "ours"])
-def test_same_seed_gives_the_same_records_whatever_strings_hash_to(rule: RuleName) -> None:
-    code = f"from tests.unit.sim.test_flow import case; print(case({rule!r}))"
-    found = set()
-    for hashes in ("1", "2"):
-        environment = os.environ | {"PYTHONHASHSEED": hashes, "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-c", code]
-        found.add(subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout)
-    assert found == {f"{case(rule)}\n"}
-    assert case(rule).moves > 0
-    assert case(rule, seed=4).digest != case(rule).digest
+def test_same_seed_gives_the_same_records_whatever_strings_hash_to() -> None:
+    here = [case("swarm"), case("ours")]
+    code = "from tests.unit.sim.test_flow import case; print([case('swarm'), case('ours')])"
+    environment = os.environ | {"PYTHONHASHSEED": "1", "PYTHONPATH": str(ROOT)}
+    there = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert there.stdout == f"{here}\n", there.stderr
+    assert all(found.moves > 0 for found in here)
+    assert case("ours", seed=4).digest != here[1].digest
