@@ -168,13 +168,13 @@ class PowerCut(BaseException):
 class BrokenDisk:
     """Stands in for ``os`` in the code that writes checkpoints.
 
-    Its calls are counted from 1. At call ``at`` it raises ``error``; a PowerCut goes on being raised, before the call
-    has happened or, with ``late``, after. ``error`` may be an OSError: then only that call fails.
+    Its calls are counted from 1. At call ``at`` it raises ``error``: a PowerCut when the call has happened, and from
+    then on before any does, or an OSError, in place of that call alone.
     """
 
-    def __init__(self, at: int = 0, error: BaseException | None = None, *, late: bool = False) -> None:
+    def __init__(self, at: int = 0, error: BaseException | None = None) -> None:
         self.calls: list[str] = []
-        self._at, self._error, self._late = at, error, late
+        self._at, self._error = at, error
         self._paths: dict[int, Path] = {}
         self._open: set[int] = set()
         self._unsynced: dict[Path, int] = {}
@@ -193,7 +193,7 @@ class BrokenDisk:
         self.calls.append(name)
         cut = isinstance(self._error, PowerCut)
         if self._error is not None and (len(self.calls) == self._at or (cut and len(self.calls) > self._at)):
-            if cut and self._late and len(self.calls) == self._at:
+            if cut and len(self.calls) == self._at:
                 self._do(name, real, arguments, more)
             raise self._error
         return self._do(name, real, arguments, more)

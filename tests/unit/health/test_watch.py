@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -120,576 +122,516 @@ class Ring:
             await asyncio.sleep(seconds)
 
 
-def play(story: Any, *args: Any) -> None:
-    async def told() -> None:
-        ring = Ring()
-        await ring.open()
-        work: Coroutine[Any, Any, None] = story(ring, *args)
-        await work
+def ringed(story: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Have a test, whose first parameter is a ring, run in virtual time."""
 
-    in_virtual_time(told())
+    @functools.wraps(story)
+    def play(**given: Any) -> None:
+        async def told() -> None:
+            ring = Ring()
+            await ring.open()
+            await story(ring, **given)
+
+        in_virtual_time(told())
+
+    seen = inspect.signature(story)
+    play.__signature__ = seen.replace(parameters=list(seen.parameters.values())[1:])  # type: ignore[attr-defined]
+    return play
 
 
 # --- losing ----------------------------------------------------------------------------------------------------------
 
 
-def test_watch_with_everybody_well_loses_nobody_and_asks_only_its_neighbours() -> None:
-    async def story(ring: Ring) -> None:
-        await ring.watch_for(60.0)
-        assert (ring.news, dict(ring.watch.gone)) == ([], {})
-        assert all(ring.neighbours[peer].pings == pytest.approx(60 / PING_EVERY_S, abs=1) for peer in NEAR)
-        assert all(ring.neighbours[peer].pings == 0 for peer in FAR)
-
-    play(story)
+@ringed
+async def test_watch_with_everybody_well_loses_nobody_and_asks_only_its_neighbours(ring: Ring) -> None:
+    await ring.watch_for(60.0)
+    assert (ring.news, dict(ring.watch.gone)) == ([], {})
+    assert all(ring.neighbours[peer].pings == pytest.approx(60 / PING_EVERY_S, abs=1) for peer in NEAR)
+    assert all(ring.neighbours[peer].pings == 0 for peer in FAR)
 
 
 @pytest.mark.parametrize("late_s", [PING_TIMEOUT_S + 0.5, 2 * PING_TIMEOUT_S + 0.5])
-def test_watch_keeps_a_neighbour_whose_every_answer_comes_late(late_s: float) -> None:
-    async def story(ring: Ring) -> None:
-        ring.neighbours[NEAR[0]].late_s = late_s
-        await ring.watch_for(60.0)
-        assert (ring.news, dict(ring.watch.gone)) == ([], {})
-        assert NEAR[0] not in ring.watch.doubted
-
-    play(story)
+@ringed
+async def test_watch_keeps_a_neighbour_whose_every_answer_comes_late(ring: Ring, late_s: float) -> None:
+    ring.neighbours[NEAR[0]].late_s = late_s
+    await ring.watch_for(60.0)
+    assert (ring.news, dict(ring.watch.gone)) == ([], {})
+    assert NEAR[0] not in ring.watch.doubted
 
 
-def test_watch_loses_a_neighbour_whose_answers_come_later_than_three_misses() -> None:
-    async def story(ring: Ring) -> None:
-        ring.neighbours[NEAR[0]].late_s = MISSES_TO_LOSE * PING_TIMEOUT_S + 1.0
-        async with ring.watching():
-            await asyncio.sleep(SILENT_LOSS_S)
-            assert ring.news == [("lost", NEAR[0])]
-
-    play(story)
+@ringed
+async def test_watch_loses_a_neighbour_whose_answers_come_later_than_three_misses(ring: Ring) -> None:
+    ring.neighbours[NEAR[0]].late_s = MISSES_TO_LOSE * PING_TIMEOUT_S + 1.0
+    async with ring.watching():
+        await asyncio.sleep(SILENT_LOSS_S)
+        assert ring.news == [("lost", NEAR[0])]
 
 
-def test_watch_keeps_a_silent_neighbour_while_it_sends_and_no_longer_than_a_while() -> None:
-    async def story(ring: Ring) -> None:
-        talker = ring.neighbours[NEAR[0]]
-        talker.silent = True
-        async with ring.watching():
-            for _ in range(int(LONGEST_TALK_S)):
-                await talker.tell(FAR[0], "it says")
-                await asyncio.sleep(1.0)
-            assert ("lost", NEAR[0]) not in ring.news
-            for _ in range(int(SILENT_LOSS_S)):
-                await talker.tell(FAR[0], "it says")
-                await asyncio.sleep(1.0)
-            assert ("lost", NEAR[0]) in ring.news
-
-    play(story)
+@ringed
+async def test_watch_keeps_a_silent_neighbour_while_it_sends_and_no_longer_than_a_while(ring: Ring) -> None:
+    talker = ring.neighbours[NEAR[0]]
+    talker.silent = True
+    async with ring.watching():
+        for _ in range(int(LONGEST_TALK_S)):
+            await talker.tell(FAR[0], "it says")
+            await asyncio.sleep(1.0)
+        assert ("lost", NEAR[0]) not in ring.news
+        for _ in range(int(SILENT_LOSS_S)):
+            await talker.tell(FAR[0], "it says")
+            await asyncio.sleep(1.0)
+        assert ("lost", NEAR[0]) in ring.news
 
 
-def test_watch_keeps_a_neighbour_that_is_heard_between_its_misses() -> None:
-    async def story(ring: Ring) -> None:
-        bursty = ring.neighbours[NEAR[0]]
-        bursty.silent = True
-        async with ring.watching():
-            await asyncio.sleep(1.5 * PING_TIMEOUT_S)
-            for _ in range(2 * MISSES_TO_LOSE):  # one question in two is not answered, and nothing else comes
-                await bursty.tell(FAR[0], "it says")
-                await asyncio.sleep(2 * PING_TIMEOUT_S)
-            assert ("lost", NEAR[0]) not in ring.news
-            assert NEAR[0] in ring.watch.doubted
-
-    play(story)
+@ringed
+async def test_watch_keeps_a_neighbour_that_is_heard_between_its_misses(ring: Ring) -> None:
+    bursty = ring.neighbours[NEAR[0]]
+    bursty.silent = True
+    async with ring.watching():
+        await asyncio.sleep(1.5 * PING_TIMEOUT_S)
+        for _ in range(2 * MISSES_TO_LOSE):  # one question in two is not answered, and nothing else comes
+            await bursty.tell(FAR[0], "it says")
+            await asyncio.sleep(2 * PING_TIMEOUT_S)
+        assert ("lost", NEAR[0]) not in ring.news
+        assert NEAR[0] in ring.watch.doubted
 
 
-def test_watch_checks_no_longer_than_some_seconds_who_sends_and_does_not_answer() -> None:
-    async def story(ring: Ring) -> None:
-        talker, time = ring.neighbours[NEAR[0]], asyncio.get_running_loop().time
-        talker.silent = True
+@ringed
+async def test_watch_checks_no_longer_than_some_seconds_who_sends_and_does_not_answer(ring: Ring) -> None:
+    talker, time = ring.neighbours[NEAR[0]], asyncio.get_running_loop().time
+    talker.silent = True
 
-        async def talk() -> None:
-            while True:
-                await talker.tell(FAR[0], "it says")
-                await asyncio.sleep(1.0)
+    async def talk() -> None:
+        while True:
+            await talker.tell(FAR[0], "it says")
+            await asyncio.sleep(1.0)
 
-        talking = asyncio.create_task(talk())
-        async with ring.watching():
-            for _ in range(2):
-                began = time()
-                await ring.watch.check([NEAR[0], NEAR[1]], "a call failed")
-                assert time() - began == pytest.approx(CHECK_S)
-                assert not ring.watch.gone
-                assert set(ring.watch.doubted) == {NEAR[0]}
-            await asyncio.sleep(LONGEST_TALK_S + SILENT_LOSS_S - time())
-            assert set(ring.watch.gone) == {NEAR[0]}
-        talking.cancel()
-
-    play(story)
+    talking = asyncio.create_task(talk())
+    async with ring.watching():
+        for _ in range(2):
+            began = time()
+            await ring.watch.check([NEAR[0], NEAR[1]], "a call failed")
+            assert time() - began == pytest.approx(CHECK_S)
+            assert not ring.watch.gone
+            assert set(ring.watch.doubted) == {NEAR[0]}
+        await asyncio.sleep(LONGEST_TALK_S + SILENT_LOSS_S - time())
+        assert set(ring.watch.gone) == {NEAR[0]}
+    talking.cancel()
 
 
 @pytest.mark.parametrize(("how", "bound_s"), [("dead", REFUSED_LOSS_S), ("silent", SILENT_LOSS_S)])
-def test_watch_loses_a_neighbour_that_does_not_answer_tells_the_others_and_goes_on(how: str, bound_s: float) -> None:
-    async def story(ring: Ring) -> None:
-        victim = NEAR[1]
-        if how == "dead":
-            ring.network.kill(victim)
-        ring.neighbours[victim].silent = True
-        async with ring.watching():
-            await asyncio.sleep(bound_s)
-            assert ring.news == [("lost", victim)]
-            assert f"no answer to {MISSES_TO_LOSE} pings in a row" in ring.watch.gone[victim] or how == "dead"
-            error = ring.watch.unanswered[victim]
-            assert isinstance(error, Unreachable if how == "dead" else DeadlineMissed)
-            assert ring.watch.gone[victim].endswith(f"{error.code}, {error.reason}")
-            for peer, neighbour in ring.neighbours.items():
-                assert [message.peer for message in neighbour.told] == ([] if peer == victim else [victim])
-            second = NEAR[0]
-            ring.network.kill(second)
-            await asyncio.sleep(bound_s)
-            assert set(ring.watch.gone) == {victim, second}
-
-    play(story)
-
-
-def test_watch_that_is_cut_off_finds_out_from_everybody() -> None:
-    async def story(ring: Ring) -> None:
-        for neighbour in ring.neighbours.values():
-            neighbour.silent = True
-        await ring.watch_for(2 * SILENT_LOSS_S + PING_EVERY_S)
-        assert set(ring.watch.gone) == set(OTHERS)
-
-    play(story)
+@ringed
+async def test_watch_loses_a_neighbour_that_does_not_answer_tells_the_others_and_goes_on(
+    ring: Ring, how: str, bound_s: float
+) -> None:
+    victim = NEAR[1]
+    if how == "dead":
+        ring.network.kill(victim)
+    ring.neighbours[victim].silent = True
+    async with ring.watching():
+        await asyncio.sleep(bound_s)
+        assert ring.news == [("lost", victim)]
+        assert f"no answer to {MISSES_TO_LOSE} pings in a row" in ring.watch.gone[victim] or how == "dead"
+        error = ring.watch.unanswered[victim]
+        assert isinstance(error, Unreachable if how == "dead" else DeadlineMissed)
+        assert ring.watch.gone[victim].endswith(f"{error.code}, {error.reason}")
+        for peer, neighbour in ring.neighbours.items():
+            assert [message.peer for message in neighbour.told] == ([] if peer == victim else [victim])
+        second = NEAR[0]
+        ring.network.kill(second)
+        await asyncio.sleep(bound_s)
+        assert set(ring.watch.gone) == {victim, second}
 
 
-def test_watch_leaves_a_peer_alone_that_answers_again_in_time() -> None:
-    async def story(ring: Ring) -> None:
-        victim = ring.neighbours[NEAR[0]]
-        async with ring.watching():
-            for _ in range(20):
-                victim.silent = True
-                await asyncio.sleep(0.9 * (MISSES_TO_LOSE - 1) * PING_TIMEOUT_S)
-                victim.silent = False
-                await asyncio.sleep(2 * (PING_TIMEOUT_S + PING_EVERY_S))
-        assert ring.news == []
-        assert victim.pings > 20
-
-    play(story)
+@ringed
+async def test_watch_that_is_cut_off_finds_out_from_everybody(ring: Ring) -> None:
+    for neighbour in ring.neighbours.values():
+        neighbour.silent = True
+    await ring.watch_for(2 * SILENT_LOSS_S + PING_EVERY_S)
+    assert set(ring.watch.gone) == set(OTHERS)
 
 
-def test_watch_finds_a_peer_again_that_stalled_and_tells_whoever_waits() -> None:
-    async def story(ring: Ring) -> None:
-        victim = ring.neighbours[NEAR[0]]
-        async with ring.watching():
+@ringed
+async def test_watch_leaves_a_peer_alone_that_answers_again_in_time(ring: Ring) -> None:
+    victim = ring.neighbours[NEAR[0]]
+    async with ring.watching():
+        for _ in range(20):
             victim.silent = True
-            lost = ring.watch.changed()
-            await lost
-            assert set(ring.watch.gone) == {NEAR[0]}
-            found = asyncio.create_task(ring.watch.changed())
-            await asyncio.sleep(30.0)
-            assert not found.done()
+            await asyncio.sleep(0.9 * (MISSES_TO_LOSE - 1) * PING_TIMEOUT_S)
             victim.silent = False
-            await found
-            assert not ring.watch.gone
-            assert not ring.watch.unanswered
-        assert ring.news == [("lost", NEAR[0]), ("back", NEAR[0])]
-
-    play(story)
+            await asyncio.sleep(2 * (PING_TIMEOUT_S + PING_EVERY_S))
+    assert ring.news == []
+    assert victim.pings > 20
 
 
-def test_watch_asks_a_lost_peer_again_and_again_though_it_is_no_neighbour() -> None:
-    async def story(ring: Ring) -> None:
-        victim = ring.neighbours[FAR[0]]
+@ringed
+async def test_watch_finds_a_peer_again_that_stalled_and_tells_whoever_waits(ring: Ring) -> None:
+    victim = ring.neighbours[NEAR[0]]
+    async with ring.watching():
         victim.silent = True
-        async with ring.watching():
-            ring.watch.suspect(FAR[0], "a call failed")
-            await asyncio.sleep(60.0)
-            victim.silent = False
-            await asyncio.sleep(PING_TIMEOUT_S + PING_EVERY_S)
-        assert ring.news == [("lost", FAR[0]), ("back", FAR[0])]
+        lost = ring.watch.changed()
+        await lost
+        assert set(ring.watch.gone) == {NEAR[0]}
+        found = asyncio.create_task(ring.watch.changed())
+        await asyncio.sleep(30.0)
+        assert not found.done()
+        victim.silent = False
+        await found
+        assert not ring.watch.gone
+        assert not ring.watch.unanswered
+    assert ring.news == [("lost", NEAR[0]), ("back", NEAR[0])]
 
-    play(story)
+
+@ringed
+async def test_watch_asks_a_lost_peer_again_and_again_though_it_is_no_neighbour(ring: Ring) -> None:
+    victim = ring.neighbours[FAR[0]]
+    victim.silent = True
+    async with ring.watching():
+        ring.watch.suspect(FAR[0], "a call failed")
+        await asyncio.sleep(60.0)
+        victim.silent = False
+        await asyncio.sleep(PING_TIMEOUT_S + PING_EVERY_S)
+    assert ring.news == [("lost", FAR[0]), ("back", FAR[0])]
 
 
 # --- what others say of themselves -----------------------------------------------------------------------------------
 
 
-def test_watch_loses_a_peer_that_was_started_anew_and_does_not_find_it_again() -> None:
-    async def story(ring: Ring) -> None:
-        victim = ring.neighbours[NEAR[0]]
-        async with ring.watching():
-            await asyncio.sleep(3.0)
-            victim.standing = victim.standing.model_copy(update={"incarnation": 2})
-            await asyncio.sleep(60.0)
-            assert dict(ring.watch.gone) == {NEAR[0]: "it was started anew"}
-            assert ring.news == [("lost", NEAR[0])]
-            ring.watch.follow([peer for peer in EVERYBODY if peer != NEAR[0]])
-            ring.watch.follow(EVERYBODY)
-            await asyncio.sleep(60.0)
-            assert not ring.watch.gone
-
-    play(story)
+@ringed
+async def test_watch_loses_a_peer_that_was_started_anew_and_does_not_find_it_again(ring: Ring) -> None:
+    victim = ring.neighbours[NEAR[0]]
+    async with ring.watching():
+        await asyncio.sleep(3.0)
+        victim.standing = victim.standing.model_copy(update={"incarnation": 2})
+        await asyncio.sleep(60.0)
+        assert dict(ring.watch.gone) == {NEAR[0]: "it was started anew"}
+        assert ring.news == [("lost", NEAR[0])]
+        ring.watch.follow([peer for peer in EVERYBODY if peer != NEAR[0]])
+        ring.watch.follow(EVERYBODY)
+        await asyncio.sleep(60.0)
+        assert not ring.watch.gone
 
 
-def test_watch_told_that_a_stranger_was_started_anew_does_not_find_it_until_it_takes_part() -> None:
-    async def story(ring: Ring) -> None:
-        victim = ring.neighbours[FAR[0]]
-        victim.standing = HeartbeatReply(step=0, member=False, incarnation=2)
-        async with ring.watching():
-            await ring.neighbours[NEAR[0]].tell(FAR[0], "it was started anew")
-            await asyncio.sleep(60.0)
-            assert dict(ring.watch.gone) == {FAR[0]: "it was started anew"}
-            victim.standing = victim.standing.model_copy(update={"member": True})
-            await asyncio.sleep(2 * PING_EVERY_S)
-        assert ring.news == [("lost", FAR[0]), ("back", FAR[0])]
-
-    play(story)
+@ringed
+async def test_watch_told_that_a_stranger_was_started_anew_does_not_find_it_until_it_takes_part(ring: Ring) -> None:
+    victim = ring.neighbours[FAR[0]]
+    victim.standing = HeartbeatReply(step=0, member=False, incarnation=2)
+    async with ring.watching():
+        await ring.neighbours[NEAR[0]].tell(FAR[0], "it was started anew")
+        await asyncio.sleep(60.0)
+        assert dict(ring.watch.gone) == {FAR[0]: "it was started anew"}
+        victim.standing = victim.standing.model_copy(update={"member": True})
+        await asyncio.sleep(2 * PING_EVERY_S)
+    assert ring.news == [("lost", FAR[0]), ("back", FAR[0])]
 
 
-def test_watch_loses_a_peer_that_does_not_take_part_any_more_and_finds_it_when_it_does() -> None:
-    async def story(ring: Ring) -> None:
-        victim = ring.neighbours[NEAR[0]]
-        async with ring.watching():
-            victim.standing = victim.standing.model_copy(update={"member": False})
-            await asyncio.sleep((STRANGER_BEATS - 2) * PING_EVERY_S)
-            assert not ring.watch.gone
-            await asyncio.sleep(3 * PING_EVERY_S)
-            assert dict(ring.watch.gone) == {NEAR[0]: "it does not take part any more"}
-            victim.standing = victim.standing.model_copy(update={"member": True})
-            await asyncio.sleep(2 * PING_EVERY_S)
-        assert ring.news == [("lost", NEAR[0]), ("back", NEAR[0])]
-
-    play(story)
+@ringed
+async def test_watch_loses_a_peer_that_does_not_take_part_any_more_and_finds_it_when_it_does(ring: Ring) -> None:
+    victim = ring.neighbours[NEAR[0]]
+    async with ring.watching():
+        victim.standing = victim.standing.model_copy(update={"member": False})
+        await asyncio.sleep((STRANGER_BEATS - 2) * PING_EVERY_S)
+        assert not ring.watch.gone
+        await asyncio.sleep(3 * PING_EVERY_S)
+        assert dict(ring.watch.gone) == {NEAR[0]: "it does not take part any more"}
+        victim.standing = victim.standing.model_copy(update={"member": True})
+        await asyncio.sleep(2 * PING_EVERY_S)
+    assert ring.news == [("lost", NEAR[0]), ("back", NEAR[0])]
 
 
-def test_watch_tells_of_members_that_are_ahead() -> None:
-    async def story(ring: Ring) -> None:
-        ring.stands = (4, True)
-        for peer, standing in [(NEAR[0], (5, True)), (NEAR[1], (9, False)), (NEAR[2], (4, True))]:
-            step, member = standing
-            ring.neighbours[peer].standing = HeartbeatReply(step=step, member=member, incarnation=1)
-        await ring.watch_for(0.5)
-        assert ring.news == [("ahead", NEAR[0], 5)]
-
-    play(story)
+@ringed
+async def test_watch_tells_of_members_that_are_ahead(ring: Ring) -> None:
+    ring.stands = (4, True)
+    for peer, standing in [(NEAR[0], (5, True)), (NEAR[1], (9, False)), (NEAR[2], (4, True))]:
+        step, member = standing
+        ring.neighbours[peer].standing = HeartbeatReply(step=step, member=member, incarnation=1)
+    await ring.watch_for(0.5)
+    assert ring.news == [("ahead", NEAR[0], 5)]
 
 
-def test_watch_says_where_it_stands_itself() -> None:
-    async def story(ring: Ring) -> None:
-        ring.stands = (7, False)
-        endpoint = ring.neighbours[FAR[0]].endpoint
-        standing, _ = await endpoint.call(ME, BEAT, Heartbeat(), timeout_s=5)
-        assert standing == HeartbeatReply(step=7, member=False, incarnation=3)
-        await endpoint.call(ME, PING, Ping(), timeout_s=5)
-
-    play(story)
+@ringed
+async def test_watch_says_where_it_stands_itself(ring: Ring) -> None:
+    ring.stands = (7, False)
+    endpoint = ring.neighbours[FAR[0]].endpoint
+    standing, _ = await endpoint.call(ME, BEAT, Heartbeat(), timeout_s=5)
+    assert standing == HeartbeatReply(step=7, member=False, incarnation=3)
+    await endpoint.call(ME, PING, Ping(), timeout_s=5)
 
 
 # --- suspecting ------------------------------------------------------------------------------------------------------
 
 
-def test_watch_asks_a_suspect_for_itself() -> None:
-    async def story(ring: Ring) -> None:
-        well, dead = FAR
-        ring.network.kill(dead)
-        async with ring.watching():
-            ring.watch.suspect(well, "a call failed")
-            ring.watch.suspect(dead, "a call failed")
-            await asyncio.sleep(REFUSED_LOSS_S)
-        assert ring.news == [("lost", dead)]
-        assert ring.neighbours[well].pings == 1
-
-    play(story)
+@ringed
+async def test_watch_asks_a_suspect_for_itself(ring: Ring) -> None:
+    well, dead = FAR
+    ring.network.kill(dead)
+    async with ring.watching():
+        ring.watch.suspect(well, "a call failed")
+        ring.watch.suspect(dead, "a call failed")
+        await asyncio.sleep(REFUSED_LOSS_S)
+    assert ring.news == [("lost", dead)]
+    assert ring.neighbours[well].pings == 1
 
 
-def test_watch_checks_at_once_and_returns_when_all_have_answered_or_are_gone() -> None:
-    async def story(ring: Ring) -> None:
-        well, dead = FAR
-        silent = NEAR[0]
-        ring.network.kill(dead)
-        ring.neighbours[silent].silent = True
-        async with ring.watching():
-            await ring.watch.check([well], "a call failed")
-            assert asyncio.get_running_loop().time() == 0.0
-            await ring.watch.check([well, dead, silent, ME, PeerId("stranger")], "a call failed")
-            assert set(ring.watch.gone) == {dead, silent}
-            # That it takes the word of the other's loss is a sign of life: its misses are counted anew.
-            assert asyncio.get_running_loop().time() <= CHECK_S
-            before = asyncio.get_running_loop().time()
-            await ring.watch.check([dead, silent], "again")
-            await ring.watch.check([], "nobody")
-            assert asyncio.get_running_loop().time() == before
-
-    play(story)
+@ringed
+async def test_watch_checks_at_once_and_returns_when_all_have_answered_or_are_gone(ring: Ring) -> None:
+    well, dead = FAR
+    silent = NEAR[0]
+    ring.network.kill(dead)
+    ring.neighbours[silent].silent = True
+    async with ring.watching():
+        await ring.watch.check([well], "a call failed")
+        assert asyncio.get_running_loop().time() == 0.0
+        await ring.watch.check([well, dead, silent, ME, PeerId("stranger")], "a call failed")
+        assert set(ring.watch.gone) == {dead, silent}
+        # That it takes the word of the other's loss is a sign of life: its misses are counted anew.
+        assert asyncio.get_running_loop().time() <= CHECK_S
+        before = asyncio.get_running_loop().time()
+        await ring.watch.check([dead, silent], "again")
+        await ring.watch.check([], "nobody")
+        assert asyncio.get_running_loop().time() == before
 
 
-def test_watch_that_does_not_run_checks_nobody() -> None:
-    async def story(ring: Ring) -> None:
-        ring.network.kill(NEAR[0])
-        await ring.watch.check([NEAR[0]], "a call failed")
-        ring.watch.suspect(NEAR[0], "a call failed")
-        assert not ring.watch.gone
-
-    play(story)
+@ringed
+async def test_watch_that_does_not_run_checks_nobody(ring: Ring) -> None:
+    ring.network.kill(NEAR[0])
+    await ring.watch.check([NEAR[0]], "a call failed")
+    ring.watch.suspect(NEAR[0], "a call failed")
+    assert not ring.watch.gone
 
 
 @pytest.mark.parametrize(
     "lives", [{}, {FAR[0]: 1}, dict.fromkeys(FAR, 0)], ids=["asked before", "by the roster", "old"]
 )
-def test_watch_takes_who_said_farewell_for_gone_though_it_answers_until_it_has_closed(lives: dict[PeerId, int]) -> None:
-    async def story(ring: Ring) -> None:
-        leaving = ring.neighbours[FAR[0]]
-        ring.watch.follow(EVERYBODY, lives)
-        async with ring.watching():
-            ring.watch.suspect(FAR[0], "for its life to be known")
-            await asyncio.sleep(1.0)
-            await leaving.tell(FAR[0], "Ctrl-C")
-            await asyncio.sleep(10.0)
-            assert ring.watch.gone == {FAR[0]: "Ctrl-C"}
-            assert ring.news == [("lost", FAR[0])]
-            leaving.standing = HeartbeatReply(step=0, member=True, incarnation=2)
-            ring.watch.follow(EVERYBODY, {FAR[0]: 2})
-            await asyncio.sleep(10.0)
-            assert ring.watch.gone == {}
+@ringed
+async def test_watch_takes_who_said_farewell_for_gone_though_it_answers_until_it_has_closed(
+    ring: Ring, lives: dict[PeerId, int]
+) -> None:
+    leaving = ring.neighbours[FAR[0]]
+    ring.watch.follow(EVERYBODY, lives)
+    async with ring.watching():
+        ring.watch.suspect(FAR[0], "for its life to be known")
+        await asyncio.sleep(1.0)
+        await leaving.tell(FAR[0], "Ctrl-C")
+        await asyncio.sleep(10.0)
+        assert ring.watch.gone == {FAR[0]: "Ctrl-C"}
+        assert ring.news == [("lost", FAR[0])]
+        leaving.standing = HeartbeatReply(step=0, member=True, incarnation=2)
+        ring.watch.follow(EVERYBODY, {FAR[0]: 2})
+        await asyncio.sleep(10.0)
+        assert ring.watch.gone == {}
 
-    play(story)
 
-
-def test_watch_that_never_asked_who_says_farewell_takes_it_for_gone_all_the_same() -> None:
-    async def story(ring: Ring) -> None:
-        ring.watch.follow(EVERYBODY, dict.fromkeys(EVERYBODY, 0))
-        async with ring.watching():
-            await asyncio.sleep(1.0)
-            await ring.neighbours[FAR[0]].tell(FAR[0], "Ctrl-C", life=1)
-            await asyncio.sleep(10.0)
-            assert ring.watch.gone == {FAR[0]: "Ctrl-C"}
-            assert ring.news == [("lost", FAR[0])]
-
-    play(story)
+@ringed
+async def test_watch_that_never_asked_who_says_farewell_takes_it_for_gone_all_the_same(ring: Ring) -> None:
+    ring.watch.follow(EVERYBODY, dict.fromkeys(EVERYBODY, 0))
+    async with ring.watching():
+        await asyncio.sleep(1.0)
+        await ring.neighbours[FAR[0]].tell(FAR[0], "Ctrl-C", life=1)
+        await asyncio.sleep(10.0)
+        assert ring.watch.gone == {FAR[0]: "Ctrl-C"}
+        assert ring.news == [("lost", FAR[0])]
 
 
 @pytest.mark.parametrize("lives", [{}, dict.fromkeys(EVERYBODY, 1)], ids=["asked before", "by the roster"])
-def test_watch_does_not_take_a_member_for_gone_when_its_twin_gives_up(lives: dict[PeerId, int]) -> None:
-    async def story(ring: Ring) -> None:
-        ring.watch.follow(EVERYBODY, lives)
-        async with ring.watching():
-            await asyncio.sleep(1.0)
-            await ring.neighbours[NEAR[0]].tell(NEAR[0], "Ctrl-C", life=2)
-            await asyncio.sleep(10.0)
-            assert (ring.watch.gone, ring.news) == ({}, [])
+@ringed
+async def test_watch_does_not_take_a_member_for_gone_when_its_twin_gives_up(
+    ring: Ring, lives: dict[PeerId, int]
+) -> None:
+    ring.watch.follow(EVERYBODY, lives)
+    async with ring.watching():
+        await asyncio.sleep(1.0)
+        await ring.neighbours[NEAR[0]].tell(NEAR[0], "Ctrl-C", life=2)
+        await asyncio.sleep(10.0)
+        assert (ring.watch.gone, ring.news) == ({}, [])
 
-    play(story)
 
-
-def test_watch_does_not_suspect_strangers_or_itself() -> None:
-    async def story(ring: Ring) -> None:
-        async with ring.watching():
-            ring.watch.suspect(PeerId("stranger"), "whoever that is")
-            ring.watch.suspect(ME, "me?")
-            await asyncio.sleep(10.0)
-        assert ring.news == []
-
-    play(story)
+@ringed
+async def test_watch_does_not_suspect_strangers_or_itself(ring: Ring) -> None:
+    async with ring.watching():
+        ring.watch.suspect(PeerId("stranger"), "whoever that is")
+        ring.watch.suspect(ME, "me?")
+        await asyncio.sleep(10.0)
+    assert ring.news == []
 
 
 # --- being told ------------------------------------------------------------------------------------------------------
 
 
-def test_watch_told_of_a_loss_checks_for_itself() -> None:
-    async def story(ring: Ring) -> None:
-        teller, dead = FAR
-        ring.network.kill(dead)
-        async with ring.watching():
+@ringed
+async def test_watch_told_of_a_loss_checks_for_itself(ring: Ring) -> None:
+    teller, dead = FAR
+    ring.network.kill(dead)
+    async with ring.watching():
+        await ring.neighbours[teller].tell(dead)
+        await asyncio.sleep(REFUSED_LOSS_S)
+    assert ring.news == [("lost", dead)]
+
+
+@ringed
+async def test_watch_told_of_a_loss_by_two_needs_one_miss_of_its_own(ring: Ring) -> None:
+    dead = FAR[0]
+    ring.neighbours[dead].silent = True
+    async with ring.watching():
+        for teller in NEAR[:2]:
             await ring.neighbours[teller].tell(dead)
-            await asyncio.sleep(REFUSED_LOSS_S)
-        assert ring.news == [("lost", dead)]
-
-    play(story)
-
-
-def test_watch_told_of_a_loss_by_two_needs_one_miss_of_its_own() -> None:
-    async def story(ring: Ring) -> None:
-        dead = FAR[0]
-        ring.neighbours[dead].silent = True
-        async with ring.watching():
-            for teller in NEAR[:2]:
-                await ring.neighbours[teller].tell(dead)
-            assert not ring.watch.gone
-            await asyncio.sleep(PING_TIMEOUT_S + 0.1)
-            assert set(ring.watch.gone) == {dead}
-        assert "nor to 2 others" in ring.watch.gone[dead]
-
-    play(story)
+        assert not ring.watch.gone
+        await asyncio.sleep(PING_TIMEOUT_S + 0.1)
+        assert set(ring.watch.gone) == {dead}
+    assert "nor to 2 others" in ring.watch.gone[dead]
 
 
-def test_watch_doubts_who_missed_a_ping_until_it_answers() -> None:
-    async def story(ring: Ring) -> None:
-        stalled = ring.neighbours[FAR[0]]
-        stalled.silent = True
-        async with ring.watching():
-            ring.watch.suspect(FAR[0], "a call failed")
-            await asyncio.sleep(PING_TIMEOUT_S + 0.1)
-            assert set(ring.watch.doubted) == {FAR[0]}
-            stalled.silent = False
-            await asyncio.sleep(PING_TIMEOUT_S + PING_EVERY_S)
-            assert not ring.watch.doubted
-        assert ring.news == []
-
-    play(story)
+@ringed
+async def test_watch_doubts_who_missed_a_ping_until_it_answers(ring: Ring) -> None:
+    stalled = ring.neighbours[FAR[0]]
+    stalled.silent = True
+    async with ring.watching():
+        ring.watch.suspect(FAR[0], "a call failed")
+        await asyncio.sleep(PING_TIMEOUT_S + 0.1)
+        assert set(ring.watch.doubted) == {FAR[0]}
+        stalled.silent = False
+        await asyncio.sleep(PING_TIMEOUT_S + PING_EVERY_S)
+        assert not ring.watch.doubted
+    assert ring.news == []
 
 
 @pytest.mark.parametrize("accused", [FAR[0], ME])
-def test_watch_told_of_a_loss_that_is_none_believes_nothing_and_keeps_the_teller(accused: PeerId) -> None:
-    async def story(ring: Ring) -> None:
-        async with ring.watching():
-            await ring.neighbours[FAR[1]].tell(accused, "it does not answer me")
-            await asyncio.sleep(20.0)
-        assert ring.news == []
-        assert ring.neighbours[FAR[0]].pings == (1 if accused == FAR[0] else 0)
-
-    play(story)
-
-
-def test_watch_takes_no_word_from_strangers() -> None:
-    async def story(ring: Ring) -> None:
-        endpoint = ring.network.endpoint("stranger")
-        await endpoint.enter(RunId("ab" * 32))
-        async with ring.watching():
-            stranger = Neighbour(endpoint)
-            await stranger.tell(FAR[0])
-            await stranger.tell(PeerId("stranger"), "I leave")
-            await asyncio.sleep(10.0)
-        assert ring.news == []
-        assert ring.neighbours[FAR[0]].pings == 0
-
-    play(story)
+@ringed
+async def test_watch_told_of_a_loss_that_is_none_believes_nothing_and_keeps_the_teller(
+    ring: Ring, accused: PeerId
+) -> None:
+    async with ring.watching():
+        await ring.neighbours[FAR[1]].tell(accused, "it does not answer me")
+        await asyncio.sleep(20.0)
+    assert ring.news == []
+    assert ring.neighbours[FAR[0]].pings == (1 if accused == FAR[0] else 0)
 
 
-def test_watch_keeps_no_rumour_of_those_that_it_does_not_watch() -> None:
-    async def story(ring: Ring) -> None:
-        async with ring.watching():
-            for number in range(50):
-                await ring.neighbours[FAR[1]].tell(PeerId(f"nobody{number}"))
-            assert ring.watch._roster.rumours == {}
-            await ring.neighbours[FAR[1]].tell(FAR[0])
-            assert set(ring.watch._roster.rumours) == {FAR[0]}
-
-    play(story)
-
-
-def test_watch_believes_a_peer_that_leaves() -> None:
-    async def story(ring: Ring) -> None:
-        leaver = FAR[0]
-        async with ring.watching():
-            await ring.neighbours[leaver].tell(leaver, "it was stopped by SIGTERM")
-            assert dict(ring.watch.gone) == {leaver: "it was stopped by SIGTERM"}
-            await ring.neighbours[leaver].tell(leaver, "again")
-        assert ring.news == [("lost", leaver)]
-
-    play(story)
+@ringed
+async def test_watch_takes_no_word_from_strangers(ring: Ring) -> None:
+    endpoint = ring.network.endpoint("stranger")
+    await endpoint.enter(RunId("ab" * 32))
+    async with ring.watching():
+        stranger = Neighbour(endpoint)
+        await stranger.tell(FAR[0])
+        await stranger.tell(PeerId("stranger"), "I leave")
+        await asyncio.sleep(10.0)
+    assert ring.news == []
+    assert ring.neighbours[FAR[0]].pings == 0
 
 
-def test_watch_told_by_two_that_the_other_is_gone_keeps_both() -> None:
-    async def story(ring: Ring) -> None:
-        first, second = FAR
-        async with ring.watching():
-            await ring.neighbours[first].tell(second)
-            await ring.neighbours[second].tell(first)
-            await asyncio.sleep(20.0)
-        assert ring.news == []
+@ringed
+async def test_watch_keeps_no_rumour_of_those_that_it_does_not_watch(ring: Ring) -> None:
+    async with ring.watching():
+        for number in range(50):
+            await ring.neighbours[FAR[1]].tell(PeerId(f"nobody{number}"))
+        assert ring.watch._roster.rumours == {}
+        await ring.neighbours[FAR[1]].tell(FAR[0])
+        assert set(ring.watch._roster.rumours) == {FAR[0]}
 
-    play(story)
+
+@ringed
+async def test_watch_believes_a_peer_that_leaves(ring: Ring) -> None:
+    leaver = FAR[0]
+    async with ring.watching():
+        await ring.neighbours[leaver].tell(leaver, "it was stopped by SIGTERM")
+        assert dict(ring.watch.gone) == {leaver: "it was stopped by SIGTERM"}
+        await ring.neighbours[leaver].tell(leaver, "again")
+    assert ring.news == [("lost", leaver)]
+
+
+@ringed
+async def test_watch_told_by_two_that_the_other_is_gone_keeps_both(ring: Ring) -> None:
+    first, second = FAR
+    async with ring.watching():
+        await ring.neighbours[first].tell(second)
+        await ring.neighbours[second].tell(first)
+        await asyncio.sleep(20.0)
+    assert ring.news == []
 
 
 # --- rosters ---------------------------------------------------------------------------------------------------------
 
 
-def test_watch_with_a_new_roster_keeps_what_it_knows_of_those_that_stay() -> None:
-    async def story(ring: Ring) -> None:
-        victim = NEAR[0]
-        ring.network.kill(victim)
-        async with ring.watching():
-            await asyncio.sleep(REFUSED_LOSS_S)
-            ring.watch.follow(EVERYBODY)
-            assert set(ring.watch.gone) == {victim}
-            changed = ring.watch.changed()
-            ring.watch.follow([peer for peer in EVERYBODY if peer != victim])
-            await changed
-            assert not ring.watch.gone
-            await asyncio.sleep(60.0)
-        assert ring.news == [("lost", victim)]
-
-    play(story)
+@ringed
+async def test_watch_with_a_new_roster_keeps_what_it_knows_of_those_that_stay(ring: Ring) -> None:
+    victim = NEAR[0]
+    ring.network.kill(victim)
+    async with ring.watching():
+        await asyncio.sleep(REFUSED_LOSS_S)
+        ring.watch.follow(EVERYBODY)
+        assert set(ring.watch.gone) == {victim}
+        changed = ring.watch.changed()
+        ring.watch.follow([peer for peer in EVERYBODY if peer != victim])
+        await changed
+        assert not ring.watch.gone
+        await asyncio.sleep(60.0)
+    assert ring.news == [("lost", victim)]
 
 
-def test_watch_with_a_new_life_of_a_peer_in_the_roster_takes_it_for_who_it_is() -> None:
-    async def story(ring: Ring) -> None:
-        victim = ring.neighbours[NEAR[0]]
-        lives = dict.fromkeys(EVERYBODY, 1)
-        async with ring.watching():
-            ring.watch.follow(EVERYBODY, lives)
-            await asyncio.sleep(3.0)
-            victim.standing = victim.standing.model_copy(update={"incarnation": 2})
-            await asyncio.sleep(60.0)
-            assert set(ring.watch.gone) == {NEAR[0]}
-            ring.watch.follow(EVERYBODY, lives)
-            assert set(ring.watch.gone) == {NEAR[0]}
-            changed = ring.watch.changed()
-            ring.watch.follow(EVERYBODY, lives | {NEAR[0]: 2})
-            await changed
-            await asyncio.sleep(60.0)
-            assert not ring.watch.gone
-        assert ring.news == [("lost", NEAR[0])]
-
-    play(story)
+@ringed
+async def test_watch_with_a_new_life_of_a_peer_in_the_roster_takes_it_for_who_it_is(ring: Ring) -> None:
+    victim = ring.neighbours[NEAR[0]]
+    lives = dict.fromkeys(EVERYBODY, 1)
+    async with ring.watching():
+        ring.watch.follow(EVERYBODY, lives)
+        await asyncio.sleep(3.0)
+        victim.standing = victim.standing.model_copy(update={"incarnation": 2})
+        await asyncio.sleep(60.0)
+        assert set(ring.watch.gone) == {NEAR[0]}
+        ring.watch.follow(EVERYBODY, lives)
+        assert set(ring.watch.gone) == {NEAR[0]}
+        changed = ring.watch.changed()
+        ring.watch.follow(EVERYBODY, lives | {NEAR[0]: 2})
+        await changed
+        await asyncio.sleep(60.0)
+        assert not ring.watch.gone
+    assert ring.news == [("lost", NEAR[0])]
 
 
-def test_watch_of_a_roster_without_the_dead_loses_nobody() -> None:
-    async def story(ring: Ring) -> None:
-        async with ring.watching():
-            ring.network.kill(NEAR[0])
-            ring.watch.suspect(NEAR[0], "a call failed")
-            ring.watch.follow([peer for peer in EVERYBODY if peer != NEAR[0]])
-            await asyncio.sleep(60.0)
-            ring.watch.follow(())
-            ring.network.kill(NEAR[1])
-            await asyncio.sleep(60.0)
-        assert ring.news == []
-
-    play(story)
-
-
-def test_watch_saying_goodbye_to_a_dead_peer_does_not_fail() -> None:
-    async def story(ring: Ring) -> None:
+@ringed
+async def test_watch_of_a_roster_without_the_dead_loses_nobody(ring: Ring) -> None:
+    async with ring.watching():
         ring.network.kill(NEAR[0])
-        await ring.watch.tell_all(ME, "x" * 1000)
-        for peer, neighbour in ring.neighbours.items():
-            assert [(m.peer, len(m.reason)) for m in neighbour.told] == ([] if peer == NEAR[0] else [(ME, 400)])
-        with pytest.raises(Refused):
-            await ring.neighbours[FAR[0]].endpoint.call(ME, Rpc("health/1/nothing", Ping, Empty), Ping(), timeout_s=5)
-
-    play(story)
-
-
-def test_watch_does_not_wait_for_those_that_are_gone_when_it_tells_of_another() -> None:
-    async def story(ring: Ring) -> None:
-        ring.neighbours[NEAR[0]].silent = True
-        async with ring.watching():
-            await asyncio.sleep(SILENT_LOSS_S)
-            before = asyncio.get_running_loop().time()
-            await ring.watch.tell_all(ME, "it leaves")
-            assert asyncio.get_running_loop().time() == before
-        assert [message.peer for message in ring.neighbours[NEAR[0]].told] == []
-
-    play(story)
+        ring.watch.suspect(NEAR[0], "a call failed")
+        ring.watch.follow([peer for peer in EVERYBODY if peer != NEAR[0]])
+        await asyncio.sleep(60.0)
+        ring.watch.follow(())
+        ring.network.kill(NEAR[1])
+        await asyncio.sleep(60.0)
+    assert ring.news == []
 
 
-def test_watch_of_one_whose_other_watchers_are_gone_finds_it_gone_too() -> None:
+@ringed
+async def test_watch_saying_goodbye_to_a_dead_peer_does_not_fail(ring: Ring) -> None:
+    ring.network.kill(NEAR[0])
+    await ring.watch.tell_all(ME, "x" * 1000)
+    for peer, neighbour in ring.neighbours.items():
+        assert [(m.peer, len(m.reason)) for m in neighbour.told] == ([] if peer == NEAR[0] else [(ME, 400)])
+    with pytest.raises(Refused):
+        await ring.neighbours[FAR[0]].endpoint.call(ME, Rpc("health/1/nothing", Ping, Empty), Ping(), timeout_s=5)
+
+
+@ringed
+async def test_watch_does_not_wait_for_those_that_are_gone_when_it_tells_of_another(ring: Ring) -> None:
+    ring.neighbours[NEAR[0]].silent = True
+    async with ring.watching():
+        await asyncio.sleep(SILENT_LOSS_S)
+        before = asyncio.get_running_loop().time()
+        await ring.watch.tell_all(ME, "it leaves")
+        assert asyncio.get_running_loop().time() == before
+    assert [message.peer for message in ring.neighbours[NEAR[0]].told] == []
+
+
+@ringed
+async def test_watch_of_one_whose_other_watchers_are_gone_finds_it_gone_too(ring: Ring) -> None:
     """Nobody is left who asked it: the living close the ring."""
 
     dead = watched(ME, EVERYBODY, len(NEAR) + 1)
-
-    async def story(ring: Ring) -> None:
-        for peer in dead:
-            ring.neighbours[peer].silent = True
-        async with ring.watching():
-            await asyncio.sleep(30.0)
-            assert set(ring.watch.gone) == set(dead)
-
-    play(story)
+    for peer in dead:
+        ring.neighbours[peer].silent = True
+    async with ring.watching():
+        await asyncio.sleep(30.0)
+        assert set(ring.watch.gone) == set(dead)
 
 
 # --- who tells whom --------------------------------------------------------------------------------------------------
@@ -704,21 +646,19 @@ def test_ring_has_everybody_watched_by_as_many_and_each_knows_by_whom() -> None:
     assert watchers(PeerId("stranger"), roster) == () == watched(PeerId("stranger"), roster)
 
 
-def test_watch_that_loses_whom_others_watch_tells_these_alone_and_nobody_when_it_was_told() -> None:
-    async def story(ring: Ring) -> None:
-        mine = [peer for peer in FAR if ME not in watchers(peer, EVERYBODY)]
-        for told, victim in enumerate(mine):
-            ring.network.kill(victim)
-            async with ring.watching():
-                if told:
-                    await ring.neighbours[NEAR[0]].tell(victim)
-                ring.watch.suspect(victim, "a call failed")
-                await asyncio.sleep(REFUSED_LOSS_S)
-            heard = {peer for peer, neighbour in ring.neighbours.items() if victim in [m.peer for m in neighbour.told]}
-            assert heard == (set() if told else set(watchers(victim, EVERYBODY)))
-        assert len(mine) == 2
-
-    play(story)
+@ringed
+async def test_watch_that_loses_whom_others_watch_tells_these_alone_and_nobody_when_it_was_told(ring: Ring) -> None:
+    mine = [peer for peer in FAR if ME not in watchers(peer, EVERYBODY)]
+    for told, victim in enumerate(mine):
+        ring.network.kill(victim)
+        async with ring.watching():
+            if told:
+                await ring.neighbours[NEAR[0]].tell(victim)
+            ring.watch.suspect(victim, "a call failed")
+            await asyncio.sleep(REFUSED_LOSS_S)
+        heard = {peer for peer, neighbour in ring.neighbours.items() if victim in [m.peer for m in neighbour.told]}
+        assert heard == (set() if told else set(watchers(victim, EVERYBODY)))
+    assert len(mine) == 2
 
 
 class Crowd:

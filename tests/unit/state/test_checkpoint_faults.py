@@ -67,10 +67,9 @@ def calls_of_a_step(root: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return disk.calls
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("lost", ["nothing", "bytes", "names"])
-def test_power_cut_at_every_call_leaves_the_old_or_the_new_and_never_a_mixture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool, lost: str
+def test_power_cut_after_every_call_leaves_the_old_or_the_new_and_never_a_mixture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     """Half of the points end a new step, the other half one that takes the place of another history's."""
     seen = set()
@@ -86,7 +85,7 @@ def test_power_cut_at_every_call_leaves_the_old_or_the_new_and_never_a_mixture(
             if replaced:
                 write_step(root, NEW, seed=7)
             with monkeypatch.context() as patch:
-                disk = install(patch, BrokenDisk(at, PowerCut(), late=late))
+                disk = install(patch, BrokenDisk(at, PowerCut()))
                 with pytest.raises(PowerCut):
                     write_step(root, NEW, seed=0 if not replaced else 8)
             disk.bury()
@@ -101,10 +100,9 @@ def test_power_cut_at_every_call_leaves_the_old_or_the_new_and_never_a_mixture(
     assert "old" in seen
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("lost", ["nothing", "bytes", "names"])
-def test_power_cut_at_every_call_leaves_a_file_as_it_was_or_as_it_shall_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool, lost: str
+def test_power_cut_after_every_call_leaves_a_file_as_it_was_or_as_it_shall_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     old, new = b"old" * 50, [b"new" * 20, memoryview(b"er" * 30)]
     whole = b"".join(new)
@@ -112,7 +110,7 @@ def test_power_cut_at_every_call_leaves_a_file_as_it_was_or_as_it_shall_be(
     for at in range(1, 40):
         path.write_bytes(old)
         with monkeypatch.context() as patch:
-            disk = install(patch, BrokenDisk(at, PowerCut(), late=late))
+            disk = install(patch, BrokenDisk(at, PowerCut()))
             try:
                 write_whole(path, new)
             except PowerCut:

@@ -231,30 +231,32 @@ async def test_donor_short_of_leases_takes_one_from_who_has_several() -> None:
 async def test_donor_takes_no_lease_from_who_downloads_nor_from_who_is_slow_while_nobody_waits() -> None:
     donor, clock = donor_of(snapshot(), max_downloads=1, lease_s=20.0)
     donor.offer(big := big_state(1 << 22), digest(big))
-    for body in (DescribeRequest(**called(big)), *(ChunkRequest(**called(big), chunk=n) for n in range(45))):
+    state = called(big)
+    for body in (DescribeRequest(**state), *(ChunkRequest(**state, chunk=n) for n in range(45))):
         await ask(donor, DESCRIBE if not isinstance(body, ChunkRequest) else CHUNK, body)
         clock.now += 4.0  # a chunk each four seconds is as slow as may be
     with pytest.raises(Busy):
-        await ask(donor, DESCRIBE, DescribeRequest(**called(big)), OTHER)
+        await ask(donor, DESCRIBE, DescribeRequest(**state), OTHER)
     clock.now += 15.0
     assert donor.serves(ME, big.part)
-    await ask(donor, CHUNK, ChunkRequest(**called(big), chunk=45))
+    await ask(donor, CHUNK, ChunkRequest(**state, chunk=45))
     clock.now += 15.0
-    await ask(donor, DESCRIBE, DescribeRequest(**called(big)), OTHER)
+    await ask(donor, DESCRIBE, DescribeRequest(**state), OTHER)
     assert not donor.serves(ME, big.part)
 
 
 async def test_donor_says_who_downloads_as_fast_as_it_must_and_who_only_holds_leases() -> None:
     donor, clock = donor_of(big := big_state(1 << 22), lease_s=10.0)
+    state = called(big)
     for caller in (ME, OTHER):
-        await ask(donor, DESCRIBE, DescribeRequest(**called(big)), caller)
+        await ask(donor, DESCRIBE, DescribeRequest(**state), caller)
     for chunk in range(20):
-        await ask(donor, CHUNK, ChunkRequest(**called(big), chunk=chunk))
+        await ask(donor, CHUNK, ChunkRequest(**state, chunk=chunk))
     assert donor.keeps_up(OTHER, 0.0)
     clock.now = 9.0
     assert donor.keeps_up(ME, 0.0)
     clock.now = 12.0
-    await ask(donor, DESCRIBE, DescribeRequest(**called(big)), OTHER)
+    await ask(donor, DESCRIBE, DescribeRequest(**state), OTHER)
     assert not donor.keeps_up(OTHER, 0.0), "a lease anew bought time"
     assert not donor.keeps_up(PeerId("nobody"), 12.0)
 
