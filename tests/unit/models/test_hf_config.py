@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -97,13 +95,3 @@ def test_text_that_is_no_config_is_refused(text: str, words: str) -> None:
 def test_run_says_what_its_config_says(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         family_of(model(**changes)).check()
-
-
-def test_invite_is_read_without_transformers() -> None:
-    code = (
-        "import sys\nfrom swarm.models.registry import AnyModel\nfrom tests.unit.models.test_hf_config import model\n"
-        "from swarm.models.registry import family_of\nfrom swarm.models.spec import SplitConfig\n"
-        "family_of(model()).check(); family_of(model()).parts(SplitConfig()); family_of(model()).boundary(1, 16)\n"
-        "assert 'transformers' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -85,16 +85,15 @@ def test_adamw_bits_do_not_depend_on_the_chunks(monkeypatch: pytest.MonkeyPatch)
     assert digest_of_steps() == GOLDEN
 
 
-@pytest.mark.parametrize("capability", ["default", "avx2", "avx512"])
-def test_adamw_bits_do_not_depend_on_the_instruction_set(capability: str) -> None:
+def test_adamw_bits_do_not_depend_on_the_instruction_set() -> None:
+    """Those below this CPU's best: with that :data:`GOLDEN` was compared above."""
     best = torch.backends.cpu.get_cpu_capability().lower()
     known = ("default", "avx2", "avx512")
-    if best not in known or known.index(capability) > known.index(best):
-        pytest.skip(f"this CPU has {best} at best, and torch does not check what it is asked for by name")
-    environment = os.environ | {"ATEN_CPU_CAPABILITY": capability}
-    command = [sys.executable, "-m", "tests.harness.rigs.optim"]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True)
-    assert result.stdout.strip() == GOLDEN
+    for capability in known[: known.index(best)] if best in known else ():
+        environment = os.environ | {"ATEN_CPU_CAPABILITY": capability}
+        command = [sys.executable, "-m", "tests.harness.rigs.optim"]
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert result.stdout.strip() == GOLDEN, capability
 
 
 def test_adamw_is_what_single_roundings_give() -> None:
