@@ -73,12 +73,12 @@ async def test_device_work_cancelled_in_line_is_dropped_and_running_work_ends(de
 
     def slow() -> None:
         started.set()
-        release.wait(300)
+        release.wait(60)
         ran.append("slow")
 
     running = asyncio.create_task(device.run(slow))
     waiting = asyncio.create_task(device.run(ran.append, "waiting"))
-    await asyncio.to_thread(started.wait, 10)
+    await asyncio.to_thread(started.wait, 60)
     for task in (running, waiting):
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -94,13 +94,13 @@ async def test_device_close_joins_what_runs_and_cancels_what_waits() -> None:
 
     def slow() -> str:
         started.set()
-        release.wait(300)
+        release.wait(60)
         ran.append("slow")
         return "done"
 
     running = asyncio.create_task(device.run(slow))
     waiting = asyncio.create_task(device.run(ran.append, "waiting"))
-    await asyncio.to_thread(started.wait, 10)
+    await asyncio.to_thread(started.wait, 60)
     closing = asyncio.create_task(device.close())
     with pytest.raises(asyncio.CancelledError):
         await waiting
@@ -243,7 +243,7 @@ async def test_phases_of_one_piece_are_done_while_another_waits(lanes: DeviceThr
     def waits() -> Phases[str]:
         yield
         yield
-        assert computed.wait(300), "nothing was computed meanwhile"
+        assert computed.wait(60), "nothing was computed meanwhile"
         return "left"
 
     def computes() -> Phases[str]:
@@ -270,13 +270,13 @@ async def test_phases_cancelled_end_with_the_one_under_way(lanes: DeviceThread) 
 
     def work() -> Phases[None]:
         began.set()
-        release.wait(300)
+        release.wait(60)
         done.append("arrived")
         yield
         done.append("computed")
 
     task = asyncio.create_task(lanes.run_phases(work()))
-    await asyncio.to_thread(began.wait, 10)
+    await asyncio.to_thread(began.wait, 60)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

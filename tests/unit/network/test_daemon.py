@@ -39,7 +39,7 @@ async def test_daemon_that_prints_endless_lines_is_drained_and_gets_ready() -> N
         signal.pause()
     """
     async with _printing(textwrap.dedent(script)) as daemon:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(60):
             await daemon._wait_ready()
         assert daemon.running
         assert "a: b" in daemon.tail()

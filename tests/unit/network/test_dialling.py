@@ -77,7 +77,7 @@ class _World:
         return self._announced
 
     async def dial(self) -> Streams:
-        return await asyncio.wait_for(self.dialler.open_stream(TARGET, "x"), 120)
+        return await asyncio.wait_for(self.dialler.open_stream(TARGET, "x"), 60)
 
 
 @pytest.mark.parametrize("hints", [(), (OLD,), (f"{OLD}/p2p/{ME}/p2p-circuit",)])

@@ -66,7 +66,7 @@ async def door(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Door]:
 async def ended(end: socket.socket) -> bool:
     """Until the other side has closed it."""
     with contextlib.suppress(ConnectionError):
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(60):
             return not await asyncio.get_running_loop().sock_recv(end, 1)
     return True
 

@@ -80,7 +80,7 @@ def test_probe_of_more_than_the_limit_is_refused_before_it_is_taken() -> None:
     async def play() -> None:
         _, me, _ = await two(1e-8)
         with pytest.raises(Violation):
-            await me.call(OTHER, PROBE, Probe(answer_bytes=0), payload=bytes(MAX_PROBE_BYTES + 1), timeout_s=5)
+            await me.call(OTHER, PROBE, Probe(answer_bytes=0), payload=bytes(MAX_PROBE_BYTES + 1), timeout_s=60)
 
     in_virtual_time(play())
 

@@ -93,7 +93,7 @@ def test_daemon_that_outlived_its_peer_is_ended_by_the_next_that_starts(home: Pa
             SocketDirectory(home / "beside").close()
             assert daemon.poll() is None, "its peer lives"
         SocketDirectory(home / next_one).close()
-        assert daemon.wait(300) == -signal.SIGKILL
+        assert daemon.wait(60) == -signal.SIGKILL
 
 
 def test_process_that_got_the_pid_of_a_daemon_is_left_alone(home: Path) -> None:

@@ -46,7 +46,7 @@ async def told(caller: socket.socket) -> bytes:
     """All that is said until the stream is closed."""
     caller.setblocking(False)
     loop, received = asyncio.get_running_loop(), b""
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(60):
         while piece := await loop.sock_recv(caller, 1 << 16):
             received += piece
     return received
@@ -56,7 +56,7 @@ async def answered(caller: socket.socket) -> tuple[Kind, int, object]:
     """The next frame, with its content."""
     caller.setblocking(False)
     loop, received = asyncio.get_running_loop(), b""
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(60):
         while len(received) < HEADER_BYTES:
             received += await loop.sock_recv(caller, HEADER_BYTES - len(received))
         header = decode_header(received)

@@ -44,7 +44,7 @@ async def spliced(clock: HandClock, *, bounded: bool) -> AsyncIterator[tuple[Str
 
 async def say(source: Streams, target: Streams, text: bytes) -> None:
     source[1].write(text)
-    assert await asyncio.wait_for(target[0].readexactly(len(text)), 120) == text
+    assert await asyncio.wait_for(target[0].readexactly(len(text)), 60) == text
 
 
 async def test_splice_passes_bytes_both_ways_until_both_have_ended() -> None:
@@ -55,7 +55,7 @@ async def test_splice_passes_bytes_both_ways_until_both_have_ended() -> None:
         assert await right[0].read() == b""
         await say(right, left, b"one more thing")
         right[1].write_eof()
-        await asyncio.wait_for(task, 120)
+        await asyncio.wait_for(task, 60)
 
 
 async def test_splice_of_strangers_ends_when_nothing_is_said_and_that_of_members_does_not() -> None:
@@ -84,7 +84,7 @@ async def test_splice_of_strangers_passes_on_no_more_than_its_rate() -> None:
         await clock.advance(0.4)
         assert not waiting.done()
         await clock.advance(0.2)
-        assert await asyncio.wait_for(waiting, 120) == b"later"
+        assert await asyncio.wait_for(waiting, 60) == b"later"
 
 
 def test_pace_waits_for_what_is_beyond_the_burst() -> None:

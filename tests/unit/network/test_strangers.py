@@ -113,7 +113,7 @@ async def told(caller: socket.socket) -> bytes:
     """All that is said until the stream is closed."""
     caller.setblocking(False)
     loop, received = asyncio.get_running_loop(), b""
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(60):
         while piece := await loop.sock_recv(caller, 1 << 16):
             received += piece
     return received

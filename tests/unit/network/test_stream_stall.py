@@ -53,7 +53,7 @@ async def test_standstill_is_told_of_once_and_only_at_the_look_after_a_late_one(
     numbers: list[int | None] = [1, 1, 2, 3, 3, 3, 4]
     told: asyncio.Queue[int] = asyncio.Queue()
     StreamStall(lambda: numbers.pop(0), 0.0, lambda: told.put_nowait(len(numbers))).watch()
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(60):
         assert await told.get() == 1
 
 
@@ -69,7 +69,7 @@ async def test_standstill_of_a_number_that_is_gone_begins_anew_with_the_next() -
 
     still = StreamStall(number, 0.0, told.set)
     still.watch()
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(60):
         await gone.wait()
         assert not told.is_set()
         still.watch()
@@ -81,7 +81,7 @@ async def test_link_to_one_who_reads_slowly_stays_and_ends_when_he_reads_no_more
     transport = Unread(0, *[1] * 50)
     link = link_over(transport)
     link.pause_writing()
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(60):
         await transport.over.wait()
     assert not transport.left, "it stayed for as long as he read"
     assert link.lost is not None
@@ -92,7 +92,7 @@ async def test_link_to_one_who_does_not_read_ends_though_we_go_on_writing_small_
     transport = Unread()
     link = link_over(transport)
     link.pause_writing()
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(60):
         while link.lost is None:
             link.send_nowait(Kind.CANCEL, 1)
             await asyncio.sleep(0)

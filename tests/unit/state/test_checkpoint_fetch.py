@@ -138,7 +138,7 @@ async def served(root: Path) -> tuple[SimEndpoint, PeerDonor]:
     donor.mount(CheckpointShelf(root))
     for endpoint in (donor, reader):
         await endpoint.enter(RUN)
-    return reader, PeerDonor(reader, donor.peer, timeout_s=120)
+    return reader, PeerDonor(reader, donor.peer, timeout_s=60)
 
 
 def right(here: Path, record: CheckpointManifest, seed: int = 0) -> set[int]:
@@ -201,7 +201,7 @@ async def test_shelf_refuses_what_is_not_there(
     reader, _ = await served(tmp_path)
     asked = ChunkRequest(step=step, part=part, digest=record.parts["stage-1"], chunk=number)
     with pytest.raises(error):
-        await reader.call(PeerId("donor"), CHUNK_OF_FILE, asked, timeout_s=5, max_reply_bytes=CHUNK)
+        await reader.call(PeerId("donor"), CHUNK_OF_FILE, asked, timeout_s=60, max_reply_bytes=CHUNK)
 
 
 async def test_shelf_refuses_a_file_that_is_not_what_its_header_says_without_naming_its_path(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ async def test_shelf_reads_so_much_at_once_and_has_others_wait(tmp_path: Path, m
     record = keep(tmp_path, 10)
     monkeypatch.setattr(checkpoint_shelf, "MAX_READS", 2)
     _, donor = await served(tmp_path)
-    both, reading, most = threading.Barrier(2, timeout=300), Counter[str](), [0]
+    both, reading, most = threading.Barrier(2, timeout=60), Counter[str](), [0]
     usual = StoredParts.chunk
 
     def counted(parts: StoredParts, body: ChunkRequest) -> bytes | bytearray:
@@ -260,7 +260,7 @@ async def test_shelf_has_who_does_not_take_its_answers_wait_and_serves_others(
     ends["donor"].mount(CheckpointShelf(tmp_path))
     for endpoint in ends.values():
         await endpoint.enter(RUN)
-    greedy, modest = (PeerDonor(ends[name], PeerId("donor"), timeout_s=120) for name in ("greedy", "modest"))
+    greedy, modest = (PeerDonor(ends[name], PeerId("donor"), timeout_s=60) for name in ("greedy", "modest"))
     unread = asyncio.Event()
     carry = network.carry
 
@@ -282,11 +282,11 @@ async def test_shelf_s_messages_cannot_name_a_path(tmp_path: Path) -> None:
     reader, _ = await served(tmp_path)
     named: dict[str, Any] = {"step": 1, "part": "../../etc/passwd", "digest": "0" * 64}
     with pytest.raises(Violation):
-        await reader.call(PeerId("donor"), DESCRIBE_FILE, DescribeRequest.model_construct(**named), timeout_s=5)
+        await reader.call(PeerId("donor"), DESCRIBE_FILE, DescribeRequest.model_construct(**named), timeout_s=60)
     with pytest.raises(Violation):
-        await reader.call(PeerId("donor"), CHUNK_OF_FILE, ChunkRequest.model_construct(**named, chunk=0), timeout_s=5)
+        await reader.call(PeerId("donor"), CHUNK_OF_FILE, ChunkRequest.model_construct(**named, chunk=0), timeout_s=60)
     with pytest.raises(Violation):
-        await reader.call(PeerId("donor"), RECORD_OF, RecordRequest.model_construct(step=-1), timeout_s=5)
+        await reader.call(PeerId("donor"), RECORD_OF, RecordRequest.model_construct(step=-1), timeout_s=60)
 
 
 # --- one file --------------------------------------------------------------------------------------------------------
