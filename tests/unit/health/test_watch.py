@@ -690,7 +690,7 @@ class Crowd:
         watch._tell_one = counted  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("size", [8, 40])
+@pytest.mark.parametrize("size", [8, 20])
 @pytest.mark.parametrize("beside", ["alone", "with its watchers", "suspected by all"])
 def test_crowd_learns_of_a_death_by_few_messages_also_when_the_watchers_die_with_it(size: int, beside: str) -> None:
     async def story() -> None:

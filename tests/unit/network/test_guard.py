@@ -6,7 +6,7 @@ import msgpack
 import pytest
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.utils.serializer import MSGPackSerializer
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.network.discovery.directory import _REMEMBERED
@@ -28,6 +28,7 @@ PLAIN = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(PLAIN)
 def test_guard_walks_whatever_msgpack_writes(value: object) -> None:
     check_nesting(msgpack.packb(value), limit=40)
