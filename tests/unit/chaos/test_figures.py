@@ -62,6 +62,10 @@ def _lives(strikes: tuple[Struck, ...] = (KILL, BACK), facts: tuple[Fact, ...] =
     return lives(Evidence(facts, ()), PLAYERS, strikes, {}, 20.0)
 
 
+def _spans(lifetime: PeerLifetime) -> list[tuple[str, float, float]]:
+    return [(span.state, span.from_s, span.to_s) for span in lifetime.spans]
+
+
 def _figures(strikes: tuple[Struck, ...] = (KILL, BACK), facts: tuple[Fact, ...] = FACTS) -> dict[str, Any]:
     evidence = Evidence(facts, ())
     life = lives(evidence, PLAYERS, strikes, {}, 20.0)
@@ -74,28 +78,35 @@ def test_every_figure_has_a_meaning() -> None:
 
 def test_life_of_who_is_killed_and_comes_back() -> None:
     calm, struck = _lives()
-    assert [(span.state, span.from_s, span.to_s) for span in calm.spans] == [
+    assert _spans(calm) == [
         ("joining", 0.0, 2.0),
         ("ready", 2.0, 20.0),
     ]
-    told = [(span.state, span.from_s, span.to_s) for span in struck.spans]
-    assert told == [("joining", 0.0, 2.0), ("ready", 2.0, 10.5), ("joining", 13.0, 16.0), ("ready", 16.0, 20.0)]
+    assert _spans(struck) == [
+        ("joining", 0.0, 2.0),
+        ("ready", 2.0, 10.5),
+        ("joining", 13.0, 16.0),
+        ("ready", 16.0, 20.0),
+    ]
 
 
 @pytest.mark.parametrize(("kind", "state"), [("pause", "away"), ("partition", "cut off"), ("disconnect", "cut off")])
 def test_life_of_who_is_away_for_a_while(kind: str, state: str) -> None:
     facts = FACTS[:4]
     _, struck = _lives((Struck(5.0, kind, "x", ("host-0-1",), 3.0),), facts)
-    told = [(span.state, span.from_s, span.to_s) for span in struck.spans[1:]]
-    assert told == [("ready", 2.0, 5.0), (state, 5.0, 8.0), ("ready", 8.0, 20.0)]
+    assert _spans(struck)[1:] == [("ready", 2.0, 5.0), (state, 5.0, 8.0), ("ready", 8.0, 20.0)]
 
 
 def test_life_of_who_was_left_behind_after_a_pause_that_ends_with_another_strike() -> None:
     facts = (*FACTS[:4], _fact("B", 9.0, "CutOff", step=5, reason=""), _ready("B", 12.0))
     strikes = (Struck(5.0, "partition", "x", ("host-0-1",)), Struck(8.0, "heal", "y", ()))
     _, struck = _lives(strikes, facts)
-    told = [(span.state, span.from_s, span.to_s) for span in struck.spans[2:]]
-    assert told == [("cut off", 5.0, 8.0), ("ready", 8.0, 9.0), ("cut off", 9.0, 12.0), ("ready", 12.0, 20.0)]
+    assert _spans(struck)[2:] == [
+        ("cut off", 5.0, 8.0),
+        ("ready", 8.0, 9.0),
+        ("cut off", 9.0, 12.0),
+        ("ready", 12.0, 20.0),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -105,14 +116,13 @@ def test_life_of_who_was_left_behind_after_a_pause_that_ends_with_another_strike
 def test_life_of_who_is_cut_off_goes_on_with_what_ends_that(kind: str, ends: str, over: bool) -> None:
     strikes = (Struck(5.0, kind, "x", ("host-0-1",)), Struck(8.0, ends, "y", ("host-0-1",)))
     _, struck = _lives(strikes, FACTS[:4])
-    told = [(span.state, span.from_s, span.to_s) for span in struck.spans[2:]]
-    assert told == ([("cut off", 5.0, 8.0), ("ready", 8.0, 20.0)] if over else [("cut off", 5.0, 20.0)])
+    assert _spans(struck)[2:] == ([("cut off", 5.0, 8.0), ("ready", 8.0, 20.0)] if over else [("cut off", 5.0, 20.0)])
 
 
 def test_life_of_who_is_away_twice_at_once_goes_on_after_the_longer_time() -> None:
     strikes = (Struck(5.0, "pause", "x", ("host-0-1",), 2.0), Struck(6.0, "pause", "y", ("host-0-1",), 5.0))
     _, struck = _lives(strikes, FACTS[:4])
-    assert [(span.state, span.from_s, span.to_s) for span in struck.spans[2:]] == [
+    assert _spans(struck)[2:] == [
         ("away", 5.0, 11.0),
         ("ready", 11.0, 20.0),
     ]

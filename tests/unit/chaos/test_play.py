@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from peers.chaos.cast import cast_of
+from peers.chaos.cast import SwarmSpec, cast_of
 from peers.chaos.faults import CannotInflict, Fault, Kill, Restart, Strangers, Twin
 from peers.chaos.plan import FaultPlan, Fired, Strike
 from peers.chaos.play import Play, PlayOutcome
@@ -37,8 +37,18 @@ def _scenario(**keys: Any) -> Scenario:
     return parse_scenario({**SCENARIO, **keys}, "a.toml")
 
 
+def _cast(scenario: Scenario) -> SwarmSpec:
+    return cast_of(scenario, Path("/run.toml"), {"sample": Path("/s"), "trainer-0": Path("/t")})
+
+
+def _injector(world: MadeUpWorld) -> tuple[FaultPlan, FaultInjector]:
+    scenario, plan = _scenario(), FaultPlan(world=world)
+    timeline = Timeline(lambda line: None, str)
+    return plan, FaultInjector(scenario, _cast(scenario), world, plan, RunWatch(world.stamps), timeline)
+
+
 def _play(world: MadeUpWorld, scenario: Scenario, draws: Sequence[Draw] = ()) -> tuple[PlayOutcome, list[str]]:
-    cast = cast_of(scenario, Path("/run.toml"), {"sample": Path("/s"), "trainer-0": Path("/t")})
+    cast = _cast(scenario)
     lines: list[str] = []
     play = Play(scenario, cast, world, planned(scenario, cast), draws)
     with world:
@@ -78,7 +88,7 @@ def test_who_could_have_no_invite_is_in_no_scenario(mode: str, fault: list[dict[
     swarm = {**SCENARIO["swarm"], "manifest": {"admission": {"mode": mode}}}
     scenario = _scenario(swarm=swarm, fault=fault)
     with pytest.raises(ConfigError, match=cause):
-        cast_of(scenario, Path("/run.toml"), {"sample": Path("/s"), "trainer-0": Path("/t")})
+        _cast(scenario)
 
 
 def test_a_fault_that_does_not_happen_is_a_problem(tmp_path: Path) -> None:
@@ -203,20 +213,16 @@ def test_a_play_by_the_clock_goes_on_until_everything_has_happened(tmp_path: Pat
     assert world.step >= 62
 
 
-def test_a_play_by_the_clock_goes_on_until_the_steps_that_it_expects_are_closed(tmp_path: Path) -> None:
-    world = MadeUpWorld(tmp_path, steps=0)
-    outcome, _ = _play(world, _scenario(until={"minutes": 0.001}, expect={"at_least": {"steps": 40}}))
-    assert outcome.problems == []
-    assert 40 <= world.step < 60
-
-
-def test_a_play_by_the_clock_waits_for_what_it_expects(tmp_path: Path) -> None:
-    def cut_off(world: MadeUpWorld) -> None:
-        world.say("host-0-1", "CutOff", reason="it was cut off")
-
-    world = MadeUpWorld(tmp_path, {40: cut_off}, steps=0)
-    outcome, _ = _play(world, _scenario(until={"minutes": 0.001}, expect={"happened": {"CutOff": 1}}))
-    assert (outcome.problems, outcome.happened["CutOff"]) == ([], 1)
+@pytest.mark.parametrize(
+    ("kind", "expect"), [("steps", {"at_least": {"steps": 40}}), ("CutOff", {"happened": {"CutOff": 1}})]
+)
+def test_a_play_by_the_clock_goes_on_until_what_it_expects_has_happened(
+    tmp_path: Path, kind: str, expect: dict[str, Any]
+) -> None:
+    happens = {40: lambda world: world.say("host-0-1", "CutOff", reason="it was cut off")} if kind == "CutOff" else {}
+    world = MadeUpWorld(tmp_path, happens, steps=0)
+    outcome, _ = _play(world, _scenario(until={"minutes": 0.001}, expect=expect))
+    assert (outcome.problems, outcome.happened["CutOff"]) == ([], len(happens))
     assert 40 <= world.step < 60
 
 
@@ -240,7 +246,7 @@ def test_interrupt_ends_everybody_and_passes(tmp_path: Path) -> None:
 
     world = MadeUpWorld(tmp_path, {4: interrupt})
     scenario = _scenario(fault=[{**KILL, "label": "dead", "on": {"event": "StepClosed", "where": {"step": 90}}}])
-    cast = cast_of(scenario, Path("/run.toml"), {"sample": Path("/s"), "trainer-0": Path("/t")})
+    cast = _cast(scenario)
     play = Play(scenario, cast, world, planned(scenario, cast), ())
     with pytest.raises(Interrupted):
         play.run(lambda line: None)
@@ -289,10 +295,8 @@ def test_who_is_still_leaving_when_it_is_started_again_was_forced(tmp_path: Path
 
 
 def test_of_two_with_one_key_one_may_give_up(tmp_path: Path) -> None:
-    scenario, world = _scenario(), MadeUpWorld(tmp_path)
-    cast = cast_of(scenario, Path("/run.toml"), {"sample": Path("/s"), "trainer-0": Path("/t")})
-    plan, watch = FaultPlan(world=world), RunWatch(world.stamps)
-    striker = FaultInjector(scenario, cast, world, plan, watch, Timeline(lambda line: None, str))
+    world = MadeUpWorld(tmp_path)
+    plan, striker = _injector(world)
     strike = Strike("two", NEVER, Twin("host-0-1"))
     plan.fired["two"] = Fired(strike, 1.0, ("host-0-1",), ("A",))
     striker.note()
@@ -330,7 +334,7 @@ def test_what_broke_as_it_was_done_is_told_however_the_play_ends(tmp_path: Path,
     world = Broken(tmp_path, {8: interrupt} if cut else {}, steps=0)
     after = {"do": "pause", "seconds": 1.0, "peers": ["host-0-0"], "on": {"event": "StepClosed", "after": "first"}}
     scenario = _scenario(fault=[{**KILL, "label": "first"}, after], until={"minutes": 0.02})
-    cast = cast_of(scenario, Path("/run.toml"), {"sample": Path("/s"), "trainer-0": Path("/t")})
+    cast = _cast(scenario)
     play = Play(scenario, cast, world, planned(scenario, cast), ())
     with contextlib.suppress(Interrupted):
         play.run(lambda line: None)
@@ -381,10 +385,8 @@ def test_who_has_too_little_memory_and_ends_in_another_way_is_not_excused(tmp_pa
 
 
 def test_play_waits_for_strangers_to_end(tmp_path: Path) -> None:
-    scenario, world = _scenario(), MadeUpWorld(tmp_path)
-    cast = cast_of(scenario, Path("/run.toml"), {"sample": Path("/s"), "trainer-0": Path("/t")})
-    plan, watch = FaultPlan(world=world), RunWatch(world.stamps)
-    striker = FaultInjector(scenario, cast, world, plan, watch, Timeline(lambda line: None, str))
+    world = MadeUpWorld(tmp_path)
+    plan, striker = _injector(world)
     strike = Strike("attack", NEVER, Strangers(("host-0-1",), ("small",), 1.0))
     plan.fired["attack"] = Fired(strike, 1.0, ("host-0-1", "strangers-1"), ("A", ""))
     world.living |= {"bootstrap", "strangers-1"}

@@ -36,7 +36,6 @@ def test_packing_is_over_with_its_block_and_the_one_around_it_is_there_again() -
             assert packed_mask() is None
         assert packed_positions() is POSITIONS
         mask = packed_mask()
-        assert mask is not None
         assert mask.sum().item() == sum(length * (length + 1) // 2 for row in LENGTHS for length in row)
     assert packed_positions() is None
 

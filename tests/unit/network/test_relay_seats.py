@@ -37,7 +37,6 @@ def circuits(seats: Seats, *pairs: str) -> list[bool]:
     made = []
     for caller, target in pairs:
         seat = seats.sit(PeerId(caller))
-        assert seat is not None
         made.append(seats.aim(seat, PeerId(target)))
         if made[-1]:
             seat.shaking = False

@@ -97,7 +97,6 @@ def test_large_cases_are_dealt_out() -> None:
     classes = [replace(PEER, name=f"c{n}", count=60, flops=1e9 * (n + 1)) for n in range(4)]
     assert not is_small(work, classes)
     layout = deal(work, classes, CutChoice(8, 4, False))
-    assert layout is not None
     assert layout.peers == 240
     rates = [part.rate for part in predict(work, classes, layout).parts]
     assert min(rates) > 0.9 * max(rates)
