@@ -99,12 +99,14 @@ def mutants_of(module: str, source: bytes) -> list[Mutant]:
 
 def _changes(node: ast.AST, *, inside: bool) -> Iterator[tuple[Any, ast.AST]]:
     """Return nodes in functions' bodies with what may stand in their place. Wording is left as it is."""
-    function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    for child in node.body if function and not inside else ast.iter_child_nodes(node):
+    below: Iterable[ast.AST] = ast.iter_child_nodes(node)
+    if not inside and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        below, inside = node.body, True
+    for child in below:
         if not isinstance(child, ast.JoinedStr | ast.Raise):
-            if inside or function:
+            if inside:
                 yield from _changes_at(child)
-            yield from _changes(child, inside=inside or function)
+            yield from _changes(child, inside=inside)
 
 
 def _changes_at(node: ast.AST) -> Iterator[tuple[Any, ast.AST]]:
@@ -295,7 +297,9 @@ def main(arguments: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="mutants-") as above, ThreadPoolExecutor(chosen.jobs) as pool:
         tasks = [(Path(above) / f"{number}.json", mutants) for number, mutants in enumerate(groups.values())]
         found = [
-            of for told in pool.map(lambda task: _judged(*task, chosen.root, chosen.limit_s), tasks) for of in told
+            of
+            for told in pool.map(lambda task: _judged(task[0], task[1], chosen.root, chosen.limit_s), tasks)
+            for of in told
         ]
     print("\n".join(_report(found)))
     if chosen.json:
