@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import shutil
 import signal
@@ -44,6 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # pytest keeps the folders of tmp_path, with what failed tests left in them, where it always does.
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    gc.set_threshold(50_000, 20, 20)
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         return  # xdist's controller runs no test itself
     above = tempfile.gettempdir()
@@ -70,6 +72,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("process"))
         elif item.get_closest_marker("network"):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imported_once() -> None:
+    """What is imported stays: garbage is looked for in what tests make, and not in all of torch each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)

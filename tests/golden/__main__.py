@@ -55,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         base, ours = both_sides(commit_of(chosen.base, ROOT), runs, chosen.lives)
         not_run = [run for run in runs if chosen.minutes and not (run in base and run in ours)]
-        report = compare(*({run: each[run] for run in each if run not in not_run} for each in (base, ours)), EXPECTED)
+        played = [{run: each[run] for run in each if run not in not_run} for each in (base, ours)]
+        report = compare(played[0], played[1], EXPECTED)
     except CannotCompare as problem:
         print(f"cannot compare with {chosen.base}: {problem}", file=sys.stderr)
         return 2

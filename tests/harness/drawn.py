@@ -42,9 +42,9 @@ OUT_OF_TIME = f"{NOT_RUN}out of time"
 
 def always_run(item: pytest.Item) -> bool:
     """Whether a test is never left out for want of time."""
-    if item.get_closest_marker("promise"):
-        return True
-    return item.nodeid.startswith((*ALWAYS, RULES)) and not any(map(item.get_closest_marker, LEFT_OUT))
+    if any(map(item.get_closest_marker, LEFT_OUT)):
+        return False
+    return bool(item.get_closest_marker("promise")) or item.nodeid.startswith((*ALWAYS, RULES))
 
 
 def told(not_run: Iterable[str]) -> str:
@@ -113,6 +113,7 @@ class _Outcomes:
         self._path = Path(path) if path else None
         self._not_run: list[str] = []
 
+    @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
         """Every worker has collected the same."""
         self._write({"collected": [each.partition("@")[0] for each in ids]})

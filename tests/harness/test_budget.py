@@ -73,6 +73,7 @@ def outcomes(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path
     pytester.makepyfile(TESTS)
     pytester.makeini("[pytest]\nmarkers = promise(name)")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv(OUTCOMES, str(pytester.path / "outcomes"))
     return pytester.path / "outcomes"
 

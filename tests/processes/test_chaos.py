@@ -63,6 +63,7 @@ def _play(root: Path, text: str) -> tuple[int, list[str], dict[str, Any]]:
     return done.returncode, done.stdout.splitlines(), json.loads((root / "r.json").read_text())
 
 
+@pytest.mark.long
 def test_a_scenario_is_played_judged_and_drawn(tmp_path: Path) -> None:
     code, lines, report = _play(tmp_path, SCENARIO.format(replicas=2, rest=KILL))
     assert (code, report["verdict"], report["problems"]) == (0, "kept", []), lines

@@ -199,7 +199,9 @@ def each_moment(plan: RoundPlan, victim: PeerId, kind: str) -> Iterator[Story]:
 
 @pytest.mark.promise("all or none of an averaging")
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("weights", "chunk_elements"), [([1, 1, 1], 6), ([3, 1, 2, 0], 9)])
+@pytest.mark.parametrize(
+    ("weights", "chunk_elements"), [([1, 1, 1], 6), pytest.param([3, 1, 2, 0], 9, marks=pytest.mark.long)]
+)
 def test_member_killed_at_every_event_of_a_round_leaves_survivors_with_one_exact_result(
     weights: list[int], chunk_elements: int, kind: str
 ) -> None:

@@ -48,7 +48,7 @@ QUICK = {
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what `make test` leaves out."""
     for item in items:
-        if item.path.parent.name == "swarms":
+        if item.path.parent.name == "swarms" and not item.get_closest_marker("promise"):
             quick = QUICK.get(item.path.stem.removeprefix("test_"), ())
             if not item.name.removeprefix("test_").startswith(quick):
                 item.add_marker(pytest.mark.long)

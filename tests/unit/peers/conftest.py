@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from pathlib import Path
 
@@ -12,13 +11,6 @@ from syrupy.assertion import SnapshotAssertion
 from peers.cli.app import run as swarm
 from peers.options.fields import PREFIX
 from tests.harness.rigs.peers import KeptRun, Said, Typed, Wording, kept_run
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _imported_once() -> None:
-    """What is imported stays: whoever collects garbage in a test need not look through all of torch for it."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture

@@ -82,6 +82,7 @@ def loaded(path: Path, **how: Any) -> Any:
 # --- what transformers makes of it ------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("an export loads")
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @torch.no_grad()
 def test_exported_model_has_the_checkpoints_logits(shared: tuple[Path, Checkpointed], attention: str) -> None:
