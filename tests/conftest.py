@@ -41,8 +41,10 @@ _TURNS_TO_END = 20
 
 def pytest_configure(config: pytest.Config) -> None:
     """Gives this test process its own temporary directory and id. xdist's workers each come by here as well."""
-    # A process that ignores it hands that on to all it starts, and peers that are started so outlive their terminal.
+    # A process that ignores these hands that on to all it starts, and peers that are started so outlive their terminal.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # pytest keeps the folders of tmp_path, with what failed tests left in them, where it always does.
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
     gc.set_threshold(50_000, 20, 20)

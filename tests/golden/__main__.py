@@ -26,6 +26,7 @@ from tests.golden.compare import Report, Runs, compare, table
 from tests.golden.expected import BASE, EXPECTED
 from tests.golden.lives import Lives, default_place, key
 from tests.harness.budget import drawn_first
+from tests.harness.drawn import OUTCOMES
 from tests.swarms.stories import STORIES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     _tell(report, chosen.base[:12], as_json=chosen.json)
+    note_outcomes(played[1], not_run)
     if not_run:
         print(f"not run: out of time: {', '.join(f'{story}:{seed}' for story, seed in not_run)}", file=sys.stderr)
     return 1 if report.differences else 0
@@ -114,6 +116,16 @@ def both_sides(commit: str, runs: Sequence[Run], place: Path) -> tuple[Runs, Run
         record(jobs, out)
         lives.keep((made := read_runs(out.glob("base-*.jsonl"))).values())
         return kept | made, read_runs(out.glob("this-*.jsonl"))
+
+
+def note_outcomes(played: Iterable[Run], not_run: Iterable[Run]) -> None:
+    """As the tests do, for whoever started this. That stories differ is told by the exit code."""
+    if OUTCOMES not in os.environ:
+        return
+    lines: list[dict[str, Any]] = [{"collected": [f"{story}:{seed}" for story, seed in [*played, *not_run]]}]
+    lines += [{"test": f"{story}:{seed}", "outcome": "passed"} for story, seed in played]
+    with open(os.environ[OUTCOMES], "a", encoding="utf-8") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
 def read_runs(paths: Iterable[Path]) -> dict[Run, Mapping[str, Any]]:

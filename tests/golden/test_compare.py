@@ -4,6 +4,7 @@ be."""
 from __future__ import annotations
 
 import copy
+import json
 import subprocess
 from pathlib import Path
 from typing import Any, get_args
@@ -146,7 +147,7 @@ def test_base_that_is_not_in_the_clone_is_told_with_the_next_command(tmp_path: P
 
 
 def test_golden_without_time_names_what_was_not_run_and_fails_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = []
 
@@ -157,10 +158,13 @@ def test_golden_without_time_names_what_was_not_run_and_fails_nothing(
     monkeypatch.setattr(golden, "both_sides", one_side_of_two)
     monkeypatch.setattr(golden, "commit_of", lambda revision, root: "c0ffee")
     monkeypatch.delenv(golden.UNTIL, raising=False)
+    monkeypatch.setenv(golden.OUTCOMES, str(tmp_path / "outcomes"))
     for seed in ("a", "a", "b"):
         assert golden.main(["--seeds", "2", "--minutes", "0.001", "--draw", seed]) == 0
         assert "not run: out of time: " in capsys.readouterr().err
     assert asked[0] == asked[1] != asked[2]
+    collected = json.loads((tmp_path / "outcomes").read_text().splitlines()[0])["collected"]
+    assert len(collected) == 2 * len(STORIES)
     assert sorted(asked[0]) == sorted((story, number) for story in STORIES for number in range(2))
 
 

@@ -125,7 +125,7 @@ def run_all(every: Sequence[Step], end: float, slow: float, elapsed: float) -> i
     needed = slow * sum(step.phase.good_s for step in every)
     left = end - now()
     print(f"all of it would take {needed:.0f} s here, {left:.0f} s are left: ", end="")
-    print("all is run" if needed <= left else f"the rest is drawn by {seed[:12]}", flush=True)
+    print("all is run" if needed <= left else f"the rest is drawn by {seed}", flush=True)
     outcomes, never = [], []
     for number, step in enumerate(every):
         after = [one.phase for one in every[number + 1 :]]
@@ -255,7 +255,7 @@ def _tell(outcomes: Sequence[Outcome], never: Sequence[str], elapsed: float) -> 
         elif outcome.cut:
             print(f"not run: {outcome.phase.name}: what came after {outcome.seconds:.0f} s")
     if not never and not any(outcome.cut or outcome.not_run for outcome in outcomes):
-        print("everything there is was run")
+        print("all of it was run")
     failed = [outcome.phase.name for outcome in outcomes if outcome.failed]
     total = elapsed + sum(outcome.seconds for outcome in outcomes)
     print(f"FAILED: {', '.join(failed)} after {total:.0f} s" if failed else f"all passed after {total:.0f} s")
@@ -263,6 +263,7 @@ def _tell(outcomes: Sequence[Outcome], never: Sequence[str], elapsed: float) -> 
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what is in its background without it
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         code = main(sys.argv[1:])

@@ -74,7 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def commit() -> str:
     """Return what is drawn by: the checkout's commit; nothing outside a clone or where there is no git."""
     try:
-        head = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+        head = ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"]
         return subprocess.run(head, capture_output=True, text=True, check=False).stdout.strip()
     except OSError:
         return ""
@@ -134,7 +134,7 @@ class _Outcomes:
     def pytest_terminal_summary(self, terminalreporter: Any, config: pytest.Config) -> None:
         """In the words of :func:`told`."""
         if self._not_run:
-            drawn = f"drawn by {seed_of(config)[:12]}"
+            drawn = f"drawn by {seed_of(config)}"
             terminalreporter.write_line(f"{OUT_OF_TIME}, {drawn}: {len(self._not_run)} tests: {told(self._not_run)}")
 
     def _write(self, line: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.touched import ALWAYS, HARNESS, RIGS, SEAM, TRAINING, UNITS, touched
+from tests.harness.touched import ALWAYS, HARNESS, RIGS, SEAM, STORIES, TRAINING, UNITS, touched
 
 
 @pytest.fixture
@@ -14,7 +14,7 @@ def root(tmp_path: Path) -> Path:
     for folder in ("unit/network", "unit/models", "unit/peers", "unit/chaos", "harness", "swarms", "conformance"):
         (tmp_path / "tests" / folder).mkdir(parents=True)
     (tmp_path / RIGS / "optim").mkdir(parents=True)
-    for file in ("tests/unit/models/test_gpt.py", "tests/unit/test_config.py", TRAINING):
+    for file in ("tests/unit/models/test_gpt.py", "tests/unit/test_config.py", TRAINING, STORIES):
         (tmp_path / file).touch()
     leaning = {"tests/unit/peers/test_data.py": "optim", "tests/unit/models/conftest.py": "models"}
     for file, rig in {**leaning, f"{RIGS}/optim/part.py": "models", f"{RIGS}/models.py": "common"}.items():
@@ -40,7 +40,7 @@ def root(tmp_path: Path) -> Path:
         ("tests/harness/swarm.py", {HARNESS, UNITS, TRAINING}),
         ("tests/conftest.py", {HARNESS, UNITS, TRAINING}),
         ("tests/conformance/service.py", {SEAM}),
-        ("tests/swarms/story.py", {TRAINING}),
+        ("tests/swarms/story.py", {TRAINING, STORIES}),
         ("tests/benchmarks/_stage.py", set()),
         ("pyproject.toml", {UNITS, TRAINING}),
         ("README.md", set()),

@@ -20,6 +20,7 @@ from tests.harness.sources import ROOT
 
 ALWAYS = tuple(f"tests/{path.name}" for path in sorted((ROOT / "tests").glob("test_*.py")))
 TRAINING = "tests/swarms/test_training.py"
+STORIES = "tests/swarms/test_stories.py"
 SEAM = "tests/conformance"
 UNITS = "tests/unit"
 HARNESS = "tests/harness"
@@ -78,7 +79,7 @@ def _for_tests(path: PurePosixPath, root: Path) -> set[str]:
     if folder in ("tests", HARNESS):
         return {HARNESS, UNITS, TRAINING}
     if folder == "tests/swarms":
-        return {TRAINING}
+        return {TRAINING, STORIES}
     return {folder} if folder.startswith(UNITS) or folder in (SEAM, "tests/golden") else set()
 
 

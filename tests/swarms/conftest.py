@@ -15,7 +15,7 @@ TABLE = (
     "restart-host-bare twin join-host join-trainer join-donor-dies joiner-dies leave-host leave-founder"
 )
 QUICK = {
-    "stories": tuple(f"run_goes_on_exactly_whatever_happens[{name}]" for name in TABLE.split()),
+    "stories": ("stories_that_are_quick", *(f"run_goes_on_exactly_whatever_happens[{name}]" for name in TABLE.split())),
     "admission": ("weights_are_those", "revoked_member"),
     "attacks": ("replica_that_hands_on_500_fold",),
     "churn": ("only_one_of_two", "order_to_leave"),
@@ -48,7 +48,7 @@ QUICK = {
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what `make test` leaves out."""
     for item in items:
-        if item.path.parent.name == "swarms" and not item.get_closest_marker("promise"):
+        if item.path.parent.name == "swarms" and not any(map(item.get_closest_marker, ("promise", "nemesis"))):
             quick = QUICK.get(item.path.stem.removeprefix("test_"), ())
             if not item.name.removeprefix("test_").startswith(quick):
                 item.add_marker(pytest.mark.long)

@@ -29,6 +29,7 @@ from swarm.events import (
     StepGivenUp,
     Waiting,
 )
+from tests.swarms.conftest import TABLE
 from tests.swarms.playing import Play
 from tests.swarms.stories import STORIES
 from tests.swarms.story import DONE
@@ -223,3 +224,7 @@ MORE: Mapping[str, Callable[[Play], None]] = {
     **dict.fromkeys(("leave-host", "leave-trainer", "leave-founder"), check_left),
 }
 """What a story promises beside that."""
+
+
+def test_stories_that_are_quick_are_in_the_table() -> None:
+    assert set(TABLE.split()) <= STORIES.keys()

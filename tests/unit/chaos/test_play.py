@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from peers.chaos import play
 from peers.chaos.cast import SwarmSpec, cast_of
 from peers.chaos.faults import CannotInflict, Fault, Kill, Restart, Strangers, Twin
 from peers.chaos.plan import FaultPlan, Fired, Strike
@@ -33,6 +34,26 @@ SCENARIO: dict[str, Any] = {
 KILL = {"do": "kill", "peers": ["host-0-1"], "on": {"event": "StepClosed", "where": {"step": 5}}}
 
 
+class Looks:
+    """A clock that goes on when the play waits, which costs no time here."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wait(self, played: Play) -> None:
+        self.now += play.LOOK_S
+
+
+@pytest.fixture(autouse=True)
+def _looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = Looks()
+    monkeypatch.setattr(play, "time", looks)
+    monkeypatch.setattr(Play, "_wait", lambda played: looks.wait(played))
+
+
 def _scenario(**keys: Any) -> Scenario:
     return parse_scenario({**SCENARIO, **keys}, "a.toml")
 
@@ -50,10 +71,10 @@ def _injector(world: MadeUpWorld) -> tuple[FaultPlan, FaultInjector]:
 def _play(world: MadeUpWorld, scenario: Scenario, draws: Sequence[Draw] = ()) -> tuple[PlayOutcome, list[str]]:
     cast = _cast(scenario)
     lines: list[str] = []
-    play = Play(scenario, cast, world, planned(scenario, cast), draws)
+    played = Play(scenario, cast, world, planned(scenario, cast), draws)
     with world:
-        play.run(lines.append)
-    return play.outcome, lines
+        played.run(lines.append)
+    return played.outcome, lines
 
 
 def test_who_is_killed_is_brought_back_and_told(tmp_path: Path) -> None:
