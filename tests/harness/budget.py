@@ -12,7 +12,7 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 GOOD = {"python": 215.0, "torch": 82_000.0, "disk": 3_200.0}
@@ -24,8 +24,9 @@ MARGIN = 0.85
 """A drawn phase begins no test in the last part of its time, so that those it has begun come to their end."""
 
 METER = """
-import json, os, tempfile, time
-def rate(turn, seconds):
+import json, os, sys, tempfile, time
+seconds = float(sys.argv[1])
+def rate(turn):
     turn()
     done, start = 0, time.monotonic()
     while time.monotonic() - start < seconds:
@@ -41,11 +42,11 @@ def disk():
         file.write(bytes(65536))
         file.flush()
         os.fsync(file.fileno())
-found = {"python": rate(python, 1.0), "disk": rate(disk, 1.0)}
+found = {"python": rate(python), "disk": rate(disk)}
 import torch
 torch.set_num_threads(1)
 left = torch.ones(96, 96)
-found["torch"] = rate(lambda: (left @ left).add_(1).sum(), 1.0)
+found["torch"] = rate(lambda: (left @ left).add_(1).sum())
 print(json.dumps(found))
 """
 
@@ -72,10 +73,11 @@ def slowness(found: dict[str, float]) -> float:
     return sum(weight * GOOD[name] / max(found[name], 1e-9) for name, weight in WEIGHTS.items())
 
 
-def measure(run: Callable[..., subprocess.Popen[str]] = subprocess.Popen) -> dict[str, float]:
-    """Return turns a second of each meter, of :data:`WORKERS` processes together. Takes about six seconds; blocks.
-    Raises RuntimeError with what a meter said."""
-    meters = [run([sys.executable, "-c", METER], stdout=subprocess.PIPE, text=True) for _ in range(WORKERS)]
+def measure(seconds: float = 1.0) -> dict[str, float]:
+    """Return turns a second of each meter, of :data:`WORKERS` processes together, which take so many seconds for each.
+    Blocks. Raises RuntimeError when a meter fails."""
+    command = [sys.executable, "-c", METER, str(seconds)]
+    meters = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(WORKERS)]
     said = [meter.communicate()[0] for meter in meters]
     if any(meter.returncode for meter in meters):
         raise RuntimeError(f"the machine cannot be measured: a meter ended with {[one.returncode for one in meters]}")

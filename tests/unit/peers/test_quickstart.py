@@ -56,6 +56,7 @@ class Command:
         return report
 
 
+@pytest.mark.long
 def test_quickstart_whole_run_leaves_report_plot_and_a_model_to_sample(tmp_path: Path) -> None:
     command = Command(tmp_path, "--steps", "3", "--peers", "3", "--stages", "2", "--trainers", "2", preload="torch")
     code, out, err = command.finish()
@@ -108,6 +109,7 @@ def test_quickstart_peer_failing_is_named_and_everything_stopped(
     assert (report["exit_reason"], report["failed_peer"], report["steps"]) == ("peer_failed", peer, 1)
 
 
+@pytest.mark.long
 def test_quickstart_peer_that_the_others_can_do_without_ends_nothing(tmp_path: Path) -> None:
     command = Command(tmp_path, "--steps", "4", "--peers", "3", "--trainers", "1", fault="stage-1-1 fall")
     code, out, err = command.finish()
@@ -116,6 +118,7 @@ def test_quickstart_peer_that_the_others_can_do_without_ends_nothing(tmp_path: P
     assert (report["exit_reason"], report["steps"]) == ("completed", 4)
 
 
+@pytest.mark.long
 def test_quickstart_fork_server_killed_says_what_died_and_what_to_do(tmp_path: Path) -> None:
     command = Command(tmp_path, "--steps", "4", "--peers", "2", "--trainers", "1", fault="pause")
     wait_until((command.out / "peers" / "trainer-0" / "paused").exists, deadline_s=START_S)
@@ -225,6 +228,7 @@ def _interrupt(command: Command, number: signal.Signals, expected: int) -> None:
     assert "kept run" in err
 
 
+@pytest.mark.long
 def test_quickstart_run_without_a_checkpoint_is_an_error_that_keeps_everything(tmp_path: Path) -> None:
     command = Command(tmp_path, "--steps", "2", "--peers", "2", "--trainers", "1", fault="no-checkpoint")
     code, _, err = command.finish()
