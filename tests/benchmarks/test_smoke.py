@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 
 import pytest
 
@@ -17,6 +18,17 @@ ABOUT = {
     "benchmark", "full", "smoke", "date", "machine", "commit", "command", "seconds", "columns", "rows", "notes",
 }  # fmt: skip
 """What the runner adds to every summary; and ``tables`` where there are more than one."""
+SAME = {"max_abs_diff": 0.0, "same_digests_in_every_step": True}
+MUST: Mapping[str, Mapping[str, object]] = {
+    "parity": {
+        "max_abs_diff_reproducible": 0.0, "losses_differing_reproducible": 0, "digests_differing_reproducible": 0,
+    },
+    "trajectory": {
+        **{f"{mode}{key}": value for mode in ("", "muon_", "overlap_", "moves_") for key, value in SAME.items()},
+        "lost": 0, "duplicated": 0, "digest_mismatches": 0, "other_failures": 0,
+    },
+}  # fmt: skip
+"""What real processes promise at any size: the bits of the plain loop, and of a run in which nobody dies."""
 
 
 @pytest.mark.smoke
@@ -35,3 +47,4 @@ def test_smoke_of_a_benchmark_ends_well_and_gives_the_figures_declared(name: str
     assert (found["benchmark"], found["smoke"], found["full"]) == (name, True, False)
     assert found.keys() - {"tables"} == ABOUT | set(declared)
     assert found["rows"]
+    assert MUST.get(name, {}).items() <= found.items(), found

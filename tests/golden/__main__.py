@@ -49,15 +49,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = _parse(arguments)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     runs = [(story, seed) for story in chosen.stories.split(",") for seed in range(chosen.seeds)]
-    if chosen.minutes:
+    if chosen.minutes is not None:
         os.environ[UNTIL] = str(time.monotonic() + 60 * chosen.minutes)
         drawn = drawn_first([f"{story}:{seed}" for story, seed in runs], chosen.draw)
         runs = [(run.partition(":")[0], int(run.partition(":")[2])) for run in drawn]
     try:
         base, ours = both_sides(commit_of(chosen.base, ROOT), runs, chosen.lives)
-        not_run = [run for run in runs if chosen.minutes and not (run in base and run in ours)]
+        not_run = [run for run in runs if chosen.minutes is not None and not (run in base and run in ours)]
         played = [{run: each[run] for run in each if run not in not_run} for each in (base, ours)]
-        report = compare(played[0], played[1], EXPECTED)
+        whole = len(played[1]) >= len(STORIES) * SEEDS
+        report = compare(played[0], played[1], EXPECTED, whole=whole)
     except CannotCompare as problem:
         print(f"cannot compare with {chosen.base}: {problem}", file=sys.stderr)
         return 2

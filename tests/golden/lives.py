@@ -70,6 +70,8 @@ class Lives:
         with contextlib.suppress(OSError):
             self._mine.mkdir(parents=True, exist_ok=True)
             for run in runs:
+                if run["error"] or run["missing"]:
+                    continue  # it may be this machine's fault, and is looked at once more
                 text = json.dumps(run).encode()
                 with tempfile.NamedTemporaryFile(dir=self._mine, prefix=".", delete=False) as file:
                     file.write(gzip.compress(hashlib.sha256(text).hexdigest().encode() + b"\n" + text, 1))

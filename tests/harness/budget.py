@@ -85,9 +85,12 @@ def measure(seconds: float = 1.0) -> dict[str, float]:
     return {name: sum(one[name] for one in each) for name in GOOD}
 
 
-def share(phase: Phase, after: Sequence[Phase], left_s: float) -> float:
-    """Return the seconds that a drawn phase may take of those left, when these phases come after it."""
-    return max(0.0, left_s) * phase.good_s / sum(one.good_s for one in (phase, *after) if not one.always)
+def share(phase: Phase, after: Sequence[Phase], left_s: float, slow: float = 1.0) -> float:
+    """Return the seconds that a drawn phase may take of those left, when these phases come after it on a machine so
+    many times slower than a good one: what they do not need, or, where that is too little, by what each needs."""
+    later_s = slow * sum(one.good_s for one in after)
+    needed_s = slow * phase.good_s
+    return left_s - later_s if left_s >= needed_s + later_s else max(0.0, left_s) * needed_s / (needed_s + later_s)
 
 
 def drawn_first(names: Sequence[str], seed: str) -> list[str]:

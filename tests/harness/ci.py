@@ -35,8 +35,10 @@ TOTAL_S = 45 * 60.0
 """What a run may take, of what is drawn."""
 CLOSING_S = 30.0
 """Kept for what comes after the last phase."""
-END_S = 60.0
-"""How long a phase that is ended may take for it."""
+END_S = 180.0
+"""How long a phase that is ended may take for it: longer than what it started has time to end in."""
+HANGS_S = 300.0
+"""A test that is under way for so long on a good machine, when its phase is ended, hangs: no other takes a minute."""
 _SHARED = (("/dev/shm", "*"), ("/tmp", "hivemind-*"))
 """The machine's own places for temporary things, and how what we make is called there."""
 
@@ -51,6 +53,8 @@ class Step:
     command: tuple[str, ...]
     draws: tuple[str, ...] = ()
     why_not: Callable[[], str] = lambda: ""
+    clear: Callable[[], list[str]] = list
+    """Takes away what it made elsewhere, and names what should not have been there any more."""
 
 
 @dataclass(slots=True)
@@ -100,7 +104,10 @@ def steps() -> list[Step]:
             ("--minutes", "{minutes}", "--draw", "{seed}"),
         ),
         Step(Phase("tests as root", 60, least_s=15), (*pytest, "-m", "root"), drawing, _no_namespaces),
-        Step(Phase("tests with Docker", 300, least_s=90), (*pytest, "-m", "docker", *quiet), drawing, _no_engine),
+        Step(
+            Phase("tests with Docker", 300, least_s=90), (*pytest, "-m", "docker", *quiet), drawing, _no_engine,
+            in_engine.clear,
+        ),
         Step(Phase("tests in a browser", 60, least_s=30), (*pytest, "-m", "browser", *quiet), drawing, _no_browser),
     ]  # fmt: skip
 
@@ -122,28 +129,27 @@ def run_all(every: Sequence[Step], end: float, slow: float, elapsed: float) -> i
     """Run what there is time for until ``end`` (of :func:`now`) on a machine so many times slower than a good one, and
     print what came of it. Returns the exit code."""
     seed = commit() or "no commit"
-    needed = slow * sum(step.phase.good_s for step in every)
-    left = end - now()
+    asked = [(step, step.why_not()) for step in every]
+    here, never = [step for step, why in asked if not why], [f"{step.phase.name}: {why}" for step, why in asked if why]
+    needed, left = slow * sum(step.phase.good_s for step in here), end - now()
     print(f"all of it would take {needed:.0f} s here, {left:.0f} s are left: ", end="")
     print("all is run" if needed <= left else f"the rest is drawn by {seed}", flush=True)
-    outcomes, never = [], []
-    for number, step in enumerate(every):
-        after = [one.phase for one in every[number + 1 :]]
-        limit_s = None if step.phase.always else share(step.phase, after, end - now())
-        why = step.why_not()
-        if not why and limit_s is not None and limit_s < slow * step.phase.least_s:
-            why = f"it begins after {slow * step.phase.least_s:.0f} s, and has {limit_s:.0f}"
-        if why:
-            never.append(f"{step.phase.name}: {why}")
+    outcomes = []
+    for number, step in enumerate(here):
+        limit_s, least_s = None, slow * step.phase.least_s
+        if not step.phase.always:
+            limit_s = share(step.phase, [one.phase for one in here[number + 1 :]], end - now(), slow)
+        if limit_s is not None and limit_s < least_s:
+            never.append(f"{step.phase.name}: its first test ends after {least_s:.0f} s, and it has {limit_s:.0f}")
             continue
-        outcome = run_phase(step, limit_s, seed)
+        outcome = run_phase(step, limit_s, seed, HANGS_S * slow)
         print(f"=== {outcome.row()}", flush=True)
         outcomes.append(outcome)
     return _tell(outcomes, never, elapsed)
 
 
-def run_phase(step: Step, limit_s: float | None, seed: str) -> Outcome:
-    """Run one to its end, or to that of its time."""
+def run_phase(step: Step, limit_s: float | None, seed: str, hangs_s: float = HANGS_S) -> Outcome:
+    """Run one to its end, or to that of its time: then a test that had been under way for ``hangs_s`` has failed."""
     command = list(step.command)
     if limit_s is not None:
         command += [part.format(minutes=f"{MARGIN * limit_s / 60:.2f}", seed=seed) for part in step.draws]
@@ -156,19 +162,19 @@ def run_phase(step: Step, limit_s: float | None, seed: str) -> Outcome:
         try:
             _wait(process, limit_s)
         except subprocess.TimeoutExpired:
-            cut = True
+            cut, ended_at = True, now()
             _end(process, signal.SIGINT)
-        except BaseException:
+        finally:
             _end(process, signal.SIGTERM)
-            raise
+            in_engine_left = step.clear()
         outcome = Outcome(step.phase, process.returncode, now() - started, cut)
-        _read(told_here.read().splitlines(keepends=True), outcome)
-    if step.phase.name == "tests with Docker":
-        outcome.left += in_engine.clear()
-    outcome.left += sorted(_things() - before)
+        _read(told_here.read().splitlines(keepends=True), outcome, ended_at - hangs_s if cut else None)
+    outcome.left = [*in_engine_left, *sorted(_things() - before)]
     if cut:  # what was ended cleans up nothing: we do
         _remove(outcome.left)
         outcome.left.clear()
+        for thing in sorted(_things() - before):
+            print(f"still there of what was ended: {thing}")
     for thing in outcome.left:
         print(f"left behind: {thing}")
     return outcome
@@ -179,29 +185,42 @@ def _wait(process: subprocess.Popen[bytes], limit_s: float | None) -> None:
 
 
 def _end(process: subprocess.Popen[bytes], number: int) -> None:
-    """Ours, with everything below it."""
-    process.send_signal(number)
+    """Ours, with everything below it, if it is still there. Whoever ends us waits for that."""
+    if process.poll() is not None:
+        return
+    usual = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
+        process.send_signal(number)
         process.wait(END_S)
     except subprocess.TimeoutExpired:
-        for one in children_of(process.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(one.pid, signal.SIGKILL)
+        while left := children_of(process.pid):
+            for one in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(one.pid, signal.SIGKILL)
         process.kill()
         process.wait()
+    finally:
+        signal.signal(signal.SIGTERM, usual)
 
 
-def _read(lines: Sequence[str], outcome: Outcome) -> None:
-    """What pytest wrote of its tests."""
+def _read(lines: Sequence[str], outcome: Outcome, long_ago: float | None) -> None:
+    """What was written of its tests. Who had begun ``long_ago``, and was under way when it was ended, has failed."""
     collected: dict[str, None] = {}
     became: dict[str, str] = {}
+    began: dict[str, float] = {}
     whole = (line for line in lines if line.endswith("\n"))  # whoever is killed may have begun another one
     for line in map(json.loads, whole):
         collected |= dict.fromkeys(line.get("collected", ()))
-        if "test" in line and became.get(line["test"]) != "failed":
+        if "began" in line:
+            began[line["began"]] = line["at"]
+        elif "test" in line and became.get(line["test"]) != "failed":
             became[line["test"]] = line["outcome"]
+    for node in began.keys() - became.keys():
+        if long_ago is not None and began[node] < long_ago:
+            print(f"hangs: {node}")
+            became[node] = "failed"
     outcome.tests = Counter(became.values())
-    outcome.not_run = [node for node in collected if node not in became]
+    outcome.not_run = [node for node in collected | began if node not in became]
     if outcome.not_run:
         outcome.tests["not run"] = len(outcome.not_run)
 
@@ -213,10 +232,12 @@ def _things() -> set[str]:
 
 
 def _remove(things: Sequence[str]) -> None:
+    """What is ours alone: in our temporary directory, and namespaces."""
     ours = Path(tempfile.gettempdir())
     for path in map(Path, things):
         if path.parent == ours:
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    namespaces.sweep()
 
 
 def _no_namespaces() -> str:

@@ -4,8 +4,8 @@
   ``--part rest`` all others that were selected.
 * ``--budget MINUTES`` begins none of the rest after that time. The rest then comes in an order drawn by ``--draw
   SEED``, by default the commit. Tests that were not begun are named at the end as *not run*, and fail nothing.
-* ``SWARM_TEST_OUTCOMES`` names a file to which each test's outcome is appended, one JSON object a line, for whoever
-  started pytest and may have to end it.
+* ``SWARM_TEST_OUTCOMES`` names a file to which each test's beginning and outcome are appended, one JSON object a line,
+  for whoever started pytest and may have to end it.
 """
 
 from __future__ import annotations
@@ -66,8 +66,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         return
     os.environ.pop(UNTIL, None)
-    if minutes := config.getoption("budget"):
+    minutes = config.getoption("budget")
+    if minutes is not None:
         os.environ[UNTIL] = str(time.monotonic() + 60 * minutes)
+        config.option.loadscopereorder = False  # xdist's, by which large groups would always come first
     config.pluginmanager.register(_Outcomes(os.environ.pop(OUTCOMES, None)), "outcomes")
 
 
@@ -122,6 +124,10 @@ class _Outcomes:
         """Without workers."""
         if session.items:
             self._write({"collected": [item.nodeid for item in session.items]})
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """For whoever has to end a test that does not."""
+        self._write({"began": nodeid.partition("@")[0], "at": time.monotonic()})
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """One line for a test, and another one where its fixtures failed afterwards."""

@@ -123,7 +123,7 @@ class Net:
 @contextlib.contextmanager
 def lan(*hosts: str, prefix: str = "198.51.100") -> Iterator[Net]:
     """Hosts on one switch, with the addresses ``prefix``.1, .2, …: they all reach each other."""
-    _sweep()
+    sweep()
     net = Net(prefix)
     try:
         net.switch("sw")
@@ -187,7 +187,8 @@ def left() -> list[str]:
     return [name[0] for name in found if name and not os.path.exists(f"/proc/{name[1]}")]
 
 
-def _sweep() -> None:
+def sweep() -> None:
+    """Remove them."""
     for name in left():
         _remove(name)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,7 @@ from tests.harness import ci
 from tests.harness.budget import GOOD, Phase, drawn_first, measure, share, slowness
 from tests.harness.ci import Step, run_phase
 from tests.harness.drawn import OUTCOMES, told
-from tests.harness.expect import wait_until
-
-LONG_S = 300.0
+from tests.harness.expect import LONG_S, wait_until
 
 
 def test_slowness_of_a_machine_counts_what_tests_are_made_of() -> None:
@@ -33,11 +32,12 @@ def test_measure_of_this_machine_finds_every_meter() -> None:
     assert min(found.values()) > 0
 
 
-def test_share_is_by_what_a_phase_takes_and_hands_on_what_is_left_over() -> None:
+def test_share_is_what_others_do_not_need_and_by_what_each_needs_where_time_is_short() -> None:
     short, long = Phase("short", 10), Phase("long", 30)
-    always = Phase("always", 100, always=True)
-    assert share(short, [always, long], 80) == 20
-    assert share(long, [], 79) == 79
+    assert share(short, [long], 100) == 70
+    assert share(short, [long], 20) == 5
+    assert share(short, [long], 100, slow=4) == 25
+    assert share(long, [], 79, slow=4) == 79
     assert share(long, [], -5) == 0
 
 
@@ -125,6 +125,7 @@ out = open(os.environ["SWARM_TEST_OUTCOMES"], "a")
 def say(**line): print(json.dumps(line), file=out, flush=True)
 say(collected=["a::one", "a::two", "b::three"])
 say(test="a::one", outcome=sys.argv[1])
+say(began="a::two", at=time.monotonic())
 if sys.argv[2] == "hangs":
     open(os.path.join(os.environ["TMPDIR"], "half-written"), "w").close()
     time.sleep(10_000)
@@ -156,20 +157,35 @@ def test_phase_that_exits_otherwise_has_failed() -> None:
     assert run_phase(phase("passed", "1"), None, "").failed
 
 
+def over(place: Path) -> Callable[[subprocess.Popen[bytes], float | None], None]:
+    """The time of a phase is over when it hangs."""
+
+    def wait(process: subprocess.Popen[bytes], limit_s: float | None) -> None:
+        wait_until((place / "half-written").exists)
+        raise subprocess.TimeoutExpired("a play", limit_s or 0.0)
+
+    return wait
+
+
 @pytest.mark.parametrize(("outcome_of_one", "failed"), [("passed", False), ("failed", True)])
 def test_phase_over_its_time_is_ended_and_fails_only_by_what_had_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome_of_one: str, failed: bool
 ) -> None:
-    def over(process: subprocess.Popen[bytes], limit_s: float | None) -> None:
-        wait_until((tmp_path / "half-written").exists, deadline_s=LONG_S)
-        raise subprocess.TimeoutExpired("a play", limit_s)
-
-    monkeypatch.setattr(ci, "_wait", over)
+    monkeypatch.setattr(ci, "_wait", over(tmp_path))
     outcome = run_phase(phase(outcome_of_one, "hangs"), 2.0, "")
     assert (outcome.cut, outcome.failed) == (True, failed)
     assert outcome.not_run == ["a::two", "b::three"]
     assert "ended for want of time" in outcome.row() or failed
     assert not (tmp_path / "half-written").exists()
+
+
+def test_phase_over_its_time_in_which_a_test_hangs_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ci, "_wait", over(tmp_path))
+    outcome = run_phase(phase("passed", "hangs"), 2.0, "", hangs_s=0.0)
+    assert (outcome.cut, outcome.failed, outcome.not_run) == (True, True, ["b::three"])
+    assert "hangs: a::two" in capsys.readouterr().out
 
 
 def test_phase_that_leaves_a_file_has_failed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -188,7 +204,7 @@ def test_run_of_everything_prints_what_was_drawn_and_what_was_not(capsys: pytest
     assert ci.run_all(every, ci.now() + 60, 1.0, elapsed=5.0) == 0
     said = capsys.readouterr().out
     assert "not run: not here: no engine" in said
-    assert "not run: slow to begin: it begins after 10000 s" in said
+    assert "not run: slow to begin: its first test ends after 10000 s" in said
     assert said.splitlines()[-1].startswith("all passed after")
     assert ci.run_all([phase("failed", "1", always=True)], ci.now() - 1, 1.0, elapsed=0.0) == 1
     assert "FAILED: a play" in capsys.readouterr().out

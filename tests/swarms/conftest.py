@@ -15,7 +15,7 @@ TABLE = (
     "restart-host-bare twin join-host join-trainer join-donor-dies joiner-dies leave-host leave-founder"
 )
 QUICK = {
-    "stories": ("stories_that_are_quick", *(f"run_goes_on_exactly_whatever_happens[{name}]" for name in TABLE.split())),
+    "stories": ("names_of_what_is_quick", *(f"run_goes_on_exactly_whatever_happens[{name}]" for name in TABLE.split())),
     "admission": ("weights_are_those", "revoked_member"),
     "attacks": ("replica_that_hands_on_500_fold",),
     "churn": ("only_one_of_two", "order_to_leave"),

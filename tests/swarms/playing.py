@@ -30,6 +30,8 @@ class Play:
         self.story, self.root = story, root
         self.plan: FaultPlan | None = None
         self.error = ""
+        self.unended = list[str]()
+        """Who was still there, whom something had happened to, when all others had ended."""
         self.kinds, self.acted = Counter[str](), list[str]()
         self._seen = Counter[str]()
 
@@ -87,6 +89,7 @@ class Play:
         await asyncio.wait([run, waiting], return_when=asyncio.FIRST_COMPLETED)
         for name, peer in self.swarm.peers.items():
             if peer.outcome is None and not self.swarm.is_dead(name):
+                self.unended.append(name)
                 self.swarm.kill(name)
         waiting.cancel()
         await run

@@ -29,7 +29,7 @@ from swarm.events import (
     StepGivenUp,
     Waiting,
 )
-from tests.swarms.conftest import TABLE
+from tests.swarms.conftest import QUICK, TABLE
 from tests.swarms.playing import Play
 from tests.swarms.stories import STORIES
 from tests.swarms.story import DONE
@@ -55,7 +55,7 @@ def digests(play: Play) -> Digests:
 @pytest.mark.parametrize("name", STORIES)
 def test_run_goes_on_exactly_whatever_happens(name: str, tmp_path: Path, weights_of: Callable[[str], Digests]) -> None:
     play = Play(tmp_path / "life", STORIES[name]).live()
-    assert (play.error, play.missing()) == ("", [])
+    assert (play.error, play.missing(), play.unended) == ("", [], [])
     ends = {one: peer.outcome for one, peer in play.swarm.peers.items() if not play.swarm.is_dead(one)}
     for one, words in ENDS.get(name, {}).items():
         assert words in repr(ends.pop(one))
@@ -115,7 +115,13 @@ def check_server(play: Play) -> None:
 
 
 def check_schedule(play: Play) -> None:
-    """All members name the same one, and why."""
+    """Every round has that one."""
+    check_reasons(play)
+    assert {event.schedule for event in rounds(play)} == {play.swarm.manifest.averaging.schedule}
+
+
+def check_reasons(play: Play) -> None:
+    """All members name the same schedule, and why."""
     chosen: dict[tuple[int, str], set[tuple[str, str]]] = {}
     for event in play.swarm.events(RoundDone):
         chosen.setdefault((event.step, event.part), set()).add((event.schedule, event.reason))
@@ -124,7 +130,7 @@ def check_schedule(play: Play) -> None:
 
 
 def check_auto(play: Play) -> None:
-    check_schedule(play)
+    check_reasons(play)
     for event in rounds(play):
         assert event.schedule in SCHEDULES
         assert ("measured yet" if event.step == 1 else "expected") in event.reason
@@ -190,8 +196,9 @@ def check_left(play: Play) -> None:
 
 def check_back(play: Play) -> None:
     """It is a member twice, and sees the run to its end."""
-    back = [peer for name, peer in play.swarm.peers.items() if name.partition("-again")[0] in play.hit()]
-    assert any(peer.events.of(PeerReady) and peer.events.of(StepClosed) for peer in back)
+    (back,) = [peer for name, peer in play.swarm.peers.items() if "-again" in name]
+    assert back.events.of(PeerReady)
+    assert back.events.of(StepClosed)[-1].step == play.swarm.manifest.run.steps
 
 
 def check_lineages(play: Play) -> None:
@@ -226,5 +233,9 @@ MORE: Mapping[str, Callable[[Play], None]] = {
 """What a story promises beside that."""
 
 
-def test_stories_that_are_quick_are_in_the_table() -> None:
+@pytest.mark.parametrize("module", QUICK)
+def test_names_of_what_is_quick_are_those_of_tests(module: str) -> None:
+    text = Path(__file__).with_name(f"test_{module}.py").read_text(encoding="utf-8")
+    names = {name.partition("[")[0] for name in QUICK[module]}
+    assert [name for name in names if f"def test_{name}" not in text] == []
     assert set(TABLE.split()) <= STORIES.keys()

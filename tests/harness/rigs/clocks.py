@@ -137,6 +137,10 @@ async def in_time(clock: JumpClock, task: asyncio.Task[T]) -> T:
     return task.result()
 
 
+LONGEST_S = 3600.0
+"""What a test may take, in virtual seconds: whoever waits beside a heartbeat for what never comes fails, too."""
+
+
 def in_virtual_time(work: Coroutine[Any, Any, T]) -> T:
     """Run to the end in a fresh loop whose time stands still while anything can run and jumps to the next timer
     otherwise: 30 s take no time, and the same every time. No task may be left when ``work`` ends. Raises
@@ -166,9 +170,9 @@ def virtual(story: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., No
 def virtual_loops(config: object, item: object) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Have all asynchronous tests of a folder run in virtual time: its ``conftest.py`` imports this as
     ``pytest_asyncio_loop_factories``. Work for another thread is done at once, in this one."""
-    return {"virtual": new_loop}
+    return {"virtual": lambda: new_loop(longest_s=LONGEST_S)}
 
 
 async def _bounded(work: Coroutine[Any, Any, None]) -> None:
-    async with asyncio.timeout(3600):
+    async with asyncio.timeout(LONGEST_S):
         await work

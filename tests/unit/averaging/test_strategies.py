@@ -258,6 +258,13 @@ def test_push_sum_mixes_as_theory_has_it_and_keeps_its_mass() -> None:
             assert np.isclose(left, PushSum().left_after(round + 1, count), atol=1e-12)
 
 
+def test_push_sum_tends_to_the_mean_though_a_third_of_all_messages_is_lost() -> None:
+    rng = np.random.default_rng(5)
+    seen = pushed(13, 60, lambda sender, round: rng.random() < 1 / 3)
+    values = seen[-1][:, :-1] / seen[-1][:, -1:]
+    assert np.allclose(values, seen[0][:, :-1].mean(axis=0), atol=1e-5)
+
+
 def test_everyone_is_one_group_by_rank() -> None:
     assert Everyone().groups(peers(3)[::-1], 9, 9, 9) == (Group(tuple(peers(3))),)
 

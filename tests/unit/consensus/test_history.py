@@ -57,6 +57,15 @@ def test_history_of_a_joiner_begins_with_its_first_record_and_is_one_chain(path:
     assert (steps(path), history.head, history.next_step) == ([1, 2], TWO, 3)
 
 
+def test_history_takes_only_the_next_record_of_the_chain(path: Path) -> None:
+    history = written(path, ONE)
+    for other, words in ((THREE, "step"), (TWO.model_copy(update={"previous": "0" * 64}), "follows")):
+        with pytest.raises(OutOfSync, match=words):
+            history.append(other)
+    history.append(TWO)
+    assert (steps(path), history.head) == ([1, 2], TWO)
+
+
 def test_history_that_left_steps_out_begins_anew_and_keeps_what_was_before(path: Path) -> None:
     history = written(path, GENESIS, ONE)
     history.begin(THREE)

@@ -470,6 +470,18 @@ async def test_server_holds_graph_and_output_until_the_backward_and_what_it_rece
     assert [graph() for graph in graphs] == [None]
 
 
+@pytest.mark.parametrize("fails", ["forward", "backward"])
+async def test_server_holds_nothing_of_what_failed(scene: ReplicaScene, fails: str) -> None:
+    scene.part.on[fails] = spoil(RuntimeError("no"))
+    if fails == "forward":
+        await scene.forward()
+    else:
+        await scene.there()
+        await scene.backward()
+    await scene.blocked()
+    assert kept(scene) == []
+
+
 async def test_server_forgets_graphs_of_a_closed_step(scene: ReplicaScene) -> None:
     await scene.there()
     graph = weakref.ref(next(iter(scene.server._table)).tensors.graph)

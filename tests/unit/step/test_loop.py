@@ -359,6 +359,20 @@ async def test_loop_that_duels_leads_in_a_term_of_its_own_each_time() -> None:
     await stop(running)
 
 
+async def test_loop_that_may_not_grant_what_it_was_asked_forgets_it_and_leads_in_another_term() -> None:
+    home = await Home(LEADER).set()
+    fit(home)
+    home.stage.desk.book.requests._leaves[SUCCESSOR] = Departure(step=9, peer=SUCCESSOR, signature=bytes(64))
+    running = asyncio.create_task(home.loop().run())
+    await home.stage.feed()
+    await eventually(lambda: home.stage.puppets[T].told(AGAIN))
+    await home.stage.ask_desk(ResumeTrainer(step=1, term=3, started=(), aside=()), T)
+    await home.stage.feed(term=3)
+    await eventually(lambda: home.bench.position.open_step == 2)
+    assert (home.bench.history.head.term, home.bench.history.head.members.peers) == (3, ROSTER.peers)
+    await stop(running)
+
+
 async def test_loop_that_gives_a_term_up_ends_it_in_the_book_of_its_step_alone() -> None:
     """A step may be closed here, and the book of the next one open, when its leader hears that it is closed."""
     home = await Home(LEADER).set()

@@ -21,6 +21,7 @@ from tests.harness.rigs.step import (
     ROSTER,
     A,
     B,
+    FakeAverage,
     MemberBench,
     T,
     acceptances,
@@ -149,6 +150,35 @@ async def test_member_gives_up_averaging_when_a_newer_attempt_begins(newer: dict
     with pytest.raises(Superseded, match="newer attempt"):
         await older
     assert (len(bench.average.begun), bench.average.cancelled) == (2, 1)
+
+
+async def test_member_whose_leader_hung_up_as_a_newer_attempt_began_makes_it_when_it_is_asked_again() -> None:
+    bench, stopping, stopped = MemberBench(), asyncio.Event(), asyncio.Event()
+    average = bench.average
+
+    class Stubborn(FakeAverage):
+        async def __call__(self, *asked: Any) -> Any:
+            try:
+                return await super().__call__(*asked)
+            except asyncio.CancelledError:
+                stopping.set()
+                await stopped.wait()
+                raise
+
+    average.__class__ = Stubborn
+    average.gate = asyncio.Event()
+    first = asyncio.create_task(bench.ask(reconcile()))
+    await eventually(lambda: average.begun)
+    newer = asyncio.create_task(bench.ask(reconcile(attempt=2)))
+    await stopping.wait()
+    newer.cancel()
+    await asyncio.gather(newer, return_exceptions=True)
+    stopped.set()
+    with pytest.raises(Superseded):
+        await first
+    average.gate = None
+    assert (await bench.ask(reconcile(attempt=2))).digest
+    assert [attempt for _, _, attempt in average.begun] == [1, 2]
 
 
 async def test_member_that_hears_of_a_term_twice_says_so_though_the_first_who_asked_hung_up(
