@@ -69,7 +69,7 @@ class EndpointConfig:
     seats: RelayLimits = field(default_factory=RelayLimits)
     behind_nat: bool = False
     port_map: bool = False
-    startup_timeout_s: float = 15.0
+    startup_timeout_s: float = 60.0
     dial_timeout_s: float = 10.0
     limits: ServeLimits = field(default_factory=ServeLimits)
     kinds: Sequence[type[Record]] = (PeerRecord,)

@@ -97,8 +97,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if always_run(item) is of_part]
     if UNTIL in os.environ:
         rest = {item.nodeid: item for item in items if not always_run(item)}
-        order = drawn_first(list(rest), seed_of(config))
-        items[:] = [item for item in items if item.nodeid not in rest] + [rest[node] for node in order]
+        files: dict[str, list[str]] = {}
+        for node in drawn_first(list(rest), seed := seed_of(config)):
+            files.setdefault(node.partition("::")[0], []).append(node)  # a module's tests share what they stand on
+        order = [rest[node] for file in drawn_first(list(files), seed) for node in files[file]]
+        items[:] = [item for item in items if item.nodeid not in rest] + order
 
 
 @pytest.hookimpl(tryfirst=True)

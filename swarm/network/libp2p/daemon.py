@@ -67,7 +67,7 @@ class DaemonConfig:
     announce: Sequence[Multiaddr] = ()
     bootstrap: Sequence[Multiaddr] = ()
     port_map: bool = False
-    startup_timeout_s: float = 15.0
+    startup_timeout_s: float = 60.0
 
 
 class Daemon:
