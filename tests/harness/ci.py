@@ -92,18 +92,18 @@ def steps() -> list[Step]:
     drawing = ("--budget", "{minutes}", "--draw", "{seed}")
     quiet = ("-o", "faulthandler_timeout=0")
     return [
-        Step(Phase("lint", 45, always=True), (*make[3:], "lint")),
-        Step(Phase("tests: always", 330, always=True), (*make, "test", "ARGS=--part always --durations=15")),
+        Step(Phase("lint", 60, always=True), (*make[3:], "lint")),
+        Step(Phase("tests: always", 400, always=True), (*make, "test", "ARGS=--part always --durations=15")),
         Step(Phase("tests: the rest", 120, least_s=15), (*two, "--part", "rest", "--durations=15"), drawing),
-        Step(Phase("long tests", 240, least_s=15), (*two, "-m", "long", "--durations=15"), drawing),
+        Step(Phase("long tests", 1000, least_s=15), (*two, "-m", "long", "--durations=15"), drawing),
         Step(
-            Phase("benchmarks", 150, least_s=15), (*two, "-m", "smoke", *quiet, "--durations=0"), drawing,
+            Phase("benchmarks", 450, least_s=15), (*two, "-m", "smoke", *quiet, "--durations=0"), drawing,
         ),
         Step(
-            Phase("golden", 60, least_s=30), (*contained, PYTHON, "-m", "tests.golden", "--seeds", "1"),
+            Phase("golden", 80, least_s=30), (*contained, PYTHON, "-m", "tests.golden", "--seeds", "1"),
             ("--minutes", "{minutes}", "--draw", "{seed}"),
         ),
-        Step(Phase("tests as root", 60, least_s=15), (*pytest, "-m", "root"), drawing, _no_namespaces),
+        Step(Phase("tests as root", 200, least_s=15), (*pytest, "-m", "root"), drawing, _no_namespaces),
         Step(
             Phase("tests with Docker", 300, least_s=90), (*pytest, "-m", "docker", *quiet), drawing, _no_engine,
             in_engine.clear,
