@@ -33,7 +33,7 @@ lock: setup ## renew locks/ after a change of dependencies; ARGS="--upgrade-pack
 quickstart: setup ## train a small model with a local swarm; ARGS="--steps 5 --peers 2"
 	@$(VENV)/bin/swarm quickstart $(ARGS)
 
-test: setup ## the tests that need neither root nor Docker, in about six minutes; BUDGET=7 begins no more after seven; ARGS passed to pytest
+test: setup ## the tests that need neither root nor Docker, in about eight minutes; BUDGET=7 begins no more after seven; ARGS passed to pytest
 	@$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(if $(BUDGET),--budget $(BUDGET)) $(ARGS)
 
 check: setup lint ## before each commit: lint, types, and the tests of what differs from BASE (default HEAD), in minutes
