@@ -26,9 +26,9 @@ from swarm.monitoring.reader import EventTail
 
 BOOTSTRAP = "bootstrap"
 POLL_S = 0.1
-SILENCE_S = 60.0
+SILENCE_S = 300.0
 """No news of any peer for so long (its event loop's own pulse is none) means that the run hangs. Steps of a local run
-take seconds."""
+take seconds, on a machine with much else to do a minute."""
 
 BLAME_S = 0.5
 """How long to listen after the first bad end before naming one: the peer that caused it may be told of second."""
