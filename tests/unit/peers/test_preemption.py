@@ -309,10 +309,13 @@ def gone(pids: Path) -> bool:
 
 
 async def test_command_that_hangs_is_ended_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CommandSource, "RUN_S", 1.0)
-    with pytest.raises(SourceFailed, match="takes longer than 1 s"):
-        await command_says(*sleeper(tmp_path / "pids"))
-    assert len((tmp_path / "pids").read_text().split()) == 2
+    limit = asyncio.Timeout(None)
+    monkeypatch.setattr(asyncio, "timeout", lambda _: limit)
+    asking = asyncio.ensure_future(command_says(*sleeper(tmp_path / "pids")))
+    await eventually(lambda: (tmp_path / "pids").exists() and len((tmp_path / "pids").read_text().split()) == 2)
+    limit.reschedule(asyncio.get_running_loop().time())
+    with pytest.raises(SourceFailed, match=f"takes longer than {CommandSource.RUN_S:g} s"):
+        await asking
     await eventually(lambda: gone(tmp_path / "pids"))
 
 
