@@ -104,7 +104,8 @@ class HfPart(PartModule):
         layers = whole.get_submodule(anatomy.path)
         for number, layer in enumerate(layers):
             own = spec.first_layer <= number < spec.last_layer
-            through = self._through(number, layer, layer.forward if own else None)
+            # Not a function of its own: a copy of this part must run its own layers.
+            through = partial(self._through, number, layer.forward if own else None)
             if own:
                 layer.forward = through
             else:
@@ -171,23 +172,20 @@ class HfPart(PartModule):
         finally:
             now.entering = None
 
-    def _through(self, number: int, layer: nn.Module, compute: Callable[..., Any] | None) -> Callable[..., Any]:
+    def _through(self, number: int, compute: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
         """What runs in place of a layer; ``compute`` is its own forward, None for one of another part."""
         last, width = number == self._anatomy.count - 1, self._anatomy.answers[number]
         now = self._under_way
-
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            hidden = args[0] if args else kwargs["hidden_states"]
-            if now.leave == number:
-                raise _PassLeft(hidden)
-            if now.at == number and now.entering is not None:
-                hidden = now.entering
-            if compute is not None and number >= now.at:
-                hidden = self.through(layer, partial(_answered, compute, args, kwargs), hidden)
-            if last and now.leave == number + 1:
-                raise _PassLeft(hidden)
-            if last and now.at == number + 1:
-                hidden = now.entering
-            return (hidden, *[None] * (width - 1)) if width else hidden
-
-        return forward
+        hidden = args[0] if args else kwargs["hidden_states"]
+        if now.leave == number:
+            raise _PassLeft(hidden)
+        if now.at == number and now.entering is not None:
+            hidden = now.entering
+        if compute is not None and number >= now.at:
+            layer = self.model.get_submodule(f"{self._anatomy.path}.{number}")
+            hidden = self.through(layer, partial(_answered, compute, args, kwargs), hidden)
+        if last and now.leave == number + 1:
+            raise _PassLeft(hidden)
+        if last and now.at == number + 1:
+            hidden = now.entering
+        return (hidden, *[None] * (width - 1)) if width else hidden

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,21 @@ def test_part_computes_with_hosted_ends_and_does_only_what_is_its_own() -> None:
     assert not ends.parameters_of("forward")
     assert set(stage0.parameters_of("embed")) | set(stage0.parameters_of("head")) == set()
     assert set(ends.parameters_of("embed")) == {"model.model.embed_tokens.weight"}
+
+
+def test_copy_of_a_part_runs_its_own_layers_with_its_own_weights() -> None:
+    family = HfFamily(foreign_model("llama"))
+    old, new = family.initial_weights(0), family.initial_weights(1)
+    for first, second in zip(installed(family, old), installed(family, new), strict=True):
+        copied = copy.deepcopy(first)
+        install_weights(copied, new)
+        works = (PartModule.embed, PartModule.logits) if first.parameters_of("head") else (PartModule.forward,)
+        for work in works:
+            x = TOKENS if work is PartModule.embed else torch.linspace(-1, 1, 2 * 12 * 32).view(2, 12, 32)
+            with torch.no_grad():
+                found, expected = (getattr(one, work.__name__)(x) for one in (copied, second))
+                assert torch.equal(found, expected)
+                assert not torch.equal(getattr(first, work.__name__)(x), found)
 
 
 def test_config_that_says_other_numbers_than_the_run_is_refused_when_a_part_is_built() -> None:
