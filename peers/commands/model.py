@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ from data_shards.tokenize import Tokenizer
 from peers.console.words import count
 from peers.foreign_model import ForeignModel, find_model
 from swarm.errors import ConfigError, StateError
+from swarm.models.hf.hf_config import BALANCED, EXPERT_KEYS, HfConfig, numbers_of
 from swarm.models.spec import SplitConfig
 from swarm.planning.costs import bytes_by_kind, copy_bytes, graph_bytes
 
@@ -56,6 +58,7 @@ def examine(given: str, *, stages: int | None, context: int | None) -> dict[str,
         "stages": [1, model.layers],
         "ends": _ends(family),
         "packing": tried.packs,
+        "balance": _balance(model),
         "self_test": {"difference": tried.plain, "leak": tried.leaks, "future": tried.future},
         "tokenizer": None if found.tokenizer is None else found.tokenizer.name,
         **_spoken(found),
@@ -78,6 +81,8 @@ def lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "self-test", f"cut, logits and gradients are {same}; no token sees a later one ({tried['future']:g})"
     kept = "kept apart" if facts["packing"] else 'NOT kept apart: only packing = "stream"'
     yield "packing", f"documents in a row are {kept} ({tried['leak']:.2g})"
+    if facts["balance"]:
+        yield "balance", facts["balance"]
     yield "tokenizer", facts["tokenizer"] or "none: give one with --tokenizer"
     if facts["tokenizer"]:
         yield "text", f"ends with {facts['end']}" if facts["end"] else f"NOTHING ENDS IT: {facts['flaw']}"
@@ -100,6 +105,20 @@ def lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         more = f"a graph {graph / 1e6:.3g} MB a row, a copy kept for others {copy / 1e9:.3g} GB"
         yield "", f"in memory: {kinds}; {more}"
     yield "between", f"{facts['boundary_bytes_a_row'] / 1e6:.3g} MB a row cross each boundary, each way"
+
+
+def _balance(model: HfConfig) -> str | None:
+    """What trains a mixture to use its experts evenly; None of a model without experts."""
+    if model.balanced:
+        return "each layer's loss, as output_router_logits asks for"
+    if not any(number > 1 for number in numbers_of(json.loads(model.config), EXPERT_KEYS)):
+        return None
+    known = model.architecture in BALANCED
+    return (
+        "no loss: say output_router_logits in config.json to have one"
+        if known
+        else "no loss: none is known of its kind"
+    )
 
 
 def _ends(family: Any) -> list[str]:

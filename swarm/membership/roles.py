@@ -25,6 +25,7 @@ from swarm.membership.admission import AdmissionService
 from swarm.membership.gate import CallGate
 from swarm.membership.part_memory import Checkpointing, GraphMemory
 from swarm.membership.rules import codec_rules
+from swarm.models.registry import family_of
 from swarm.models.spec import token_spec
 from swarm.network.protocols import Endpoint
 from swarm.optim.part import TrainedPart
@@ -107,6 +108,7 @@ class PeerContext:
             steps=StepCodecs(behind, ahead, codecs_named(rules.possible)) if rules.recorded else None,
             hosted=self.manifest.split.ends == "hosted",
             packed=self.manifest.batch.packing == "documents",
+            counted=family_of(model).balances,
         )
 
 
@@ -204,6 +206,7 @@ class TrainerRole:
             stages=len(stages),
             endpoint=around.endpoint,
             device=around.device,
+            specs=specs,
             ends=None if part is None else EndsCompute(around.device.place(part), specs, around.device.torch_device),
             replicas=ReplicaChoice(
                 wiring=self._wiring,
@@ -218,7 +221,6 @@ class TrainerRole:
         self.service = Trainer(
             context,
             source,
-            specs=specs,
             in_flight=InFlight(self._wiring, len(roster.trainers), most=journeys_of_a_trainer(specs), fixed=in_flight),
         )
 

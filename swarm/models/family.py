@@ -172,6 +172,12 @@ class ModelFamily(ABC):
         """Whether documents that are packed into a row do not see each other (:mod:`swarm.models.packing`)."""
         return True
 
+    @property
+    def balances(self) -> bool:
+        """Whether layers have a loss of their own, for which a stage must know how many targets a microbatch counts
+        (:mod:`swarm.models.balance`)."""
+        return False
+
     @abstractmethod
     def check(self) -> None:
         """Raise ConfigError where the keys of ``[model]`` do not fit each other."""

@@ -57,6 +57,11 @@ class LoraFamily(ModelFamily):
         """See :class:`~swarm.models.family.ModelFamily`."""
         return self.inner.packs
 
+    @property
+    def balances(self) -> bool:
+        """See :class:`~swarm.models.family.ModelFamily`."""
+        return self.inner.balances
+
     def check(self) -> None:
         """See :class:`~swarm.models.family.ModelFamily`."""
         self.inner.check()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -24,10 +24,27 @@ from swarm.ids import StepWork
 from swarm.models.packing import decode_starts, encode_starts, starts_bytes
 from swarm.models.spec import TensorSpec
 from swarm.network.protocols import Payload
+from swarm.pipeline.batch import Batch
 from swarm.pipeline.messages import Direction
 
 Mark = Any
 """An event of CUDA, or None: see :func:`mark`."""
+
+
+COUNT_BYTES = 4
+
+
+class RowNotes(NamedTuple):
+    """What goes forward beside a tensor: the positions (B, T) of packed rows, None for rows of one text each, and how
+    many of the microbatch's targets count."""
+
+    positions: Tensor | None = None
+    counted: int = 0
+
+    @classmethod
+    def of(cls, batch: Batch) -> RowNotes:
+        """Return those of a microbatch."""
+        return cls(batch.positions, int((batch.targets >= 0).sum()))
 
 
 CodecsAcross = tuple[Codec, Codec]
@@ -78,13 +95,15 @@ class StepCodecs:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundarySpecs:
     """What crosses a stage boundary in this run, and how it is encoded: gradients by ``back``, where there is one, as
-    everything else by ``codec``; or as ``steps`` says, where each step has codecs of its own."""
+    everything else by ``codec``; or as ``steps`` says, where each step has codecs of its own. ``counted``: stages are
+    told how many targets count."""
 
     activation: TensorSpec
     tokens: TensorSpec
     codec: Codec
     hosted: bool
     packed: bool = False
+    counted: bool = False
     back: Codec | None = None
     steps: StepCodecs | None = None
 
@@ -95,16 +114,15 @@ class BoundarySpecs:
 
     @property
     def activation_bytes(self) -> int:
-        """Size of what goes forward to a stage, as :attr:`gradient_bytes`: an activation, in packed rows with where
-        documents begin."""
-        return self.codec.wire_bytes(self.activation) + self.starts_bytes
+        """Size of what goes forward to a stage, as :attr:`gradient_bytes`: an activation and :class:`RowNotes`."""
+        return self.codec.wire_bytes(self.activation) + self.rows_bytes
 
     def arriving_bytes(self, step: int, direction: Direction) -> tuple[int, ...]:
         """Return the sizes that an activation of this step, or a gradient that comes "backward", may have here: one,
         more only for a step that is yet to open."""
         if self.steps is None:
             return (self.activation_bytes if direction == "forward" else self.gradient_bytes,)
-        more = self.starts_bytes if direction == "forward" else 0
+        more = self.rows_bytes if direction == "forward" else 0
         return tuple(codec.wire_bytes(self.activation) + more for codec in self.steps.admitted(step, direction))
 
     @property
@@ -114,22 +132,36 @@ class BoundarySpecs:
 
     @property
     def token_bytes(self) -> int:
-        """Exact size of hosted token ids, (B, T), in packed rows with where documents begin."""
-        return self.target_bytes + self.starts_bytes
+        """Exact size of hosted token ids, (B, T), and :class:`RowNotes`."""
+        return self.target_bytes + self.rows_bytes
 
     @property
-    def starts_bytes(self) -> int:
-        """Exact size of where documents begin, behind each payload that goes forward."""
+    def rows_bytes(self) -> int:
+        """Exact size of :class:`RowNotes`, behind each payload that goes forward: as much of them as this run needs."""
+        return self._starts_bytes + (COUNT_BYTES if self.counted else 0)
+
+    @property
+    def _starts_bytes(self) -> int:
         return starts_bytes(*self.tokens.shape) if self.packed else 0
 
-    def parted(self, payload: Payload) -> tuple[Payload, Tensor | None]:
-        """Part what goes forward into the tensor and the positions (B, T) of packed rows."""
-        if not self.packed:
-            return payload, None
+    def joined(self, payload: Payload, rows: RowNotes) -> Payload:
+        """Return what goes forward: a tensor's payload, and behind it what else the next stage needs."""
+        if not self.rows_bytes:
+            return payload
+        count = rows.counted.to_bytes(COUNT_BYTES, "little") if self.counted else b""
+        return memoryview(b"".join((payload, encode_starts(rows.positions), count)))
+
+    def parted(self, payload: Payload) -> tuple[Payload, RowNotes]:
+        """Part what goes forward. Raises Violation for more targets than a microbatch has."""
+        if not self.rows_bytes:
+            return payload, RowNotes()
         data = memoryview(payload).cast("B")
-        split = data.nbytes - self.starts_bytes
-        rows, sequence = self.tokens.shape
-        return data[:split], decode_starts(data[split:], rows, sequence)
+        split, (rows, sequence) = data.nbytes - self.rows_bytes, self.tokens.shape
+        starts, count = data[split : split + self._starts_bytes], data[split + self._starts_bytes :]
+        counted = int.from_bytes(count, "little")
+        if counted > rows * sequence:
+            raise Violation(f"{counted} targets where a microbatch has {rows * sequence}")
+        return data[:split], RowNotes(decode_starts(starts, rows, sequence) if self.packed else None, counted)
 
     def _codec(self, direction: str) -> Codec:
         return self.codec if direction == "forward" or self.back is None else self.back
@@ -176,11 +208,6 @@ class BoundarySpecs:
         wire.copy_(found, non_blocking=True)
         torch.cuda.current_stream(tensor.device).synchronize()
         return wire.numpy().data
-
-
-def with_starts(payload: Payload, positions: Tensor | None) -> Payload:
-    """Return what goes forward: a tensor's payload, and behind it where the documents of packed rows begin."""
-    return payload if positions is None else memoryview(b"".join((payload, encode_starts(positions))))
 
 
 def going_forward(work: StepWork) -> EncodeContext:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple, Protocol
@@ -18,18 +20,19 @@ from swarm.compression.dense import INT32
 from swarm.device import is_out_of_memory
 from swarm.errors import BugError, PeerError, Violation, WrongStep
 from swarm.ids import PeerId, StepWork
+from swarm.models.balance import weighed
 from swarm.models.packing import packed
 from swarm.network.protocols import Payload
 from swarm.phases import Phases
 from swarm.pipeline.boundary import (
     BoundarySpecs,
     Mark,
+    RowNotes,
     coming_back,
     entered,
     going_forward,
     mark,
     wait,
-    with_starts,
 )
 
 Graph = Any
@@ -139,13 +142,13 @@ class StageCompute:
         self.part, self._specs, self._device = part, specs, device
         self._gate = NormGate()
 
-    def _input(self, payload: Payload, first: bool, step: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The stage's input, and the positions of packed rows."""
-        payload, positions = self._specs.parted(payload)
-        positions = None if positions is None else positions.to(self._device)
+    def _input(self, payload: Payload, first: bool, step: int) -> tuple[torch.Tensor, RowNotes]:
+        """The stage's input, and what came beside it."""
+        payload, (positions, counted) = self._specs.parted(payload)
+        rows = RowNotes(None if positions is None else positions.to(self._device), counted)
         if first and self._specs.hosted:
-            return INT32.decode(payload, self._specs.tokens), positions  # checked there, then moved
-        return self._specs.arrive(payload, self._device, "forward", step), positions
+            return INT32.decode(payload, self._specs.tokens), rows  # checked there, then moved
+        return self._specs.arrive(payload, self._device, "forward", step), rows
 
     def held(self, step: int) -> frozenset[StepWork]:
         """What is in an open step's sum. Raises WrongStep."""
@@ -153,24 +156,23 @@ class StageCompute:
 
     def forward(self, payload: Payload, seed: int, work: StepWork, *, first: bool) -> Phases[tuple[Payload, Graph]]:
         """Input bytes → output bytes and the graph. Raises Violation for an output that is not finite."""
-        inputs, positions = self._input(payload, first, work.ready_in)
+        inputs, rows = self._input(payload, first, work.ready_in)
         yield
-        with packed(entered(positions)):
+        with _heeding(rows):
             output, graph = self.part.forward(entered(inputs), seed=seed, work=work)
         ready = mark(self._device)
         yield
-        return self._output(output, positions, work, ready), graph
+        return self._output(output, rows, work, ready), graph
 
     def output(self, payload: Payload, seed: int, work: StepWork, *, first: bool) -> Payload:
         """Input bytes → output bytes again, without a graph. Raises as :meth:`forward`."""
-        inputs, positions = self._input(payload, first, work.ready_in)
-        with packed(positions):
+        inputs, rows = self._input(payload, first, work.ready_in)
+        with _heeding(rows):
             output, _ = self.part.forward(inputs, seed=seed, work=work, graph=False)
-        return self._output(output, positions, work, mark(self._device))
+        return self._output(output, rows, work, mark(self._device))
 
-    def _output(self, output: torch.Tensor, positions: torch.Tensor | None, work: StepWork, ready: Mark) -> Payload:
-        payload = self._specs.leave(output, going_forward(work), "output", ready)
-        return with_starts(payload, positions)
+    def _output(self, output: torch.Tensor, rows: RowNotes, work: StepWork, ready: Mark) -> Payload:
+        return self._specs.joined(self._specs.leave(output, going_forward(work), "output", ready), rows)
 
     def contribute(self, material: Material, graph: Graph | None, sender: PeerId | None) -> Phases[Contributed]:
         """Both directions, or the way back only where there is a ``graph``: :meth:`turn_back` and :meth:`add_weights`,
@@ -236,16 +238,16 @@ class StageCompute:
         loss_sum, tokens = 0.0, 0
         if material.targets is not None:
             labels = INT32.decode(material.targets, self._specs.tokens)
-            inputs, positions = self._input(material.input, material.first, material.work.ready_in)
-            with packed(positions):
+            inputs, rows = self._input(material.input, material.first, material.work.ready_in)
+            with _heeding(rows):
                 loss_sum, tokens, graph = self.part.forward_loss(inputs, labels, seed=material.seed, work=material.work)
             _check_loss(loss_sum)
         elif material.gradient is not None:
             if gradient is None:
                 gradient = self._specs.arrive(material.gradient, self._device, "backward", material.work.ready_in)
             if graph is None:
-                inputs, positions = self._input(material.input, material.first, material.work.ready_in)
-                with packed(positions):
+                inputs, rows = self._input(material.input, material.first, material.work.ready_in)
+                with _heeding(rows):
                     _, graph = self.part.forward(inputs, seed=material.seed, work=material.work)
         else:
             raise BugError("a backward was asked for without a gradient or targets")
@@ -285,14 +287,12 @@ class EndsCompute:
         """What is in an open step's sum. Raises WrongStep."""
         return self.part.accumulated(step)
 
-    def embed(
-        self, tokens: torch.Tensor, seed: int, work: StepWork, positions: torch.Tensor | None = None
-    ) -> tuple[Payload, Graph]:
-        """Token ids → activation bytes for the first stage; ``positions`` of packed rows."""
-        with packed(None if positions is None else positions.to(self._device)):
+    def embed(self, tokens: torch.Tensor, seed: int, work: StepWork, rows: RowNotes) -> tuple[Payload, Graph]:
+        """Token ids → activation bytes for the first stage."""
+        with packed(None if rows.positions is None else rows.positions.to(self._device)):
             hidden, graph = self.part.embed(tokens, seed=seed, work=work)
         payload = self._specs.leave(hidden, going_forward(work), "embedding", mark(self._device))
-        return with_starts(payload, positions), graph
+        return self._specs.joined(payload, rows), graph
 
     def loss(self, payload: Payload, targets: torch.Tensor, work: StepWork) -> tuple[float, int, memoryview, Gradients]:
         """Last stage's output → loss sum, targets counted, gradient bytes for the way back, head gradients."""
@@ -325,10 +325,17 @@ class EndsCompute:
             _change(self.part, material.work, self._gradients(material))
 
     def _gradients(self, material: EndsMaterial) -> Gradients:
-        graph = self.embed(material.tokens, material.seed, material.work, material.positions)[1]
+        graph = self.embed(material.tokens, material.seed, material.work, RowNotes(material.positions))[1]
         head = self.loss(material.output, material.targets, material.work)[3]
         gradient = self._specs.arrive(material.gradient, self._device, "backward", material.work.ready_in)
         return [*self.part.embed_backward(graph, gradient), *head]
+
+
+@contextmanager
+def _heeding(rows: RowNotes) -> Iterator[None]:
+    """Have what this thread computes be of such rows."""
+    with packed(entered(rows.positions)), weighed(rows.counted):
+        yield
 
 
 def _check_loss(loss_sum: float) -> None:

@@ -33,7 +33,7 @@ from swarm.network.protocols import Payload
 from swarm.optim.adamw import AdamW
 from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig
-from swarm.pipeline.boundary import BoundarySpecs
+from swarm.pipeline.boundary import BoundarySpecs, RowNotes
 from swarm.pipeline.compute import StageCompute
 from swarm.pipeline.stage.admission import Participants, StageContext, StageSettings
 from swarm.pipeline.stage.server import StageServer
@@ -183,9 +183,7 @@ class ReadyEnds:
         self._specs, self._tokens = machine.specs, machine.size.tokens
         self._hidden, self._gradient = activation_of(machine.size), gradient_of(machine.size)
 
-    def embed(
-        self, tokens: torch.Tensor, seed: int, work: StepWork, positions: torch.Tensor | None
-    ) -> tuple[memoryview, None]:
+    def embed(self, tokens: torch.Tensor, seed: int, work: StepWork, rows: RowNotes) -> tuple[memoryview, None]:
         """The ready-made activation."""
         return self._specs.codec.encode(self._hidden, EncodeContext(step=1, direction="forward")), None
 
@@ -286,6 +284,7 @@ class Feeder:
             stages=machine.size.blocks,
             endpoint=machine.endpoint,
             device=machine.device,
+            specs=machine.specs,
             ends=ReadyEnds(machine),  # type: ignore[arg-type]
             replicas=ReplicaChoice(wiring=wiring),
             events=machine.recorder,
@@ -296,7 +295,6 @@ class Feeder:
         self._trainer = Trainer(
             context,
             EndlessSource(machine.endpoint.peer),
-            specs=machine.specs,
             in_flight=InFlight(wiring, trainers=1, fixed=self._in_flight),
         )
         machine.endpoint.mount(self._trainer)

@@ -45,6 +45,12 @@ LEAK_WHEN_PACKED = frozenset({"jamba", "lfm2", "mamba", "mamba2", "qwen3_5_text"
 NOT_ADAPTED = frozenset({"jamba", "mamba"})
 """Their layers multiply by the weights of linear modules without calling these, so that an adapter would do nothing."""
 
+BALANCED = frozenset({
+    "gpt_oss", "granitemoe", "jamba", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "qwen3_next",
+})  # fmt: skip
+"""Mixtures whose authors add a balance loss where a config says ``output_router_logits``: see
+:mod:`swarm.models.balance`."""
+
 _QUADRATIC = frozenset({"codegen", "gpt_bigcode", "gpt_neo", "gptj", "mpt"})
 """Build a table of positions × positions."""
 
@@ -62,6 +68,8 @@ _BOUNDS: tuple[tuple[tuple[str, ...], int], ...] = (
 )
 MAX_NUMBER = 1 << 20
 """Of any other whole number that sizes something; what counts bases of angles and the like may be larger."""
+MAX_BALANCE = 1000
+"""Of the balance loss's weight. Models are trained with .001 to .02."""
 _NO_SIZE = re.compile(r"theta|base|positions?|seed|seq_len|max_length|factor|token_id|_ctx$|context_length")
 _MAX_QUADRATIC, _MAX_DEPTH, _MAX_ITEMS, _MAX_TEXT = 1 << 13, 8, 1024, 1024
 
@@ -102,6 +110,11 @@ class HfConfig(Section):
     compute: DType = "float32"
     config: Annotated[str, StringConstraints(max_length=MAX_CONFIG_BYTES)]
     lora: Annotated[LoraConfig | None, Field(exclude_if=lambda value: value is None)] = None
+
+    @property
+    def balanced(self) -> bool:
+        """Whether the config asks for the balance loss of a mixture's experts."""
+        return json.loads(self.config).get("output_router_logits") is True
 
     def check(self) -> None:
         """Check the config and that the other keys are those that it gives. Raises ConfigError."""
@@ -155,6 +168,7 @@ def check_config(config: Mapping[str, Any]) -> None:
         raise _refused("model_type", kind, f"one of {', '.join(sorted(ARCHITECTURES))}")
     if config.get("is_encoder_decoder"):
         raise _refused("is_encoder_decoder", True, "a decoder alone")
+    _check_balance(config, str(kind))
     kinds = config.get("attention_types")
     if kinds is not None and _layers_said(kinds) > _BOUNDS[0][1]:
         raise _refused("attention_types", "…", f"[[kinds, how often], …] for at most {_BOUNDS[0][1]} layers")
@@ -163,6 +177,17 @@ def check_config(config: Mapping[str, Any]) -> None:
             if number > _MAX_QUADRATIC:
                 allowed = f"at most {_MAX_QUADRATIC}: {kind} makes a table of positions times positions"
                 raise _refused("positions", number, allowed)
+
+
+def _check_balance(config: Mapping[str, Any], kind: str) -> None:
+    asked = config.get("output_router_logits")
+    if asked not in (None, False) and (asked is not True or kind not in BALANCED):
+        why = f"it asks for a balance loss, and none is known of {kind}"
+        allowed = f"false, or true for {', '.join(sorted(BALANCED))}"
+        raise _refused("output_router_logits", asked, allowed, why="" if kind in BALANCED else why)
+    weight = config.get("router_aux_loss_coef", 0)
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= MAX_BALANCE:
+        raise _refused("router_aux_loss_coef", weight, f"a number from 0 to {MAX_BALANCE}")
 
 
 def numbers_of(config: Mapping[str, Any], keys: tuple[str, ...]) -> list[int]:

@@ -55,6 +55,11 @@ class HfFamily(ModelFamily):
         """See :class:`~swarm.models.family.ModelFamily`."""
         return self._model.architecture not in LEAK_WHEN_PACKED
 
+    @property
+    def balances(self) -> bool:
+        """See :class:`~swarm.models.family.ModelFamily`."""
+        return self._model.balanced
+
     def check(self) -> None:
         """See :class:`~swarm.models.family.ModelFamily`. Without transformers."""
         self._model.check()

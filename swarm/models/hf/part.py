@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from swarm.errors import BugError, ConfigError
+from swarm.models.balance import balanced, targets_counted
 from swarm.models.family import PartModule, Work
 from swarm.models.hf.anatomy import Anatomy
 from swarm.models.hf.hf_config import HfConfig
@@ -85,6 +86,13 @@ def _tied(whole: nn.Module, anatomy: Anatomy) -> tuple[str, ...]:
     )
 
 
+def _routers(whole: Any, layers: Any) -> tuple[dict[int, nn.Module], float]:
+    """The router of each layer that has one, and what one layer's balance loss weighs a target."""
+    kind = whole._can_record_outputs["router_logits"].target_class
+    found = {number: one for number, layer in enumerate(layers) for one in layer.modules() if isinstance(one, kind)}
+    return found, float(whole.config.router_aux_loss_coef) / max(1, len(found))
+
+
 class HfPart(PartModule):
     """See :class:`~swarm.models.family.PartModule`. Nothing is dropped out: ``seed`` does nothing."""
 
@@ -102,6 +110,7 @@ class HfPart(PartModule):
             raise ConfigError("split.ends", "hosted", "private for this model", remedy, why=why)
         self._spec, self._anatomy, self._under_way = spec, anatomy, _Pass()
         layers = whole.get_submodule(anatomy.path)
+        self._routers, self._balance = _routers(whole, layers) if model.balanced else ({}, 0.0)
         for number, layer in enumerate(layers):
             own = spec.first_layer <= number < spec.last_layer
             # Not a function of its own: a copy of this part must run its own layers.
@@ -183,7 +192,11 @@ class HfPart(PartModule):
             hidden = now.entering
         if compute is not None and number >= now.at:
             layer = self.model.get_submodule(f"{self._anatomy.path}.{number}")
-            hidden = self.through(layer, partial(_answered, compute, args, kwargs), hidden)
+            run = partial(_answered, compute, args, kwargs)
+            weight = self._balance * targets_counted() if torch.is_grad_enabled() else 0.0
+            if weight and number in self._routers:
+                run = partial(balanced, run, self._routers[number], weight)
+            hidden = self.through(layer, run, hidden)
         if last and now.leave == number + 1:
             raise _PassLeft(hidden)
         if last and now.at == number + 1:

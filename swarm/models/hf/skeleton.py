@@ -76,9 +76,20 @@ def _too_large(name: str) -> ConfigError:
     return ConfigError("model.config", name, allowed, "Lower its positions.")
 
 
+PINNED = {
+    "return_dict": True,
+    "use_cache": False,  # with a cache packed documents would not be seen as such
+    "output_attentions": False,
+    "output_hidden_states": False,
+    "output_router_logits": False,  # transformers' loss would be of a part's layers; ours is in swarm.models.balance
+}
+"""What a part's pass depends on and a config may say otherwise: the run sets it."""
+
+
 def their_config(text: str) -> Any:
-    """Return the config object of a checked config. Raises ConfigError where transformers refuses it."""
-    values = json.loads(text)
+    """Return the config object of a checked config, with what is :data:`PINNED`. Raises ConfigError where transformers
+    refuses it."""
+    values = json.loads(text) | PINNED
     kind = values.pop("model_type")
     try:
         return CONFIG_MAPPING[kind].from_dict(values)
@@ -107,13 +118,15 @@ def _built(config: str, attention: str, compute: str) -> Any:
     try:
         with _parameters_on_meta(), _LargeOnMeta():
             make: Any = AutoModelForCausalLM.from_config
-            module: Any = make(theirs, dtype=getattr(torch, compute), attn_implementation=attention)
+            pinned = {"attn_implementation": attention, "experts_implementation": "eager"}
+            module: Any = make(theirs, dtype=getattr(torch, compute), **pinned)
     except ConfigError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever its own checks raise
         raise _unusable(config, error) from None
+    if module._can_set_experts_implementation():  # sums in one order: the other's differ from time to time on a GPU
+        module.set_experts_implementation("grouped_mm")
     module.tie_weights()
-    module.config.use_cache = False  # with a cache packed documents would not be seen as such
     module.eval()  # no dropout: torch's would not repeat on another device
     return module
 

@@ -11,6 +11,7 @@ from swarm.device import Device
 from swarm.events import EventSink
 from swarm.ids import PeerId, RunId
 from swarm.network.protocols import Endpoint
+from swarm.pipeline.boundary import BoundarySpecs
 from swarm.pipeline.compute import EndsCompute
 from swarm.pipeline.trainer.pace import ReplicaChoice
 from swarm.pipeline.trainer.taken import NOTHING_EARLY, EarlyRules
@@ -26,12 +27,14 @@ class ReceiptCheck(Protocol):
 @dataclass(slots=True, kw_only=True)
 class JourneyContext:
     """What all journeys of one trainer share. ``suspect`` asks the health watch to look at a peer; ``seed`` is the
-    run's, ``target`` how many microbatches a step has, ``early`` how many of them may be fed early."""
+    run's, ``specs`` what crosses its boundaries, ``target`` how many microbatches a step has, ``early`` how many of
+    them may be fed early."""
 
     run: RunId
     stages: int
     endpoint: Endpoint
     device: Device
+    specs: BoundarySpecs
     ends: EndsCompute | None
     replicas: ReplicaChoice
     events: EventSink

@@ -12,7 +12,7 @@ from swarm.ids import MicrobatchId, PeerId, StepWork
 from swarm.models.dropout import dropout_seed
 from swarm.network.protocols import Answer, Incoming, Payload
 from swarm.pipeline.batch import BatchSource
-from swarm.pipeline.boundary import BoundarySpecs, going_forward, with_starts
+from swarm.pipeline.boundary import RowNotes, going_forward
 from swarm.pipeline.compute import EndsCompute, EndsMaterial
 from swarm.pipeline.messages import RECALL, Recall, TrainerRecall, What
 from swarm.pipeline.recall import MAX_RECALLS, NESTED_SHARE
@@ -43,10 +43,9 @@ class TrainerEnds:
         source: BatchSource,
         window: StepWindow,
         *,
-        specs: BoundarySpecs,
         retention_bytes: int,
     ) -> None:
-        self._context, self._source, self._specs = context, source, specs
+        self._context, self._source = context, source
         self._window = window
         self._kept: dict[StepWork, IssuedMicrobatch] = {}
         self._retention = Retention(retention_bytes, _let_go)
@@ -144,10 +143,12 @@ class TrainerEnds:
         if what == "targets":
             return INT32.encode(kept.batch.targets, going_forward(work))
         if ends is None:
-            return with_starts(INT32.encode(kept.batch.inputs, going_forward(work)), kept.batch.positions)
+            return self._context.specs.joined(
+                INT32.encode(kept.batch.inputs, going_forward(work)), RowNotes.of(kept.batch)
+            )
         if what == "output":
             seed, batch = self._seed(kept.batch.id), kept.batch
-            sent = await self._on_device(lambda: ends.embed(batch.inputs, seed, work, batch.positions))
+            sent = await self._on_device(lambda: ends.embed(batch.inputs, seed, work, RowNotes.of(batch)))
             hidden: Payload = sent[0]
             return hidden
         if kept.loss_gradient is not None:
@@ -204,7 +205,7 @@ class TrainerEnds:
             raise Violation(f"{what} of {size} bytes where {expected} are expected", peer=peer)
 
     def _size(self, what: What, step: int) -> int:
-        return self._specs.arriving_bytes(step, "forward" if what == "output" else "backward")[0]
+        return self._context.specs.arriving_bytes(step, "forward" if what == "output" else "backward")[0]
 
     # --- settling ------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from swarm.events import HopMoved, JourneyStarted
 from swarm.ids import JourneyKey, PeerId
 from swarm.models.dropout import dropout_seed
 from swarm.network.protocols import Payload, Rpc
-from swarm.pipeline.boundary import going_forward, with_starts
+from swarm.pipeline.boundary import RowNotes, going_forward
 from swarm.pipeline.messages import (
     ADOPT,
     BACKWARD,
@@ -241,11 +241,11 @@ class Journey:
         self._started = self._now()
         self._context.events.emit(JourneyStarted(step=of.step, microbatch=batch.id, route=self.route))
         if ends is None:
-            home.first = with_starts(INT32.encode(batch.inputs, going_forward(of)), batch.positions)
+            home.first = self._context.specs.joined(INT32.encode(batch.inputs, going_forward(of)), RowNotes.of(batch))
             home.targets = INT32.encode(batch.targets, going_forward(of))
         else:
             seed = dropout_seed(self._context.seed, batch.id)
-            home.first, home.graph = await self._on_device(ends.embed, batch.inputs, seed, of, batch.positions)
+            home.first, home.graph = await self._on_device(ends.embed, batch.inputs, seed, of, RowNotes.of(batch))
         self._hooks.attend(self.route)
         self._do(self._state.embedded(self._now()))
 

@@ -17,7 +17,6 @@ from swarm.ids import MicrobatchId, PeerId, StepWork
 from swarm.network.protocols import Answer, AnyMethod, Incoming
 from swarm.pipeline.activity import PipelineActivity
 from swarm.pipeline.batch import BatchSource
-from swarm.pipeline.boundary import BoundarySpecs
 from swarm.pipeline.messages import (
     BLOCKED,
     GRADIENT,
@@ -77,7 +76,6 @@ class Trainer:
         context: JourneyContext,
         source: BatchSource,
         *,
-        specs: BoundarySpecs,
         in_flight: InFlight,
         retention_bytes: int = RETENTION_BYTES,
     ) -> None:
@@ -86,7 +84,7 @@ class Trainer:
         self._journeys = JourneyTable(context, self._came_home, self.lost)
         self._taken, self._window = Issued(), StepWindow(ahead=context.early.share > 0.0)
         self._quota, self._unleased, self._untold = (0, 0), set[StepWork](), set[StepWork]()
-        self._ends = TrainerEnds(context, source, self._window, specs=specs, retention_bytes=retention_bytes)
+        self._ends = TrainerEnds(context, source, self._window, retention_bytes=retention_bytes)
 
     def methods(self) -> list[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""

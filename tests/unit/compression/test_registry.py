@@ -19,7 +19,7 @@ from swarm.errors import ConfigError
 from swarm.ids import MicrobatchId, PeerId, StepWork
 from swarm.models.spec import TensorSpec
 from swarm.phases import complete
-from swarm.pipeline.boundary import BoundarySpecs
+from swarm.pipeline.boundary import BoundarySpecs, RowNotes
 from swarm.pipeline.compute import EndsCompute, EndsMaterial, Material, StageCompute
 from swarm.pipeline.messages import Direction
 
@@ -227,8 +227,8 @@ def test_what_is_recalled_has_the_very_same_bytes_whatever_the_codec() -> None:
 def test_what_a_trainer_gives_again_has_the_very_same_bytes_whatever_the_codec() -> None:
     ends, tokens = EndsCompute(Part(), SPECS, CPU), torch.zeros((2, 3), dtype=torch.int64)
     work = StepWork(5, MICROBATCH)
-    embedded, graph = ends.embed(tokens, 0, work)
-    assert bytes(ends.embed(tokens, 0, work)[0]) == bytes(embedded)
+    embedded, graph = ends.embed(tokens, 0, work, RowNotes())
+    assert bytes(ends.embed(tokens, 0, work, RowNotes())[0]) == bytes(embedded)
     gradient = ends.loss(embedded, tokens, work)[2]
     assert bytes(ends.loss(embedded, tokens, work)[2]) == bytes(gradient) != bytes(embedded)
     ends.finish(graph, gradient, [], work)

@@ -53,6 +53,23 @@ def test_model_gives_the_bits_of_the_whole_when_it_is_cut(name: str) -> None:
     found.check(name)
 
 
+def test_what_a_pass_depends_on_is_the_runs_whatever_the_config_says() -> None:
+    from swarm.models.hf.selftest import self_test
+    from swarm.models.hf.skeleton import PINNED, skeleton
+
+    said = {key: not value for key, value in PINNED.items()}
+    said |= {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = foreign_model("mixtral")
+    model = model.model_copy(update={"config": canonical(json.loads(model.config) | said)})
+    assert self_test(model).equal
+    config = skeleton(model).config
+    assert {key: getattr(config, key) for key in PINNED} == PINNED
+    assert (config._attn_implementation, config._experts_implementation) == ("sdpa", "grouped_mm")
+    assert skeleton(foreign_model("llama")).config._experts_implementation == "eager", "it has no experts"
+    kept = HfFamily(model).export_config()
+    assert {key: kept[key] for key in said} == said, "an export has the config as it was"
+
+
 @pytest.mark.parametrize("name", [*SMALL, "lfm2"])
 def test_adapted_parts_are_tried_against_the_whole_with_merged_weights(name: str) -> None:
     from swarm.models.hf.selftest import check_adapters

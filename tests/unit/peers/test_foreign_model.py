@@ -212,6 +212,22 @@ def test_check_says_how_it_is_cut_what_a_part_takes_and_what_is_missing(director
     assert (said["text"], said["template"]) == ("ends with <|endoftext|>", "written with the model's own")
 
 
+@pytest.mark.parametrize(
+    ("name", "asked", "words"),
+    [
+        ("mixtral", True, "each layer's loss"),
+        ("mixtral", False, "say output_router_logits"),
+        ("deepseek_v3", False, "none is known of its kind"),
+    ],
+)
+def test_check_says_what_keeps_a_mixture_balanced(directory: Path, name: str, asked: bool, words: str) -> None:
+    config = foreign_config(name, output_router_logits=asked)
+    (directory / "config.json").write_text(json.dumps(config))
+    facts = examine(str(directory), stages=2, context=16)
+    assert facts["trainable"]
+    assert words in dict(lines(facts))["balance"]
+
+
 def test_check_refuses_more_stages_than_layers(directory: Path) -> None:
     with pytest.raises(ConfigError, match="at most 4, the model's layers"):
         examine(str(directory), stages=5, context=16)

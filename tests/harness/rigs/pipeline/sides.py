@@ -197,6 +197,7 @@ class TrainerSide:
             stages=len(stages),
             endpoint=endpoint,
             device=InlineDevice(forgets=True),  # type: ignore[arg-type]
+            specs=boundary,
             ends=None if hosted else EndsCompute(self.part, boundary, torch.device("cpu")),
             replicas=ReplicaChoice(
                 wiring=self.wiring,
@@ -213,7 +214,6 @@ class TrainerSide:
         self.trainer = Trainer(
             self.context,
             source or FakeSource(),
-            specs=boundary,
             in_flight=InFlight(self.wiring, trainers=1, fixed=in_flight),
             **more,
         )
