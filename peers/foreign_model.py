@@ -26,6 +26,7 @@ from swarm.models.hf.hf_config import (
 )
 from swarm.models.registry import AnyModel
 from swarm.models.spec import DType, SplitConfig
+from swarm.parsing import parse_json
 from swarm.pipeline.batch import Packing
 from swarm.state.frozen import FrozenStore, ModelFiles
 
@@ -234,8 +235,8 @@ def _read(directory: Path, source: str, revision: str, key: str) -> ForeignModel
 def _text_config(text: str) -> str:
     """The config of the model that writes, of one that also sees or hears; canonical. Raises ConfigError."""
     try:
-        config: Any = json.loads(text)
-    except (ValueError, RecursionError):
+        config: Any = parse_json(text)
+    except ValueError:
         config = None
     if isinstance(config, dict) and config.get("model_type") not in ARCHITECTURES:
         inner = config.get("text_config")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from swarm.config import Manifest, new_nonce, parse_manifest
 from swarm.disk import read_named, write_whole
 from swarm.errors import ConfigError, Incompatible, StateError
 from swarm.models.hf.hf_config import HfConfig
+from swarm.parsing import parse_toml
 from swarm.state.checkpoints.files import step_called
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -288,12 +288,12 @@ def _read(path: Path) -> bytes:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(read_named(path))
+        return parse_toml(read_named(path))
     except OSError as error:
         cause = (error.strerror or "unreadable").lower()
         remedy = f"{another_path(path)} Or start with: {command_name()} new --preset {preset_names()[0]}"
         raise ConfigError("RUN.toml", str(path), "a readable TOML file", remedy, why=cause) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError("RUN.toml", str(path), "valid TOML", f"Fix that line in {path}.", why=str(error)) from None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from swarm.models.lora import LoraFamily, Stored
 from swarm.models.registry import AnyModel, family_of, lora_of
 from swarm.models.spec import PartSpec
 from swarm.network.protocols import Service
+from swarm.parsing import parse_toml
 from swarm.state.frozen import FrozenShelf, FrozenStore, ModelFiles, wanted_frozen
 
 _NOTES = "users"
@@ -200,7 +200,7 @@ def _digests_of(file: Path) -> list[tuple[str, str]] | None:
     A run that is kept elsewhere counts also while its directory is not there: it may lie on a disk that is not mounted.
     """
     try:
-        said = tomllib.loads(file.read_text(encoding="utf-8"))
+        said = parse_toml(file.read_text(encoding="utf-8"))
         run, digests = said.get("run", {}), said.get("model", {}).get("lora", {}).get("digests", {})
         name, directory = str(run.get("name", "")), run.get("directory")
         if directory is not None:
@@ -208,5 +208,5 @@ def _digests_of(file: Path) -> list[tuple[str, str]] | None:
         return [(str(one), name) for one in digests.values()]
     except FileNotFoundError:
         return []
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, AttributeError, TypeError):
+    except (OSError, ValueError, AttributeError, TypeError):
         return None

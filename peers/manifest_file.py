@@ -10,6 +10,7 @@ from typing import Any
 from swarm.config import Manifest, parse_manifest
 from swarm.disk import write_whole
 from swarm.errors import ConfigError, Incompatible
+from swarm.parsing import parse_json
 
 
 def render_manifest(manifest: Manifest) -> str:
@@ -32,7 +33,7 @@ def manifest_sent(document: bytes) -> Manifest:
     """Return the manifest that a contact sent. Raises Incompatible for one that cannot be used: what a peer of another
     version may well accept is not a mistake of this machine's user."""
     try:
-        return parse_manifest(json.loads(document), "the manifest that the contact sent")
+        return parse_manifest(parse_json(document), "the manifest that the contact sent")
     except ConfigError as error:
         remedy = "The run was made with another version of swarm: compare swarm --version here and there, and update."
         raise Incompatible(error.key, error.value, error.allowed, remedy, why=error.why) from error

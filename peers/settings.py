@@ -58,7 +58,7 @@ class PeerSettings(BaseModel):
             above was made.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     home: Path
     identity: Path = Path("identity.key")

@@ -10,7 +10,6 @@ import difflib
 import hashlib
 import json
 import secrets
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -31,6 +30,7 @@ from swarm.models.spec import SplitConfig
 from swarm.network.protocols import MAX_BODY_BYTES
 from swarm.optim.muon import MAX_WIDTH
 from swarm.optim.schedules import OptimizerConfig
+from swarm.parsing import parse_toml
 from swarm.pipeline.batch import BatchConfig
 from swarm.schema import Section, in_words, keys_at
 from swarm.security.signing import public_key_of
@@ -127,7 +127,7 @@ class SpeedConfig(Section):
     with the parameters of the record before the one that its step follows."""
 
     mode: Literal["sync", "overlap"] = "sync"
-    early_share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.25
+    early_share: Annotated[float, Field(gt=0, le=1)] = 0.25
 
     @property
     def overlaps(self) -> bool:
@@ -210,12 +210,12 @@ def parse_manifest(document: dict[str, Any], origin: str) -> Manifest:
 def load_manifest(path: Path) -> Manifest:
     """Read a manifest from TOML. Raises ConfigError also for a missing or malformed file."""
     try:
-        document = tomllib.loads(read_named(path))
+        document = parse_toml(read_named(path))
     except OSError as error:
         raise ConfigError(
             "manifest", str(path), "a readable TOML file", f"{error.strerror}; check the path."
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError("manifest", str(path), "valid TOML", f"{error}; fix that line.") from error
     return parse_manifest(document, str(path))
 

@@ -31,7 +31,6 @@ AfterField = Annotated[str, StringConstraints(pattern=rf"^[0-9a-f]{{0,{AFTER_CHA
 SignatureField = Annotated[bytes, Field(min_length=64, max_length=64)]
 MAX_COUNT = 2**53 - 1
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 MAX_LISTED = 1 << 16
 """Of what has no smaller bound of its own: more than the largest body holds of anything that is listed."""
@@ -76,9 +75,9 @@ _BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
 
 
 class Section(BaseModel):
-    """One section of a manifest or settings file: unknown keys are errors, values are immutable."""
+    """One section of a manifest or settings file: unknown keys are errors, values are immutable, numbers finite."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 def keys_at(section: type[Section], path: Sequence[int | str]) -> list[str]:
@@ -107,13 +106,14 @@ def _fail_fast(schema: Any) -> None:
 
 
 class Message(BaseModel):
-    """The body of one call or answer. Decoded strictly: sequences are tuples, no coercion, no unknown field.
+    """The body of one call or answer. Decoded strictly: sequences are tuples, no coercion, no unknown field, no number
+    that is not finite.
 
     Every list and map has a bound, and validation ends at the first element that is wrong: another peer chose how many
     there are.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

@@ -23,7 +23,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +36,7 @@ from peers.chaos.strangers.findings import Attack
 from swarm.disk import read_named
 from swarm.errors import ConfigError
 from swarm.events import Event
+from swarm.parsing import parse_toml
 from swarm.schema import RegionField, Section, in_words, keys_at
 
 _NAME = r"^[a-z0-9][a-z0-9-]{0,40}$"
@@ -297,7 +297,7 @@ class Compare(Section):
 
     name: Name
     manifest: dict[str, dict[str, Any]]
-    at_least: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    at_least: Annotated[float, Field(gt=0)] | None = None
 
 
 class Scenario(Section):
@@ -366,12 +366,12 @@ def _keys_beside(where: Sequence[int | str]) -> str:
 def load_scenario(path: Path) -> Scenario:
     """Read a scenario. Raises ConfigError also for a missing or malformed file."""
     try:
-        document = tomllib.loads(read_named(path))
+        document = parse_toml(read_named(path))
     except OSError as error:
         raise ConfigError(
             "SCENARIO.toml", str(path), "a readable file", "swarm chaos --list shows those here.",
             why=(error.strerror or "unreadable").lower(),
         ) from error  # fmt: skip
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError("SCENARIO.toml", str(path), "valid TOML", "Correct that line.", why=str(error)) from error
     return parse_scenario(document, str(path))

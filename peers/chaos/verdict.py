@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from peers.chaos.play import PlayOutcome
 from peers.chaos.scenario import Scenario
 from peers.chaos.strangers.findings import read_findings
 from peers.chaos.world import PlayWorld
+from swarm.parsing import parse_toml
 
 SCHEMA = 1
 FAULTS = "faults.jsonl"
@@ -191,7 +191,7 @@ def _target(manifest: Path) -> int | None:
     """Microbatches that make a step, where the manifest of the run is here and says how many."""
     if not manifest.exists():
         return None
-    document = tomllib.loads(manifest.read_text(encoding="utf-8"))
+    document = parse_toml(manifest.read_text(encoding="utf-8"))
     target = document.get("batch", {}).get("microbatches_per_step")
     return None if target is None else int(target)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from peers.console.words import amount, count, listed, numbered, with_commands
 from peers.home.run_directory import RunDirectory, said_run_id
+from swarm.parsing import parse_toml
 from swarm.state.checkpoints.files import HeldStep, held, steps
 from swarm.state.checkpoints.rotation import aside_directory
 
@@ -75,7 +75,7 @@ def _when(wall_s: float) -> str:
 
 def _name(directory: RunDirectory) -> str:
     try:
-        found = tomllib.loads(directory.manifest.read_text(encoding="utf-8")).get("run", {}).get("name", "")
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, AttributeError):
+        found = parse_toml(directory.manifest.read_text(encoding="utf-8")).get("run", {}).get("name", "")
+    except (OSError, ValueError, AttributeError):
         return ""
     return found if isinstance(found, str) else ""

@@ -18,6 +18,7 @@ from typing import Any
 
 from peers.console.words import CommandError
 from peers.exit_codes import EXIT_ERROR, EXIT_INCOMPATIBLE, EXIT_UNREACHABLE
+from swarm.parsing import parse_json
 
 PATIENCE_S = 2.0
 """How long a peer may take to answer. Both ends are on one machine and a command computes nothing: who is later than
@@ -101,12 +102,12 @@ def _result(line: bytes, who: str) -> Any:
         raise NotServing(f"{who} hung up without an answer", check="it is ending: look again",
                          exit_code=EXIT_UNREACHABLE)  # fmt: skip
     try:
-        reply = json.loads(line)
+        reply = parse_json(line)
         if reply["ok"] is True:
             return reply["result"]
         refused = CommandError(str(reply["error"]), check=str(reply.get("check", "")), next_=str(reply.get("next", "")),
                             exit_code=int(reply.get("exit_code", EXIT_ERROR)))  # fmt: skip
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise CommandError(f"{who} sent an answer that this version of swarm cannot read",
                         check="was the peer started with another version?",
                         exit_code=EXIT_INCOMPATIBLE) from None  # fmt: skip

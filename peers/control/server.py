@@ -23,6 +23,7 @@ from peers.console.words import CommandError, reason_of, with_commands
 from peers.control.client import MAX_REQUEST_BYTES, PATIENCE_S, peer_user, short_path
 from peers.exit_codes import EXIT_ERROR, EXIT_USAGE, exit_code_of
 from swarm.errors import ConfigError, RunEnded, SwarmError
+from swarm.parsing import parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -117,9 +118,9 @@ class ControlServer:
         if len(self._talks) > MAX_CONNECTIONS:
             return _no(f"more than {MAX_CONNECTIONS} commands are being answered", next_="the same again, later")
         try:
-            request = json.loads(line)
+            request = parse_json(line)
             command = self._commands.get(request["command"])
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError):
             return _no('a request is one line such as {"command": "status"}')
         if command is None:
             known = ", ".join(sorted(self._commands))

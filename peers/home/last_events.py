@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from peers.home.place_state import PlaceState
 from peers.home.places import list_places
 from swarm.disk import older
+from swarm.parsing import parse_json
 
 _TAIL_BYTES = 1 << 16
 
@@ -88,7 +88,7 @@ def _newest(events: Path, kind: str, among: int | None = None) -> dict[str, Any]
 
 def _event(line: bytes, kind: str) -> dict[str, Any] | None:
     try:
-        event = json.loads(line)
+        event = parse_json(line)
     except ValueError:
         return None
     return event if isinstance(event, dict) and event.get("kind") == kind else None

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from swarm.parsing import parse_json
+
 STATE_FILE = "place.json"
 SCHEMA = 1
 
@@ -55,9 +57,9 @@ def read_state(place: Path) -> PlaceState | None:
     """The state in a place's directory; None when there is none, or none that can be read."""
     try:
         with (place / STATE_FILE).open("rb") as file:
-            document = json.loads(file.read(_MAX_BYTES))
+            document = parse_json(file.read(_MAX_BYTES))
         return _state(document)
-    except (OSError, ValueError, TypeError, RecursionError):
+    except (OSError, ValueError, TypeError):
         return None
 
 

@@ -21,6 +21,7 @@ from swarm import WIRE_VERSION
 from swarm.errors import ConfigError, Incompatible, Refused
 from swarm.ids import PeerId, RunId
 from swarm.network.addresses import is_loopback, parse_address
+from swarm.parsing import parse_json
 
 if TYPE_CHECKING:
     from swarm.security.credentials import Credential, SignedGrant
@@ -222,8 +223,8 @@ def _decode(text: str, body: str) -> dict[str, Any]:
     except ValueError:  # one character too many for any number of bytes
         raise _bad(text, "a whole invite", "it was cut off, or something was added to it") from None
     try:
-        fields = json.loads(decoded)
-    except (ValueError, RecursionError):
+        fields = parse_json(decoded)
+    except ValueError:
         raise _bad(text, "a whole invite", _not_json(decoded.decode(errors="replace"))) from None
     if not isinstance(fields, dict):
         raise _bad(text, "an invite", f"what it holds is a {type(fields).__name__}, not a set of fields")
@@ -233,11 +234,11 @@ def _decode(text: str, body: str) -> dict[str, Any]:
 def _not_json(decoded: str) -> str:
     """Explain, as damage on the way, an invite that is not exactly one set of fields."""
     try:
-        json.JSONDecoder().raw_decode(decoded)
+        _, end = json.JSONDecoder().raw_decode(decoded)
     except (ValueError, RecursionError):
         cut = decoded.startswith("{") and not decoded.rstrip().endswith("}")
         return "it was cut off" if cut else "what it holds is not JSON: some of its characters have changed"
-    return "something was added at its end"
+    return "something was added at its end" if decoded[end:] else "it nests without end"
 
 
 def _check_wire(text: str, wire: object) -> None:

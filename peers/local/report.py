@@ -13,6 +13,7 @@ from peers.local.progress import RunView
 from swarm.disk import write_named
 from swarm.errors import StateError
 from swarm.monitoring.views import MicrobatchAccount
+from swarm.parsing import parse_json
 
 ExitReason = Literal["completed", "interrupted", "peer_failed", "error"]
 
@@ -165,7 +166,7 @@ def held_out_after(path: Path, step: int) -> float | None:
 def _read(path: Path) -> dict[str, Any]:
     """Return a report; an empty one where there is none."""
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
+        report = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return report if isinstance(report, dict) else {}

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import re
 import types
 import typing
@@ -104,10 +105,11 @@ class Split:
 
 
 def between(low: float, high: float | None = None) -> Allowed:
-    """Return the limits of a number, both allowed; a whole one where ``low`` is."""
+    """Return the limits of a finite number, both allowed; a whole one where ``low`` is."""
     kind = "a whole number" if isinstance(low, int) else "a number"
+    most = math.inf if high is None else high
     words = f"{kind}, {low:g} or more" if high is None else f"{kind} from {low:g} to {high:g}"
-    return Allowed(words, lambda value: "" if low <= value and (high is None or value <= high) else words)
+    return Allowed(words, lambda value: "" if low <= value <= most and value < math.inf else words)
 
 
 def matching(pattern: str, words: str) -> Allowed:

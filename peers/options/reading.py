@@ -12,7 +12,6 @@ import difflib
 import os
 import re
 import shlex
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from peers.options.relay import RelayOptions
 from peers.preemption.choice import read_choice
 from swarm.disk import read_named
 from swarm.errors import ConfigError
+from swarm.parsing import parse_toml
 
 FOR_TESTS = f"{PREFIX}TEST_"
 """Variables of this prefix are the test suite's."""
@@ -177,11 +177,11 @@ def _of_file(path: Path | None) -> dict[str, Given]:
         return {}
     try:
         text = read_named(path)
-        document = tomllib.loads(text)
+        document = parse_toml(text)
     except OSError as error:
         why = (error.strerror or "unreadable").lower()
         raise ConfigError("--config", str(path), "a readable TOML file", another_path(path), why=why) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError("--config", str(path), "valid TOML", f"Fix that line in {path}.", why=str(error)) from None
     found = {}
     for key, value in document.items():

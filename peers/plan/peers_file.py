@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +12,7 @@ from pydantic import Field, StringConstraints, ValidationError
 from peers.console.words import another_path
 from swarm.disk import read_named
 from swarm.errors import ConfigError
+from swarm.parsing import parse_toml
 from swarm.planning.devices import DEVICES, KnownDevice
 from swarm.planning.workload import PeerClass
 from swarm.schema import Section, in_words, keys_at
@@ -26,7 +26,7 @@ EXAMPLE = 'peers = [{ name = "home", count = 8, device = "rtx4090", host_memory_
 ATTAINED = {"bfloat16": 0.4, "float32": 0.6}
 """Of a device's peak, in forward and backward of a block; ``swarm doctor`` measures what it is."""
 
-Positive = Annotated[float, Field(gt=0, lt=1e21, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, lt=1e21)]
 
 
 class PeersEntry(Section):
@@ -42,7 +42,7 @@ class PeersEntry(Section):
     host_memory_gib: Positive | None = None
     down_mbit: Positive = 100.0
     up_mbit: Positive = 100.0
-    round_trip_ms: Annotated[float, Field(ge=0, le=60_000, allow_inf_nan=False)] = 50.0
+    round_trip_ms: Annotated[float, Field(ge=0, le=60_000)] = 50.0
     stay_hours: Positive | None = None
 
 
@@ -58,12 +58,12 @@ def read_peers(path: Path, compute: str) -> list[PeerClass]:
     Raises ConfigError naming --peers, or the key of the file, for what is missing, unknown or malformed.
     """
     try:
-        document = tomllib.loads(read_named(path))
+        document = parse_toml(read_named(path))
     except OSError as error:
         cause = (error.strerror or "unreadable").lower()
         remedy = f"{another_path(path)} A file has, for instance: {EXAMPLE}"
         raise ConfigError("--peers", str(path), "a readable TOML file", remedy, why=cause) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError("--peers", str(path), "valid TOML", f"Fix that line in {path}.", why=str(error)) from None
     try:
         found = PeersFile.model_validate(with_classes(document))

@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 import random
 import re
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +38,7 @@ from swarm.consensus.copies import COPY_BYTES_S, MAX_COPIES
 from swarm.consensus.rebalance import RuleName
 from swarm.disk import read_named
 from swarm.errors import ConfigError
+from swarm.parsing import parse_toml
 from swarm.planning.predict import predict
 from swarm.planning.workload import PartLayout, PeerClass, Workload
 from swarm.schema import Section
@@ -111,8 +111,8 @@ def read_scenario(path: Path) -> ScenarioFile:
     except UnicodeDecodeError as error:
         raise ConfigError("SCENARIO", str(path), "text in UTF-8", f"Correct {path}.", why=str(error)) from None
     try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        document = parse_toml(text)
+    except ValueError as error:
         remedy = f"Correct that line in {path}."
         raise ConfigError("SCENARIO", str(path), "valid TOML", remedy, why=str(error)) from None
     try:

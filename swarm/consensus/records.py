@@ -32,7 +32,6 @@ from swarm.schema import (
     MAX_LATENCY_US,
     Count,
     DigestField,
-    Finite,
     Message,
     MicrobatchField,
     PartField,
@@ -69,7 +68,7 @@ class Contribution(Message):
 
     microbatch: MicrobatchField
     tokens: Count
-    loss_sum: Finite
+    loss_sum: float
     route: Annotated[tuple[PeerIdField, ...], Field(max_length=1024)]
     early: Annotated[bool, Field(exclude_if=operator.not_)] = False
 
@@ -165,10 +164,10 @@ class CloseRecord(Message):
     committed: Committed
     aside: Annotated[tuple[Quarantined, ...], LISTED] = ()
     tokens: Count
-    loss_sum: Finite
-    grad_norm: Finite
-    clip: Finite
-    lr: Finite
+    loss_sum: float
+    grad_norm: float
+    clip: float
+    lr: float
     digests: Annotated[dict[PartField, DigestField], Field(max_length=1025)]
     cursors: Annotated[dict[PeerIdField, tuple[Count, Count]], LISTED]
     roster: Annotated[tuple[Member, ...], Field(max_length=20_000)]

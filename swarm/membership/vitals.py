@@ -20,7 +20,7 @@ from swarm.membership.status import PeerStatus
 from swarm.network.addresses import without_addresses
 from swarm.network.protocols import AnyMethod, Endpoint, Rpc
 from swarm.pipeline.activity import PipelineActivity
-from swarm.schema import Count, Finite, Message, PartField, PeerIdField
+from swarm.schema import Count, Message, PartField, PeerIdField
 
 MAX_LINKS, MAX_PAROLE, MAX_REASON = 16, 64, 200
 ASK_S = 1.5
@@ -32,7 +32,7 @@ FRESH_S = 0.9
 """What was said so long ago at most is said again to whoever asks next."""
 
 Words = Annotated[str, StringConstraints(max_length=MAX_REASON)]
-Seconds = Annotated[Finite, Field(ge=0, le=1e10)]
+Seconds = Annotated[float, Field(ge=0, le=1e10)]
 Kind = Literal["direct", "relayed", "unknown"]
 Unanswered = Literal["stalled", "away"]
 """How a member does not answer: its connection stands and nothing comes, or nothing reaches it."""
@@ -81,7 +81,7 @@ class Vitals(Message):
     bytes_sent: Count
     bytes_received: Count
     reachability: Words
-    wall: Finite
+    wall: float
     links: Annotated[tuple[LinkVitals, ...], Field(max_length=MAX_LINKS)] = ()
     parole: Annotated[tuple[ParoleVitals, ...], Field(max_length=MAX_PAROLE)] = ()
 

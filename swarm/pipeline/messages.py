@@ -13,11 +13,11 @@ from pydantic import Field, StringConstraints
 
 from swarm.ids import JourneyKey
 from swarm.network.protocols import Rpc
-from swarm.schema import AfterField, Count, Empty, Finite, Message, MicrobatchField, PeerIdField
+from swarm.schema import AfterField, Count, Empty, Message, MicrobatchField, PeerIdField
 
 StageField = Annotated[int, Field(ge=0, lt=1024)]
 Attempt = Annotated[int, Field(ge=0, lt=1 << 16)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0)]
 Direction = Literal["forward", "backward"]
 Route = Annotated[tuple[PeerIdField, ...], Field(min_length=1, max_length=1024)]
 What = Literal["output", "gradient"]
@@ -73,7 +73,7 @@ class Adopt(JourneyMessage):
 
     route: Route
     hop: StageField
-    within_s: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
+    within_s: Annotated[float, Field(gt=0, le=3600)]
     pass_on: bool = True
 
 
@@ -109,7 +109,7 @@ class TrainerRecall(Message):
 class ProbeRequest(Message):
     """Answer after ``seconds``; a trainer that waits for the answer learns at once when the connection breaks."""
 
-    seconds: Annotated[float, Field(gt=0, le=120, allow_inf_nan=False)]
+    seconds: Annotated[float, Field(gt=0, le=120)]
 
 
 class Output(JourneyMessage):
@@ -130,7 +130,7 @@ class HopReport(JourneyMessage):
     queued_s: Seconds
     compute_s: Seconds
     receipt: Annotated[bytes, Field(max_length=64)] = b""
-    loss_sum: Finite = 0.0
+    loss_sum: float = 0.0
     tokens: Count = 0
     again: bool = False
 

@@ -45,7 +45,8 @@ OVERTAKING_BYTES = 64 << 10
 """A message up to this size does not wait for larger ones: they travel in chunks, on another stream."""
 
 Milliseconds = Annotated[float, Field(ge=0, le=600_000)]
-Rate = Annotated[float, Field(gt=0)]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=True)]
+"""Infinite: no limit."""
 Share = Annotated[float, Field(ge=0, lt=1)]
 Name = Annotated[str, Field(min_length=1, max_length=100)]
 

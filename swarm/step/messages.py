@@ -19,7 +19,6 @@ from swarm.schema import (
     Count,
     DigestField,
     Empty,
-    Finite,
     Message,
     MicrobatchField,
     PartField,
@@ -32,7 +31,7 @@ from swarm.step.turnout import MAX_TOLD, REASON_CHARS
 MAX_SQ_NORM = 1e100
 """More than any mean gradient has: its numbers fit into float32, so that their squares are below 1.2e77 each."""
 
-SquaredNorm = Annotated[float, Field(ge=0, le=MAX_SQ_NORM, allow_inf_nan=False)]
+SquaredNorm = Annotated[float, Field(ge=0, le=MAX_SQ_NORM)]
 
 
 class Lease(Message):
@@ -151,7 +150,7 @@ class Reconcile(Message):
     committed: Committed
     live: Annotated[tuple[PeerIdField, ...], Field(max_length=20_000)]
     provisional: bool = False
-    within_s: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
+    within_s: Annotated[float, Field(gt=0, le=1e6)] | None = None
     attempts: Annotated[dict[PartField, Count], Field(max_length=1025)]
     plainly: Annotated[tuple[PartField, ...], Field(max_length=1024)] = ()
     left_out: Annotated[
@@ -199,8 +198,8 @@ class Apply(Message):
 
     step: Count
     term: Count
-    lr: Finite
-    clip: Finite
+    lr: float
+    clip: float
     sq_norms: Annotated[dict[PartField, SquaredNorm], Field(max_length=1025)]
 
 

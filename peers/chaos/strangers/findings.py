@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 from swarm.disk import write_whole
 from swarm.errors import ConfigError
 from swarm.network.addresses import ip_of, parse_address
+from swarm.parsing import parse_json
 
 PROGRAM = "peers.chaos.strangers"
 REPORT = "strangers.json"
@@ -115,7 +116,7 @@ def read_findings(homes: Iterable[Path], offset: float) -> list[Mapping[str, Any
     lacks to the wall clock of the play."""
     found: list[Mapping[str, Any]] = []
     for path in sorted(path for home in homes for path in home.glob(f"*/{REPORT}")):
-        told = json.loads(path.read_text(encoding="utf-8"))
+        told = parse_json(path.read_text(encoding="utf-8"))
         turns = [(side, from_s + offset, to_s + offset) for side, from_s, to_s in told["turns"]]
         found.append({"name": path.parent.name, **told, "turns": turns})
     return found

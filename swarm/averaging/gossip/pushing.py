@@ -39,7 +39,7 @@ class PushRequest(Message):
     part: PartField
     step: Count
     number: Count
-    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    weight: Annotated[float, Field(gt=0)]
 
 
 class TakenAnswer(Message):

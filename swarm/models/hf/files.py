@@ -7,7 +7,6 @@ the other formats can run code.
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -21,6 +20,7 @@ from torch import Tensor
 from swarm.errors import StateError
 from swarm.models.hf.part import HfPart
 from swarm.models.layout import state_of
+from swarm.parsing import parse_json
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 MAX_INDEX_BYTES = 64 << 20
@@ -84,8 +84,8 @@ def weight_files(directory: Path) -> list[Path]:
     if index.stat().st_size > MAX_INDEX_BYTES:
         raise _broken(index, f"is larger than {MAX_INDEX_BYTES} bytes")
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        names = sorted(set(parse_json(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError):
         raise _broken(index, "is no index of safetensors") from None
     if len(names) > MAX_FILES or any(not isinstance(n, str) or Path(n).name != n for n in names):
         raise _broken(index, "names files that are not beside it, or too many")

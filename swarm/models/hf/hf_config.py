@@ -17,6 +17,7 @@ from pydantic import Field, StringConstraints
 from swarm.errors import ConfigError
 from swarm.models.lora_config import LoraConfig
 from swarm.models.spec import DType
+from swarm.parsing import parse_json
 from swarm.schema import Section
 
 MAX_CONFIG_BYTES = 1 << 19
@@ -71,6 +72,8 @@ MAX_NUMBER = 1 << 20
 MAX_BALANCE = 1000
 """Of the balance loss's weight. Models are trained with .001 to .02."""
 _NO_SIZE = re.compile(r"theta|base|positions?|seed|seq_len|max_length|factor|token_id|_ctx$|context_length")
+_UNLIMITED = frozenset({"time_step_limit"})
+"""Keys under which infinity means: no limit."""
 _MAX_QUADRATIC, _MAX_DEPTH, _MAX_ITEMS, _MAX_TEXT = 1 << 13, 8, 1024, 1024
 
 _FORBIDDEN = {
@@ -146,8 +149,8 @@ def read_config(text: str) -> dict[str, Any]:
     if len(text.encode("utf-8", "replace")) > MAX_CONFIG_BYTES:
         raise _refused("model.config", text[:40], f"at most {MAX_CONFIG_BYTES} bytes")
     try:
-        config = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        config = parse_json(text)
+    except ValueError as error:
         raise _refused("model.config", text[:80], "JSON", why=str(error)) from None
     if not isinstance(config, dict):
         raise _refused("model.config", text[:80], "a JSON object, as in a config.json")
@@ -212,7 +215,7 @@ def _check_value(path: str, key: str, value: Any) -> None:
             raise _refused(f"model.config: {path}", value, f"from 1 to {most}")
         if isinstance(value, int) and abs(value) > MAX_NUMBER and most is None and not _NO_SIZE.search(key):
             raise _refused(f"model.config: {path}", value, f"at most {MAX_NUMBER}")
-        if math.isnan(value) or (math.isfinite(value) and abs(value) > 1e18):
+        if math.isnan(value) or (abs(value) > 1e18 and not (math.isinf(value) and key in _UNLIMITED)):
             raise _refused(f"model.config: {path}", value, "a number of a usual size")
     elif isinstance(value, str) and len(value) > _MAX_TEXT:
         raise _refused(f"model.config: {path}", value[:40] + "…", f"at most {_MAX_TEXT} characters")

@@ -6,7 +6,6 @@ The one public service: it is reachable before a run is entered, for the run id 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -15,6 +14,7 @@ from pydantic import Field
 from swarm.errors import BugError, Refused, Violation
 from swarm.ids import PeerId, RunId
 from swarm.network.protocols import PUBLIC_PREFIX, Answer, AnyMethod, Endpoint, Incoming, Rpc
+from swarm.parsing import parse_json
 from swarm.schema import DigestField, Message
 
 MAX_MANIFEST_BYTES = 1 << 20
@@ -86,6 +86,6 @@ async def fetch_manifest(
 
 def _tokenizer_digest(manifest: bytes, peer: PeerId) -> str:
     try:
-        return str(json.loads(manifest)["tokenizer"]["digest"])
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        return str(parse_json(manifest)["tokenizer"]["digest"])
+    except (ValueError, LookupError, TypeError) as error:
         raise Violation("a manifest that names no tokenizer", peer=peer) from error

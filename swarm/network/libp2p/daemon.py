@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
@@ -28,6 +27,7 @@ from multiaddr import Multiaddr
 
 from swarm.errors import BugError, ConfigError, Unreachable
 from swarm.network.addresses import ip_of, is_loopback
+from swarm.parsing import parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +163,7 @@ class Daemon:
             self._ready.set()
         text = line.decode(errors="replace").strip()
         with contextlib.suppress(ValueError, TypeError):
-            record = json.loads(text)
+            record = parse_json(text)
             text = (
                 f"{record['logger']}: {record['msg']} {record.get('error', '')}".strip() if "logger" in record else text
             )

@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from swarm.disk import alone, write_whole
 from swarm.errors import Advice, StateError
 from swarm.ids import PartName
+from swarm.parsing import parse_json
 from swarm.schema import Count, DigestField, PartField, Section
 
 RECORD = "record.json"
@@ -132,12 +133,12 @@ def decode_manifest(data: bytes, origin: str) -> CheckpointManifest:
     """Decode the result of :func:`encode_manifest`; ``origin`` names it in errors. Raises StateError for anything
     else."""
     try:
-        document = json.loads(data)
+        document = parse_json(data)
         claimed = document.pop(_SUM)
         manifest = CheckpointManifest.model_validate_json(json.dumps(document))
     except ValidationError as error:
         raise StateError(f"{origin}: {error.errors(include_url=False)[0]['msg']}. {REMEDY}") from error
-    except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
+    except (ValueError, LookupError, AttributeError, TypeError) as error:
         raise StateError(f"{origin}: not a checkpoint's record ({error}). {REMEDY}") from error
     if claimed != _sum(document):
         raise StateError(f"{origin}: its content does not match its checksum. {REMEDY}")
@@ -167,10 +168,10 @@ def read_header(path: Path) -> PartHeader:
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= min(SMALL_HEADER_BYTES + size // BYTES_A_HEADER_BYTE, size - 8):
                 raise StateError(f"{path}: torn: {size} bytes with a header of {length}. {REMEDY}")
-            header = json.loads(file.read(length))
+            header = parse_json(file.read(length))
     except OSError as error:
         raise StateError(f"{path}: {error.strerror}. {REMEDY}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise StateError(f"{path}: its header is no JSON ({error}). {REMEDY}") from error
     ends = _ends(header)
     if ends is None or 8 + length + ends != size:

@@ -23,6 +23,7 @@ from typing import Any
 from swarm.errors import StateError
 from swarm.ids import PartName
 from swarm.models.layout import VECTORS, FlatLayout
+from swarm.parsing import parse_json
 from swarm.state.checkpoints.files import FORMAT, REMEDY, part_path, read_header
 from swarm.state.download import Data, Wanted
 from swarm.state.snapshot import Chunk
@@ -51,7 +52,7 @@ class PartFile:
         try:
             if (form := meta.pop("format", None)) != FORMAT:
                 raise StateError(f"format {form!r} is not {FORMAT!r}")
-            part, step, shapes, *vectors = json.loads(meta.pop("state"))
+            part, step, shapes, *vectors = parse_json(meta.pop("state"))
             layout = FlatLayout.from_shapes((str(name), tuple(map(int, shape))) for name, shape in shapes)
             if len(set(layout.names)) < len(layout.names) or any(
                 min(slot.shape, default=0) < 0 for slot in layout.slots
