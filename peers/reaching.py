@@ -43,8 +43,8 @@ def endpoint_config(settings: PeerSettings) -> EndpointConfig:
     through = tuple(parse_address(text, key="through") for text in options.through)
     return EndpointConfig(
         run_dir=settings.home,
-        listen=tuple(parse_address(a, key="listen", peer=False, any_port=True) for a in options.listen),
-        announce=tuple(parse_address(a, key="announce", peer=False) for a in options.announce),
+        listen=tuple(parse_address(a, key="listen", use="listen") for a in options.listen),
+        announce=tuple(parse_address(a, key="announce", use="announce") for a in options.announce),
         bootstrap=bootstrap,
         relays=tuple(dict.fromkeys((*through, *relays_on_the_way(bootstrap)))),
         relay=options.relay,

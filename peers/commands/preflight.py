@@ -101,7 +101,7 @@ def check_listen(addresses: Sequence[str]) -> None:
     from swarm.network.addresses import name_of, parse_address, tcp_port_of
 
     for text in addresses:
-        address = parse_address(text, key="--listen", peer=False, any_port=True)
+        address = parse_address(text, key="--listen", use="listen")
         names = [protocol.name for protocol in address.protocols()]
         if name_of(address) is not None:
             port = tcp_port_of(address) or 0
@@ -117,7 +117,7 @@ def check_announce(addresses: Sequence[str]) -> None:
     from swarm.network.addresses import parse_address
 
     for text in addresses:
-        parse_address(text, key="--announce", peer=False)
+        parse_address(text, key="--announce", use="announce")
 
 
 def check_through(addresses: Sequence[str]) -> None:

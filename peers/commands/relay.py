@@ -190,8 +190,8 @@ class _Standing:
 
         return EndpointConfig(
             run_dir=self._session,
-            listen=tuple(parse_address(text, key="--listen", peer=False, any_port=True) for text in listen),
-            announce=tuple(parse_address(text, key="--announce", peer=False) for text in announce),
+            listen=tuple(parse_address(text, key="--listen", use="listen") for text in listen),
+            announce=tuple(parse_address(text, key="--announce", use="announce") for text in announce),
             seats=limits.seats,
             kinds=(),
         )

@@ -75,7 +75,7 @@ class ObserverSource:
             addresses = [parse_address(text, key="INVITE") for text in contacts.addresses]
             config = EndpointConfig(
                 run_dir=Path(scratch),
-                listen=(parse_address(ANY_PORT, key="listen", peer=False, any_port=True),),
+                listen=(parse_address(ANY_PORT, key="listen", use="listen"),),
                 bootstrap=addresses,
                 relay="off",
             )

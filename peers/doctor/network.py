@@ -167,7 +167,7 @@ async def _open(
 ) -> LibP2PEndpoint:
     config = EndpointConfig(
         run_dir=scratch,
-        listen=tuple(parse_address(text, key="--listen", peer=False, any_port=True) for text in listen),
+        listen=tuple(parse_address(text, key="--listen", use="listen") for text in listen),
         bootstrap=tuple(at),
         startup_timeout_s=startup_s,
     )

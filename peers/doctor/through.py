@@ -41,7 +41,7 @@ async def _ask(through: Sequence[str], listen: Sequence[str], clock: Clock) -> t
     with tempfile.TemporaryDirectory(prefix="swarm-doctor-") as scratch:
         config = EndpointConfig(
             run_dir=Path(scratch),
-            listen=tuple(parse_address(text, key="--listen", peer=False, any_port=True) for text in listen),
+            listen=tuple(parse_address(text, key="--listen", use="listen") for text in listen),
             relays=tuple(parse_address(text, key="--through") for text in through),
             startup_timeout_s=STARTUP_S,
         )

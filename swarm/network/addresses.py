@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence, Set
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from typing import Literal
 
 import multiaddr
 from multiaddr import Multiaddr
@@ -32,17 +33,36 @@ _VIRTUAL = ("docker", "br-", "veth", "virbr", "cni", "flannel", "podman", "lxc",
 _EXAMPLE = "/ip4/192.0.2.7/tcp/31337/p2p/12D3KooW…"
 _NAMED = ("dns", "dns4", "dns6", "dnsaddr")
 _HOSTS = ("ip4", "ip6", *_NAMED)
+_RESERVED, _THIS_NETWORK = ip_network("240.0.0.0/4"), ip_network("0.0.0.0/8")
 _UNSUPPORTED = ("webrtc", "webrtc-direct", "webtransport", "ws", "wss", "unix", "onion", "onion3")
 
 
-def parse_address(text: str, *, key: str = "address", peer: bool = True, any_port: bool = False) -> Multiaddr:
-    """The multiaddr a person wrote, checked.
+Use = Literal["dial", "listen", "announce"]
+"""What an address is for. One to dial ends in ``/p2p/<peer id>``, the others must not; one to listen on may be of all
+of a machine's interfaces, and have port 0: any."""
 
-    ``peer`` demands the ``/p2p/<peer id>`` at the end (an address to dial); without it the address must not have one
-    (an address to listen on). ``any_port`` allows port 0. The old ``/ipfs/`` spelling of ``/p2p/`` is rewritten.
-    Raises ConfigError, whose message names ``key``, the value, what is allowed and what to do.
+_TRANSPORTS = (("tcp",), ("udp", "quic-v1"))
+_DIRECT = {("dnsaddr",)} | {(host, *rest) for host in (*_HOSTS[:2], *_NAMED[:3]) for rest in _TRANSPORTS}
+_SEQUENCES: dict[Use, set[tuple[str, ...]]] = {
+    "dial": {(*way, *to) for way in _DIRECT for to in (("p2p",), ("p2p", "p2p-circuit", "p2p"))},
+    "listen": _DIRECT - {("dnsaddr",)},
+    "announce": _DIRECT,
+}
+"""The protocols of an address in their order: nothing else can be used."""
+_PLACE, _PORT = "/ip4/, /ip6/, /dns4/, /dns6/ or /dns/ and a host", "/tcp/PORT or /udp/PORT/quic-v1"
+_ALLOWED: dict[Use, str] = {
+    "dial": f"{_PLACE}, {_PORT}, /p2p/PEER, and through a relay /p2p-circuit/p2p/PEER after that",
+    "listen": f"/ip4/ or /ip6/ and an address of this machine, {_PORT}, and nothing after that",
+    "announce": f"{_PLACE}, {_PORT}, and nothing after that",
+}
+
+
+def parse_address(text: str, *, key: str = "address", use: Use = "dial") -> Multiaddr:
+    """The multiaddr a person wrote, checked. The old ``/ipfs/`` spelling of ``/p2p/`` is rewritten.
+
+    Raises ConfigError, whose message names ``key``, the value, what is allowed for this use and what to do.
     """
-    example = _example(text, peer)
+    example = _example(text, use)
     if not text.strip():
         raise ConfigError(
             key, text, f"a multiaddr such as {example}", "Copy one that another peer printed at its start."
@@ -53,15 +73,28 @@ def parse_address(text: str, *, key: str = "address", peer: bool = True, any_por
     except (ValueError, LookupError, multiaddr.exceptions.Error) as error:
         remedy = "Write it like that." if example != _EXAMPLE else f"{error}; check the spelling."
         raise ConfigError(key, text, f"a multiaddr such as {example}", remedy) from error
-    _check_transport(key, text, address, names, any_port, example)
-    _check_peer(key, text, address, peer)
+    _check_transport(key, text, address, use, example)
+    _check_peer(key, text, address, wanted=use == "dial")
+    if tuple(names) not in _SEQUENCES[use]:
+        raise ConfigError(key, text, _ALLOWED[use], f"Write it like {example}.")
+    _check_host(key, text, address, use)
     return address
 
 
-def _example(text: str, peer: bool) -> str:
+def told_address(text: str) -> Multiaddr | None:
+    """Return an address that another peer tells, None where it could not be dialled."""
+    try:
+        return parse_address(text)
+    except ConfigError:
+        return None
+
+
+def _example(text: str, use: Use) -> str:
     """What an address of this kind looks like: made of what was written, where that can be guessed."""
-    if peer:
+    if use == "dial":
         return _EXAMPLE
+    if use == "announce":
+        return "/ip4/192.0.2.7/tcp/4001"
     guess = re.fullmatch(r"\s*(?:(?P<host>[0-9.]*|\[[0-9a-fA-F:]*\]):)?(?P<port>[0-9]{1,5})\s*", text)
     host, port = (guess["host"] or "", guess["port"]) if guess else ("", "4001")
     if host.startswith("["):
@@ -159,7 +192,7 @@ def virtual_ips() -> frozenset[str]:
 
 def _usable(address: Multiaddr) -> bool:
     host = ip_of(address)
-    return host is None or not (host.is_unspecified or host.is_link_local or host.is_multicast)
+    return host is None or not (host.is_unspecified or host.is_link_local or host.is_multicast or host in _RESERVED)
 
 
 def _rank(address: Multiaddr, virtual: Set[str]) -> tuple[int, bool, bool]:
@@ -175,7 +208,8 @@ def _rank(address: Multiaddr, virtual: Set[str]) -> tuple[int, bool, bool]:
     return reach, tcp_port_of(address) is None, isinstance(host, IPv6Address)
 
 
-def _check_transport(key: str, text: str, address: Multiaddr, names: list[str], any_port: bool, example: str) -> None:
+def _check_transport(key: str, text: str, address: Multiaddr, use: Use, example: str) -> None:
+    names = [protocol.name for protocol in address.protocols()]
     foreign = [name for name in names if name in _UNSUPPORTED]
     if foreign:
         raise ConfigError(
@@ -188,22 +222,36 @@ def _check_transport(key: str, text: str, address: Multiaddr, names: list[str], 
             key, text, "an address of use on other links", "Give one of these: ip -6 address show scope global",
             why="fe80::/10 is of one link alone (link-local)",
         )  # fmt: skip
-    if not names or (names[0] not in _HOSTS and names[0] != "p2p"):
+    if not names or names[0] not in _HOSTS:
         raise ConfigError(
             key, text, f"an address that begins with one of {', '.join(_HOSTS)}", f"Write it like {example}."
         )
-    if names[0] in ("dnsaddr", "p2p"):
+    if names[0] == "dnsaddr":
         return
-    transport = "tcp" if "tcp" in names else "udp" if "quic-v1" in names or "quic" in names else None
+    transport = "tcp" if "tcp" in names else "udp" if "quic-v1" in names else None
     if transport is None:
         raise ConfigError(key, text, "a tcp port, or udp with quic-v1", f"Write it like {example}.")
-    if not any_port and str(address.value_for_protocol(transport)) == "0":
+    if use != "listen" and str(address.value_for_protocol(transport)) == "0":
         raise ConfigError(
             key, text, "a port from 1 to 65535", "Port 0 means 'any' and cannot be dialled; give the real port."
         )
 
 
-def _check_peer(key: str, text: str, address: Multiaddr, wanted: bool) -> None:
+def _check_host(key: str, text: str, address: Multiaddr, use: Use) -> None:
+    host = ip_of(address)
+    if host is None:
+        return
+    why = ""
+    if host.is_multicast or host in _RESERVED:
+        why = f"{host} is of no machine"
+    elif use != "listen" and (host.is_unspecified or host in _THIS_NETWORK):
+        why = f"{host} stands for all addresses of the machine that listens"
+    if why:
+        remedy = "Give an address of this machine: ip address" if use != "dial" else "Give the address of that machine."
+        raise ConfigError(key, text, "the address of one machine", remedy, why=why)
+
+
+def _check_peer(key: str, text: str, address: Multiaddr, *, wanted: bool) -> None:
     target = address.get_peer_id()
     if wanted and target is None:
         raise ConfigError(

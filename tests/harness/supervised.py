@@ -24,7 +24,7 @@ from tests.harness.mortal_peer import RUN
 from tests.harness.rigs.network import ECHO, Note, ServiceBench
 
 # Who announces only an address where nobody listens cannot be dialled, also on loopback.
-HIDDEN: dict[str, Any] = {"behind_nat": True, "announce": [parse_address("/ip4/127.0.0.1/tcp/1", peer=False)]}
+HIDDEN: dict[str, Any] = {"behind_nat": True, "announce": [parse_address("/ip4/127.0.0.1/tcp/1", use="announce")]}
 
 
 class Sink:

@@ -74,7 +74,7 @@ async def test_endpoint_in_a_directory_that_is_in_use_is_refused(home: Path) -> 
 
 
 async def test_endpoint_that_cannot_listen_says_what_the_daemon_said(home: Path) -> None:
-    listen = [parse_address("/ip4/203.0.113.1/tcp/4001", peer=False)]
+    listen = [parse_address("/ip4/203.0.113.1/tcp/4001", use="listen")]
     config = EndpointConfig(run_dir=home / "a", listen=listen)
     with pytest.raises(Unreachable, match="p2pd ended with exit code 1"):
         await LibP2PEndpoint.open(config, load_or_create(home / "a.key"), SystemClock())

@@ -178,14 +178,14 @@ def test_relay_serves_those_who_asked_for_a_minute() -> None:
     [("/ip4/127.0.0.1/tcp/0", True, "0"), ("/ip4/0.0.0.0/tcp/0", False, "0"), ("/ip4/0.0.0.0/tcp/0", True, "1")],
 )
 def test_router_is_asked_for_a_port_only_when_told_to(listen: str, port_map: bool, expected: str) -> None:
-    address = parse_address(listen, peer=False, any_port=True)
+    address = parse_address(listen, use="listen")
     config = DaemonConfig(key_file=Path("k"), control=Path("c"), listen=[address], port_map=port_map)
     assert f"-natPortMap={expected}" in _arguments(config)
 
 
 @pytest.mark.parametrize(("listen", "expected"), [("/ip4/127.0.0.1/tcp/0", "0"), ("/ip4/0.0.0.0/tcp/0", "1")])
 def test_daemon_is_told_to_punch_holes_from_its_start_on(listen: str, expected: str) -> None:
-    address = parse_address(listen, peer=False, any_port=True)
+    address = parse_address(listen, use="listen")
     given = _arguments(DaemonConfig(key_file=Path("k"), control=Path("c"), listen=[address]))
     assert {f"-autonat={expected}", f"-forceReachabilityPrivate={expected}"} <= set(given)
 
@@ -308,7 +308,7 @@ async def test_relay_answers_what_libp2p_says_to_it_and_knows_members_by_what_it
 
 @pytest.mark.network
 async def test_peers_listen_on_ipv6_and_never_on_quic_unless_told(home: Path) -> None:
-    listen = [parse_address("/ip6/::1/tcp/0", peer=False, any_port=True)]
+    listen = [parse_address("/ip6/::1/tcp/0", use="listen")]
     async with opened(home, "a", listen=listen) as alice, opened(home, "b", alice, listen=listen) as bob:
         assert len(alice.addresses) == 1
         assert alice.addresses[0].startswith("/ip6/::1/tcp/")

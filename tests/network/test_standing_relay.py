@@ -23,7 +23,7 @@ from tests.harness.supervised import endpoint_of as opened
 pytestmark = pytest.mark.network
 
 RUN = RunId("5e" * 32)
-BOTH = [parse_address(f"/{host}/tcp/0", peer=False, any_port=True) for host in ("ip4/127.0.0.1", "ip6/::1")]
+BOTH = [parse_address(f"/{host}/tcp/0", use="listen") for host in ("ip4/127.0.0.1", "ip6/::1")]
 
 
 @asynccontextmanager

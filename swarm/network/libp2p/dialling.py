@@ -12,12 +12,11 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 
-import multiaddr
 from multiaddr import Multiaddr
 
 from swarm.errors import Unreachable
 from swarm.ids import PeerId
-from swarm.network.addresses import is_loopback, is_relayed, split_peer
+from swarm.network.addresses import is_loopback, is_relayed, split_peer, told_address
 from swarm.network.libp2p.attach import AttachedP2P, DaemonGone
 from swarm.network.libp2p.splice import Streams
 
@@ -162,12 +161,12 @@ class Hints:
         self._known: dict[PeerId, tuple[Multiaddr, ...]] = {}
 
     def learn(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """Replace what is known of a peer. Addresses that cannot be read or name another peer are ignored: they come
+        """Replace what is known of a peer. Addresses that cannot be dialled or name another peer are ignored: they come
         from other peers."""
         parsed = []
         for text in addresses:
-            with contextlib.suppress(ValueError, LookupError, multiaddr.exceptions.Error):
-                address, named = split_peer(Multiaddr(text))
+            if (told := told_address(text)) is not None:
+                address, named = split_peer(told)
                 if named == peer:
                     parsed.append(address)
         if parsed and peer != self.me:

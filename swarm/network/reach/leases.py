@@ -8,13 +8,12 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
-import multiaddr
 from multiaddr import Multiaddr
 
 from swarm.clock import Clock
 from swarm.errors import PeerError
 from swarm.ids import PeerId
-from swarm.network.addresses import is_loopback, is_relayed, most_useful, split_peer
+from swarm.network.addresses import is_loopback, is_relayed, most_useful, split_peer, told_address
 from swarm.network.reach.reachability import Reserved
 from swarm.network.reach.seats import RESERVED_S
 
@@ -175,15 +174,14 @@ class RelayLease:
 def circuits(relay: PeerId, told: Sequence[str], target: PeerId) -> tuple[Multiaddr, ...]:
     """The target's addresses through a relay that tells these addresses of its own.
 
-    Those of the relay's own machine are used only when it tells no others. Addresses that cannot be read, name another
-    peer or lead through a further relay are ignored.
+    Those of the relay's own machine are used only when it tells no others. Addresses that cannot be dialled, name
+    another peer or lead through a further relay are ignored.
     """
     usable = []
     for text in told:
-        with contextlib.suppress(ValueError, LookupError, multiaddr.exceptions.Error):
-            address = Multiaddr(text)
-            if split_peer(address)[1] == relay and not is_relayed(address):
-                usable.append(address)
+        address = told_address(text)
+        if address is not None and split_peer(address)[1] == relay and not is_relayed(address):
+            usable.append(address)
     ranked = most_useful(usable)
     ranked = tuple(address for address in ranked if not is_loopback(address)) or ranked
     return tuple(Multiaddr(f"{address}/p2p-circuit/p2p/{target}") for address in ranked[:_ADDRESSES_PER_RELAY])

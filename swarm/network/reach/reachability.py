@@ -13,14 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, Protocol
 
-import multiaddr
 from multiaddr import Multiaddr
 from pydantic import Field
 
 from swarm.clock import Clock
 from swarm.errors import PeerError
 from swarm.ids import PeerId
-from swarm.network.addresses import ip_of, is_loopback, is_relayed, split_peer, tcp_port_of
+from swarm.network.addresses import ip_of, is_loopback, is_relayed, split_peer, tcp_port_of, told_address
 from swarm.network.discovery.records import AddressText
 from swarm.network.protocols import RELAY_PREFIX, Endpoint, Rpc
 from swarm.schema import Message
@@ -224,8 +223,8 @@ def believed(me: PeerId, own: Sequence[str], found: Dialback) -> tuple[str, ...]
     ours = [text for text in found.answered if text in own]
     others: list[str] = []
     for text in found.answered:
-        with contextlib.suppress(ValueError, LookupError, multiaddr.exceptions.Error):
-            address, named = split_peer(Multiaddr(text))
+        if (told := told_address(text)) is not None:
+            address, named = split_peer(told)
             seen = str(ip_of(address)) in found.observed
             if named == me and seen and tcp_port_of(address) in ports and text not in (*own, *others):
                 others.append(text)

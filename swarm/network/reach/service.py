@@ -7,18 +7,16 @@ seen to call, a few times a minute.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from ipaddress import IPv4Address, IPv6Address
 
-import multiaddr
 from multiaddr import Multiaddr
 
 from swarm.clock import Clock
 from swarm.errors import Busy, Refused
 from swarm.ids import PeerId
-from swarm.network.addresses import GREETING, ip_of, is_relayed, split_peer, tcp_port_of
+from swarm.network.addresses import GREETING, ip_of, is_relayed, split_peer, tcp_port_of, told_address
 from swarm.network.libp2p.attach import AttachedP2P
 from swarm.network.protocols import AnyMethod
 from swarm.network.reach.reachability import (
@@ -143,8 +141,8 @@ def dialback_places(
     ports: list[int] = []
     places: dict[tuple[str, int], str] = {}
     for text in claims:
-        with contextlib.suppress(ValueError, LookupError, multiaddr.exceptions.Error):
-            address, named = split_peer(Multiaddr(text))
+        if (told := told_address(text)) is not None:
+            address, named = split_peer(told)
             ip, port = ip_of(address), tcp_port_of(address)
             if named == caller and port:
                 ports.append(port)  # also of a name, which is never looked up for who says it

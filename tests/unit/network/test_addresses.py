@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 from multiaddr import Multiaddr
 
 from swarm.errors import ConfigError
 from swarm.network.addresses import (
+    Use,
     ip_of,
     is_loopback,
     is_relayed,
@@ -15,6 +18,7 @@ from swarm.network.addresses import (
     parse_address,
     some_of,
     tcp_port_of,
+    told_address,
 )
 from swarm.network.libp2p.dialling import Hints
 from swarm.network.reach.leases import circuits
@@ -103,26 +107,98 @@ def test_hints_name_as_dialable_only_who_could_relay() -> None:
 )
 def test_example_of_an_address_to_listen_on_is_one(text: str, example: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        parse_address(text, key="--listen", peer=False)
+        parse_address(text, key="--listen", use="listen")
     assert refused.value.allowed == f"a multiaddr such as {example}"
-    parse_address(example, key="--listen", peer=False)
+    parse_address(example, key="--listen", use="listen")
 
 
 def test_names_and_addresses_of_ipv6_are_told_apart_by_who_can_use_them() -> None:
     localhost, name, ula, public = (
-        parse_address(f"/{host}/tcp/4001", peer=False)
+        parse_address(f"/{host}/tcp/4001", use="announce")
         for host in ("dns6/localhost", "dns6/relay.example.org", "ip6/fd12:3456::1", "ip6/2a00:1450::1")
     )
     assert is_loopback(localhost)
     assert [name_of(one) for one in (localhost, name, ula)] == ["localhost", "relay.example.org", None]
-    loopback = parse_address("/ip6/::1/tcp/4001", peer=False)
+    loopback = parse_address("/ip6/::1/tcp/4001", use="announce")
     assert most_useful([loopback, ula, public, name]) == (name, public, ula, loopback)
+
+
+USES: tuple[Use, ...] = get_args(Use)
+PEER = f"/p2p/{RELAY}"
+TRANSPORTS = ("/tcp/4001", "/udp/4001/quic-v1")
+PLACES = tuple(
+    f"/{host}{transport}"
+    for host in ("ip4/192.0.2.7", "ip6/2001:db8::7", "dns/a.example", "dns4/a.example", "dns6/a.example")
+    for transport in TRANSPORTS
+)
+BEHIND = ("/tls", "/noise", "/http", "/tcp/4002", "/quic-v1", "/udp/4001", "/ip4/192.0.2.8", "/ip4/192.0.2.8/tcp/4002")
+
+
+def usable(text: str, use: Use) -> bool:
+    try:
+        parse_address(text, use=use)
+    except ConfigError:
+        return False
+    return True
+
+
+def test_only_these_sequences_are_of_use_and_each_for_its_own() -> None:
+    for place in (*PLACES, "/dnsaddr/a.example"):
+        through = f"{place}{PEER}/p2p-circuit/p2p/{ME}"
+        assert [usable(place, use) for use in USES] == [False, place != "/dnsaddr/a.example", True]
+        for address in (place + PEER, through):
+            assert [usable(address, use) for use in USES] == [True, False, False]
+        for more in BEHIND:
+            assert not any(usable(place + more + end, use) for use in USES for end in ("", PEER)), place + more
+        assert not any(usable(f"{through}/p2p-circuit/p2p/{ME}", use) for use in USES)
+    for text in (PEER, f"{PEER}/p2p-circuit/p2p/{ME}", "/tcp/4001", "/ip4/192.0.2.7", "/ip4/192.0.2.7/udp/4001/quic"):
+        assert not any(usable(text + end, use) for use in USES for end in ("", PEER)), text
+
+
+@pytest.mark.parametrize(
+    ("host", "listened"),
+    [
+        ("ip4/0.0.0.0", True),
+        ("ip6/::", True),
+        ("ip6/::ffff:0.0.0.0", True),
+        ("ip4/255.255.255.255", False),
+        ("ip4/224.0.0.1", False),
+        ("ip4/240.0.0.1", False),
+        ("ip6/ff02::1", False),
+    ],
+)
+def test_host_that_is_no_single_machine_is_listened_on_at_most(host: str, listened: bool) -> None:
+    text = f"/{host}/tcp/4001"
+    assert (usable(text, "listen"), usable(text, "announce"), usable(text + PEER, "dial")) == (listened, False, False)
+
+
+def test_error_says_what_is_allowed_for_its_use() -> None:
+    said = {}
+    for use, text in (("dial", f"{LAN}/tls{PEER}"), ("listen", f"{LAN}/tls"), ("announce", f"{LAN}/http")):
+        with pytest.raises(ConfigError) as refused:
+            parse_address(text, key="KEY", use=use)  # type: ignore[arg-type]
+        said[use] = refused.value.allowed
+    assert "/p2p/PEER" in said["dial"]
+    assert "/ip4/ or /ip6/" in said["listen"]
+    assert "/dns4/" in said["announce"]
+    assert "nothing after" in said["announce"]
+
+
+def test_address_that_a_peer_tells_and_nobody_can_dial_is_let_go() -> None:
+    hints, peer = Hints(ME), PrivateIdentity.generate().peer
+    good = f"{LAN}/p2p/{peer}"
+    hints.learn(
+        peer, [f"{LAN}/tls/p2p/{peer}", f"/ip4/0.0.0.0/tcp/1/p2p/{peer}", f"/ip4/224.0.0.1/tcp/1/p2p/{peer}", good]
+    )
+    assert [str(address) for address in hints.of(peer)] == [LAN]
+    assert told_address(f"{LAN}/tls/p2p/{peer}") is None
+    assert circuits(RELAY, [f"{LAN}/noise/p2p/{RELAY}", f"/ip4/255.255.255.255/tcp/1/p2p/{RELAY}"], ME) == ()
 
 
 @pytest.mark.parametrize("host", ["ip6/fe80::1", "ip6zone/eth0/ip6/fe80::1"])
 def test_link_local_addresses_are_refused_with_what_to_give_in_their_place(host: str) -> None:
     with pytest.raises(ConfigError, match=r"of one link alone.*ip -6 address show scope global"):
-        parse_address(f"/{host}/tcp/4001", peer=False)
+        parse_address(f"/{host}/tcp/4001", use="announce")
 
 
 @pytest.mark.parametrize(

@@ -101,9 +101,9 @@ def test_address_is_parsed_and_taken_apart() -> None:
     relayed = parse_address(f"/ip4/192.0.2.1/tcp/80/p2p/{PrivateIdentity.generate().peer}/p2p-circuit/p2p/{peer}")
     assert split_peer(relayed)[1] == peer
     assert not is_loopback(address)
-    assert is_loopback(parse_address("/ip4/127.0.0.1/tcp/0", peer=False, any_port=True))
-    assert is_loopback(parse_address("/ip6/::1/tcp/1", peer=False))
-    assert is_loopback(parse_address("/dns4/localhost/tcp/1", peer=False))
+    assert is_loopback(parse_address("/ip4/127.0.0.1/tcp/0", use="listen"))
+    assert is_loopback(parse_address("/ip6/::1/tcp/1", use="announce"))
+    assert is_loopback(parse_address("/dns4/localhost/tcp/1", use="announce"))
 
 
 KNOWN = PrivateIdentity.from_protobuf(VECTOR).peer
@@ -134,4 +134,4 @@ def test_address_that_cannot_be_used_says_why(text: str, told: str) -> None:
 
 def test_address_to_listen_on_must_not_name_a_peer() -> None:
     with pytest.raises(ConfigError, match="without /p2p/"):
-        parse_address(f"/ip4/192.0.2.1/tcp/80/p2p/{KNOWN}", peer=False)
+        parse_address(f"/ip4/192.0.2.1/tcp/80/p2p/{KNOWN}", use="announce")
