@@ -11,21 +11,25 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from data_shards.draft import SHARD_FILES, Documents, ShardDraft, sync
 from data_shards.manifest import ShardManifest
 from data_shards.privacy import Private
-from data_shards.tokenize import Tokenizer
+from data_shards.tokenize import Passage, Tokenizer
 from swarm.errors import ConfigError, StateError
 
-Document = TypeVar("Document", str, bytes)
+Document = TypeVar("Document", str | Passage, bytes)
+"""A text, or one that is encoded."""
+LEAST_SPAN = 1024
+"""Characters, or bytes of what is encoded: a smaller document is not cut."""
 
 
 def build_shard(
-    out_dir: Path, documents: Iterable[str], tokenizer_json: bytes, end_token: str | None = None
+    out_dir: Path, documents: Iterable[str | Passage], tokenizer_json: bytes, end_token: str | None = None
 ) -> ShardManifest:
     """Tokenise ``documents`` into a new shard at ``out_dir`` and return its manifest.
 
@@ -37,7 +41,7 @@ def build_shard(
     refuses.
     """
     tokenizer = Tokenizer(tokenizer_json, end_token)
-    encoded = (Documents(array, (len(array),)) for array in tokenizer.encode_documents(documents))
+    encoded = (Documents(tokens) for tokens, _ in tokenizer.encode_documents(documents))
     return build_encoded(out_dir, encoded, tokenizer)
 
 
@@ -127,7 +131,8 @@ def split_documents(
     aside.
 
     Disjoint by *text*: equal documents count once, so nothing held out is also trained on. Sizes are characters, of
-    encoded ones bytes.
+    encoded ones bytes. A text larger than what is to be held out, or than half of what a shard gets, is cut into spans
+    first: they are dealt as documents are, with no end of text between them, and equal spans go together.
     Held out are documents in the order of a keyed hash of their text, until the fraction is reached, so adding
     documents hardly changes who is held out. The rest goes, largest first, each to the smallest shard so far (LPT:
     no shard exceeds 4/3 of the ideal; Graham 1969). Deterministic in (documents, arguments).
@@ -138,29 +143,69 @@ def split_documents(
         raise ConfigError("held_out_fraction", held_out_fraction, "from 0 up to, not including, 1", "Use 0.05.")
     if shards < 1:
         raise ConfigError("shards", shards, "at least 1", "Ask for one shard per trainer.")
-    order = list(dict.fromkeys(document for document in documents if document.strip()))
+    whole = list(dict.fromkeys(document for document in documents if document_text(document).strip()))
+    most = int(sum(map(len, map(document_text, whole))) * min(held_out_fraction or 1, 1 / (2 * shards)))
+    order: dict[str | bytes, list[tuple[int, Document]]] = {}
+    for number, span in enumerate(span for document in whole for span in _spans(document, most)):
+        order.setdefault(document_text(span), []).append((number, span))
+    texts = list(order)
+    sizes = [len(text) * len(order[text]) for text in texts]
     needed = shards + (1 if held_out_fraction else 0)
-    if len(order) < needed:
-        raise ConfigError("documents", len(order), f"at least {needed} different, non-empty ones", "Give more text.")
-    held = _held_out(order, held_out_fraction, seed, at_most=len(order) - shards)
-    dealt = _deal([index for index in range(len(order)) if index not in held], [len(text) for text in order], shards)
-    return DocumentSplit(
-        shards=tuple(tuple(order[index] for index in sorted(part)) for part in dealt),
-        held_out=tuple(order[index] for index in sorted(held)),
-    )
+    if len(texts) < needed:
+        raise ConfigError("documents", len(texts), f"at least {needed} different, non-empty ones", "Give more text.")
+    held = _held_out(texts, sizes, held_out_fraction, seed, at_most=len(texts) - shards)
+    dealt = _deal([index for index in range(len(texts)) if index not in held], sizes, shards)
+
+    def together(indices: Iterable[int]) -> tuple[Document, ...]:
+        spans = sorted((span for index in indices for span in order[texts[index]]), key=lambda numbered: numbered[0])
+        return tuple(span for _, span in spans)
+
+    return DocumentSplit(shards=tuple(map(together, dealt)), held_out=together(held))
 
 
-def _held_out(order: Sequence[Document], fraction: float, seed: int, *, at_most: int) -> frozenset[int]:
+def document_text(document: str | Passage | bytes) -> str | bytes:
+    """What is dealt out: of a passage its own text."""
+    return document.text[document.begin : document.end] if isinstance(document, Passage) else document
+
+
+def _spans(document: Document, most: int) -> Iterator[Document]:
+    """A document, or where it is larger than ``most``, parts of about that size: of a text they end with a line or a
+    word; of an encoded one between tokens. Conversations are never cut."""
+    count: int = -(-len(document_text(document)) // max(most, LEAST_SPAN))
+    if count == 1 or isinstance(document, Passage):
+        yield document
+    elif isinstance(document, str):
+        text: str = document
+        cuts = [0, *(_break(text, len(text) * part // count) for part in range(1, count)), len(text)]
+        yield from (Passage(text, begin, end) for begin, end in pairwise(cuts))
+    else:
+        encoded = Documents.of(document)
+        if encoded.counted is not None and not encoded.counted.all():
+            yield document
+            return
+        starts = [len(encoded.tokens) * part // count for part in range(count)]
+        yield from replace(encoded, starts=starts).apart()
+
+
+def _break(text: str, near: int) -> int:
+    """Where a line ends, or a word, shortly before a place in a text; else that place."""
+    least = near - LEAST_SPAN // 4
+    return text.rfind("\n", least, near) + 1 or text.rfind(" ", least, near) + 1 or near
+
+
+def _held_out(
+    order: Sequence[str | bytes], sizes: Sequence[int], fraction: float, seed: int, *, at_most: int
+) -> frozenset[int]:
     key = seed.to_bytes(8, "little", signed=True)
     ranked = sorted(range(len(order)), key=lambda index: (_hash(order[index], key), index))
-    wanted = fraction * sum(len(text) for text in order)
+    wanted = fraction * sum(sizes)
     chosen: set[int] = set()
     size = 0
     for index in ranked[:at_most]:
         if size >= wanted:
             break
         chosen.add(index)
-        size += len(order[index])
+        size += sizes[index]
     return frozenset(chosen)
 
 

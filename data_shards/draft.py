@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
@@ -32,33 +33,28 @@ _AT_ONCE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Documents(Private):
-    """Some documents as tokens: those of all one after the other, the number of each, and which of them are targets
-    that count (None: all)."""
+    """Some documents as tokens: those of all one after the other, where in them each starts, and which of them are
+    targets that count (None: all). What is before the first start goes on with the document before."""
 
     tokens: npt.NDArray[np.unsignedinteger]
-    lengths: Sequence[int]
+    starts: Sequence[int] = (0,)
     counted: npt.NDArray[np.bool_] | None = None
 
     def private_size(self) -> str:
         """See :class:`Private`."""
-        return f"{len(self.lengths)} documents of {len(self.tokens)} tokens"
+        return f"{len(self.starts)} documents of {len(self.tokens)} tokens"
 
     def apart(self) -> Iterator[bytes]:
         """Yield each document as bytes of its own, its tokens and its mask, by which documents can be compared."""
         counted = np.ones(len(self.tokens), np.bool_) if self.counted is None else self.counted
-        begin = 0
-        for length in self.lengths:
-            end = begin + length
+        for begin, end in pairwise([*self.starts, len(self.tokens)]):
             yield self.tokens[begin:end].astype("<u4", copy=False).tobytes() + counted[begin:end].tobytes()
-            begin = end
 
     @classmethod
     def of(cls, document: bytes) -> Documents:
         """Return one document that :meth:`apart` gave."""
         length = len(document) // 5
-        return cls(
-            np.frombuffer(document, "<u4", length), (length,), np.frombuffer(document, np.bool_, offset=4 * length)
-        )
+        return cls(np.frombuffer(document, "<u4", length), (0,), np.frombuffer(document, np.bool_, offset=4 * length))
 
 
 class ShardDraft(Private):
@@ -104,7 +100,7 @@ class ShardDraft(Private):
     def add(self, documents: Documents) -> None:
         """Append documents."""
         self._token_file.write(documents.tokens.astype(self.stored, copy=False).tobytes())
-        starts = np.cumsum([self.tokens, *documents.lengths], dtype=np.uint64)[:-1]
+        starts = np.asarray(documents.starts, dtype="<u8") + np.uint64(self.tokens)
         self._start_file.write(starts.astype("<u8", copy=False).tobytes())
         self._chats = self._chats or documents.counted is not None
         if documents.counted is not None and not documents.counted.all():
@@ -115,13 +111,14 @@ class ShardDraft(Private):
             counted = documents.counted
             self._append_bits(np.ones(len(documents.tokens), np.bool_) if counted is None else counted, self.tokens)
         self.tokens += len(documents.tokens)
-        self.documents += len(documents.lengths)
+        self.documents += len(documents.starts)
 
-    def finish(self, text_bytes: int | None = None) -> ShardManifest:
+    def finish(self, text_bytes: int | None = None, altered: int | None = None) -> ShardManifest:
         """Write the manifest, and have all files on the disk. Raises ConfigError when there is no document.
 
         Args:
             text_bytes: How much text the documents were, where it is known.
+            altered: How many of them are another text when they are decoded, where it is known.
         """
         if not self.documents:
             raise ConfigError("documents", 0, "at least one document", "Give more text, or ask for fewer shards.")
@@ -142,6 +139,7 @@ class ShardDraft(Private):
             tokens=self.tokens,
             documents=self.documents,
             text_bytes=text_bytes,
+            altered=altered,
             tokenizer=tokenizer,
             vocab_size=vocab_size,
         )

@@ -46,7 +46,7 @@ class Journal:
 
     def __init__(self, directory: Path, made_with: str, token_bytes: int) -> None:
         self._path = directory / JOURNAL_FILE
-        self._head = json.dumps({"format": 1, "made_with": made_with}) + "\n"
+        self._head = json.dumps({"format": 2, "made_with": made_with}) + "\n"
         self.done = _intact(directory, _read(self._path, self._head), token_bytes)
         self._file: BinaryIO | None = None
 
@@ -66,10 +66,10 @@ class Journal:
         piece = DonePiece(
             source=source,
             tokens=len(documents.tokens),
-            documents=len(documents.lengths),
+            documents=len(documents.starts),
             masked=documents.counted is not None,
             made=_digest(
-                documents.tokens.astype(stored, copy=False).tobytes(), np.asarray(documents.lengths), documents.counted
+                documents.tokens.astype(stored, copy=False).tobytes(), np.asarray(documents.starts), documents.counted
             ),
             told=told,
         )
@@ -83,9 +83,9 @@ class Journal:
             self._file.close()
 
 
-def _digest(tokens: bytes, lengths: npt.NDArray[Any], counted: npt.NDArray[np.bool_] | None) -> str:
+def _digest(tokens: bytes, starts: npt.NDArray[Any], counted: npt.NDArray[np.bool_] | None) -> str:
     found = hashlib.blake2b(tokens, digest_size=16)
-    found.update(lengths.astype("<u8").tobytes())
+    found.update(starts.astype("<u8").tobytes())
     if counted is not None:
         found.update(np.packbits(counted).tobytes())
     return found.hexdigest()
@@ -114,7 +114,6 @@ def _intact(directory: Path, pieces: list[DonePiece], token_bytes: int) -> list[
                 begins = np.frombuffer(starts.read(piece.documents * START_BYTES), dtype="<u8")
                 end = begin + piece.tokens
                 stored = tokens.read(piece.tokens * token_bytes)
-                lengths = np.diff(begins.astype(np.int64), append=end)
                 masked = masked or piece.masked
                 counted = None
                 if masked and bits is not None:
@@ -123,7 +122,7 @@ def _intact(directory: Path, pieces: list[DonePiece], token_bytes: int) -> list[
                     counted = counted_between(bits, begin, end)
                     if not piece.masked:
                         counted = None if counted.all() else counted
-                if len(begins) != piece.documents or _digest(stored, lengths, counted) != piece.made:
+                if len(begins) != piece.documents or _digest(stored, begins - np.uint64(begin), counted) != piece.made:
                     return kept
                 kept.append(piece)
                 begin = end

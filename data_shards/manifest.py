@@ -19,7 +19,7 @@ from pydantic import Field, StringConstraints, ValidationError
 from swarm.errors import StateError
 from swarm.schema import Count, Section
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST_FILE = "shard.json"
 TOKENS_FILE = "tokens.bin"
 STARTS_FILE = "starts.bin"
@@ -32,6 +32,7 @@ Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 TokenType = Literal["uint16", "uint32"]
 
 _NAMED_APART = {"format", "starts", "counted", "template"}
+_FOR_PEOPLE = {"text_bytes", "altered"}
 _LARGEST_MANIFEST_BYTES = 64 << 10
 _READ_BYTES = 1 << 20
 
@@ -52,11 +53,15 @@ class TokenFile(ShardFile):
 class ShardManifest(Section):
     """The contents of ``shard.json``. ``tokens`` includes one end-of-text token after every document.
 
+    The format stands for how documents become tokens, too: from 3 on a file of text is one document as it is, and a
+    document's tokens are those of the whole.
+
     ``counted`` is None where every token is a target that counts. ``template`` is the digest of the chat template that
-    conversations were rendered with, None where there are none. ``text_bytes`` is how much text it was, for people.
+    conversations were rendered with, None where there are none. For people: ``text_bytes`` is how much text it was,
+    ``altered`` how many documents are another text when their tokens are decoded.
     """
 
-    format: Literal[2] = 2
+    format: Literal[3] = 3
     file: TokenFile
     starts: ShardFile
     counted: ShardFile | None = None
@@ -65,6 +70,7 @@ class ShardManifest(Section):
     tokens: Count
     documents: Count
     text_bytes: Count | None = None
+    altered: Count | None = None
     tokenizer: Sha256
     vocab_size: Annotated[int, Field(ge=1, le=1 << 32)]
 
@@ -76,7 +82,7 @@ class ShardManifest(Section):
         The starts of plain text follow from its tokens. It is named as in format 1, so that what was read of it in
         a run of then is the same now.
         """
-        named = self.model_dump(mode="json", exclude=_NAMED_APART | {"text_bytes"}) | {"format": 1}
+        named = self.model_dump(mode="json", exclude=_NAMED_APART | _FOR_PEOPLE) | {"format": 1}
         if self.counted is not None or self.template is not None:
             named |= self.model_dump(mode="json", include=_NAMED_APART)
         canonical = json.dumps(named, sort_keys=True, separators=(",", ":"))

@@ -25,7 +25,8 @@ class ShardStats:
     """Numbers of a shard.
 
     ``lengths`` are tokens of documents: shortest, 5th, 50th and 95th percentile, longest, mean. ``counted`` is the
-    share of tokens that are targets which count. ``tokens_per_byte`` is None where nobody knows how much text it was.
+    share of tokens that are targets which count. ``tokens_per_byte`` is None where nobody knows how much text it was,
+    ``altered`` is how many documents are another text when they are decoded, None where nobody knows.
     """
 
     tokens: int
@@ -33,6 +34,7 @@ class ShardStats:
     lengths: tuple[int, int, int, int, int, float]
     counted: float
     tokens_per_byte: float | None
+    altered: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ def stats_of(shard: Shard) -> ShardStats:
         lengths=(int(lengths.min()), low, middle, high, int(lengths.max()), float(lengths.mean())),
         counted=_counted(shard) / manifest.tokens,
         tokens_per_byte=manifest.tokens / size if size else None,
+        altered=manifest.altered,
     )
 
 

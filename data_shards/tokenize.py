@@ -1,16 +1,24 @@
-"""Byte-level BPE trained on one's own text: any UTF-8 text round-trips, and no vocabulary is downloaded."""
+"""Documents to token ids and back; and byte-level BPE trained on one's own text, so that no vocabulary is downloaded.
+
+**The tokens of a document are those of the whole of it**, however long it is. One that is too long to be encoded at
+once is encoded in parts, each with some of what is around it, which are joined where the tokens do not depend on how
+much that is: see :class:`Seam`.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
+from tokenizers import Encoding, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as BackendTokenizer
-from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from data_shards.privacy import withhold
+from data_shards.privacy import Private, withhold
 from swarm.errors import ConfigError
 
 END_OF_TEXT = "<|endoftext|>"
@@ -18,8 +26,59 @@ END_TOKENS = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "<｜end▁of▁s
 """What families of models call it. Of a tokenizer that nobody names one for, the first that it has ends documents."""
 BYTE_SYMBOLS = 256
 
-_ENCODE_AT_ONCE, _CHARACTERS_AT_ONCE = 64, 1 << 18
+_ENCODE_AT_ONCE, _CHARACTERS_AT_ONCE = 64, 1 << 17
 """Documents and characters that are encoded together: a character takes 150 bytes of memory meanwhile."""
+_LARGEST_WHOLE = 1 << 20
+"""Characters of a document that is encoded at once where its parts cannot be joined."""
+_REACHES = ((509, 1030), (4093, 8192), (8179, 16370))
+"""How far to both sides of a cut two looks at a text go, in characters. They differ by primes: rules that count, as
+those that put digits together by three, would hardly give both the same tokens if these depended on where it begins."""
+AROUND = _REACHES[-1][-1]
+"""Characters around a passage on which its tokens may depend."""
+_ALIKE = 16
+"""Tokens on both sides of a seam on which two looks agree."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Passage(Private):
+    """A part of a document, from ``begin`` up to ``end`` of a text that has what is around it, at least
+    :data:`AROUND` characters: where these are 0 and the text's length, the document begins and ends there."""
+
+    text: str
+    begin: int
+    end: int
+
+    def private_size(self) -> str:
+        """See :class:`Private`."""
+        return f"{self.end - self.begin} characters"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Seam(Private):
+    """Where a text can be encoded in two parts that give the tokens of the whole.
+
+    Two looks at the text around, which begin and end at different places, have the same tokens at the same places
+    there, and words that begin at the same places. So do those of both parts, or there is an error: nothing is joined
+    that does not fit. It depends on the text around alone, so that whoever encodes either part finds the same.
+    """
+
+    at: int
+    """The character."""
+    reach: int
+    """How many characters around it were looked at."""
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    """Token ids."""
+    word: bool
+    """Whether a word begins here: what the tokenizer cuts a text into first."""
+
+    def private_size(self) -> str:
+        """See :class:`Private`."""
+        return f"{len(self.before)} and {len(self.after)} tokens"
+
+
+class NoSeam(Exception):
+    """A text that is too long to be encoded at once, and can be cut nowhere near a place where it must be."""
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
@@ -86,6 +145,7 @@ class Tokenizer:
         self.special_ids = frozenset(self.special_tokens.values())
         # A document that happens to contain the marker must not end there: it is encoded as ordinary bytes.
         self._backend.encode_special_tokens = True
+        self.exact = _is_exact(self._backend)
 
     @property
     def vocab_size(self) -> int:
@@ -93,9 +153,9 @@ class Tokenizer:
         return self._backend.get_vocab_size()
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of one text, without an end-of-text token."""
-        with withhold("encoding a text"):
-            return self._backend.encode(text, add_special_tokens=False).ids
+        """Token ids of one text, without those that stand before and after a document. Raises :class:`NoSeam`."""
+        tokens, _ = self._encoded(text)
+        return list(map(int, tokens))
 
     def encode_ordinary(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Token ids of a text in which nothing is a special token, and where each is in it."""
@@ -111,14 +171,20 @@ class Tokenizer:
         finally:
             self._backend.encode_special_tokens = True
 
-    def encode_documents(self, documents: Iterable[str]) -> Iterator[npt.NDArray[np.uint32]]:
-        """One array per document, its end-of-text token last. Cost: about 0.3 s per megabyte on one core."""
+    def encode_documents(self, documents: Iterable[str | Passage]) -> Iterator[tuple[npt.NDArray[np.uint32], bool]]:
+        """One array per document, its end-of-text token last, and whether decoding it gives the text back. A passage is
+        a part of a document: put together they have the tokens of all of it, and one end-of-text token.
+
+        Cost: about 0.3 s per megabyte on one core. Raises :class:`NoSeam`.
+        """
         batch: list[str] = []
         size = 0
         for document in documents:
-            if len(document) > _CHARACTERS_AT_ONCE:
+            if isinstance(document, Passage) or len(document) > _CHARACTERS_AT_ONCE:
                 yield from self._encode_batch(batch)
-                yield self._encode_long(document)
+                tokens, exact = self._encoded(document)
+                ends = isinstance(document, str) or document.end == len(document.text)
+                yield np.append(tokens, np.uint32(self.end_of_text)) if ends else tokens, exact
                 batch, size = [], 0
                 continue
             batch.append(document)
@@ -128,26 +194,81 @@ class Tokenizer:
                 batch, size = [], 0
         yield from self._encode_batch(batch)
 
-    def _encode_batch(self, batch: list[str]) -> Iterator[npt.NDArray[np.uint32]]:
+    def _encode_batch(self, batch: list[str]) -> Iterator[tuple[npt.NDArray[np.uint32], bool]]:
         with withhold("encoding documents"):
             encodings = self._backend.encode_batch_fast(batch, add_special_tokens=False)
-        for encoding in encodings:
+        for text, encoding in zip(batch, encodings, strict=True):
             ids = encoding.ids
+            exact = self.exact or self.decode_all(ids) == text
             ids.append(self.end_of_text)
-            yield np.array(ids, dtype=np.uint32)
+            yield np.array(ids, dtype=np.uint32), exact
 
-    def _encode_long(self, document: str) -> npt.NDArray[np.uint32]:
-        """Encode a document in pieces of whole lines, else words: all at once it would take gigabytes."""
-        parts: list[npt.NDArray[np.uint32]] = []
-        begin = 0
-        while begin < len(document):
-            end = begin + _CHARACTERS_AT_ONCE
-            if end < len(document):
-                cut = max(document.rfind("\n", begin + 1, end), document.rfind(" ", begin + 1, end))
-                end = cut if cut > begin else end
-            parts.append(np.array(self.encode(document[begin:end]), dtype=np.uint32))
-            begin = end
-        return np.concatenate([*parts, np.array([self.end_of_text], dtype=np.uint32)])
+    # --- long texts, in parts ---
+
+    def _encoded(self, document: str | Passage) -> tuple[npt.NDArray[np.uint32], bool]:
+        """Token ids of a text or passage, and whether decoding gives it back."""
+        passage = document if isinstance(document, Passage) else Passage(document, 0, len(document))
+        text, begin, end = passage.text, passage.begin, passage.end
+        pieces = max(1, round((end - begin) / _CHARACTERS_AT_ONCE))
+        cuts = [begin + (end - begin) * piece // pieces for piece in range(pieces + 1)]
+        try:
+            seams = [self._seam(text, cut) if 0 < cut < len(text) else None for cut in cuts]
+            found = [self._between(text, left, right) for left, right in pairwise(seams)]
+        except NoSeam:
+            if end - begin < len(text) or len(text) > _LARGEST_WHOLE:
+                raise
+            found = [self._between(text, None, None)]
+        return np.concatenate([tokens for tokens, _ in found]), all(exact for _, exact in found)
+
+    def _between(self, text: str, left: Seam | None, right: Seam | None) -> tuple[npt.NDArray[np.uint32], bool]:
+        """Token ids from one seam to another; None: from the beginning, to the end."""
+        if left is not None and right is not None and left.at >= right.at:
+            if left.at > right.at:
+                raise NoSeam
+            return np.empty(0, np.uint32), True
+        begin = 0 if left is None else max(0, left.at - left.reach)
+        window = text[begin : None if right is None else right.at + right.reach]
+        with withhold("encoding a text"):
+            encoding = self._backend.encode(window, add_special_tokens=False)
+        ids = encoding.ids
+        first = 0 if left is None else _place(encoding, ids, left, begin)
+        last = len(ids) if right is None else _place(encoding, ids, right, begin)
+        exact = self.exact or _trimmed(self.decode_all(ids), left, right) == _trimmed(window, left, right)
+        return np.array(ids[first:last], dtype=np.uint32), exact
+
+    def _seam(self, text: str, cut: int) -> Seam:
+        """The seam that is nearest to a cut. Raises :class:`NoSeam`."""
+        for reach, further in _REACHES:
+            with withhold("encoding a text"):
+                near, far = (self._look(text, cut - wide, cut + wide) for wide in (reach, further))
+            again = {token: place for place, token in reversed(list(enumerate(far)))}
+            worded = any(token.word for token in (*near, *far) if abs(token.begin - cut) < reach)
+            places = [place for place in range(1, len(near)) if near[place].word or not worded]
+            for place in sorted(places, key=lambda place: abs(near[place].begin - cut)):
+                token, previous = near[place], near[place - 1]
+                there = again.get(token)
+                if there is None or not previous.begin < token.begin or previous.end > token.begin:
+                    continue
+                before, after = near[max(0, place - _ALIKE) : place], near[place : place + _ALIKE]
+                if (
+                    (len(before) == _ALIKE or cut <= reach)
+                    and (len(after) == _ALIKE or cut + reach >= len(text))
+                    and before == far[max(0, there - len(before)) : there]
+                    and after == far[there : there + len(after)]
+                ):
+                    ids = tuple(one.id for one in before), tuple(one.id for one in after)
+                    return Seam(token.begin, reach, *ids, token.word)
+        raise NoSeam
+
+    def _look(self, text: str, begin: int, end: int) -> list[_Token]:
+        """The tokens of a part of a text, and where each is in that."""
+        begin = max(0, begin)
+        encoding = self._backend.encode(text[begin:end], add_special_tokens=False)
+        words = encoding.word_ids
+        return [
+            _Token(token, begin + first, begin + last, place > 0 and words[place] != words[place - 1])
+            for place, (token, (first, last)) in enumerate(zip(encoding.ids, encoding.offsets, strict=True))
+        ]
 
     def decode_all(self, tokens: Sequence[int]) -> str:
         """The text of token ids with that of special tokens: for people to look at."""
@@ -158,3 +279,56 @@ class Tokenizer:
         """The text of token ids; end-of-text is left out and bytes that are no UTF-8 become U+FFFD."""
         with withhold("decoding tokens"):
             return self._backend.decode(list(tokens), skip_special_tokens=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    """A token id, the characters that it is, and whether a word begins with it."""
+
+    id: int
+    begin: int
+    end: int
+    word: bool
+
+
+def _place(encoding: Encoding, ids: list[int], seam: Seam, begin: int) -> int:
+    """Which token of a text that begins at ``begin`` is the first behind a seam. Raises :class:`NoSeam` where the text
+    has other tokens there than the seam was found by."""
+    place = encoding.char_to_token(seam.at - begin)
+    if (
+        place is None
+        or (encoding.token_to_chars(place) or (-1,))[0] != seam.at - begin
+        or ids[max(0, place - len(seam.before)) : place] != list(seam.before)
+        or ids[place : place + len(seam.after)] != list(seam.after)
+        or (place > 0 and encoding.token_to_word(place) != encoding.token_to_word(place - 1)) != seam.word
+    ):
+        raise NoSeam
+    return place
+
+
+def _trimmed(text: str, left: Seam | None, right: Seam | None) -> str:
+    """The same without the spaces at ends that a document has not: those at its own a tokenizer may take away."""
+    text = text if left is None else text.lstrip()
+    return text if right is None else text.rstrip()
+
+
+def _is_exact(backend: BackendTokenizer) -> bool:
+    """Whether it is known without a look that decoding gives any text back: its tokens are made of the text's bytes."""
+    steps = json.loads(backend.pre_tokenizer.__getstate__()) if backend.pre_tokenizer is not None else {}
+    rules = steps.get("pretokenizers", [steps])
+    removed = any(rule.get("behavior") == "Removed" or rule.get("add_prefix_space") for rule in rules)
+    bytewise = any(rule.get("type") == "ByteLevel" for rule in rules)
+    known = all(rule.get("type") in ("ByteLevel", "Split", "Digits") for rule in rules)
+    model = backend.model
+    plain = isinstance(model, models.BPE) and not (model.continuing_subword_prefix or model.end_of_word_suffix)
+    added = backend.get_added_tokens_decoder().values()
+    return (
+        backend.normalizer is None
+        and isinstance(backend.decoder, decoders.ByteLevel)
+        and bytewise
+        and known
+        and not removed
+        and plain
+        and not any(token.lstrip or token.rstrip for token in added)
+        and all(backend.token_to_id(symbol) is not None for symbol in pre_tokenizers.ByteLevel.alphabet())
+    )

@@ -12,7 +12,7 @@ import typer
 
 from peers.cli.light import WholeGroup
 from peers.cli.options import AsJson
-from peers.console.words import printable
+from peers.console.words import count, printable
 from swarm.errors import SwarmError
 
 if TYPE_CHECKING:
@@ -144,6 +144,8 @@ def stats(
     ))  # fmt: skip
     if found.tokens_per_byte is not None:
         typer.echo(f"{found.tokens_per_byte:.3f} tokens a byte of text")
+    if found.altered:
+        typer.echo(f"documents that are another text when they are decoded: {found.altered:,}")
     typer.echo(f"{100 * found.counted:.1f} % of tokens are learnt")
     _tell_packing(directory, context)
 
@@ -201,6 +203,15 @@ def _line(facts: dict[str, Any]) -> str:
 def _tell_flaws(report: BuildReport) -> None:
     if report.kept_tokens:
         typer.echo(f"{report.kept_tokens:,} tokens of it were kept from a build before this one", err=True)
+    if report.marks:
+        typer.echo(f"{count(report.marks, 'file')} began with a byte order mark, which is left out", err=True)
+    if report.altered:
+        words = "is another text" if report.altered == 1 else "are other texts"
+        typer.echo(
+            f"{count(report.altered, 'document')} {words} when the tokens are decoded: this tokenizer does not keep "
+            "every character",
+            err=True,
+        )
     if report.flawed:
         typer.echo(f"{report.flawed:,} {'record was' if report.flawed == 1 else 'records were'} left out:", err=True)
         for flaw in report.flaws:

@@ -1,8 +1,9 @@
 """Files of text as blocks of about a mebibyte: what one process tokenises at a time.
 
-Reading is quick beside tokenising, so that one process reads for all: it decompresses, and cuts where a record or a
-paragraph ends. Nothing is looked at here that a block's tokeniser can look at (:mod:`peers.data.records`). Where the
-cuts are depends on the file's contents alone: a build that goes on after a kill finds the blocks that it had done.
+Reading is quick beside tokenising, so that one process reads for all: it decompresses, and cuts where a record ends.
+Text has none: a file of it is one document, and its blocks come with what is around them, for their tokens to be those
+of the whole. Nothing is looked at here that a block's tokeniser can look at (:mod:`peers.data.records`). Where the cuts
+are depends on the file's contents alone: a build that goes on after a kill finds the blocks that it had done.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal, cast
 
 from data_shards.privacy import Private
+from data_shards.tokenize import AROUND
 from peers.console.words import another_path, command_name
 from peers.data.files import SourceFile
 from swarm.errors import ConfigError
 
 BLOCK_BYTES = 1 << 20
+AROUND_BYTES = 4 * AROUND
+"""Of text before and after a block, at least: a character has at most four."""
 LONGEST_RECORD = 16 << 20
 TEXT_FIELD = "text"
 CHAT_FIELDS = ("messages", "conversations")
@@ -36,6 +40,7 @@ Flaw = tuple[int, str]
 class TextBlock(Private):
     """A part of a file. ``line`` is the number of the first line in it, ``lines`` of each where some are left out.
 
+    ``before`` and ``after`` are what is around a part of text; where there is nothing, the text begins or ends.
     ``flaws`` are records that could not be read at all. ``read`` is how much of the file has been, in bytes on disk.
     """
 
@@ -46,13 +51,17 @@ class TextBlock(Private):
     lines: tuple[int, ...] = ()
     flaws: tuple[Flaw, ...] = ()
     read: int = 0
+    before: bytes = b""
+    after: bytes = b""
 
     @property
     def digest(self) -> str:
         """Of what documents are made of it, hex."""
-        said = json.dumps([self.kind, self.line, self.lines, self.flaws]).encode()
+        sizes = len(self.before), len(self.after)
+        said = json.dumps([self.kind, self.line, self.lines, self.flaws, sizes]).encode()
         found = hashlib.blake2b(said, digest_size=16)
-        found.update(self.body)
+        for part in (self.before, self.body, self.after):
+            found.update(part)
         return found.hexdigest()
 
     def private_size(self) -> str:
@@ -137,9 +146,9 @@ class _Readable(io.RawIOBase):
 
 
 def _plain(file: SourceFile, raw: BinaryIO, stream: BinaryIO) -> Iterator[TextBlock]:
-    """Blocks of whole lines, of text of whole paragraphs where that is possible."""
+    """Blocks of whole lines, as far as those of text are not too long."""
     kind: Literal["text", "jsonl"] = "text" if file.kind == "text" else "jsonl"
-    name, line, rest, skipping = str(file.path), 1, b"", False
+    name, line, before, rest, skipping = str(file.path), 1, b"", b"", False
     while True:
         flaws: tuple[Flaw, ...] = ()
         try:
@@ -155,33 +164,34 @@ def _plain(file: SourceFile, raw: BinaryIO, stream: BinaryIO) -> Iterator[TextBl
             more = more[end:] if end else b""
             line += bool(end)
         rest += more
-        cut = len(rest) if ended else _cut(rest, kind)
-        if not cut and len(rest) > LONGEST_RECORD:
+        while kind == "text" and len(rest) > BLOCK_BYTES + 2 * AROUND_BYTES:
+            cut = _line_end(rest, BLOCK_BYTES // 2, BLOCK_BYTES)
+            body, rest = rest[:cut], rest[cut:]
+            after = rest[: _line_end(rest, AROUND_BYTES, 2 * AROUND_BYTES)]
+            yield TextBlock(name, kind, body, line, before=before, after=after, read=raw.tell())
+            line += body.count(b"\n")
+            before += body
+            if (size := len(before)) > 2 * AROUND_BYTES:
+                before = before[_line_end(before, size - 2 * AROUND_BYTES, size - AROUND_BYTES) :]
+        cut = len(rest) if ended else rest.rfind(b"\n") + 1 if kind == "jsonl" and len(rest) >= BLOCK_BYTES else 0
+        if kind == "jsonl" and not cut and len(rest) > LONGEST_RECORD:
             flaws = (*flaws, (line, f"it is longer than {LONGEST_RECORD >> 20} MiB"))
             rest, skipping = b"", True
         if cut or flaws:
             body, rest = rest[:cut], rest[cut:]
-            yield TextBlock(name, kind, body, line, flaws=flaws, read=raw.tell())
+            yield TextBlock(name, kind, body, line, before=before, flaws=flaws, read=raw.tell())
             line += body.count(b"\n")
         if ended:
             return
 
 
-def _cut(data: bytes, kind: str) -> int:
-    """Where a block may end: behind the last empty line of text, else behind its last line; 0: nowhere yet."""
-    if len(data) < BLOCK_BYTES:
-        return 0
-    if kind == "text":
-        end = max(data.rfind(b"\n\n") + 2, data.rfind(b"\r\n\r\n") + 4)
-        if end > len(data) // 2:
-            return end
-    end = data.rfind(b"\n") + 1
-    if end or kind == "jsonl":
+def _line_end(data: bytes, least: int, most: int) -> int:
+    """The last place from ``least`` to ``most`` where a line ends, else the last that is not within a character."""
+    if end := data.rfind(b"\n", least - 1, most) + 1:
         return end
-    end = len(data)
-    while end > len(data) - 4 and data[end - 1] & 0xC0 == 0x80:  # not within a character
-        end -= 1
-    return end - 1
+    while most > least and data[most] & 0xC0 == 0x80:
+        most -= 1
+    return most
 
 
 # --- tables: each row becomes a line of JSON -------------------------------------------------------------------------

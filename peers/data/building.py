@@ -15,14 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data_shards.draft import ShardDraft, sync
+import numpy as np
+import numpy.typing as npt
+
+from data_shards.draft import Documents, ShardDraft, sync
 from data_shards.journal import JOURNAL_FILE, Journal
 from data_shards.manifest import TOKENS_FILE, ShardManifest
 from peers.console.interrupt import check
 from peers.data.blocks import TextBlock, blocks_of
 from peers.data.encoder import FLAWS_SHOWN, Encoded, Encoding, encoded_in_order
 from peers.data.files import SourceFile, source_files
-from peers.data.records import FlawCount
+from peers.data.records import FlawCount, has_mark
 from peers.data.text import nothing_in
 from swarm.errors import ConfigError, StateError
 
@@ -41,10 +44,13 @@ class BuildProgress:
 class BuildReport:
     """A shard that was built, and what was left out.
 
-    ``flaws`` are the first records that cannot be used, as ``FILE:LINE: why``, of ``flawed`` in all. ``kept_tokens``
-    are those that a build before this one had made.
+    ``flaws`` are the first records that cannot be used, as ``FILE:LINE: why``, of ``flawed`` in all. ``altered`` is how
+    many documents are another text when their tokens are decoded, ``marks`` how many files began with a byte order
+    mark. ``kept_tokens`` are those that a build before this one had made.
     """
 
+    altered: int = 0
+    marks: int = 0
     flawed: int = 0
     flaws: list[str] = field(default_factory=list)
     text_bytes: int = 0
@@ -106,7 +112,7 @@ def build_from_files(
             report = build.report
             if not draft.documents:
                 raise nothing_in(paths[0], encoding.key, report.flaws[0] if report.flaws else "")
-            report.manifest = draft.finish(report.text_bytes)
+            report.manifest = draft.finish(report.text_bytes, report.altered)
             (directory / JOURNAL_FILE).unlink()
             os.rename(directory, out)
         sync(out.parent)
@@ -130,14 +136,20 @@ def encoded_documents(paths: Sequence[Path], encoding: Encoding, flaws: FlawCoun
     """
     files = [file for path in paths for file in source_files(path, encoding.key)]
     blocks = (block for file in files for block in blocks_of(file, encoding.key))
-    some = False
+    some, parts = False, list[npt.NDArray[np.unsignedinteger]]()
     with contextlib.closing(encoded_in_order(blocks, encoding)) as found:
         for block, encoded in found:
             check()
             if encoded.flaws:
                 flaws.add(block, encoded.flaws[0], encoded.flawed)
-            some = some or bool(encoded.documents.lengths)
-            yield from encoded.documents.apart()
+            some = some or bool(len(encoded.documents.tokens))
+            if block.before or block.after:  # of one document
+                parts.append(encoded.documents.tokens)
+                if not block.after:
+                    yield from Documents(np.concatenate(parts)).apart()
+                    parts.clear()
+            else:
+                yield from encoded.documents.apart()
     if not some:
         raise nothing_in(paths[0], encoding.key, flaws.first)
 
@@ -165,6 +177,7 @@ class _Build:
         self._files, self._encoding = files, encoding
         self._total = sum(file.bytes for file in files)
         self._before: dict[str, int] = {}
+        self._altered = False  # the document that goes on
         self.report = BuildReport()
 
     def run(self, processes: int | None, told: Callable[[BuildProgress], None]) -> None:
@@ -195,7 +208,8 @@ class _Build:
             yield from blocks_of(file, self._encoding.key, self._encoding.field)
 
     def _add(self, block: TextBlock, encoded: Encoded) -> None:
-        said = {"text_bytes": encoded.text_bytes, "flawed": encoded.flawed, "flaws": encoded.flaws}
+        names = ("text_bytes", "altered", "flawed", "flaws")
+        said = {name: getattr(encoded, name) for name in names}
         self._draft.add(encoded.documents)
         self._draft.flush()
         self._journal.add(block.digest, encoded.documents, self._draft.stored, said)
@@ -205,6 +219,11 @@ class _Build:
         report = self.report
         report.flawed += said["flawed"]
         report.text_bytes += said["text_bytes"]
+        report.marks += has_mark(block)
+        if not block.before:
+            self._altered = False
+        report.altered += said["altered"] - (self._altered and said["altered"] > 0)
+        self._altered = self._altered or said["altered"] > 0
         room = FLAWS_SHOWN - len(report.flaws)
         report.flaws += [f"{block.file}:{line}: {why}" for line, why in said["flaws"]][:room]
 

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, BinaryIO, cast
@@ -26,13 +26,15 @@ from data_shards.chat import ChatEncoder, UnusableChat
 from data_shards.draft import Documents
 from data_shards.privacy import Private
 from data_shards.template import ChatTemplate, TemplateSource
-from data_shards.tokenize import Tokenizer
+from data_shards.tokenize import NoSeam, Passage, Tokenizer
 from peers.data.blocks import Flaw, TextBlock
 from peers.data.foreign_tokenizer import CPU_S, MEMORY_BYTES, bound_memory
 from peers.data.records import Conversation, chat_without_template, documents_in
 from swarm.errors import ConfigError, StateError
 
 FLAWS_SHOWN = 5
+_PARTS = ("before", "body", "after")
+"""What of a block is bytes."""
 _FEW_BYTES = 1 << 20
 """What is encoded by this process: starting another would take longer."""
 
@@ -73,11 +75,12 @@ class Encoding:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Encoded(Private):
-    """What a block became: its documents, their size as text in bytes, the records that cannot be used, and the first
-    of these."""
+    """What a block became: its documents, their size as text in bytes, how many of them are another text when they are
+    decoded, the records that cannot be used, and the first of these."""
 
     documents: Documents
     text_bytes: int
+    altered: int
     flawed: int
     flaws: tuple[Flaw, ...]
 
@@ -108,17 +111,25 @@ class BlockEncoder:
         flaws: list[Flaw] = []
         arrays: list[npt.NDArray[np.uint32]] = []
         masks: list[npt.NDArray[np.bool_]] = []
-        texts: list[str] = []
-        size = 0
+        texts: list[str | Passage] = []
+        size = altered = 0
+
+        def take() -> None:
+            nonlocal altered
+            for tokens, exact in self._tokenized(texts, block):
+                arrays.append(tokens)
+                altered += not exact
+            texts.clear()
+
         for found in documents_in(block, self._encoding.key, self._encoding.field):
-            if isinstance(found, str):
+            if isinstance(found, (str, Passage)):
                 texts.append(found)
-                size += len(found) if found.isascii() else len(found.encode())
+                text = found if isinstance(found, str) else found.text[found.begin : found.end]
+                size += len(text) if text.isascii() else len(text.encode())
                 continue
             if isinstance(found, Conversation):
-                arrays += self._tokenizer.encode_documents(texts)
+                take()
                 masks += [np.ones(len(array), np.bool_) for array in arrays[len(masks) :]]
-                texts = []
                 try:
                     tokens, counted = self._conversation(block, found)
                 except UnusableChat as unusable:
@@ -129,15 +140,30 @@ class BlockEncoder:
                 size += found.text_bytes
             else:
                 flaws.append(found)
-        arrays += self._tokenizer.encode_documents(texts)
+        take()
         if masks:
             masks += [np.ones(len(array), np.bool_) for array in arrays[len(masks) :]]
+        starts = np.cumsum([0, *map(len, arrays)])[:-1].tolist()
         documents = Documents(
             np.concatenate(arrays) if arrays else np.empty(0, np.uint32),
-            [len(array) for array in arrays],
+            starts[1:] if block.before else starts,
             np.concatenate(masks) if masks else None,
         )
-        return Encoded(documents, size, len(flaws), tuple(flaws[:FLAWS_SHOWN]))
+        return Encoded(documents, size, altered, len(flaws), tuple(flaws[:FLAWS_SHOWN]))
+
+    def _tokenized(
+        self, texts: Sequence[str | Passage], block: TextBlock
+    ) -> Iterator[tuple[npt.NDArray[np.uint32], bool]]:
+        try:
+            yield from self._tokenizer.encode_documents(texts)
+        except NoSeam:
+            raise ConfigError(
+                self._encoding.key,
+                block.file,
+                "text that the tokenizer can be joined in, where it is too long to be encoded at once",
+                "Break its longest lines, leave that part out, or take another tokenizer.",
+                why=f"in what begins at line {block.line} a word, or a run of the same character, goes on for too long",
+            ) from None
 
     def _conversation(
         self, block: TextBlock, found: Conversation
@@ -247,8 +273,8 @@ class _Children:
         try:
             if child is None:
                 child = self._start()
-            header = asdict(block) | {"body": None}
-            _send(cast(BinaryIO, child.stdin), header, block.body)
+            header = asdict(block) | dict.fromkeys(_PARTS)
+            _send(cast(BinaryIO, child.stdin), header, *(getattr(block, part) for part in _PARTS))
             answer, parts = _receive(cast(BinaryIO, child.stdout))
         except (EOFError, OSError, ValueError):
             code = None if child is None else child.wait()
@@ -288,14 +314,14 @@ def _answered(answer: dict[str, Any], parts: list[bytes]) -> Encoded:
         raise ConfigError(error["key"], error["value"], error["allowed"], error["remedy"], why=error["why"])
     if "failed" in answer:
         raise StateError(answer["failed"])
-    tokens, lengths, counted = parts
+    tokens, starts, counted = parts
     documents = Documents(
         np.frombuffer(tokens, np.uint32),
-        np.frombuffer(lengths, np.uint32).tolist(),
+        np.frombuffer(starts, np.uint64).tolist(),
         np.frombuffer(counted, np.bool_) if answer["masked"] else None,
     )
     flaws = tuple((line, why) for line, why in answer["flaws"])
-    return Encoded(documents, answer["text_bytes"], answer["flawed"], flaws)
+    return Encoded(documents, answer["text_bytes"], answer["altered"], answer["flawed"], flaws)
 
 
 def _send(file: BinaryIO, header: dict[str, Any], *parts: bytes) -> None:
@@ -325,11 +351,12 @@ def main() -> None:
     encoder: BlockEncoder | None = None
     while True:
         try:
-            header, (body,) = _receive(came)
+            header, parts = _receive(came)
         except EOFError:
             return
         flaws = tuple((line, why) for line, why in header["flaws"])
-        block = TextBlock(**header | {"body": body, "lines": tuple(header["lines"]), "flaws": flaws})
+        whole = header | dict(zip(_PARTS, parts, strict=True))
+        block = TextBlock(**whole | {"lines": tuple(header["lines"]), "flaws": flaws})
         try:
             encoder = encoder or BlockEncoder(encoding, cpu_s)
             _answer(out, encoder.encode(block))
@@ -357,11 +384,12 @@ def _answer(out: BinaryIO, encoded: Encoded) -> None:
         {
             "masked": documents.counted is not None,
             "text_bytes": encoded.text_bytes,
+            "altered": encoded.altered,
             "flawed": encoded.flawed,
             "flaws": encoded.flaws,
         },
         documents.tokens.astype(np.uint32, copy=False).tobytes(),
-        np.asarray(documents.lengths, np.uint32).tobytes(),
+        np.asarray(documents.starts, np.uint64).tobytes(),
         b"" if documents.counted is None else documents.counted.tobytes(),
     )
 

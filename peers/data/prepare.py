@@ -14,7 +14,7 @@ from data_shards.draft import Documents
 from data_shards.manifest import ShardManifest
 from data_shards.packing import row_count
 from data_shards.shard import Shard
-from data_shards.tokenize import tokenizer_digest, train_tokenizer
+from data_shards.tokenize import Passage, tokenizer_digest, train_tokenizer
 from peers.console.interrupt import check
 from peers.console.words import count
 from peers.data.building import encoded_documents
@@ -181,7 +181,7 @@ def prepare_run(shape: RunShape, corpus: Corpus, directory: RunDirectory) -> Pre
     end = manifest.tokenizer.end or None
     check()
 
-    def build(out: Path, documents: Sequence[str]) -> ShardManifest:
+    def build(out: Path, documents: Sequence[str | Passage]) -> ShardManifest:
         return build_shard(out, documents, tokenizer_json, end)
 
     return _written(manifest, split, build, tokenizer_json, corpus, directory)

@@ -1,4 +1,4 @@
-"""The documents in a block: paragraphs of text, and the texts and conversations of records."""
+"""The documents in a block: texts and conversations of records; of a file of text, which is one document, a part."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from data_shards.privacy import Private
+from data_shards.tokenize import Passage
 from peers.console.words import another_path, command_name, count
 from peers.data.blocks import CHAT_FIELDS, TEXT_FIELD, Flaw, TextBlock
 from swarm.errors import ConfigError
 
-PARAGRAPH_CHARACTERS = 400
-LONGEST_PARAGRAPH = 16_384
-"""A longer piece without an empty line is cut at line ends. Tokenising takes 150 bytes of memory a character."""
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
-_BLANK_LINES = re.compile(r"\n[ \t]*\n\s*")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -55,8 +53,8 @@ class FlawCount:
         return f"; {count(self.number, 'record')} {'is' if self.number == 1 else 'are'} left out: {self.first}"
 
 
-def documents_in(block: TextBlock, key: str, field: str | None = None) -> Iterator[str | Conversation | Flaw]:
-    """The documents of a block, and in their place what cannot be used.
+def documents_in(block: TextBlock, key: str, field: str | None = None) -> Iterator[str | Passage | Conversation | Flaw]:
+    """The documents of a block, of text the part that it is, and in their place what cannot be used.
 
     Args:
         block: The block.
@@ -74,63 +72,35 @@ def documents_in(block: TextBlock, key: str, field: str | None = None) -> Iterat
     for place, record in enumerate(lines):
         number = block.lines[place] if block.lines else block.line + place
         if block.line + place == 1:
-            record = record.removeprefix(b"\xef\xbb\xbf")
+            record = record.removeprefix(BYTE_ORDER_MARK)
         if record and not record.isspace():
             yield _record(number, record, field)
 
 
-def _text(block: TextBlock, key: str) -> Iterator[str | Flaw]:
+def _text(block: TextBlock, key: str) -> Iterator[Passage | Flaw]:
     why = remedy = ""
-    path, allowed, text = Path(block.file), "plain text", ""
+    path, allowed, parts = Path(block.file), "plain text", ["", "", ""]
     try:
-        text = block.body.decode("utf-8-sig" if block.line == 1 else "utf-8")
-        if "\x00" in text:
+        around = [block.before.decode("utf-8", "replace"), block.after.decode("utf-8", "replace")]
+        parts = [around[0], block.body[len(BYTE_ORDER_MARK) * has_mark(block) :].decode(), around[1]]
+        if "\x00" in parts[1]:
             why, remedy = "it holds NUL bytes, so it is binary", another_path(path)
     except UnicodeDecodeError:
         why, allowed = "it is binary or in another encoding", "UTF-8 text"
         remedy = "If it is text, convert it: iconv -f ENCODING -t UTF-8 FILE > NEW; else choose another file."
     if not why:
-        yield from paragraphs(text.replace("\r\n", "\n").replace("\r", "\n"))
-    elif block.line == 1:
+        text = "".join(parts)
+        if block.before or block.after or text.strip():
+            yield Passage(text, len(parts[0]), len(parts[0]) + len(parts[1]))
+    elif not block.before:
         raise ConfigError(key, block.file, allowed, remedy, why=why)
     else:
         yield block.line, f"{len(block.body)} bytes from here are no text: {why}"
 
 
-def paragraphs(text: str) -> Iterator[str]:
-    """Documents of whole paragraphs, each at least a few hundred characters."""
-    document: list[str] = []
-    size = 0
-    for paragraph in _BLANK_LINES.split(text):
-        if len(paragraph) > LONGEST_PARAGRAPH:  # a document a line, or no lines at all
-            if document:
-                yield "\n\n".join(document)
-                document, size = [], 0
-            yield from _lines(paragraph)
-            continue
-        if paragraph.strip():
-            document.append(paragraph.strip("\r\n"))
-            size += len(paragraph)
-        if size >= PARAGRAPH_CHARACTERS:
-            yield "\n\n".join(document)
-            document, size = [], 0
-    if document:
-        yield "\n\n".join(document)
-
-
-def _lines(paragraph: str) -> Iterator[str]:
-    """Documents of whole lines, each at least a few hundred characters; longer lines are cut."""
-    document: list[str] = []
-    size = 0
-    for line in paragraph.splitlines():
-        for start in range(0, len(line), LONGEST_PARAGRAPH):
-            document.append(line[start : start + LONGEST_PARAGRAPH])
-            size += len(document[-1])
-            if size >= PARAGRAPH_CHARACTERS:
-                yield "\n".join(document)
-                document, size = [], 0
-    if document:
-        yield "\n".join(document)
+def has_mark(block: TextBlock) -> bool:
+    """Return whether a block is the beginning of a text, and begins with a byte order mark, which is left out."""
+    return block.kind == "text" and not block.before and block.body.startswith(BYTE_ORDER_MARK)
 
 
 def chat_without_template(key: str, place: str) -> ConfigError:

@@ -20,7 +20,7 @@ from data_shards.build import build_shard
 from data_shards.documents import rows_of
 from data_shards.manifest import MANIFEST_FILE, REBUILD, ShardManifest, read_manifest
 from data_shards.shard import Shard
-from data_shards.tokenize import Tokenizer, tokenizer_digest
+from data_shards.tokenize import Passage, Tokenizer, tokenizer_digest
 from peers.console.words import another_path, command_name, count
 from peers.data.blocks import blocks_of
 from peers.data.building import BuildProgress, build_from_files, discard_build
@@ -93,6 +93,8 @@ def check_data(data: DataGiven) -> DataFound:
         for document in documents_in(block, DATA, data.field):
             if isinstance(document, str):
                 characters += len(document)
+            elif isinstance(document, Passage):
+                characters += document.end - document.begin
             elif isinstance(document, Conversation):
                 characters += document.text_bytes
             else:

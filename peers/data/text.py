@@ -12,9 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from data_shards.build import document_text
 from data_shards.privacy import Private
+from data_shards.tokenize import Passage
 from peers.console.words import another_path
-from peers.data.blocks import blocks_of
+from peers.data.blocks import Flaw, TextBlock, blocks_of
 from peers.data.files import source_files
 from peers.data.records import Conversation, FlawCount, chat_without_template, documents_in
 from swarm.errors import ConfigError
@@ -73,8 +75,8 @@ def built_in_corpus(characters: int = BUILT_IN_CHARACTERS) -> Corpus:
 
 
 def read_corpus(paths: Sequence[Path], key: str = "--text", *, chats: bool = False) -> Corpus:
-    """The documents of the user's files and directories, in memory: of text whole paragraphs, each at least a few
-    hundred characters; of tables and JSONL the texts of their records.
+    """The documents of the user's files and directories, in memory: each file of text, and the texts of the records of
+    tables and JSONL.
 
     Raises ConfigError naming file, cause and remedy for what is missing, empty, too large together, or no UTF-8 text,
     and for conversations, unless ``chats``: a tokenizer that is trained on them knows no template.
@@ -85,12 +87,13 @@ def read_corpus(paths: Sequence[Path], key: str = "--text", *, chats: bool = Fal
     flaws = FlawCount()
     for path in paths:
         before = len(documents) + conversations
+        parts: list[str] = []
         for block in (block for file in source_files(path, key) for block in blocks_of(file, key)):
             size += len(block.body)
             if size > LARGEST_CORPUS_BYTES:
                 remedy = f"Give a part of it: head -c 1G {path} > PART"
                 raise ConfigError(key, str(path), "at most 1 GiB of text together", remedy)
-            for document in documents_in(block, key):
+            for document in _documents(block, key, parts):
                 if isinstance(document, str):
                     documents.append(document)
                 elif isinstance(document, Conversation):
@@ -103,6 +106,18 @@ def read_corpus(paths: Sequence[Path], key: str = "--text", *, chats: bool = Fal
             raise nothing_in(path, key, flaws.first)
     files = tuple(paths) if conversations else ()
     return Corpus(", ".join(path.name for path in paths), tuple(documents), flaws.words, files)
+
+
+def _documents(block: TextBlock, key: str, parts: list[str]) -> Iterator[str | Conversation | Flaw]:
+    """What is in a block, of text all that it ends; ``parts`` are those of a text that goes on."""
+    for document in documents_in(block, key):
+        if isinstance(document, Passage):
+            parts.append(document.text[document.begin : document.end])
+        else:
+            yield document
+    if parts and not block.after:
+        yield "".join(parts)
+        parts.clear()
 
 
 def whole_texts(path: Path, key: str) -> Iterator[tuple[Path, Corpus]]:
@@ -118,13 +133,8 @@ def whole_texts(path: Path, key: str) -> Iterator[tuple[Path, Corpus]]:
         corpus = read_corpus([file.path], key, chats=True)  # refuses what is no text
         if corpus.files:
             yield file.path, corpus
-            continue
-        blocks = list(blocks_of(file, key))
-        if all(block.kind == "text" for block in blocks):
-            text = b"".join(block.body for block in blocks).decode("utf-8-sig", "replace")
         else:
-            text = "\n\n".join(corpus.documents)
-        yield file.path, replace(corpus, documents=(text,))
+            yield file.path, replace(corpus, documents=("\n\n".join(corpus.documents),))
 
 
 def nothing_in(path: Path, key: str, flaw: str = "") -> ConfigError:
@@ -194,7 +204,7 @@ SAMPLE_CHARACTERS = 8_000_000
 be interrupted, so it must stay short."""
 
 
-def sample_texts(shards: Sequence[Sequence[str]]) -> list[str]:
+def sample_texts(shards: Sequence[Sequence[str | Passage]]) -> list[str]:
     """The first documents of every shard, up to :data:`SAMPLE_CHARACTERS` in all."""
     texts: list[str] = []
     for documents in shards:
@@ -202,6 +212,6 @@ def sample_texts(shards: Sequence[Sequence[str]]) -> list[str]:
         for document in documents:
             if room <= 0:
                 break
-            texts.append(document[:room])
-            room -= len(document)
+            texts.append(str(document_text(document))[:room])
+            room -= len(texts[-1])
     return texts

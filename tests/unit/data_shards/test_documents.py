@@ -29,7 +29,7 @@ def make(path: Path, lengths: Sequence[int], counted: Sequence[bool] | None = No
     path.mkdir(exist_ok=True)
     draft = ShardDraft(path, tokenizer="0" * 64, vocab_size=100_000)
     mask = None if counted is None else np.array(counted)
-    draft.add(Documents(np.arange(sum(lengths), dtype=np.uint32), list(lengths), mask))
+    draft.add(Documents(np.arange(sum(lengths), dtype=np.uint32), np.cumsum([0, *lengths])[:-1].tolist(), mask))
     draft.finish()
     return Shard.open(path)
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from pathlib import Path
@@ -106,12 +105,6 @@ def _shrink_vocabulary(path: Path) -> None:
     edit(path, vocab_size=7)
 
 
-def _make_old(path: Path) -> None:
-    manifest = json.loads((path / MANIFEST_FILE).read_text())
-    old = {key: value for key, value in manifest.items() if key not in ("starts", "counted", "template")}
-    (path / MANIFEST_FILE).write_text(json.dumps(old | {"format": 1}))
-
-
 def _disorder(path: Path) -> None:
     starts = np.fromfile(path / STARTS_FILE, dtype="<u8")
     starts[[3, 4]] = starts[[4, 3]]
@@ -123,8 +116,8 @@ DAMAGE = {
     "cut short": _cut,
     "differ from what": _alter,
     "cannot take": _lie,
-    "has format 1 of an older version": _make_old,
-    "has format 3 of a newer version": lambda path: edit(path, format=3),
+    "has format 2 of an older version": lambda path: edit(path, format=2),
+    "has format 4 of a newer version": lambda path: edit(path, format=4),
     "do not ascend": _disorder,
     "starts.bin: no such file": lambda path: (path / STARTS_FILE).unlink(),
     "outside its vocabulary": _shrink_vocabulary,

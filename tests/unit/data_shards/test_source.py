@@ -62,7 +62,7 @@ def test_source_leaves_out_what_does_not_count_and_rows_without_a_target(
     tmp_path: Path, counting: int, rows: int
 ) -> None:
     draft = ShardDraft(tmp_path, tokenizer="0" * 64, vocab_size=200)
-    draft.add(Documents(np.arange(161, dtype=np.uint32), (161,), (np.arange(161) - 1) % 32 < counting * 2))
+    draft.add(Documents(np.arange(161, dtype=np.uint32), (0,), (np.arange(161) - 1) % 32 < counting * 2))
     draft.finish()
     source = _source(tmp_path, microbatch_size=1)
     batches = [source.take() for _ in range(source.microbatches_per_epoch)]

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_shards.build import split_documents
+from data_shards.build import document_text, split_documents
 from data_shards.draft import Documents
+from data_shards.tokenize import Passage, Tokenizer
 from swarm.errors import ConfigError
 
 TEXTS = st.lists(st.text("abcdefgh", min_size=1, max_size=30), min_size=8, max_size=60, unique=True)
@@ -17,8 +18,9 @@ TEXTS = st.lists(st.text("abcdefgh", min_size=1, max_size=30), min_size=8, max_s
 def test_split_any_documents_is_disjoint_and_complete(texts: list[str], shards: int, seed: int) -> None:
     split = split_documents(texts, shards, 0.2, seed)
     parts = [*split.shards, split.held_out]
-    together = [text for part in parts for text in part]
-    assert sorted(together) == sorted(texts)
+    together = [document_text(text) for part in parts for text in part]
+    assert set(together) == set(texts)
+    assert len(together) == len(texts)
     assert all(split.shards)
     assert split.held_out
     assert split == split_documents(texts, shards, 0.2, seed)
@@ -31,14 +33,38 @@ def test_split_equal_documents_never_lie_on_both_sides() -> None:
     assert not trained & set(split.held_out)
 
 
+def test_split_text_that_is_too_large_is_cut_into_spans_and_equal_ones_go_together(tokenizer_json: bytes) -> None:
+    lines = "".join(f"line {number} of a long text\n" for number in range(2000))
+    split = split_documents([lines, "a short one"], 3, 0.05, 0)
+    parts = sorted(split.held_out + sum(split.shards, ()), key=lambda part: getattr(part, "begin", -1))
+    assert parts[0] == "a short one"
+    assert "".join(str(document_text(part)) for part in parts[1:]) == lines, "disjoint, and nothing is lost"
+    assert all(str(document_text(part)).endswith("\n") for part in parts[1:])
+    sizes = [sum(len(document_text(part)) for part in shard) for shard in split.shards]
+    assert max(sizes) < 1.3 * min(sizes)
+    tokenizer = Tokenizer(tokenizer_json)
+    found = np.concatenate([tokens for tokens, _ in tokenizer.encode_documents(parts[1:])])
+    assert found.tolist() == [*tokenizer.encode(lines), tokenizer.end_of_text], "as the whole, and one end"
+    twice = split_documents(["01234567" * 512] * 2 + ["something else", "or another"], 2, 0.1, 0)
+    places = [
+        place for place, part in enumerate((*twice.shards, twice.held_out)) for one in part if isinstance(one, Passage)
+    ]
+    assert len(places) == 4, "all of what is equal is kept"
+    assert len(set(places)) == 1
+
+
 def test_split_encoded_documents_come_back_with_their_masks() -> None:
     tokens = np.arange(60, dtype=np.uint32) + 70_000
-    documents = Documents(tokens, [10, 20, 30], tokens % 3 == 0)
+    documents = Documents(tokens, [0, 10, 30], tokens % 3 == 0)
     split = split_documents(list(documents.apart()) * 2, 2, 0.1, 0)
     found = [Documents.of(one) for one in (*split.shards[0], *split.shards[1], *split.held_out)]
     assert sorted(one.tokens.tolist() for one in found) == [list(tokens[:10]), list(tokens[10:30]), list(tokens[30:])]
     assert all((one.counted == (one.tokens % 3 == 0)).all() for one in found)
-    (whole,) = Documents(tokens, [60]).apart()
+    spans = split_documents(list(Documents(np.arange(6000, dtype=np.uint32)).apart()), 2, 0.1, 0)
+    found = [Documents.of(one) for one in (*spans.shards[0], *spans.shards[1], *spans.held_out)]
+    assert sorted(token for one in found for token in one.tokens.tolist()) == list(range(6000))
+    assert len(found) == 10
+    (whole,) = Documents(tokens).apart()
     assert np.asarray(Documents.of(whole).counted).all()
 
 

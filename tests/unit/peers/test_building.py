@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from tokenizers import Tokenizer as BackendTokenizer
 
 from data_shards.journal import JOURNAL_FILE
 from data_shards.manifest import TOKENS_FILE
@@ -25,6 +26,7 @@ from peers.data.encoder import Encoding
 from peers.data.files import source_files
 from peers.exit_codes import EXIT_OK, EXIT_USAGE
 from swarm.errors import ConfigError, StateError
+from tests.harness.rigs import tokenizers as rig
 
 TEXTS = [f"Record {n}: the owl, “quoted”, sees\n{n * 7} mice." for n in range(40)]
 SECRET = "xyzzyplugh"
@@ -213,14 +215,83 @@ def test_line_that_is_too_long_is_left_out(tmp_path: Path, tokenizer: bytes, mon
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
 def test_blocks_together_are_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, name: str) -> None:
     monkeypatch.setattr(blocks, "BLOCK_BYTES", size)
+    monkeypatch.setattr(blocks, "AROUND_BYTES", 12)
     data = ("Wörter ohne Ende " * 20 + "\n\n" + "\n".join(TEXTS) + "\n" + "äöü" * 50).encode()
     (tmp_path / name).write_bytes(data)
     (file,) = source_files(tmp_path / name, "TEXT")
     found: list[TextBlock] = list(blocks_of(file, "TEXT"))
     assert b"".join(block.body for block in found) == data
     assert all(block.line == 1 + data[: data.index(block.body)].count(b"\n") for block in found if len(block.body) > 60)
-    for block in found:
-        block.body.decode()
+    for number, block in enumerate(found):
+        for part in (block.before, block.body, block.after):
+            part.decode()
+        if name == "a.txt":
+            assert b"".join(one.body for one in found[:number]).endswith(block.before)
+            assert b"".join(one.body for one in found[number + 1 :]).startswith(block.after)
+            assert [len(part) < 12 for part in (block.before, block.after)] == [not number, block is found[-1]]
+
+
+# --- files of text: one document each --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", rig.FAMILIES)
+def test_file_of_text_is_one_document_with_the_tokens_of_the_whole_in_any_number_of_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1 << 15)
+    monkeypatch.setattr("peers.data.encoder._FEW_BYTES", 1 << 15)
+    document, parts = rig.FAMILIES[family](), rig.texts(40_000)
+    text = "".join(parts.values())
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    (tmp_path / "b.txt").write_text("another")
+    report = build(document, tmp_path / "shard", tmp_path / "a.txt", tmp_path / "b.txt", processes=2)
+    backend, end = BackendTokenizer.from_str(document.decode()), Tokenizer(document).end_of_text
+    expected = [[*backend.encode(one, add_special_tokens=False).ids, end] for one in (text, "another")]
+    shard = Shard.open(tmp_path / "shard")
+    assert shard.tokens.tolist() == expected[0] + expected[1]
+    assert shard.starts.tolist() == [0, len(expected[0])]
+    assert (report.text_bytes, report.marks) == (len(text.encode()) + 7, 1)
+    assert report.altered == sum(
+        backend.decode(ids[:-1], skip_special_tokens=False) != one
+        for ids, one in zip(expected, (text, "another"), strict=True)
+    )
+
+
+def test_one_line_of_3_mb_and_a_long_record_have_the_tokens_of_the_whole(tmp_path: Path) -> None:
+    document = rig.FAMILIES["prepend"]()
+    line = rig.texts(3 << 20)["line"]
+    (tmp_path / "a.txt").write_text(line)
+    (tmp_path / "b.jsonl").write_text(json.dumps({"text": line[: 1 << 19]}))
+    for name, size in (("a.txt", len(line)), ("b.jsonl", 1 << 19)):
+        build(document, tmp_path / "shard" / name, tmp_path / name)
+        shard = Shard.open(tmp_path / "shard" / name)
+        expected = BackendTokenizer.from_str(document.decode()).encode(line[:size], add_special_tokens=False).ids
+        assert np.array_equal(shard.tokens[:-1], expected)
+        assert shard.manifest.documents == 1
+
+
+def test_command_says_what_is_left_out_of_a_text_and_what_the_tokenizer_alters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(rig.FAMILIES["word_piece"]())
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfThe Quick\r\nbrown fox")
+    (tmp_path / "b.txt").write_text("the owl")
+    out = str(tmp_path / "shard")
+    files = [str(tmp_path / name) for name in ("a.txt", "b.txt")]
+    assert run(["data", "build", *files, "--tokenizer", str(tmp_path / "tokenizer.json"), "--out", out]) == EXIT_OK
+    said = capsys.readouterr().err
+    assert "1 file began with a byte order mark, which is left out" in said
+    assert "1 document is another text when the tokens are decoded" in said
+
+
+def test_text_that_the_tokenizer_can_cut_nowhere_is_refused_by_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("data_shards.tokenize._LARGEST_WHOLE", 1 << 17)
+    (tmp_path / "a.txt").write_text("some words\n" + "a" * (1 << 18) + " more")
+    with pytest.raises(ConfigError, match=r"begins at line 1 .* the same character, goes on for too long") as caught:
+        build(rig.FAMILIES["word_piece"](), tmp_path / "shard", tmp_path / "a.txt")
+    assert caught.value.value == str(tmp_path / "a.txt")
 
 
 # --- in parallel, and after a kill -----------------------------------------------------------------------------------
@@ -251,7 +322,11 @@ class _Killed(BaseException):
     pass
 
 
-def test_build_that_was_ended_goes_on_and_makes_the_same_shard(tmp_path: Path, tokenizer: bytes, large: Path) -> None:
+@pytest.mark.parametrize("kind", ["jsonl", "txt"])
+def test_build_that_was_ended_goes_on_and_makes_the_same_shard(
+    tmp_path: Path, tokenizer: bytes, large: Path, kind: str
+) -> None:
+    large = large.rename(large.with_suffix(f".{kind}"))
     whole = build(tokenizer, tmp_path / "whole", large, processes=1)
     calls: list[BuildProgress] = []
 
@@ -275,7 +350,7 @@ def test_build_that_was_ended_goes_on_and_makes_the_same_shard(tmp_path: Path, t
     assert sum(progress.kept for progress in seen) == 7
     assert report.shard == whole.shard
     assert (report.flawed, report.flaws, report.text_bytes) == (whole.flawed, whole.flaws, whole.text_bytes)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["large.jsonl", "shard", "whole"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [large.name, "shard", "whole"]
 
 
 @pytest.mark.parametrize("change", ["source", "tokens", "field"])

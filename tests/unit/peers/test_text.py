@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from peers.data.blocks import blocks_of
 from peers.data.files import source_files
-from peers.data.records import LONGEST_PARAGRAPH, PARAGRAPH_CHARACTERS
 from peers.data.text import built_in_corpus, read_corpus
 from swarm.errors import ConfigError
 
@@ -18,14 +18,14 @@ def test_built_in_corpus_is_bounded_prose_and_the_same_each_time() -> None:
     assert any("with" in document and "statement" in document for document in corpus.documents)
 
 
-def test_read_corpus_paragraphs_become_documents(tmp_path: Path) -> None:
+def test_read_corpus_file_of_text_is_one_document_as_it_is(tmp_path: Path) -> None:
     file = tmp_path / "book.txt"
-    paragraphs = [f"Paragraph {n}. " + "word " * 50 for n in range(40)]
-    file.write_text("\n\n".join(paragraphs))
-    corpus = read_corpus([file])
-    assert corpus.name == "book.txt"
-    assert "\n\n".join(corpus.documents).split() == file.read_text().split()
-    assert all(len(document) >= PARAGRAPH_CHARACTERS for document in corpus.documents[:-1])
+    text = "\r\n\r\n".join(f"\tParagraph {n}.\u2028\x0c\x85 " + "word " * 50 for n in range(12_000)) + "\n\n"
+    file.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    corpus = read_corpus([file, file])
+    assert corpus.name == "book.txt, book.txt"
+    assert corpus.documents == (text, text)
+    assert len(list(blocks_of(source_files(file, "--text")[0], "--text"))) > 2
 
 
 @pytest.mark.parametrize(
@@ -57,23 +57,6 @@ def test_corpus_printed_shows_no_text(tmp_path: Path) -> None:
     file = tmp_path / "secret.txt"
     file.write_text("the password is xyzzyplugh")
     assert "xyzzyplugh" not in repr(read_corpus([file]))
-
-
-def test_text_with_a_document_a_line_is_cut_at_line_ends(tmp_path: Path) -> None:
-    file = tmp_path / "lines.txt"
-    lines = [f'{{"text": "sentence {number} of many"}}' for number in range(2000)]
-    file.write_text("\n".join(lines))
-    documents = read_corpus([file]).documents
-    assert "\n".join(documents) == "\n".join(lines), "nothing is lost, and no line is cut"
-    assert all(PARAGRAPH_CHARACTERS <= len(document) < 2 * PARAGRAPH_CHARACTERS for document in documents[:-1])
-
-
-def test_text_without_any_line_end_is_cut_at_a_size(tmp_path: Path) -> None:
-    file = tmp_path / "endless.txt"
-    file.write_text("word " * 10_000)
-    documents = read_corpus([file]).documents
-    assert "".join(documents) == "word " * 10_000
-    assert max(map(len, documents)) == LONGEST_PARAGRAPH
 
 
 def test_directory_of_links_to_files_elsewhere_is_read(tmp_path: Path) -> None:

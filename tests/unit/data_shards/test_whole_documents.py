@@ -1,0 +1,69 @@
+"""The tokens of a document are those of the whole of it, wherever it is cut to bound memory."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as BackendTokenizer
+
+from data_shards import tokenize
+from data_shards.tokenize import AROUND, NoSeam, Passage, Tokenizer
+from tests.harness.rigs import tokenizers as rig
+
+TEXTS = rig.texts(40_000)
+pytestmark = pytest.mark.parametrize("family", rig.FAMILIES)
+
+
+def whole(document: bytes, text: str) -> list[int]:
+    """What the library makes of it at once."""
+    ids: list[int] = BackendTokenizer.from_str(document.decode()).encode(text, add_special_tokens=False).ids
+    return ids
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_long_document_has_the_tokens_of_the_whole(family: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenize, "_CHARACTERS_AT_ONCE", 7000)
+    document, text = rig.FAMILIES[family](), TEXTS[name]
+    tokenizer, expected = Tokenizer(document), whole(document, text)
+    ((tokens, exact),) = tokenizer.encode_documents([text])
+    assert tokens.tolist() == [*expected, tokenizer.end_of_text]
+    assert tokenizer.encode(text) == expected
+    assert exact == (tokenizer.decode_all(expected) == text)
+    if family in ("byte_bpe", "single_bytes", "llama"):
+        assert exact
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.sampled_from(sorted(TEXTS)), st.lists(st.integers(1, 39_999), max_size=3), st.data())
+def test_passages_together_have_the_tokens_of_the_whole(
+    family: str, name: str, cuts: list[int], data: st.DataObject
+) -> None:
+    document, text = rig.FAMILIES[family](), TEXTS[name]
+    tokenizer = Tokenizer(document)
+    bounds = [0, *sorted(cuts), len(text)]
+    parts = []
+    for begin, end in zip(bounds[:-1], bounds[1:], strict=True):
+        more = data.draw(st.integers(0, 500))
+        first = max(0, begin - AROUND - more)
+        parts.append(Passage(text[first : end + AROUND + more], begin - first, end - first))
+    found = [token for tokens, _ in tokenizer.encode_documents(parts) for token in tokens.tolist()]
+    assert found == [*whole(document, text), tokenizer.end_of_text]
+
+
+def test_text_that_can_be_cut_nowhere_is_encoded_at_once_or_refused(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenize, "_CHARACTERS_AT_ONCE", 7000)
+    draw = random.Random(0)
+    document, text = rig.FAMILIES[family](), "".join(draw.choice("0123456789") for _ in range(50_000))
+    tokenizer = Tokenizer(document)
+    assert tokenizer.encode(text) == whole(document, text)
+    monkeypatch.setattr(tokenize, "_LARGEST_WHOLE", 40_000)
+    if family in ("llama", "word_piece"):  # three digits from the left; a single word
+        with pytest.raises(NoSeam):
+            tokenizer.encode(text)
+    else:
+        assert tokenizer.encode(text) == whole(document, text)
