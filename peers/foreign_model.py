@@ -41,6 +41,7 @@ CONTEXT = 512
 HUB_ID = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96})(@(?P<revision>[\w./-]{1,100}))?")
 _CACHED = re.compile(r"models--(?P<owner>[\w.-]+?)--(?P<name>[\w.-]+)/snapshots/(?P<revision>[0-9a-f]{40})$")
 _WANTED, _UNWANTED = ["*.safetensors", "*.json", "*.jinja"], ["*/*", "consolidated*"]
+_OUTER = ("bos_token_id", "eos_token_id", "pad_token_id")
 OPTION = "--model"
 
 
@@ -233,7 +234,8 @@ def _read(directory: Path, source: str, revision: str, key: str) -> ForeignModel
 
 
 def _text_config(text: str) -> str:
-    """The config of the model that writes, of one that also sees or hears; canonical. Raises ConfigError."""
+    """The config of the model that writes, of one that also sees or hears, with the tokens between which the whole
+    writes; canonical. Raises ConfigError."""
     try:
         config: Any = parse_json(text)
     except ValueError:
@@ -241,7 +243,8 @@ def _text_config(text: str) -> str:
     if isinstance(config, dict) and config.get("model_type") not in ARCHITECTURES:
         inner = config.get("text_config")
         if isinstance(inner, dict) and inner.get("model_type") in ARCHITECTURES:
-            return canonical(read_config(json.dumps(inner)))
+            outer = {key: config[key] for key in _OUTER if config.get(key) is not None}
+            return canonical(read_config(json.dumps(inner | outer)))
     return canonical(read_config(text))
 
 

@@ -57,8 +57,11 @@ def test_directory_of_a_hubs_cache_names_model_and_revision(directory: Path, tmp
 
 def test_text_model_of_one_that_also_sees_is_taken(directory: Path) -> None:
     inner = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps({"model_type": "llava", "text_config": inner}))
-    assert json.loads(find_model(str(directory)).config)["model_type"] == "llama"
+    outer = {"model_type": "llava", "text_config": inner, "eos_token_id": [7, 9], "pad_token_id": 5}
+    (directory / "config.json").write_text(json.dumps(outer))
+    text = json.loads(find_model(str(directory)).config)
+    assert text["model_type"] == "llama"
+    assert (text["bos_token_id"], text["eos_token_id"], text["pad_token_id"]) == (1, [7, 9], 5), "as the whole writes"
 
 
 @pytest.mark.parametrize(
