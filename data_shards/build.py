@@ -101,7 +101,8 @@ def _sweep(out_dir: Path) -> None:
 def _write(
     directory: Path, documents: Iterable[Documents], tokenizer: Tokenizer, template: str | None
 ) -> ShardManifest:
-    draft = ShardDraft(directory, tokenizer=tokenizer.digest, vocab_size=tokenizer.vocab_size, template=template)
+    digest, vocab_size, frame = tokenizer.digest, tokenizer.vocab_size, tokenizer.frame
+    draft = ShardDraft(directory, tokenizer=digest, vocab_size=vocab_size, template=template, frame=frame)
     with contextlib.closing(draft):
         for some in documents:
             draft.add(some)

@@ -65,11 +65,14 @@ class ShardDraft(Private):
         tokenizer: Digest of the tokenizer.
         vocab_size: Its number of token ids.
         template: Digest of the chat template that documents with a mask were written with.
+        frame: See :attr:`ShardManifest.frame <data_shards.manifest.ShardManifest>`.
     """
 
-    def __init__(self, directory: Path, *, tokenizer: str, vocab_size: int, template: str | None = None) -> None:
+    def __init__(
+        self, directory: Path, *, tokenizer: str, vocab_size: int, template: str | None = None, frame: str | None = None
+    ) -> None:
         self._directory = directory
-        self._made_with = (tokenizer, vocab_size, template)
+        self._made_with = (tokenizer, vocab_size, template, frame)
         self.dtype = token_type(vocab_size)
         self.stored = np.dtype(self.dtype).newbyteorder("<")
         self.tokens = self.documents = 0
@@ -128,7 +131,7 @@ class ShardDraft(Private):
         self.close()
         if self._all_count:
             (self._directory / COUNTED_FILE).unlink()
-        tokenizer, vocab_size, template = self._made_with
+        tokenizer, vocab_size, template, frame = self._made_with
         tokens = file_digest(self._directory / TOKENS_FILE)
         manifest = ShardManifest(
             file=TokenFile(bytes=tokens.bytes, sha256=tokens.sha256),
@@ -140,6 +143,7 @@ class ShardDraft(Private):
             documents=self.documents,
             text_bytes=text_bytes,
             altered=altered,
+            frame=frame,
             tokenizer=tokenizer,
             vocab_size=vocab_size,
         )

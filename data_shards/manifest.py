@@ -32,7 +32,7 @@ Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 TokenType = Literal["uint16", "uint32"]
 
 _NAMED_APART = {"format", "starts", "counted", "template"}
-_FOR_PEOPLE = {"text_bytes", "altered"}
+_FOR_PEOPLE = {"text_bytes", "altered", "frame"}
 _LARGEST_MANIFEST_BYTES = 64 << 10
 _READ_BYTES = 1 << 20
 
@@ -53,12 +53,13 @@ class TokenFile(ShardFile):
 class ShardManifest(Section):
     """The contents of ``shard.json``. ``tokens`` includes one end-of-text token after every document.
 
-    The format stands for how documents become tokens, too: from 3 on a file of text is one document as it is, and a
-    document's tokens are those of the whole.
+    The format stands for how documents become tokens, too: from 3 on a file of text is one document as it is, a
+    document's tokens are those of the whole, and those that the tokenizer itself adds are around them.
 
     ``counted`` is None where every token is a target that counts. ``template`` is the digest of the chat template that
     conversations were rendered with, None where there are none. For people: ``text_bytes`` is how much text it was,
-    ``altered`` how many documents are another text when their tokens are decoded.
+    ``altered`` how many documents are another text when their tokens are decoded,
+    ``frame`` what the tokenizer put around a text, as in ``<s> … </s>``.
     """
 
     format: Literal[3] = 3
@@ -71,6 +72,7 @@ class ShardManifest(Section):
     documents: Count
     text_bytes: Count | None = None
     altered: Count | None = None
+    frame: str | None = None
     tokenizer: Sha256
     vocab_size: Annotated[int, Field(ge=1, le=1 << 32)]
 

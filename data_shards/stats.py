@@ -26,7 +26,8 @@ class ShardStats:
 
     ``lengths`` are tokens of documents: shortest, 5th, 50th and 95th percentile, longest, mean. ``counted`` is the
     share of tokens that are targets which count. ``tokens_per_byte`` is None where nobody knows how much text it was,
-    ``altered`` is how many documents are another text when they are decoded, None where nobody knows.
+    ``altered`` is how many documents are another text when they are decoded, None where nobody knows; ``frame`` is what
+    the tokenizer put around a text, as in ``<s> … </s>``.
     """
 
     tokens: int
@@ -35,6 +36,7 @@ class ShardStats:
     counted: float
     tokens_per_byte: float | None
     altered: int | None
+    frame: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ def stats_of(shard: Shard) -> ShardStats:
         counted=_counted(shard) / manifest.tokens,
         tokens_per_byte=manifest.tokens / size if size else None,
         altered=manifest.altered,
+        frame=manifest.frame,
     )
 
 

@@ -35,6 +35,8 @@ _REACHES = ((509, 1030), (4093, 8192), (8179, 16370))
 those that put digits together by three, would hardly give both the same tokens if these depended on where it begins."""
 AROUND = _REACHES[-1][-1]
 """Characters around a passage on which its tokens may depend."""
+MOST_ADDED = 16
+"""Tokens that a tokenizer may add to a document."""
 _ALIKE = 16
 """Tokens on both sides of a seam on which two looks agree."""
 
@@ -130,10 +132,11 @@ class Tokenizer:
             self._backend = BackendTokenizer.from_str(document.decode())
             self._backend.no_padding()  # a file may ask for any length: rows are cut here, by the run's
             self._backend.no_truncation()
+            plain, framed = (self._backend.encode("a", add_special_tokens=whole) for whole in (False, True))
         except Exception as error:
             raise ConfigError("tokenizer", self.digest[:16], "a tokenizer.json", remedy) from error
-        ends = (self._backend.token_to_id(name) for name in ((end_token,) if end_token else END_TOKENS))
-        end = next((token for token in ends if token is not None), None)
+        known = (self._backend.token_to_id(name) for name in ((end_token,) if end_token else END_TOKENS))
+        end = next((token for token in known if token is not None), None)
         if end is None:
             allowed = f"one with the token {end_token}" if end_token else f"one with a token of {', '.join(END_TOKENS)}"
             remedy = "Give it with the tokenizer_config.json beside it, whose eos_token says what ends a text."
@@ -146,6 +149,32 @@ class Tokenizer:
         # A document that happens to contain the marker must not end there: it is encoded as ordinary bytes.
         self._backend.encode_special_tokens = True
         self.exact = _is_exact(self._backend)
+        self.begins, ends = self._around(plain.ids, framed)
+        self.ends = [token for token in ends if token != end] + [end]
+
+    def _around(self, plain: list[int], whole: Encoding) -> tuple[list[int], list[int]]:
+        """Ids that the tokenizer's own post-processor puts before and after a text, of which both are given."""
+        ids, mask = whole.ids, whole.special_tokens_mask
+        first = next((place for place, added in enumerate(mask) if not added), len(ids))
+        begins, ends = ids[:first], ids[first + len(plain) :]
+        known = all(self._backend.id_to_token(token) is not None for token in (*begins, *ends))
+        if ids != begins + plain + ends or not sum(mask) == len(begins + ends) <= MOST_ADDED or not known:
+            allowed = f"a tokenizer.json that puts at most {MOST_ADDED} tokens that it has around a text"
+            remedy = "Correct its post_processor, or take another tokenizer."
+            raise ConfigError("tokenizer", self.digest[:16], allowed, remedy)
+        return begins, ends
+
+    @property
+    def opening(self) -> list[int]:
+        """What the first token of a text is foretold from: what the tokenizer puts before it, else the end-of-text
+        token of the document before."""
+        return self.begins or [self.end_of_text]
+
+    @property
+    def frame(self) -> str:
+        """How a document of text is written, in words: ``<s> … </s>``."""
+        before, after = ([str(self._backend.id_to_token(token)) for token in ids] for ids in (self.begins, self.ends))
+        return " ".join((*before, "…", *after))
 
     @property
     def vocab_size(self) -> int:
@@ -154,7 +183,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of one text, without those that stand before and after a document. Raises :class:`NoSeam`."""
-        tokens, _ = self._encoded(text)
+        tokens, _ = self._encoded(Passage(text, 0, len(text)))
         return list(map(int, tokens))
 
     def encode_ordinary(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
@@ -172,8 +201,9 @@ class Tokenizer:
             self._backend.encode_special_tokens = True
 
     def encode_documents(self, documents: Iterable[str | Passage]) -> Iterator[tuple[npt.NDArray[np.uint32], bool]]:
-        """One array per document, its end-of-text token last, and whether decoding it gives the text back. A passage is
-        a part of a document: put together they have the tokens of all of it, and one end-of-text token.
+        """One array per document, with the tokens that the tokenizer itself puts around it and its end-of-text token
+        last, and whether decoding it gives the text back. A passage is a part of a document: put together they have
+        the tokens of all of it, and one end-of-text token.
 
         Cost: about 0.3 s per megabyte on one core. Raises :class:`NoSeam`.
         """
@@ -182,9 +212,11 @@ class Tokenizer:
         for document in documents:
             if isinstance(document, Passage) or len(document) > _CHARACTERS_AT_ONCE:
                 yield from self._encode_batch(batch)
-                tokens, exact = self._encoded(document)
-                ends = isinstance(document, str) or document.end == len(document.text)
-                yield np.append(tokens, np.uint32(self.end_of_text)) if ends else tokens, exact
+                passage = document if isinstance(document, Passage) else Passage(document, 0, len(document))
+                tokens, exact = self._encoded(passage)
+                begins = self.begins if passage.begin == 0 else []
+                ends = self.ends if passage.end == len(passage.text) else []
+                yield np.concatenate([begins, tokens, ends]).astype(np.uint32), exact
                 batch, size = [], 0
                 continue
             batch.append(document)
@@ -200,14 +232,12 @@ class Tokenizer:
         for text, encoding in zip(batch, encodings, strict=True):
             ids = encoding.ids
             exact = self.exact or self.decode_all(ids) == text
-            ids.append(self.end_of_text)
-            yield np.array(ids, dtype=np.uint32), exact
+            yield np.array([*self.begins, *ids, *self.ends], dtype=np.uint32), exact
 
     # --- long texts, in parts ---
 
-    def _encoded(self, document: str | Passage) -> tuple[npt.NDArray[np.uint32], bool]:
-        """Token ids of a text or passage, and whether decoding gives it back."""
-        passage = document if isinstance(document, Passage) else Passage(document, 0, len(document))
+    def _encoded(self, passage: Passage) -> tuple[npt.NDArray[np.uint32], bool]:
+        """Token ids of a passage, and whether decoding gives it back."""
         text, begin, end = passage.text, passage.begin, passage.end
         pieces = max(1, round((end - begin) / _CHARACTERS_AT_ONCE))
         cuts = [begin + (end - begin) * piece // pieces for piece in range(pieces + 1)]

@@ -146,6 +146,8 @@ def stats(
         typer.echo(f"{found.tokens_per_byte:.3f} tokens a byte of text")
     if found.altered:
         typer.echo(f"documents that are another text when they are decoded: {found.altered:,}")
+    if found.frame is not None:
+        typer.echo(printable(f"a text is written as {found.frame}"))
     typer.echo(f"{100 * found.counted:.1f} % of tokens are learnt")
     _tell_packing(directory, context)
 

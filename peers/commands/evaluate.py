@@ -6,8 +6,7 @@ The model of a checkpoint is loaded here; one that was exported, by :mod:`peers.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -41,7 +40,6 @@ LARGEST_SCORES = 1 << 26
 """Elements of the scores that are in memory at once: 256 MiB, or one row's where that is more."""
 LONGEST_WINDOW = 2048
 """Unless a longer one is asked for: attention over more costs much and gains little."""
-PIECE_CHARACTERS = 1 << 18
 
 _Row = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 """Tokens, and what follows each: the targets, -1 where one does not count."""
@@ -60,23 +58,6 @@ class LanguageModel(Protocol):
         """Continue int64 (T,) by ``count`` tokens at most; return the continuation alone."""
 
 
-class TextTokenizer(Protocol):
-    """What it takes to ask it in text: see :class:`~data_shards.tokenize.Tokenizer`. ``end_of_text`` stands before
-    every text."""
-
-    end_of_text: int
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of token ids."""
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of one text, without those that stand before or after it."""
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of token ids."""
-
-
 class LoadedModel(Protocol):
     """A model in memory, on its device, and its tokenizer."""
 
@@ -85,7 +66,7 @@ class LoadedModel(Protocol):
         """The model."""
 
     @property
-    def tokenizer(self) -> TextTokenizer:
+    def tokenizer(self) -> Tokenizer:
         """Its tokenizer."""
 
     @property
@@ -170,7 +151,7 @@ def held_out_loss(checkpoint: Checkpointed, shard_path: Path) -> float:
 def sample_text(loaded: LoadedModel, sampling: Sampling) -> str:
     """A continuation of the prompt, without the prompt. The same seed gives the same text on the same machine."""
     tokenizer = loaded.tokenizer
-    prompt = torch.tensor([tokenizer.end_of_text, *tokenizer.encode(sampling.prompt)], device=loaded.device)
+    prompt = torch.tensor([*tokenizer.opening, *tokenizer.encode(sampling.prompt)], device=loaded.device)
     made = loaded.model.generate(prompt, sampling.tokens, seed=sampling.seed, temperature=sampling.temperature)
     ids = [token for token in made.tolist() if token < tokenizer.vocab_size]
     return tokenizer.decode(ids)
@@ -338,17 +319,6 @@ def _batches(rows: Iterator[_Row], context: int, vocab_size: int) -> Iterator[li
         yield batch
 
 
-def _encoded(tokenizer: TextTokenizer, text: str) -> npt.NDArray[np.int64]:
-    """Return the token that stands before every text, and those of the text; piece by piece, cut where a line begins
-    with a letter or sign, since tokens are cut there anyway."""
-    found = [np.array([tokenizer.end_of_text], dtype=np.int64)]
-    begins = 0
-    while begins < len(text):
-        cut = _LINE_BEGINS.search(text, begins + PIECE_CHARACTERS)
-        ends = len(text) if cut is None else cut.end()
-        found.append(np.array(tokenizer.encode(text[begins:ends]), dtype=np.int64))
-        begins = ends
-    return np.concatenate(found)
-
-
-_LINE_BEGINS = re.compile(r"(?<=\S)\n(?=\S)")
+def _encoded(tokenizer: Tokenizer, text: str) -> npt.NDArray[np.int64]:
+    """Return what a text is foretold from, and its tokens."""
+    return np.array([*tokenizer.opening, *tokenizer.encode(text)], dtype=np.int64)

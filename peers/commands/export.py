@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from data_shards.tokenize import Tokenizer
 from peers.checkpoints.choice import ChosenStep, run_tokenizer
 from peers.checkpoints.proof import proof_in
 from peers.commands.model_directory import CONFIG, making, tokenizer_config, write_json, write_tensors
@@ -64,26 +65,27 @@ def export(chosen: ChosenStep, into: Path, dtype: DType, told: Callable[[str], N
     family = family_of(chosen.manifest.model)
     config = family.export_config()
     document, tokenizer = run_tokenizer(chosen)
-    token, end = tokenizer.end_of_text, tokenizer.end_token
+    end, opening = tokenizer.end_of_text, tokenizer.opening[0]
     # A model that came with special tokens of its own begins texts as it did: its template may write what begins one.
     begins = not chosen.manifest.tokenizer.tokens
-    ids = {"bos_token_id": token, "eos_token_id": token} if begins else {"eos_token_id": token}
+    ids = {"bos_token_id": opening, "eos_token_id": end} if begins else {"eos_token_id": end}
     with making(into) as hidden:
         parameters, stored = _write_weights(chosen, family, hidden, dtype, told)
         named = "dtype" if "dtype" in config else "torch_dtype"  # as versions before 4.56 call it, and all read
         write_json(hidden / CONFIG, ids | config | {named: dtype})
         # As the model's own files have them:
         said = {key: config[key] for key in ("bos_token_id", "eos_token_id") if config.get(key) is not None}
-        write_json(hidden / "generation_config.json", ids | {"pad_token_id": token} | said)
+        write_json(hidden / "generation_config.json", ids | {"pad_token_id": end} | said)
         write_whole(hidden / "tokenizer.json", [document])
-        named_tokens = {"bos_token": end, "eos_token": end} if begins else {"eos_token": end}
-        named_tokens |= dict(chosen.manifest.tokenizer.tokens)
+        names = {number: name for name, number in tokenizer.special_tokens.items()} | {end: tokenizer.end_token}
+        called = {"bos_token": names[opening]} if begins and opening in names else {}
+        named_tokens = called | {"eos_token": tokenizer.end_token} | dict(chosen.manifest.tokenizer.tokens)
         most = config.get("max_position_embeddings") or family.context
         write_json(hidden / "tokenizer_config.json", tokenizer_config(most) | named_tokens)
         write_json(hidden / "special_tokens_map.json", named_tokens)
         if template := chosen.manifest.tokenizer.template:
             write_whole(hidden / "chat_template.jinja", [template.encode()])
-        write_whole(hidden / "README.md", [model_card(chosen, config, parameters, dtype, end).encode()])
+        write_whole(hidden / "README.md", [model_card(chosen, config, parameters, dtype, tokenizer).encode()])
         files = tuple(sorted(path.name for path in hidden.iterdir()))
     return Exported(files=files, parameters=parameters, bytes=stored)
 
@@ -133,9 +135,10 @@ def bytes_of(tensor: Tensor) -> memoryview:
 # --- the model card --------------------------------------------------------------------------------------------------
 
 
-def model_card(chosen: ChosenStep, config: Mapping[str, Any], parameters: int, dtype: DType, end: str) -> str:
-    """Return the ``README.md`` of an exported model: what is known of its run, and how to load it. ``end`` is
-    the token that ends a document."""
+def model_card(
+    chosen: ChosenStep, config: Mapping[str, Any], parameters: int, dtype: DType, tokenizer: Tokenizer
+) -> str:
+    """Return the ``README.md`` of an exported model: what is known of its run, and how to load it."""
     facts = _facts(chosen, config, parameters, dtype)
     rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
     run, family = chosen.manifest.run, family_of(chosen.manifest.model)
@@ -163,28 +166,28 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained(".")
 tokenizer = AutoTokenizer.from_pretrained(".")
-{_prompt(chosen)}
+{_prompt(chosen, tokenizer)}
 print(tokenizer.decode(model.generate(**prompt, max_new_tokens=80)[0]))
 ```
 
-{_follows(chosen, end)}It was trained on rows of {family.context} tokens.
+{_follows(chosen, tokenizer)}It was trained on rows of {family.context} tokens.
 The optimizer's state is not here: the run goes on from its own checkpoints.
 """
 
 
-def _prompt(chosen: ChosenStep) -> str:
+def _prompt(chosen: ChosenStep, tokenizer: Tokenizer) -> str:
     """The line of Python that makes a prompt: a conversation, where the model has a template for it."""
     if chosen.manifest.tokenizer.template:
         return """chat = [{"role": "user", "content": "Hello"}]
 prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)"""
-    begin = "" if chosen.manifest.tokenizer.tokens else "tokenizer.bos_token + "
+    begin = "" if chosen.manifest.tokenizer.tokens or tokenizer.begins else "tokenizer.bos_token + "
     return f'prompt = tokenizer({begin}"The", return_tensors="pt", return_token_type_ids=False)'
 
 
-def _follows(chosen: ChosenStep, end: str) -> str:
-    if chosen.manifest.tokenizer.tokens or chosen.manifest.batch.packing == "documents":
+def _follows(chosen: ChosenStep, tokenizer: Tokenizer) -> str:
+    if chosen.manifest.tokenizer.tokens or tokenizer.begins or chosen.manifest.batch.packing == "documents":
         return ""
-    return f"In training every document follows `{end}`, so prompts should, too. "
+    return f"In training every document follows `{tokenizer.end_token}`, so prompts should, too. "
 
 
 def _facts(chosen: ChosenStep, config: Mapping[str, Any], parameters: int, dtype: DType) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from data_shards.tokenize import Tokenizer
 from peers.console.words import another_path, count, one_line
+from peers.data.tokenizer_files import TOKENIZER_FILE, read_encoding
 from swarm.device import resolve_device
 from swarm.errors import ConfigError, StateError
 
@@ -26,7 +27,7 @@ class ExportedModel:
     """A model of transformers, and its tokenizer: a :class:`~peers.commands.evaluate.LoadedModel`."""
 
     model: TransformersModel
-    tokenizer: TransformersTokenizer
+    tokenizer: Tokenizer
     device: torch.device
 
 
@@ -70,37 +71,6 @@ class TransformersModel:
         return made
 
 
-class TransformersTokenizer:
-    """A tokenizer of transformers as a :class:`~peers.commands.evaluate.TextTokenizer`.
-
-    Raises ConfigError for one that has no token to begin with.
-    """
-
-    def __init__(self, tokenizer: Any, path: Path) -> None:
-        before = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
-        if before is None:
-            raise _refused(path, "its tokenizer has neither a token that begins a text nor one that ends it")
-        self._tokenizer = tokenizer
-        self.end_of_text: int = before
-
-    @property
-    def vocab_size(self) -> int:
-        """See :class:`~peers.commands.evaluate.TextTokenizer`."""
-        return len(self._tokenizer)
-
-    def encode(self, text: str) -> list[int]:
-        """See :class:`~peers.commands.evaluate.TextTokenizer`: a special token's name in it is plain text."""
-        ids: list[int] = self._tokenizer(
-            text, add_special_tokens=False, split_special_tokens=True, verbose=False, truncation=False
-        )["input_ids"]
-        return ids
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """See :class:`~peers.commands.evaluate.TextTokenizer`."""
-        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
-        return text
-
-
 def load_exported(path: Path, *, device: str = "cpu", threads: int = 1) -> ExportedModel:
     """Load a model from a directory, with safetensors only and none of its own code; no hub is asked.
 
@@ -116,13 +86,13 @@ def load_exported(path: Path, *, device: str = "cpu", threads: int = 1) -> Expor
     torch.set_num_threads(threads)
     place = resolve_device(device)
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.set_verbosity(logging.ERROR)
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        tokenizer = _tokenizer(path)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
             local_files_only=True,
@@ -133,12 +103,25 @@ def load_exported(path: Path, *, device: str = "cpu", threads: int = 1) -> Expor
         )
     except SafetensorError as error:
         raise StateError(f"{path}: its weights are damaged: {error}. {_ANEW}") from error
-    except (OSError, ValueError, LookupError, RuntimeError, ImportError, TypeError) as error:
+    except (OSError, ValueError, LookupError, RuntimeError, ImportError, TypeError, AttributeError) as error:
         raise _refused(path, one_line(str(error))) from error
     model, info = loaded
     if missing := sorted(info["missing_keys"]):  # transformers would make them up
         raise StateError(f"{path}: its files lack {missing[0]}, {count(len(missing), 'tensor')} in all. {_ANEW}")
-    return ExportedModel(TransformersModel(model.to(place).eval()), TransformersTokenizer(tokenizer, path), place)
+    return ExportedModel(TransformersModel(model.to(place).eval()), tokenizer, place)
+
+
+def _tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a model's directory, as runs have it. One that has no ``tokenizer.json`` is converted."""
+    try:
+        if (path / TOKENIZER_FILE).is_file():
+            return read_encoding(path, key="--model").make_tokenizer()
+        from transformers import AutoTokenizer
+
+        found: Any = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        return Tokenizer(found.backend_tokenizer.to_str().encode(), found.eos_token)
+    except ConfigError as error:
+        raise _refused(path, error.why or f"its tokenizer is not {error.allowed}") from error
 
 
 def _refused(path: Path, why: str) -> ConfigError:

@@ -99,9 +99,12 @@ def build_from_files(
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _held(directory), contextlib.ExitStack() as closing:
-            template = None if encoding.template is None else encoding.template.digest
             draft = ShardDraft(
-                directory, tokenizer=tokenizer.digest, vocab_size=tokenizer.vocab_size, template=template
+                directory,
+                tokenizer=tokenizer.digest,
+                vocab_size=tokenizer.vocab_size,
+                template=None if encoding.template is None else encoding.template.digest,
+                frame=tokenizer.frame,
             )
             closing.callback(draft.close)
             made_with = json.dumps([tokenizer.digest, encoding.shown()])

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from data_shards.tokenize import MOST_ADDED
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -144,8 +145,14 @@ def problems(tokenizer: Tokenizer) -> Iterator[str]:
         for probe in (*_PROBES, every):
             if len(tokenizer.normalizer.normalize_str(probe)) > MAX_GROWTH * len(probe):
                 yield "its normalizer makes a text too long"
+    yield from _problems_encoding(tokenizer)
+
+
+def _problems_encoding(tokenizer: Tokenizer) -> Iterator[str]:
     for probe in _PROBES:
         tokenizer.encode(probe, add_special_tokens=False)
+    if len(tokenizer.encode("a").ids) > len(tokenizer.encode("a", add_special_tokens=False).ids) + MOST_ADDED:
+        yield f"its post_processor puts more than {MOST_ADDED} tokens around a text"
 
 
 def _rules(step: Any) -> Iterator[Mapping[str, Any]]:

@@ -6,9 +6,10 @@ import sys
 import pytest
 from tokenizers import Tokenizer as BackendTokenizer
 
-from data_shards.tokenize import END_OF_TEXT, Tokenizer, tokenizer_digest, train_tokenizer
+from data_shards.tokenize import END_OF_TEXT, Passage, Tokenizer, tokenizer_digest, train_tokenizer
 from swarm.errors import ConfigError, StateError
 from tests.harness.rigs.data_shards import SECRET
+from tests.harness.rigs.tokenizers import BEGIN, END, FAMILIES, wrapped
 
 AWKWARD = ["", "plain", " leading and trailing ", "tabs\tand\nnewlines\r\n", "Grüße, 東京 🦉", "\x00\x01", END_OF_TEXT]
 
@@ -77,3 +78,37 @@ def test_tokenizer_neither_pads_nor_cuts_whatever_its_file_asks_for(tokenizer_js
     text = "one text that is longer than two tokens"
     tokens = Tokenizer(backend.to_str().encode()).encode(text)
     assert tokens == Tokenizer(tokenizer_json).encode(text)
+
+
+@pytest.mark.parametrize(
+    ("template", "begins", "ends"),
+    [
+        ("$A", [], [END]),
+        ("<s> $A", [BEGIN], [END]),
+        ("<s> $A </s>", [BEGIN], [END]),
+        ("</s> $A", [END], [END]),
+        ("<s> $A </s> <s>", [BEGIN], [BEGIN, END]),
+    ],
+)
+def test_what_a_tokenizer_adds_is_around_every_document_and_one_end(
+    monkeypatch: pytest.MonkeyPatch, template: str, begins: list[str], ends: list[str]
+) -> None:
+    monkeypatch.setattr("data_shards.tokenize._CHARACTERS_AT_ONCE", 8000)
+    tokenizer = Tokenizer(wrapped(FAMILIES["metaspace"](), template), END)
+    first, last = ([tokenizer.special_tokens[name] for name in names] for names in (begins, ends))
+    text = "the quick brown fox " * 2000
+    spans = [Passage(text, 0, 20_000), Passage(text, 20_000, 30_000), Passage(text, 30_000, 40_000)]
+    for documents in ([text], spans):
+        found = [token for tokens, _ in tokenizer.encode_documents(documents) for token in tokens.tolist()]
+        assert found == [*first, *tokenizer.encode(text), *last]
+    ((short, _),) = tokenizer.encode_documents(["the fox"])
+    assert short.tolist() == [*first, *tokenizer.encode("the fox"), *last]
+    assert tokenizer.opening == (first or [tokenizer.end_of_text])
+    assert tokenizer.frame == " ".join((*begins, "…", *ends))
+
+
+@pytest.mark.parametrize("template", ["<s> " * 20 + "$A", "$A </s> $A"])
+def test_tokenizer_that_adds_too_much_to_a_text_or_within_it_is_refused(template: str) -> None:
+    document = wrapped(FAMILIES["metaspace"](), template)
+    with pytest.raises(ConfigError, match="at most 16 tokens that it has around a text"):
+        Tokenizer(document)

@@ -284,6 +284,20 @@ def test_command_says_what_is_left_out_of_a_text_and_what_the_tokenizer_alters(
     assert "1 document is another text when the tokens are decoded" in said
 
 
+def test_what_the_tokenizer_adds_is_in_the_shard_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = rig.wrapped(rig.FAMILIES["metaspace"](), "<s> $A")
+    (tmp_path / "tokenizer.json").write_bytes(document)
+    (tmp_path / "a.jsonl").write_bytes(_jsonl())
+    out = tmp_path / "shard"
+    command = ["data", "build", str(tmp_path / "a.jsonl"), "--tokenizer", str(tmp_path / "tokenizer.json")]
+    assert run([*command, "--out", str(out)]) == EXIT_OK
+    shard, backend = Shard.open(out), BackendTokenizer.from_str(document.decode())
+    end = Tokenizer(document).end_of_text
+    assert shard.tokens.tolist() == [token for text in TEXTS for token in [*backend.encode(text).ids, end]]
+    assert run(["data", "stats", str(out)]) == EXIT_OK
+    assert "a text is written as <s> … </s>" in capsys.readouterr().out
+
+
 def test_text_that_the_tokenizer_can_cut_nowhere_is_refused_by_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

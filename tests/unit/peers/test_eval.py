@@ -65,12 +65,11 @@ def test_text_loss_is_that_of_each_token_after_those_before_it(
     assert found.bits_per_byte == pytest.approx(nats / math.log(2) / found.bytes)
 
 
-def test_text_loss_is_the_same_in_pieces_and_small_batches(
+def test_text_loss_is_the_same_in_small_batches(
     both: tuple[Path, Checkpointed, ExportedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, checkpoint, _ = both
     whole = text_loss(checkpoint, TEXT, context=CONTEXT, stride=8)
-    monkeypatch.setattr(evaluate, "PIECE_CHARACTERS", 10)
     monkeypatch.setattr(evaluate, "LARGEST_SCORES", 1)
     pieces = text_loss(checkpoint, TEXT, context=CONTEXT, stride=8)
     assert (pieces.tokens, pieces.bytes) == (whole.tokens, whole.bytes)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from peers.checkpoints.choice import choose_step
+from peers.checkpoints.choice import choose_step, run_tokenizer
 from peers.cli.app import run as swarm
 from peers.commands import export as exporting
 from peers.commands.evaluate import Checkpointed, load_checkpoint
@@ -173,7 +173,8 @@ def test_export_card_has_the_facts_of_the_run(kept: KeptRun, run: RunDirectory, 
 
 def test_card_of_a_model_whose_config_names_no_class_says_its_kind(run: RunDirectory) -> None:
     for config in ({"architectures": None, "model_type": "llama"}, {"model_type": "llama"}):
-        card = exporting.model_card(choose_step(run), config, 12, "float32", "<|endoftext|>")
+        chosen = choose_step(run)
+        card = exporting.model_card(chosen, config, 12, "float32", run_tokenizer(chosen)[1])
         assert "| architecture | llama, 12 parameters in float32 |" in card
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from peers.data import foreign_tokenizer
 from peers.data.foreign_tokenizer import backtracks, check_foreign_tokenizer, problems
@@ -130,3 +130,9 @@ def test_child_that_is_ended_by_its_limits_refuses(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ConfigError) as refused:
         check_foreign_tokenizer(b"{}")
     assert "more than 2 s, or 512 MiB" in refused.value.why
+
+
+def test_tokenizer_that_adds_too_much_to_a_text_is_refused() -> None:
+    adding = tokenizer()
+    adding.post_processor = processors.TemplateProcessing(single="a " * 17 + "$A", special_tokens=[("a", 0)])
+    assert list(problems(adding)) == ["its post_processor puts more than 16 tokens around a text"]
