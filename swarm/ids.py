@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Mapping
 from typing import NamedTuple, NewType
 
 PeerId = NewType("PeerId", str)
@@ -14,6 +18,30 @@ PartName = NewType("PartName", str)
 """What a group of replicas holds: ``stage-0`` … ``stage-N``, or ``ends`` (private embedding, head and loss)."""
 
 ENDS = PartName("ends")
+
+
+MAX_NAME = 64
+NAME_WORDS = f"1 to {MAX_NAME} letters and digits of any script, . _ and -, the first a letter or digit"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def is_name(text: str) -> bool:
+    """Return whether a peer may be called so: :data:`NAME_WORDS`, in Unicode's NFC. So a name has no spaces, markup,
+    signs of direction or control characters, and what is said to be the same looks the same."""
+    if not 1 <= len(text) <= MAX_NAME:
+        return False
+    if text.isascii():
+        return _NAME.fullmatch(text) is not None
+    kinds = [unicodedata.category(letter)[0] for letter in text]
+    lettered = all(kind in "LMN" or letter in "._-" for kind, letter in zip(kinds, text, strict=True))
+    return lettered and kinds[0] in "LN" and unicodedata.is_normalized("NFC", text)
+
+
+def distinct_names(names: Mapping[str, str]) -> dict[str, str]:
+    """Return what people are shown of peers' ``names``, by id: of those that several have, with the end of the id
+    behind a ``~``, which no name has."""
+    often = Counter(names.values())
+    return {peer: name if often[name] == 1 else f"{name}~{peer[-6:]}" for peer, name in names.items()}
 
 
 def stage_part(stage: int) -> PartName:

@@ -6,14 +6,25 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, StringConstraints, TypeAdapter
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, PydanticCustomError
 
-from swarm.ids import MicrobatchId
+from swarm.ids import MAX_NAME, NAME_WORDS, MicrobatchId, is_name
 
 PeerIdField = Annotated[str, StringConstraints(pattern=r"^[1-9A-HJ-NP-Za-km-z0]{1,64}$")]
 """A peer id as it may appear in a message; whether it is the sender's is checked against the connection."""
 
 PartField = Annotated[str, StringConstraints(pattern=r"^(ends|stage-[0-9]{1,3})$")]
+
+
+def _named(text: str) -> str:
+    if not is_name(text):
+        raise PydanticCustomError("not_a_name", "a name: {words}", {"words": NAME_WORDS})
+    return text
+
+
+NameField = Annotated[str, StringConstraints(max_length=MAX_NAME), AfterValidator(_named)]
+"""What a peer is called, for people."""
+
 RegionField = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{0,32}$")]
 """Where a peer is, as its owner calls it; "" where nobody said."""
 

@@ -158,7 +158,7 @@ def _listed(peers: Sequence[Named]) -> str:
 
 
 def _named(peers: Iterable[PeerId], roster: Roster) -> tuple[Named, ...]:
-    found = (Named(peer, roster[peer].name if peer in roster else peer) for peer in peers)
+    found = (Named(peer, roster.names.get(peer, peer)) for peer in peers)
     return tuple(sorted(found, key=lambda one: (one.name, one.peer)))
 
 

@@ -165,7 +165,7 @@ def remembered(place: Path, run: str, own: str) -> RunMemory | None:
             others = [member for member in record.members.members if member.peer != own]
             turns = zip_longest(*(member.addresses for member in others))
             addresses = tuple(address for turn in turns for address in turn if address is not None)
-            names = tuple(member.name for member in others)
+            names = tuple(record.members.names[member.peer] for member in others)
             found = RunMemory(step=record.step, at=at, addresses=addresses, names=names)
             if addresses:
                 return found

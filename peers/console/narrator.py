@@ -38,7 +38,7 @@ from swarm.events import (
     SyncProgress,
     Waiting,
 )
-from swarm.ids import PartName
+from swarm.ids import PartName, distinct_names
 from swarm.state.checkpoints.files import held, steps
 
 # --- words about waiting (pure) --------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ class EventPrinter:
 
     def _say(self, label: str, text: str) -> None:
         self._say_pending()
-        self._voice.say(labelled(label, named(text, self._told.names)))
+        self._voice.say(labelled(label, named(text, distinct_names(self._told.names))))
 
     def _say_kept(self) -> None:
         kept = self._told.kept

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from peers.console.event_words import harmless
 from peers.console.words import (
     CommandError,
     agreed_text,
@@ -197,7 +196,7 @@ class Admitting:
             f"each of them types, at its own peer: {command_to_order(order.verb, who)}",
             f"how it stands: {command_name()} status --peer {here}, or the same again here",
         ]
-        return named("\n  ".join(lines), {one.peer: harmless(one.name) for one in roster.members if one.name})
+        return named("\n  ".join(lines), roster.names)
 
     # --- issuers -------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from swarm.config import Manifest
 from swarm.consensus.copies import copies_of, fewer_copies
 from swarm.errors import Ending, PeerError, RunEnded
 from swarm.health.watch import HealthWatch
-from swarm.ids import ENDS, PeerId
+from swarm.ids import ENDS, PeerId, distinct_names
 from swarm.membership.membership import Membership
 from swarm.membership.vitals import Vitals, VitalsBoard
 from swarm.network.discovery.records import PeerRecord
@@ -76,8 +76,9 @@ class NodeCommands:
         """This peer, now."""
         membership, manifest, endpoint = self._membership, self._manifest, self._endpoint
         situation = None if membership is None else membership.situation
+        names: Mapping[str, str] = {} if membership is None else membership.roster.names
         return StatusReport(
-            name=self._settings.name,
+            name=names.get(self._peer, self._settings.name),
             peer=self._peer,
             pid=os.getpid(),
             role=self._settings.role,
@@ -154,7 +155,9 @@ class NodeCommands:
             )
             for member in membership.roster.members
         ]
-        return members + [one for one in await self._announced(links) if one.peer not in membership.roster]
+        members += [one for one in await self._announced(links) if one.peer not in membership.roster]
+        names = distinct_names({one.peer: one.name for one in members})
+        return [dataclasses.replace(one, name=names[one.peer]) for one in members]
 
     async def _look(self, request: Mapping[str, Any]) -> SwarmLook:
         return await self.look()

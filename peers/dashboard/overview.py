@@ -225,7 +225,7 @@ class Overview:
                 self._known.leaves(peer, leaving=False)
             elif what == "joined" and peer in self._known.gone:
                 what = "back"
-            name = clean(member.name) or peer[-6:]
+            name = (record.members if peer in record.members else before).names[peer]
             self.logs["churn"].add(at=at, step=record.step, what=what, peer=peer, name=name, part=part, why=why)
             if what in ("lost", "left"):
                 self._known.gone[peer] = Gone(member, what, record.step, why)
@@ -243,11 +243,10 @@ class Overview:
     def name(self, peer: str) -> str:
         """Return what a peer is called, for people; the end of its id where nobody said."""
         for roster in ((self._record.members if self._record else Roster(())), self._before):
-            if peer in roster and roster[peer].name:
-                return clean(roster[peer].name)
-        gone = self._known.gone.get(peer)
-        if gone is not None and gone.member.name:
-            return clean(gone.member.name)
+            if peer in roster:
+                return roster.names[peer]
+        if (gone := self._known.gone.get(peer)) is not None:
+            return gone.member.name
         return self._known.names.get(peer) or peer[-6:]
 
     def document(self, at: float) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class PeerRows:
         shown, here = report or {}, state not in ("left", "lost", "waiting")
         state, why = self._standing(peer, state, shown, said)
         one: dict[str, Any] = {
-            "name": clean(shown.get("name") or (member.name if member else "")) or self.name(peer),
+            "name": clean(shown.get("name") or "") or self.name(peer),
             "role": shown.get("role") or (member.role if member else ""),
             "part": shown.get("part") if report else (member.part if member else None),
             "region": shown.get("region") or (member.region if member else ""),

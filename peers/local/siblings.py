@@ -35,6 +35,7 @@ from swarm.consensus.machines import tail
 from swarm.device import free_memory
 from swarm.disk import alone
 from swarm.errors import ConfigError
+from swarm.ids import MAX_NAME
 
 _PORT = re.compile(r"^(.*/(?:tcp|udp)/)([1-9][0-9]*)(.*)$")
 
@@ -101,7 +102,7 @@ def _sibling(options: PeerOptions, device: str, number: int) -> Sibling:
         options,
         device=device,
         place=f"{options.place or 'device'}-{number}",
-        name=None if options.name is None else f"{options.name[:38]}-{number}",
+        name=None if options.name is None else f"{options.name[: MAX_NAME - 3]}-{number}",
         listen=tuple(_counted_up(address, number) for address in options.listen),
         announce=tuple(_counted_up(address, number) for address in options.announce),
         dashboard=None if number else options.dashboard,  # one page is about the whole run

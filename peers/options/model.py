@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar, Literal
 from peers.dashboard.place import PLACE_WORDS, listening_place
 from peers.options.fields import (
     MODEL_CONFIG,
+    Allowed,
     FilePath,
     Option,
     Split,
@@ -24,6 +25,7 @@ from peers.options.fields import (
 )
 from peers.preemption.choice import ALLOWED, METADATA_URL, read_choice, read_url
 from peers.sharing.choice import PAUSE_WORDS, RATE_WORDS, read_pause, read_rate
+from swarm.ids import NAME_WORDS, is_name
 
 DEVICE = r"auto|cpu|mps|cuda(:[0-9]{1,3})?"
 DEVICE_WORDS = "auto, mps, cpu, cuda or cuda:N"
@@ -39,9 +41,7 @@ InviteText = Annotated[str, lengths(0, 8192, "text")]
 """Who parses it says of an empty one what to look at, and where there is another."""
 Address = Annotated[str, lengths(1, 1024, "a multiaddr")]
 Addresses = Annotated[tuple[Address, ...], lengths(0, 1024, "multiaddrs", "of them")]
-Name = Annotated[
-    str, matching(r"[a-z0-9][a-z0-9-]{0,40}", "1 to 41 small letters, digits and dashes, the first no dash")
-]
+Name = Annotated[str, Allowed(NAME_WORDS, lambda text: "" if is_name(text) else NAME_WORDS)]
 Region = Annotated[str, matching(r"[a-z0-9-]{0,32}", "up to 32 small letters, digits and dashes")]
 Trackers = Annotated[
     str, matching(r"((tensorboard|wandb|mlflow)(,(?!$)|$))+", "tensorboard, wandb or mlflow, or several with commas")

@@ -17,7 +17,7 @@ from swarm.consensus.machines import machines_of
 from swarm.consensus.roster import Member, Role, Roster
 from swarm.errors import Refused
 from swarm.ids import ENDS, PartName, PeerId, stage_of, stage_part
-from swarm.schema import BesideField, Message, PeerIdField, RegionField
+from swarm.schema import BesideField, Message, NameField, PeerIdField, RegionField
 from swarm.security.credentials import Credential
 
 
@@ -155,7 +155,7 @@ class Candidate(Message):
 
     peer: PeerIdField
     role: Role
-    name: Annotated[str, StringConstraints(max_length=64)]
+    name: NameField
     stage: Annotated[int, Field(ge=0, lt=1024)] | None
     addresses: Annotated[tuple[Annotated[str, StringConstraints(max_length=300)], ...], Field(max_length=8)]
     region: RegionField = ""

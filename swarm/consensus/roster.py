@@ -15,8 +15,8 @@ from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, mo
 from swarm.consensus.admissions import Admissions
 from swarm.consensus.machines import machines_of, tail
 from swarm.errors import Advice, Ending, RunEnded
-from swarm.ids import ENDS, PartName, PeerId, stage_of, stage_part
-from swarm.schema import BesideField, Message, PartField, PeerIdField, RegionField
+from swarm.ids import ENDS, PartName, PeerId, distinct_names, stage_of, stage_part
+from swarm.schema import BesideField, Message, NameField, PartField, PeerIdField, RegionField
 
 Role = Literal["bootstrap", "stage", "trainer"]
 
@@ -32,7 +32,7 @@ class Member(Message):
 
     peer: PeerIdField
     role: Role
-    name: Annotated[str, StringConstraints(max_length=64)]
+    name: NameField
     part: PartField | None
     addresses: Annotated[tuple[Annotated[str, StringConstraints(max_length=300)], ...], Field(max_length=8)]
     incarnation: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
@@ -80,6 +80,11 @@ class Roster:
     def peers(self) -> tuple[PeerId, ...]:
         """All members, in the roster's order."""
         return tuple(PeerId(member.peer) for member in self.members)
+
+    @cached_property
+    def names(self) -> Mapping[str, str]:
+        """What people are shown of each member: see :func:`~swarm.ids.distinct_names`."""
+        return distinct_names({member.peer: member.name for member in self.members})
 
     @cached_property
     def entitled(self) -> tuple[PeerId, ...]:

@@ -170,10 +170,10 @@ class RunContext:
         return self.averaging_s(opened.reconciled.plainly)
 
     def name_of(self, peer: str) -> str:
-        """Return the name that a peer gave itself; before the roster is known "the contact", else the peer's id."""
+        """Return what people are shown of a peer; before the roster is known "the contact", else the peer's id."""
         roster = self.position.roster
         if peer in roster:
-            return roster[peer].name
+            return roster.names[peer]
         return "the contact" if peer == self.contact and not len(roster) else peer
 
     def describe(self, error: BaseException) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +21,7 @@ from swarm.events import (
     StepClosed,
     StepGivenUp,
 )
-from swarm.ids import PartName, PeerId, stage_of
+from swarm.ids import PartName, PeerId, distinct_names, stage_of
 from swarm.membership.rules import spec_of
 from swarm.membership.run import RunContext
 from swarm.membership.status_types import DeviceUse, PartTurnout
@@ -79,14 +78,14 @@ class StepEvents:
             RunStarted(
                 run=manifest.run_id,
                 stages=manifest.split.stages,
-                roster=tuple(map(_plain, record.roster)),
+                roster=tuple(_plain(member, record.members) for member in record.roster),
                 parameters=model_parameter_count(manifest.model),
             )
         )
 
     def _changed(self, record: CloseRecord, before: Roster, after: Roster) -> None:
-        joined = tuple(_plain(member) for member in after.members if member.peer not in before)
-        left = tuple(_plain(member) for member in before.members if member.peer not in after)
+        joined = tuple(_plain(member, after) for member in after.members if member.peer not in before)
+        left = tuple(_plain(member, before) for member in before.members if member.peer not in after)
         if joined or left:
             self._around.events.emit(RosterChanged(step=record.step, joined=joined, left=left))
 
@@ -188,19 +187,18 @@ class StepEvents:
 
 
 def _told(one: Turnout, after: Roster, before: Roster) -> PartTurnout:
-    """With names in the place of ids, unless two have the same."""
-    names = {peer: (before if peer in before else after)[peer].name for peer in one.why}
-    shared = {name for name, number in Counter(names.values()).items() if number > 1 or not name}
+    """With names in the place of ids."""
+    names = distinct_names({member.peer: member.name for roster in (after, before) for member in roster.members})
     return PartTurnout(
         part=one.part,
         step=one.step,
         live=len(one.live),
         participating=len(one.participating),
         averaged=len(one.averaged),
-        why={peer if names[peer] in shared else names[peer]: why for peer, why in one.why.items()},
+        why={names[peer]: why for peer, why in one.why.items()},
         alone=one.alone,
     )
 
 
-def _plain(member: Member) -> dict[str, Any]:
-    return {"peer": member.peer, "name": member.name, "role": member.role, "part": member.part}
+def _plain(member: Member, roster: Roster) -> dict[str, Any]:
+    return {"peer": member.peer, "name": roster.names[member.peer], "role": member.role, "part": member.part}

@@ -162,11 +162,11 @@ class Turnover:
         self._rng = random.Random(f"flow {case.seed}")
         founders = [self._named(place) for place in range(case.places)]
         candidates = [
-            Candidate(peer=peer, role="stage", name="", stage=self.machine(peer).stage, addresses=())
+            Candidate(peer=peer, role="stage", name=peer, stage=self.machine(peer).stage, addresses=())
             for peer in founders
         ]
         names = ["T", *(f"T{number}" for number in range(1, case.trainers))]
-        trainers = [Member(peer=name, role="trainer", name="", part=None, addresses=()) for name in names]
+        trainers = [Member(peer=name, role="trainer", name=name, part=None, addresses=()) for name in names]
         self.roster = Roster([*assign_stages(candidates, case.stages, private_ends=False)[0].members, *trainers])
         self._copied = {
             (peer, part): 0.0 for part, peers in copy_duties(self.roster, case.copies).items() for peer in peers
@@ -321,7 +321,7 @@ class Turnover:
 
     def _admission(self, step: int, peer: PeerId) -> Admission:
         part = self._arriving[peer].part
-        member = Member(peer=peer, role="stage", name="", part=part, addresses=())
+        member = Member(peer=peer, role="stage", name=peer, part=part, addresses=())
         return Admission(step=step, member=member, signature=SIGNATURE)
 
     def _moves(self, step: int, at_s: float, granted: Changes) -> tuple[Move, ...]:

@@ -197,7 +197,7 @@ async def sybils_join(swarm: SimSwarm, count: int) -> list[PeerId]:
         step, previous = at.open_step, at.history.head_hash
         leader = owner(at.roster, step, at.term)
         for one, endpoint in zip(identities, endpoints, strict=True):
-            member = Member(peer=one.peer, role="bootstrap", name="", part=None, addresses=())
+            member = Member(peer=one.peer, role="bootstrap", name=one.peer, part=None, addresses=())
             signed = one.sign(admission_bytes(swarm.manifest.run_id, step, previous, member))
             with contextlib.suppress(PeerError):
                 body = Admission(step=step, member=member, signature=signed)

@@ -18,7 +18,7 @@ from swarm import WIRE_VERSION
 from swarm.errors import BugError, Violation
 from swarm.ids import PeerId, RunId
 from swarm.network.rpc.bodies import decode, pack, unpack
-from swarm.schema import BesideField, Count, PartField, Record, RegionField
+from swarm.schema import BesideField, Count, NameField, PartField, Record, RegionField
 from swarm.security.credentials import Credential
 from swarm.security.signing import SIGNATURE_BYTES, PrivateIdentity, verify
 
@@ -35,7 +35,6 @@ MAX_RECORD_BYTES = 4096
 
 RecordT = TypeVar("RecordT", bound=Record)
 
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 AddressText = Annotated[str, StringConstraints(min_length=4, max_length=256, pattern=r"^/[!-~]+$")]
 
 
@@ -50,7 +49,7 @@ class PeerRecord(Record):
     kind: ClassVar[str] = "peer"
 
     role: Literal["bootstrap", "stage", "trainer"]
-    name: Name
+    name: NameField
     stage: Annotated[int, Field(ge=0, lt=512)] | None = None
     part: PartField | None = None
     addresses: Annotated[tuple[AddressText, ...], Field(max_length=8)] = ()

@@ -1,4 +1,4 @@
-"""What a peer says of the copies in its run."""
+"""What a peer says of the copies in its run, and of those in it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any, cast
 import pytest
 
 from peers.control.answers import NodeCommands
+from peers.control.status import MemberReport
 from peers.settings import PeerSettings
 from swarm.consensus.roster import Member, Roster
 
 
-def member(peer: str, part: str | None) -> Member:
+def member(peer: str, part: str | None, name: str = "") -> Member:
     role = "trainer" if part == "ends" else "stage" if part else "bootstrap"
-    return Member(peer=peer, role=role, name=peer, part=part, addresses=())
+    return Member(peer=peer, role=role, name=name or peer, part=part, addresses=())
 
 
 STAGES = [member("a", "stage-0"), member("b", "stage-0"), member("c", "stage-1"), member("d", "stage-1")]
@@ -40,3 +41,24 @@ def test_status_says_of_private_ends_only_that_the_one_copy_there_can_be_is_miss
     around = cast(Any, SimpleNamespace(roster=Roster(members)))
     commands.adopt(cast(Any, manifest), cast(Any, None), around, cast(Any, None))
     assert commands._fewer_copies() == said
+
+
+async def test_members_and_those_who_wait_are_told_apart_where_they_say_the_same_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = NodeCommands(PeerSettings(home=tmp_path, role="stage", name="twin"), "a", 0.0, lambda reason: reason)
+    around = SimpleNamespace(roster=Roster([member("a", "stage-0", "twin"), member("b", "stage-0")]))
+    manifest = SimpleNamespace(run=SimpleNamespace(copies=0))
+    commands.adopt(cast(Any, manifest), cast(Any, None), cast(Any, around), cast(Any, None))
+    waits = MemberReport(name="twin", peer="w", role="stage", part=None, state="waiting", link="unknown", addresses=())
+
+    async def links(endpoint: object) -> dict[str, str]:
+        return {}
+
+    async def announced(links: object) -> list[MemberReport]:
+        return [waits]
+
+    monkeypatch.setattr(commands, "_links", links)
+    monkeypatch.setattr(commands, "_announced", announced)
+    monkeypatch.setattr(commands, "_endpoint", object())
+    assert [one.name for one in await commands._peers({})] == ["twin~a", "b", "twin~w"]

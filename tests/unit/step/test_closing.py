@@ -65,7 +65,7 @@ def test_of_two_replicas_that_claim_two_norms_neither_is_believed_and_the_order_
 
 def test_global_norm_is_a_number_whatever_members_may_claim() -> None:
     parts = range(1000)
-    many = Roster(listed(f"p{n}", part=f"stage-{n}", name="") for n in parts)
+    many = Roster(listed(f"p{n}", part=f"stage-{n}", name=f"p{n}") for n in parts)
     assert math.isfinite(global_norm(many, {peer: averaged("a" * 16, MAX_SQ_NORM) for peer in many.peers}))
 
 

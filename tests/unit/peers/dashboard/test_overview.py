@@ -49,6 +49,18 @@ def test_records_say_who_is_there_what_counts_and_who_came_and_went() -> None:
     json.dumps(state, allow_nan=False)
 
 
+def test_peers_that_say_the_same_name_are_told_apart() -> None:
+    overview = Overview({"kind": "peer", "label": "a test"})
+    line = eventful().lines[0].record
+    twins = tuple(one.model_copy(update={"name": "twin"}) for one in line.roster)
+    overview.record(line.model_copy(update={"roster": twins}), 1.0)
+    state = overview.document(1.0)
+    assert {peer: one["name"] for peer, one in state["peers"].items()} == {
+        one.peer: f"twin~{one.peer[-6:]}" for one in twins
+    }
+    assert overview.name(OTTER) == f"twin~{OTTER[-6:]}"
+
+
 def test_steps_that_did_not_count_are_taken_back() -> None:
     overview, lines = seen(), eventful().lines
     overview.record(lines[5].record, 300.0)

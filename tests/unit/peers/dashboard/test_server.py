@@ -21,7 +21,6 @@ from peers.dashboard.overview import Overview
 from peers.dashboard.place import TOKEN_VARIABLE, listening_place
 from peers.dashboard.server import ASSETS
 from peers.dashboard.start import TOKEN_FILE, DashboardOptions, DashboardPlace, own_address, token_for
-from swarm.consensus.roster import Member
 from swarm.errors import ConfigError
 from tests.harness.rigs.clocks import HandClock, turns
 from tests.harness.rigs.dashboard import ScriptedSource, message, served
@@ -180,12 +179,12 @@ async def test_other_host_foreign_origin_and_wrong_token_read_nothing() -> None:
 
 async def test_names_with_markup_come_as_text() -> None:
     line = eventful().lines[0].record
-    members = [Member(**{**one.model_dump(), "name": MARKUP}) for one in line.roster]
+    members = [one.model_copy(update={"name": f"{MARKUP}{n}"}) for n, one in enumerate(line.roster)]
     overview = Overview({"kind": "peer", "label": "a test"})
     overview.record(line.model_copy(update={"roster": tuple(members)}), 1.0)
     state = overview.document(1.0)
-    assert {one["name"] for one in state["peers"].values()} == {MARKUP}
-    assert 'name="<img src=x onerror=alert(1)>"' in exposition(state, 0).decode()
+    assert {one["name"] for one in state["peers"].values()} == {f"{MARKUP}{n}" for n in range(len(members))}
+    assert 'name="<img src=x onerror=alert(1)>0"' in exposition(state, 0).decode()
     async with served() as dashboard:
         kind = (await dashboard.ask("/api/v1/state"))[1]["content-type"]
         assert kind == "application/json", "with nosniff no browser takes it for a page"
