@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from peers.console.words import another_path
-from peers.data.tokenizer_files import read_encoding, special_tokens
+from peers.data.tokenizer_files import CameWith, came_with, read_bounded, read_encoding, special_tokens
 from peers.home.places import FROZEN
 from swarm.config import MAX_TEMPLATE
 from swarm.errors import ConfigError
@@ -28,6 +29,7 @@ from swarm.models.registry import AnyModel
 from swarm.models.spec import DType, SplitConfig
 from swarm.parsing import parse_json
 from swarm.pipeline.batch import Packing
+from swarm.schema import MAX_FILES_BYTES, MODEL_FILE
 from swarm.state.frozen import FrozenStore, ModelFiles
 
 if TYPE_CHECKING:
@@ -40,7 +42,8 @@ CONTEXT = 512
 """Tokens in a row where nothing is said: more costs memory that grows with it."""
 HUB_ID = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96})(@(?P<revision>[\w./-]{1,100}))?")
 _CACHED = re.compile(r"models--(?P<owner>[\w.-]+?)--(?P<name>[\w.-]+)/snapshots/(?P<revision>[0-9a-f]{40})$")
-_WANTED, _UNWANTED = ["*.safetensors", "*.json", "*.jinja"], ["*/*", "consolidated*"]
+_DOWNLOADED = re.compile(rf"(?!consolidated)[^/]*\.(safetensors|json|jinja)$|{MODEL_FILE}")
+"""Files of a hub's model: weights and what comes back with an export, no code and no pickle."""
 _OUTER = ("bos_token_id", "eos_token_id", "pad_token_id")
 OPTION = "--model"
 
@@ -72,6 +75,22 @@ class ForeignModel:
         if encoding.template is not None and len(encoding.template.text) <= MAX_TEMPLATE:
             said["template"] = encoding.template.text
         return said
+
+    def came_with(self, tokenizer: bytes, said: dict[str, Any]) -> tuple[dict[str, Any], CameWith]:
+        """Return what a run's ``[tokenizer]`` says, and the files that come back with an export.
+
+        Args:
+            tokenizer: The run's, which need not be the model's.
+            said: What the run says itself: it wins over what the model says.
+
+        Raises:
+            ConfigError: As :meth:`spoken`, or a file cannot be read.
+        """
+        if self.tokenizer is None or self.tokenizer.read_bytes() != tokenizer:
+            return said, came_with(self.directory, tokenizer, ["digest"])
+        theirs = self.spoken()
+        contrary = [key for key in ("end", "tokens", "template") if key in said and said[key] != theirs.get(key)]
+        return theirs | said, came_with(self.directory, tokenizer, contrary)
 
     def model(self, *, scratch: bool = False, context: int | None = None, compute: DType = "float32") -> HfConfig:
         """Return the ``[model]`` of a run with it.
@@ -134,13 +153,14 @@ def _table(**said: Any) -> HfConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenModel:
-    """A model for a run: its ``[model]``, the directory whose weights it begins with, its tokenizer's JSON, and what
-    else ``[tokenizer]`` says (:meth:`ForeignModel.spoken`)."""
+    """A model for a run: its ``[model]``, the directory whose weights it begins with, its tokenizer's JSON, what else
+    ``[tokenizer]`` says (:meth:`ForeignModel.spoken`), and the files that come back with an export."""
 
     config: HfConfig
     files: Path | None
     tokenizer: bytes
     spoken: dict[str, Any]
+    came_with: CameWith = CameWith({}, ())
 
 
 def choose_model(given: str, *, scratch: bool, context: int | None, packing: Packing = "stream") -> ChosenModel:
@@ -151,11 +171,19 @@ def choose_model(given: str, *, scratch: bool, context: int | None, packing: Pac
     """
     found = find_model(given)
     if found.tokenizer is None:
-        remedy = "Name a directory that has one, beside config.json."
-        raise ConfigError(OPTION, given, "a directory with a tokenizer.json", remedy)
+        raise ConfigError(OPTION, given, "a directory with a tokenizer.json", without_tokenizer(found.directory))
     config = found.tried(scratch=scratch, context=context, packing=packing)
     files = None if scratch else found.directory.absolute()
-    return ChosenModel(config=config, files=files, tokenizer=found.tokenizer.read_bytes(), spoken=found.spoken())
+    tokenizer = read_bounded(found.tokenizer, OPTION, "a model with a readable tokenizer.json", MAX_FILES_BYTES)
+    spoken, came = found.came_with(tokenizer, {})
+    return ChosenModel(config=config, files=files, tokenizer=tokenizer, spoken=spoken, came_with=came)
+
+
+def without_tokenizer(directory: Path) -> str:
+    """Return what to do where a model has no tokenizer.json: transformers makes one of what slower tokenizers read."""
+    where = json.dumps(str(directory))
+    program = f"from transformers import AutoTokenizer as T; T.from_pretrained({where}).save_pretrained({where})"
+    return f"Make it of its vocabulary, if it has one: python -c {shlex.quote(program)}"
 
 
 def check_parts(model: HfConfig, split: SplitConfig) -> None:
@@ -256,12 +284,12 @@ def _download(name: str, revision: str | None, key: str) -> tuple[Path, str]:
     from huggingface_hub import HfApi, snapshot_download
 
     try:
-        resolved = HfApi().model_info(name, revision=revision).sha or ""
+        found = HfApi().model_info(name, revision=revision)
+        resolved = found.sha or ""
         if not re.fullmatch(r"[0-9a-f]{40}", resolved):
             raise ValueError(f"its revision is {resolved!r}")
-        return Path(
-            snapshot_download(name, revision=resolved, allow_patterns=_WANTED, ignore_patterns=_UNWANTED)
-        ), resolved
+        names = [one.rfilename for one in found.siblings or () if _DOWNLOADED.match(one.rfilename)]
+        return Path(snapshot_download(name, revision=resolved, allow_patterns=names)), resolved
     except Exception as error:  # noqa: BLE001 - whatever network, hub and disk raise
         cause = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         remedy = f"Check the name and the network, or download it elsewhere and name its directory: {key} DIR"

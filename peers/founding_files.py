@@ -1,8 +1,10 @@
-"""The two files that a run is founded with, its manifest and its tokenizer: from a preset or a RUN.toml, and flags."""
+"""What a run is founded with, its manifest and the files that it names: from a preset or a RUN.toml, and flags."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,58 +16,43 @@ from peers.commands.comeback import check_gone
 from peers.console.words import another_path, command_name
 from peers.data.source import check_tokenizer
 from peers.data.text import built_in_corpus, read_corpus, sample_texts
-from peers.foreign_model import ADAPTER_LR, ForeignModel, check_founding, check_parts, find_model
+from peers.data.tokenizer_files import CameWith, read_bounded
+from peers.foreign_model import ADAPTER_LR, ForeignModel, check_founding, check_parts, find_model, without_tokenizer
 from peers.home.places import home_directory
-from peers.manifest_file import write_manifest
 from peers.options.fields import settings_of
 from peers.options.foundation import Foundation
 from peers.plan.sizing import SizedStages, stages_for
 from peers.presets import load_preset, preset_names
 from peers.profiles import keys_of, profile_of, with_profile
 from swarm.config import Manifest, new_nonce, parse_manifest
-from swarm.disk import read_named, write_whole
-from swarm.errors import ConfigError, Incompatible, StateError
+from swarm.disk import read_named
+from swarm.errors import ConfigError, Incompatible
 from swarm.models.hf.hf_config import HfConfig
 from swarm.parsing import parse_toml
+from swarm.schema import MAX_FILES_BYTES, TOKENIZER_FILE
 from swarm.state.checkpoints.files import step_called
 
-TOKENIZER_FILE = "tokenizer.json"
-MANIFEST_FILE = "run.toml"
 FOR_FOREIGN = "finetune"
 """The preset for a model that is named alone; with a file of one's own it has what that leaves open."""
 _WITH_RESUME = ("file", "resume")
 _WITH_OTHER_STAGES = (*_WITH_RESUME, "stages", "layers_per_stage", "peers", "hosts", "trainers")
 """The options of a run that goes on: as it is cut, and with other stages."""
-_PENDING = {"tokenizer": {"digest": "0" * 64}}
-"""Stands for the tokenizer to come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Founded:
-    """A run that can be served: its manifest, its tokenizer's JSON, and where that came from, in words. ``resumed`` is
-    what an old run goes on from, ``said`` what was done to make the manifest, as (label, text), ``model_files`` the
-    directory whose weights a new one begins with, ``profile`` the one that its manifest was made with."""
+    """A run that can be served: its manifest, the files that it names, and where its tokenizer came from, in words.
+    ``resumed`` is what an old run goes on from, ``said`` what was done to make the manifest, as (label, text),
+    ``model_files`` the directory whose weights a new one begins with, ``profile`` the one that its manifest was made
+    with."""
 
     manifest: Manifest
-    tokenizer: bytes
+    files: dict[str, bytes]
     tokenizer_from: str
     resumed: Resumable | None = None
     said: tuple[tuple[str, str], ...] = ()
     model_files: Path | None = None
     profile: str | None = None
-
-    def write(self, into: Path) -> tuple[Path, Path]:
-        """Write ``run.toml`` and ``tokenizer.json`` into a directory that has neither, and return their paths.
-
-        Raises StateError when the disk refuses.
-        """
-        manifest, tokenizer = into / MANIFEST_FILE, into / TOKENIZER_FILE
-        try:
-            write_whole(tokenizer, [self.tokenizer])
-            write_manifest(self.manifest, manifest)
-        except OSError as error:
-            raise StateError(f"{into}: {error.strerror}. Check space and permissions.") from error
-        return manifest, tokenizer
 
 
 def load_foundation(foundation: Foundation) -> dict[str, Any]:
@@ -99,10 +86,16 @@ def load_foundation(foundation: Foundation) -> dict[str, Any]:
     try:
         document = with_profile(document, by_hand)
         checked = document if foundation.peers is None else _uncut(document)
-        parse_manifest(_PENDING | checked, _origin(foundation))  # so that mistakes show before a tokenizer is trained
+        parse_manifest(_pending(checked), _origin(foundation))  # so that mistakes show before a tokenizer is trained
     except ConfigError as error:
         raise _blamed(error, foundation) from None
     return document
+
+
+def _pending(document: dict[str, Any]) -> dict[str, Any]:
+    """A manifest with what stands for the tokenizer to come, where it names none."""
+    said = document.get("tokenizer", {})
+    return document | {"tokenizer": {"digest": "0" * 64} | said} if isinstance(said, dict) else document
 
 
 def _one_host_each(foundation: Foundation) -> dict[str, Any]:
@@ -114,10 +107,11 @@ def _one_host_each(foundation: Foundation) -> dict[str, Any]:
 
 
 def make_run(foundation: Foundation, document: dict[str, Any]) -> Founded:
-    """Read or train the tokenizer, and complete the manifest with it and, where it has none, a fresh nonce.
+    """Read or train the tokenizer, and complete the manifest with it, with what else the model came with and, where it
+    has none, a fresh nonce.
 
-    Cost: nothing with a tokenizer, else some 2 s for the built-in text. Raises Incompatible for a tokenizer that is
-    not the one the file names, ConfigError as :func:`load_foundation`.
+    Cost: nothing with a tokenizer, else some 2 s for the built-in text. Raises Incompatible for files that are not
+    those the file names, ConfigError as :func:`load_foundation`.
     """
     foreign = _foreign(foundation)
     named = document.get("tokenizer", {}).get("digest")
@@ -129,9 +123,19 @@ def make_run(foundation: Foundation, document: dict[str, Any]) -> Founded:
         raise Incompatible("--tokenizer", source, allowed, remedy)
     run = document.get("run", {})
     named_run = {"run": run | {"nonce": run.get("nonce") or new_nonce()}}
-    spoken = {} if foreign is None or foundation.tokenizer is not None else foreign.spoken()
-    said = {"tokenizer": document.get("tokenizer", {}) | spoken | {"digest": digest}}
-    manifest = parse_manifest(document | named_run | said, _origin(foundation))
+    words: dict[str, Any] = document.get("tokenizer", {}) | {"digest": digest}
+    if foreign is None:
+        came = CameWith(_named_beside(foundation, document), ())
+    else:
+        words, came = foreign.came_with(tokenizer, words)
+    digests = {name: hashlib.sha256(data).hexdigest() for name, data in came.kept.items()}
+    wanted: dict[str, str] = document.get("files", digests)
+    for name in wanted:
+        if digests.get(name) != wanted[name]:
+            allowed = f"the file whose sha256 begins {wanted[name][:16]}, as the RUN.toml says"
+            remedy = f"Put it beside {source}, or remove it from [files] in the RUN.toml."
+            raise Incompatible(f"files.{name}", digests.get(name, "")[:16], allowed, remedy)
+    manifest = parse_manifest(document | named_run | {"tokenizer": words, "files": wanted}, _origin(foundation))
     check_tokenizer(manifest, tokenizer)
     if foreign is not None and isinstance(manifest.model, HfConfig):
         check_parts(manifest.model, manifest.split)
@@ -140,8 +144,9 @@ def make_run(foundation: Foundation, document: dict[str, Any]) -> Founded:
     in_file = None if foundation.file is None else profile_of(_read_toml(foundation.file))
     return Founded(
         manifest=manifest,
-        tokenizer=tokenizer,
+        files={TOKENIZER_FILE: tokenizer} | {name: came.kept[name] for name in wanted},
         tokenizer_from=source,
+        said=tuple(came.described()),
         model_files=files,
         profile=foundation.profile or in_file,
     )
@@ -179,9 +184,7 @@ def resume_run(foundation: Foundation, home: Path | str | None) -> Founded:
         except ConfigError as error:
             raise _blamed(error, foundation) from None
         found, said = recut.resumable, said + recut.said
-    return Founded(
-        manifest=found.manifest, tokenizer=found.tokenizer, tokenizer_from=origin, resumed=found, said=tuple(said)
-    )
+    return Founded(manifest=found.manifest, files=found.files, tokenizer_from=origin, resumed=found, said=tuple(said))
 
 
 def sized_document(
@@ -192,14 +195,14 @@ def sized_document(
     What was typed of numbers of peers stays. Raises ConfigError, also where sizes are said by hand, and as
     :func:`peers.plan.sizing.stages_for`.
     """
-    sized = _sized(foundation, parse_manifest(_PENDING | _uncut(document), _origin(foundation)))
+    sized = _sized(foundation, parse_manifest(_pending(_uncut(document)), _origin(foundation)))
     if sized is None:
         return document, ()
     document.get("split", {}).pop("layers_per_stage", None)
     for dotted, value in (sized.changes() | foundation.changes).items():
         _change(document, dotted, value)
     try:
-        parse_manifest(_PENDING | document, _origin(foundation))
+        parse_manifest(_pending(document), _origin(foundation))
     except ConfigError as error:
         raise _blamed(error, foundation) from None
     return document, tuple(sized.said())
@@ -225,21 +228,22 @@ def _sized(foundation: Foundation, manifest: Manifest) -> SizedStages | None:
 def _tokenizer(foundation: Foundation, document: dict[str, Any], named: str | None) -> tuple[bytes, str]:
     beside = None if foundation.file is None else foundation.file.with_name(TOKENIZER_FILE)
     if foundation.tokenizer is not None:
-        return _read(foundation.tokenizer), str(foundation.tokenizer)
+        return _read_tokenizer(foundation.tokenizer), str(foundation.tokenizer)
     foreign = _foreign(foundation)
     if foreign is not None and foreign.tokenizer is not None:
-        return _read(foreign.tokenizer), str(foreign.tokenizer)
+        return _read_tokenizer(foreign.tokenizer), str(foreign.tokenizer)
     if foreign is not None and named is None and not foundation.text:
-        remedy = "Give its tokenizer.json (--tokenizer FILE), or text to make a new one from (--text FILE)."
-        raise ConfigError("--model", foundation.model, "a directory with a tokenizer.json", remedy)
+        remedy = "Or give another (--tokenizer FILE), or text to make a new one from (--text FILE)."
+        raise ConfigError("--model", foundation.model, "a directory with a tokenizer.json",
+                          f"{without_tokenizer(foreign.directory)}. {remedy}")  # fmt: skip
     if named is not None:
         # What quickstart and swarm new leave lies together.
         if beside is None or not beside.is_file():
             remedy = "Give that file, or remove [tokenizer] from the RUN.toml to have a new one trained."
             raise ConfigError("--tokenizer", None, f"the tokenizer.json whose sha256 begins {named[:16]}", remedy)
-        return _read(beside), str(beside)
+        return _read_tokenizer(beside), str(beside)
     corpus = read_corpus(foundation.text) if foundation.text else built_in_corpus()
-    vocab_size = parse_manifest(_PENDING | document, _origin(foundation)).model.vocab_size
+    vocab_size = parse_manifest(_pending(document), _origin(foundation)).model.vocab_size
     return train_tokenizer(sample_texts([corpus.documents]), vocab_size), corpus.name
 
 
@@ -276,14 +280,17 @@ def _table(foreign: ForeignModel, foundation: Foundation) -> dict[str, Any]:
     return model.model_dump(mode="json")
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        cause = (error.strerror or "unreadable").lower()
-        raise ConfigError(
-            "--tokenizer", str(path), "a readable tokenizer.json", another_path(path), why=cause
-        ) from None
+def _read_tokenizer(path: Path) -> bytes:
+    return read_bounded(path, "--tokenizer", "a readable tokenizer.json", MAX_FILES_BYTES)
+
+
+def _named_beside(foundation: Foundation, document: Mapping[str, Any]) -> dict[str, bytes]:
+    """The files that a RUN.toml names beside the tokenizer: they lie where that lies."""
+    if foundation.file is None:
+        return {}
+    remedy = "a readable file, which the RUN.toml names in [files]"
+    there = foundation.file.parent
+    return {name: read_bounded(there / name, "files", remedy, MAX_FILES_BYTES) for name in document.get("files", {})}
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

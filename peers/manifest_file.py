@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from swarm.config import Manifest, parse_manifest
 from swarm.disk import write_whole
 from swarm.errors import ConfigError, Incompatible
 from swarm.parsing import parse_json
+
+_BARE = re.compile("[A-Za-z0-9_-]+")
 
 
 def render_manifest(manifest: Manifest) -> str:
@@ -46,12 +49,17 @@ def _section(name: str, values: dict[str, Any]) -> str:
 def _lines(values: dict[str, Any]) -> Iterator[str]:
     for key, value in values.items():
         if value is not None:
-            yield f"{key} = {_value(value)}\n"
+            yield f"{_pair(key, value)}\n"
+
+
+def _pair(key: str, value: Any) -> str:
+    named = key if _BARE.fullmatch(key) else json.dumps(key)  # names of files have dots
+    return f"{named} = {_value(value)}"
 
 
 def _value(value: Any) -> str:
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_value(item)}" for key, item in value.items() if item is not None) + " }"
+        return "{ " + ", ".join(_pair(key, item) for key, item in value.items() if item is not None) + " }"
     # JSON's strings, integers, booleans and lists of them are TOML's; its floats too, once they show a point. Its
     # escapes of characters beyond 16 bits are not, and a DEL must be escaped.
     if isinstance(value, float):

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import uvloop
 
 from peers.checkpoints.keeper import CheckpointKeeper
+from peers.checkpoints.verify import named_files
 from peers.checkpoints.writer import keep_run, run_directory_of
 from peers.console.narration import EventNarration
 from peers.console.words import command_to_join, one_line, reason_of, report_error, with_commands
@@ -32,6 +33,7 @@ from peers.exit_codes import EXIT_CODES, EXIT_DRAINED, EXIT_ERROR, EXIT_INTERRUP
 from peers.foreign_model import files_here
 from peers.frozen import frozen_services
 from peers.guards import watch_daemon, watch_last_moments, watch_pauses, watch_preemption, watch_signals
+from peers.home.run_directory import RunDirectory
 from peers.manifest_file import manifest_sent
 from peers.options.reading import blamed
 from peers.orders import Orders
@@ -61,6 +63,7 @@ from swarm.network.discovery.manifest import ManifestService
 from swarm.network.endpoint import LibP2PEndpoint
 from swarm.network.libp2p.identity import StoredIdentity, load_or_create
 from swarm.pipeline.batch import BatchSource
+from swarm.schema import TOKENIZER_FILE
 from swarm.security.credentials import credential_of
 from swarm.step.calls import first_leaf
 
@@ -222,7 +225,7 @@ class Node:
 
     async def _take_part(self, endpoint: LibP2PEndpoint, device: MeteredDevice, watch: HealthWatch) -> tuple[str, int]:
         """Learn what the run is, become a member, and stay one until its last step is closed or it has left."""
-        manifest, tokenizer = await self._find_run(endpoint)
+        manifest, named = await self._find_run(endpoint)
         _check_stage(self._settings.options.stage, manifest)
         shown = self._settings.credential
         admission = open_gate(manifest, endpoint, None if shown is None else credential_of(shown))
@@ -230,7 +233,7 @@ class Node:
         await asyncio.to_thread(family_of(manifest.model).warm_up)
         begin = None
         if (kept := self._settings.run_directory) is not None:
-            begin = functools.partial(keep_run, run_directory_of(kept, manifest), manifest, tokenizer, files.frozen)
+            begin = functools.partial(keep_run, run_directory_of(kept, manifest), manifest, named, files.frozen)
             if self._settings.role != "bootstrap":  # that one may never write a checkpoint
                 await asyncio.to_thread(begin)
                 begin = None
@@ -244,14 +247,14 @@ class Node:
             clock=self._clock,
             watch=watch,
             be_reachable=reach.be_reachable,
-            source=await self._open_data(manifest, tokenizer),
+            source=await self._open_data(manifest, named[TOKENIZER_FILE]),
             how_to_join=functools.partial(command_to_join, admission=manifest.admission.mode),
             activation_checkpointing=self._settings.options.activation_checkpointing,
             deferred_weights=self._settings.options.deferred_weights == "on",
             files=files,
             admission=admission,
         )
-        manifests = ManifestService(manifest.canonical(), tokenizer, named=manifest.admission.closed)
+        manifests = ManifestService(manifest.canonical(), named, named=manifest.admission.closed)
         for service in [*frozen_services(manifest.model, files, around.gate), manifests]:
             endpoint.mount(service)
         await self._reaching(endpoint.enter(manifest.run_id))
@@ -278,19 +281,20 @@ class Node:
     async def _secure(self, within_s: float) -> str:
         return "" if self._membership is None else await self._membership.secure(within_s)
 
-    async def _find_run(self, endpoint: LibP2PEndpoint) -> tuple[Manifest, bytes]:
-        """The run's manifest and tokenizer: the founder reads them from its files, everybody else asks a contact."""
+    async def _find_run(self, endpoint: LibP2PEndpoint) -> tuple[Manifest, dict[str, bytes]]:
+        """The run's manifest and the files that it names: the founder reads them, everybody else asks a contact."""
         settings = self._settings
-        if settings.manifest is not None and settings.tokenizer is not None:
+        if settings.manifest is not None:
             manifest = await asyncio.to_thread(load_manifest, settings.manifest)
             self._emit_found(manifest, self._identity.peer)
-            return manifest, await asyncio.to_thread(settings.tokenizer.read_bytes)
+            there = RunDirectory(settings.manifest.parent)
+            return manifest, await asyncio.to_thread(named_files, there, manifest)
         expected = RunId(settings.run) if settings.run is not None else None
         contacts = await contacts_of(settings, endpoint, expected)
         self._first |= contacts.keys()
-        self._contact, manifest, tokenizer = await find_run(endpoint, contacts, expected, manifest_sent)
+        self._contact, manifest, files = await find_run(endpoint, contacts, expected, manifest_sent)
         self._emit_found(manifest, self._contact)
-        return manifest, tokenizer
+        return manifest, files
 
     async def _reaching(self, asking: Coroutine[Any, Any, ResultT]) -> ResultT:
         """Return a contact's answer. Raises RunEnded, exit code 3, when it is gone."""

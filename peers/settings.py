@@ -34,7 +34,7 @@ class PeerSettings(BaseModel):
         name: What people call it.
         bootstrap: Multiaddrs ending in ``/p2p/<peer id>``, for all but a bootstrap that founds the run.
         run: The run that it joins, where that is known before.
-        manifest: For the bootstrap that founds the run, which serves it; ``tokenizer`` too.
+        manifest: For the bootstrap that founds the run, which serves it, and the files beside it that it names.
         ends_seed: Seed of the private ends' initial weights, for a bootstrap; None: a secret one. Whoever knows it can
             read what trainers send: give it only where all peers of the run are on this machine.
         model_files: Directory of the model's files: a bootstrap's run begins with the weights in them, and others need
@@ -43,7 +43,7 @@ class PeerSettings(BaseModel):
         beside: The peers with which it was started, one for each device, by the ends of their ids.
         host_bytes: Its share of the machine's memory, where it was started beside others; None: all that is free.
         patience_s: How long a bootstrap waits for the peers that the run needs; None: for ever.
-        run_directory: Where this machine keeps the run: manifest, tokenizer, and the checkpoints that its peers write
+        run_directory: Where this machine keeps the run: manifest, its files, and the checkpoints that its peers write
             and those they end with; ``{run}`` in it stands for the run's name and id.
         checkpoints_kept: How many older ones stay; None: all.
         alone: All peers of the run are on this machine: no step need be kept for others beside those of the options.
@@ -67,7 +67,6 @@ class PeerSettings(BaseModel):
     bootstrap: tuple[Address, ...] = ()
     run: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] | None = None
     manifest: Path | None = None
-    tokenizer: Path | None = None
     ends_seed: Annotated[int | None, Field(ge=0, repr=False)] = None
     model_files: Path | None = None
     frozen: Path | None = None
@@ -126,7 +125,7 @@ def member_settings(settings: PeerSettings) -> MemberSettings:
 
 def _check(settings: PeerSettings) -> None:
     needed: dict[Role, tuple[str, ...]] = {
-        "bootstrap": ("bootstrap",) if settings.returns else ("manifest", "tokenizer"),
+        "bootstrap": ("bootstrap",) if settings.returns else ("manifest",),
         "stage": ("bootstrap",),
         "trainer": ("bootstrap",),
     }

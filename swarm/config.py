@@ -32,7 +32,7 @@ from swarm.optim.muon import MAX_WIDTH
 from swarm.optim.schedules import OptimizerConfig
 from swarm.parsing import parse_toml
 from swarm.pipeline.batch import BatchConfig
-from swarm.schema import Section, in_words, keys_at
+from swarm.schema import MAX_FILES, MODEL_FILE, TOKENIZER_FILE, ModelFileField, Section, in_words, keys_at
 from swarm.security.signing import public_key_of
 
 _NAME, _NONCE, _SHA256 = r"^[a-z0-9][a-z0-9-]{0,40}$", r"^([0-9a-f]{16})?$", r"^[0-9a-f]{64}$"
@@ -42,6 +42,7 @@ _PATTERNS = {
     _NONCE: "16 small hex digits, or nothing",
     _SHA256: "a sha256: 64 small hex digits",
     _TOKEN: "names like bos_token",
+    MODEL_FILE: "names of files with which models come, like tokenizer_config.json",
 }
 
 
@@ -148,12 +149,19 @@ class RebalanceConfig(Section):
 
 
 class Manifest(Section):
-    """The whole run manifest. Compare by :attr:`run_id`."""
+    """The whole run manifest. Compare by :attr:`run_id`.
+
+    ``files`` are those that the model came with beside its tokenizer, by sha256: an export writes them as they were.
+    """
 
     run: RunConfig = RunConfig()
     model: AnyModel = GptConfig()
     split: SplitConfig = SplitConfig()
     tokenizer: TokenizerConfig
+    files: Annotated[
+        dict[ModelFileField, Annotated[str, StringConstraints(pattern=_SHA256)]],
+        Field(max_length=MAX_FILES, exclude_if=lambda files: not files),
+    ] = {}
     optimizer: OptimizerConfig = OptimizerConfig()
     batch: BatchConfig = BatchConfig()
     averaging: AveragingConfig = AveragingConfig()
@@ -178,6 +186,11 @@ class Manifest(Section):
         return json.dumps(
             self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=True
         ).encode()
+
+    @property
+    def named_files(self) -> dict[str, str]:
+        """The sha256 of each file that travels with the manifest, by name: the tokenizer, and :attr:`files`."""
+        return {TOKENIZER_FILE: self.tokenizer.digest} | self.files
 
     @property
     def step_microbatches(self) -> int:

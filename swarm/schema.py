@@ -35,6 +35,20 @@ BesideField = Annotated[
 ]
 """The peers on a peer's machine that it was started with, by the ends of their ids: 70 bits each."""
 
+TOKENIZER_FILE = "tokenizer.json"
+_STEM = "[A-Za-z0-9_][A-Za-z0-9_.-]{0,60}"
+MODEL_FILE = (
+    r"^(tokenizer[_-][A-Za-z0-9_-]{1,40}\.json|tokenizer\.model\.v[0-9]{1,3}|(vocab|merges)\.(json|txt|bpe)"
+    r"|(special_tokens_map|added_tokens|tekken|generation_config|chat_template)\.json|chat_template\.jinja"
+    rf"|{_STEM}\.(model|tiktoken)|additional_chat_templates/{_STEM}\.jinja"
+    r"|(LICEN[CS]E|NOTICE|README|COPYING|USE_POLICY)[A-Za-z0-9_-]{0,40}(\.(md|txt))?)$"
+)
+"""What a file of a model may be called that travels with a run beside its tokenizer.json and comes back with an export:
+no code, no pickle, no weights."""
+ModelFileField = Annotated[str, StringConstraints(pattern=MODEL_FILE)]
+MAX_FILES, MAX_FILES_BYTES = 64, 32 << 20
+"""Of those that travel with a run: how many beside the tokenizer, and the bytes of all with it."""
+
 DigestField = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16,64}$")]
 AFTER_CHARS = 16
 """How much of a record's hash says what a round or a journey of the next step follows."""

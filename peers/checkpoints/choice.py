@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from data_shards.tokenize import Tokenizer
-from peers.checkpoints.verify import check_tokenizer_file
+from peers.checkpoints.verify import named_file
 from peers.console.words import CommandError, command_name, gathering, listed
 from peers.data.foreign_tokenizer import check_foreign_tokenizer
 from peers.exit_codes import EXIT_USAGE
@@ -14,6 +14,7 @@ from peers.home.run_directory import RunDirectory
 from swarm.config import Manifest, load_manifest
 from swarm.errors import ConfigError, StateError
 from swarm.models.registry import family_of
+from swarm.schema import TOKENIZER_FILE
 from swarm.state.checkpoints.files import CheckpointManifest, flaw, latest, read_manifest, step_directory, steps
 
 
@@ -52,7 +53,7 @@ def choose_step(directory: RunDirectory, step: int | None = None) -> ChosenStep:
 def run_tokenizer(chosen: ChosenStep) -> tuple[bytes, Tokenizer]:
     """Return the run's tokenizer, its file and what it loads as. Raises StateError for one that is missing or another,
     ConfigError for one that must not be loaded here."""
-    document = check_tokenizer_file(chosen.directory, chosen.manifest)
+    document = named_file(chosen.directory, chosen.manifest, TOKENIZER_FILE)
     check_foreign_tokenizer(document)  # a contact sent it
     return document, Tokenizer(document, chosen.manifest.tokenizer.end or None)
 

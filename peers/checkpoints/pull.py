@@ -87,8 +87,8 @@ def destination(given: Path | None, manifest: Manifest, home: Path) -> RunDirect
 
 
 async def pull(source: Source, directory: RunDirectory, say: Say, progress: Progress) -> Pulled:
-    """Have the newest step that can be had whole, whole in ``directory``, with manifest and tokenizer. What was begun
-    earlier is continued. Nothing that was complete there is touched. What was fetched stays, whatever happens; a
+    """Have the newest step that can be had whole, whole in ``directory``, with the manifest and its files. What was
+    begun earlier is continued. Nothing that was complete there is touched. What was fetched stays, whatever happens; a
     directory that this call made goes again when nothing was.
 
     Raises CommandError (exit code 3) when no step can be had whole, naming what nobody has; StateError when the disk
@@ -133,12 +133,12 @@ async def _pull(source: Source, directory: RunDirectory, say: Say, progress: Pro
     for plan in found:
         record = await _record(source, plan)
         if record is not None:
-            await asyncio.to_thread(keep_run, directory, manifest, source.tokenizer)
+            await asyncio.to_thread(keep_run, directory, manifest, source.files)
             size = await _follow(plan, record, source, directory, say, progress)
             return _pulled(source, directory, gaps, plan.step, tuple(plan.donors), size)
     if complete is None:
         raise _withheld(gaps, source) or _nothing_whole(gaps, directory, unproven=bool(found))
-    await asyncio.to_thread(keep_run, directory, manifest, source.tokenizer)
+    await asyncio.to_thread(keep_run, directory, manifest, source.files)
     return _pulled(source, directory, gaps, complete, (), 0)
 
 

@@ -99,7 +99,7 @@ def recut_run(found: Resumable, changes: Mapping[str, Any], home: Path | str | N
         origin = dataclasses.replace(Origin.after(record), digests=parts)
         begins = founding_record(manifest.run_id, Roster(()), origin)
         write_manifest(directory.checkpoints, Proof(record=begins).manifest())
-        keep_run(directory, manifest, found.tokenizer)  # the last: a directory without it is no run's
+        keep_run(directory, manifest, found.files)  # the last: a directory without it is no run's
     except StateError as error:
         shutil.rmtree(directory.root, ignore_errors=True)
         raise StateError(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peers.checkpoints.proof import proof_in
-from peers.checkpoints.verify import CheckedStep, check_step, check_tokenizer_file
+from peers.checkpoints.verify import CheckedStep, check_step, named_files
 from peers.console.words import CommandError, command_name, gathering, listed
 from peers.exit_codes import EXIT_USAGE
 from peers.home.last_events import newest_closing
@@ -33,7 +33,7 @@ class Resumable:
 
     directory: RunDirectory
     manifest: Manifest
-    tokenizer: bytes
+    files: dict[str, bytes]
     step: int
     passed_over: tuple[str, ...]
 
@@ -78,7 +78,7 @@ def find_resumable(given: Path | None, home: Path | str | None) -> Resumable:
     given, chosen = _asked_for(given)
     directory = find_run_directory(given, home, key="--resume")
     manifest = load_manifest(directory.manifest)
-    tokenizer = check_tokenizer_file(directory, manifest)
+    files = named_files(directory, manifest)
     present = steps(directory.checkpoints) if chosen is None else (chosen,)
     if not present:
         check_nobody_here(home_directory(home), manifest.run_id)
@@ -101,7 +101,7 @@ def find_resumable(given: Path | None, home: Path | str | None) -> Resumable:
             if last is not None and step < last:
                 raise _last_step_elsewhere(directory, manifest, passed, step, last)
             told = tuple(_told(one, manifest) for one in passed)
-            return Resumable(directory=directory, manifest=manifest, tokenizer=tokenizer, step=step, passed_over=told)
+            return Resumable(directory=directory, manifest=manifest, files=files, step=step, passed_over=told)
         passed.append(checked)
     raise _incomplete(directory, manifest, passed)
 

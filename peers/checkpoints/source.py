@@ -6,11 +6,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from peers.checkpoints.verify import check_tokenizer_file
+from peers.checkpoints.verify import named_files
 from peers.console.words import CommandError, command_name
 from peers.exit_codes import EXIT_USAGE
 from peers.frozen import store_of
@@ -38,12 +38,12 @@ MAX_DONORS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A run, its tokenizer's bytes, and who may have its checkpoints. ``believed`` of them, about which step is newest,
-    are those whom the user named. With ``head``, the newest record that the contact knows, donors must prove what they
-    say."""
+    """A run, the files that its manifest names, and who may have its checkpoints. ``believed`` of them, about which
+    step is newest, are those whom the user named. With ``head``, the newest record that the contact knows, donors must
+    prove what they say."""
 
     manifest: Manifest
-    tokenizer: bytes
+    files: Mapping[str, bytes]
     donors: Sequence[Donor] = ()
     believed: Sequence[Donor] = ()
     head: CloseRecord | None = None
@@ -60,8 +60,7 @@ def directory_source(directories: Sequence[RunDirectory]) -> Source:
     StateError for one that holds none."""
     first = directories[0]
     manifest = load_manifest(first.manifest)
-    tokenizer = check_tokenizer_file(first, manifest)
-    return beside(Source(manifest=manifest, tokenizer=tokenizer), directories)
+    return beside(Source(manifest=manifest, files=named_files(first, manifest)), directories)
 
 
 def beside(source: Source, directories: Sequence[RunDirectory]) -> Source:
@@ -87,14 +86,14 @@ async def peer_source(contacts: Contacts) -> AsyncIterator[Source]:
         endpoint = await _open(Path(scratch), contacts)
         try:
             at = by_peer(parse_address(text, key="--from") for text in contacts.addresses)
-            contact, manifest, tokenizer = await find_run(endpoint, at, contacts.run, manifest_sent)
+            contact, manifest, files = await find_run(endpoint, at, contacts.run, manifest_sent)
             show(endpoint, contacts)
             await endpoint.enter(manifest.run_id)
             head = await _head(endpoint, contact)
             members = [peer for peer in head.members.peers if peer != contact]
             asked = [contact, *members[: MAX_DONORS - 1]]
             donors = [PeerDonor(endpoint, peer, timeout_s=CALL_TIMEOUT_S) for peer in asked]
-            yield Source(manifest=manifest, tokenizer=tokenizer, donors=donors, believed=donors[:1], head=head,
+            yield Source(manifest=manifest, files=files, donors=donors, believed=donors[:1], head=head,
                          grant=None if contacts.granted is None else contacts.granted.grant.grant)  # fmt: skip
         finally:
             await asyncio.shield(endpoint.close())

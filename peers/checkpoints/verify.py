@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from data_shards.tokenize import tokenizer_digest
 from peers.checkpoints.proof import proof_in
 from peers.console.interrupt import check
 from peers.console.words import CommandError, command_name, reason_of, with_commands
@@ -101,13 +101,18 @@ def chosen_steps(directory: RunDirectory, step: int | None) -> Sequence[int]:
     return present if step is None else (step,)
 
 
-def check_tokenizer_file(directory: RunDirectory, manifest: Manifest) -> bytes:
-    """The run's tokenizer as it lies there. Raises StateError when it is missing or another."""
-    path = directory.tokenizer
+def named_files(directory: RunDirectory, manifest: Manifest) -> dict[str, bytes]:
+    """The files that a run's manifest names, as they lie there. Raises StateError for a missing or another one."""
+    return {name: named_file(directory, manifest, name) for name in manifest.named_files}
+
+
+def named_file(directory: RunDirectory, manifest: Manifest, name: str) -> bytes:
+    """One of them. Raises StateError when it is missing or another."""
+    path = directory.file(name)
     try:
         data = path.read_bytes()
     except OSError as error:
         raise StateError(f"{path}: {error.strerror}. Copy it from another peer of the run.") from error
-    if tokenizer_digest(data) != manifest.tokenizer.digest:
-        raise StateError(f"{path}: not the tokenizer of this run. Copy it from another peer of the run.")
+    if hashlib.sha256(data).hexdigest() != manifest.named_files[name]:
+        raise StateError(f"{path}: not the {name} of this run. Copy it from another peer of the run.")
     return data

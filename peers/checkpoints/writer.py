@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_shards.tokenize import tokenizer_digest
 from peers.checkpoints.proof import Proof, stray
 from peers.console.words import with_commands
 from peers.frozen import note_use
@@ -59,15 +59,19 @@ def run_directory_of(pattern: Path, manifest: Manifest) -> RunDirectory:
     return RunDirectory(Path(str(pattern).replace("{run}", f"{manifest.run.name}-{manifest.run_id[:12]}")))
 
 
-def keep_run(directory: RunDirectory, manifest: Manifest, tokenizer: bytes, frozen: FrozenStore | None = None) -> None:
-    """Have manifest and tokenizer there, whole, which it takes to use the checkpoints. What is there already stays,
-    another peer wrote the same, unless it cannot be used. The store of ``frozen`` weights learns who needs them, where
-    the directory is no place where one looks for that. Blocking: some syncs of the disk where something is missing.
-    Raises StateError when the disk refuses, OtherWire for the directory of a run of another wire version."""
+def keep_run(
+    directory: RunDirectory, manifest: Manifest, files: Mapping[str, bytes], frozen: FrozenStore | None = None
+) -> None:
+    """Have the manifest and the files that it names there, whole, which it takes to use the checkpoints. What is there
+    already stays, another peer wrote the same, unless it cannot be used. The store of ``frozen`` weights learns who
+    needs them, where the directory is no place where one looks for that. Blocking: some syncs of the disk where
+    something is missing. Raises StateError when the disk refuses, OtherWire for the directory of a run of another wire
+    version."""
     try:
-        if not _is_tokenizer(directory.tokenizer, manifest):
-            with alone(directory.tokenizer, wait=True):
-                write_whole(directory.tokenizer, [tokenizer])
+        for name, digest in manifest.named_files.items():
+            if not _is_file(directory.file(name), digest):
+                with alone(directory.file(name), wait=True):
+                    write_whole(directory.file(name), [files[name]])
         if not _is_manifest(directory.manifest):
             with alone(directory.manifest, wait=True):
                 write_run_manifest(manifest, directory.manifest)
@@ -76,8 +80,8 @@ def keep_run(directory: RunDirectory, manifest: Manifest, tokenizer: bytes, froz
         raise StateError(f"{directory.root}: {error.strerror}. Check space and permissions.") from error
 
 
-def _is_tokenizer(path: Path, manifest: Manifest) -> bool:
-    return path.exists() and tokenizer_digest(path.read_bytes()) == manifest.tokenizer.digest
+def _is_file(path: Path, digest: str) -> bool:
+    return path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == digest
 
 
 def _is_manifest(path: Path) -> bool:

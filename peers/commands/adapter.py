@@ -10,11 +10,11 @@ from pathlib import Path
 from torch import Tensor
 
 from peers.checkpoints.choice import ChosenStep
-from peers.commands.export import Exported, bytes_of
+from peers.checkpoints.verify import named_files
+from peers.commands.export import Exported, bytes_of, write_beside
 from peers.commands.model_directory import making, write_json, write_tensors
 from peers.console.interrupt import check
 from peers.console.words import amount, count
-from swarm.disk import write_whole
 from swarm.errors import ConfigError
 from swarm.models.hf.hf_config import HfConfig
 from swarm.models.lora import LoraFamily
@@ -59,12 +59,12 @@ def export_adapter(chosen: ChosenStep, into: Path, told: Callable[[str], None]) 
         told(f"{spec.name}: {count(len(found) // 2, 'adapter')}")
         tensors |= found
     base, revision = _named_base(chosen)
+    files = named_files(chosen.directory, chosen.manifest)
     with making(into) as hidden:
         size = write_tensors(hidden / WEIGHTS, {k: ("F32", one.shape, bytes_of(one)) for k, one in tensors.items()})
         write_json(hidden / CONFIG, adapter_config(family, parts, base=base, revision=revision))
-        write_whole(hidden / "README.md", [_card(chosen, family, size).encode()])
-        files = tuple(sorted(path.name for path in hidden.iterdir()))
-    return Exported(files=files, parameters=sum(one.numel() for one in tensors.values()), bytes=size)
+        names = write_beside(hidden, files, _card(chosen, family, size))
+    return Exported(files=names, parameters=sum(one.numel() for one in tensors.values()), bytes=size)
 
 
 def load_adapter(into: Path, chosen: ChosenStep) -> str:

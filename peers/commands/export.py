@@ -19,9 +19,11 @@ from torch import Tensor
 from data_shards.tokenize import Tokenizer
 from peers.checkpoints.choice import ChosenStep, run_tokenizer
 from peers.checkpoints.proof import proof_in
+from peers.checkpoints.verify import named_files
 from peers.commands.model_directory import CONFIG, making, tokenizer_config, write_json, write_tensors
 from peers.console.interrupt import check
 from peers.console.words import amount, count
+from peers.data.tokenizer_files import CONFIG_FILE, TEMPLATE_FILE, template_in
 from peers.frozen import frozen_of, store_of
 from peers.local.report import held_out_after
 from swarm.consensus.records import CloseRecord
@@ -64,7 +66,8 @@ def export(chosen: ChosenStep, into: Path, dtype: DType, told: Callable[[str], N
     """
     family = family_of(chosen.manifest.model)
     config = family.export_config()
-    document, tokenizer = run_tokenizer(chosen)
+    files = named_files(chosen.directory, chosen.manifest)
+    _, tokenizer = run_tokenizer(chosen)
     end, opening = tokenizer.end_of_text, tokenizer.opening[0]
     # A model that came with special tokens of its own begins texts as it did: its template may write what begins one.
     begins = not chosen.manifest.tokenizer.tokens
@@ -72,22 +75,48 @@ def export(chosen: ChosenStep, into: Path, dtype: DType, told: Callable[[str], N
     with making(into) as hidden:
         parameters, stored = _write_weights(chosen, family, hidden, dtype, told)
         named = "dtype" if "dtype" in config else "torch_dtype"  # as versions before 4.56 call it, and all read
-        write_json(hidden / CONFIG, ids | config | {named: dtype})
-        # As the model's own files have them:
-        said = {key: config[key] for key in ("bos_token_id", "eos_token_id") if config.get(key) is not None}
-        write_json(hidden / "generation_config.json", ids | {"pad_token_id": end} | said)
-        write_whole(hidden / "tokenizer.json", [document])
-        names = {number: name for name, number in tokenizer.special_tokens.items()} | {end: tokenizer.end_token}
-        called = {"bos_token": names[opening]} if begins and opening in names else {}
-        named_tokens = called | {"eos_token": tokenizer.end_token} | dict(chosen.manifest.tokenizer.tokens)
-        most = config.get("max_position_embeddings") or family.context
-        write_json(hidden / "tokenizer_config.json", tokenizer_config(most) | named_tokens)
-        write_json(hidden / "special_tokens_map.json", named_tokens)
-        if template := chosen.manifest.tokenizer.template:
-            write_whole(hidden / "chat_template.jinja", [template.encode()])
-        write_whole(hidden / "README.md", [model_card(chosen, config, parameters, dtype, tokenizer).encode()])
-        files = tuple(sorted(path.name for path in hidden.iterdir()))
-    return Exported(files=files, parameters=parameters, bytes=stored)
+        write_json(hidden / CONFIG, dict(sorted((ids | config | {named: dtype}).items())))
+        for name, made in _made(chosen, ids | {"pad_token_id": end}, config, tokenizer).items():
+            if name not in files:
+                write_json(hidden / name, made)
+        card = model_card(chosen, config, parameters, dtype, tokenizer)
+        names = write_beside(hidden, files, card, chosen.manifest.tokenizer.template)
+    return Exported(files=names, parameters=parameters, bytes=stored)
+
+
+def _made(
+    chosen: ChosenStep, ids: Mapping[str, int], config: Mapping[str, Any], tokenizer: Tokenizer
+) -> dict[str, Mapping[str, Any]]:
+    """What is said beside the weights and a tokenizer that came with nothing of its own, by name of the file."""
+    # As the model's own config has them:
+    said = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if config.get(key) is not None}
+    made: dict[str, Mapping[str, Any]] = {"generation_config.json": {**ids, **said}}
+    if CONFIG_FILE in chosen.manifest.files:
+        return made
+    names = {number: name for name, number in tokenizer.special_tokens.items()}
+    names[tokenizer.end_of_text] = tokenizer.end_token
+    begins = names.get(tokenizer.opening[0])
+    own = {"bos_token": begins} if begins else {}
+    tokens = {"eos_token": tokenizer.end_token} | dict(chosen.manifest.tokenizer.tokens or own)
+    most = config.get("max_position_embeddings") or family_of(chosen.manifest.model).context
+    return made | {CONFIG_FILE: tokenizer_config(most) | tokens, "special_tokens_map.json": tokens}
+
+
+def write_beside(into: Path, files: Mapping[str, bytes], card: str, template: str = "") -> tuple[str, ...]:
+    """Write what lies beside the weights; return the names of all that is there then. Raises OSError.
+
+    Args:
+        into: The directory.
+        files: Those that travel with the run, as they are.
+        card: The card of what is exported; ``SWARM.md`` where the model came with a README.md of its own.
+        template: The run's chat template, written where those files say another.
+    """
+    for name, data in files.items():
+        write_whole(into / name, [data])
+    if template and template != template_in(into):
+        write_whole(into / TEMPLATE_FILE, [template.encode()])
+    write_whole(into / ("SWARM.md" if "README.md" in files else "README.md"), [card.encode()])
+    return tuple(sorted(path.relative_to(into).as_posix() for path in into.rglob("*") if path.is_file()))
 
 
 def _write_weights(

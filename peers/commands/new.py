@@ -11,6 +11,7 @@ from peers.doctor.contacts import knock_at_relays
 from peers.doctor.machine import check_before_start
 from peers.exit_codes import EXIT_UNREACHABLE
 from peers.home.places import RUNS, home_directory, list_places, take_place
+from peers.home.run_directory import RunDirectory
 from peers.options.foundation import Foundation
 from peers.options.model import PeerOptions
 from peers.profiles import profile_lines
@@ -54,6 +55,7 @@ def new(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines
     say(f"swarm {__version__}", "goes on with a run" if foundation.resume else "founds a run")
     _check(options, home, say)
     founded = _founded(foundation, options, say)
+    from peers.checkpoints.writer import keep_run
     from peers.frozen import frozen_store, store_of, with_frozen
 
     store = frozen_store(options.home) if founded.resumed is None else store_of(founded.resumed.directory)
@@ -77,15 +79,15 @@ def new(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines
         say("identity", who.described())
         run, run_id = founded.manifest.run, founded.manifest.run_id
         session = open_session(place, who, role="bootstrap", run=run_id, run_name=run.name)
-        manifest_file, tokenizer_file = founded.write(session)
+        directory = RunDirectory(session)
+        keep_run(directory, founded.manifest, founded.files)
         say("files", f"{session}")
         peer = exact_settings(
             home=session,
             identity=place.identity.absolute(),
             role="bootstrap",
             name=who.name,
-            manifest=manifest_file,
-            tokenizer=tokenizer_file,
+            manifest=directory.manifest,
             model_files=founded.model_files,
             frozen=store.root.absolute(),
             **_kept(founded, home),
@@ -341,7 +343,8 @@ def _founded(foundation: Foundation, options: PeerOptions, say: Callable[[str, s
     document, said = sized_document(foundation, load_foundation(foundation))
     if foundation.tokenizer is None and foundation.model is None and "tokenizer" not in document:
         say("tokenizer", "is made from text: some seconds")
-    founded = dataclasses.replace(make_run(foundation, document), said=said)
+    founded = make_run(foundation, document)
+    founded = dataclasses.replace(founded, said=(*founded.said, *said))
     if founded.model_files is not None:
         from swarm.models.hf.files import check_weights
 

@@ -194,6 +194,9 @@ class _Quickstart:
             f"{corpus.name}: {amount(tokens)} tokens in {count(len(prepared.shards), 'private shard')}, "
             f"{amount(prepared.held_out.tokens)} held out{prepared.left_out}",
         )
+        if self._shape.chosen is not None:
+            for said in self._shape.chosen.came_with.described():
+                self._progress.say(" ".join(said), indent=2)
         if little := _little(prepared):
             self._progress.say(little, indent=2)
         return prepared.manifest

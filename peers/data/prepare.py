@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -36,6 +37,7 @@ from swarm.models.registry import AnyModel, family_of
 from swarm.models.spec import SplitConfig
 from swarm.optim.schedules import OptimizerConfig
 from swarm.pipeline.batch import BatchConfig, Packing
+from swarm.schema import TOKENIZER_FILE
 
 TEXT = "--text"
 HELD_OUT_FRACTION = 0.05
@@ -72,6 +74,11 @@ class RunShape:
         return model if self.lora is None else model.model_copy(update={"lora": self.lora})
 
     @property
+    def files(self) -> dict[str, bytes]:
+        """The files that its model came with beside the tokenizer."""
+        return {} if self.chosen is None else self.chosen.came_with.kept
+
+    @property
     def closes(self) -> int:
         """Steps of the run."""
         return -(-self.steps // self.local_steps)
@@ -104,6 +111,7 @@ def make_manifest(shape: RunShape, tokenizer: str, nonce: str = "") -> Manifest:
         split=SplitConfig(stages=shape.stages, ends=shape.ends),
         optimizer=_optimizer(shape),
         tokenizer=TokenizerConfig(digest=tokenizer, **({} if shape.chosen is None else shape.chosen.spoken)),
+        files={name: hashlib.sha256(data).hexdigest() for name, data in shape.files.items()},
         averaging=_averaging(shape),
     )
     check_manifest(manifest)
@@ -184,7 +192,7 @@ def prepare_run(shape: RunShape, corpus: Corpus, directory: RunDirectory) -> Pre
     def build(out: Path, documents: Sequence[str | Passage]) -> ShardManifest:
         return build_shard(out, documents, tokenizer_json, end)
 
-    return _written(manifest, split, build, tokenizer_json, corpus, directory)
+    return _written(manifest, split, build, {TOKENIZER_FILE: tokenizer_json} | shape.files, corpus, directory)
 
 
 def _prepare_chats(shape: RunShape, chosen: ChosenModel, corpus: Corpus, directory: RunDirectory) -> PreparedRun:
@@ -200,7 +208,7 @@ def _prepare_chats(shape: RunShape, chosen: ChosenModel, corpus: Corpus, directo
         return build_encoded(out, map(Documents.of, documents), tokenizer, template)
 
     corpus = replace(corpus, left_out=flaws.words)
-    return _written(manifest, split, build, chosen.tokenizer, corpus, directory)
+    return _written(manifest, split, build, {TOKENIZER_FILE: chosen.tokenizer} | shape.files, corpus, directory)
 
 
 def _checked_manifest(shape: RunShape, tokenizer_json: bytes, directory: RunDirectory) -> Manifest:
@@ -220,7 +228,7 @@ def _written(
     manifest: Manifest,
     split: DocumentSplit[Document],
     build: Callable[[Path, Sequence[Document]], ShardManifest],
-    tokenizer_json: bytes,
+    files: Mapping[str, bytes],
     corpus: Corpus,
     directory: RunDirectory,
 ) -> PreparedRun:
@@ -234,7 +242,8 @@ def _written(
     there = _rows(manifest, directory.held_out, held_out, corpus.name)
     _check_sizes(manifest, corpus.name, shards, held_out, (*rows, there))
     try:
-        write_whole(directory.tokenizer, [tokenizer_json])
+        for name, data in files.items():
+            write_whole(directory.file(name), [data])
         write_manifest(manifest, directory.manifest)
     except OSError as error:
         raise StateError(f"{directory.root}: {error.strerror}. Check space and permissions.") from error

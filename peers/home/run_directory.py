@@ -14,6 +14,7 @@ from peers.exit_codes import EXIT_USAGE
 from peers.home.places import FROZEN, RUNS, cut_off_founding, home_directory, list_places
 from swarm.clock import Clock
 from swarm.errors import ConfigError
+from swarm.schema import TOKENIZER_FILE
 
 OUT = Path("out")
 ALLOWED = "a run's directory (swarm quickstart and swarm join make them), or how its id begins: 6 hex digits or more"
@@ -35,7 +36,11 @@ class RunDirectory:
     @property
     def tokenizer(self) -> Path:
         """The tokenizer that the manifest names by digest."""
-        return self.root / "tokenizer.json"
+        return self.file(TOKENIZER_FILE)
+
+    def file(self, name: str) -> Path:
+        """A file that the manifest names by digest: the tokenizer, or what else the model came with."""
+        return self.root / name
 
     @property
     def held_out(self) -> Path:

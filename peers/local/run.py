@@ -95,7 +95,6 @@ class LocalRun:
             role="bootstrap",
             name=BOOTSTRAP,
             manifest=self.directory.manifest.absolute(),
-            tokenizer=self.directory.tokenizer.absolute(),
             ends_seed=self.manifest.run.seed,
             frozen=self.directory.frozen.absolute(),
             model_files=None if self.shape.chosen is None else self.shape.chosen.files,

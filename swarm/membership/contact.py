@@ -44,8 +44,8 @@ async def find_run(
     contacts: Mapping[PeerId, Sequence[str]],
     expected: RunId | None,
     parse: Callable[[bytes], ManifestT],
-) -> tuple[PeerId, ManifestT, bytes]:
-    """Return (contact, manifest, tokenizer) from the first contact that has the run.
+) -> tuple[PeerId, ManifestT, dict[str, bytes]]:
+    """Return (contact, manifest, the files that it names) from the first contact that has the run.
 
     ``contacts`` are peers and the addresses under which the endpoint knows them. Each is asked once, in their order,
     for at most CONTACT_TIMEOUT_S.
@@ -57,8 +57,8 @@ async def find_run(
     told: SwarmError | None = None
     for peer, addresses in contacts.items():
         try:
-            document, tokenizer = await fetch_manifest(endpoint, peer, expected, timeout_s=CONTACT_TIMEOUT_S)
-            return peer, parse(document), tokenizer
+            document, files = await fetch_manifest(endpoint, peer, expected, timeout_s=CONTACT_TIMEOUT_S)
+            return peer, parse(document), files
         except SpeaksOtherWire as error:
             told = told or _another_wire(addresses, error)
         except (Refused, Violation) as error:

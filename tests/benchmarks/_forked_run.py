@@ -87,7 +87,7 @@ class ForkedRun:
         world, seen = self.world, self.seen
         world.group.open()
         given: dict[str, Any] = {"home": self._directory.home(BOOTSTRAP).absolute(), "name": BOOTSTRAP}
-        given |= {"manifest": self._directory.manifest.absolute(), "tokenizer": self._directory.tokenizer.absolute()}
+        given["manifest"] = self._directory.manifest.absolute()
         given |= {"ends_seed": self._manifest.run.seed}
         world.start(exact_settings(**given, role="bootstrap", options=LOCAL))
         self.until(lambda: bool(seen.address), "the bootstrap's address")

@@ -113,7 +113,7 @@ class _Child:
         return {"peer": self.endpoint.peer, "addresses": self.endpoint.addresses}
 
     async def do_serve(self, manifest: str) -> Any:
-        self.endpoint.mount(ManifestService(manifest.encode(), b"{}"))
+        self.endpoint.mount(ManifestService(manifest.encode(), {"tokenizer.json": b"{}"}))
 
     async def do_fetch(self, peer: str) -> Any:
         return (await fetch_manifest(self.endpoint, PeerId(peer)))[0].decode()

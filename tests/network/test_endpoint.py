@@ -158,12 +158,13 @@ async def test_peer_of_another_run_cannot_call(home: Path) -> None:
 async def test_newcomer_fetches_the_manifest_before_it_enters(home: Path) -> None:
     tokenizer = os.urandom(3 * MIB)
     manifest = json.dumps({"tokenizer": {"digest": hashlib.sha256(tokenizer).hexdigest()}}).encode()
+    files = {"tokenizer.json": tokenizer}
     run = RunId(hashlib.sha256(manifest).hexdigest())
     async with opened(home, "a", run=run) as host, opened(home, "b", host, run=None) as newcomer:
-        host.mount(ManifestService(manifest, tokenizer))
+        host.mount(ManifestService(manifest, files))
         host.mount(ServiceBench())
-        assert await fetch_manifest(newcomer, host.peer, run) == (manifest, tokenizer)
-        assert await fetch_manifest(newcomer, host.peer) == (manifest, tokenizer)
+        assert await fetch_manifest(newcomer, host.peer, run) == (manifest, files)
+        assert await fetch_manifest(newcomer, host.peer) == (manifest, files)
         with pytest.raises(Refused, match="peer of run"):
             await fetch_manifest(newcomer, host.peer, OTHER_RUN)
         with pytest.raises(BugError, match="before the endpoint entered"):
@@ -176,7 +177,7 @@ async def test_newcomer_fetches_the_manifest_before_it_enters(home: Path) -> Non
 
 async def test_manifest_with_a_wrong_tokenizer_is_a_violation(home: Path) -> None:
     async with opened(home, "a", run=None) as host:
-        host.mount(ManifestService(json.dumps({"tokenizer": {"digest": "0" * 64}}).encode(), b"x"))
+        host.mount(ManifestService(json.dumps({"tokenizer": {"digest": "0" * 64}}).encode(), {"tokenizer.json": b"x"}))
         with pytest.raises(Violation, match="tokenizer"):
             await fetch_manifest(host, host.peer)
 

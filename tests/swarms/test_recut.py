@@ -45,7 +45,7 @@ async def cut_anew(tmp_path: Path, before: int, sizes: str, **sections: Any) -> 
     split = {"stages": before, **sections.pop("split", {})}
     first = swarm_of(tmp_path / "first", kept, before, split=split, **sections)
     await first.run()
-    keep_run(RunDirectory(kept), first.manifest, first.tokenizer)
+    keep_run(RunDirectory(kept), first.manifest, {"tokenizer.json": first.tokenizer})
     checkpoint = step_directory(RunDirectory(kept).checkpoints, CUT_AT)
     foundation = Foundation(file=checkpoint, resume=True, layers_per_stage=sizes, hosts=hosts)
     founded = resume_run(foundation, tmp_path / "home")

@@ -1,4 +1,4 @@
-"""Fetch the run's manifest and tokenizer from any of its peers, verified by digest.
+"""Fetch the run's manifest and the files that it names from any of its peers, verified by digest.
 
 The one public service: it is reachable before a run is entered, for the run id is the manifest's digest.
 """
@@ -6,19 +6,17 @@ The one public service: it is reachable before a run is entered, for the run id 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import BaseModel, Field, ValidationError
 
 from swarm.errors import BugError, Refused, Violation
 from swarm.ids import PeerId, RunId
 from swarm.network.protocols import PUBLIC_PREFIX, Answer, AnyMethod, Endpoint, Incoming, Rpc
-from swarm.parsing import parse_json
-from swarm.schema import DigestField, Message
+from swarm.schema import MAX_FILES, MAX_FILES_BYTES, TOKENIZER_FILE, DigestField, Message
 
 MAX_MANIFEST_BYTES = 1 << 20
-MAX_TOKENIZER_BYTES = 32 << 20
 
 
 class GetManifest(Message):
@@ -28,10 +26,12 @@ class GetManifest(Message):
 
 
 class ManifestSizes(Message):
-    """Sizes of the payload's two pieces: the manifest's canonical JSON, then ``tokenizer.json``."""
+    """Sizes of the payload's pieces: the manifest's canonical JSON, then the files that it names, ordered by name."""
 
     manifest_bytes: Annotated[int, Field(ge=1, le=MAX_MANIFEST_BYTES)]
-    tokenizer_bytes: Annotated[int, Field(ge=0, le=MAX_TOKENIZER_BYTES)]
+    file_bytes: Annotated[
+        tuple[Annotated[int, Field(ge=0, le=MAX_FILES_BYTES)], ...], Field(min_length=1, max_length=MAX_FILES + 1)
+    ]
 
 
 GET = Rpc(f"{PUBLIC_PREFIX}get", GetManifest, ManifestSizes)
@@ -40,15 +40,24 @@ GET = Rpc(f"{PUBLIC_PREFIX}get", GetManifest, ManifestSizes)
 class ManifestService:
     """Serves one run's manifest to whoever asks."""
 
-    def __init__(self, manifest: bytes, tokenizer: bytes, *, named: bool = False) -> None:
-        """``manifest`` is canonical JSON; ``named``: only who names the run gets it, and others are not told which it
-        is. Raises BugError when either is too large to be fetched."""
-        if len(manifest) > MAX_MANIFEST_BYTES or len(tokenizer) > MAX_TOKENIZER_BYTES:
-            raise BugError(f"a manifest of {len(manifest)} or a tokenizer of {len(tokenizer)} bytes cannot be served")
+    def __init__(self, manifest: bytes, files: Mapping[str, bytes], *, named: bool = False) -> None:
+        """Make it ready.
+
+        Args:
+            manifest: Canonical JSON.
+            files: Those that it names, the tokenizer among them.
+            named: Only who names the run gets it, and others are not told which it is.
+
+        Raises:
+            BugError: They are too large to be fetched.
+        """
+        sizes = tuple(len(files[name]) for name in sorted(files))
+        if len(manifest) > MAX_MANIFEST_BYTES or sum(sizes) > MAX_FILES_BYTES:
+            raise BugError(f"a manifest of {len(manifest)} or files of {sum(sizes)} bytes cannot be served")
         self._named = named
         self._run = hashlib.sha256(manifest).hexdigest()
-        self._sizes = ManifestSizes(manifest_bytes=len(manifest), tokenizer_bytes=len(tokenizer))
-        self._payload = manifest + tokenizer
+        self._sizes = ManifestSizes(manifest_bytes=len(manifest), file_bytes=sizes)
+        self._payload = b"".join((manifest, *(files[name] for name in sorted(files))))
 
     def methods(self) -> Sequence[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
@@ -64,28 +73,47 @@ class ManifestService:
 
 async def fetch_manifest(
     endpoint: Endpoint, peer: PeerId, expected_run_id: RunId | None = None, *, timeout_s: float = 30.0
-) -> tuple[bytes, bytes]:
-    """(manifest, tokenizer) as ``peer`` has them; the manifest's sha256 is the run id.
+) -> tuple[bytes, dict[str, bytes]]:
+    """(manifest, the files that it names) as ``peer`` has them; the manifest's sha256 is the run id. What the files are
+    called is as unchecked as the rest of the manifest.
 
     Raises Refused when it is a peer of another run, Violation when the bytes are not what the digests say, Unreachable,
     DeadlineMissed. Without ``expected_run_id`` the peer is believed about *which* run it is, and about nothing else.
     """
-    limit = MAX_MANIFEST_BYTES + MAX_TOKENIZER_BYTES
+    limit = MAX_MANIFEST_BYTES + MAX_FILES_BYTES
     sizes, payload = await endpoint.call(
         peer, GET, GetManifest(run=expected_run_id), timeout_s=timeout_s, max_reply_bytes=limit
     )
-    if len(payload) != sizes.manifest_bytes + sizes.tokenizer_bytes:
+    if len(payload) != sizes.manifest_bytes + sum(sizes.file_bytes):
         raise Violation("a manifest of another size than announced", peer=peer)
-    manifest, tokenizer = bytes(payload[: sizes.manifest_bytes]), bytes(payload[sizes.manifest_bytes :])
+    manifest, at = bytes(payload[: sizes.manifest_bytes]), sizes.manifest_bytes
     if expected_run_id is not None and hashlib.sha256(manifest).hexdigest() != expected_run_id:
         raise Violation("a manifest whose digest is not the run id", peer=peer)
-    if hashlib.sha256(tokenizer).hexdigest() != _tokenizer_digest(manifest, peer):
-        raise Violation("a tokenizer whose digest is not the manifest's", peer=peer)
-    return manifest, tokenizer
+    named, files = _named_files(manifest, peer), dict[str, bytes]()
+    if len(named) != len(sizes.file_bytes):
+        raise Violation("a manifest with other files than it names", peer=peer)
+    for name, size in zip(sorted(named), sizes.file_bytes, strict=True):
+        files[name] = bytes(payload[at : at + size])
+        if hashlib.sha256(files[name]).hexdigest() != named[name]:
+            raise Violation(f"a {name[:80]} whose digest is not the manifest's", peer=peer)
+        at += size
+    return manifest, files
 
 
-def _tokenizer_digest(manifest: bytes, peer: PeerId) -> str:
+class _Tokenizer(BaseModel):
+    digest: str
+
+
+class _Naming(BaseModel):
+    """As much of a manifest as it takes to check what came with it."""
+
+    tokenizer: _Tokenizer
+    files: Annotated[dict[str, str], Field(max_length=MAX_FILES)] = {}
+
+
+def _named_files(manifest: bytes, peer: PeerId) -> dict[str, str]:
     try:
-        return str(parse_json(manifest)["tokenizer"]["digest"])
-    except (ValueError, LookupError, TypeError) as error:
+        said = _Naming.model_validate_json(manifest)
+    except ValidationError as error:
         raise Violation("a manifest that names no tokenizer", peer=peer) from error
+    return said.files | {TOKENIZER_FILE: said.tokenizer.digest}

@@ -205,12 +205,14 @@ WORDS = "Some words, and some more words that make a tokenizer. " * 30
 
 @dataclass(slots=True)
 class KeptRun:
-    """A run of 100 steps, its peers' keys, and what was decided so far."""
+    """A run of 100 steps, its peers' keys, and what was decided so far; with what its model came with, if it did."""
 
     manifest: Manifest
     tokenizer: bytes
     keys: Sequence[PrivateIdentity]
     decisions: list[Decision] = field(default_factory=list)
+    beside: Mapping[str, bytes] = field(default_factory=dict)
+    model_files: Path | None = None
 
     @property
     def roster(self) -> Roster:
@@ -223,10 +225,15 @@ class KeptRun:
             for key, part in parts.items()
         )
 
+    @property
+    def files(self) -> dict[str, bytes]:
+        """Return those that travel with the manifest."""
+        return {"tokenizer.json": self.tokenizer, **self.beside}
+
     def states(self, step: int, seed: int = 0) -> dict[PartName, Snapshot]:
         """Return every part after a step, made of some numbers."""
         model, found = self.manifest.model, {}
-        weights = family_of(model).initial_weights(seed=seed or step)
+        weights = family_of(model).initial_weights(seed=seed or step, files=self.model_files)
         for spec in family_of(model).parts(self.manifest.split):
             layout = family_of(model).layout(family_of(model).build(spec))
             params = layout.flatten(weights)
@@ -264,7 +271,7 @@ class KeptRun:
     def keep(self, root: Path, step: int, parts: Collection[PartName] = PARTS, *, seed: int = 0) -> RunDirectory:
         """Write these parts of a step, with its record and what proves it, below ``root``."""
         directory = RunDirectory(root)
-        keep_run(directory, self.manifest, self.tokenizer)
+        keep_run(directory, self.manifest, self.files)
         if not self.decisions:
             self.decide(0)
         known = next((one for one in self.decisions if one.record.step == step), None)

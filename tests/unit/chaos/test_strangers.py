@@ -154,7 +154,7 @@ class _Open:
         answers: Mapping[str, Any] = {
             STANDING.name: RunStanding.model_construct(closed=5),
             HASH.name: RecordHash(digest="0" * 64),
-            GET.name: ManifestSizes(manifest_bytes=1, tokenizer_bytes=0),
+            GET.name: ManifestSizes(manifest_bytes=1, file_bytes=(0,)),
         }
         if rpc.name not in answers:
             raise Refused("not to strangers")

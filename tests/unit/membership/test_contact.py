@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from tests.harness.rigs.clocks import LoopClock
 from tests.harness.rigs.membership import FakeClock, tokenizer
 from tests.harness.rigs.membership import manifest as manifest_of
 
-TOKENIZER = tokenizer()
+TOKENIZER = {"tokenizer.json": tokenizer()}
 OTHER_RUN = RunId("0" * 64)
 
 
@@ -40,7 +41,7 @@ def _document(**changes: Any) -> bytes:
     return json.dumps(sections, sort_keys=True, separators=(",", ":")).encode()
 
 
-async def _ask(service: ManifestService, expected: RunId | None) -> tuple[PeerId, Manifest, bytes]:
+async def _ask(service: ManifestService, expected: RunId | None) -> tuple[PeerId, Manifest, dict[str, bytes]]:
     network = SimNetwork(LoopClock())
     asked, asking = (PrivateIdentity(bytes([number]) * 32).peer for number in (1, 2))
     serving, endpoint = network.endpoint(asked), network.endpoint(asking)
@@ -54,8 +55,29 @@ async def _ask(service: ManifestService, expected: RunId | None) -> tuple[PeerId
 
 async def test_find_run_of_an_honest_contact() -> None:
     document = _document()
-    _, manifest, tokenizer = await _ask(ManifestService(document, TOKENIZER), None)
-    assert (manifest.canonical(), tokenizer) == (document, TOKENIZER)
+    _, manifest, files = await _ask(ManifestService(document, TOKENIZER), None)
+    assert (manifest.canonical(), files) == (document, TOKENIZER)
+
+
+async def test_find_run_gives_all_files_that_the_manifest_names() -> None:
+    sections = json.loads(_document())
+    beside = {"LICENSE": b"free", "additional_chat_templates/tools.jinja": b"", "vocab.json": b"{}"}
+    sections["files"] = {name: hashlib.sha256(data).hexdigest() for name, data in beside.items()}
+    document = json.dumps(sections, sort_keys=True, separators=(",", ":")).encode()
+    _, manifest, files = await _ask(ManifestService(document, TOKENIZER | beside), None)
+    assert (manifest.canonical(), files) == (document, TOKENIZER | beside)
+    for sent, words in (
+        (TOKENIZER, "other files than it names"),
+        (TOKENIZER | beside | {"LICENSE": b"dear"}, "a LICENSE whose digest is not the manifest's"),
+    ):
+        with pytest.raises(RunEnded, match=words):
+            await _ask(ManifestService(document, sent), None)
+
+
+async def test_find_run_file_that_no_model_has_is_incompatible() -> None:
+    sections = json.loads(_document()) | {"files": {"../run.toml": hashlib.sha256(b"").hexdigest()}}
+    with pytest.raises(Incompatible, match="names of files with which models come"):
+        await _ask(ManifestService(json.dumps(sections).encode(), TOKENIZER | {"../run.toml": b""}), None)
 
 
 @pytest.mark.parametrize("service", [ManifestService, lambda *files: Liar(*files).claim(OTHER_RUN)])
@@ -67,8 +89,8 @@ async def test_find_run_another_run_than_the_invite_says_is_incompatible(service
 
 
 async def test_find_run_tokenizer_of_another_digest_is_incompatible() -> None:
-    with pytest.raises(RunEnded, match="tokenizer whose digest") as caught:
-        await _ask(ManifestService(_document(), TOKENIZER + b" "), None)
+    with pytest.raises(RunEnded, match="a tokenizer.json whose digest") as caught:
+        await _ask(ManifestService(_document(), {"tokenizer.json": b"{}"}), None)
     assert caught.value.ending is Ending.INCOMPATIBLE
 
 

@@ -91,8 +91,6 @@ def test_secret_seed_is_in_no_file_no_event_and_no_record_of_a_run(
 
 
 def test_secret_seed_is_not_in_what_settings_say_of_themselves() -> None:
-    given = checked_settings(
-        home=Path("h"), role="bootstrap", manifest=Path("m"), tokenizer=Path("t"), ends_seed=SECRET
-    )
+    given = checked_settings(home=Path("h"), role="bootstrap", manifest=Path("m"), ends_seed=SECRET)
     member = MemberSettings(role="bootstrap", name="p", ends_seed=SECRET, history=Path("h"), votes=Path("v"))
     assert str(SECRET) not in f"{given!r} {given} {member!r}"

@@ -156,8 +156,8 @@ def test_weights_of_a_run_that_is_kept_elsewhere_are_no_unused_ones(
     kept, home, elsewhere = kept_run(lora={"rank": 8, "base": "nf4"}), tmp_path / "home", tmp_path / "disk" / "run"
     store = frozen_store(home)
     manifest = with_frozen(kept.manifest, None, store, lambda _: None)
-    keep_run(RunDirectory(elsewhere), manifest, kept.tokenizer, store)
-    keep_run(RunDirectory(elsewhere), manifest, kept.tokenizer, store)
+    keep_run(RunDirectory(elsewhere), manifest, kept.files, store)
+    keep_run(RunDirectory(elsewhere), manifest, kept.files, store)
     assert [one["runs"] for one in listed_frozen(home)] == [[f"kept in {elsewhere}"]] * 3
     (tmp_path / "disk").rename(tmp_path / "not mounted")
     unused = ["ckpt", "frozen", "--unused", "--home", str(home)]
@@ -177,8 +177,8 @@ def test_runs_that_this_home_keeps_leave_no_note(tmp_path: Path) -> None:
     kept, home = kept_run(lora={"rank": 8, "base": "nf4"}), tmp_path / "home"
     store = frozen_store(home)
     manifest = with_frozen(kept.manifest, None, store, lambda _: None)
-    keep_run(RunDirectory(home / RUNS / "kept"), manifest, kept.tokenizer, store)
-    keep_run(RunDirectory(tmp_path / "run"), kept_run().manifest, kept.tokenizer, store)
+    keep_run(RunDirectory(home / RUNS / "kept"), manifest, kept.files, store)
+    keep_run(RunDirectory(tmp_path / "run"), kept_run().manifest, kept.files, store)
     assert not (store.root / "users").exists()
 
 

@@ -199,7 +199,7 @@ async def test_pull_from_a_run_that_went_on_from_before_fetches_what_counts(run:
     for step in (24, 30, 31):
         run.keep(there.root, step, seed=5)
     donor = DirectoryDonor(there.checkpoints)
-    source = Source(manifest=run.manifest, tokenizer=run.tokenizer, donors=(donor,), head=run.decisions[-1].record)
+    source = Source(manifest=run.manifest, files=run.files, donors=(donor,), head=run.decisions[-1].record)
     lines: list[str] = []
     pulled = await pull(source, here, lambda *said: lines.append(" ".join(said)), lambda *told: None)
     assert (pulled.step, latest(here.checkpoints)) == (31, 31)
@@ -529,7 +529,7 @@ def test_resume_while_a_peer_of_the_run_lives_here_says_so(
     run: KeptRun, tmp_path: Path, typed: Typed, snapshot: Any, step: int | None
 ) -> None:
     root = tmp_path / "home" / "runs" / "kept"
-    keep_run(RunDirectory(root), run.manifest, run.tokenizer)
+    keep_run(RunDirectory(root), run.manifest, run.files)
     if step is not None:
         run.keep(root, step)
     with take_place(tmp_path / "home", "1", clock=FakeClock()) as place:

@@ -295,7 +295,7 @@ async def test_keeper_of_a_founder_makes_the_run_s_directory_only_for_what_it_mu
     tmp_path: Path, run: KeptRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = tmp_path / "kept"
-    begin = functools.partial(keep_run, RunDirectory(here), run.manifest, run.tokenizer)
+    begin = functools.partial(keep_run, RunDirectory(here), run.manifest, run.files)
     async with keeper(run, here, begin=begin) as one:
         await one.decided(run.decide(0), None, departed=False)
         assert not here.exists()
@@ -309,7 +309,7 @@ async def test_keeper_of_a_founder_makes_the_run_s_directory_only_for_what_it_mu
     assert load_manifest(RunDirectory(here).manifest).run_id == run.manifest.run_id
     ended = run.decide(11, ended=True)
     async with keeper(run, tmp_path / "other", begin=functools.partial(keep_run, RunDirectory(tmp_path / "other"),
-                      run.manifest, run.tokenizer)) as one:  # fmt: skip
+                      run.manifest, run.files)) as one:  # fmt: skip
         await one.keep_copies([run.states(11)[ENDS]], ended.record, COPIES_S)
     assert RunDirectory(tmp_path / "other").tokenizer.exists()
 

@@ -299,7 +299,7 @@ def test_export_of_a_run_without_checkpoints_or_with_another_tokenizer_says_so(
 ) -> None:
     run.tokenizer.write_text("{}")
     assert swarm(["export", str(clean), "--run", str(run.root)]) == 1
-    assert f"{run.tokenizer}: not the tokenizer of this run." in capsys.readouterr().err
+    assert f"{run.tokenizer}: not the tokenizer.json of this run." in capsys.readouterr().err
     run.checkpoints.rename(run.root / "elsewhere")
     assert swarm(["export", str(clean), "--run", str(run.root)]) == 2
     assert "has no checkpoint" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -106,7 +107,17 @@ def test_hubs_revision_is_resolved_and_its_files_downloaded(directory: Path, mon
     import huggingface_hub
 
     asked: list[Any] = []
-    info = type("Info", (), {"sha": "cd" * 20})
+    there = ("config.json", "merges.txt", "LICENSE", "additional_chat_templates/a.jinja", "model.safetensors")
+    not_ours = (
+        "modeling.py",
+        "pytorch_model.bin",
+        "consolidated.safetensors",
+        "onnx/config.json",
+        "a.gguf",
+        "README.py",
+    )
+    siblings = [SimpleNamespace(rfilename=name) for name in (*there, *not_ours)]
+    info = SimpleNamespace(sha="cd" * 20, siblings=siblings)
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda self, name, revision: info)
     monkeypatch.setattr(
         huggingface_hub, "snapshot_download", lambda name, **given: asked.append((name, given)) or directory
@@ -115,7 +126,7 @@ def test_hubs_revision_is_resolved_and_its_files_downloaded(directory: Path, mon
     assert (found.source, found.revision, found.directory) == ("somebody/tiny", "cd" * 20, directory)
     assert asked[0][0] == "somebody/tiny"
     assert asked[0][1]["revision"] == "cd" * 20
-    assert not any(pattern.endswith((".bin", ".py", "*")) for pattern in asked[0][1]["allow_patterns"])
+    assert tuple(asked[0][1]["allow_patterns"]) == there
 
 
 def test_run_with_it_says_model_tokenizer_and_files_and_trainers_write_chats_with_its_template(
@@ -130,7 +141,7 @@ def test_run_with_it_says_model_tokenizer_and_files_and_trainers_write_chats_wit
     chats = tmp_path / "chats.jsonl"
     said = [{"role": "user", "content": "a cat"}, {"role": "assistant", "content": "a small dog and the house " * 9}]
     chats.write_text("".join(json.dumps({"messages": said}) + "\n" for _ in range(9)))
-    made = shard_for(DataGiven(chats), founded.tokenizer, manifest, tmp_path / "shard", "seed")
+    made = shard_for(DataGiven(chats), founded.files["tokenizer.json"], manifest, tmp_path / "shard", "seed")
     assert (made / "counted.bin").is_file(), "the assistant's answers alone are learnt"
 
 

@@ -80,11 +80,8 @@ def test_make_run_trains_a_tokenizer_for_the_model(tmp_path: Path, text: Path) -
     made = make_run(foundation, document)
     run_ = made.manifest.run
     assert (run_.name, run_.steps, run_.start_when.stage_hosts, run_.start_when.trainers) == ("mine", 60, 2, 3)
-    assert made.manifest.tokenizer.digest == tokenizer_digest(made.tokenizer)
+    assert made.manifest.tokenizer.digest == tokenizer_digest(made.files["tokenizer.json"])
     assert made.tokenizer_from == "some.txt"
-    manifest_file, tokenizer_file = made.write(tmp_path)
-    assert load_manifest(manifest_file) == made.manifest
-    assert tokenizer_file.read_bytes() == made.tokenizer
     told = dict(summary(made))
     assert told["starts"] == "when 2 stage hosts and 3 trainers are here"
     assert told["ends"] == "after 60 steps"
@@ -108,7 +105,7 @@ def test_make_run_takes_the_tokenizer_beside_the_file(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(tokenizer)
     file = tmp_path / "run.toml"
     file.write_text(f'[tokenizer]\ndigest = "{tokenizer_digest(tokenizer)}"\n')
-    assert founded(Foundation(file=file)).tokenizer == tokenizer
+    assert founded(Foundation(file=file)).files == {"tokenizer.json": tokenizer}
 
 
 def test_make_run_another_tokenizer_than_the_file_names_is_incompatible(file: Path, tokenizer: Path) -> None:

@@ -108,7 +108,7 @@ def test_ls_shows_a_run_of_before(before: RunDirectory, capsys: pytest.CaptureFi
 def test_peer_writes_no_run_over_one_of_before(before: RunDirectory, run: KeptRun) -> None:
     was = before.manifest.read_bytes()
     with pytest.raises(OtherWire):
-        keep_run(before, run.manifest, before.tokenizer.read_bytes())
+        keep_run(before, run.manifest, run.files)
     assert before.manifest.read_bytes() == was
     with pytest.raises(OtherWire):
         load_manifest(before.manifest)
