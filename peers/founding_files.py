@@ -86,14 +86,14 @@ def load_foundation(foundation: Foundation) -> dict[str, Any]:
     try:
         document = with_profile(document, by_hand)
         checked = document if foundation.peers is None else _uncut(document)
-        parse_manifest(_pending(checked), _origin(foundation))  # so that mistakes show before a tokenizer is trained
+        parse_manifest(pending(checked), _origin(foundation))  # so that mistakes show before a tokenizer is trained
     except ConfigError as error:
         raise _blamed(error, foundation) from None
     return document
 
 
-def _pending(document: dict[str, Any]) -> dict[str, Any]:
-    """A manifest with what stands for the tokenizer to come, where it names none."""
+def pending(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a manifest with what stands for the tokenizer to come, where it names none."""
     said = document.get("tokenizer", {})
     return document | {"tokenizer": {"digest": "0" * 64} | said} if isinstance(said, dict) else document
 
@@ -195,14 +195,14 @@ def sized_document(
     What was typed of numbers of peers stays. Raises ConfigError, also where sizes are said by hand, and as
     :func:`peers.plan.sizing.stages_for`.
     """
-    sized = _sized(foundation, parse_manifest(_pending(_uncut(document)), _origin(foundation)))
+    sized = _sized(foundation, parse_manifest(pending(_uncut(document)), _origin(foundation)))
     if sized is None:
         return document, ()
     document.get("split", {}).pop("layers_per_stage", None)
     for dotted, value in (sized.changes() | foundation.changes).items():
         _change(document, dotted, value)
     try:
-        parse_manifest(_pending(document), _origin(foundation))
+        parse_manifest(pending(document), _origin(foundation))
     except ConfigError as error:
         raise _blamed(error, foundation) from None
     return document, tuple(sized.said())
@@ -243,7 +243,7 @@ def _tokenizer(foundation: Foundation, document: dict[str, Any], named: str | No
             raise ConfigError("--tokenizer", None, f"the tokenizer.json whose sha256 begins {named[:16]}", remedy)
         return _read_tokenizer(beside), str(beside)
     corpus = read_corpus(foundation.text) if foundation.text else built_in_corpus()
-    vocab_size = parse_manifest(_pending(document), _origin(foundation)).model.vocab_size
+    vocab_size = parse_manifest(pending(document), _origin(foundation)).model.vocab_size
     return train_tokenizer(sample_texts([corpus.documents]), vocab_size), corpus.name
 
 

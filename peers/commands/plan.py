@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from peers.console.words import another_path, command_name
-from peers.founding_files import load_foundation
+from peers.founding_files import load_foundation, pending
 from peers.options.foundation import Foundation
 from peers.plan.peers_file import EXAMPLE, read_peers
 from peers.plan.report import PlanReport
@@ -15,15 +15,13 @@ from peers.plan.sizing import nothing_fits
 from peers.plan.work import workload_of
 from peers.presets import load_preset, preset_names
 from peers.profiles import with_profile
-from swarm.config import Manifest, load_manifest, parse_manifest
+from swarm.config import Manifest, parse_manifest
 from swarm.errors import ConfigError
 from swarm.models.registry import family_of
 from swarm.planning.search import search
 from swarm.planning.workload import PeerClass
 
 GIB = 2.0**30
-PENDING = {"tokenizer": {"digest": "0" * 64}}
-"""Stands for a tokenizer that no plan depends on."""
 LIVE_GIB = 16.0
 """Of a member of a run that is under way, where nothing else is said."""
 
@@ -102,7 +100,7 @@ def manifest_named(given: str) -> Manifest:
         return _of_file(path)
     known = preset_names()
     if given in known:
-        return parse_manifest(PENDING | with_profile(load_preset(given), ()), f"the preset {given}")
+        return parse_manifest(pending(with_profile(load_preset(given), ())), f"the preset {given}")
     close = difflib.get_close_matches(given, known, n=1)
     meant = f"Did you mean {close[0]}?" if close else another_path(path)
     remedy = f"{meant} For instance: {command_name()} plan {known[0]} --peers FILE"
@@ -110,8 +108,4 @@ def manifest_named(given: str) -> Manifest:
 
 
 def _of_file(path: Path) -> Manifest:
-    foundation = Foundation(file=path)
-    document = load_foundation(foundation)  # checks, and speaks of keys
-    if "tokenizer" in document:
-        return load_manifest(path)
-    return parse_manifest(PENDING | document, str(path))
+    return parse_manifest(pending(load_foundation(Foundation(file=path))), str(path))

@@ -18,7 +18,7 @@ from peers.cli.app import run as swarm
 from peers.data import tokenizer_files
 from peers.data.prepare import RunShape, prepare_run
 from peers.data.text import Corpus
-from peers.data.tokenizer_files import came_with
+from peers.data.tokenizer_files import came_with, read_encoding
 from peers.foreign_model import choose_model
 from peers.founding_files import Founded, load_foundation, make_run
 from peers.frozen import store_of, with_frozen
@@ -162,6 +162,9 @@ def test_quickstart_keeps_it_beside_the_tokenizer(model: Path, tmp_path: Path) -
     assert set(made.manifest.files) == set(CAME)
     for name in CAME:
         assert (tmp_path / name).read_bytes() == (model / name).read_bytes()
+    encoding = read_encoding(tmp_path / "tokenizer.json", key="TEXT")
+    assert encoding.template is not None
+    assert (encoding.end_token, encoding.template.text) == ("<|im_end|>", TEMPLATE), "for swarm data build"
 
 
 def test_run_is_founded_again_from_its_own_files(run: Founded, tmp_path: Path) -> None:

@@ -297,7 +297,7 @@ def test_event_lines_are_what_the_recorder_writes() -> None:
 
 
 def _settings(role: str, **more: Any) -> PeerSettings:
-    needed = {"manifest": "m", "tokenizer": "t"} if role == "bootstrap" else {"bootstrap": (ADDRESS,)}
+    needed = {"manifest": "m"} if role == "bootstrap" else {"bootstrap": (ADDRESS,)}
     return exact_settings(home="h", role=role, **needed, **more)
 
 
