@@ -288,9 +288,9 @@ def _named_beside(foundation: Foundation, document: Mapping[str, Any]) -> dict[s
     """The files that a RUN.toml names beside the tokenizer: they lie where that lies."""
     if foundation.file is None:
         return {}
-    remedy = "a readable file, which the RUN.toml names in [files]"
+    allowed = "a readable file, which the RUN.toml names in [files]"
     there = foundation.file.parent
-    return {name: read_bounded(there / name, "files", remedy, MAX_FILES_BYTES) for name in document.get("files", {})}
+    return {name: read_bounded(there / name, "files", allowed, MAX_FILES_BYTES) for name in document.get("files", {})}
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -65,13 +65,17 @@ def keep_run(
     """Have the manifest and the files that it names there, whole, which it takes to use the checkpoints. What is there
     already stays, another peer wrote the same, unless it cannot be used. The store of ``frozen`` weights learns who
     needs them, where the directory is no place where one looks for that. Blocking: some syncs of the disk where
-    something is missing. Raises StateError when the disk refuses, OtherWire for the directory of a run of another wire
-    version."""
+    something is missing. Raises StateError when the disk refuses, and for a file of such a name where no run is kept
+    yet, OtherWire for the directory of a run of another wire version."""
     try:
         for name, digest in manifest.named_files.items():
-            if not _is_file(directory.file(name), digest):
-                with alone(directory.file(name), wait=True):
-                    write_whole(directory.file(name), [files[name]])
+            path = directory.file(name)
+            if _is_file(path, digest):
+                continue
+            if path.exists() and not directory.manifest.exists():
+                raise StateError(f"{path}: it is none of the run's, and stays. Move it, or keep the run elsewhere.")
+            with alone(path, wait=True):
+                write_whole(path, [files[name]])
         if not _is_manifest(directory.manifest):
             with alone(directory.manifest, wait=True):
                 write_run_manifest(manifest, directory.manifest)

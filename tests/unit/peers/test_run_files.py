@@ -54,6 +54,13 @@ def test_what_is_there_already_stays(run: KeptRun, tmp_path: Path) -> None:
     assert files(directory) == FILES
 
 
+def test_a_file_of_somebody_elses_is_not_written_over(run: KeptRun, tmp_path: Path) -> None:
+    (tmp_path / "LICENSE").write_text("mine")
+    with pytest.raises(StateError, match="LICENSE: it is none of the run's, and stays"):
+        keep(run, tmp_path)
+    assert (tmp_path / "LICENSE").read_text() == "mine"
+
+
 @pytest.mark.parametrize("left", [b"", b"[run]\nname = "], ids=["empty", "half"])
 @pytest.mark.parametrize("name", FILES)
 def test_a_torn_file_is_mended_by_the_next_peer(run: KeptRun, tmp_path: Path, name: str, left: bytes) -> None:
