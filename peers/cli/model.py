@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,8 +16,7 @@ from peers.cli.options import AsJson, Home
 
 if TYPE_CHECKING:
     from peers.commands.evaluate import LoadedModel, TextLoss
-    from peers.data.encoder import Encoding
-    from peers.data.text import Corpus
+    from peers.data.encoder import Encoded, Encoding
     from peers.home.run_directory import RunDirectory
 
 SCHEMA = 1
@@ -120,49 +120,42 @@ def evaluate(
 ) -> None:
     """Measure how well a trained model foretells text: loss, perplexity, and bits a byte.
 
-    Windows slide over each file, so that every token is counted once and foretold from at least half a window. Bits a
-    byte compare models whose tokenizers differ. Of conversations the assistant's answers alone count, written with the
-    model's chat template.
+    Windows slide over each document, so that every token is counted once and foretold from at least half a window. Bits
+    a byte compare models whose tokenizers differ. Of conversations the assistant's answers alone count, written with
+    the model's chat template.
 
     Example: swarm eval --run out/first notes.txt
     """
     from peers.commands.preflight import check_device
-    from peers.data.records import FlawCount
-    from peers.data.text import whole_texts
+    from peers.data.files import source_files
 
     check_device(device)
-    texts = {path: text for given in files for path, text in whole_texts(given, "FILE")}
-    flaws, chats = FlawCount(), {}
-    if with_chats := {path: text.files for path, text in texts.items() if text.files}:
-        from data_shards.draft import Documents
-        from peers.data.building import encoded_documents
+    named = [source_files(given, "FILE") for given in files]
+    paths = dict.fromkeys(file.path for found in named for file in found if file.bytes or len(found) == 1)
+    # After there are some: a wrong path should not cost the seconds that libraries take.
+    from peers.data.building import encoded_documents
+    from peers.data.records import FlawCount
+    from peers.data.text import nothing_in
 
-        encoding = _encoding(run, model, step, home)  # before the weights: it may have no template
-        tokenizer = encoding.make_tokenizer()
-        chats = {path: list(encoded_documents(files, encoding, flaws)) for path, files in with_chats.items()}
+    if not paths:
+        raise nothing_in(files[0], "FILE")
+    encoding, flaws = _encoding(run, model, step, home), FlawCount()  # before the weights: it may have no template
+    texts = {path: list(encoded_documents([path], encoding, flaws)) for path in paths}
     loaded, source = _load(run, model, step, home, named=False, device=device, threads=threads)
-    from peers.commands.evaluate import TextLoss, answer_loss, text_loss, window_of
+    from peers.commands.evaluate import TextLoss, text_loss, window_of
 
     length, by = window_of(loaded.model, context, stride)
-
-    def judged(path: Path, text: Corpus) -> TextLoss:
-        if path in chats:
-            return answer_loss(loaded, map(Documents.of, chats[path]), tokenizer, context=length, stride=by)
-        return text_loss(loaded, text.documents[0], context=length, stride=by)
-
-    found = {path: judged(path, text) for path, text in texts.items()}
-    total = sum(found.values(), TextLoss(nats=0.0, tokens=0, bytes=0))
-    counted = _counted(list(texts.values()))
+    losses = {path: text_loss(loaded, text, context=length, stride=by) for path, text in texts.items()}
+    total = sum(losses.values(), TextLoss(nats=0.0, tokens=0, bytes=0))
+    counted = _counted(itertools.chain(*texts.values()))
     if as_json:
-        each = [
-            {"file": str(path), "counted": _counted([texts[path]])} | _figures(loss) for path, loss in found.items()
-        ]
+        each = [{"file": str(path), "counted": _counted(texts[path])} | _figures(loss) for path, loss in losses.items()]
         windows = {"context": length, "stride": by, "counted": counted}
         document = {"schema": SCHEMA, **source, **windows, **_figures(total), "files": each}
         typer.echo(json.dumps(document))
         return
-    if len(found) > 1:
-        for path, loss in found.items():
+    if len(losses) > 1:
+        for path, loss in losses.items():
             typer.echo(f"{loss.bits_per_byte:8.4f} bits a byte  {loss.perplexity:12,.2f} perplexity  {path}")
     typer.echo(f"loss         {total.loss:.4f} nats a token")
     typer.echo(f"perplexity   {total.perplexity:,.2f}")
@@ -238,28 +231,27 @@ def _load(
 
 
 def _encoding(run: Path | None, model: Path | None, step: int | None, home: str | None) -> Encoding:
-    """How conversations become tokens: as the exported model's files say, or the run's manifest."""
+    """How files become tokens: as the exported model's files say, or the run's manifest."""
     from peers.checkpoints.choice import choose_step, run_tokenizer
     from peers.commands.model_directory import check_model
-    from peers.data.tokenizer_files import TOKENIZER_FILE, read_encoding, run_encoding
+    from peers.data.tokenizer_files import model_encoding, run_encoding
     from peers.home.run_directory import find_run_directory
-    from swarm.errors import ConfigError
 
     if model is not None:
         check_model(model)
-        if not (model / TOKENIZER_FILE).is_file():
-            allowed = f"a directory with a {TOKENIZER_FILE} and a chat template, for conversations"
-            raise ConfigError("--model", str(model), allowed, "Name a model that has them, or give text.")
-        return read_encoding(model, key="FILE")
+        return model_encoding(model, key="FILE")
     chosen = choose_step(find_run_directory(run, home, key="--run"), step)
     return run_encoding(run_tokenizer(chosen)[0], chosen.manifest.tokenizer, key="FILE")
 
 
-def _counted(texts: Sequence[Corpus]) -> str:
+def _counted(found: Iterable[Encoded]) -> str:
     """What the loss is of: all of the text, or of conversations the assistant's answers."""
-    if not any(text.files for text in texts):
-        return "all"
-    return "answers and text" if any(text.documents for text in texts) else "answers"
+    from data_shards.draft import Documents
+    from peers.commands.evaluate import is_text
+
+    documents = (Documents.of(one) for some in found for one in some.documents.apart())
+    kinds = {is_text(document) for document in documents}
+    return "all" if False not in kinds else "answers and text" if True in kinds else "answers"
 
 
 def _figures(loss: TextLoss) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from data_shards.shard import Shard
 from data_shards.tokenize import Tokenizer
 from peers.checkpoints.choice import choose_step, run_tokenizer
 from peers.console.interrupt import check
+from peers.data.encoder import Encoded
 from peers.frozen import frozen_of_all, store_of
 from peers.home.run_directory import RunDirectory
 from swarm.config import Manifest
@@ -189,64 +190,59 @@ class TextLoss:
         return math.inf if not self.bytes else self.nats / math.log(2) / self.bytes
 
 
-def text_loss(loaded: LoadedModel, text: str, *, context: int, stride: int) -> TextLoss:
-    """Return the loss on a text, each of its tokens counted once.
+def text_loss(loaded: LoadedModel, found: Iterable[Encoded], *, context: int, stride: int) -> TextLoss:
+    """Return the loss on documents, each token counted once: of a text all of them, of a conversation what is learnt of
+    it, the assistant's answers; the bytes are those of the text that they are.
 
-    Windows of ``context`` tokens slide by ``stride``: a token is foretold from at least ``context`` - ``stride`` tokens
-    before it (from all there are near the beginning), the first from the token that stands before every text. Raises
-    StateError for a loss that is not a number, and a text without tokens.
+    Every document stands for itself. The first token of a text is foretold from what the tokenizer puts before it, a
+    conversation is as its chat template writes it. Windows of ``context`` tokens slide by ``stride``: a token is
+    foretold from at least ``context`` - ``stride`` tokens before it (from all there are near the beginning).
+
+    Raises StateError for a loss that is not a number, and where there is no token.
     """
-    tokens = _encoded(loaded.tokenizer, text)
-    if len(tokens) < 2:
-        raise StateError("the tokenizer makes no token of this text: there is nothing to foretell")
-    total, count = _loss_of(loaded, _rows(tokens, None, context, stride), context)
-    return TextLoss(nats=total, tokens=count, bytes=len(text.encode()))
-
-
-def answer_loss(
-    loaded: LoadedModel, documents: Iterable[Documents], tokenizer: Tokenizer, *, context: int, stride: int
-) -> TextLoss:
-    """Return the loss on what is learnt of documents, of conversations the assistant's answers, each of these tokens
-    counted once; the bytes are those of the text that they are.
-
-    Every document stands for itself: it is foretold from its own beginning, as its chat template writes it, in windows
-    as those of :func:`text_loss`. Raises StateError for a loss that is not a number.
-
-    Args:
-        loaded: The model.
-        documents: One in each.
-        tokenizer: What made their tokens.
-        context: Tokens in a window.
-        stride: Tokens from one window to the next.
-    """
-    size = 0
+    tokenizer, size = loaded.tokenizer, 0
 
     def rows() -> Iterator[_Row]:
         nonlocal size
-        for document in documents:
-            tokens = document.tokens.astype(np.int64)
-            counted = np.ones(len(tokens), np.bool_) if document.counted is None else document.counted
-            edges = np.flatnonzero(np.diff(counted, prepend=False, append=False))
-            for begin, end in edges.reshape(-1, 2).tolist():
-                size += len(tokenizer.decode(tokens[begin:end].tolist()).encode())
-            if counted[0]:  # it is foretold from what stands before every text
-                tokens = np.concatenate([[loaded.tokenizer.end_of_text], tokens])
-                counted = np.concatenate([[False], counted])
-            yield from _rows(tokens, counted, context, stride)
+        for some in found:
+            size += some.text_bytes if some.documents.counted is None else 0
+            for document in map(Documents.of, some.documents.apart()):
+                tokens, counted = _foretold(document, tokenizer)
+                if some.documents.counted is not None:
+                    edges = np.flatnonzero(np.diff(counted, prepend=False, append=False))
+                    for begin, end in edges.reshape(-1, 2).tolist():
+                        size += len(tokenizer.decode(tokens[begin:end].tolist()).encode())
+                yield from _rows(tokens, counted, context, stride)
 
     total, count = _loss_of(loaded, rows(), context)
+    if not count:
+        raise StateError("the tokenizer makes no token of this text: there is nothing to foretell")
     return TextLoss(nats=total, tokens=count, bytes=size)
 
 
-def _rows(
-    tokens: npt.NDArray[np.int64], counted: npt.NDArray[np.bool_] | None, context: int, stride: int
-) -> Iterator[_Row]:
+def is_text(document: Documents) -> bool:
+    """Return whether a document is a text, of which all is learnt, and no conversation."""
+    return document.counted is None or bool(document.counted.all())
+
+
+def _foretold(document: Documents, tokenizer: Tokenizer) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Return the tokens of a document, and which of them are counted: of a text not those around it."""
+    tokens, counted = document.tokens.astype(np.int64), document.counted
+    if counted is None or is_text(document):
+        tokens = tokens[len(tokenizer.begins) : len(tokens) - len(tokenizer.ends)]
+        counted = np.ones(len(tokens), np.bool_)
+    elif not counted[0]:
+        return tokens, counted
+    opening = tokenizer.opening
+    return np.concatenate([opening, tokens]), np.concatenate([np.zeros(len(opening), np.bool_), counted])
+
+
+def _rows(tokens: npt.NDArray[np.int64], counted: npt.NDArray[np.bool_], context: int, stride: int) -> Iterator[_Row]:
     """Yield inputs and targets of the windows with something to foretell; what does not count, or did before, is -1."""
     for window in sliding(len(tokens) - 1, context, stride):
         targets = tokens[window.start + 1 : window.stop + 1].copy()
         targets[: window.counted - window.start] = -1
-        if counted is not None:
-            targets[~counted[window.start + 1 : window.stop + 1]] = -1
+        targets[~counted[window.start + 1 : window.stop + 1]] = -1
         if (targets >= 0).any():
             yield tokens[window.start : window.stop], targets
 
@@ -317,8 +313,3 @@ def _batches(rows: Iterator[_Row], context: int, vocab_size: int) -> Iterator[li
             batch = []
     if batch:
         yield batch
-
-
-def _encoded(tokenizer: Tokenizer, text: str) -> npt.NDArray[np.int64]:
-    """Return what a text is foretold from, and its tokens."""
-    return np.array([*tokenizer.opening, *tokenizer.encode(text)], dtype=np.int64)

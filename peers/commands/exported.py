@@ -12,7 +12,7 @@ from torch import Tensor
 
 from data_shards.tokenize import Tokenizer
 from peers.console.words import another_path, count, one_line
-from peers.data.tokenizer_files import TOKENIZER_FILE, read_encoding
+from peers.data.tokenizer_files import model_encoding
 from swarm.device import resolve_device
 from swarm.errors import ConfigError, StateError
 
@@ -91,8 +91,8 @@ def load_exported(path: Path, *, device: str = "cpu", threads: int = 1) -> Expor
 
     logging.set_verbosity(logging.ERROR)
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    tokenizer = model_encoding(path, key="--model").make_tokenizer()
     try:
-        tokenizer = _tokenizer(path)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
             local_files_only=True,
@@ -103,25 +103,12 @@ def load_exported(path: Path, *, device: str = "cpu", threads: int = 1) -> Expor
         )
     except SafetensorError as error:
         raise StateError(f"{path}: its weights are damaged: {error}. {_ANEW}") from error
-    except (OSError, ValueError, LookupError, RuntimeError, ImportError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, RuntimeError, ImportError, TypeError) as error:
         raise _refused(path, one_line(str(error))) from error
     model, info = loaded
     if missing := sorted(info["missing_keys"]):  # transformers would make them up
         raise StateError(f"{path}: its files lack {missing[0]}, {count(len(missing), 'tensor')} in all. {_ANEW}")
     return ExportedModel(TransformersModel(model.to(place).eval()), tokenizer, place)
-
-
-def _tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a model's directory, as runs have it. One that has no ``tokenizer.json`` is converted."""
-    try:
-        if (path / TOKENIZER_FILE).is_file():
-            return read_encoding(path, key="--model").make_tokenizer()
-        from transformers import AutoTokenizer
-
-        found: Any = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        return Tokenizer(found.backend_tokenizer.to_str().encode(), found.eos_token)
-    except ConfigError as error:
-        raise _refused(path, error.why or f"its tokenizer is not {error.allowed}") from error
 
 
 def _refused(path: Path, why: str) -> ConfigError:

@@ -11,12 +11,11 @@ import os
 import shlex
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from data_shards.draft import Documents, ShardDraft, sync
 from data_shards.journal import JOURNAL_FILE, Journal
@@ -130,29 +129,29 @@ def build_from_files(
     return report
 
 
-def encoded_documents(paths: Sequence[Path], encoding: Encoding, flaws: FlawCount) -> Iterator[bytes]:
-    """Yield the documents of files, conversations among them, as tokens and mask (:meth:`Documents.apart
-    <data_shards.draft.Documents.apart>`), made by the bounded processes that build shards of them. What cannot be used
-    is counted in ``flaws``.
+def encoded_documents(paths: Sequence[Path], encoding: Encoding, flaws: FlawCount) -> Iterator[Encoded]:
+    """Yield whole documents of files, some at a time, as tokens: made as those of shards are, by the same bounded
+    processes. What cannot be used is counted in ``flaws``.
 
     Raises ConfigError where a file or the chat template cannot be used, or nothing in them can.
     """
     files = [file for path in paths for file in source_files(path, encoding.key)]
     blocks = (block for file in files for block in blocks_of(file, encoding.key))
-    some, parts = False, list[npt.NDArray[np.unsignedinteger]]()
+    some, parts = False, list[Encoded]()
     with contextlib.closing(encoded_in_order(blocks, encoding)) as found:
         for block, encoded in found:
             check()
             if encoded.flaws:
                 flaws.add(block, encoded.flaws[0], encoded.flawed)
             some = some or bool(len(encoded.documents.tokens))
-            if block.before or block.after:  # of one document
-                parts.append(encoded.documents.tokens)
-                if not block.after:
-                    yield from Documents(np.concatenate(parts)).apart()
-                    parts.clear()
-            else:
-                yield from encoded.documents.apart()
+            if not (block.before or block.after):
+                yield encoded
+                continue
+            parts.append(encoded)  # of one document
+            if not block.after:
+                whole = Documents(np.concatenate([part.documents.tokens for part in parts]))
+                yield replace(encoded, documents=whole, text_bytes=sum(part.text_bytes for part in parts))
+                parts.clear()
     if not some:
         raise nothing_in(paths[0], encoding.key, flaws.first)
 

@@ -200,7 +200,8 @@ def _prepare_chats(shape: RunShape, chosen: ChosenModel, corpus: Corpus, directo
     encoding = run_encoding(chosen.tokenizer, manifest.tokenizer, key=TEXT)
     tokenizer, flaws = encoding.make_tokenizer(), FlawCount()
     template = None if encoding.template is None else encoding.template.digest
-    documents = list(encoded_documents(corpus.files, encoding, flaws))
+    found = encoded_documents(corpus.files, encoding, flaws)
+    documents = [document for some in found for document in some.documents.apart()]
     tokens = sum(len(Documents.of(document).tokens) for document in documents)
     split = _split(documents, f"{tokens} tokens", corpus.name, shape)
 

@@ -9,7 +9,7 @@ import re
 import shlex
 import sysconfig
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from data_shards.build import document_text
@@ -118,23 +118,6 @@ def _documents(block: TextBlock, key: str, parts: list[str]) -> Iterator[str | C
     if parts and not block.after:
         yield "".join(parts)
         parts.clear()
-
-
-def whole_texts(path: Path, key: str) -> Iterator[tuple[Path, Corpus]]:
-    """Each file that a path stands for, with one document, its text: of text files all of it, of others their records'
-    texts. A file with conversations comes as :func:`read_corpus` reads it.
-
-    Raises ConfigError as that.
-    """
-    files = source_files(path, key)
-    for file in files:
-        if len(files) > 1 and not file.bytes:
-            continue
-        corpus = read_corpus([file.path], key, chats=True)  # refuses what is no text
-        if corpus.files:
-            yield file.path, corpus
-        else:
-            yield file.path, replace(corpus, documents=("\n\n".join(corpus.documents),))
 
 
 def nothing_in(path: Path, key: str, flaw: str = "") -> ConfigError:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_shards.template import LONGEST_TEMPLATE, TemplateSource
-from peers.console.words import another_path, listed
+from peers.console.words import another_path, listed, one_line
 from peers.data.encoder import Encoding
 from swarm.errors import ConfigError
 from swarm.schema import MAX_FILES, MAX_FILES_BYTES, MODEL_FILE, TOKENIZER_FILE
@@ -69,6 +69,32 @@ def read_encoding(tokenizer: Path, *, key: str, field: str | None = None, templa
         end_token=_token(config.get("eos_token")) or None,
         template=None if chat is None else TemplateSource(chat, tokens),
     )
+
+
+def model_encoding(model: Path, *, key: str) -> Encoding:
+    """Return how files become tokens for an exported model, or any other that transformers loads from a directory: as
+    :func:`read_encoding` says. The tokenizer of one that has no ``tokenizer.json`` is converted.
+
+    Raises ConfigError for a directory without a tokenizer that can be used.
+    """
+    try:
+        if (model / TOKENIZER_FILE).is_file():
+            encoding = read_encoding(model, key=key)
+            encoding.make_tokenizer()
+            return encoding
+        from transformers import AutoTokenizer
+
+        found: Any = AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)
+        document, template = found.backend_tokenizer.to_str().encode(), found.chat_template
+        tokens = {name: str(text) for name, text in found.special_tokens_map.items() if name in _NAMED}
+        source = TemplateSource(template, tokens) if isinstance(template, str) else None
+        return Encoding(tokenizer=document, key=key, end_token=found.eos_token, template=source)
+    except ConfigError as error:
+        why = error.why or f"its tokenizer is not {error.allowed}"
+    except (OSError, ValueError, LookupError, ImportError, TypeError, AttributeError) as error:
+        why = one_line(str(error))
+    allowed = f"a directory with a {TOKENIZER_FILE}, or another tokenizer that transformers loads"
+    raise ConfigError("--model", str(model), allowed, another_path(model), why=why)
 
 
 def run_encoding(

@@ -5,17 +5,25 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer as BackendTokenizer
+from tokenizers import processors
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from data_shards.draft import Documents
+from data_shards.tokenize import tokenizer_digest
 from peers.cli.app import run as swarm
 from peers.commands import evaluate
-from peers.commands.evaluate import Checkpointed, load_checkpoint, sliding, text_loss
+from peers.commands.evaluate import Checkpointed, LoadedModel, load_checkpoint, sliding, text_loss
 from peers.commands.exported import ExportedModel, load_exported
+from peers.data.encoder import Encoded
+from swarm.config import parse_manifest
 from swarm.errors import StateError
 from tests.harness.rigs.peers import kept_run, printed
 
@@ -30,6 +38,13 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Checkpointed, 
     directory = kept_run().keep(root / "run", 10)
     assert swarm(["export", str(root / "model"), "--run", str(directory.root)]) == 0
     return root, load_checkpoint(directory), load_exported(root / "model")
+
+
+def encoded(loaded: LoadedModel, *texts: str) -> list[Encoded]:
+    """What a file of these records becomes."""
+    found = [tokens for tokens, _ in loaded.tokenizer.encode_documents(texts)]
+    starts = [0, *accumulate(map(len, found))][:-1]
+    return [Encoded(Documents(np.concatenate(found), starts), sum(len(text.encode()) for text in texts), 0, 0, ())]
 
 
 # --- windows ----------------------------------------------------------------------------------------------------------
@@ -57,7 +72,7 @@ def test_text_loss_is_that_of_each_token_after_those_before_it(
         window = next(one for one in sliding(len(ids) - 1, CONTEXT, stride) if target - 1 < one.stop)
         scores = model.logits(model(ids[None, window.start : target]))[0, -1]
         nats -= scores.log_softmax(-1)[ids[target]].item()
-    found = text_loss(checkpoint, TEXT, context=CONTEXT, stride=stride)
+    found = text_loss(checkpoint, encoded(checkpoint, TEXT), context=CONTEXT, stride=stride)
     assert found.nats == pytest.approx(nats, rel=1e-6)
     assert (found.tokens, found.bytes) == (len(ids) - 1, len(TEXT.encode()))
     assert found.loss == pytest.approx(nats / found.tokens)
@@ -69,9 +84,9 @@ def test_text_loss_is_the_same_in_small_batches(
     both: tuple[Path, Checkpointed, ExportedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, checkpoint, _ = both
-    whole = text_loss(checkpoint, TEXT, context=CONTEXT, stride=8)
+    whole = text_loss(checkpoint, encoded(checkpoint, TEXT), context=CONTEXT, stride=8)
     monkeypatch.setattr(evaluate, "LARGEST_SCORES", 1)
-    pieces = text_loss(checkpoint, TEXT, context=CONTEXT, stride=8)
+    pieces = text_loss(checkpoint, encoded(checkpoint, TEXT), context=CONTEXT, stride=8)
     assert (pieces.tokens, pieces.bytes) == (whole.tokens, whole.bytes)
     assert pieces.nats == pytest.approx(whole.nats, rel=1e-6)
 
@@ -79,7 +94,7 @@ def test_text_loss_is_the_same_in_small_batches(
 def test_text_loss_of_a_text_without_tokens_says_so(both: tuple[Path, Checkpointed, ExportedModel]) -> None:
     _, checkpoint, _ = both
     with pytest.raises(StateError, match="no token of this text"):
-        text_loss(checkpoint, "", context=CONTEXT, stride=8)
+        text_loss(checkpoint, encoded(checkpoint, ""), context=CONTEXT, stride=8)
 
 
 # --- exported models --------------------------------------------------------------------------------------------------
@@ -87,7 +102,7 @@ def test_text_loss_of_a_text_without_tokens_says_so(both: tuple[Path, Checkpoint
 
 def test_exported_model_has_the_loss_of_the_checkpoint(both: tuple[Path, Checkpointed, ExportedModel]) -> None:
     _, checkpoint, exported = both
-    ours, theirs = (text_loss(one, TEXT, context=CONTEXT, stride=8) for one in (checkpoint, exported))
+    ours, theirs = (text_loss(one, encoded(one, TEXT), context=CONTEXT, stride=8) for one in (checkpoint, exported))
     assert (ours.tokens, ours.bytes) == (theirs.tokens, theirs.bytes)
     assert theirs.nats == pytest.approx(ours.nats, rel=1e-6)
     assert exported.model.context == CONTEXT
@@ -131,6 +146,65 @@ def test_eval_of_run_and_exported_model_say_the_same(
     assert [line.split("  ")[0] for line in lines] == ["loss", "perplexity", "bits a byte", "text"]
 
 
+CHATS = (
+    "{% for m in messages %}{{ bos_token + m.role + '\n' + m.content + eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ bos_token + 'assistant\n' }}{% endif %}"
+)
+RECORDS = ("alpha", "gamma and delta", "Some words, and naïve more words. " * 3)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("template", [None, "# $A", "# $A <|endoftext|>"])
+@pytest.mark.parametrize("kind", ["txt", "jsonl", "csv", "chats"])
+def test_eval_of_run_and_export_is_a_plain_loop_of_transformers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, template: str | None
+) -> None:
+    """``#`` stands for a token of its own that begins texts."""
+    kept = kept_run()
+    if template is not None:
+        backend = BackendTokenizer.from_str(kept.tokenizer.decode())
+        special = [(name, backend.token_to_id(name)) for name in ("#", "<|endoftext|>")]
+        backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=special)
+        kept.tokenizer = backend.to_str().encode()
+    document = kept.manifest.model_dump(mode="json")
+    tokens = {"bos_token": "#", "eos_token": "<|endoftext|>"}
+    document["tokenizer"] |= {"digest": tokenizer_digest(kept.tokenizer), "template": CHATS, "tokens": tokens}
+    kept.manifest = parse_manifest(document, "the test")
+    kept.keep(tmp_path / "run", 10)
+    assert swarm(["export", str(tmp_path / "model"), "--run", str(tmp_path / "run")]) == 0
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    file = tmp_path / f"file.{kind.replace('chats', 'jsonl')}"
+    talks = [[{"role": "user", "content": text}, {"role": "assistant", "content": text}] for text in RECORDS]
+    file.write_text({
+        "txt": "\n".join(RECORDS),
+        "jsonl": "\n".join(json.dumps({"text": text}) for text in RECORDS),
+        "csv": "text\n" + "\n".join(f'"{text}"' for text in RECORDS),
+        "chats": "\n".join(json.dumps({"messages": talk}) for talk in talks),
+    }[kind])  # fmt: skip
+    nats, count = 0.0, 0
+    for text in ("\n".join(RECORDS),) if kind == "txt" else RECORDS:
+        if kind == "chats":
+            ids = tokenizer(f"#user\n{text}<|endoftext|>#assistant\n{text}<|endoftext|>", add_special_tokens=False)
+            ids, answer = ids["input_ids"], tokenizer(f"{text}<|endoftext|>", add_special_tokens=False)["input_ids"]
+            first = len(ids) - len(answer)
+        else:
+            ids = tokenizer(text)["input_ids"]
+            ids = ids if template else [tokenizer.eos_token_id, *ids]
+            ids, first = ids[: len(ids) - ids[1:].count(tokenizer.eos_token_id)], 1
+        for window in sliding(len(ids) - 1, CONTEXT, CONTEXT // 2):
+            scores = model(torch.tensor([ids[window.start : window.stop]])).logits[0].log_softmax(-1)
+            for target in range(max(first, window.counted + 1), window.stop + 1):
+                nats -= scores[target - 1 - window.start, ids[target]].item()
+                count += 1
+    for source in (["--run", str(tmp_path / "run")], ["--model", str(tmp_path / "model")]):
+        capsys.readouterr()
+        assert swarm(["eval", *source, str(file), "--json"]) == 0
+        said = printed(capsys)
+        assert (said["loss"], said["tokens"]) == (pytest.approx(nats / count, abs=1e-6), count)
+        assert said["bytes"] == sum(len(text.encode()) for text in RECORDS) + 2 * (kind == "txt")
+
+
 def test_sample_of_an_exported_model_is_that_of_the_run(
     both: tuple[Path, Checkpointed, ExportedModel], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,6 +215,15 @@ def test_sample_of_an_exported_model_is_that_of_the_run(
         said.append(printed(capsys))
     assert said[0]["text"] == said[1]["text"]
     assert said[1]["model"] == str(root / "model")
+
+
+def test_eval_of_empty_files_says_so(
+    both: tuple[Path, Checkpointed, ExportedModel], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).touch()
+    assert swarm(["eval", "--run", str(both[0] / "run"), str(tmp_path)]) == 2
+    assert "every one of them is empty" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
