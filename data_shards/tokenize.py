@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -66,13 +67,12 @@ class Seam(Private):
 
     at: int
     """The character."""
-    reach: int
-    """How many characters around it were looked at."""
-    before: tuple[int, ...]
-    after: tuple[int, ...]
-    """Token ids."""
-    word: bool
-    """Whether a word begins here: what the tokenizer cuts a text into first."""
+    begin: int
+    end: int
+    """Of the smaller look."""
+    before: list[int]
+    after: list[int]
+    """Token ids of that look, up to the character and from it on."""
 
     def private_size(self) -> str:
         """See :class:`Private`."""
@@ -256,13 +256,15 @@ class Tokenizer:
             if left.at > right.at:
                 raise NoSeam
             return np.empty(0, np.uint32), True
-        begin = 0 if left is None else max(0, left.at - left.reach)
-        window = text[begin : None if right is None else right.at + right.reach]
+        window = text[0 if left is None else left.begin : len(text) if right is None else right.end]
         with withhold("encoding a text"):
-            encoding = self._backend.encode(window, add_special_tokens=False)
-        ids = encoding.ids
-        first = 0 if left is None else _place(encoding, ids, left, begin)
-        last = len(ids) if right is None else _place(encoding, ids, right, begin)
+            ids: list[int] = self._backend.encode_batch_fast([window], add_special_tokens=False)[0].ids
+        first = 0 if left is None else len(left.before)
+        last = len(ids) if right is None else len(ids) - len(right.after)
+        fits_left = left is None or ids[: first + _ALIKE] == left.before + left.after[:_ALIKE]
+        fits_right = right is None or ids[max(0, last - _ALIKE) :] == right.before[-_ALIKE:] + right.after
+        if not (fits_left and fits_right and first <= last):
+            raise NoSeam
         exact = self.exact or _trimmed(self.decode_all(ids), left, right) == _trimmed(window, left, right)
         return np.array(ids[first:last], dtype=np.uint32), exact
 
@@ -286,18 +288,18 @@ class Tokenizer:
                     and before == far[max(0, there - len(before)) : there]
                     and after == far[there : there + len(after)]
                 ):
-                    ids = tuple(one.id for one in before), tuple(one.id for one in after)
-                    return Seam(token.begin, reach, *ids, token.word)
+                    ids = [one.id for one in near]
+                    return Seam(token.begin, max(0, cut - reach), cut + reach, ids[:place], ids[place:])
         raise NoSeam
 
     def _look(self, text: str, begin: int, end: int) -> list[_Token]:
         """The tokens of a part of a text, and where each is in that."""
         begin = max(0, begin)
         encoding = self._backend.encode(text[begin:end], add_special_tokens=False)
-        words = encoding.word_ids
+        worded = (False, *(word != before for before, word in pairwise(encoding.word_ids)))
         return [
-            _Token(token, begin + first, begin + last, place > 0 and words[place] != words[place - 1])
-            for place, (token, (first, last)) in enumerate(zip(encoding.ids, encoding.offsets, strict=True))
+            _Token(token, begin + first, begin + last, word)
+            for token, (first, last), word in zip(encoding.ids, encoding.offsets, worded, strict=False)
         ]
 
     def decode_all(self, tokens: Sequence[int]) -> str:
@@ -311,29 +313,13 @@ class Tokenizer:
             return self._backend.decode(list(tokens), skip_special_tokens=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _Token:
+class _Token(NamedTuple):
     """A token id, the characters that it is, and whether a word begins with it."""
 
     id: int
     begin: int
     end: int
     word: bool
-
-
-def _place(encoding: Encoding, ids: list[int], seam: Seam, begin: int) -> int:
-    """Which token of a text that begins at ``begin`` is the first behind a seam. Raises :class:`NoSeam` where the text
-    has other tokens there than the seam was found by."""
-    place = encoding.char_to_token(seam.at - begin)
-    if (
-        place is None
-        or (encoding.token_to_chars(place) or (-1,))[0] != seam.at - begin
-        or ids[max(0, place - len(seam.before)) : place] != list(seam.before)
-        or ids[place : place + len(seam.after)] != list(seam.after)
-        or (place > 0 and encoding.token_to_word(place) != encoding.token_to_word(place - 1)) != seam.word
-    ):
-        raise NoSeam
-    return place
 
 
 def _trimmed(text: str, left: Seam | None, right: Seam | None) -> str:
