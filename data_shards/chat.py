@@ -13,34 +13,27 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from data_shards.messages import Chat, Message, Span, UnusableRecord, chat_of
 from data_shards.template import ANOTHER, LONGEST_RENDERED, ChatTemplate, RenderingFailed
 from data_shards.tokenize import Tokenizer
 from swarm.errors import ConfigError
 
-MAX_MESSAGES = 512
 LONGEST_CHAT = LONGEST_RENDERED // 4
 MAX_DEPTH = 32
-ASSISTANT = "assistant"
+MAX_KEYS = 32
 
-_ROLES = {"human": "user", "gpt": ASSISTANT, "bot": ASSISTANT, "chatgpt": ASSISTANT, "model": ASSISTANT}
-"""What ShareGPT and others call them."""
-_ROLE = re.compile(r"[A-Za-z_-]{1,32}")
 _MARKS = range(0xE000, 0xF8FF)
 """Characters for private use."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
-Message = dict[str, Any]
-Span = tuple[int, int]
-
-
-class UnusableChat(Exception):
-    """A conversation that cannot be used; the text says why, and shows nothing of it."""
+_Render = Callable[[Sequence[Message], bool], str]
+"""Of messages, and whether what asks for an answer comes behind them."""
 
 
 class ChatEncoder:
@@ -49,73 +42,121 @@ class ChatEncoder:
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
         self._tokenizer = tokenizer
         self._template = template
-        special = sorted(tokenizer.special_tokens, key=len, reverse=True)
-        self._special = re.compile("|".join(map(re.escape, special)) or r"(?!)")
+        self._special = tokenizer.special_text
 
-    def encode(self, given: Sequence[Any]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_]]:
-        """The tokens of a conversation, an end token last, and which of them are learnt.
+    def encode(
+        self, given: Sequence[Any], beside: Mapping[str, Any] | None = None, prompt: int = 0
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_], frozenset[str]]:
+        """The tokens of a conversation, an end token last, which of them are learnt, and what of it is in none of them:
+        keys of messages and of what is beside them, and roles.
 
         Args:
-            given: Its messages, ``{"role": …, "content": …}`` or ``{"from": …, "value": …}``.
+            given: Its messages.
+            beside: What its record says beside them.
+            prompt: So many of the first are not learnt. All three as for :func:`data_shards.messages.chat_of`.
 
         Raises:
-            UnusableChat: It is no conversation, has no answer, or the template refuses it.
+            UnusableRecord: It is no conversation, has no answer, or the template refuses it.
             ConfigError: The template rewrites earlier turns, or writes too much.
         """
-        messages = [_message(one) for one in given[: MAX_MESSAGES + 1]]
-        if len(messages) > MAX_MESSAGES:
-            raise UnusableChat(f"it has more than {MAX_MESSAGES} messages")
-        if sum(len(message["content"]) for message in messages) > LONGEST_CHAT:
-            raise UnusableChat(f"it is longer than {LONGEST_CHAT:,} characters")
-        if not any(message["role"] == ASSISTANT for message in messages):
-            raise UnusableChat("it has no answer of the assistant to learn from")
-        mark = _unused(messages, self._template.source.text)
-        marked = [_marked(message, self._special, mark) for message in messages]
+        chat = chat_of(given, beside or {}, prompt)
+        mark = _unused([*chat.messages, chat.variables], self._template.source.text)
+        messages = [_marked(message, self._special, mark) for message in chat.messages]
+        variables = _marked(chat.variables, self._special, mark)
+
+        def render(some: Sequence[Message], ask: bool) -> str:
+            return self._template.render(some, ask=ask, variables=variables)
+
         try:
-            whole, spans, open_end = self._answers(marked)
+            whole, answers, open_end = self._answers(messages, chat, render)
+            unwritten = self._unwritten(messages, variables, whole)
         except RenderingFailed as error:
-            raise UnusableChat(str(error)) from None
+            raise UnusableRecord(str(error)) from None
         ids, offsets = self._encoded(whole, mark)
-        plain = [(_without(whole, mark, begin), _without(whole, mark, end)) for begin, end in spans]
-        counted = _within(offsets, plain)
+        spans: list[Span] = []
+        for place, begin, end in answers:
+            learnt, plain = chat.learnt[place], (_without(whole, mark, begin), _without(whole, mark, end))
+            text = whole[begin:end].replace(mark, "")
+            spans += (plain,) if learnt is True else _parts(learnt, chat.messages[place]["content"], text, plain)
+        counted = _within(offsets, spans)
         tokens = np.array(ids, dtype=np.uint32)
         if not len(tokens) or tokens[-1] != self._tokenizer.end_of_text:
             tokens = np.append(tokens, np.uint32(self._tokenizer.end_of_text))
             counted = np.append(counted, open_end)
         if not counted.any():
-            raise UnusableChat("its answers are empty")
-        return tokens, counted
+            raise UnusableRecord("its answers are empty")
+        return tokens, counted, frozenset(chat.unused | {name.replace(mark, "") for name in unwritten})
 
-    def _answers(self, messages: list[Message]) -> tuple[str, list[Span], bool]:
-        """The text, where each answer is in it, and whether the last goes to its end with no token that ends it."""
-        whole = self._template.render(messages, ask=False)
-        spans: list[Span] = []
+    def _answers(
+        self, messages: list[Message], chat: Chat, render: _Render
+    ) -> tuple[str, list[tuple[int, int, int]], bool]:
+        """The text, which message is an answer to learn from and where it is in it, and whether the last goes to its
+        end with no token that ends it."""
+        whole = render(messages, False)
+        answers: list[tuple[int, int, int]] = []
         open_end = False
         for place, message in enumerate(messages):
-            if message["role"] != ASSISTANT:
+            if not chat.learnt[place]:
                 continue
-            begin = self._begin(messages[:place], messages[: place + 1], whole)
-            after = self._template.render(messages[: place + 1], ask=False)
+            begin = self._begin(messages[:place], messages[: place + 1], whole, render)
+            after = render(messages[: place + 1], False)
             if not whole.startswith(after):
                 after = after.rstrip()  # what comes behind every text
             if not whole.startswith(after):
                 raise self._rewrites()
             end, closed = self._end(after, begin)
-            if message["content"].strip() and not self._special.sub("", after[begin:end]).strip():
-                raise UnusableChat("the chat template does not write its answers")
-            spans.append((begin, end))
+            says = message["content"].strip() or message.get("tool_calls")
+            if says and not self._special.sub("", after[begin:end]).strip():
+                raise UnusableRecord("the chat template does not write its answers")
+            answers.append((place, begin, end))
             open_end = not closed and not whole[len(after) :].strip()
-        return whole, spans, open_end
+        return whole, answers, open_end
 
-    def _begin(self, before: list[Message], after: list[Message], whole: str) -> int:
+    def _begin(self, before: list[Message], after: list[Message], whole: str, render: _Render) -> int:
         """Where an answer begins: behind what asks for it, as far as the text has that."""
-        asked = self._template.render(before, ask=True)
+        asked = render(before, True)
         if whole.startswith(asked):
             return len(asked)
-        said = self._template.render(before, ask=False)
+        said = render(before, False)
         if not whole.startswith(said.rstrip()):
             raise self._rewrites()
-        return len(os.path.commonprefix([asked, self._template.render(after, ask=False), whole]))
+        return len(os.path.commonprefix([asked, render(after, False), whole]))
+
+    def _unwritten(self, messages: list[Message], variables: dict[str, Any], whole: str) -> set[str]:
+        """The keys and roles without which the template writes the same."""
+        keys = {key for message in messages for key in message} - {"role", "content"}
+        lost = {message["role"] for message in messages if message["content"].strip() not in whole}
+        names = [(kind, name) for kind, some in (("key", keys), ("role", lost), ("variable", variables))
+                 for name in sorted(some)]  # fmt: skip
+        if len(names) > MAX_KEYS:
+            raise UnusableRecord(f"its messages have more than {MAX_KEYS} different keys")
+
+        def written(without: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+            some = [
+                {key: "" if key == "content" and ("role", message["role"]) in without else value
+                 for key, value in message.items() if ("key", key) not in without}
+                for message in messages
+            ]  # fmt: skip
+            rest = {name: value for name, value in variables.items() if ("variable", name) not in without}
+            try:
+                found = self._template.render(some, ask=False, variables=rest)
+                if found != whole:
+                    return (found,)
+                return found, self._template.render(some, ask=True, variables=rest)
+            except RenderingFailed as error:
+                return (str(error),)
+
+        if not names:
+            return set()
+        with_all = written(())
+        if written(names) == with_all:
+            unused = names
+        else:
+            unused = []
+            for one in names:
+                if written([*unused, one]) == with_all:
+                    unused.append(one)
+        return {f"role {name}" if kind == "role" else name for kind, name in unused}
 
     def _end(self, after: str, begin: int) -> tuple[int, bool]:
         """Where an answer ends: behind the last special token, where nothing but space follows it."""
@@ -157,6 +198,21 @@ class ChatEncoder:
         return ids, offsets
 
 
+def encode_completion(
+    tokenizer: Tokenizer, prompt: str, completion: str
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_], bool]:
+    """The tokens of a text that begins with a prompt, with what is put around a text; which are learnt: those that end
+    behind the prompt; and whether decoding gives the text back. Raises UnusableRecord where it is too long."""
+    text = prompt + completion
+    if len(text) > LONGEST_CHAT:
+        raise UnusableRecord(f"it is longer than {LONGEST_CHAT:,} characters")
+    ids, offsets = tokenizer.encode_with_places(text)
+    begins, ends = tokenizer.around(ids)
+    learnt = _within(offsets, [(len(prompt), len(text))])
+    counted = np.concatenate([np.zeros(len(begins), np.bool_), learnt, np.ones(len(ends), np.bool_)])
+    return np.array([*begins, *ids, *ends], dtype=np.uint32), counted, tokenizer.gives_back(ids, text)
+
+
 def _within(offsets: list[Span], spans: list[Span]) -> npt.NDArray[np.bool_]:
     """Which tokens, of these places in a text, end within one of the spans, both ascending. What asks for an answer may
     end with a space that the answer's first token has."""
@@ -174,57 +230,42 @@ def _without(text: str, mark: str, position: int) -> int:
     return position - text.count(mark, 0, position)
 
 
-# --- messages --------------------------------------------------------------------------------------------------------
+def _parts(learnt: bool | tuple[Span, ...], content: str, text: str, place: Span) -> list[Span]:
+    """Where the parts of an answer that are learnt are, and what the template writes behind it. ``text`` is the answer
+    as it is written, ``place`` where that is."""
+    written = content.strip()
+    at = text.find(written)
+    if isinstance(learnt, bool) or text.count(written) != 1:
+        raise UnusableRecord("its train_detail counts characters, and the chat template writes other ones")
+    origin, begin, end = place[0] + at - content.find(written), place[0] + at, place[0] + at + len(written)
+    inside = [(max(begin, origin + first), min(end, origin + last)) for first, last in learnt]
+    return [*inside, (end, place[1])]
 
 
-def _message(given: Any) -> Message:
-    if not isinstance(given, dict):
-        raise UnusableChat("a message is no object, {…}")
-    role = given.get("role", given.get("from"))
-    content = given.get("content", given.get("value"))
-    if not isinstance(role, str) or not _ROLE.fullmatch(role):
-        raise UnusableChat("a message has no role (user, assistant, …)")
-    if isinstance(content, list):
-        content = _joined(content)
-    if content is None and "tool_calls" in given:
-        content = ""
-    if not isinstance(content, str):
-        raise UnusableChat("a message has no content that is text")
-    rest = {key: value for key, value in given.items() if key not in ("role", "from", "content", "value")}
-    return {**rest, "role": _ROLES.get(role, role), "content": content}
-
-
-def _joined(parts: list[Any]) -> str:
-    texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in parts]
-    if not all(isinstance(text, str) for text in texts):
-        raise UnusableChat("a message has a part that is no text")
-    return "".join(map(str, texts))
-
-
-def _unused(messages: Sequence[Mapping[str, Any]], template: str) -> str:
+def _unused(given: Sequence[Mapping[str, Any]], template: str) -> str:
     used = set(template)
-    for message in messages:
-        _collect(message, used, 0)
+    if sum(_collect(one, used, 0) for one in given) > LONGEST_CHAT:
+        raise UnusableRecord(f"it is longer than {LONGEST_CHAT:,} characters")
     if any(_SURROGATE.match(character) for character in used):
-        raise UnusableChat("a message is no UTF-8")
+        raise UnusableRecord("a message is no UTF-8")
     mark = next((chr(code) for code in _MARKS if chr(code) not in used), None)
     if mark is None:
-        raise UnusableChat("its messages use every character for private use")
+        raise UnusableRecord("its messages use every character for private use")
     return mark
 
 
-def _collect(value: Any, into: set[str], depth: int) -> None:
+def _collect(value: Any, into: set[str], depth: int) -> int:
+    """Note the characters in it; return how many there are."""
     if depth > MAX_DEPTH:
-        raise UnusableChat("a message is nested too deeply")
+        raise UnusableRecord("a message is nested too deeply")
     if isinstance(value, str):
         into.update(value)
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            into.update(key)
-            _collect(inner, into, depth + 1)
-    elif isinstance(value, list):
-        for inner in value:
-            _collect(inner, into, depth + 1)
+        return len(value)
+    if isinstance(value, dict):
+        return sum(_collect(key, into, depth + 1) + _collect(inner, into, depth + 1) for key, inner in value.items())
+    if isinstance(value, list):
+        return sum(_collect(inner, into, depth + 1) for inner in value)
+    return 0
 
 
 def _marked(value: Any, special: re.Pattern[str], mark: str) -> Any:

@@ -70,12 +70,15 @@ class ChatTemplate:
             why = f"line {getattr(error, 'lineno', '?')}: {str(error).splitlines()[0][:_REASON_CHARS]}"
             raise ConfigError("the chat template", source.digest[:16], "one in Jinja", ANOTHER, why=why) from None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, ask: bool) -> str:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, ask: bool, variables: Mapping[str, Any] | None = None
+    ) -> str:
         """Write a conversation.
 
         Args:
             messages: What was said so far.
             ask: Whether what introduces an answer comes behind it.
+            variables: What else the template gets, such as ``tools``.
 
         Raises:
             RenderingFailed: The template refuses it.
@@ -83,10 +86,10 @@ class ChatTemplate:
         """
         import jinja2
 
-        variables: dict[str, Any] = {**self.source.tokens, "messages": messages, "add_generation_prompt": ask}
+        given: dict[str, Any] = {"tools": None, "documents": None, **self.source.tokens, **(variables or {})}
         try:
             with self._bounded():
-                return self._write(variables)
+                return self._write({**given, "messages": messages, "add_generation_prompt": ask})
         except jinja2.exceptions.SecurityError:
             allowed = "one that keeps to what templates may do"
             why = "it reaches for what the sandbox forbids"
@@ -99,7 +102,7 @@ class ChatTemplate:
     def _write(self, variables: dict[str, Any]) -> str:
         parts: list[str] = []
         length = 0
-        for part in self._template.generate(**variables, tools=None, documents=None):
+        for part in self._template.generate(variables):
             length += len(part)
             if length > LONGEST_RENDERED:
                 allowed = f"one that writes at most {LONGEST_RENDERED:,} characters for a conversation"

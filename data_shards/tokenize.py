@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -50,6 +51,11 @@ class Passage(Private):
     text: str
     begin: int
     end: int
+
+    @classmethod
+    def of(cls, document: str | Passage) -> Passage:
+        """Return the passage that a document is: all of it, unless it is one."""
+        return document if isinstance(document, Passage) else cls(document, 0, len(document))
 
     def private_size(self) -> str:
         """See :class:`Private`."""
@@ -120,12 +126,13 @@ class Tokenizer:
     Args:
         document: The contents of its ``tokenizer.json``.
         end_token: What ends a document; None: the first of :data:`END_TOKENS` that it has.
+        special_in_text: Whether the text of a special token in a document stands for it.
 
     Raises:
         ConfigError: That JSON is none, or has no end token.
     """
 
-    def __init__(self, document: bytes, end_token: str | None = None) -> None:
+    def __init__(self, document: bytes, end_token: str | None = None, *, special_in_text: bool = False) -> None:
         self.digest = tokenizer_digest(document)
         remedy = "Use the tokenizer.json that the run was made with."
         try:
@@ -146,13 +153,17 @@ class Tokenizer:
         added = self._backend.get_added_tokens_decoder()
         self.special_tokens = {token.content: number for number, token in added.items() if token.special}
         self.special_ids = frozenset(self.special_tokens.values())
+        longest_first = sorted(filter(None, self.special_tokens), key=len, reverse=True)
+        self.special_text = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         # A document that happens to contain the marker must not end there: it is encoded as ordinary bytes.
-        self._backend.encode_special_tokens = True
+        self._backend.encode_special_tokens = not special_in_text
         self.exact = _is_exact(self._backend)
-        self.begins, ends = self._around(plain.ids, framed)
+        self._special_in_text = special_in_text
+        self._longest_added = max((len(token.content) for token in added.values()), default=0)
+        self.begins, ends = self._added(plain.ids, framed)
         self.ends = [token for token in ends if token != end] + [end]
 
-    def _around(self, plain: list[int], whole: Encoding) -> tuple[list[int], list[int]]:
+    def _added(self, plain: list[int], whole: Encoding) -> tuple[list[int], list[int]]:
         """Ids that the tokenizer's own post-processor puts before and after a text, of which both are given."""
         ids, mask = whole.ids, whole.special_tokens_mask
         first = next((place for place, added in enumerate(mask) if not added), len(ids))
@@ -183,22 +194,29 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of one text, without those that stand before and after a document. Raises :class:`NoSeam`."""
-        tokens, _ = self._encoded(Passage(text, 0, len(text)))
+        tokens, _ = self._encoded(Passage.of(text))
         return list(map(int, tokens))
 
-    def encode_ordinary(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Token ids of a text in which nothing is a special token, and where each is in it."""
+    def encode_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Token ids of one text as of a document, without an end-of-text token, and where each is in it."""
         with withhold("encoding a text"):
             encoding = self._backend.encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
+    def encode_ordinary(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The same of a text in which nothing is a special token."""
+        return self._encode_as(text, special=False)
+
     def encode_with_special(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """The same of a text whose special tokens are meant: for what a chat template has written."""
-        self._backend.encode_special_tokens = False
+        return self._encode_as(text, special=True)
+
+    def _encode_as(self, text: str, *, special: bool) -> tuple[list[int], list[tuple[int, int]]]:
+        before, self._backend.encode_special_tokens = self._backend.encode_special_tokens, not special
         try:
-            return self.encode_ordinary(text)
+            return self.encode_with_places(text)
         finally:
-            self._backend.encode_special_tokens = True
+            self._backend.encode_special_tokens = before
 
     def encode_documents(self, documents: Iterable[str | Passage]) -> Iterator[tuple[npt.NDArray[np.uint32], bool]]:
         """One array per document, with the tokens that the tokenizer itself puts around it and its end-of-text token
@@ -212,10 +230,11 @@ class Tokenizer:
         for document in documents:
             if isinstance(document, Passage) or len(document) > _CHARACTERS_AT_ONCE:
                 yield from self._encode_batch(batch)
-                passage = document if isinstance(document, Passage) else Passage(document, 0, len(document))
+                passage = Passage.of(document)
                 tokens, exact = self._encoded(passage)
-                begins = self.begins if passage.begin == 0 else []
-                ends = self.ends if passage.end == len(passage.text) else []
+                begins, ends = self.around(tokens)
+                begins = begins if passage.begin == 0 else []
+                ends = ends if passage.end == len(passage.text) else []
                 yield np.concatenate([begins, tokens, ends]).astype(np.uint32), exact
                 batch, size = [], 0
                 continue
@@ -231,8 +250,19 @@ class Tokenizer:
             encodings = self._backend.encode_batch_fast(batch, add_special_tokens=False)
         for text, encoding in zip(batch, encodings, strict=True):
             ids = encoding.ids
-            exact = self.exact or self.decode_all(ids) == text
-            yield np.array([*self.begins, *ids, *self.ends], dtype=np.uint32), exact
+            begins, ends = self.around(ids)
+            yield np.array([*begins, *ids, *ends], dtype=np.uint32), self.gives_back(ids, text)
+
+    def around(self, ids: Sequence[int] | npt.NDArray[np.uint32]) -> tuple[list[int], list[int]]:
+        """What is put before and behind these tokens of a text; of one with special tokens not what it has already."""
+        begins, ends = self.begins, self.ends
+        if not self._special_in_text:
+            return begins, ends
+        return [] if list(ids[: len(begins)]) == begins else begins, [] if list(ids[-1:]) == ends[-1:] else ends
+
+    def gives_back(self, ids: Sequence[int], text: str) -> bool:
+        """Return whether decoding the token ids of a text gives it back."""
+        return self.exact or self.decode_all(ids) == text
 
     # --- long texts, in parts ---
 
@@ -271,6 +301,8 @@ class Tokenizer:
     def _seam(self, text: str, cut: int) -> Seam:
         """The seam that is nearest to a cut. Raises :class:`NoSeam`."""
         for reach, further in _REACHES:
+            if further - reach < self._longest_added:  # the text of one such token could reach over both looks
+                continue
             with withhold("encoding a text"):
                 near, far = (self._look(text, cut - wide, cut + wide) for wide in (reach, further))
             again = {token: place for place, token in reversed(list(enumerate(far)))}
@@ -337,7 +369,7 @@ def _is_exact(backend: BackendTokenizer) -> bool:
     known = all(rule.get("type") in ("ByteLevel", "Split", "Digits") for rule in rules)
     model = backend.model
     plain = isinstance(model, models.BPE) and not (model.continuing_subword_prefix or model.end_of_word_suffix)
-    added = backend.get_added_tokens_decoder().values()
+    added = backend.get_added_tokens_decoder()
     return (
         backend.normalizer is None
         and isinstance(backend.decoder, decoders.ByteLevel)
@@ -345,6 +377,7 @@ def _is_exact(backend: BackendTokenizer) -> bool:
         and known
         and not removed
         and plain
-        and not any(token.lstrip or token.rstrip for token in added)
+        and not any(token.lstrip or token.rstrip for token in added.values())
+        and all(backend.decode([one], skip_special_tokens=False) == token.content for one, token in added.items())
         and all(backend.token_to_id(symbol) is not None for symbol in pre_tokenizers.ByteLevel.alphabet())
     )

@@ -311,13 +311,13 @@ class Node:
             return None
         into, seed, given_up = settings.home / "shard", self._identity.peer, threading.Event()
         try:
-            path = await asyncio.to_thread(
+            made = await asyncio.to_thread(
                 shard_for, data_given(settings.options), tokenizer, manifest, into, seed, given_up=given_up.is_set
             )
-            source = await asyncio.to_thread(open_source, manifest, path, self._identity.peer)
+            source = await asyncio.to_thread(open_source, manifest, made.path, self._identity.peer)
         finally:
             given_up.set()  # cancelling does not stop a thread, and the process would wait for it
-        self._events.emit(data_opened(manifest, source.microbatches_per_epoch))
+        self._events.emit(data_opened(manifest, source.microbatches_per_epoch, made.unused))
         return source
 
     async def _become_member(

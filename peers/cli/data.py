@@ -42,6 +42,12 @@ def build(
         Path | None,
         typer.Option(metavar="PATH", help="Chat template, or a model's directory.  [default: beside the tokenizer]"),
     ] = None,
+    special_tokens: Annotated[
+        bool,
+        typer.Option(
+            "--special-tokens", help="Take the text of special tokens for these tokens, as in a template's output."
+        ),
+    ] = False,
     processes: Annotated[
         int | None, typer.Option(metavar="N", min=1, max=1024, help="Processes that tokenize.  [default: one a core]")
     ] = None,
@@ -54,16 +60,19 @@ def build(
 
     The run's tokenizer is beside its run.toml; swarm new prints that directory. swarm join --data TEXT takes the text
     itself and needs no shard. Of conversations (messages) the assistant's answers are learnt. After an
-    interrupt or a kill the same command goes on where it was. Records that cannot be used are left out and counted.
+    interrupt or a kill the same command goes on where it was. Records that cannot be used are left out and counted, and
+    so are keys of records of which nothing is made.
 
     Example: swarm data build texts/ notes.jsonl.gz --tokenizer tokenizer.json --out shards/mine
     """
+    from dataclasses import asdict
+
     from peers.console.interrupt import Interrupted
     from peers.data.building import build_from_files, is_begun
     from peers.data.source import describe
     from peers.data.tokenizer_files import read_encoding
 
-    encoding = read_encoding(tokenizer, key="TEXT", field=field, template=template)
+    encoding = read_encoding(tokenizer, key="TEXT", field=field, template=template, special_in_text=special_tokens)
     try:
         with _progress() as told:
             report = build_from_files(text, out, encoding, processes=processes, told=told)
@@ -72,8 +81,10 @@ def build(
             typer.echo("what is done is kept: type the same command again to go on", err=True)
         raise
     facts = describe(out, report.shard)
-    typer.echo(json.dumps(facts) if as_json else _line(facts))
+    typer.echo(json.dumps(facts | {"keys": asdict(report.keys)}) if as_json else _line(facts))
     _tell_flaws(report)
+    for line in report.keys.lines("--special-tokens"):
+        typer.echo(line, err=True)
     if not as_json:
         _tell_packing(out, context)
 

@@ -126,6 +126,8 @@ def evaluate(
 
     Example: swarm eval --run out/first notes.txt
     """
+    from dataclasses import asdict
+
     from peers.commands.preflight import check_device
     from peers.data.files import source_files
 
@@ -134,13 +136,15 @@ def evaluate(
     paths = dict.fromkeys(file.path for found in named for file in found if file.bytes or len(found) == 1)
     # After there are some: a wrong path should not cost the seconds that libraries take.
     from peers.data.building import encoded_documents
+    from peers.data.keys import KeyCount
     from peers.data.records import FlawCount
     from peers.data.text import nothing_in
 
     if not paths:
         raise nothing_in(files[0], "FILE")
-    encoding, flaws = _encoding(run, model, step, home), FlawCount()  # before the weights: it may have no template
-    texts = {path: list(encoded_documents([path], encoding, flaws)) for path in paths}
+    encoding = _encoding(run, model, step, home)  # before the weights: it may have no template
+    flaws, keys = FlawCount(), KeyCount()
+    texts = {path: list(encoded_documents([path], encoding, flaws, keys)) for path in paths}
     loaded, source = _load(run, model, step, home, named=False, device=device, threads=threads)
     from peers.commands.evaluate import TextLoss, text_loss, window_of
 
@@ -151,7 +155,7 @@ def evaluate(
     if as_json:
         each = [{"file": str(path), "counted": _counted(texts[path])} | _figures(loss) for path, loss in losses.items()]
         windows = {"context": length, "stride": by, "counted": counted}
-        document = {"schema": SCHEMA, **source, **windows, **_figures(total), "files": each}
+        document = {"schema": SCHEMA, **source, **windows, **_figures(total), "files": each, "keys": asdict(keys)}
         typer.echo(json.dumps(document))
         return
     if len(losses) > 1:
@@ -162,7 +166,7 @@ def evaluate(
     typer.echo(f"bits a byte  {total.bits_per_byte:.4f}")
     what = "text" if counted == "all" else counted
     size = f"{total.tokens:,} tokens, {total.bytes:,} bytes; windows of {length} by {by}"
-    typer.echo(f"{what:<12} {size}{flaws.words}")
+    typer.echo(f"{what:<12} {size}{flaws.words}{keys.words}")
 
 
 def sample(

@@ -86,7 +86,7 @@ def describe(event: Event) -> tuple[str, str] | None:
             made_of = f"{count(event.stages, 'stage')}, {count(event.steps, 'step')}, wire version {event.wire}"
             return "run", f"{event.name}, {event.run[:12]}: {made_of}; from {event.source}"
         case DataOpened():
-            return "data", read_over(event.tokens, event.microbatches, event.times)
+            return "data", read_over(event.tokens, event.microbatches, event.times) + event.unused
         case RunStarted():
             return "started", swarm_of(event)
         case PeerReady():

@@ -22,15 +22,15 @@ from data_shards.privacy import Private
 from data_shards.tokenize import AROUND
 from peers.console.words import another_path, command_name
 from peers.data.files import SourceFile
+from peers.data.keys import ALPACA, CHAT_FIELDS, MEDIA, PAIR, PREFERENCES, READ, TEXT_FIELD
 from swarm.errors import ConfigError
 
 BLOCK_BYTES = 1 << 20
 AROUND_BYTES = 4 * AROUND
 """Of text before and after a block, at least: a character has at most four."""
 LONGEST_RECORD = 16 << 20
-TEXT_FIELD = "text"
-CHAT_FIELDS = ("messages", "conversations")
 ROWS_AT_ONCE = 256
+_UNREAD_KEPT = 1024
 
 Flaw = tuple[int, str]
 """A record that cannot be used: its line (of tables, the row), and why."""
@@ -42,6 +42,7 @@ class TextBlock(Private):
 
     ``before`` and ``after`` are what is around a part of text; where there is nothing, the text begins or ends.
     ``flaws`` are records that could not be read at all. ``read`` is how much of the file has been, in bytes on disk.
+    ``unread`` are the columns of a table that are not in it.
     """
 
     file: str
@@ -51,6 +52,7 @@ class TextBlock(Private):
     lines: tuple[int, ...] = ()
     flaws: tuple[Flaw, ...] = ()
     read: int = 0
+    unread: tuple[str, ...] = ()
     before: bytes = b""
     after: bytes = b""
 
@@ -58,7 +60,7 @@ class TextBlock(Private):
     def digest(self) -> str:
         """Of what documents are made of it, hex."""
         sizes = len(self.before), len(self.after)
-        said = json.dumps([self.kind, self.line, self.lines, self.flaws, sizes]).encode()
+        said = json.dumps([self.kind, self.line, self.lines, self.flaws, self.unread, sizes]).encode()
         found = hashlib.blake2b(said, digest_size=16)
         for part in (self.before, self.body, self.after):
             found.update(part)
@@ -197,7 +199,9 @@ def _line_end(data: bytes, least: int, most: int) -> int:
 # --- tables: each row becomes a line of JSON -------------------------------------------------------------------------
 
 
-def _gathered(name: str, rows: Iterator[tuple[int, str | None, str, int]]) -> Iterator[TextBlock]:
+def _gathered(
+    name: str, rows: Iterator[tuple[int, str | None, str, int]], unread: tuple[str, ...]
+) -> Iterator[TextBlock]:
     """Blocks of rows (number, JSON or None, flaw, bytes read)."""
     lines: list[int] = []
     texts: list[bytes] = []
@@ -211,10 +215,11 @@ def _gathered(name: str, rows: Iterator[tuple[int, str | None, str, int]]) -> It
         texts.append(text.encode())
         size += len(text)
         if size >= BLOCK_BYTES:
-            yield TextBlock(name, "jsonl", b"\n".join(texts), lines[0], tuple(lines), tuple(flaws), read)
+            yield TextBlock(name, "jsonl", b"\n".join(texts), lines[0], tuple(lines), tuple(flaws), read, unread)
             lines, texts, flaws, size = [], [], [], 0
     if texts or flaws:
-        yield TextBlock(name, "jsonl", b"\n".join(texts), lines[0] if lines else 1, tuple(lines), tuple(flaws), read)
+        first = lines[0] if lines else 1
+        yield TextBlock(name, "jsonl", b"\n".join(texts), first, tuple(lines), tuple(flaws), read, unread)
 
 
 def _table(file: SourceFile, key: str, field: str | None, raw: BinaryIO, stream: BinaryIO) -> Iterator[TextBlock]:
@@ -227,7 +232,8 @@ def _table(file: SourceFile, key: str, field: str | None, raw: BinaryIO, stream:
     except (csv.Error, *_BROKEN) as error:
         why = f"its first line cannot be read: {error}"
         raise ConfigError(key, str(file.path), "a table", another_path(file.path), why=why) from None
-    at = header.index(_column(file, key, header, field))
+    wanted, unread = _chosen(file, key, header, field)
+    at = {header.index(name): name for name in wanted}
 
     def rows() -> Iterator[tuple[int, str | None, str, int]]:
         while True:
@@ -244,13 +250,13 @@ def _table(file: SourceFile, key: str, field: str | None, raw: BinaryIO, stream:
                 return
             if not row:
                 continue
-            if len(row) <= at:
+            if len(row) <= max(at):
                 yield line, None, f"it has {len(row)} columns, the first line {len(header)}", raw.tell()
             else:
-                yield line, json.dumps({header[at]: row[at]}), "", raw.tell()
+                yield line, json.dumps({name: row[place] for place, name in at.items()}), "", raw.tell()
 
     try:
-        yield from _gathered(str(file.path), rows())
+        yield from _gathered(str(file.path), rows(), unread)
     finally:
         text.detach()
 
@@ -262,24 +268,26 @@ def _columns(file: SourceFile, key: str, field: str | None) -> Iterator[TextBloc
         raise extra_missing(key, str(file.path), "pyarrow") from None
     try:
         names, batches, total = _opened(file)
-        column = _column(file, key, names, field)
+        wanted, unread = _chosen(file, key, names, field)
 
         def rows() -> Iterator[tuple[int, str | None, str, int]]:
             number = 0
-            for batch in batches(column):
-                for value in batch.column(column).to_pylist():
+            for batch in batches(wanted):
+                columns = [_values(batch.column(name), there=name in MEDIA) for name in wanted]
+                for values in zip(*columns, strict=True):
                     number += 1
                     read = file.bytes * number // max(total, number)
-                    yield number, json.dumps({column: value}, default=lambda _: None), "", read
+                    row = dict(zip(wanted, values, strict=True))
+                    yield number, json.dumps(row, default=lambda _: None), "", read
 
-        yield from _gathered(str(file.path), rows())
+        yield from _gathered(str(file.path), rows(), unread)
     except pa.ArrowException as error:
         why = f"it is damaged, or none: {str(error).splitlines()[0][:200]}"
         raise ConfigError(key, str(file.path), f"a {file.kind} file", another_path(file.path), why=why) from None
 
 
 def _opened(file: SourceFile) -> tuple[list[str], Any, int]:
-    """Names of the columns; a function from one to batches of it; rows, 0 where nobody knows."""
+    """Names of the columns; a function from some to batches of them; rows, 0 where nobody knows."""
     import pyarrow as pa
 
     if file.kind == "parquet":
@@ -288,7 +296,7 @@ def _opened(file: SourceFile) -> tuple[list[str], Any, int]:
         parquet = pq.ParquetFile(file.path, buffer_size=BLOCK_BYTES, pre_buffer=False)
         return (
             parquet.schema_arrow.names,
-            lambda name: parquet.iter_batches(batch_size=ROWS_AT_ONCE, columns=[name], use_threads=False),
+            lambda some: parquet.iter_batches(batch_size=ROWS_AT_ONCE, columns=some, use_threads=False),
             parquet.metadata.num_rows,
         )
     mapped = pa.memory_map(str(file.path))
@@ -301,12 +309,31 @@ def _opened(file: SourceFile) -> tuple[list[str], Any, int]:
         return stream.schema.names, lambda _: stream, 0
 
 
-def _column(file: SourceFile, key: str, names: Sequence[str], field: str | None) -> str:
-    wanted = (field.partition(".")[0],) if field is not None else (*CHAT_FIELDS, TEXT_FIELD)
-    for name in wanted:
-        if name in names:
-            return name
+def _values(column: Any, *, there: bool) -> list[Any]:
+    """What a column has, without the nulls that the other rows' keys make; or True where ``there`` is anything."""
+    import pyarrow as pa
+
+    if not there or pa.types.is_string(column.type):
+        return [_without_nulls(value) for value in column.to_pylist()]
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        return [bool(length) or None for length in column.value_lengths().to_pylist()]
+    return [valid or None for valid in column.is_valid().to_pylist()]
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _chosen(file: SourceFile, key: str, names: Sequence[str], field: str | None) -> tuple[list[str], tuple[str, ...]]:
+    """The columns of a table that are read, and the others."""
+    text = TEXT_FIELD if field is None else field.partition(".")[0]
+    kinds = (*((name,) for name in (*CHAT_FIELDS, TEXT_FIELD, *PREFERENCES)), PAIR, ALPACA[:2])
+    if text in names or (field is None and any(set(kind) <= set(names) for kind in kinds)):
+        wanted = [name for name in dict.fromkeys(names) if name == text or name in READ]
+        return wanted, tuple(name for name in dict.fromkeys(names) if name not in wanted)[:_UNREAD_KEPT]
     there = ", ".join(name[:40] for name in names[:12]) or "no column"
     option = "join … --data-field" if key == "--data" else "data build … --field"
     remedy = f"Name the column: {command_name()} {option} NAME"
-    raise ConfigError(key, str(file.path), f"a table with the column {wanted[-1]}", remedy, why=f"it has {there}")
+    raise ConfigError(key, str(file.path), f"a table with the column {text}", remedy, why=f"it has {there}")

@@ -11,7 +11,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from peers.console.interrupt import check
 from peers.data.blocks import TextBlock, blocks_of
 from peers.data.encoder import FLAWS_SHOWN, Encoded, Encoding, encoded_in_order
 from peers.data.files import SourceFile, source_files
+from peers.data.keys import KeyCount
 from peers.data.records import FlawCount, has_mark
 from peers.data.text import nothing_in
 from swarm.errors import ConfigError, StateError
@@ -45,7 +46,8 @@ class BuildReport:
 
     ``flaws`` are the first records that cannot be used, as ``FILE:LINE: why``, of ``flawed`` in all. ``altered`` is how
     many documents are another text when their tokens are decoded, ``marks`` how many files began with a byte order
-    mark. ``kept_tokens`` are those that a build before this one had made.
+    mark. ``kept_tokens`` are those that a build before this one had made. ``keys`` counts what of the records is in no
+    document.
     """
 
     altered: int = 0
@@ -54,6 +56,7 @@ class BuildReport:
     flaws: list[str] = field(default_factory=list)
     text_bytes: int = 0
     kept_tokens: int = 0
+    keys: KeyCount = field(default_factory=KeyCount)
     manifest: ShardManifest | None = None
 
     @property
@@ -113,7 +116,8 @@ def build_from_files(
             build.run(processes, told)
             report = build.report
             if not draft.documents:
-                raise nothing_in(paths[0], encoding.key, report.flaws[0] if report.flaws else "")
+                why = report.flaws[0] if report.flaws else "".join(report.keys.lines()[:1])
+                raise nothing_in(paths[0], encoding.key, why)
             report.manifest = draft.finish(report.text_bytes, report.altered)
             (directory / JOURNAL_FILE).unlink()
             os.rename(directory, out)
@@ -129,9 +133,9 @@ def build_from_files(
     return report
 
 
-def encoded_documents(paths: Sequence[Path], encoding: Encoding, flaws: FlawCount) -> Iterator[Encoded]:
+def encoded_documents(paths: Sequence[Path], encoding: Encoding, flaws: FlawCount, keys: KeyCount) -> Iterator[Encoded]:
     """Yield whole documents of files, some at a time, as tokens: made as those of shards are, by the same bounded
-    processes. What cannot be used is counted in ``flaws``.
+    processes. What cannot be used is counted in ``flaws``, and what of the rest is in no document in ``keys``.
 
     Raises ConfigError where a file or the chat template cannot be used, or nothing in them can.
     """
@@ -143,6 +147,7 @@ def encoded_documents(paths: Sequence[Path], encoding: Encoding, flaws: FlawCoun
             check()
             if encoded.flaws:
                 flaws.add(block, encoded.flaws[0], encoded.flawed)
+            keys.add(encoded.keys)
             some = some or bool(len(encoded.documents.tokens))
             if not (block.before or block.after):
                 yield encoded
@@ -153,7 +158,7 @@ def encoded_documents(paths: Sequence[Path], encoding: Encoding, flaws: FlawCoun
                 yield replace(encoded, documents=whole, text_bytes=sum(part.text_bytes for part in parts))
                 parts.clear()
     if not some:
-        raise nothing_in(paths[0], encoding.key, flaws.first)
+        raise nothing_in(paths[0], encoding.key, flaws.first or "".join(keys.lines()[:1]))
 
 
 def is_begun(out: Path) -> bool:
@@ -211,7 +216,7 @@ class _Build:
 
     def _add(self, block: TextBlock, encoded: Encoded) -> None:
         names = ("text_bytes", "altered", "flawed", "flaws")
-        said = {name: getattr(encoded, name) for name in names}
+        said = {name: getattr(encoded, name) for name in names} | {"keys": asdict(encoded.keys)}
         self._draft.add(encoded.documents)
         self._draft.flush()
         self._journal.add(block.digest, encoded.documents, self._draft.stored, said)
@@ -226,6 +231,7 @@ class _Build:
             self._altered = False
         report.altered += said["altered"] - (self._altered and said["altered"] > 0)
         self._altered = self._altered or said["altered"] > 0
+        report.keys.add(KeyCount(**said["keys"]))
         room = FLAWS_SHOWN - len(report.flaws)
         report.flaws += [f"{block.file}:{line}: {why}" for line, why in said["flaws"]][:room]
 

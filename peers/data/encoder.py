@@ -22,14 +22,16 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import numpy.typing as npt
 
-from data_shards.chat import ChatEncoder, UnusableChat
+from data_shards.chat import ChatEncoder, encode_completion
 from data_shards.draft import Documents
+from data_shards.messages import UnusableRecord
 from data_shards.privacy import Private
 from data_shards.template import ChatTemplate, TemplateSource
 from data_shards.tokenize import NoSeam, Passage, Tokenizer
 from peers.data.blocks import Flaw, TextBlock
 from peers.data.foreign_tokenizer import CPU_S, MEMORY_BYTES, bound_memory
-from peers.data.records import Conversation, chat_without_template, documents_in
+from peers.data.keys import KeyCount
+from peers.data.records import Completion, Conversation, chat_without_template, documents_in
 from swarm.errors import ConfigError, StateError
 
 FLAWS_SHOWN = 5
@@ -42,23 +44,25 @@ _FEW_BYTES = 1 << 20
 @dataclass(frozen=True, slots=True)
 class Encoding:
     """How blocks become tokens: with which tokenizer and chat template, and which key or column of records. ``key`` is
-    what errors call the option that named the files, ``end_token`` as for :class:`Tokenizer`."""
+    what errors call the option that named the files, ``end_token`` and ``special_in_text`` as for
+    :class:`Tokenizer`."""
 
     tokenizer: bytes
     key: str
     field: str | None = None
     end_token: str | None = None
     template: TemplateSource | None = None
+    special_in_text: bool = False
 
     def make_tokenizer(self) -> Tokenizer:
         """Load it. Raises ConfigError."""
-        return Tokenizer(self.tokenizer, self.end_token)
+        return Tokenizer(self.tokenizer, self.end_token, special_in_text=self.special_in_text)
 
     def shown(self) -> dict[str, Any]:
         """All but the tokenizer, as plain data."""
         template = None if self.template is None else [self.template.text, dict(self.template.tokens)]
         said = {"key": self.key, "field": self.field, "end_token": self.end_token}
-        return said | {"template": template, "cpu_s": CPU_S}
+        return said | {"template": template, "special_in_text": self.special_in_text, "cpu_s": CPU_S}
 
     @classmethod
     def of(cls, shown: Mapping[str, Any], tokenizer: bytes) -> Encoding:
@@ -70,19 +74,21 @@ class Encoding:
             field=shown["field"],
             end_token=shown["end_token"],
             template=None if template is None else TemplateSource(*template),
+            special_in_text=shown["special_in_text"],
         )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Encoded(Private):
     """What a block became: its documents, their size as text in bytes, how many of them are another text when they are
-    decoded, the records that cannot be used, and the first of these."""
+    decoded, the records that cannot be used, the first of these, and what is in no document."""
 
     documents: Documents
     text_bytes: int
     altered: int
     flawed: int
     flaws: tuple[Flaw, ...]
+    keys: KeyCount
 
     def private_size(self) -> str:
         """See :class:`Private`."""
@@ -113,6 +119,7 @@ class BlockEncoder:
         masks: list[npt.NDArray[np.bool_]] = []
         texts: list[str | Passage] = []
         size = altered = 0
+        keys = KeyCount()
 
         def take() -> None:
             nonlocal altered
@@ -121,22 +128,26 @@ class BlockEncoder:
                 altered += not exact
             texts.clear()
 
-        for found in documents_in(block, self._encoding.key, self._encoding.field):
+        for found in documents_in(block, self._encoding.key, self._encoding.field, keys):
             if isinstance(found, (str, Passage)):
                 texts.append(found)
+                self._look_for_special(found, keys)
                 text = found if isinstance(found, str) else found.text[found.begin : found.end]
                 size += len(text) if text.isascii() else len(text.encode())
                 continue
-            if isinstance(found, Conversation):
+            if isinstance(found, (Conversation, Completion)):
                 take()
                 masks += [np.ones(len(array), np.bool_) for array in arrays[len(masks) :]]
                 try:
-                    tokens, counted = self._conversation(block, found)
-                except UnusableChat as unusable:
-                    flaws.append((found.line, str(unusable)))
+                    tokens, counted, exact = self._masked(block, found, keys)
+                except UnusableRecord as unusable:
+                    keys.refuse(unusable)
+                    if not unusable.meant:
+                        flaws.append((found.line, str(unusable)))
                     continue
                 arrays.append(tokens)
                 masks.append(counted)
+                altered += not exact
                 size += found.text_bytes
             else:
                 flaws.append(found)
@@ -149,7 +160,7 @@ class BlockEncoder:
             starts[1:] if block.before else starts,
             np.concatenate(masks) if masks else None,
         )
-        return Encoded(documents, size, altered, len(flaws), tuple(flaws[:FLAWS_SHOWN]))
+        return Encoded(documents, size, altered, len(flaws), tuple(flaws[:FLAWS_SHOWN]), keys)
 
     def _tokenized(
         self, texts: Sequence[str | Passage], block: TextBlock
@@ -165,19 +176,30 @@ class BlockEncoder:
                 why=f"in what begins at line {block.line} a word, or a run of the same character, goes on for too long",
             ) from None
 
-    def _conversation(
-        self, block: TextBlock, found: Conversation
-    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_]]:
+    def _look_for_special(self, document: str | Passage, keys: KeyCount) -> None:
+        if not self._encoding.special_in_text:
+            keys.look_for_special(document, self._tokenizer.special_text)
+
+    def _masked(
+        self, block: TextBlock, found: Conversation | Completion, keys: KeyCount
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_], bool]:
+        """A document's tokens, which of them are learnt, and whether a text is the same when they are decoded."""
+        if isinstance(found, Completion):
+            self._look_for_special(found.prompt + found.completion, keys)
+            return encode_completion(self._tokenizer, found.prompt, found.completion)
         place = f"{block.file}:{found.line}"
         if self._chat is None:
             raise chat_without_template(self._encoding.key, place)
         try:
-            return self._chat.encode(found.messages)
+            tokens, counted, unused = self._chat.encode(found.messages, found.beside, found.prompt)
         except ConfigError as error:
             why = f"{error.why}; " if error.why else ""
             raise ConfigError(error.key, error.value, error.allowed, error.remedy, why=f"{why}at {place}") from None
         except MemoryError:
             raise _too_much(f"{MEMORY_BYTES >> 20} MiB", place) from None
+        for key in sorted(unused):
+            keys.note(key)
+        return tokens, counted, True
 
 
 def _too_much(limit: str, place: str) -> ConfigError:
@@ -321,7 +343,8 @@ def _answered(answer: dict[str, Any], parts: list[bytes]) -> Encoded:
         np.frombuffer(counted, np.bool_) if answer["masked"] else None,
     )
     flaws = tuple((line, why) for line, why in answer["flaws"])
-    return Encoded(documents, answer["text_bytes"], answer["altered"], answer["flawed"], flaws)
+    sums = answer["text_bytes"], answer["altered"], answer["flawed"]
+    return Encoded(documents, *sums, flaws, KeyCount(**answer["keys"]))
 
 
 def _send(file: BinaryIO, header: dict[str, Any], *parts: bytes) -> None:
@@ -355,8 +378,8 @@ def main() -> None:
         except EOFError:
             return
         flaws = tuple((line, why) for line, why in header["flaws"])
-        whole = header | dict(zip(_PARTS, parts, strict=True))
-        block = TextBlock(**whole | {"lines": tuple(header["lines"]), "flaws": flaws})
+        lists = {"lines": tuple(header["lines"]), "flaws": flaws, "unread": tuple(header["unread"])}
+        block = TextBlock(**header | lists | dict(zip(_PARTS, parts, strict=True)))
         try:
             encoder = encoder or BlockEncoder(encoding, cpu_s)
             _answer(out, encoder.encode(block))
@@ -387,6 +410,7 @@ def _answer(out: BinaryIO, encoded: Encoded) -> None:
             "altered": encoded.altered,
             "flawed": encoded.flawed,
             "flaws": encoded.flaws,
+            "keys": asdict(encoded.keys),
         },
         documents.tokens.astype(np.uint32, copy=False).tobytes(),
         np.asarray(documents.starts, np.uint64).tobytes(),

@@ -15,10 +15,11 @@ from data_shards.draft import Documents
 from data_shards.manifest import ShardManifest
 from data_shards.packing import row_count
 from data_shards.shard import Shard
-from data_shards.tokenize import Passage, tokenizer_digest, train_tokenizer
+from data_shards.tokenize import Passage, Tokenizer, tokenizer_digest, train_tokenizer
 from peers.console.interrupt import check
 from peers.console.words import count
 from peers.data.building import encoded_documents
+from peers.data.keys import KeyCount
 from peers.data.records import FlawCount
 from peers.data.source import check_ids_fit
 from peers.data.text import Corpus, sample_texts
@@ -186,21 +187,26 @@ def prepare_run(shape: RunShape, corpus: Corpus, directory: RunDirectory) -> Pre
     else:
         tokenizer_json = shape.chosen.tokenizer
     manifest = _checked_manifest(shape, tokenizer_json, directory)
-    end = manifest.tokenizer.end or None
+    end, keys = manifest.tokenizer.end or None, KeyCount()
+    special = Tokenizer(tokenizer_json, end).special_text
+    for text in corpus.documents:
+        keys.look_for_special(text, special)
     check()
 
     def build(out: Path, documents: Sequence[str | Passage]) -> ShardManifest:
         return build_shard(out, documents, tokenizer_json, end)
 
-    return _written(manifest, split, build, {TOKENIZER_FILE: tokenizer_json} | shape.files, corpus, directory)
+    corpus = replace(corpus, left_out=corpus.left_out + keys.words)
+    files = {TOKENIZER_FILE: tokenizer_json} | shape.files
+    return _written(manifest, split, build, files, corpus, directory)
 
 
 def _prepare_chats(shape: RunShape, chosen: ChosenModel, corpus: Corpus, directory: RunDirectory) -> PreparedRun:
     manifest = _checked_manifest(shape, chosen.tokenizer, directory)
     encoding = run_encoding(chosen.tokenizer, manifest.tokenizer, key=TEXT)
-    tokenizer, flaws = encoding.make_tokenizer(), FlawCount()
+    tokenizer, flaws, keys = encoding.make_tokenizer(), FlawCount(), KeyCount()
     template = None if encoding.template is None else encoding.template.digest
-    found = encoded_documents(corpus.files, encoding, flaws)
+    found = encoded_documents(corpus.files, encoding, flaws, keys)
     documents = [document for some in found for document in some.documents.apart()]
     tokens = sum(len(Documents.of(document).tokens) for document in documents)
     split = _split(documents, f"{tokens} tokens", corpus.name, shape)
@@ -208,7 +214,7 @@ def _prepare_chats(shape: RunShape, chosen: ChosenModel, corpus: Corpus, directo
     def build(out: Path, documents: Sequence[bytes]) -> ShardManifest:
         return build_encoded(out, map(Documents.of, documents), tokenizer, template)
 
-    corpus = replace(corpus, left_out=flaws.words)
+    corpus = replace(corpus, left_out=flaws.words + keys.words)
     return _written(manifest, split, build, {TOKENIZER_FILE: chosen.tokenizer} | shape.files, corpus, directory)
 
 

@@ -27,7 +27,7 @@ from peers.data.building import BuildProgress, build_from_files, discard_build
 from peers.data.encoder import Encoding
 from peers.data.files import source_files
 from peers.data.foreign_tokenizer import check_foreign_tokenizer
-from peers.data.records import Conversation, FlawCount, documents_in
+from peers.data.records import Completion, Conversation, FlawCount, documents_in
 from peers.data.text import built_in_corpus, nothing_in
 from peers.data.tokenizer_files import read_template, run_encoding
 from swarm.errors import ConfigError, Incompatible, StateError
@@ -56,18 +56,33 @@ class DataFound:
 
 @dataclass(frozen=True, slots=True)
 class DataGiven:
-    """What a trainer was told to train on: see :func:`peers.data.tokenizer_files.read_encoding` for the last two."""
+    """What a trainer was told to train on: see :func:`peers.data.tokenizer_files.read_encoding` for the last three."""
 
     path: Path
     field: str | None = None
     template: Path | None = None
+    special_in_text: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ShardMade:
+    """The directory of the shard that a trainer reads. ``unused`` is what of its text is not in it, in words for behind
+    the rest."""
+
+    path: Path
+    unused: str = ""
 
 
 def data_given(options: PeerOptions) -> DataGiven | None:
     """Return a peer's data; None: the text that comes with Python. Raises ConfigError for options that need data."""
     if options.data is not None:
-        return DataGiven(options.data, options.data_field, options.data_template)
-    for name, value in (("--data-field", options.data_field), ("--data-template", options.data_template)):
+        return DataGiven(options.data, options.data_field, options.data_template, options.data_special_tokens)
+    needing = {
+        "--data-field": options.data_field,
+        "--data-template": options.data_template,
+        "--data-special-tokens": options.data_special_tokens or None,
+    }
+    for name, value in needing.items():
         if value is not None:
             remedy = f"Leave {name} out, or give --data PATH."
             raise ConfigError(name, str(value), "that there is --data", remedy, why="it says how to read that")
@@ -86,7 +101,8 @@ def check_data(data: DataGiven) -> DataFound:
         shard = open_shard(path).manifest
         return DataFound(words=f"a shard of {shard.tokens:,} tokens", digest=shard.digest)
     template = None if data.template is None else read_template(data.template, TEMPLATE).digest
-    files, found = source_files(path, DATA), hashlib.sha256(json.dumps([data.field, template]).encode())
+    how = json.dumps([data.field, template, data.special_in_text])
+    files, found = source_files(path, DATA), hashlib.sha256(how.encode())
     characters, flaws = 0, FlawCount()
     for block in (block for file in files for block in blocks_of(file, DATA, data.field)):
         found.update(block.digest.encode())
@@ -95,7 +111,7 @@ def check_data(data: DataGiven) -> DataFound:
                 characters += len(document)
             elif isinstance(document, Passage):
                 characters += document.end - document.begin
-            elif isinstance(document, Conversation):
+            elif isinstance(document, (Conversation, Completion)):
                 characters += document.text_bytes
             else:
                 flaws.add(block, document)
@@ -120,8 +136,8 @@ def shard_for(
     seed: str,
     *,
     given_up: Callable[[], bool] = lambda: False,
-) -> Path:
-    """The directory of the shard that a trainer of this run reads. Blocking: call it in a thread.
+) -> ShardMade:
+    """The shard that a trainer of this run reads. Blocking: call it in a thread.
 
     A built shard is used where it lies, after its tokenizer is compared with the run's. Text is tokenised into the new
     directory ``into``; without ``data`` that is the built-in text, its documents in an order that depends on ``seed``
@@ -137,18 +153,18 @@ def shard_for(
         shard = open_shard(data.path)
         _check_same_tokenizer(data.path, shard.manifest, tokenizer_json, into.with_name("tokenizer.json"))
         _check_enough(shard, manifest, str(data.path))
-        return data.path
-    name = "Python's own documentation" if data is None else str(data.path)
+        return ShardMade(data.path)
+    name, unused = "Python's own documentation" if data is None else str(data.path), ""
     if data is None:
         build_shard(into, _unless(given_up, _shuffled_built_in(seed)), tokenizer_json, manifest.tokenizer.end or None)
     else:
-        _build_given(data, _encoding(data, tokenizer_json, manifest), into, given_up)
+        unused = _build_given(data, _encoding(data, tokenizer_json, manifest), into, given_up)
     try:
         _check_enough(Shard.open(into), manifest, name)
     except ConfigError:
         shutil.rmtree(into, ignore_errors=True)
         raise
-    return into
+    return ShardMade(into, unused)
 
 
 def check_tokenizer(manifest: Manifest, tokenizer_json: bytes) -> None:
@@ -174,14 +190,15 @@ def check_tokenizer(manifest: Manifest, tokenizer_json: bytes) -> None:
         )
 
 
-def data_opened(manifest: Manifest, microbatches: int) -> DataOpened:
+def data_opened(manifest: Manifest, microbatches: int, unused: str = "") -> DataOpened:
     """Say how much a trainer's text of so many microbatches is in a run that keeps the trainers it starts with, if they
-    feed alike. Pure."""
+    feed alike; ``unused`` as in :class:`ShardMade`. Pure."""
     fed = manifest.run.steps * manifest.step_microbatches / max(1, manifest.run.start_when.trainers)
     return DataOpened(
         tokens=microbatches * manifest.batch.microbatch_size * manifest.model.context,
         microbatches=microbatches,
         times=fed / microbatches,
+        unused=unused,
     )
 
 
@@ -221,20 +238,29 @@ def _shuffled_built_in(seed: str) -> list[str]:
 
 def _encoding(data: DataGiven, tokenizer_json: bytes, manifest: Manifest) -> Encoding:
     """How the text becomes tokens: with the run's end token, and with the template that is given, else the run's."""
-    given = None if data.template is None else read_template(data.template, TEMPLATE)
-    return run_encoding(tokenizer_json, manifest.tokenizer, key=DATA, field=data.field, template=given)
+    return run_encoding(
+        tokenizer_json,
+        manifest.tokenizer,
+        key=DATA,
+        field=data.field,
+        template=None if data.template is None else read_template(data.template, TEMPLATE),
+        special_in_text=data.special_in_text,
+    )
 
 
-def _build_given(data: DataGiven, encoding: Encoding, into: Path, given_up: Callable[[], bool]) -> None:
+def _build_given(data: DataGiven, encoding: Encoding, into: Path, given_up: Callable[[], bool]) -> str:
+    """Build the shard; return what of the text is not in it, in words."""
+
     def told(progress: BuildProgress) -> None:
         if given_up():
             raise StateError("making the shard was given up")
 
     try:
-        build_from_files([data.path], into, encoding, told=told)
+        report = build_from_files([data.path], into, encoding, told=told)
     except BaseException:
         discard_build(into)
         raise
+    return "".join(f"; {line}" for line in report.keys.lines("--data-special-tokens"))
 
 
 def _unless(given_up: Callable[[], bool], documents: Iterable[str]) -> Iterator[str]:

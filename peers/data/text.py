@@ -18,7 +18,8 @@ from data_shards.tokenize import Passage
 from peers.console.words import another_path
 from peers.data.blocks import Flaw, TextBlock, blocks_of
 from peers.data.files import source_files
-from peers.data.records import Conversation, FlawCount, chat_without_template, documents_in
+from peers.data.keys import KeyCount
+from peers.data.records import Completion, Conversation, FlawCount, chat_without_template, documents_in
 from swarm.errors import ConfigError
 
 BUILT_IN_CHARACTERS = 1_800_000
@@ -84,7 +85,7 @@ def read_corpus(paths: Sequence[Path], key: str = "--text", *, chats: bool = Fal
     documents: list[str] = []
     size = 0
     conversations = 0
-    flaws = FlawCount()
+    flaws, keys = FlawCount(), KeyCount()
     for path in paths:
         before = len(documents) + conversations
         parts: list[str] = []
@@ -93,24 +94,28 @@ def read_corpus(paths: Sequence[Path], key: str = "--text", *, chats: bool = Fal
             if size > LARGEST_CORPUS_BYTES:
                 remedy = f"Give a part of it: head -c 1G {path} > PART"
                 raise ConfigError(key, str(path), "at most 1 GiB of text together", remedy)
-            for document in _documents(block, key, parts):
+            for document in _documents(block, key, parts, keys):
                 if isinstance(document, str):
                     documents.append(document)
-                elif isinstance(document, Conversation):
+                elif isinstance(document, (Conversation, Completion)):
                     if not chats:
-                        raise chat_without_template(key, f"{block.file}:{document.line}")
+                        pair = isinstance(document, Completion)
+                        raise chat_without_template(key, f"{block.file}:{document.line}", pair=pair)
                     conversations += 1
                 else:
                     flaws.add(block, document)
         if len(documents) + conversations == before:
             raise nothing_in(path, key, flaws.first)
     files = tuple(paths) if conversations else ()
-    return Corpus(", ".join(path.name for path in paths), tuple(documents), flaws.words, files)
+    name = ", ".join(path.name for path in paths)
+    return Corpus(name, tuple(documents), flaws.words + keys.words, files)
 
 
-def _documents(block: TextBlock, key: str, parts: list[str]) -> Iterator[str | Conversation | Flaw]:
+def _documents(
+    block: TextBlock, key: str, parts: list[str], keys: KeyCount
+) -> Iterator[str | Conversation | Completion | Flaw]:
     """What is in a block, of text all that it ends; ``parts`` are those of a text that goes on."""
-    for document in documents_in(block, key):
+    for document in documents_in(block, key, keys=keys):
         if isinstance(document, Passage):
             parts.append(document.text[document.begin : document.end])
         else:

@@ -41,7 +41,14 @@ _MADE_ANEW = re.compile(r"config\.json|tokenizer\.json|.*\.safetensors(\.index\.
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
-def read_encoding(tokenizer: Path, *, key: str, field: str | None = None, template: Path | None = None) -> Encoding:
+def read_encoding(
+    tokenizer: Path,
+    *,
+    key: str,
+    field: str | None = None,
+    template: Path | None = None,
+    special_in_text: bool = False,
+) -> Encoding:
     """How a user's files become tokens.
 
     Args:
@@ -50,6 +57,7 @@ def read_encoding(tokenizer: Path, *, key: str, field: str | None = None, templa
         key: What errors call the option that names the files.
         field: As for :func:`peers.data.blocks.blocks_of`.
         template: The chat template in place of the one beside the tokenizer, see :func:`read_template`.
+        special_in_text: As for :class:`data_shards.tokenize.Tokenizer`.
 
     Raises:
         ConfigError: A file is missing, unreadable, too large, or not what it should be.
@@ -68,6 +76,7 @@ def read_encoding(tokenizer: Path, *, key: str, field: str | None = None, templa
         field=field,
         end_token=_token(config.get("eos_token")) or None,
         template=None if chat is None else TemplateSource(chat, tokens),
+        special_in_text=special_in_text,
     )
 
 
@@ -104,12 +113,13 @@ def run_encoding(
     key: str,
     field: str | None = None,
     template: TemplateSource | None = None,
+    special_in_text: bool = False,
 ) -> Encoding:
     """Return how files become tokens in a run: with what its ``[tokenizer]`` says ends a text, and with its chat
     template, unless another ``template`` is given. The rest as for :func:`read_encoding`."""
     if template is None and run.template:
         template = TemplateSource(run.template, run.tokens)
-    return Encoding(tokenizer=tokenizer, key=key, field=field, end_token=run.end or None, template=template)
+    return Encoding(tokenizer, key, field, run.end or None, template, special_in_text)
 
 
 def special_tokens(tokenizer: Path) -> dict[str, str]:

@@ -97,6 +97,10 @@ class PeerOptions:
             help="Chat template of the conversations in --data: a file in Jinja, or a model's directory.",
         ),
     ] = None  # fmt: skip
+    data_special_tokens: Annotated[
+        bool,
+        Option(of=_JOIN, help="Take the text of special tokens in --data for these tokens, as in a template's output."),
+    ] = False
     model_files: Annotated[
         FilePath | None,
         Option(

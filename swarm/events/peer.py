@@ -202,11 +202,13 @@ class PeerReady(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataOpened(Event):
-    """A trainer's text: the tokens that it reads of it, in so many microbatches, ``times`` over in the whole run."""
+    """A trainer's text: the tokens that it reads of it, in so many microbatches, ``times`` over in the whole run.
+    ``unused`` is what of its records is not in them, in words: names of keys, and counts."""
 
     tokens: int
     microbatches: int
     times: float
+    unused: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

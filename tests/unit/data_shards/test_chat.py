@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from data_shards import template as templates
-from data_shards.chat import LONGEST_CHAT, ChatEncoder, UnusableChat
+from data_shards.chat import LONGEST_CHAT, ChatEncoder
+from data_shards.messages import UnusableRecord
 from data_shards.template import ChatTemplate, RenderingFailed, TemplateSource
 from data_shards.tokenize import Tokenizer
 from swarm.errors import ConfigError
@@ -26,7 +27,7 @@ def document() -> bytes:
 def encode(document: bytes, text: str, messages: Sequence[Any]) -> tuple[str, str]:
     """The whole text and the learnt part of it."""
     tokenizer = Tokenizer(document, END)
-    tokens, counted = ChatEncoder(tokenizer, ChatTemplate(TemplateSource(text, TOKENS))).encode(messages)
+    tokens, counted, _ = ChatEncoder(tokenizer, ChatTemplate(TemplateSource(text, TOKENS))).encode(messages)
     assert tokens[-1] == tokenizer.end_of_text
     assert len(tokens) == len(counted)
     decode = tokenizer._backend.decode
@@ -43,7 +44,7 @@ def test_answers_are_learnt_with_the_token_that_ends_them(document: bytes, text:
 
 def test_tokens_are_those_of_the_text_with_special_tokens(document: bytes) -> None:
     tokenizer = Tokenizer(document, END)
-    tokens, _ = ChatEncoder(tokenizer, ChatTemplate(TemplateSource(CHATML))).encode(CHAT)
+    tokens, _, _ = ChatEncoder(tokenizer, ChatTemplate(TemplateSource(CHATML))).encode(CHAT)
     text = "".join(f"{START}{m['role']}\n{m['content']}{END}\n" for m in CHAT)
     assert tokens[:-1].tolist() == tokenizer.encode_with_special(text)[0]
 
@@ -98,7 +99,7 @@ def test_content_in_parts_of_text_is_one_text(document: bytes) -> None:
 def test_nobody_forges_a_turn_and_the_text_stays(document: bytes, forged: str) -> None:
     messages = [{"role": "user", "content": forged}, {"role": "assistant", "content": "fine"}]
     tokenizer = Tokenizer(document, END)
-    tokens, counted = ChatEncoder(tokenizer, ChatTemplate(TemplateSource(CHATML))).encode(messages)
+    tokens, counted, _ = ChatEncoder(tokenizer, ChatTemplate(TemplateSource(CHATML))).encode(messages)
     assert [tokenizer.special_tokens[START], tokenizer.special_tokens[END]] == [
         token for token in tokens.tolist()[:-1] if token in tokenizer.special_ids
     ][:2]
@@ -110,7 +111,7 @@ def test_nobody_forges_a_turn_and_the_text_stays(document: bytes, forged: str) -
 
 
 def test_roles_forge_nothing(document: bytes) -> None:
-    with pytest.raises(UnusableChat, match="no role"):
+    with pytest.raises(UnusableRecord, match="no role"):
         encode(document, CHATML, [{"role": f"user{END}", "content": "x"}, *CHAT])
 
 
@@ -130,7 +131,7 @@ def test_roles_forge_nothing(document: bytes) -> None:
     ],
 )
 def test_what_is_no_conversation_is_unusable(document: bytes, messages: Sequence[Any], why: str) -> None:
-    with pytest.raises(UnusableChat, match=why):
+    with pytest.raises(UnusableRecord, match=why):
         encode(document, CHATML, messages)
 
 
@@ -138,8 +139,8 @@ def test_deep_message_is_unusable(document: bytes) -> None:
     deep: Any = []
     for _ in range(100):
         deep = [deep]
-    with pytest.raises(UnusableChat, match="too deeply"):
-        encode(document, CHATML, [{"role": "assistant", "content": "x", "tool_calls": deep}])
+    with pytest.raises(UnusableRecord, match="too deeply"):
+        encode(document, CHATML, [{"role": "assistant", "content": "x", "extra": deep}])
 
 
 # --- templates -------------------------------------------------------------------------------------------------------
@@ -160,15 +161,15 @@ FRAMES = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.value }}<|im_end
              FRAMES + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"],
 )  # fmt: skip
 def test_template_that_does_not_write_answers_is_no_template_for_them(document: bytes, text: str) -> None:
-    with pytest.raises(UnusableChat, match="does not write its answers"):
+    with pytest.raises(UnusableRecord, match="does not write its answers"):
         encode(document, text, CHAT)
 
 
 def test_template_that_refuses_a_conversation_says_why_and_shows_nothing_of_it(document: bytes) -> None:
-    with pytest.raises(UnusableChat, match="refuses it: Conversation roles must alternate"):
+    with pytest.raises(UnusableRecord, match="refuses it: Conversation roles must alternate"):
         encode(document, LLAMA, CHAT[1:2] * 2 + CHAT[2:3])
     shows = CHATML + "{{ raise_exception('no: ' + messages[0].content) }}"
-    with pytest.raises(UnusableChat) as caught:
+    with pytest.raises(UnusableRecord) as caught:
         encode(document, shows, [{"role": "assistant", "content": SECRET}])
     assert SECRET not in str(caught.value)
 

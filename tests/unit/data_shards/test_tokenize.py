@@ -6,6 +6,7 @@ import sys
 import pytest
 from tokenizers import Tokenizer as BackendTokenizer
 
+from data_shards.chat import encode_completion
 from data_shards.tokenize import END_OF_TEXT, Passage, Tokenizer, tokenizer_digest, train_tokenizer
 from swarm.errors import ConfigError, StateError
 from tests.harness.rigs.data_shards import SECRET
@@ -105,6 +106,25 @@ def test_what_a_tokenizer_adds_is_around_every_document_and_one_end(
     assert short.tolist() == [*first, *tokenizer.encode("the fox"), *last]
     assert tokenizer.opening == (first or [tokenizer.end_of_text])
     assert tokenizer.frame == " ".join((*begins, "…", *ends))
+
+
+@pytest.mark.parametrize("text", ["<s>the fox</s>", "the fox</s>", "<s>the fox", "the fox", "</s>"])
+def test_what_a_text_with_special_tokens_has_around_it_is_not_put_there_again(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    tokenizer = Tokenizer(wrapped(FAMILIES["metaspace"](), "<s> $A </s>"), END, special_in_text=True)
+    begin, end = (tokenizer.special_tokens[name] for name in (BEGIN, END))
+    ids = tokenizer.encode(text)
+    expected = [begin] * (ids[0] != begin) + ids + [end] * (ids[-1] != end)
+    assert (expected.count(begin), expected.count(end)) == (1, 1)
+    ((short, _),) = tokenizer.encode_documents([text])
+    pair, counted, _ = encode_completion(tokenizer, text[:1], text[1:])
+    assert short.tolist() == pair.tolist() == expected
+    assert counted[0] == (ids[0] == begin), "what is put before a prompt is not learnt"
+    assert counted[-1]
+    monkeypatch.setattr("data_shards.tokenize._CHARACTERS_AT_ONCE", 2)
+    ((parts, _),) = tokenizer.encode_documents([text])
+    assert parts.tolist() == expected
 
 
 @pytest.mark.parametrize("template", ["<s> " * 20 + "$A", "$A </s> $A"])

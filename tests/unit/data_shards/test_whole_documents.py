@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -43,14 +44,45 @@ def test_passages_together_have_the_tokens_of_the_whole(
 ) -> None:
     document, text = rig.FAMILIES[family](), TEXTS[name]
     tokenizer = Tokenizer(document)
-    bounds = [0, *sorted(cuts), len(text)]
+    found = together(tokenizer, text, [0, *sorted(cuts), len(text)], data)
+    assert found == [*whole(document, text), tokenizer.end_of_text]
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 99), st.floats(0, 1)), max_size=3), st.data())
+def test_passages_that_begin_within_the_text_of_special_tokens_have_them_whole(
+    family: str, cuts: list[tuple[int, float]], data: st.DataObject
+) -> None:
+    document = rig.FAMILIES[family]()
+    tokenizer = Tokenizer(document, special_in_text=True)
+    special, draw = list(tokenizer.special_tokens), random.Random(0)
+    pieces = [*special, *(one[:-1] for one in special), *special[:1] * 2, " ", "\n", "the fox, ", "12345", "é🦉"]
+    text = "".join(draw.choice(pieces) for _ in range(9000)) + tokenizer.end_token
+    places = [match.span() for match in tokenizer.special_text.finditer(text)]
+    spans = [places[len(places) * percent // 100] for percent, _ in cuts]
+    bounds = sorted(round(first + (last - first) * part) for (first, last), (_, part) in zip(spans, cuts, strict=True))
+    expected = whole(document, text)
+    assert expected[-1] == tokenizer.end_of_text
+    assert together(tokenizer, text, [0, *bounds, len(text)], data) == expected
+
+
+def together(tokenizer: Tokenizer, text: str, bounds: list[int], data: st.DataObject) -> list[int]:
+    """Return the tokens of the passages between these places, each with as much around it as is drawn."""
     parts = []
-    for begin, end in zip(bounds[:-1], bounds[1:], strict=True):
+    for begin, end in pairwise(bounds):
         more = data.draw(st.integers(0, 500))
         first = max(0, begin - AROUND - more)
         parts.append(Passage(text[first : end + AROUND + more], begin - first, end - first))
-    found = [token for tokens, _ in tokenizer.encode_documents(parts) for token in tokens.tolist()]
-    assert found == [*whole(document, text), tokenizer.end_of_text]
+    return [token for tokens, _ in tokenizer.encode_documents(parts) for token in tokens.tolist()]
+
+
+def test_long_special_token_is_cut_nowhere(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenize, "_CHARACTERS_AT_ONCE", 7000)
+    backend = BackendTokenizer.from_str(rig.FAMILIES[family]().decode())
+    long = f"<{'the fox ' * 600}>"  # the cut is within it, and parts would not see where it begins or ends
+    backend.add_special_tokens([long])
+    document, text = backend.to_str().encode(), "the fox " * 600 + long + "the fox " * 600
+    assert Tokenizer(document, special_in_text=True).encode(text) == whole(document, text)
 
 
 def test_text_that_can_be_cut_nowhere_is_encoded_at_once_or_refused(

@@ -24,6 +24,7 @@ from peers.data.blocks import TextBlock, blocks_of
 from peers.data.building import BuildProgress, BuildReport, build_from_files
 from peers.data.encoder import Encoding
 from peers.data.files import source_files
+from peers.data.keys import KeyCount
 from peers.exit_codes import EXIT_OK, EXIT_USAGE
 from swarm.errors import ConfigError, StateError
 from tests.harness.rigs import tokenizers as rig
@@ -37,8 +38,11 @@ def tokenizer() -> bytes:
     return train_tokenizer(TEXTS, 400)
 
 
-def build(tokenizer: bytes, out: Path, *paths: Path, field: str | None = None, **options: object) -> BuildReport:
-    return build_from_files(paths, out, Encoding(tokenizer=tokenizer, key="TEXT", field=field), **options)  # type: ignore[arg-type]
+def build(
+    tokenizer: bytes, out: Path, *paths: Path, field: str | None = None, special: bool = False, **options: object
+) -> BuildReport:
+    encoding = Encoding(tokenizer=tokenizer, key="TEXT", field=field, special_in_text=special)
+    return build_from_files(paths, out, encoding, **options)  # type: ignore[arg-type]
 
 
 def read(tokenizer: bytes, path: Path) -> list[str]:
@@ -257,6 +261,27 @@ def test_file_of_text_is_one_document_with_the_tokens_of_the_whole_in_any_number
     )
 
 
+@pytest.mark.parametrize("family", ["byte_bpe", "metaspace"])
+def test_special_tokens_in_a_file_of_text_are_counted_once_or_taken_wherever_a_block_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1 << 15)
+    monkeypatch.setattr("peers.data.encoder._FEW_BYTES", 1 << 15)
+    document = rig.FAMILIES[family]()
+    end = Tokenizer(document).end_token
+    times = 400_000 // len(end)
+    text = f"{end}{end[:-1]}" * times + end  # a line: blocks end within it
+    (tmp_path / "a.txt").write_text(text)
+    (file,) = source_files(tmp_path / "a.txt", "TEXT")
+    assert {block.body[: len(end)] == end.encode() for block in blocks_of(file, "TEXT")} == {True, False}
+    plain = build(document, tmp_path / "plain", tmp_path / "a.txt", processes=2)
+    assert plain.keys == KeyCount(special=times + 1)
+    taken = build(document, tmp_path / "taken", tmp_path / "a.txt", processes=2, special=True)
+    assert taken.keys == KeyCount()
+    expected = BackendTokenizer.from_str(document.decode()).encode(text, add_special_tokens=False).ids
+    assert Shard.open(tmp_path / "taken").tokens.tolist() == expected, "it has an end token last already"
+
+
 def test_one_line_of_3_mb_and_a_long_record_have_the_tokens_of_the_whole(tmp_path: Path) -> None:
     document = rig.FAMILIES["prepend"]()
     line = rig.texts(3 << 20)["line"]
@@ -276,12 +301,13 @@ def test_command_says_what_is_left_out_of_a_text_and_what_the_tokenizer_alters(
     (tmp_path / "tokenizer.json").write_bytes(rig.FAMILIES["word_piece"]())
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfThe Quick\r\nbrown fox")
     (tmp_path / "b.txt").write_text("the owl")
+    (tmp_path / "c.jsonl").write_text(json.dumps({"prompt": "the", "completion": " Fox"}))
     out = str(tmp_path / "shard")
-    files = [str(tmp_path / name) for name in ("a.txt", "b.txt")]
+    files = [str(tmp_path / name) for name in ("a.txt", "b.txt", "c.jsonl")]
     assert run(["data", "build", *files, "--tokenizer", str(tmp_path / "tokenizer.json"), "--out", out]) == EXIT_OK
     said = capsys.readouterr().err
     assert "1 file began with a byte order mark, which is left out" in said
-    assert "1 document is another text when the tokens are decoded" in said
+    assert "2 documents are other texts when the tokens are decoded" in said
 
 
 def test_what_the_tokenizer_adds_is_in_the_shard_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -321,7 +347,7 @@ def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with path.open("w") as file:
         for n in range(1500):
             words = " ".join(draw.choice(TEXTS) for _ in range(draw.randrange(1, 8)))
-            file.write(json.dumps({"text": f"{n} {words}"}) + "\n" if n % 100 else "broken\n")
+            file.write(json.dumps({"text": f"{n} {words}", "id": n + 1}) + "\n" if n % 100 else "broken\n")
     return path
 
 
@@ -364,10 +390,11 @@ def test_build_that_was_ended_goes_on_and_makes_the_same_shard(
     assert sum(progress.kept for progress in seen) == 7
     assert report.shard == whole.shard
     assert (report.flawed, report.flaws, report.text_bytes) == (whole.flawed, whole.flaws, whole.text_bytes)
+    assert report.keys == whole.keys == KeyCount(unused={"id": 1485} if kind == "jsonl" else {})
     assert sorted(path.name for path in tmp_path.iterdir()) == [large.name, "shard", "whole"]
 
 
-@pytest.mark.parametrize("change", ["source", "tokens", "field"])
+@pytest.mark.parametrize("change", ["source", "tokens", "field", "special"])
 def test_what_is_kept_is_not_taken_for_something_else(
     tmp_path: Path, tokenizer: bytes, large: Path, change: str
 ) -> None:
@@ -385,7 +412,7 @@ def test_what_is_kept_is_not_taken_for_something_else(
         data[3] ^= 1
         data.tofile(kept / TOKENS_FILE)
     field = "text" if change == "field" else None
-    report = build(tokenizer, tmp_path / "shard", large, processes=1, field=field)
+    report = build(tokenizer, tmp_path / "shard", large, processes=1, field=field, special=change == "special")
     assert report.kept_tokens == 0
     assert report.shard == build(tokenizer, tmp_path / "whole", large, processes=1).shard
 

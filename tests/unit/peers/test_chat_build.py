@@ -231,7 +231,7 @@ def test_join_takes_conversations_with_a_template(tmp_path: Path, chats: Path) -
     given = DataGiven(chats, template=tmp_path / "model")
     assert "; 1 record is left out: " not in check_data(given).words
     assert check_data(given).digest != check_data(DataGiven(chats, template=model_template(tmp_path))).digest
-    path = shard_for(given, model.read_bytes(), manifest, tmp_path / "new", "me")
+    path = shard_for(given, model.read_bytes(), manifest, tmp_path / "new", "me").path
     assert learnt(path).startswith(f"fine, thanks.{END}four")
     with pytest.raises(ConfigError, match="neither chat_template.jinja"):
         check_data(DataGiven(chats, template=tmp_path))
@@ -245,6 +245,7 @@ def model_template(root: Path) -> Path:
 
 def test_options_that_say_how_to_read_data_need_data() -> None:
     assert data_given(PeerOptions()) is None
-    for options in (PeerOptions(data_field="x"), PeerOptions(data_template=Path("x"))):
+    needing = {"data_field": "x"}, {"data_template": Path("x")}, {"data_special_tokens": True}
+    for options in (PeerOptions(**one) for one in needing):
         with pytest.raises(ConfigError, match="that there is --data"):
             data_given(options)

@@ -23,6 +23,7 @@ from peers.commands import quickstart
 from peers.commands.evaluate import Checkpointed, held_out_loss, load_checkpoint, sliding, text_loss
 from peers.commands.quickstart import QuickstartOptions
 from peers.data.building import encoded_documents
+from peers.data.keys import KeyCount
 from peers.data.prepare import PreparedRun, RunShape, prepare_run
 from peers.data.records import FlawCount
 from peers.data.source import check_ids_fit
@@ -93,7 +94,7 @@ def prepared(
 ) -> tuple[RunDirectory, PreparedRun]:
     """A run that was prepared from conversations, one of them twice and one without an answer, and a text."""
     root = tmp_path_factory.mktemp("chats")
-    more = {"messages": said(0)}, {"messages": said(0)[:1]}, {"text": "plain words"}
+    more = {"messages": said(0), "id": 0}, {"messages": said(0)[:1]}, {"text": "plain words"}
     corpus = read_corpus([write_chats(root / "chats.jsonl", *more)], chats=True)
     directory = RunDirectory(root / "run")
     return directory, prepare_run(shape(packing=request.param), corpus, directory)
@@ -117,7 +118,9 @@ def test_every_conversation_is_learnt_once_by_one_trainer_or_held_out(
 def test_what_cannot_be_learnt_is_named_where_it_lies(prepared: tuple[RunDirectory, PreparedRun]) -> None:
     directory, run = prepared
     place = f"{directory.root.parent / 'chats.jsonl'}:{len(NUMBERS) + 2}"
-    assert run.left_out == f"; 1 record is left out: {place}: it has no answer of the assistant to learn from"
+    assert run.left_out == (
+        f"; 1 record is left out: {place}: it has no answer of the assistant to learn from; key id: 1 record: not used"
+    )
 
 
 def test_held_out_loss_is_of_answers_in_rows_as_the_run_packs_them(prepared: tuple[RunDirectory, PreparedRun]) -> None:
@@ -173,6 +176,9 @@ def test_conversations_without_a_template_are_refused_before_anything_is_made(
     chats, out = write_chats(tmp_path / "chats.jsonl"), tmp_path / "run"
     assert swarm(["quickstart", "--text", str(chats), "--out", str(out)]) == EXIT_USAGE
     assert f"--text = '{chats}:1' cannot be used: it is a conversation" in capsys.readouterr().err
+    chats.write_text('{"prompt": "two plus two?", "completion": " four"}')
+    assert swarm(["quickstart", "--text", str(chats), "--out", str(out)]) == EXIT_USAGE
+    assert "of which the completion alone is learnt" in capsys.readouterr().err
     assert not out.exists()
 
 
@@ -207,8 +213,9 @@ def spoken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_eval_of_run_and_exported_model_count_answers_alone(
     spoken: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    chats = write_chats(tmp_path / "chats.jsonl", {"messages": said(0)[:1]}, numbers=range(5))
-    (tmp_path / "plain.txt").write_text("Some words.")
+    more = {"messages": said(0)[:1]}, {"messages": said(4), "system": "be kind", "id": 4}
+    chats = write_chats(tmp_path / "chats.jsonl", *more, numbers=range(4))
+    (tmp_path / "plain.txt").write_text("Some words.<|endoftext|>")
     found = []
     for source in (["--run", str(spoken / "run")], ["--model", str(spoken / "model")]):
         assert swarm(["eval", *source, str(chats), "--json"]) == EXIT_OK
@@ -216,13 +223,17 @@ def test_eval_of_run_and_exported_model_count_answers_alone(
     answers = sum(len(one["content"].encode()) for number in range(5) for one in said(number)[1::2])
     for one in found:
         assert (one["counted"], one["bytes"], one["files"][0]["counted"]) == ("answers", answers, "answers")
+        assert one["keys"] == {"unused": {"id": 1}, "refused": {}, "special": 0, "more": 0}
         assert one["bits_per_byte"] == pytest.approx(one["loss"] * one["tokens"] / math.log(2) / answers)
     for key in ("loss", "perplexity", "bits_per_byte", "tokens"):
         assert found[0][key] == pytest.approx(found[1][key], rel=1e-5)
     assert swarm(["eval", "--run", str(spoken / "run"), str(tmp_path)]) == EXIT_OK
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("answers and text")
-    assert last.endswith(f"; 1 record is left out: {chats}:6: it has no answer of the assistant to learn from")
+    assert last.endswith(
+        f"; 1 record is left out: {chats}:5: it has no answer of the assistant to learn from; "
+        "key id: 1 record: not used; text of special tokens: 1 place: taken as ordinary characters"
+    )
 
 
 def test_answers_without_text_have_no_bits_a_byte(
@@ -245,7 +256,7 @@ def test_answer_loss_is_that_of_each_counted_token_after_those_before_it(
     model, tokenizer = loaded.model, loaded.tokenizer
     document = (spoken / "run" / "tokenizer.json").read_bytes()
     encoding = run_encoding(document, loaded.manifest.tokenizer, key="FILE")
-    encoded = list(encoded_documents([chats], encoding, FlawCount()))
+    encoded = list(encoded_documents([chats], encoding, FlawCount(), KeyCount()))
     documents = [Documents.of(one) for some in encoded for one in some.documents.apart()]
     nats, count = 0.0, 0
     for one in documents:
@@ -284,3 +295,13 @@ def test_eval_of_conversations_without_a_template_says_so(
     err = capsys.readouterr().err
     assert cause in err
     assert "next:" in err
+
+
+def test_eval_of_prompts_counts_their_completions_and_needs_no_template(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pairs.jsonl").write_text('{"prompt": "two plus two?", "completion": " four"}')
+    directory = kept_run().keep(tmp_path / "run", 10)
+    assert swarm(["eval", "--run", str(directory.root), str(tmp_path / "pairs.jsonl"), "--json"]) == EXIT_OK
+    told = printed(capsys)
+    assert (told["counted"], told["bytes"]) == ("answers", len(" four"))

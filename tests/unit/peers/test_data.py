@@ -112,7 +112,7 @@ def test_source_files_follow_links_to_files_and_not_to_directories(tmp_path: Pat
 
 def test_shard_for_a_shard_of_the_runs_tokenizer_is_used_in_place(tmp_path: Path, tokenizer: bytes) -> None:
     build_shard(tmp_path / "shard", [TEXT], tokenizer)
-    path = shard_for(DataGiven(tmp_path / "shard"), tokenizer, _manifest(tokenizer), tmp_path / "new", "me")
+    path = shard_for(DataGiven(tmp_path / "shard"), tokenizer, _manifest(tokenizer), tmp_path / "new", "me").path
     assert path == tmp_path / "shard"
     assert not (tmp_path / "new").exists()
 
@@ -130,7 +130,7 @@ def test_shard_for_another_tokenizer_says_both_and_how_to_rebuild(tmp_path: Path
 
 
 def test_shard_for_text_is_tokenised_whole(tmp_path: Path, texts: Path, tokenizer: bytes) -> None:
-    path = shard_for(DataGiven(texts), tokenizer, _manifest(tokenizer), tmp_path / "new", "me")
+    path = shard_for(DataGiven(texts), tokenizer, _manifest(tokenizer), tmp_path / "new", "me").path
     shard = Shard.open(path)
     read = Tokenizer(tokenizer).decode([int(token) for token in shard.tokens])
     assert path == tmp_path / "new"
@@ -143,7 +143,7 @@ def test_shard_for_records_is_made_of_their_texts_and_can_be_given_up(tmp_path: 
     pattern = tmp_path / "*.gz"
     left_out = f"; 1 record is left out: {tmp_path / 'a.jsonl.gz'}:2: it is no JSON: Expecting value"
     assert check_data(DataGiven(pattern)).words == f"1 file, {len(TEXT):,} characters{left_out}"
-    path = shard_for(DataGiven(pattern), tokenizer, _manifest(tokenizer), tmp_path / "new", "me")
+    path = shard_for(DataGiven(pattern), tokenizer, _manifest(tokenizer), tmp_path / "new", "me").path
     assert Shard.open(path).manifest.documents == 1
     with pytest.raises(StateError, match="given up"):
         shard_for(DataGiven(pattern), tokenizer, _manifest(tokenizer), tmp_path / "other", "me", given_up=lambda: True)
@@ -156,7 +156,9 @@ def test_shard_for_nothing_is_the_built_in_text_in_each_peers_order(
     documents = tuple(f"Document {n} of what comes with Python." for n in range(50))
     monkeypatch.setattr("peers.data.source.built_in_corpus", lambda: _Corpus(documents))
     manifest = _manifest(tokenizer)
-    paths = [shard_for(None, tokenizer, manifest, tmp_path / str(n), seed) for n, seed in enumerate(("a", "a", "b"))]
+    paths = [
+        shard_for(None, tokenizer, manifest, tmp_path / str(n), seed).path for n, seed in enumerate(("a", "a", "b"))
+    ]
     first, again, other = (Shard.open(path).manifest for path in paths)
     assert first.digest == again.digest
     assert first.digest != other.digest
@@ -203,6 +205,7 @@ def test_data_build_verify_and_ls_agree(
     arguments = [str(texts), "--tokenizer", str(tmp_path / "tokenizer.json"), "--out", str(out)]
     assert run(["data", "build", *arguments, "--json"]) == EXIT_OK
     built = json.loads(capsys.readouterr().out)
+    assert built.pop("keys") == {"unused": {}, "refused": {}, "special": 0, "more": 0}
     assert run(["data", "verify", str(out), "--json"]) == EXIT_OK
     assert json.loads(capsys.readouterr().out) == built
     assert run(["data", "ls", str(tmp_path), "--json"]) == EXIT_OK

@@ -142,7 +142,7 @@ def test_run_with_it_says_model_tokenizer_and_files_and_trainers_write_chats_wit
     said = [{"role": "user", "content": "a cat"}, {"role": "assistant", "content": "a small dog and the house " * 9}]
     chats.write_text("".join(json.dumps({"messages": said}) + "\n" for _ in range(9)))
     made = shard_for(DataGiven(chats), founded.files["tokenizer.json"], manifest, tmp_path / "shard", "seed")
-    assert (made / "counted.bin").is_file(), "the assistant's answers alone are learnt"
+    assert (made.path / "counted.bin").is_file(), "the assistant's answers alone are learnt"
 
 
 @pytest.mark.parametrize(
