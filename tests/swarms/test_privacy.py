@@ -96,8 +96,8 @@ async def run_under_the_spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end
     with spy_on_the_transport(monkeypatch) as written:
         await swarm.run()
     assert sum(map(len, written.values())) > 100_000
-    tokens = [int(token) for token in next(iter(Tokenizer(swarm.tokenizer).encode_documents([f" {CANARY}"])))]
-    return finds(written, tokens)
+    ((found, _),) = Tokenizer(swarm.tokenizer).encode_documents([f" {CANARY}"])
+    return finds(written, found.tolist())
 
 
 @pytest.mark.promise("private bytes stay")
