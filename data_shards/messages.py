@@ -44,12 +44,12 @@ class UnusableRecord(Exception):
     """A record, such as a conversation, that nothing is made of; the text says why, and shows nothing of it.
 
     ``refused`` is the key or the kind of part that is the reason, if it is that. ``meant``: the record says itself that
-    it is not to be learnt, so that nothing is wrong with it.
+    it is not to be learnt, so that nothing is wrong with it. ``empty``: there is no text in it that could be lost.
     """
 
-    def __init__(self, why: str, refused: str = "", *, meant: bool = False) -> None:
+    def __init__(self, why: str, refused: str = "", *, meant: bool = False, empty: bool = False) -> None:
         super().__init__(why)
-        self.refused, self.meant = refused, meant
+        self.refused, self.meant, self.empty = refused, meant, empty
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)

@@ -242,7 +242,8 @@ def _tokenizer(foundation: Foundation, document: dict[str, Any], named: str | No
             remedy = "Give that file, or remove [tokenizer] from the RUN.toml to have a new one trained."
             raise ConfigError("--tokenizer", None, f"the tokenizer.json whose sha256 begins {named[:16]}", remedy)
         return _read_tokenizer(beside), str(beside)
-    corpus = read_corpus(foundation.text) if foundation.text else built_in_corpus()
+    given = foundation.text
+    corpus = read_corpus(given, allow_bad=foundation.allow_bad) if given else built_in_corpus()
     vocab_size = parse_manifest(pending(document), _origin(foundation)).model.vocab_size
     return train_tokenizer(sample_texts([corpus.documents]), vocab_size), corpus.name
 

@@ -48,6 +48,9 @@ def build(
             "--special-tokens", help="Take the text of special tokens for these tokens, as in a template's output."
         ),
     ] = False,
+    allow_bad: Annotated[
+        bool, typer.Option("--allow-bad", help="Go on where more than 1 % of the records or bytes cannot be used.")
+    ] = False,
     processes: Annotated[
         int | None, typer.Option(metavar="N", min=1, max=1024, help="Processes that tokenize.  [default: one a core]")
     ] = None,
@@ -60,8 +63,9 @@ def build(
 
     The run's tokenizer is beside its run.toml; swarm new prints that directory. swarm join --data TEXT takes the text
     itself and needs no shard. Of conversations (messages) the assistant's answers are learnt. After an
-    interrupt or a kill the same command goes on where it was. Records that cannot be used are left out and counted, and
-    so are keys of records of which nothing is made.
+    interrupt or a kill the same command goes on where it was. Lines of text and records that cannot be used are left
+    out and counted, and so are keys of records of which nothing is made; where more than 1 % is bad there is no shard
+    without --allow-bad.
 
     Example: swarm data build texts/ notes.jsonl.gz --tokenizer tokenizer.json --out shards/mine
     """
@@ -75,7 +79,7 @@ def build(
     encoding = read_encoding(tokenizer, key="TEXT", field=field, template=template, special_in_text=special_tokens)
     try:
         with _progress() as told:
-            report = build_from_files(text, out, encoding, processes=processes, told=told)
+            report = build_from_files(text, out, encoding, allow_bad=allow_bad, processes=processes, told=told)
     except (Interrupted, SwarmError):
         if is_begun(out):
             typer.echo("what is done is kept: type the same command again to go on", err=True)
@@ -225,12 +229,10 @@ def _tell_flaws(report: BuildReport) -> None:
             "every character",
             err=True,
         )
-    if report.flawed:
-        typer.echo(f"{report.flawed:,} {'record was' if report.flawed == 1 else 'records were'} left out:", err=True)
-        for flaw in report.flaws:
-            typer.echo(f"  {flaw}", err=True)
-        if report.flawed > len(report.flaws):
-            typer.echo(f"  … and {report.flawed - len(report.flaws):,} more", err=True)
+    for line in report.left_out.lines():
+        typer.echo(line, err=True)
+    for flaw in report.left_out.first[1:]:
+        typer.echo(f"  {flaw}", err=True)
 
 
 @contextlib.contextmanager

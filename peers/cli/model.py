@@ -113,6 +113,9 @@ def evaluate(
         int | None,
         typer.Option(metavar="N", min=1, help="Tokens from window to window.  [default: half a window]"),
     ] = None,
+    allow_bad: Annotated[
+        bool, typer.Option("--allow-bad", help="Go on where more than 1 % of the records or bytes cannot be used.")
+    ] = False,
     device: Annotated[str, typer.Option(metavar="DEVICE", help="Compute on auto, mps, cpu, cuda or cuda:N.")] = "cpu",
     threads: Annotated[int, typer.Option(metavar="N", min=1, max=1024, help="Compute with this many CPU threads.")] = 1,
     home: Home = None,
@@ -136,15 +139,15 @@ def evaluate(
     paths = dict.fromkeys(file.path for found in named for file in found if file.bytes or len(found) == 1)
     # After there are some: a wrong path should not cost the seconds that libraries take.
     from peers.data.building import encoded_documents
+    from peers.data.flaws import LeftOut, nothing_in
     from peers.data.keys import KeyCount
-    from peers.data.records import FlawCount
-    from peers.data.text import nothing_in
 
     if not paths:
         raise nothing_in(files[0], "FILE")
     encoding = _encoding(run, model, step, home)  # before the weights: it may have no template
-    flaws, keys = FlawCount(), KeyCount()
-    texts = {path: list(encoded_documents([path], encoding, flaws, keys)) for path in paths}
+    left_out, keys = LeftOut("FILE", allow_bad=allow_bad), KeyCount()
+    texts = {path: list(encoded_documents([path], encoding, left_out, keys)) for path in paths}
+    left_out.check(files[0], some=True)
     loaded, source = _load(run, model, step, home, named=False, device=device, threads=threads)
     from peers.commands.evaluate import TextLoss, text_loss, window_of
 
@@ -157,6 +160,8 @@ def evaluate(
         windows = {"context": length, "stride": by, "counted": counted}
         document = {"schema": SCHEMA, **source, **windows, **_figures(total), "files": each, "keys": asdict(keys)}
         typer.echo(json.dumps(document))
+        for line in left_out.lines():
+            typer.echo(line, err=True)
         return
     if len(losses) > 1:
         for path, loss in losses.items():
@@ -166,7 +171,7 @@ def evaluate(
     typer.echo(f"bits a byte  {total.bits_per_byte:.4f}")
     what = "text" if counted == "all" else counted
     size = f"{total.tokens:,} tokens, {total.bytes:,} bytes; windows of {length} by {by}"
-    typer.echo(f"{what:<12} {size}{flaws.words}{keys.words}")
+    typer.echo(f"{what:<12} {size}{left_out.words}{keys.words}")
 
 
 def sample(

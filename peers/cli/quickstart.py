@@ -55,6 +55,9 @@ def quickstart(
             "[default: Python's own documentation]",
         ),
     ] = None,
+    allow_bad: Annotated[
+        bool, typer.Option("--allow-bad", help="Go on where more than 1 % of its records or bytes cannot be used.")
+    ] = False,
     model: Annotated[
         str | None,
         typer.Option(
@@ -142,6 +145,7 @@ def quickstart(
     options = QuickstartOptions(
         shape=shape,
         text=tuple(text or ()),
+        allow_bad=allow_bad,
         out=out,
         report=report,
         device=device,

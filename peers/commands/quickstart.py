@@ -60,6 +60,7 @@ class QuickstartOptions:
 
     shape: RunShape
     text: tuple[Path, ...] = ()
+    allow_bad: bool = False
     out: Path | None = None
     report: Path | None = None
     device: str = "cpu"
@@ -90,7 +91,7 @@ def quickstart(options: QuickstartOptions, clock: Clock, *, make_group: Callable
         check_output("--report", options.report)
     check_reporting(options.report_to, options.report_dir)
     if options.text:
-        read_corpus(options.text, chats=options.shape.speaks)
+        read_corpus(options.text, chats=options.shape.speaks, allow_bad=options.allow_bad)
     # From the first trace on disk on, an interrupt must find somebody who says what is kept.
     defer()
     tempfile.gettempdir()  # the first call tries the directory by a file, which an interrupt would leave there
@@ -184,8 +185,8 @@ class _Quickstart:
         return {"report_to": self._options.report_to, "report_dir": directory.absolute()}
 
     def _prepare(self) -> Manifest:
-        text, chats = self._options.text, self._shape.speaks
-        corpus = read_corpus(text, chats=chats) if text else built_in_corpus()
+        text, chats, allow_bad = self._options.text, self._shape.speaks, self._options.allow_bad
+        corpus = read_corpus(text, chats=chats, allow_bad=allow_bad) if text else built_in_corpus()
         prepared = prepare_run(self._shape, corpus, self._directory)
         self._run = prepared.manifest.run_id
         tokens = sum(shard.tokens for shard in prepared.shards)

@@ -22,11 +22,11 @@ from data_shards.journal import JOURNAL_FILE, Journal
 from data_shards.manifest import TOKENS_FILE, ShardManifest
 from peers.console.interrupt import check
 from peers.data.blocks import TextBlock, blocks_of
-from peers.data.encoder import FLAWS_SHOWN, Encoded, Encoding, encoded_in_order
+from peers.data.encoder import Encoded, Encoding, encoded_in_order
 from peers.data.files import SourceFile, source_files
+from peers.data.flaws import FlawCount, LeftOut
 from peers.data.keys import KeyCount
-from peers.data.records import FlawCount, has_mark
-from peers.data.text import nothing_in
+from peers.data.records import has_mark
 from swarm.errors import ConfigError, StateError
 
 
@@ -44,16 +44,14 @@ class BuildProgress:
 class BuildReport:
     """A shard that was built, and what was left out.
 
-    ``flaws`` are the first records that cannot be used, as ``FILE:LINE: why``, of ``flawed`` in all. ``altered`` is how
-    many documents are another text when their tokens are decoded, ``marks`` how many files began with a byte order
-    mark. ``kept_tokens`` are those that a build before this one had made. ``keys`` counts what of the records is in no
-    document.
+    ``altered`` is how many documents are another text when their tokens are decoded, ``marks`` how many files began
+    with a byte order mark. ``kept_tokens`` are those that a build before this one made. ``keys`` counts what of the
+    records is in no document.
     """
 
+    left_out: LeftOut
     altered: int = 0
     marks: int = 0
-    flawed: int = 0
-    flaws: list[str] = field(default_factory=list)
     text_bytes: int = 0
     kept_tokens: int = 0
     keys: KeyCount = field(default_factory=KeyCount)
@@ -71,6 +69,7 @@ def build_from_files(
     out: Path,
     encoding: Encoding,
     *,
+    allow_bad: bool = False,
     processes: int | None = None,
     told: Callable[[BuildProgress], None] = lambda progress: None,
 ) -> BuildReport:
@@ -84,11 +83,12 @@ def build_from_files(
         paths: See :func:`peers.data.files.source_files`.
         out: A directory that does not exist yet.
         encoding: The tokenizer, and what to call the option of ``paths``.
+        allow_bad: Go on without what cannot be used, however much it is.
         processes: At most so many encode; None: one a core.
         told: Called after each block.
 
     Raises:
-        ConfigError: A path or file cannot be used, there is no document, or ``out`` exists.
+        ConfigError: A path or file cannot be used, too much of them is bad, there is no document, or ``out`` exists.
         StateError: The disk refuses, or another process builds the same shard.
     """
     if out.exists():
@@ -109,15 +109,13 @@ def build_from_files(
                 frame=tokenizer.frame,
             )
             closing.callback(draft.close)
-            made_with = json.dumps([tokenizer.digest, encoding.shown()])
+            made_with = json.dumps([2, tokenizer.digest, encoding.shown()])  # what is told of a piece has changed once
             journal = Journal(directory, hashlib.sha256(made_with.encode()).hexdigest(), draft.stored.itemsize)
             closing.callback(journal.close)
-            build = _Build(draft, journal, files, encoding)
+            build = _Build(draft, journal, files, encoding, LeftOut(encoding.key, allow_bad=allow_bad))
             build.run(processes, told)
             report = build.report
-            if not draft.documents:
-                why = report.flaws[0] if report.flaws else "".join(report.keys.lines()[:1])
-                raise nothing_in(paths[0], encoding.key, why)
+            report.left_out.check(paths[0], some=bool(draft.documents), keys=report.keys)
             report.manifest = draft.finish(report.text_bytes, report.altered)
             (directory / JOURNAL_FILE).unlink()
             os.rename(directory, out)
@@ -133,9 +131,12 @@ def build_from_files(
     return report
 
 
-def encoded_documents(paths: Sequence[Path], encoding: Encoding, flaws: FlawCount, keys: KeyCount) -> Iterator[Encoded]:
+def encoded_documents(
+    paths: Sequence[Path], encoding: Encoding, left_out: LeftOut, keys: KeyCount
+) -> Iterator[Encoded]:
     """Yield whole documents of files, some at a time, as tokens: made as those of shards are, by the same bounded
-    processes. What cannot be used is counted in ``flaws``, and what of the rest is in no document in ``keys``.
+    processes. What cannot be used is counted in ``left_out``, for the caller to check, and what of the rest is in no
+    document in ``keys``.
 
     Raises ConfigError where a file or the chat template cannot be used, or nothing in them can.
     """
@@ -145,8 +146,7 @@ def encoded_documents(paths: Sequence[Path], encoding: Encoding, flaws: FlawCoun
     with contextlib.closing(encoded_in_order(blocks, encoding)) as found:
         for block, encoded in found:
             check()
-            if encoded.flaws:
-                flaws.add(block, encoded.flaws[0], encoded.flawed)
+            left_out.add(block.file, encoded.flaws, text=block.kind == "text")
             keys.add(encoded.keys)
             some = some or bool(len(encoded.documents.tokens))
             if not (block.before or block.after):
@@ -158,7 +158,7 @@ def encoded_documents(paths: Sequence[Path], encoding: Encoding, flaws: FlawCoun
                 yield replace(encoded, documents=whole, text_bytes=sum(part.text_bytes for part in parts))
                 parts.clear()
     if not some:
-        raise nothing_in(paths[0], encoding.key, flaws.first or "".join(keys.lines()[:1]))
+        left_out.check(paths[0], some=False, keys=keys)
 
 
 def is_begun(out: Path) -> bool:
@@ -179,13 +179,20 @@ def _directory(out: Path) -> Path:
 
 
 class _Build:
-    def __init__(self, draft: ShardDraft, journal: Journal, files: Sequence[SourceFile], encoding: Encoding) -> None:
+    def __init__(
+        self,
+        draft: ShardDraft,
+        journal: Journal,
+        files: Sequence[SourceFile],
+        encoding: Encoding,
+        left_out: LeftOut,
+    ) -> None:
         self._draft, self._journal = draft, journal
         self._files, self._encoding = files, encoding
         self._total = sum(file.bytes for file in files)
         self._before: dict[str, int] = {}
         self._altered = False  # the document that goes on
-        self.report = BuildReport()
+        self.report = BuildReport(left_out)
 
     def run(self, processes: int | None, told: Callable[[BuildProgress], None]) -> None:
         """Take what is done, and do the rest."""
@@ -215,8 +222,12 @@ class _Build:
             yield from blocks_of(file, self._encoding.key, self._encoding.field)
 
     def _add(self, block: TextBlock, encoded: Encoded) -> None:
-        names = ("text_bytes", "altered", "flawed", "flaws")
-        said = {name: getattr(encoded, name) for name in names} | {"keys": asdict(encoded.keys)}
+        said = {
+            "text_bytes": encoded.text_bytes,
+            "altered": encoded.altered,
+            "flaws": encoded.flaws.shown(),
+            "keys": asdict(encoded.keys),
+        }
         self._draft.add(encoded.documents)
         self._draft.flush()
         self._journal.add(block.digest, encoded.documents, self._draft.stored, said)
@@ -224,16 +235,14 @@ class _Build:
 
     def _note(self, block: TextBlock, said: dict[str, Any]) -> None:
         report = self.report
-        report.flawed += said["flawed"]
         report.text_bytes += said["text_bytes"]
         report.marks += has_mark(block)
         if not block.before:
             self._altered = False
         report.altered += said["altered"] - (self._altered and said["altered"] > 0)
         self._altered = self._altered or said["altered"] > 0
+        report.left_out.add(block.file, FlawCount.of(said["flaws"]), text=block.kind == "text")
         report.keys.add(KeyCount(**said["keys"]))
-        room = FLAWS_SHOWN - len(report.flaws)
-        report.flaws += [f"{block.file}:{line}: {why}" for line, why in said["flaws"]][:room]
 
 
 @contextlib.contextmanager

@@ -28,13 +28,13 @@ from data_shards.messages import UnusableRecord
 from data_shards.privacy import Private
 from data_shards.template import ChatTemplate, TemplateSource
 from data_shards.tokenize import NoSeam, Passage, Tokenizer
-from peers.data.blocks import Flaw, TextBlock
+from peers.data.blocks import TextBlock
+from peers.data.flaws import Flaw, FlawCount
 from peers.data.foreign_tokenizer import CPU_S, MEMORY_BYTES, bound_memory
 from peers.data.keys import KeyCount
 from peers.data.records import Completion, Conversation, chat_without_template, documents_in
 from swarm.errors import ConfigError, StateError
 
-FLAWS_SHOWN = 5
 _PARTS = ("before", "body", "after")
 """What of a block is bytes."""
 _FEW_BYTES = 1 << 20
@@ -81,13 +81,12 @@ class Encoding:
 @dataclass(frozen=True, slots=True, repr=False)
 class Encoded(Private):
     """What a block became: its documents, their size as text in bytes, how many of them are another text when they are
-    decoded, the records that cannot be used, the first of these, and what is in no document."""
+    decoded, what cannot be used, and what is in no document."""
 
     documents: Documents
     text_bytes: int
     altered: int
-    flawed: int
-    flaws: tuple[Flaw, ...]
+    flaws: FlawCount
     keys: KeyCount
 
     def private_size(self) -> str:
@@ -114,7 +113,7 @@ class BlockEncoder:
 
     def encode(self, block: TextBlock) -> Encoded:
         """Raises ConfigError for a file or a template that cannot be used at all."""
-        flaws: list[Flaw] = []
+        flaws = FlawCount(block.records, block.size)
         arrays: list[npt.NDArray[np.uint32]] = []
         masks: list[npt.NDArray[np.bool_]] = []
         texts: list[str | Passage] = []
@@ -128,7 +127,7 @@ class BlockEncoder:
                 altered += not exact
             texts.clear()
 
-        for found in documents_in(block, self._encoding.key, self._encoding.field, keys):
+        for found in documents_in(block, self._encoding.field, keys):
             if isinstance(found, (str, Passage)):
                 texts.append(found)
                 self._look_for_special(found, keys)
@@ -143,14 +142,14 @@ class BlockEncoder:
                 except UnusableRecord as unusable:
                     keys.refuse(unusable)
                     if not unusable.meant:
-                        flaws.append((found.line, str(unusable)))
+                        flaws.note(Flaw(found.line, str(unusable), found.text_bytes))
                     continue
                 arrays.append(tokens)
                 masks.append(counted)
                 altered += not exact
                 size += found.text_bytes
             else:
-                flaws.append(found)
+                flaws.note(found)
         take()
         if masks:
             masks += [np.ones(len(array), np.bool_) for array in arrays[len(masks) :]]
@@ -160,7 +159,7 @@ class BlockEncoder:
             starts[1:] if block.before else starts,
             np.concatenate(masks) if masks else None,
         )
-        return Encoded(documents, size, altered, len(flaws), tuple(flaws[:FLAWS_SHOWN]), keys)
+        return Encoded(documents, size, altered, flaws, keys)
 
     def _tokenized(
         self, texts: Sequence[str | Passage], block: TextBlock
@@ -342,9 +341,8 @@ def _answered(answer: dict[str, Any], parts: list[bytes]) -> Encoded:
         np.frombuffer(starts, np.uint64).tolist(),
         np.frombuffer(counted, np.bool_) if answer["masked"] else None,
     )
-    flaws = tuple((line, why) for line, why in answer["flaws"])
-    sums = answer["text_bytes"], answer["altered"], answer["flawed"]
-    return Encoded(documents, *sums, flaws, KeyCount(**answer["keys"]))
+    sums = answer["text_bytes"], answer["altered"]
+    return Encoded(documents, *sums, FlawCount.of(answer["flaws"]), KeyCount(**answer["keys"]))
 
 
 def _send(file: BinaryIO, header: dict[str, Any], *parts: bytes) -> None:
@@ -377,7 +375,7 @@ def main() -> None:
             header, parts = _receive(came)
         except EOFError:
             return
-        flaws = tuple((line, why) for line, why in header["flaws"])
+        flaws = tuple(Flaw(*one) for one in header["flaws"])
         lists = {"lines": tuple(header["lines"]), "flaws": flaws, "unread": tuple(header["unread"])}
         block = TextBlock(**header | lists | dict(zip(_PARTS, parts, strict=True)))
         try:
@@ -408,8 +406,7 @@ def _answer(out: BinaryIO, encoded: Encoded) -> None:
             "masked": documents.counted is not None,
             "text_bytes": encoded.text_bytes,
             "altered": encoded.altered,
-            "flawed": encoded.flawed,
-            "flaws": encoded.flaws,
+            "flaws": encoded.flaws.shown(),
             "keys": asdict(encoded.keys),
         },
         documents.tokens.astype(np.uint32, copy=False).tobytes(),

@@ -19,8 +19,8 @@ from data_shards.tokenize import Passage, Tokenizer, tokenizer_digest, train_tok
 from peers.console.interrupt import check
 from peers.console.words import count
 from peers.data.building import encoded_documents
+from peers.data.flaws import LeftOut
 from peers.data.keys import KeyCount
-from peers.data.records import FlawCount
 from peers.data.source import check_ids_fit
 from peers.data.text import Corpus, sample_texts
 from peers.data.tokenizer_files import run_encoding
@@ -204,17 +204,19 @@ def prepare_run(shape: RunShape, corpus: Corpus, directory: RunDirectory) -> Pre
 def _prepare_chats(shape: RunShape, chosen: ChosenModel, corpus: Corpus, directory: RunDirectory) -> PreparedRun:
     manifest = _checked_manifest(shape, chosen.tokenizer, directory)
     encoding = run_encoding(chosen.tokenizer, manifest.tokenizer, key=TEXT)
-    tokenizer, flaws, keys = encoding.make_tokenizer(), FlawCount(), KeyCount()
+    tokenizer, keys = encoding.make_tokenizer(), KeyCount()
+    left_out = LeftOut(TEXT, allow_bad=corpus.allow_bad)
     template = None if encoding.template is None else encoding.template.digest
-    found = encoded_documents(corpus.files, encoding, flaws, keys)
+    found = encoded_documents(corpus.files, encoding, left_out, keys)
     documents = [document for some in found for document in some.documents.apart()]
+    left_out.check(corpus.files[0], some=True)
     tokens = sum(len(Documents.of(document).tokens) for document in documents)
     split = _split(documents, f"{tokens} tokens", corpus.name, shape)
 
     def build(out: Path, documents: Sequence[bytes]) -> ShardManifest:
         return build_encoded(out, map(Documents.of, documents), tokenizer, template)
 
-    corpus = replace(corpus, left_out=flaws.words + keys.words)
+    corpus = replace(corpus, left_out=left_out.words + keys.words)
     return _written(manifest, split, build, {TOKENIZER_FILE: chosen.tokenizer} | shape.files, corpus, directory)
 
 

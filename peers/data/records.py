@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-import re
+from codecs import BOM_UTF8 as BYTE_ORDER_MARK
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from data_shards.messages import BESIDE, MARKS, UnusableRecord, check_marks
 from data_shards.privacy import Private
 from data_shards.tokenize import Passage
-from peers.console.words import another_path, command_name, count
-from peers.data.blocks import Flaw, TextBlock
+from peers.console.words import command_name
+from peers.data.blocks import SURROGATE, TextBlock
+from peers.data.flaws import NO_UTF8, Flaw, FlawCount, LeftOut
 from peers.data.keys import ALPACA, CHAT_FIELDS, MEDIA, PAIR, PREFERENCES, TEXT_FIELD, KeyCount, is_empty
 from swarm.errors import ConfigError
-
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -58,45 +54,20 @@ class Completion(Private):
 Document = str | Passage | Conversation | Completion
 
 
-class FlawCount:
-    """How many records cannot be used, and the first of them, as ``FILE:LINE: why``."""
-
-    def __init__(self) -> None:
-        self.number, self.first = 0, ""
-
-    def add(self, block: TextBlock, flaw: Flaw, number: int = 1) -> None:
-        """Count one, or so many of which it is the first."""
-        self.number += number
-        self.first = self.first or f"{block.file}:{flaw[0]}: {flaw[1]}"
-
-    @property
-    def words(self) -> str:
-        """For behind what is said of the rest; "" where there is none."""
-        if not self.number:
-            return ""
-        return f"; {count(self.number, 'record')} {'is' if self.number == 1 else 'are'} left out: {self.first}"
-
-
-def documents_in(
-    block: TextBlock, key: str, field: str | None = None, keys: KeyCount | None = None
-) -> Iterator[Document | Flaw]:
+def documents_in(block: TextBlock, field: str | None = None, keys: KeyCount | None = None) -> Iterator[Document | Flaw]:
     """The documents of a block, of text the part that it is, and in their place what cannot be used.
 
     Args:
         block: The block.
-        key: What errors call the option that named its file.
         field: As for :func:`peers.data.blocks.blocks_of`.
         keys: Counts what of the records is in no document.
-
-    Raises:
-        ConfigError: It is the first of a file of text that is none.
     """
     keys = KeyCount() if keys is None else keys
     for column in block.unread:
         keys.note(column, len(block.lines))
     yield from block.flaws
     if block.kind == "text":
-        yield from _text(block, key)
+        yield from _text(block)
         return
     lines = block.body.split(b"\n")
     for place, record in enumerate(lines):
@@ -105,34 +76,34 @@ def documents_in(
             record = record.removeprefix(BYTE_ORDER_MARK)
         if record and not record.isspace():
             try:
-                found: Document | Flaw = _document(number, record, field, keys)
+                yield _document(number, record, field, keys)
             except UnusableRecord as unusable:
                 keys.refuse(unusable)
                 if unusable.meant:
                     continue
-                found = number, str(unusable)
+                size = len(record) + (not block.lines and place + 1 < len(lines))
+                yield Flaw(number, str(unusable), size, records=0 if unusable.empty else 1)
+
+
+def usable_in(
+    block: TextBlock, left_out: LeftOut, field: str | None = None, keys: KeyCount | None = None
+) -> Iterator[Document]:
+    """The documents of a block as :func:`documents_in` has them; what cannot be used is counted in ``left_out``."""
+    flaws = FlawCount(block.records, block.size)
+    for found in documents_in(block, field, keys):
+        if isinstance(found, Flaw):
+            flaws.note(found)
+        else:
             yield found
+    left_out.add(block.file, flaws, text=block.kind == "text")
 
 
-def _text(block: TextBlock, key: str) -> Iterator[Passage | Flaw]:
-    why = remedy = ""
-    path, allowed, parts = Path(block.file), "plain text", ["", "", ""]
-    try:
-        around = [block.before.decode("utf-8", "replace"), block.after.decode("utf-8", "replace")]
-        parts = [around[0], block.body[len(BYTE_ORDER_MARK) * has_mark(block) :].decode(), around[1]]
-        if "\x00" in parts[1]:
-            why, remedy = "it holds NUL bytes, so it is binary", another_path(path)
-    except UnicodeDecodeError:
-        why, allowed = "it is binary or in another encoding", "UTF-8 text"
-        remedy = "If it is text, convert it: iconv -f ENCODING -t UTF-8 FILE > NEW; else choose another file."
-    if not why:
-        text = "".join(parts)
-        if block.before or block.after or text.strip():
-            yield Passage(text, len(parts[0]), len(parts[0]) + len(parts[1]))
-    elif not block.before:
-        raise ConfigError(key, block.file, allowed, remedy, why=why)
-    else:
-        yield block.line, f"{len(block.body)} bytes from here are no text: {why}"
+def _text(block: TextBlock) -> Iterator[Passage]:
+    body = block.body.removeprefix(BYTE_ORDER_MARK) if has_mark(block) else block.body
+    before, own, after = (part.decode() for part in (block.before, body, block.after))
+    text = before + own + after
+    if before or after or text.strip():
+        yield Passage(text, len(before), len(before) + len(own))
 
 
 def has_mark(block: TextBlock) -> bool:
@@ -167,7 +138,7 @@ def _document(line: int, record: bytes, field: str | None, keys: KeyCount) -> Do
     row, name, beside = _found(value, field)
     if row.get(name) is None:
         _refuse(row, MEDIA + PREFERENCES)
-        raise UnusableRecord(_without(value, name if field is None else field, field))
+        raise _without(value, name if field is None else field, field)
     document: Document
     if field is None and name == PAIR[0]:
         document, used = _pair(line, row, len(record))
@@ -189,7 +160,7 @@ def _object(record: bytes) -> dict[str, Any]:
     try:
         value = json.loads(record.decode("utf-8"))
     except UnicodeDecodeError:
-        raise UnusableRecord("it is no UTF-8") from None
+        raise UnusableRecord(NO_UTF8) from None
     except ValueError as error:
         raise UnusableRecord(f"it is no JSON: {getattr(error, 'msg', 'a number is too long')}") from None
     except RecursionError:
@@ -228,20 +199,30 @@ def _customary(row: Mapping[str, Any]) -> str:
     return TEXT_FIELD
 
 
-def _without(value: dict[str, Any], name: str, field: str | None) -> str:
+def _without(value: dict[str, Any], name: str, field: str | None) -> UnusableRecord:
     for chat in CHAT_FIELDS if field is None else ():
-        if chat in value:
-            return f"its {chat} are no list but {_called(value[chat])}"
+        if value.get(chat) is not None:
+            return UnusableRecord(f"its {chat} are no list but {_called(value[chat])}")
+    if _is_there(value, name):
+        return UnusableRecord(f"its {name} is null", empty=True)
     keys = ", ".join(str(key)[:40] for key in list(value)[:8])
-    return f"it has no {name}; it has {keys or 'nothing'}"
+    return UnusableRecord(f"it has no {name}; it has {keys or 'nothing'}")
+
+
+def _is_there(value: dict[str, Any], name: str) -> bool:
+    *outer, last = (name,) if name in value else name.split(".")
+    inner: Any = value
+    for part in outer:
+        inner = inner.get(part) if isinstance(inner, dict) else None
+    return isinstance(inner, dict) and last in inner
 
 
 def _text_of(found: Any, name: str) -> str:
     if not isinstance(found, str):
         raise UnusableRecord(f"its {name} is no text but {_called(found)}")
     if not found.strip():
-        raise UnusableRecord(f"its {name} is empty")
-    if _SURROGATE.search(found):
+        raise UnusableRecord(f"its {name} is empty", empty=True)
+    if SURROGATE.search(found):
         raise UnusableRecord(f"its {name} is no UTF-8")
     return found
 

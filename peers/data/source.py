@@ -16,19 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data_shards.build import build_shard
+from data_shards.build import build_shard, document_text
 from data_shards.documents import rows_of
 from data_shards.manifest import MANIFEST_FILE, REBUILD, ShardManifest, read_manifest
 from data_shards.shard import Shard
-from data_shards.tokenize import Passage, Tokenizer, tokenizer_digest
+from data_shards.tokenize import Tokenizer, tokenizer_digest
 from peers.console.words import another_path, command_name, count
 from peers.data.blocks import blocks_of
 from peers.data.building import BuildProgress, build_from_files, discard_build
 from peers.data.encoder import Encoding
 from peers.data.files import source_files
+from peers.data.flaws import LeftOut
 from peers.data.foreign_tokenizer import check_foreign_tokenizer
-from peers.data.records import Completion, Conversation, FlawCount, documents_in
-from peers.data.text import built_in_corpus, nothing_in
+from peers.data.records import Completion, Conversation, usable_in
+from peers.data.text import built_in_corpus
 from peers.data.tokenizer_files import read_template, run_encoding
 from swarm.errors import ConfigError, Incompatible, StateError
 from swarm.events import DataOpened
@@ -56,12 +57,14 @@ class DataFound:
 
 @dataclass(frozen=True, slots=True)
 class DataGiven:
-    """What a trainer was told to train on: see :func:`peers.data.tokenizer_files.read_encoding` for the last three."""
+    """What a trainer was told to train on: see :func:`peers.data.tokenizer_files.read_encoding` for ``field``,
+    ``template`` and ``special_in_text``, :class:`peers.data.flaws.LeftOut` for ``allow_bad``."""
 
     path: Path
     field: str | None = None
     template: Path | None = None
     special_in_text: bool = False
+    allow_bad: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +79,18 @@ class ShardMade:
 def data_given(options: PeerOptions) -> DataGiven | None:
     """Return a peer's data; None: the text that comes with Python. Raises ConfigError for options that need data."""
     if options.data is not None:
-        return DataGiven(options.data, options.data_field, options.data_template, options.data_special_tokens)
+        return DataGiven(
+            options.data,
+            options.data_field,
+            options.data_template,
+            options.data_special_tokens,
+            options.data_allow_bad,
+        )
     needing = {
         "--data-field": options.data_field,
         "--data-template": options.data_template,
         "--data-special-tokens": options.data_special_tokens or None,
+        "--data-allow-bad": options.data_allow_bad or None,
     }
     for name, value in needing.items():
         if value is not None:
@@ -92,9 +102,8 @@ def data_given(options: PeerOptions) -> DataGiven | None:
 def check_data(data: DataGiven) -> DataFound:
     """Check the data as far as possible without the run's tokenizer, and return its description.
 
-    A built shard is verified; every text file must be readable UTF-8, and some record must hold a text; those that do
-    not are counted. Cost: the data is read once, some ten seconds per gigabyte. Raises ConfigError naming the path, the
-    cause and what to do.
+    A built shard is verified; text must be UTF-8, and each record hold a text: what does not is counted. Cost: the data
+    is read once, some ten seconds per gigabyte. Raises ConfigError naming the path, the cause and what to do.
     """
     path = data.path
     if is_shard(path):
@@ -103,23 +112,18 @@ def check_data(data: DataGiven) -> DataFound:
     template = None if data.template is None else read_template(data.template, TEMPLATE).digest
     how = json.dumps([data.field, template, data.special_in_text])
     files, found = source_files(path, DATA), hashlib.sha256(how.encode())
-    characters, flaws = 0, FlawCount()
+    characters, left_out = 0, LeftOut(DATA, allow_bad=data.allow_bad)
     for block in (block for file in files for block in blocks_of(file, DATA, data.field)):
         found.update(block.digest.encode())
-        for document in documents_in(block, DATA, data.field):
-            if isinstance(document, str):
-                characters += len(document)
-            elif isinstance(document, Passage):
-                characters += document.end - document.begin
-            elif isinstance(document, (Conversation, Completion)):
+        for document in usable_in(block, left_out, data.field):
+            if isinstance(document, (Conversation, Completion)):
                 characters += document.text_bytes
             else:
-                flaws.add(block, document)
-    if not characters:
-        raise nothing_in(path, DATA, flaws.first)
+                characters += len(document_text(document))
+    left_out.check(path, some=bool(characters))
     kind = "text file" if all(file.kind == "text" for file in files) else "file"
     return DataFound(
-        words=f"{count(len(files), kind)}, {characters:,} characters{flaws.words}", digest=found.hexdigest()
+        words=f"{count(len(files), kind)}, {characters:,} characters{left_out.words}", digest=found.hexdigest()
     )
 
 
@@ -256,7 +260,7 @@ def _build_given(data: DataGiven, encoding: Encoding, into: Path, given_up: Call
             raise StateError("making the shard was given up")
 
     try:
-        report = build_from_files([data.path], into, encoding, told=told)
+        report = build_from_files([data.path], into, encoding, allow_bad=data.allow_bad, told=told)
     except BaseException:
         discard_build(into)
         raise

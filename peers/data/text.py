@@ -6,7 +6,6 @@ import ast
 import inspect
 import os
 import re
-import shlex
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,11 +14,11 @@ from pathlib import Path
 from data_shards.build import document_text
 from data_shards.privacy import Private
 from data_shards.tokenize import Passage
-from peers.console.words import another_path
-from peers.data.blocks import Flaw, TextBlock, blocks_of
+from peers.data.blocks import TextBlock, blocks_of
 from peers.data.files import source_files
+from peers.data.flaws import LeftOut
 from peers.data.keys import KeyCount
-from peers.data.records import Completion, Conversation, FlawCount, chat_without_template, documents_in
+from peers.data.records import Completion, Conversation, chat_without_template, usable_in
 from swarm.errors import ConfigError
 
 BUILT_IN_CHARACTERS = 1_800_000
@@ -44,6 +43,8 @@ class Corpus(Private):
     """What could not be used, in words for behind the rest."""
     files: tuple[Path, ...] = ()
     """Where conversations are, which are not among the documents: only with a model's template they become text."""
+    allow_bad: bool = False
+    """Whether that is read without what cannot be used, however much it is."""
 
     @property
     def characters(self) -> int:
@@ -75,17 +76,18 @@ def built_in_corpus(characters: int = BUILT_IN_CHARACTERS) -> Corpus:
     return Corpus("Python's own documentation", tuple(documents))
 
 
-def read_corpus(paths: Sequence[Path], key: str = "--text", *, chats: bool = False) -> Corpus:
+def read_corpus(paths: Sequence[Path], key: str = "--text", *, chats: bool = False, allow_bad: bool = False) -> Corpus:
     """The documents of the user's files and directories, in memory: each file of text, and the texts of the records of
     tables and JSONL.
 
     Raises ConfigError naming file, cause and remedy for what is missing, empty, too large together, or no UTF-8 text,
-    and for conversations, unless ``chats``: a tokenizer that is trained on them knows no template.
+    for more that cannot be used than may be, unless ``allow_bad``, and for conversations, unless ``chats``: a tokenizer
+    that is trained on them knows no template.
     """
     documents: list[str] = []
     size = 0
     conversations = 0
-    flaws, keys = FlawCount(), KeyCount()
+    left_out, keys = LeftOut(key, allow_bad=allow_bad), KeyCount()
     for path in paths:
         before = len(documents) + conversations
         parts: list[str] = []
@@ -94,28 +96,27 @@ def read_corpus(paths: Sequence[Path], key: str = "--text", *, chats: bool = Fal
             if size > LARGEST_CORPUS_BYTES:
                 remedy = f"Give a part of it: head -c 1G {path} > PART"
                 raise ConfigError(key, str(path), "at most 1 GiB of text together", remedy)
-            for document in _documents(block, key, parts, keys):
-                if isinstance(document, str):
-                    documents.append(document)
-                elif isinstance(document, (Conversation, Completion)):
+            for document in _documents(block, left_out, parts, keys):
+                if isinstance(document, (Conversation, Completion)):
                     if not chats:
                         pair = isinstance(document, Completion)
                         raise chat_without_template(key, f"{block.file}:{document.line}", pair=pair)
                     conversations += 1
                 else:
-                    flaws.add(block, document)
+                    documents.append(document)
         if len(documents) + conversations == before:
-            raise nothing_in(path, key, flaws.first)
+            left_out.check(path, some=False, keys=keys)
+    left_out.check(paths[-1], some=True)
     files = tuple(paths) if conversations else ()
     name = ", ".join(path.name for path in paths)
-    return Corpus(name, tuple(documents), flaws.words + keys.words, files)
+    return Corpus(name, tuple(documents), left_out.words + keys.words, files, allow_bad)
 
 
 def _documents(
-    block: TextBlock, key: str, parts: list[str], keys: KeyCount
-) -> Iterator[str | Conversation | Completion | Flaw]:
+    block: TextBlock, left_out: LeftOut, parts: list[str], keys: KeyCount
+) -> Iterator[str | Conversation | Completion]:
     """What is in a block, of text all that it ends; ``parts`` are those of a text that goes on."""
-    for document in documents_in(block, key, keys=keys):
+    for document in usable_in(block, left_out, keys=keys):
         if isinstance(document, Passage):
             parts.append(document.text[document.begin : document.end])
         else:
@@ -123,17 +124,6 @@ def _documents(
     if parts and not block.after:
         yield "".join(parts)
         parts.clear()
-
-
-def nothing_in(path: Path, key: str, flaw: str = "") -> ConfigError:
-    """The error for a path without any document. ``flaw`` is what is wrong with the first record, if there is one."""
-    why = flaw or ("every one of them is empty" if path.is_dir() else "it is empty")
-    named = {"TEXT": "Name the key or column of the text with --field, or correct the file.",
-             "--data": "Name the key or column of the text with --data-field, or correct the file."}  # fmt: skip
-    remedy = named.get(key, "Correct the file: the text is read at the key text.") if flaw else another_path(path)
-    if flaw and path.suffix.lower() == ".json":
-        remedy = f"If it is one list, write its elements as lines: jq -c '.[]' {shlex.quote(str(path))} > NEW.jsonl"
-    return ConfigError(key, str(path), "a file with text in it", remedy, why=why)
 
 
 def _topics() -> Iterator[str]:

@@ -164,6 +164,9 @@ class Foundation:
             metavar="FILE", of=_NEW, help="Make the tokenizer from this text; repeat for more.", default="Python's own"
         ),
     ] = ()  # fmt: skip
+    allow_bad: Annotated[
+        bool, Option(of=_NEW, help="Take --text even where more than 1 % of its records or bytes cannot be used.")
+    ] = False
 
     @property
     def cut_said(self) -> bool:

@@ -101,6 +101,10 @@ class PeerOptions:
         bool,
         Option(of=_JOIN, help="Take the text of special tokens in --data for these tokens, as in a template's output."),
     ] = False
+    data_allow_bad: Annotated[
+        bool,
+        Option(of=_JOIN, help="Train on --data even where more than 1 % of its records or bytes cannot be used."),
+    ] = False
     model_files: Annotated[
         FilePath | None,
         Option(

@@ -27,7 +27,8 @@ from tests.harness.swarm import small_manifest
 
 
 def build(tokenizer: Path, out: Path, source: Path, template: Path | None = None) -> BuildReport:
-    return build_from_files([source], out, read_encoding(tokenizer, key="TEXT", template=template))
+    encoding = read_encoding(tokenizer, key="TEXT", template=template)
+    return build_from_files([source], out, encoding, allow_bad=True)
 
 
 def learnt(path: Path) -> str:
@@ -49,7 +50,7 @@ def test_conversations_and_text_become_one_shard(tmp_path: Path, chats: Path) ->
     report = build(tokenizer, tmp_path / "shard", chats)
     assert learnt(tmp_path / "shard") == f"fine, thanks.{END}four{END}fine, thanks.{END}plain{END}"
     assert report.shard.documents == 3
-    assert report.flaws == [f"{chats}:2: it has no answer of the assistant to learn from"]
+    assert report.left_out.first == [f"{chats}:2: it has no answer of the assistant to learn from"]
     assert report.shard.template is not None
     other = build(write_model(tmp_path / "other", template=CHATML + " "), tmp_path / "again", chats).shard
     assert other.digest != report.shard.digest
@@ -160,7 +161,7 @@ def test_command_builds_from_conversations(tmp_path: Path, chats: Path, capsys: 
     assert run(arguments) == EXIT_USAGE
     assert "--template PATH" in capsys.readouterr().err
     (tmp_path / "mine.jinja").write_text(CHATML)
-    assert run([*arguments, "--template", str(tmp_path / "mine.jinja")]) == EXIT_OK
+    assert run([*arguments, "--allow-bad", "--template", str(tmp_path / "mine.jinja")]) == EXIT_OK
     assert "3 documents" in capsys.readouterr().out
 
 
@@ -188,14 +189,13 @@ def test_refusals_name_options_that_the_command_has(
 def test_messages_that_are_no_list_are_named(tmp_path: Path) -> None:
     (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": CHAT}) + '\n{"messages": "hi"}\n')
     report = build(write_model(tmp_path / "model"), tmp_path / "shard", tmp_path / "chats.jsonl")
-    assert report.flaws == [f"{tmp_path / 'chats.jsonl'}:2: its messages are no list but a text"]
+    assert report.left_out.first == [f"{tmp_path / 'chats.jsonl'}:2: its messages are no list but a text"]
 
 
 def test_commands_show_numbers_and_documents(tmp_path: Path, chats: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer, shard = write_model(tmp_path / "model"), str(tmp_path / "shard")
-    assert (
-        run(["data", "build", str(chats), "--tokenizer", str(tokenizer), "--out", shard, "--context", "8"]) == EXIT_OK
-    )
+    arguments = ["data", "build", str(chats), "--tokenizer", str(tokenizer), "--out", shard, "--context", "8"]
+    assert run([*arguments, "--allow-bad"]) == EXIT_OK
     assert "packed as documents: " in capsys.readouterr().out
     assert run(["data", "stats", shard, "--context", "8"]) == EXIT_OK
     said = capsys.readouterr().out
@@ -228,8 +228,8 @@ def test_join_takes_conversations_with_a_template(tmp_path: Path, chats: Path) -
         },
         "the test",
     )
-    given = DataGiven(chats, template=tmp_path / "model")
-    assert "; 1 record is left out: " not in check_data(given).words
+    given = DataGiven(chats, template=tmp_path / "model", allow_bad=True)
+    assert "left out: " not in check_data(given).words
     assert check_data(given).digest != check_data(DataGiven(chats, template=model_template(tmp_path))).digest
     path = shard_for(given, model.read_bytes(), manifest, tmp_path / "new", "me").path
     assert learnt(path).startswith(f"fine, thanks.{END}four")
@@ -245,7 +245,15 @@ def model_template(root: Path) -> Path:
 
 def test_options_that_say_how_to_read_data_need_data() -> None:
     assert data_given(PeerOptions()) is None
-    needing = {"data_field": "x"}, {"data_template": Path("x")}, {"data_special_tokens": True}
+    given = data_given(PeerOptions(data=Path("x"), data_allow_bad=True))
+    assert given is not None
+    assert given.allow_bad
+    needing = (
+        {"data_field": "x"},
+        {"data_template": Path("x")},
+        {"data_special_tokens": True},
+        {"data_allow_bad": True},
+    )
     for options in (PeerOptions(**one) for one in needing):
         with pytest.raises(ConfigError, match="that there is --data"):
             data_given(options)

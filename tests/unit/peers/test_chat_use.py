@@ -23,9 +23,9 @@ from peers.commands import quickstart
 from peers.commands.evaluate import Checkpointed, held_out_loss, load_checkpoint, sliding, text_loss
 from peers.commands.quickstart import QuickstartOptions
 from peers.data.building import encoded_documents
+from peers.data.flaws import LeftOut
 from peers.data.keys import KeyCount
 from peers.data.prepare import PreparedRun, RunShape, prepare_run
-from peers.data.records import FlawCount
 from peers.data.source import check_ids_fit
 from peers.data.text import Corpus, read_corpus
 from peers.data.tokenizer_files import run_encoding
@@ -118,8 +118,9 @@ def test_every_conversation_is_learnt_once_by_one_trainer_or_held_out(
 def test_what_cannot_be_learnt_is_named_where_it_lies(prepared: tuple[RunDirectory, PreparedRun]) -> None:
     directory, run = prepared
     place = f"{directory.root.parent / 'chats.jsonl'}:{len(NUMBERS) + 2}"
+    left_out = "; 1 of 203 records (66 of 43,094 bytes) left out"
     assert run.left_out == (
-        f"; 1 record is left out: {place}: it has no answer of the assistant to learn from; key id: 1 record: not used"
+        f"{left_out}: {place}: it has no answer of the assistant to learn from; key id: 1 record: not used"
     )
 
 
@@ -218,7 +219,9 @@ def test_eval_of_run_and_exported_model_count_answers_alone(
     (tmp_path / "plain.txt").write_text("Some words.<|endoftext|>")
     found = []
     for source in (["--run", str(spoken / "run")], ["--model", str(spoken / "model")]):
-        assert swarm(["eval", *source, str(chats), "--json"]) == EXIT_OK
+        assert swarm(["eval", *source, str(chats), "--json"]) == EXIT_USAGE
+        assert "1 of 6 records" in capsys.readouterr().err
+        assert swarm(["eval", *source, str(chats), "--json", "--allow-bad"]) == EXIT_OK
         found.append(printed(capsys))
     answers = sum(len(one["content"].encode()) for number in range(5) for one in said(number)[1::2])
     for one in found:
@@ -227,11 +230,12 @@ def test_eval_of_run_and_exported_model_count_answers_alone(
         assert one["bits_per_byte"] == pytest.approx(one["loss"] * one["tokens"] / math.log(2) / answers)
     for key in ("loss", "perplexity", "bits_per_byte", "tokens"):
         assert found[0][key] == pytest.approx(found[1][key], rel=1e-5)
-    assert swarm(["eval", "--run", str(spoken / "run"), str(tmp_path)]) == EXIT_OK
+    assert swarm(["eval", "--run", str(spoken / "run"), str(tmp_path), "--allow-bad"]) == EXIT_OK
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("answers and text")
+    place = f"{chats}:5: it has no answer of the assistant to learn from"
     assert last.endswith(
-        f"; 1 record is left out: {chats}:5: it has no answer of the assistant to learn from; "
+        f"; 1 of 7 records (66 of 1,175 bytes) left out: {place}; "
         "key id: 1 record: not used; text of special tokens: 1 place: taken as ordinary characters"
     )
 
@@ -256,7 +260,7 @@ def test_answer_loss_is_that_of_each_counted_token_after_those_before_it(
     model, tokenizer = loaded.model, loaded.tokenizer
     document = (spoken / "run" / "tokenizer.json").read_bytes()
     encoding = run_encoding(document, loaded.manifest.tokenizer, key="FILE")
-    encoded = list(encoded_documents([chats], encoding, FlawCount(), KeyCount()))
+    encoded = list(encoded_documents([chats], encoding, LeftOut("FILE"), KeyCount()))
     documents = [Documents.of(one) for some in encoded for one in some.documents.apart()]
     nats, count = 0.0, 0
     for one in documents:

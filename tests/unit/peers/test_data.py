@@ -141,12 +141,18 @@ def test_shard_for_text_is_tokenised_whole(tmp_path: Path, texts: Path, tokenize
 def test_shard_for_records_is_made_of_their_texts_and_can_be_given_up(tmp_path: Path, tokenizer: bytes) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(json.dumps({"text": TEXT}).encode() + b"\nbroken\n"))
     pattern = tmp_path / "*.gz"
-    left_out = f"; 1 record is left out: {tmp_path / 'a.jsonl.gz'}:2: it is no JSON: Expecting value"
-    assert check_data(DataGiven(pattern)).words == f"1 file, {len(TEXT):,} characters{left_out}"
-    path = shard_for(DataGiven(pattern), tokenizer, _manifest(tokenizer), tmp_path / "new", "me").path
+    with pytest.raises(ConfigError, match="1 of 2 records .* with --data-allow-bad"):
+        check_data(DataGiven(pattern))
+    with pytest.raises(ConfigError, match="1 of 2 records .* with --data-allow-bad"):
+        shard_for(DataGiven(pattern), tokenizer, _manifest(tokenizer), tmp_path / "new", "me")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl.gz"]
+    given = DataGiven(pattern, allow_bad=True)
+    assert "; 1 of 2 records (" in check_data(given).words
+    assert f"left out: {tmp_path / 'a.jsonl.gz'}:2: it is no JSON: Expecting value" in check_data(given).words
+    path = shard_for(given, tokenizer, _manifest(tokenizer), tmp_path / "new", "me").path
     assert Shard.open(path).manifest.documents == 1
     with pytest.raises(StateError, match="given up"):
-        shard_for(DataGiven(pattern), tokenizer, _manifest(tokenizer), tmp_path / "other", "me", given_up=lambda: True)
+        shard_for(given, tokenizer, _manifest(tokenizer), tmp_path / "other", "me", given_up=lambda: True)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["a.jsonl.gz", "new"]
 
 

@@ -23,6 +23,7 @@ from peers.commands import evaluate
 from peers.commands.evaluate import Checkpointed, LoadedModel, load_checkpoint, sliding, text_loss
 from peers.commands.exported import ExportedModel, load_exported
 from peers.data.encoder import Encoded
+from peers.data.flaws import FlawCount
 from peers.data.keys import KeyCount
 from swarm.config import parse_manifest
 from swarm.errors import StateError
@@ -46,7 +47,7 @@ def encoded(loaded: LoadedModel, *texts: str) -> list[Encoded]:
     found = [tokens for tokens, _ in loaded.tokenizer.encode_documents(texts)]
     starts = [0, *accumulate(map(len, found))][:-1]
     size = sum(len(text.encode()) for text in texts)
-    return [Encoded(Documents(np.concatenate(found), starts), size, 0, 0, (), KeyCount())]
+    return [Encoded(Documents(np.concatenate(found), starts), size, 0, FlawCount(), KeyCount())]
 
 
 # --- windows ----------------------------------------------------------------------------------------------------------

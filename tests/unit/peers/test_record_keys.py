@@ -25,6 +25,7 @@ from peers.data.blocks import TextBlock, blocks_of
 from peers.data.building import build_from_files
 from peers.data.encoder import Encoded, Encoding, encoded_in_order
 from peers.data.files import source_files
+from peers.data.flaws import FlawCount
 from peers.data.keys import MOST_KEYS, READ, KeyCount
 from peers.data.source import DataGiven, check_data, data_opened, shard_for
 from peers.data.tokenizer_files import read_encoding
@@ -186,10 +187,10 @@ def test_record_of_a_format_becomes_exactly_this(made: list[Encoded], place: int
     case, found = CASES[place], made[place]
     name = case.named or case.key
     if case.outcome == "refused":
-        assert (len(found.documents.starts), found.flawed, found.keys) == (0, 1, KeyCount(refused={name: 1}))
-        assert name in found.flaws[0][1]
+        assert (len(found.documents.starts), found.flaws.records, found.keys) == (0, 1, KeyCount(refused={name: 1}))
+        assert name in found.flaws.flaws[0].why
         return
-    assert found.flaws == ()
+    assert found.flaws == FlawCount(1)
     assert texts(found.documents) == (case.whole, case.learnt)
     assert found.keys == KeyCount(unused={name: 1} if case.outcome == "named" else {})
 
@@ -219,7 +220,7 @@ def test_what_the_template_does_not_write_is_named() -> None:
 
 def test_call_that_the_template_does_not_write_is_no_empty_answer() -> None:
     (found,) = encoded(chat(ASKED, {"role": "assistant", "function_call": CALL}), template=LEAVES_OUT)
-    assert [why for _, why in found.flaws] == ["the chat template does not write its answers"]
+    assert [flaw.why for flaw in found.flaws.flaws] == ["the chat template does not write its answers"]
 
 
 def test_kwargs_give_neither_messages_nor_tools() -> None:
@@ -268,7 +269,7 @@ UNUSABLE = [
 
 def test_what_cannot_be_honoured_is_left_out_with_the_reason() -> None:
     found = encoded(*(record for record, _ in UNUSABLE))
-    assert [one.flaws[0][1] for one in found] == [why for _, why in UNUSABLE]
+    assert [one.flaws.flaws[0].why for one in found] == [why for _, why in UNUSABLE]
 
 
 NOT_MEANT = [
@@ -281,7 +282,7 @@ NOT_MEANT = [
 
 def test_what_is_not_meant_to_be_learnt_is_left_out_and_nothing_is_wrong_with_it(tmp_path: Path) -> None:
     found = encoded(*NOT_MEANT)
-    assert [(one.flawed, len(one.documents.starts)) for one in found] == [(0, 0)] * 4
+    assert [(one.flaws.records, len(one.documents.starts)) for one in found] == [(0, 0)] * 4
     assert [list(one.keys.refused) for one in found] == [["weight"]] * 3 + [["train_detail"]]
     (tmp_path / "a.jsonl").write_text(json.dumps(NOT_MEANT[0]))
     encoding = read_encoding(write_model(tmp_path / "model"), key="TEXT")
@@ -344,7 +345,9 @@ def test_tables_are_read_as_records_are(tmp_path: Path) -> None:
     blocks = [block for file in source_files(tmp_path, "TEXT") for block in blocks_of(file, "TEXT")]
     (_, first), (_, second) = encoded_in_order(blocks, encoding, processes=1)
     written = turn("tools", json.dumps([{"type": "function", "function": {"name": "add"}}])) + turn("system", "Pirate.")
-    assert first.flaws == ((2, "it has images, and images, sound and video are not trained on"),)
+    assert [(flaw.line, flaw.why) for flaw in first.flaws.flaws] == [
+        (2, "it has images, and images, sound and video are not trained on")
+    ]
     assert texts(first.documents) == (written + WHOLE, LEARNT)
     assert first.keys == KeyCount(unused={"id": 2}, refused={"images": 1})
     assert texts(second.documents) == (f"Hi Yo{END}" * 2, f" Yo{END}" * 2)
@@ -360,6 +363,7 @@ def test_build_says_what_it_did_not_use(tmp_path: Path, capsys: pytest.CaptureFi
     ]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, records)))
     arguments = ["data", "build", str(tmp_path / "a.jsonl"), "--tokenizer", str(write_model(tmp_path / "model"))]
+    arguments.append("--allow-bad")
     assert run([*arguments, "--out", str(tmp_path / "a"), "--json"]) == EXIT_OK
     told = capsys.readouterr()
     assert json.loads(told.out)["keys"] == {

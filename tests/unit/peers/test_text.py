@@ -6,6 +6,7 @@ import pytest
 
 from peers.data.blocks import blocks_of
 from peers.data.files import source_files
+from peers.data.flaws import Flaw
 from peers.data.text import built_in_corpus, read_corpus
 from swarm.errors import ConfigError
 
@@ -41,13 +42,59 @@ def test_read_corpus_unusable_file_names_it_and_the_remedy(tmp_path: Path, conte
     assert str(file) in str(caught.value)
 
 
+@pytest.mark.parametrize("bad", [b"caf\xe9", b"a\x00b", b"\xff", "ö".encode()[:1]])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r", b""])
+def test_line_that_is_no_text_costs_itself_alone(tmp_path: Path, bad: bytes, end: bytes) -> None:
+    why = "it holds NUL bytes" if b"\x00" in bad else "it is no UTF-8"
+    (tmp_path / "a.txt").write_bytes(b"".join((bad, b"\r\n\xc3\xb6\n", bad, b"\nbetween\rand\n", bad, end)))
+    (block,) = blocks_of(source_files(tmp_path / "a.txt", "TEXT")[0], "TEXT")
+    sizes = len(bad) + 2, len(bad) + 1, len(bad + end)
+    assert block.body.decode() == "ö\nbetween\rand\n"
+    assert block.flaws == tuple(Flaw(line, why, size) for line, size in zip((1, 3, 5), sizes, strict=True))
+    assert (block.records, block.size) == (6, len(block.body) + sum(sizes))
+
+
+def test_text_with_a_bad_line_is_all_else(tmp_path: Path) -> None:
+    lines = [b"A sentence that is long enough for a line, number %d of many." % n for n in range(60_000)]
+    lines[40_000] = b"caf\xe9"
+    (tmp_path / "a.txt").write_bytes(b"\n".join(lines))
+    corpus = read_corpus([tmp_path / "a.txt"])
+    size = sum(map(len, lines)) + len(lines) - 1
+    left_out = f"1 of 60,000 records (5 of {size:,} bytes) left out"
+    assert corpus.left_out == f"; {left_out}: {tmp_path / 'a.txt'}:40001: it is no UTF-8"
+    assert "\n".join(corpus.documents).encode() == b"\n".join(lines[:40_000] + lines[40_001:])
+
+
+def test_files_that_are_given_apart_are_judged_together(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\nbad\n')
+    (tmp_path / "b.jsonl").write_text('{"text": "of many, long enough"}\n' * 200)
+    corpus = read_corpus([tmp_path / "a.jsonl", tmp_path / "b.jsonl"])
+    assert corpus.left_out.startswith("; 1 of 202 records (4 of ")
+
+
+def test_whole_text_is_without_its_bad_lines(tmp_path: Path) -> None:
+    lines = [b"line %d\n" % number for number in range(200)]
+    lines[7] = b"caf\xe9\n"
+    (tmp_path / "a.txt").write_bytes(b"".join(lines))
+    corpus = read_corpus([tmp_path / "a.txt"])
+    assert corpus.documents[0].encode() == b"".join(lines[:7] + lines[8:])
+    assert "1 of 200 records (5 of 1,688 bytes) left out" in corpus.left_out
+    (tmp_path / "a.txt").write_bytes(b"".join(lines[:50]))
+    with pytest.raises(ConfigError, match=r"1 of 50 lines .* --allow-bad"):
+        read_corpus([tmp_path / "a.txt"])
+    assert read_corpus([tmp_path / "a.txt"], allow_bad=True).documents
+
+
 def test_read_corpus_takes_a_directory_and_the_texts_of_records(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("plain")
     (tmp_path / "b.jsonl").write_text('{"text": "of a record"}\n{"text": 5}\n')
-    corpus = read_corpus([tmp_path])
+    corpus = read_corpus([tmp_path], allow_bad=True)
     assert corpus.documents == ("plain", "of a record")
-    why = "its text is no text but a number"
-    assert corpus.left_out == f"; 1 record is left out: {tmp_path / 'b.jsonl'}:2: {why}"
+    why = f"{tmp_path / 'b.jsonl'}:2: its text is no text but a number"
+    assert corpus.left_out == f"; 1 of 3 records (12 of 41 bytes) left out: {why}"
+    with pytest.raises(ConfigError, match="1 of 3 records .* with --allow-bad") as caught:
+        read_corpus([tmp_path])
+    assert why in caught.value.why
     (tmp_path / "b.jsonl").write_text('{"messages": [{"role": "user", "content": "hello"}]}')
     with pytest.raises(ConfigError, match=r"b\.jsonl:1.*chat template"):
         read_corpus([tmp_path])
