@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 from data_shards.draft import SHARD_FILES, Documents, ShardDraft, sync
 from data_shards.manifest import ShardManifest
 from data_shards.privacy import Private
-from data_shards.tokenize import Passage, Tokenizer
+from data_shards.tokenize import NoSeam, Passage, Tokenizer
 from swarm.errors import ConfigError, StateError
 
 Document = TypeVar("Document", str | Passage, bytes)
@@ -36,13 +36,20 @@ def build_shard(
     Atomic: written beside ``out_dir``, synced, then renamed, so ``out_dir`` is either absent or complete; what an
     error or an interrupt leaves is removed, what a kill leaves by the next build of the same shard. Files are readable
     by their owner only. The same documents and tokenizer, and ``end_token`` as for :class:`Tokenizer`, give the same
-    digest. Documents are streamed: memory is a few
-    of them at a time. Raises ConfigError when ``out_dir`` exists or there is no document, StateError when the disk
-    refuses.
+    digest. Documents are streamed: memory is a few of them at a time. Raises ConfigError when ``out_dir`` exists, there
+    is no document, or one cannot be encoded in parts, StateError when the disk refuses.
     """
     tokenizer = Tokenizer(tokenizer_json, end_token)
-    encoded = (Documents(tokens) for tokens, _ in tokenizer.encode_documents(documents))
-    return build_encoded(out_dir, encoded, tokenizer)
+
+    def encoded() -> Iterator[Documents]:
+        try:
+            for tokens, _ in tokenizer.encode_documents(documents):
+                if len(tokens):  # a span may have none: what is next to it joins in its middle
+                    yield Documents(tokens)
+        except NoSeam as error:
+            raise error.refusal("text", out_dir.name, "one of its documents") from None
+
+    return build_encoded(out_dir, encoded(), tokenizer)
 
 
 def build_encoded(

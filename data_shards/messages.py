@@ -90,6 +90,10 @@ def chat_of(given: Sequence[Any], beside: Mapping[str, Any], prompt: int = 0) ->
         message, mark = _message(one, unused)
         messages.append(message)
         learnt.append(message["role"] == ASSISTANT and place >= prompt and mark)
+    if not any(message["role"] == ASSISTANT for message in messages):
+        raise UnusableRecord("it has no answer of the assistant to learn from")
+    if not any(message["role"] == ASSISTANT for message in messages[prompt:]):
+        raise UnusableRecord("its completion has no answer of the assistant to learn from")
     if (system := beside.get(SYSTEM)) not in (None, "", []):
         first = {"role": SYSTEM, "content": _content(system, "its system")}
         if not any(message["role"] == SYSTEM for message in messages):
@@ -97,10 +101,6 @@ def chat_of(given: Sequence[Any], beside: Mapping[str, Any], prompt: int = 0) ->
             learnt.insert(0, False)
         elif first["content"] not in (message["content"] for message in messages):
             unused.add(SYSTEM)
-    if not any(message["role"] == ASSISTANT for message in messages):
-        raise UnusableRecord("it has no answer of the assistant to learn from")
-    if not any(message["role"] == ASSISTANT for message in messages[prompt:]):
-        raise UnusableRecord("its completion has no answer of the assistant to learn from")
     unused |= {name for name in MARKS if beside.get(name) not in (None, 0, 1)}
     check_marks(beside)
     if not any(learnt):

@@ -88,6 +88,16 @@ class Seam(Private):
 class NoSeam(Exception):
     """A text that is too long to be encoded at once, and can be cut nowhere near a place where it must be."""
 
+    def refusal(self, key: str, value: str, where: str) -> ConfigError:
+        """Return the error for a text that cannot be left out; ``where`` says where in it."""
+        return ConfigError(
+            key,
+            value,
+            "text that the tokenizer can be joined in, where it is too long to be encoded at once",
+            "Break its longest lines, leave that part out, or take another tokenizer.",
+            why=f"in {where} a word, or a run of the same character, goes on for too long",
+        )
+
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
     """The JSON of a tokenizer trained on ``texts``: 256 byte symbols, one end-of-text token, and merges.

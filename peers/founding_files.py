@@ -125,7 +125,7 @@ def make_run(foundation: Foundation, document: dict[str, Any]) -> Founded:
     named_run = {"run": run | {"nonce": run.get("nonce") or new_nonce()}}
     words: dict[str, Any] = document.get("tokenizer", {}) | {"digest": digest}
     if foreign is None:
-        came = CameWith(_named_beside(foundation, document), ())
+        came = CameWith(_named_beside(foundation, document, MAX_FILES_BYTES - len(tokenizer)), ())
     else:
         words, came = foreign.came_with(tokenizer, words)
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in came.kept.items()}
@@ -285,13 +285,17 @@ def _read_tokenizer(path: Path) -> bytes:
     return read_bounded(path, "--tokenizer", "a readable tokenizer.json", MAX_FILES_BYTES)
 
 
-def _named_beside(foundation: Foundation, document: Mapping[str, Any]) -> dict[str, bytes]:
-    """The files that a RUN.toml names beside the tokenizer: they lie where that lies."""
+def _named_beside(foundation: Foundation, document: Mapping[str, Any], room: int) -> dict[str, bytes]:
+    """The files that a RUN.toml names beside the tokenizer: they lie where that lies, at most ``room`` bytes."""
     if foundation.file is None:
         return {}
     allowed = "a readable file, which the RUN.toml names in [files]"
     there = foundation.file.parent
-    return {name: read_bounded(there / name, "files", allowed, MAX_FILES_BYTES) for name in document.get("files", {})}
+    found: dict[str, bytes] = {}
+    for name in document.get("files", {}):
+        found[name] = read_bounded(there / name, "files", allowed, room)
+        room -= len(found[name])
+    return found
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

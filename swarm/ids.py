@@ -23,18 +23,23 @@ ENDS = PartName("ends")
 MAX_NAME = 64
 NAME_WORDS = f"1 to {MAX_NAME} letters and digits of any script, . _ and -, the first a letter or digit"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_UNSEEN = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\uffa0\ufe00-\ufe0f\U000e0100-\U000e01ef]")
+"""Letters and marks that are not shown."""
+_HEAPED = "MMMM"
+"""More marks on a letter than any language writes."""
 
 
 def is_name(text: str) -> bool:
     """Return whether a peer may be called so: :data:`NAME_WORDS`, in Unicode's NFC. So a name has no spaces, markup,
-    signs of direction or control characters, and what is said to be the same looks the same."""
+    signs of direction, control characters or letters that are not shown. Letters of two scripts may look alike."""
     if not 1 <= len(text) <= MAX_NAME:
         return False
     if text.isascii():
         return _NAME.fullmatch(text) is not None
     kinds = [unicodedata.category(letter)[0] for letter in text]
     lettered = all(kind in "LMN" or letter in "._-" for kind, letter in zip(kinds, text, strict=True))
-    return lettered and kinds[0] in "LN" and unicodedata.is_normalized("NFC", text)
+    shown = not _UNSEEN.search(text) and _HEAPED not in "".join(kinds)
+    return lettered and shown and kinds[0] in "LN" and unicodedata.is_normalized("NFC", text)
 
 
 def distinct_names(names: Mapping[str, str]) -> dict[str, str]:

@@ -115,6 +115,8 @@ def build_from_files(
             build = _Build(draft, journal, files, encoding, LeftOut(encoding.key, allow_bad=allow_bad))
             build.run(processes, told)
             report = build.report
+            for path in paths:
+                report.left_out.pass_by(path)
             report.left_out.check(paths[0], some=bool(draft.documents), keys=report.keys)
             report.manifest = draft.finish(report.text_bytes, report.altered)
             (directory / JOURNAL_FILE).unlink()
@@ -143,6 +145,8 @@ def encoded_documents(
     files = [file for path in paths for file in source_files(path, encoding.key)]
     blocks = (block for file in files for block in blocks_of(file, encoding.key))
     some, parts = False, list[Encoded]()
+    for path in paths:
+        left_out.pass_by(path)
     with contextlib.closing(encoded_in_order(blocks, encoding)) as found:
         for block, encoded in found:
             check()

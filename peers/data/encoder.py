@@ -122,7 +122,7 @@ class BlockEncoder:
 
         def take() -> None:
             nonlocal altered
-            for tokens, exact in self._tokenized(texts, block):
+            for tokens, exact in self._tokenized(texts, block, flaws):
                 arrays.append(tokens)
                 altered += not exact
             texts.clear()
@@ -162,18 +162,21 @@ class BlockEncoder:
         return Encoded(documents, size, altered, flaws, keys)
 
     def _tokenized(
-        self, texts: Sequence[str | Passage], block: TextBlock
-    ) -> Iterator[tuple[npt.NDArray[np.uint32], bool]]:
+        self, texts: Sequence[str | Passage], block: TextBlock, flaws: FlawCount
+    ) -> list[tuple[npt.NDArray[np.uint32], bool]]:
+        """The documents as tokens, without those of records that can be encoded neither at once nor in parts."""
         try:
-            yield from self._tokenizer.encode_documents(texts)
-        except NoSeam:
-            raise ConfigError(
-                self._encoding.key,
-                block.file,
-                "text that the tokenizer can be joined in, where it is too long to be encoded at once",
-                "Break its longest lines, leave that part out, or take another tokenizer.",
-                why=f"in what begins at line {block.line} a word, or a run of the same character, goes on for too long",
-            ) from None
+            return list(self._tokenizer.encode_documents(texts))
+        except NoSeam as error:
+            where = f"what begins at line {block.line}"
+            if block.kind == "text":
+                raise error.refusal(self._encoding.key, block.file, where) from None
+            if len(texts) > 1:
+                return [found for text in texts for found in self._tokenized([text], block, flaws)]
+            size = sum(len(text.encode()) for text in texts if isinstance(text, str))
+            refusal = error.refusal(self._encoding.key, block.file, where)
+            flaws.note(Flaw(block.line, f"a record from here on is left out: {refusal.why}", size))
+            return []
 
     def _look_for_special(self, document: str | Passage, keys: KeyCount) -> None:
         if not self._encoding.special_in_text:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import stat
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,14 @@ from swarm.errors import ConfigError
 Kind = Literal["text", "jsonl", "csv", "tsv", "parquet", "arrow"]
 Packed = Literal["", "gzip", "zstd"]
 
-TEXT_ENDINGS = frozenset({".txt", ".text", ".md", ".markdown", ".rst", ".adoc", ".org", ".tex"})
+PROSE = frozenset({".txt", ".text", ".md", ".markdown", ".rst", ".adoc", ".org", ".tex"})
+CODE = frozenset({
+    ".bash", ".c", ".cc", ".clj", ".cpp", ".cs", ".css", ".dart", ".erl", ".ex", ".f90", ".go", ".h", ".hpp", ".hs",
+    ".java", ".jl", ".js", ".jsx", ".kt", ".lua", ".ml", ".php", ".pl", ".py", ".pyi", ".r", ".rb", ".rs", ".scala",
+    ".sh", ".sql", ".swift", ".ts", ".tsx", ".zig",
+})  # fmt: skip
 KINDS: dict[str, Kind] = {
-    **dict.fromkeys(TEXT_ENDINGS, "text"),
+    **dict.fromkeys(PROSE | CODE, "text"),
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".csv": "csv",
@@ -93,8 +99,10 @@ def _in_directory(path: Path, key: str) -> list[SourceFile]:
     found = _bounded([_file(file, key) for file in _below(path, key)], path, key)
     if not found:
         empty = "it is empty" if not any(path.iterdir()) else "it holds none; a single file may have any name"
-        endings = ", ".join(sorted(KINDS))
-        allowed = f"a built shard, or a directory with files of text ({endings}; also with {', '.join(PACKED)})"
+        endings = ", ".join(sorted(KINDS.keys() - CODE))
+        allowed = (
+            f"a built shard, or a directory with files of text ({endings}, source code; also with {', '.join(PACKED)})"
+        )
         raise ConfigError(key, str(path), allowed, another_path(path), why=empty)
     return sorted(found, key=lambda file: file.path)
 
@@ -103,6 +111,16 @@ def _bounded(found: list[SourceFile], path: Path, key: str) -> list[SourceFile]:
     if len(found) > MAX_FILES:
         remedy = "Give a part of them; swarm data build makes a shard of each."
         raise ConfigError(key, str(path), f"at most {MAX_FILES:,} files", remedy)
+    return found
+
+
+def other_files(path: Path) -> Counter[str]:
+    """How many files below a directory are not read, by ending: none says how. Hidden ones are not counted."""
+    found: Counter[str] = Counter()
+    for _, inner, files in os.walk(path):
+        inner[:] = [name for name in inner if not name.startswith(".")]
+        others = (name for name in files if not name.startswith(".") and kind_of(Path(name))[0] is None)
+        found.update(Path(name).suffix.lower() or "no ending" for name in others)
     return found
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from peers.console.words import another_path, count
+from peers.data.files import other_files
 from peers.data.keys import KeyCount
 from swarm.errors import ConfigError
 
 FLAWS_SHOWN = 5
+OTHERS_SHOWN = 8
 NO_UTF8, NULS = "it is no UTF-8", "it holds NUL bytes"
 MOST = 0.01
 """So large a part of a text's records, and of its bytes, may be left out."""
@@ -92,6 +95,7 @@ class LeftOut:
         self._file, self._of_file = "", FlawCount()
         self._begins_in, self._empty = "", ""
         self.total = FlawCount()
+        self._others: Counter[str] = Counter()
         self.first: list[str] = []
         """The first of them, as ``FILE:LINE: why``."""
 
@@ -112,6 +116,10 @@ class LeftOut:
         if found.first_empty:
             self._empty = self._empty or f"{file}:{found.first_empty.line}: {found.first_empty.why}"
         self.total.add(found)
+
+    def pass_by(self, path: Path) -> None:
+        """Count the files below a directory that are not read."""
+        self._others.update(other_files(path))
 
     def check(self, given: Path, *, some: bool, keys: KeyCount | None = None) -> None:
         """Raise ConfigError where it is too much, or all: there is not ``some`` document in what was ``given``, perhaps
@@ -166,6 +174,10 @@ class LeftOut:
             said.append(f"{self._amount} left out: {self.first[0]}")
         if self.total.empty:
             said.append(f"{count(self.total.empty, 'record')} without text: {self._empty}")
+        if self._others:
+            kinds = ", ".join(f"{ending[:16]} {number:,}" for ending, number in self._others.most_common(OTHERS_SHOWN))
+            more = ", …" if len(self._others) > OTHERS_SHOWN else ""
+            said.append(f"{count(self._others.total(), 'file')} of other kinds not read ({kinds}{more})")
         return said
 
 

@@ -113,6 +113,7 @@ def check_data(data: DataGiven) -> DataFound:
     how = json.dumps([data.field, template, data.special_in_text])
     files, found = source_files(path, DATA), hashlib.sha256(how.encode())
     characters, left_out = 0, LeftOut(DATA, allow_bad=data.allow_bad)
+    left_out.pass_by(path)
     for block in (block for file in files for block in blocks_of(file, DATA, data.field)):
         found.update(block.digest.encode())
         for document in usable_in(block, left_out, data.field):

@@ -91,6 +91,7 @@ def read_corpus(paths: Sequence[Path], key: str = "--text", *, chats: bool = Fal
     for path in paths:
         before = len(documents) + conversations
         parts: list[str] = []
+        left_out.pass_by(path)
         for block in (block for file in source_files(path, key) for block in blocks_of(file, key)):
             size += len(block.body)
             if size > LARGEST_CORPUS_BYTES:

@@ -228,7 +228,7 @@ def _check_transport(key: str, text: str, address: Multiaddr, use: Use, example:
         )
     if names[0] == "dnsaddr":
         return
-    transport = "tcp" if "tcp" in names else "udp" if "quic-v1" in names else None
+    transport = "tcp" if "tcp" in names else "udp" if {"udp", "quic-v1"} <= set(names) else None
     if transport is None:
         raise ConfigError(key, text, "a tcp port, or udp with quic-v1", f"Write it like {example}.")
     if use != "listen" and str(address.value_for_protocol(transport)) == "0":

@@ -38,6 +38,9 @@ BAD = (
     "-a",
     ".a",
     "\u0301a",
+    "a\u3164",  # not shown
+    "a\u034f",
+    "a" + 4 * "\u0323",  # marks without end
     unicodedata.normalize("NFD", "Zoë"),
     "a\u2028b",
     "\ue000",

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import random
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_shards.build import document_text, split_documents
+from data_shards import tokenize
+from data_shards.build import build_shard, document_text, split_documents
 from data_shards.draft import Documents
-from data_shards.tokenize import Passage, Tokenizer
+from data_shards.shard import Shard
+from data_shards.tokenize import Passage, Tokenizer, train_tokenizer
 from swarm.errors import ConfigError
 
 TEXTS = st.lists(st.text("abcdefgh", min_size=1, max_size=30), min_size=8, max_size=60, unique=True)
@@ -51,6 +56,36 @@ def test_split_text_that_is_too_large_is_cut_into_spans_and_equal_ones_go_togeth
     ]
     assert len(places) == 4, "all of what is equal is kept"
     assert len(set(places)) == 1
+
+
+@pytest.fixture(scope="module")
+def of_runs() -> bytes:
+    """A tokenizer whose tokens of a long run depend on where that begins."""
+    return train_tokenizer(["-" * 64, "abcdefgh " * 8], 300)
+
+
+def test_span_within_a_long_run_has_no_tokens_of_its_own_and_its_shard_opens(of_runs: bytes, tmp_path: Path) -> None:
+    draw = random.Random(0)
+    words = [" ".join("".join(draw.choices("abcdefgh", k=5)) for _ in range(1700)) + "\n" for _ in range(2)]
+    text = words[0] + 9000 * "-" + "\n" + words[1]
+    split, tokenizer = split_documents([text], 8, 0.05, 1), Tokenizer(of_runs)
+    parts = sorted(split.held_out + sum(split.shards, ()), key=lambda part: getattr(part, "begin", -1))
+    arrays = [tokens for tokens, _ in tokenizer.encode_documents(parts)]
+    assert min(map(len, arrays)) == 0, "one lies within the run"
+    assert np.concatenate(arrays).tolist() == [*tokenizer.encode(text), tokenizer.end_of_text]
+    for number, shard in enumerate((*split.shards, split.held_out)):
+        build_shard(tmp_path / str(number), shard, of_runs)
+        Shard.open(tmp_path / str(number))
+
+
+def test_text_that_cannot_be_joined_is_refused_in_words(
+    of_runs: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenize, "_LARGEST_WHOLE", 40_000)
+    monkeypatch.setattr(tokenize, "_CHARACTERS_AT_ONCE", 7000)
+    with pytest.raises(ConfigError, match="goes on for too long"):
+        build_shard(tmp_path / "shard", ["a" + 60_000 * "-"], of_runs)
+    assert not (tmp_path / "shard").exists()
 
 
 def test_split_encoded_documents_come_back_with_their_masks() -> None:

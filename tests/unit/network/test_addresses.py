@@ -192,6 +192,7 @@ def test_address_that_a_peer_tells_and_nobody_can_dial_is_let_go() -> None:
     )
     assert [str(address) for address in hints.of(peer)] == [LAN]
     assert told_address(f"{LAN}/tls/p2p/{peer}") is None
+    assert told_address(f"/ip4/10.0.0.1/quic-v1/p2p/{peer}") is None
     assert circuits(RELAY, [f"{LAN}/noise/p2p/{RELAY}", f"/ip4/255.255.255.255/tcp/1/p2p/{RELAY}"], ME) == ()
 
 

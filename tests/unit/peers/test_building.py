@@ -15,6 +15,7 @@ import pytest
 import zstandard
 from tokenizers import Tokenizer as BackendTokenizer
 
+from data_shards import tokenize
 from data_shards.journal import JOURNAL_FILE
 from data_shards.manifest import TOKENS_FILE
 from data_shards.shard import Shard
@@ -113,14 +114,30 @@ def test_text_that_is_compressed_is_that_which_is_not(
     assert build(tokenizer, tmp_path / "b", tmp_path / name).shard.digest == plain.digest
 
 
+def test_record_that_cannot_be_joined_costs_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = train_tokenizer(["-" * 64, "one two"], 300)
+    monkeypatch.setattr(tokenize, "_LARGEST_WHOLE", 40_000)
+    monkeypatch.setattr(tokenize, "_CHARACTERS_AT_ONCE", 7000)
+    rows = [{"text": "one"}, {"text": "a" + 60_000 * "-"}, {"text": "two"}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(ConfigError, match="a record from here on is left out: .* goes on for too long"):
+        build(tokenizer, tmp_path / "shard", tmp_path / "a.jsonl")
+    encoding = Encoding(tokenizer, "TEXT")
+    report = build_from_files([tmp_path / "a.jsonl"], tmp_path / "shard", encoding, allow_bad=True)
+    assert report.left_out.total.records == 1
+    assert read(tokenizer, tmp_path / "shard") == ["one", "two"]
+
+
 def test_patterns_and_directories_stand_for_files(tmp_path: Path, tokenizer: bytes) -> None:
     (tmp_path / "in" / "deep").mkdir(parents=True)
     for name in ("b.jsonl", "deep/a.jsonl", "c.png"):
         (tmp_path / "in" / name).write_bytes(b'{"text": "of %s"}' % name.encode())
     assert [f.path.name for f in source_files(tmp_path / "in", "TEXT")] == ["b.jsonl", "a.jsonl"]
     assert [f.path.name for f in source_files(tmp_path / "in/**/*.jsonl", "TEXT")] == ["b.jsonl", "a.jsonl"]
-    build(tokenizer, tmp_path / "shard", tmp_path / "in")
-    assert read(tokenizer, tmp_path / "shard") == ["of b.jsonl", "of deep/a.jsonl"]
+    (tmp_path / "in" / "d.py").write_text("x = 1\n")
+    report = build(tokenizer, tmp_path / "shard", tmp_path / "in")
+    assert read(tokenizer, tmp_path / "shard") == ["of b.jsonl", "x = 1\n", "of deep/a.jsonl"]
+    assert report.left_out.lines() == ["1 file of other kinds not read (.png 1)"]
     with pytest.raises(ConfigError, match="none does"):
         source_files(tmp_path / "in/*.csv", "TEXT")
 

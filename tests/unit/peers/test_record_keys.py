@@ -290,6 +290,12 @@ def test_what_is_not_meant_to_be_learnt_is_left_out_and_nothing_is_wrong_with_it
         build_from_files([tmp_path / "a.jsonl"], tmp_path / "out", encoding)
 
 
+def test_completion_without_an_answer_is_a_flaw_though_its_record_has_a_system() -> None:
+    asked = {"role": "user", "content": "Hi"}
+    (found,) = encoded({"prompt": [asked, ANSWERED], "completion": [asked], "system": "S"})
+    assert [flaw.why for flaw in found.flaws.flaws] == ["its completion has no answer of the assistant to learn from"]
+
+
 # --- special tokens in text ------------------------------------------------------------------------------------------
 
 
