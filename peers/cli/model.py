@@ -107,12 +107,23 @@ def evaluate(
     step: Step = None,
     context: Annotated[
         int | None,
-        typer.Option(metavar="N", min=2, help="Tokens in a window.  [default: the model's context, at most 2048]"),
+        typer.Option(
+            metavar="N",
+            min=2,
+            help="Tokens in a window.  [default: a run's context, an exported model's positions; at most 2048]",
+        ),
     ] = None,
     stride: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Tokens from window to window.  [default: half a window]"),
     ] = None,
+    field: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The key or column that has the text.  [default: as of data build]"),
+    ] = None,
+    special_tokens: Annotated[
+        bool, typer.Option("--special-tokens", help="Take the text of special tokens for these tokens.")
+    ] = False,
     allow_bad: Annotated[
         bool, typer.Option("--allow-bad", help="Go on where more than 1 % of the records or bytes cannot be used.")
     ] = False,
@@ -124,12 +135,12 @@ def evaluate(
     """Measure how well a trained model foretells text: loss, perplexity, and bits a byte.
 
     Windows slide over each document, so that every token is counted once and foretold from at least half a window. Bits
-    a byte compare models whose tokenizers differ. Of conversations the assistant's answers alone count, written with
-    the model's chat template.
+    a byte compare models whose tokenizers differ, and --context N makes windows alike. Of conversations the assistant's
+    answers alone count, written with the model's chat template.
 
     Example: swarm eval --run out/first notes.txt
     """
-    from dataclasses import asdict
+    from dataclasses import asdict, replace
 
     from peers.commands.preflight import check_device
     from peers.data.files import source_files
@@ -145,7 +156,10 @@ def evaluate(
     if not paths:
         raise nothing_in(files[0], "FILE")
     encoding = _encoding(run, model, step, home)  # before the weights: it may have no template
+    encoding = replace(encoding, field=field, special_in_text=special_tokens)
     left_out, keys = LeftOut("FILE", allow_bad=allow_bad), KeyCount()
+    for given in files:
+        left_out.pass_by(given)
     texts = {path: list(encoded_documents([path], encoding, left_out, keys)) for path in paths}
     left_out.check(files[0], some=True)
     loaded, source = _load(run, model, step, home, named=False, device=device, threads=threads)
@@ -170,8 +184,9 @@ def evaluate(
     typer.echo(f"perplexity   {total.perplexity:,.2f}")
     typer.echo(f"bits a byte  {total.bits_per_byte:.4f}")
     what = "text" if counted == "all" else counted
+    said = left_out.words + keys.words("--special-tokens")
     size = f"{total.tokens:,} tokens, {total.bytes:,} bytes; windows of {length} by {by}"
-    typer.echo(f"{what:<12} {size}{left_out.words}{keys.words}")
+    typer.echo(f"{what:<12} {size}{said}")
 
 
 def sample(

@@ -483,6 +483,9 @@ def _chosen(file: SourceFile, key: str, names: Sequence[str], field: str | None)
     kinds = (*((name,) for name in (*CHAT_FIELDS, TEXT_FIELD, *PREFERENCES)), PAIR, ALPACA[:2])
     if text in names or (field is None and any(set(kind) <= set(names) for kind in kinds)):
         wanted = [name for name in dict.fromkeys(names) if name == text or name in READ]
+        if twice := next((name for name in wanted if names.count(name) > 1), ""):
+            why = f"it has {names.count(twice)} columns of the name {twice}"
+            raise ConfigError(key, str(file.path), "a table whose columns have different names", "Rename one.", why=why)
         return wanted, tuple(name for name in dict.fromkeys(names) if name not in wanted)[:_UNREAD_KEPT]
     there = ", ".join(name[:40] for name in names[:12]) or "no column"
     option = "join … --data-field" if key == "--data" else "data build … --field"

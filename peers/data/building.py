@@ -143,7 +143,7 @@ def encoded_documents(
     Raises ConfigError where a file or the chat template cannot be used, or nothing in them can.
     """
     files = [file for path in paths for file in source_files(path, encoding.key)]
-    blocks = (block for file in files for block in blocks_of(file, encoding.key))
+    blocks = (block for file in files for block in blocks_of(file, encoding.key, encoding.field))
     some, parts = False, list[Encoded]()
     for path in paths:
         left_out.pass_by(path)

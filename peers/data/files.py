@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from peers.console.words import another_path
+from data_shards.manifest import MANIFEST_FILE
+from peers.console.words import another_path, command_name
 from swarm.errors import ConfigError
 
 Kind = Literal["text", "jsonl", "csv", "tsv", "parquet", "arrow"]
@@ -65,7 +66,7 @@ def source_files(path: Path, key: str) -> list[SourceFile]:
         if found:
             return _bounded(found, path, key)
         raise ConfigError(key, pattern, "a pattern that some file matches", another_path(path), why="none does")
-    allowed = "a built shard or UTF-8 text"
+    allowed = f"{_or_shard(key)}UTF-8 text"
     raise ConfigError(key, pattern, allowed, another_path(path), why="there is no such path: no such file")
 
 
@@ -97,14 +98,25 @@ def _file(path: Path, key: str) -> SourceFile:
 
 def _in_directory(path: Path, key: str) -> list[SourceFile]:
     found = _bounded([_file(file, key) for file in _below(path, key)], path, key)
+    if not found and (path / MANIFEST_FILE).is_file():
+        remedy = f"Give the text that it was built from. A trainer reads a shard: {command_name()} join … --data {path}"
+        raise ConfigError(key, str(path), "text", remedy, why="it is a built shard")
     if not found:
-        empty = "it is empty" if not any(path.iterdir()) else "it holds none; a single file may have any name"
-        endings = ", ".join(sorted(KINDS.keys() - CODE))
-        allowed = (
-            f"a built shard, or a directory with files of text ({endings}, source code; also with {', '.join(PACKED)})"
+        empty = (
+            "it is empty"
+            if not any(path.iterdir())
+            else "none of its files has such an ending; a single file may have any name"
         )
+        endings = ", ".join(sorted(KINDS.keys() - CODE))
+        kinds = f"{endings}, source code; also with {', '.join(PACKED)}"
+        allowed = f"{_or_shard(key)}a directory with files of text ({kinds})"
         raise ConfigError(key, str(path), allowed, another_path(path), why=empty)
     return sorted(found, key=lambda file: file.path)
+
+
+def _or_shard(key: str) -> str:
+    """What else a trainer's data may be, for errors."""
+    return "a built shard or " if key == "--data" else ""
 
 
 def _bounded(found: list[SourceFile], path: Path, key: str) -> list[SourceFile]:

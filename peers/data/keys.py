@@ -89,10 +89,9 @@ class KeyCount:
             said.append(f"text of special tokens: {places}: taken as ordinary characters{taken}")
         return said
 
-    @property
-    def words(self) -> str:
-        """For behind what is said of the rest; "" where all was used."""
-        return "".join(f"; {line}" for line in self.lines())
+    def words(self, option: str = "") -> str:
+        """For behind what is said of the rest, as :meth:`lines`; "" where all was used."""
+        return "".join(f"; {line}" for line in self.lines(option))
 
 
 def is_empty(value: Any) -> bool:

@@ -196,7 +196,7 @@ def prepare_run(shape: RunShape, corpus: Corpus, directory: RunDirectory) -> Pre
     def build(out: Path, documents: Sequence[str | Passage]) -> ShardManifest:
         return build_shard(out, documents, tokenizer_json, end)
 
-    corpus = replace(corpus, left_out=corpus.left_out + keys.words)
+    corpus = replace(corpus, left_out=corpus.left_out + keys.words())
     files = {TOKENIZER_FILE: tokenizer_json} | shape.files
     return _written(manifest, split, build, files, corpus, directory)
 
@@ -216,7 +216,7 @@ def _prepare_chats(shape: RunShape, chosen: ChosenModel, corpus: Corpus, directo
     def build(out: Path, documents: Sequence[bytes]) -> ShardManifest:
         return build_encoded(out, map(Documents.of, documents), tokenizer, template)
 
-    corpus = replace(corpus, left_out=left_out.words + keys.words)
+    corpus = replace(corpus, left_out=left_out.words + keys.words())
     return _written(manifest, split, build, {TOKENIZER_FILE: chosen.tokenizer} | shape.files, corpus, directory)
 
 

@@ -110,7 +110,7 @@ def read_corpus(paths: Sequence[Path], key: str = "--text", *, chats: bool = Fal
     left_out.check(paths[-1], some=True)
     files = tuple(paths) if conversations else ()
     name = ", ".join(path.name for path in paths)
-    return Corpus(name, tuple(documents), left_out.words + keys.words, files, allow_bad)
+    return Corpus(name, tuple(documents), left_out.words + keys.words(), files, allow_bad)
 
 
 def _documents(

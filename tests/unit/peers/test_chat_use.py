@@ -236,8 +236,18 @@ def test_eval_of_run_and_exported_model_count_answers_alone(
     place = f"{chats}:5: it has no answer of the assistant to learn from"
     assert last.endswith(
         f"; 1 of 7 records (66 of 1,175 bytes) left out: {place}; "
-        "key id: 1 record: not used; text of special tokens: 1 place: taken as ordinary characters"
+        "key id: 1 record: not used; "
+        "text of special tokens: 1 place: taken as ordinary characters; --special-tokens takes them as tokens"
     )
+    (tmp_path / "told.csv").write_text("said,told\n1,Some words.<|endoftext|>\n")
+    told = ["eval", "--run", str(spoken / "run"), str(tmp_path / "told.csv"), "--field", "told", "--json"]
+    tokens = []
+    for options in ([], ["--special-tokens"]):
+        assert swarm([*told, *options]) == EXIT_OK
+        found = [printed(capsys)]
+        tokens.append((found[0]["tokens"], found[0]["keys"]["special"]))
+    assert [special for _, special in tokens] == [1, 0]
+    assert tokens[1][0] < tokens[0][0], "one token, where there were as many as characters"
 
 
 def test_answers_without_text_have_no_bits_a_byte(

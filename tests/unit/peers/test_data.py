@@ -66,7 +66,7 @@ def test_check_data_a_single_file_may_have_any_name(tmp_path: Path) -> None:
     [
         (None, "no such path"),
         ({}, "It is empty"),
-        ({"picture.png": b"x"}, "It holds none"),
+        ({"picture.png": b"x"}, "None of its files has such an ending"),
         ({"a.txt": b"", "b.txt": b""}, "Every one of them is empty"),
         ({"a.txt": b"caf\xe9"}, "another encoding"),
         ({"shard.json": b"{}"}, "a whole shard"),
@@ -83,6 +83,12 @@ def test_check_data_unusable_is_explained(tmp_path: Path, made: dict[str, bytes]
         check_data(DataGiven(data))
     assert caught.value.key == "--data"
     assert str(data) in str(caught.value.value)
+
+
+def test_shard_is_refused_where_text_is_wanted_and_by_whom_it_is_read_is_said(tmp_path: Path, tokenizer: bytes) -> None:
+    build_shard(tmp_path / "shard", [TEXT], tokenizer)
+    with pytest.raises(ConfigError, match=r"it is a built shard.* join … --data"):
+        source_files(tmp_path / "shard", "--text")
 
 
 def test_check_data_altered_shard_is_refused(tmp_path: Path, tokenizer: bytes) -> None:

@@ -309,6 +309,12 @@ def test_damaged_row_group_costs_itself(tmp_path: Path, texts: list[str]) -> Non
     assert left_out.flaws[0].line == 601
 
 
+def test_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,id,text\na,1,b\n")
+    with pytest.raises(ConfigError, match="it has 2 columns of the name text"):
+        list(blocks_of(source_files(tmp_path / "a.csv", "TEXT")[0], "TEXT"))
+
+
 def test_disk_that_fails_is_no_damage(tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
 
