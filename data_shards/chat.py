@@ -120,7 +120,13 @@ class ChatEncoder:
         said = render(before, False)
         if not whole.startswith(said.rstrip()):
             raise self._rewrites()
-        return len(os.path.commonprefix([asked, render(after, False), whole]))
+        shared = len(os.path.commonprefix([asked, render(after, False), whole]))
+        # What asks may go on as the answer begins: as much of it as the answer has is the answer's.
+        answer, least = after[-1]["content"].strip(), len(said.rstrip())
+        if whole.startswith(answer, shared):
+            return shared
+        own = range(1, min(shared - least, len(answer) - 1) + 1)
+        return shared - next((size for size in own if whole.startswith(answer, shared - size)), 0)
 
     def _unwritten(self, messages: list[Message], variables: dict[str, Any], whole: str) -> set[str]:
         """The keys and roles without which the template writes the same."""

@@ -85,7 +85,8 @@ def build(
             typer.echo("what is done is kept: type the same command again to go on", err=True)
         raise
     facts = describe(out, report.shard)
-    typer.echo(json.dumps(facts | {"keys": asdict(report.keys)}) if as_json else _line(facts))
+    facts |= {"keys": asdict(report.keys), "left_out": report.left_out.facts()} if as_json else {}
+    typer.echo(json.dumps(facts) if as_json else _line(facts))
     _tell_flaws(report)
     for line in report.keys.lines("--special-tokens"):
         typer.echo(line, err=True)

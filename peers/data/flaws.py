@@ -167,6 +167,12 @@ class LeftOut:
         lines = self.lines()
         return "; " + "; ".join(lines) if lines else ""
 
+    def facts(self) -> dict[str, Any]:
+        """Return how many records and bytes are left out, of how many, how many are empty, and what is not read."""
+        total = asdict(self.total)
+        counted = {name: total[name] for name in ("records", "of_records", "size", "of_size", "empty")}
+        return counted | {"first": self.first, "files_not_read": dict(self._others)}
+
     def lines(self) -> list[str]:
         """What is left out, and what is empty, in words."""
         said = []
@@ -192,6 +198,8 @@ def nothing_in(path: Path, key: str, flaw: str = "") -> ConfigError:
         remedy = "Correct the file: the text is read at the key text."
         if option:
             remedy = f"Name the key or column of the text with {option}, or correct the file."
+    elif "the chat template" in flaw:
+        remedy = "Correct the template, or give the one of the model that is trained."
     elif flaw:
         remedy = "Correct the file, or get it again: nothing of it can be used."
     return ConfigError(key, str(path), "a file with text in it", remedy, why=why)

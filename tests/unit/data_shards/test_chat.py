@@ -69,6 +69,14 @@ def test_template_that_ends_what_asks_with_more_than_the_answer_has(document: by
     assert encode(document, thinking, CHAT)[1] == f"fine, thanks.{END}four{END}"
 
 
+def test_answer_that_begins_as_what_asks_for_it_goes_on_is_learnt_whole(document: bytes) -> None:
+    thinking = CHATML.replace("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>")
+    said = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "<thing> sat"}]
+    assert encode(document, thinking, said)[1] == f"<thing> sat{END}"
+    said[1]["content"] = "a"
+    assert encode(document, thinking, said)[1] == f"a{END}"
+
+
 @pytest.mark.parametrize("keys", [("role", "content"), ("from", "value")])
 def test_conversations_of_others_names(document: bytes, keys: tuple[str, str]) -> None:
     said = [("human", "hello there"), ("gpt", "fine, thanks.")]

@@ -138,6 +138,7 @@ def test_patterns_and_directories_stand_for_files(tmp_path: Path, tokenizer: byt
     report = build(tokenizer, tmp_path / "shard", tmp_path / "in")
     assert read(tokenizer, tmp_path / "shard") == ["of b.jsonl", "x = 1\n", "of deep/a.jsonl"]
     assert report.left_out.lines() == ["1 file of other kinds not read (.png 1)"]
+    assert report.left_out.facts()["files_not_read"] == {".png": 1}
     with pytest.raises(ConfigError, match="none does"):
         source_files(tmp_path / "in/*.csv", "TEXT")
 
