@@ -16,6 +16,11 @@ from tests.harness.expect import wait_until
 from tests.harness.rigs.peers import SLOW_IMPORT, START_S, TEXT, Typed, gone
 
 
+def also(*values: Any) -> Any:
+    """A case beside the one that ``make test`` plays: a process of its own takes ten seconds."""
+    return pytest.param(*values, marks=pytest.mark.long)
+
+
 class Command:
     """``swarm quickstart`` with a fake swarm, in a process of its own and a directory of its own."""
 
@@ -91,8 +96,8 @@ def test_quickstart_whole_run_leaves_report_plot_and_a_model_to_sample(tmp_path:
     ("peer", "what", "words"),
     [
         ("stage-1-1", "kill", "was killed by SIGKILL"),
-        ("trainer-0", "raise", "exited with 1: ValueError: a bug in the peer"),
-        ("bootstrap", "leave", "left before the last step was closed"),
+        also("trainer-0", "raise", "exited with 1: ValueError: a bug in the peer"),
+        also("bootstrap", "leave", "left before the last step was closed"),
     ],
 )
 def test_quickstart_peer_failing_is_named_and_everything_stopped(
@@ -135,7 +140,7 @@ def test_quickstart_fork_server_killed_says_what_died_and_what_to_do(tmp_path: P
     assert command.report()["exit_reason"] == "error"
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), also(signal.SIGTERM, 143)])
 def test_quickstart_interrupted_while_training_stops_all_and_says_what_is_kept(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
@@ -147,7 +152,7 @@ def test_quickstart_interrupted_while_training_stops_all_and_says_what_is_kept(
     assert command.report()["steps"] == 1
 
 
-@pytest.mark.parametrize("moment", ["preload", "directory", "shards"])
+@pytest.mark.parametrize("moment", [also("preload"), also("directory"), "shards"])
 def test_quickstart_interrupted_early_stops_all(tmp_path: Path, moment: str) -> None:
     command = Command(tmp_path, preload=SLOW_IMPORT)
     awaited: dict[str, Callable[[], bool]] = {
@@ -197,7 +202,11 @@ def _at_once(directory: Path, moment: str, number: signal.Signals) -> subprocess
 
 @pytest.mark.parametrize(
     ("moment", "number"),
-    [("create_run_directory", signal.SIGINT), ("Progress", signal.SIGTERM), ("prepare_run", signal.SIGINT)],
+    [
+        also("create_run_directory", signal.SIGINT),
+        ("Progress", signal.SIGTERM),
+        also("prepare_run", signal.SIGINT),
+    ],
 )
 def test_quickstart_interrupted_between_two_lines_still_says_what_is_kept(
     tmp_path: Path, moment: str, number: signal.Signals
@@ -210,7 +219,7 @@ def test_quickstart_interrupted_between_two_lines_still_says_what_is_kept(
     assert json.loads((tmp_path / "run" / "report.json").read_text())["exit_reason"] == "interrupted"
 
 
-@pytest.mark.parametrize("moment", ["build_report", "loss_svg", "write_report"])
+@pytest.mark.parametrize("moment", ["build_report", also("loss_svg"), also("write_report")])
 def test_quickstart_interrupted_once_it_is_decided_how_it_ended_reports_that(tmp_path: Path, moment: str) -> None:
     result = _at_once(tmp_path, moment, signal.SIGINT)
     assert result.returncode == 3
