@@ -218,6 +218,8 @@ def test_data_build_verify_and_ls_agree(
     assert run(["data", "build", *arguments, "--json"]) == EXIT_OK
     built = json.loads(capsys.readouterr().out)
     assert built.pop("keys") == {"unused": {}, "refused": {}, "special": 0, "more": 0}
+    left_out = built.pop("left_out")
+    assert (left_out["records"], left_out["size"], left_out["files_not_read"]) == (0, 0, {".png": 1})
     assert run(["data", "verify", str(out), "--json"]) == EXIT_OK
     assert json.loads(capsys.readouterr().out) == built
     assert run(["data", "ls", str(tmp_path), "--json"]) == EXIT_OK
