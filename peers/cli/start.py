@@ -28,15 +28,9 @@ def join(**typed: Any) -> None:
 
     Example: swarm join swarm1:eyJydW4… --role trainer --data texts/
     """
-    from peers.commands.join import join as run_join
-    from peers.commands.join import keep_joined
-    from peers.options.reading import blaming, read_invocation, read_peer_options
+    from peers.commands.start import run, to_join
 
-    invocation = read_invocation("join", typed)
-    options = read_peer_options("join", typed, invocation)
-    run = keep_joined if options.pause_when or options.retry else run_join
-    with blaming(options):
-        raise typer.Exit(run(options, words=invocation.words, json_lines=invocation.json))
+    raise typer.Exit(run(to_join(typed)))
 
 
 @offer("relay", RelayOptions)
@@ -73,15 +67,6 @@ def new(**typed: Any) -> None:
 
     Example: swarm new --preset tiny --steps 100
     """
-    from peers.options.reading import blaming, read_foundation, read_invocation, read_peer_options
-    from peers.presets import refuse_as_file
+    from peers.commands.start import run, to_found
 
-    foundation = read_foundation(typed)
-    if not foundation.resume:
-        refuse_as_file(foundation.file)
-    invocation = read_invocation("new", typed)
-    options = read_peer_options("new", typed, invocation)
-    from peers.commands.new import new as run_new
-
-    with blaming(options):
-        raise typer.Exit(run_new(foundation, options, words=invocation.words, json_lines=invocation.json))
+    raise typer.Exit(run(to_found(typed)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -23,18 +22,18 @@ from peers.doctor.machine import check_before_start
 from peers.exit_codes import EXIT_OK
 from peers.home.last_events import done_again, newest_closing
 from peers.home.places import FROZEN, RUNS
+from peers.local.peer_order import NO_COMPANY, Company
 from peers.options.model import PeerOptions
 from peers.session import Who, echo, know_thyself, live, open_session, silent
 from peers.settings import exact_settings
 from swarm import __version__
 from swarm.clock import SystemClock
-from swarm.errors import ConfigError, SwarmError
+from swarm.errors import ConfigError
 from swarm.membership.status_types import ENDED
 
 if TYPE_CHECKING:
     from peers.home.places import HeldPlace
     from peers.invites.invite import Contacts
-    from peers.local.siblings import Company
     from peers.settings import PeerSettings, Role
     from peers.sharing.choice import Return
     from swarm.security.credentials import Credential
@@ -45,7 +44,7 @@ MAX_KNOWN = 8
 """Addresses of a place's own memory that are tried beside those of the invite."""
 
 
-def join(options: PeerOptions, *, words: bool, json_lines: bool, company: Company | None = None,
+def join(options: PeerOptions, *, words: bool, json_lines: bool, company: Company = NO_COMPANY,
          back: Return | None = None, founder: bool = False) -> int:  # fmt: skip
     """Run one peer until its run is over or it has left; returns its exit code, 0 at once where the run has ended on
     this machine before. Blocking.
@@ -98,9 +97,8 @@ def join(options: PeerOptions, *, words: bool, json_lines: bool, company: Compan
         say("contact", f"dialling {', '.join(contacts.addresses)}")
         peer = _peer_settings(place, who, contacts, options, role)
         place.trains_on(data)
-        given_by_us = {} if company is None else dataclasses.asdict(company)
         said = {"verbose": words, "json_lines": json_lines, "back": back}
-        return live(place, peer.model_copy(update={**said, **given_by_us}))
+        return live(place, peer.model_copy(update={**said, **dataclasses.asdict(company)}))
 
 
 def keep_joined(options: PeerOptions, *, words: bool, json_lines: bool) -> int:
@@ -216,22 +214,3 @@ def _checked_role(contacts: Contacts, role: Literal["stage", "trainer"]) -> Lite
 
 def _title(role: str) -> str:
     return {"bootstrap": "its founder", "stage": "a stage host"}.get(role, f"a {role}")
-
-
-def main() -> int:
-    """Run a peer that a ``swarm join`` starts in another process, as it is told on the standard input."""
-    from peers.console.words import report_error
-    from peers.exit_codes import exit_code_of
-    from peers.local.siblings import ordered
-
-    order = ordered(sys.stdin.read())
-    try:
-        return join(order.options, words=order.words, json_lines=order.json_lines, company=order.company,
-                    back=order.back)  # fmt: skip
-    except SwarmError as error:
-        report_error(error)
-        return exit_code_of(error)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -20,10 +20,10 @@ logger = logging.getLogger(__name__)
 
 class EventNarration:
     """The sink of one peer's events, and, where they are words, of what is logged until the last of them. A founder's
-    invite is added once its run and its addresses are known."""
+    invite is added once its run and its addresses are known, also when it came back."""
 
     def __init__(self, settings: PeerSettings, sink: EventSink, clock: Clock, *, peer: str) -> None:
-        self._founds = settings.role == "bootstrap" and not settings.returns
+        self._invites = settings.role == "bootstrap"
         self._run: RunFound | None = None
         self._addresses: tuple[str, ...] = ()
         self._log: LogLines | None = None
@@ -32,7 +32,7 @@ class EventNarration:
             self._sink: EventSink = EventLines(sink, ConsolePrinter(), clock, peer=peer)
         elif settings.verbose:
             voice = ConsolePrinter()
-            self._sink = EventPrinter(sink, voice, clock, founder=self._founds)
+            self._sink = EventPrinter(sink, voice, clock, founder=self._invites and not settings.returns)
             self._log = LogLines(voice)
             self._log.open()
         else:
@@ -43,7 +43,7 @@ class EventNarration:
         if isinstance(event, PeerStopped) and self._log is not None:
             self._log.close()
         self._sink.emit(event)
-        if not self._founds:
+        if not self._invites:
             return
         match event:
             case RunFound():
@@ -61,7 +61,7 @@ class EventNarration:
         except ConfigError:
             # None of its addresses can be dialled: what it listens on has been told.
             return
-        self._founds = False
+        self._invites = False
         if self._file is not None:
             try:
                 write_invite(self._file, invite.text())

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import re
 import signal
 import subprocess
@@ -19,9 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
-from typing import IO, Any
-
-from pydantic import TypeAdapter
+from typing import IO
 
 from peers.commands.preflight import check_listen
 from peers.console.interrupt import SIGNALS
@@ -29,6 +26,7 @@ from peers.exit_codes import EXIT_OK
 from peers.home.identity import create_identity
 from peers.home.places import look_at_place
 from peers.local.launcher import launched
+from peers.local.peer_order import PEER_COMMAND, Company, PeerOrder, order_for
 from peers.options.model import PeerOptions
 from peers.sharing.choice import MIN_RATE, Return, read_rate
 from swarm.consensus.machines import tail
@@ -46,18 +44,6 @@ class Sibling:
 
     label: str
     options: PeerOptions
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Company:
-    """What one of them knows of the others: ``beside`` are the ends of their ids, ``host_bytes`` is its own share of
-    the machine's memory."""
-
-    beside: tuple[str, ...] = ()
-    host_bytes: int | None = None
-
-
-_OPTIONS, _COMPANY, _BACK = TypeAdapter(PeerOptions), TypeAdapter(Company), TypeAdapter(Return | None)
 
 
 def siblings_of(options: PeerOptions) -> list[Sibling]:
@@ -159,7 +145,7 @@ def _run_each(siblings: Sequence[Sibling], home: Path, back: Return | None, *, w
         try:
             for one, peer in zip(siblings, peers, strict=True):
                 company = Company(beside=tuple(tail(other) for other in peers if other != peer), host_bytes=share)
-                order = JoinOrder(options=one.options, company=company, back=back, words=words, json_lines=json_lines)
+                order = PeerOrder(options=one.options, company=company, back=back, words=words, json_lines=json_lines)
                 process = _start(order)
                 started.append(process)
                 for source, sink, label in (
@@ -212,9 +198,9 @@ def _handed_on(started: Sequence[subprocess.Popen[str]]) -> Iterator[Callable[[]
             signal.signal(number, handler)
 
 
-def _start(order: JoinOrder) -> subprocess.Popen[str]:
+def _start(order: PeerOrder) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        launched([sys.executable, "-m", "peers.commands.join"]),
+        launched(PEER_COMMAND),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -234,37 +220,3 @@ def _repeat(source: IO[str], sink: IO[str], label: str, lock: threading.Lock) ->
         for line in source:
             with lock, contextlib.suppress(OSError, ValueError):
                 print(f"{label + ' ' if label else ''}{line.rstrip()}", file=sink, flush=True)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class JoinOrder:
-    """What the process of a peer is told on its standard input: the options of its join, the others of its machine,
-    who starts it again, whether it shows words, and whether events."""
-
-    options: PeerOptions
-    company: Company = Company()
-    back: Return | None = None
-    words: bool
-    json_lines: bool
-
-
-def order_for(order: JoinOrder) -> str:
-    """Return an order as text; see :func:`ordered`."""
-    plain = _OPTIONS.dump_python(dataclasses.replace(order.options, origins={}), mode="json")
-    back = None if order.back is None else dataclasses.asdict(order.back)
-    return json.dumps(
-        {"options": plain, "company": dataclasses.asdict(order.company), "back": back, "words": order.words,
-         "json_lines": order.json_lines}
-    )  # fmt: skip
-
-
-def ordered(text: str) -> JoinOrder:
-    """Return what :func:`order_for` wrote."""
-    order: dict[str, Any] = json.loads(text)
-    return JoinOrder(
-        options=_OPTIONS.validate_python(order["options"], strict=False),
-        company=_COMPANY.validate_python(order["company"], strict=False),
-        back=_BACK.validate_python(order["back"], strict=False),
-        words=order["words"],
-        json_lines=order["json_lines"],
-    )

@@ -12,7 +12,6 @@ import contextlib
 import os
 import random
 import signal
-import sys
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 from peers.console.interrupt import SIGNALS
 from peers.exit_codes import EXIT_DRAINED, EXIT_OK, EXIT_PAUSED, worth_a_retry
 from peers.local.launcher import launched
-from peers.local.siblings import JoinOrder, order_for
+from peers.local.peer_order import PEER_COMMAND, PeerOrder, order_for
 from peers.options.model import PeerOptions
 from peers.sharing.choice import Return
 from peers.sharing.conditions import LOOK_S, STAY_S, PauseConditions, Steadily, quiet_s
@@ -119,9 +118,9 @@ class PeerProcess:
 
     async def run(self, back: Return) -> int:
         """Start the peer and return its exit code, as a shell has it. Cancelled, it kills the peer."""
-        order = JoinOrder(options=self.options, back=back, words=self.words, json_lines=self.json_lines)
+        order = PeerOrder(options=self.options, back=back, words=self.words, json_lines=self.json_lines)
         process = self._process = await asyncio.create_subprocess_exec(
-            *launched([sys.executable, "-m", "peers.commands.join"]),
+            *launched(PEER_COMMAND),
             stdin=asyncio.subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is ours to hand on
         )

@@ -301,10 +301,12 @@ def _settings(role: str, **more: Any) -> PeerSettings:
     return exact_settings(home="h", role=role, **needed, **more)
 
 
+@pytest.mark.parametrize("came_back", [False, True])
 @pytest.mark.parametrize("order", [(FOUND, STARTED), (STARTED, FOUND)])
-def test_narration_founder_invites_once_it_can_be_reached(order: tuple[Event, ...]) -> None:
+def test_narration_founder_invites_once_it_can_be_reached(order: tuple[Event, ...], came_back: bool) -> None:
     heard = Heard()
-    narration = EventNarration(_settings("bootstrap"), heard, FakeClock(), peer=PEER)
+    again = {"returns": True, "bootstrap": (ADDRESS,)} if came_back else {}
+    narration = EventNarration(_settings("bootstrap", **again), heard, FakeClock(), peer=PEER)
     for event in (*order, *order):
         narration.emit(event)
     invited = [event for event in heard.events if isinstance(event, Invited)]

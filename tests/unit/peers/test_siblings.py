@@ -12,7 +12,9 @@ import pytest
 
 from peers.home.places import take_place
 from peers.local import siblings
-from peers.local.siblings import Company, JoinOrder, join_each, ordered, siblings_of
+from peers.local.peer_order import Company, PeerOrder, order_for, ordered
+from peers.local.siblings import join_each, siblings_of
+from peers.options.foundation import Foundation
 from peers.options.model import PeerOptions
 from peers.sharing.choice import Return, read_rate
 from swarm.clock import SystemClock
@@ -132,7 +134,9 @@ def test_options_reach_the_other_process_as_they_are() -> None:
     company = Company(beside=("abc",), host_bytes=7)
     back = Return(keeper=7, reason="battery", seconds=1.5)
     for order in (
-        JoinOrder(options=options, company=company, words=False, json_lines=True),
-        JoinOrder(options=options, back=back, words=True, json_lines=False),
+        PeerOrder(options=options, company=company, words=False, json_lines=True),
+        PeerOrder(
+            options=options, back=back, foundation=Foundation(preset="tiny", stages=2), words=True, json_lines=False
+        ),
     ):
-        assert ordered(siblings.order_for(order)) == order
+        assert ordered(order_for(order)) == order
