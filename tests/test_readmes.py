@@ -30,6 +30,7 @@ LINKING = [
     ROOT / "CONTRIBUTING.md",
     *PAGES,
     *sorted((ROOT / "docker").rglob("README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
     ROOT / "tests" / "README.md",
 ]
 

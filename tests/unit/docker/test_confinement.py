@@ -15,12 +15,14 @@ from peers.chaos.nemesis import BOUNDED
 from tests.harness.sources import ROOT
 
 COMPOSE = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())
+GPUS = yaml.safe_load((ROOT / "docker" / "gpus.yaml").read_text())
+SERVICES = {**COMPOSE["services"], **{f"gpus {name}": one for name, one in GPUS["services"].items()}}
 MAY = {"router": ["NET_ADMIN"], "lan-host": ["NET_ADMIN"]}
 
 
-@pytest.mark.parametrize("name", sorted(COMPOSE["services"]))
+@pytest.mark.parametrize("name", sorted(SERVICES))
 def test_service_is_read_only_bounded_and_without_privileges(name: str) -> None:
-    service: dict[str, Any] = COMPOSE["services"][name]
+    service: dict[str, Any] = SERVICES[name]
     assert service["read_only"] is True
     assert service["mem_limit"] == service["memswap_limit"], "no more by way of the swap"
     assert 0 < service["pids_limit"] <= 1024
