@@ -58,11 +58,12 @@ sizes() {
 }
 
 build() {
-  local base=$1 version=$2 tags=("${@:3}")
+  local base=$1 version=$2 tags=("${@:3}") made_from
+  made_from=$(commit)
   docker/build.sh --network none --file docker/Dockerfile "${tags[@]/#/--tag=}" \
-    --build-arg "BASE_IMAGE=$base" --build-arg "VARIANT=$variant" \
+    --build-arg "BASE_IMAGE=$base" --build-arg "VARIANT=$variant" --build-arg "SOURCE_COMMIT=$made_from" \
     --label "org.opencontainers.image.title=swarm-trainer" --label "org.opencontainers.image.licenses=Apache-2.0" \
-    --label "org.opencontainers.image.version=$version" --label "org.opencontainers.image.revision=$(commit)" \
+    --label "org.opencontainers.image.version=$version" --label "org.opencontainers.image.revision=$made_from" \
     ${test_id:+--build-arg "TEST=$test_id" --label "swarm.test=$test_id"} . >/dev/null
 }
 

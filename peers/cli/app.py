@@ -206,7 +206,10 @@ def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
-        typer.echo(f"swarm {__version__}")
+        from peers.version import commit
+
+        made_from = commit()
+        typer.echo(f"swarm {__version__}{f' (commit {made_from})' if made_from else ''}")
         raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

@@ -29,6 +29,7 @@ def test_image_runs_as_nobody_special_and_says_what_it_was_made_from(image: str)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     revision = docker("inspect", "-f", '{{index .Config.Labels "org.opencontainers.image.revision"}}', image)
     assert revision.removesuffix("-changed") == commit.strip()
+    assert f"(commit {revision})" in said
 
 
 def test_image_holds_this_checkout(image: str) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from peers.version import commit_of_checkout
+from swarm import __version__
 from tests.harness.by_hand import some_text
 from tests.harness.sources import PACKAGES, ROOT
 
@@ -36,6 +38,11 @@ def test_wheel_has_our_packages_alone_and_trains_where_there_is_no_checkout(tmp_
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(installed)
     assert {path.name for path in installed.iterdir() if path.suffix != ".dist-info"} == set(PACKAGES)
+    (entries,) = installed.glob("*.dist-info/entry_points.txt")
+    assert "swarm = peers.cli:main" in entries.read_text(), "what pipx puts on the path"
+    commit = commit_of_checkout(ROOT)
+    said = run(installed, tmp_path, "-m", "peers.cli", "--version")
+    assert said == f"swarm {__version__}{f' (commit {commit})' if commit else ''}\n"
     where = run(installed, tmp_path, "-c", "import peers, swarm; print(peers.__file__, swarm.__file__)").split()
     assert where == [str(installed / package / "__init__.py") for package in ("peers", "swarm")]
 
