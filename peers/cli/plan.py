@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from peers.cli.options import AsJson
+from swarm.errors import ConfigError
 
 
 def plan(
@@ -29,6 +31,12 @@ def plan(
     memory_gib: Annotated[
         str | None,
         typer.Option("--memory-gib", metavar="N", help="With --swarm: what each member has.  [default: 16]"),
+    ] = None,
+    table: Annotated[
+        str | None,
+        typer.Option(
+            "--table", metavar="FILE", help="Plan the models, machines and links of this file, a row for each."
+        ),
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show each formula with its numbers, too.")] = False,
     as_json: AsJson = False,
@@ -53,10 +61,21 @@ def plan(
 
     Example: swarm plan medium --peers peers.toml --explain
 
+    With --table FILE (docs/plans.toml is one) it prints a table in Markdown: tokens a second, hours and cost of each
+    model on each kind and number of machines and links, beside what was measured.
+
     Example: swarm plan --swarm swarm1:eyJydW4…
     """  # fmt: skip
-    from peers.commands.plan import make_plan
+    from peers.commands.plan import make_plan, make_table
 
+    if table is not None:
+        if any(one is not None for one in (model, peers, swarm, memory_gib)) or explain:
+            raise ConfigError(
+                "--table", table, "nothing beside it but --json", "Leave the others out: the file says it."
+            )
+        made = make_table(Path(table))
+        print(json.dumps(made.document()) if as_json else "\n".join(made.lines()), flush=True)
+        return
     report = make_plan(model, peers, swarm, memory_gib)
     if as_json:
         print(json.dumps(report.document()), flush=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from peers.console.words import another_path, command_name
 from peers.founding_files import load_foundation, pending
@@ -12,9 +13,10 @@ from peers.options.foundation import Foundation
 from peers.plan.peers_file import EXAMPLE, read_peers
 from peers.plan.report import PlanReport
 from peers.plan.sizing import nothing_fits
+from peers.plan.table import ModelEntry, PlanTable, plan_table, read_table
 from peers.plan.work import workload_of
 from peers.presets import load_preset, preset_names
-from peers.profiles import with_profile
+from peers.profiles import keys_of, with_profile
 from swarm.config import Manifest, parse_manifest
 from swarm.errors import ConfigError
 from swarm.models.registry import family_of
@@ -86,6 +88,26 @@ def _gib(typed: str | None) -> float:
     if not 0 < value < 1e6:
         raise ConfigError("--memory-gib", typed, "GiB of each member's memory", "Correct it, or leave it out.")
     return value * GIB
+
+
+def make_table(file: Path, measured: Sequence[Mapping[str, Any]] = ()) -> PlanTable:
+    """Return the table that a file asks for, and what was ``measured`` of its rows. Blocking: up to some seconds for
+    each row. Raises ConfigError for what the file says and may not."""
+    return plan_table(read_table(file, measured), _manifest_of, file)
+
+
+def _manifest_of(model: ModelEntry, profile: str) -> Manifest:
+    document = (
+        load_preset(model.run) if model.run in preset_names() else load_foundation(Foundation(file=Path(model.run)))
+    )
+    merged = _merged(document, model.manifest | {"speed": {"profile": profile}})
+    return parse_manifest(pending(with_profile(merged, tuple(keys_of(model.manifest)))), f"the model {model.name}")
+
+
+def _merged(document: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    both = {key: _merged(document[key], value) if isinstance(value, Mapping) and isinstance(document.get(key), Mapping)
+            else value for key, value in values.items()}  # fmt: skip
+    return {**document, **both}
 
 
 def manifest_named(given: str) -> Manifest:
