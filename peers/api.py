@@ -219,8 +219,8 @@ class Peer:
         return self._run
 
     def on_step(self, callback: Callable[[Step], object]) -> None:
-        """Call back with each step that is decided from now on, on the thread that waits. What the callback raises ends
-        the waiting."""
+        """Call back with each step that nobody has waited for yet, on the thread that waits. What the callback raises
+        ends the waiting."""
         self._callbacks.append(callback)
 
     def wait(self, step: int | None = None) -> None:
@@ -300,8 +300,8 @@ class Peer:
             orders.write(order_for(replace(order, words=False, json_lines=True)))
         with process.stdout as lines:
             for line in lines:
-                with contextlib.suppress(ValueError):  # a library of the peer's may print, too
-                    self._hear(json.loads(line))
+                if (event := _event(line)) is not None:
+                    self._hear(event)
         words.join()
         code = process.wait()
         return 128 - code if code < 0 and -code not in self._sent else max(code, 0)
@@ -346,6 +346,15 @@ class Peer:
             self._sent.add(number)
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
+
+
+def _event(line: str) -> Mapping[str, Any] | None:
+    """Return the event that a line is; None for what a library of the peer's prints."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and "kind" in event else None
 
 
 def _offered(command: str, given: Mapping[str, object]) -> dict[str, object]:

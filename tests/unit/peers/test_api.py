@@ -26,7 +26,7 @@ if '"foundation": null' not in order:
     say("Invited", invite="swarm1:theirs")
 for step in (1, 2, 2, 3):
     say("StepClosed", step=step, record=f"r{step}", microbatches=step != 3, loss=1.5, tokens=8, seconds=0.5)
-print("no event")
+print("no event", 3, {}, sep="\\n")
 print("what went wrong", file=sys.stderr)
 if len(sys.argv) > 2:
     sys.exit(int(sys.argv[2]))
