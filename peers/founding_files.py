@@ -76,7 +76,8 @@ def load_foundation(foundation: Foundation) -> dict[str, Any]:
         if foundation.lora_rank is not None and foundation.file is None:
             document["optimizer"] = document.get("optimizer", {}) | {"lr": ADAPTER_LR, "weight_decay": 0.0}
     if foundation.lora_rank is None and "lora" not in document.get("model", {}):
-        beside = (foundation.lora_alpha, foundation.lora_base, foundation.lora_targets or None)
+        others = ("lora_alpha", "lora_base", "lora_dropout", "lora_targets")
+        beside = [getattr(foundation, name) or None for name in others]
         if any(one is not None for one in beside):
             remedy = "Add --lora-rank 16 to train adapters, or leave the other options of LoRA out."
             raise ConfigError("--lora-rank", None, "a rank, beside other options of LoRA", remedy)

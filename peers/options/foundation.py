@@ -77,6 +77,13 @@ class Foundation:
             help="Give adapters to linear modules of this name, as q_proj; repeat for more.",
         ),
     ] = ()  # fmt: skip
+    lora_dropout: Annotated[
+        float | None,
+        Option(
+            metavar="X", of=_NEW, manifest="model.lora.dropout", default="0",
+            help="Hide this fraction of what goes into an adapter from it, in training.",
+        ),
+    ] = None  # fmt: skip
     lora_base: Annotated[
         str | None,
         Option(

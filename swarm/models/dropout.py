@@ -7,7 +7,10 @@ integer operations that are exact everywhere.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import threading
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -17,6 +20,24 @@ from swarm.ids import MicrobatchId
 
 _MASK = 0xFFFFFFFF
 _MAX_ELEMENTS = 1 << 32
+_now = threading.local()
+
+
+@contextlib.contextmanager
+def dropping(seed: int | None) -> Iterator[None]:
+    """Have what this thread computes drop by this seed, in modules that are not handed one; None: drop nothing."""
+    before = seed_of_drops()
+    _now.seed = seed
+    try:
+        yield
+    finally:
+        _now.seed = before
+
+
+def seed_of_drops() -> int | None:
+    """Return the seed that :func:`dropping` set for this thread; None where nothing is dropped."""
+    found: int | None = getattr(_now, "seed", None)
+    return found
 
 
 def dropout_seed(seed: int, microbatch: MicrobatchId) -> int:
@@ -28,10 +49,11 @@ def dropout_seed(seed: int, microbatch: MicrobatchId) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
-def dropout(x: Tensor, probability: float, *, seed: int | None, layer: int, place: int) -> Tensor:
+def dropout(x: Tensor, probability: float, *, seed: int | None, layer: int | str, place: int = 0) -> Tensor:
     """``x`` with each element zeroed with ``probability`` and the rest scaled up; ``x`` itself without a seed.
 
-    ``place`` tells several drops of one layer apart. Costs about ten integer passes over ``x``.
+    ``layer`` is a number, or the path of a module in the whole model. ``place`` tells several drops of one layer apart.
+    Costs about ten integer passes over ``x``.
     """
     if seed is None or probability == 0.0:
         return x
@@ -49,7 +71,7 @@ def keep_mask(shape: torch.Size, probability: float, *, key: int, device: torch.
     return (mixed >= int(probability * (_MASK + 1))).view(shape)
 
 
-def _key(seed: int, layer: int, place: int) -> int:
+def _key(seed: int, layer: int | str, place: int) -> int:
     digest = hashlib.sha256(f"{seed}/{layer}/{place}".encode()).digest()
     return int.from_bytes(digest[:8], "little")
 

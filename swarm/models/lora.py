@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from swarm.errors import BugError, StateError
 from swarm.models.deferred import recorded_linear
+from swarm.models.dropout import dropout, dropping, seed_of_drops
 from swarm.models.family import ModelFamily, PartCost, PartModule
 from swarm.models.layout import FlatLayout, install_tensors, state_of
 from swarm.models.lora_config import BaseDType, LoraConfig
@@ -87,9 +88,11 @@ class LoraFamily(ModelFamily):
             stored = kinds[path + ".weight"]
             apart = stored == "nf4" or (stored == "bfloat16" and module.weight.dtype == torch.float32)
             if self.lora.chooses(path):
-                _adapt(module, self.lora)
+                _adapt(module, self.lora, path)
             if apart:
                 _store_apart(module)
+        if self.lora.dropout:
+            _heed_seed(part)
         return part
 
     def dense(self, spec: PartSpec) -> PartModule:
@@ -190,8 +193,20 @@ def _drawn(seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
 # The module stays what it is, so that whatever looks at it finds it; only what it computes is another.
 
 
-def _adapt(module: Any, lora: LoraConfig) -> None:
-    """Give a linear module an adapter, on the meta device."""
+def _heed_seed(part: Any) -> None:
+    """Have the adapters of a part drop by the seed that its forward is given: its layers do not hand it on."""
+    plain = part.forward
+
+    def forward(x: Tensor, seed: int | None = None) -> Tensor:
+        with dropping(seed):
+            answer: Tensor = plain(x, seed)
+        return answer
+
+    part.forward = forward
+
+
+def _adapt(module: Any, lora: LoraConfig, path: str) -> None:
+    """Give a linear module an adapter, on the meta device. ``path`` is the module's in the whole model."""
     rows, columns = module.weight.shape[::-1] if stands_upright(module) else module.weight.shape
     kind = module.weight.dtype
     module.lora_a = nn.Parameter(torch.empty((lora.rank, columns), dtype=kind, device="meta"))
@@ -199,7 +214,8 @@ def _adapt(module: Any, lora: LoraConfig) -> None:
     module.plain = partial(type(module).forward, module)
 
     def forward(x: Tensor) -> Tensor:
-        change = recorded_linear(recorded_linear(x, module.lora_a), module.lora_b)
+        seen = dropout(x, lora.dropout, seed=seed_of_drops(), layer=path)
+        change = recorded_linear(recorded_linear(seen, module.lora_a), module.lora_b)
         answer: Tensor = module.plain(x) + change * lora.scale
         return answer
 

@@ -21,11 +21,14 @@ class LoraConfig(Section):
     of them. ``base`` is what the frozen weights are stored in: with ``nf4`` (Dettmers et al., arXiv 2305.14314, §3) the
     matrices of the layers take 4.25 bits a weight, all other tables are bfloat16. ``digests`` are the stored bytes of
     each part's frozen weights, which its founder fills in: they never change, so whoever has them needs no others.
+    ``dropout`` is the fraction of x that A does not see in training; it is left out of what is written where it is 0,
+    so that manifests without it keep their id.
     """
 
     rank: Annotated[int, Field(ge=1, le=4096)] = 16
     alpha: Annotated[float, Field(gt=0, le=65536)] = 32.0
     targets: Annotated[tuple[TargetField, ...], Field(max_length=4096)] = ()
+    dropout: Annotated[float, Field(ge=0, lt=1, exclude_if=lambda value: value == 0.0)] = 0.0
     base: BaseDType = "bfloat16"
     digests: Annotated[Mapping[PartField, DigestField], Field(max_length=1024, exclude_if=lambda value: not value)] = {}
 

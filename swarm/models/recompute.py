@@ -12,6 +12,7 @@ Shapes: B microbatch, T sequence, D width.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from swarm.models.dropout import dropping, seed_of_drops
 from swarm.models.packing import packed, packed_positions
 
 Compute = Callable[[Tensor], Tensor]
@@ -34,13 +36,14 @@ def recomputed(layer: nn.Module, compute: Compute, hidden: Tensor) -> Tensor:
 
 
 class _AsItWas:
-    """The tensors that a layer has and how rows are packed when this is made. While it is entered they are so again, in
-    the thread that entered: weights may have been installed since, and backward has a thread of its own on a GPU."""
+    """The tensors that a layer has, how rows are packed and what is dropped when this is made. While it is entered they
+    are so again, in the thread that entered: weights may have been installed since, and backward has a thread of
+    its own on a GPU."""
 
     def __init__(self, layer: nn.Module) -> None:
         tables = [table for module in layer.modules() for table in (module._parameters, module._buffers)]
         self._tensors: list[tuple[dict[str, Any], dict[str, Any]]] = [(table, dict(table)) for table in tables if table]
-        self._positions = packed_positions()
+        self._positions, self._seed = packed_positions(), seed_of_drops()
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -49,13 +52,14 @@ class _AsItWas:
 
     def __enter__(self) -> None:
         self._now = [(table, dict(table)) for table, _ in self._tensors]
-        self._packed = packed(self._positions)
-        self._packed.__enter__()
+        self._inside = contextlib.ExitStack()
+        self._inside.enter_context(packed(self._positions))
+        self._inside.enter_context(dropping(self._seed))
         self._put(self._tensors)
 
     def __exit__(self, *_: object) -> None:
         self._put(self._now)
-        self._packed.__exit__(None, None, None)
+        self._inside.close()
 
     @staticmethod
     def _put(tensors: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:

@@ -110,7 +110,8 @@ async def test_replicas_that_compute_activations_again_give_the_digests_of_those
         root = tmp_path / choice
         root.mkdir()
         sites = {"host-0": {"activation_checkpointing": choice}}
-        shape: dict[str, Any] = {"run": {"reproducible": True}, "model": {"dropout": 0.1}}
+        adapters = {"rank": 4, "dropout": 0.2}
+        shape: dict[str, Any] = {"run": {"reproducible": True}, "model": {"dropout": 0.1, "lora": adapters}}
         swarm = LocalSwarm(root, hosts=2, split={"stages": 1}, batch={"packing": "documents"}, sites=sites, **shape)
         await swarm.run()
         assert not swarm.events(DigestMismatch)

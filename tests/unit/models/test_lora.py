@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,45 @@ def test_adapters_begin_by_changing_nothing_and_alike_in_every_cut(name: str) ->
         for key, tensor in part.items():
             assert torch.equal(tensor, whole[key])
             assert bool(tensor.any()) == key.endswith("lora_a")
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+def test_dropout_of_adapters_follows_from_the_seed_alone_however_it_is_computed(name: str) -> None:
+    adapted = family(with_lora(name, dropout=0.3))
+    first, second, _ = adapted.parts(SPLIT)
+    x = torch.randn(adapted.boundary(2, 8).shape, generator=torch.Generator().manual_seed(2))
+
+    def trained(parts: Sequence[PartSpec], seed: int | None, *, keeps: bool = True, defers: bool = False) -> Any:
+        hidden, graphs = x, []
+        for spec in parts:
+            part = installed(adapted, spec, drawn[spec])
+            part.activation_checkpointing = not keeps
+            hidden, graph = run_forward(part, hidden, seed=seed, graph=True, defers=defers)
+            graphs.append(graph)
+        back, gradients = hidden * 0.1, dict[str, torch.Tensor]()
+        for graph in reversed(graphs):
+            back, found = run_backward(graph, back)
+            gradients |= found
+        return hidden, back, gradients
+
+    whole = replace(first, last_layer=adapted.layers)
+    every = adapters_for(adapted, whole)
+    drawn = {spec: {name: every[name] for name in state_of(adapted.build(spec))} for spec in (first, second, whole)}
+    wanted = trained((first, second), 7)
+    others = [
+        trained((first, second), 7, keeps=False),
+        trained((first, second), 7, defers=True),
+        trained((whole,), 7, keeps=False),
+    ]
+    for other in others:
+        assert torch.equal(other[0], wanted[0])
+        assert torch.equal(other[1], wanted[1])
+        assert other[2].keys() == wanted[2].keys()
+        assert all(torch.equal(gradient, wanted[2][name]) for name, gradient in other[2].items())
+    assert not torch.equal(trained((first, second), 8)[0], wanted[0])
+    undropped = trained((first, second), None)[0]
+    adapted = family(with_lora(name))
+    assert torch.equal(trained((first, second), 7)[0], undropped)
 
 
 def test_frozen_weights_are_smaller_by_what_they_are_stored_in() -> None:
