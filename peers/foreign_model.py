@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from peers.console.words import another_path
-from peers.data.tokenizer_files import CameWith, came_with, read_bounded, read_encoding, special_tokens
+from peers.data.tokenizer_files import CameWith, came_with, read_encoding, special_tokens
 from peers.home.places import FROZEN
 from swarm.config import MAX_TEMPLATE
 from swarm.errors import ConfigError
@@ -29,7 +29,7 @@ from swarm.models.registry import AnyModel
 from swarm.models.spec import DType, SplitConfig
 from swarm.parsing import parse_json
 from swarm.pipeline.batch import Packing
-from swarm.schema import MAX_FILES_BYTES, MODEL_FILE
+from swarm.schema import MODEL_FILE
 from swarm.state.frozen import FrozenStore, ModelFiles
 
 if TYPE_CHECKING:
@@ -149,34 +149,6 @@ def _table(**said: Any) -> HfConfig:
         first = error.errors(include_url=False, include_input=False)[0]
         key = str(first["loc"][0])
         raise ConfigError(f"--{key}", said.get(key), first["msg"].lower(), "Correct it, or leave it out.") from None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChosenModel:
-    """A model for a run: its ``[model]``, the directory whose weights it begins with, its tokenizer's JSON, what else
-    ``[tokenizer]`` says (:meth:`ForeignModel.spoken`), and the files that come back with an export."""
-
-    config: HfConfig
-    files: Path | None
-    tokenizer: bytes
-    spoken: dict[str, Any]
-    came_with: CameWith = CameWith({}, ())
-
-
-def choose_model(given: str, *, scratch: bool, context: int | None, packing: Packing = "stream") -> ChosenModel:
-    """Return the model that a person names, once it was tried that it gives the same bits cut as whole, in rows that
-    are packed like this: some seconds.
-
-    Raises ConfigError as :func:`find_model` and :meth:`ForeignModel.tried`, and where it has no tokenizer.json.
-    """
-    found = find_model(given)
-    if found.tokenizer is None:
-        raise ConfigError(OPTION, given, "a directory with a tokenizer.json", without_tokenizer(found.directory))
-    config = found.tried(scratch=scratch, context=context, packing=packing)
-    files = None if scratch else found.directory.absolute()
-    tokenizer = read_bounded(found.tokenizer, OPTION, "a model with a readable tokenizer.json", MAX_FILES_BYTES)
-    spoken, came = found.came_with(tokenizer, {})
-    return ChosenModel(config=config, files=files, tokenizer=tokenizer, spoken=spoken, came_with=came)
 
 
 def without_tokenizer(directory: Path) -> str:

@@ -15,7 +15,7 @@ from peers.checkpoints.resume import Resumable, find_resumable
 from peers.commands.comeback import check_gone
 from peers.console.words import another_path, command_name
 from peers.data.source import check_tokenizer
-from peers.data.text import built_in_corpus, read_corpus, sample_texts
+from peers.data.text import Corpus, built_in_corpus, read_corpus, sample_texts
 from peers.data.tokenizer_files import CameWith, read_bounded
 from peers.foreign_model import ADAPTER_LR, ForeignModel, check_founding, check_parts, find_model, without_tokenizer
 from peers.home.places import home_directory
@@ -32,6 +32,7 @@ from swarm.parsing import parse_toml
 from swarm.schema import MAX_FILES_BYTES, TOKENIZER_FILE
 from swarm.state.checkpoints.files import step_called
 
+FOR_ADAPTERS = {"lr": ADAPTER_LR, "weight_decay": 0.0}
 FOR_FOREIGN = "finetune"
 """The preset for a model that is named alone; with a file of one's own it has what that leaves open."""
 _WITH_RESUME = ("file", "resume")
@@ -66,22 +67,21 @@ def load_foundation(foundation: Foundation) -> dict[str, Any]:
         remedy = f"For instance: swarm new --preset {preset_names()[0]}. There are {', '.join(preset_names())}."
         given = None if foundation.file is None else str(foundation.file)
         raise ConfigError("RUN.toml", given, "either a RUN.toml or --preset", remedy)
-    if foundation.file is not None:
-        document = _read_toml(foundation.file)
-    else:
-        document = load_preset(foundation.preset or FOR_FOREIGN)
+    read = {} if foundation.file is None else _read_toml(foundation.file)
+    document = dict(read) if foundation.file is not None else load_preset(foundation.preset or FOR_FOREIGN)
+    adapters = {key: value for key, value in _section(document, "model").items() if key == "lora"}
     if foreign is not None:
-        document["model"] = _table(foreign, foundation)
+        document["model"] = _table(foreign, foundation) | adapters
         document = _with_fitting_rates(document, foundation)
-        if foundation.lora_rank is not None and foundation.file is None:
-            document["optimizer"] = document.get("optimizer", {}) | {"lr": ADAPTER_LR, "weight_decay": 0.0}
-    if foundation.lora_rank is None and "lora" not in document.get("model", {}):
+    if foundation.lora_rank is not None or adapters:
+        document = _with_rates_of_adapters(document, _section(read, "optimizer"))
+    if foundation.lora_rank is None and not adapters:
         others = ("lora_alpha", "lora_base", "lora_dropout", "lora_targets")
         beside = [getattr(foundation, name) or None for name in others]
         if any(one is not None for one in beside):
             remedy = "Add --lora-rank 16 to train adapters, or leave the other options of LoRA out."
             raise ConfigError("--lora-rank", None, "a rank, beside other options of LoRA", remedy)
-    by_hand = {*foundation.changes, *(keys_of(_read_toml(foundation.file)) if foundation.file is not None else ())}
+    by_hand = {*foundation.changes, *keys_of(read)}
     for dotted, value in (_one_host_each(foundation) | foundation.changes).items():
         _change(document, dotted, value)
     try:
@@ -91,6 +91,12 @@ def load_foundation(foundation: Foundation) -> dict[str, Any]:
     except ConfigError as error:
         raise _blamed(error, foundation) from None
     return document
+
+
+def _section(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """What a manifest says there; nothing where it is no table, which is refused later."""
+    said = document.get(name)
+    return said if isinstance(said, Mapping) else {}
 
 
 def pending(document: dict[str, Any]) -> dict[str, Any]:
@@ -107,16 +113,17 @@ def _one_host_each(foundation: Foundation) -> dict[str, Any]:
     return {"run.start_when.stage_hosts": min(max(stages, 1), 10_000)}  # what cannot be is told of the stages
 
 
-def make_run(foundation: Foundation, document: dict[str, Any]) -> Founded:
+def make_run(foundation: Foundation, document: dict[str, Any], made: tuple[bytes, str] | None = None) -> Founded:
     """Read or train the tokenizer, and complete the manifest with it, with what else the model came with and, where it
     has none, a fresh nonce.
 
-    Cost: nothing with a tokenizer, else some 2 s for the built-in text. Raises Incompatible for files that are not
-    those the file names, ConfigError as :func:`load_foundation`.
+    ``made`` is a tokenizer that was trained for this run where none is given, and what from, in words. Cost: nothing
+    with a tokenizer, else some 2 s for the built-in text. Raises Incompatible for files that are not those the file
+    names, ConfigError as :func:`load_foundation`.
     """
     foreign = _foreign(foundation)
     named = document.get("tokenizer", {}).get("digest")
-    tokenizer, source = _tokenizer(foundation, document, named)
+    tokenizer, source = given_tokenizer(foundation, document) or made or _trained_tokenizer(foundation, document)
     digest = tokenizer_digest(tokenizer)
     if named is not None and digest != named:
         allowed = f"the tokenizer whose sha256 begins {named[:16]}, as the RUN.toml says; this is {digest[:16]}"
@@ -226,7 +233,10 @@ def _sized(foundation: Foundation, manifest: Manifest) -> SizedStages | None:
     return stages_for(manifest, foundation.peers, foundation.stages)
 
 
-def _tokenizer(foundation: Foundation, document: dict[str, Any], named: str | None) -> tuple[bytes, str]:
+def given_tokenizer(foundation: Foundation, document: dict[str, Any]) -> tuple[bytes, str] | None:
+    """Return the tokenizer that a run brings with it, and where it came from; None where one is to be trained on text.
+    Raises ConfigError."""
+    named = _section(document, "tokenizer").get("digest")
     beside = None if foundation.file is None else foundation.file.with_name(TOKENIZER_FILE)
     if foundation.tokenizer is not None:
         return _read_tokenizer(foundation.tokenizer), str(foundation.tokenizer)
@@ -237,16 +247,25 @@ def _tokenizer(foundation: Foundation, document: dict[str, Any], named: str | No
         remedy = "Or give another (--tokenizer FILE), or text to make a new one from (--text FILE)."
         raise ConfigError("--model", foundation.model, "a directory with a tokenizer.json",
                           f"{without_tokenizer(foreign.directory)}. {remedy}")  # fmt: skip
-    if named is not None:
-        # What quickstart and swarm new leave lies together.
-        if beside is None or not beside.is_file():
-            remedy = "Give that file, or remove [tokenizer] from the RUN.toml to have a new one trained."
-            raise ConfigError("--tokenizer", None, f"the tokenizer.json whose sha256 begins {named[:16]}", remedy)
-        return _read_tokenizer(beside), str(beside)
+    if named is None:
+        return None
+    # What quickstart and swarm new leave lies together.
+    if beside is None or not beside.is_file():
+        remedy = "Give that file, or remove [tokenizer] from the RUN.toml to have a new one trained."
+        raise ConfigError("--tokenizer", None, f"the tokenizer.json whose sha256 begins {named[:16]}", remedy)
+    return _read_tokenizer(beside), str(beside)
+
+
+def _trained_tokenizer(foundation: Foundation, document: dict[str, Any]) -> tuple[bytes, str]:
     given = foundation.text
     corpus = read_corpus(given, allow_bad=foundation.allow_bad) if given else built_in_corpus()
+    return tokenizer_for(foundation, document, corpus)
+
+
+def tokenizer_for(foundation: Foundation, document: dict[str, Any], corpus: Corpus) -> tuple[bytes, str]:
+    """Train a tokenizer with as many tokens as the run's model has, and say on what. Cannot be interrupted."""
     vocab_size = parse_manifest(pending(document), _origin(foundation)).model.vocab_size
-    return train_tokenizer(sample_texts([corpus.documents]), vocab_size), corpus.name
+    return train_tokenizer(sample_texts(corpus.documents), vocab_size), corpus.name
 
 
 def _foreign(foundation: Foundation) -> ForeignModel | None:
@@ -272,6 +291,14 @@ def _with_fitting_rates(document: dict[str, Any], foundation: Foundation) -> dic
     preset = load_preset(FOR_FOREIGN)
     sections = {name: document.get(name, {}) for name in ("optimizer", "batch")}
     return document | {name: preset[name] | said for name, said in sections.items() if isinstance(said, dict)}
+
+
+def _with_rates_of_adapters(document: dict[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the manifest with the rates that adapters beside frozen weights want, but where a file has ``said``
+    another, or which other optimizer: these rates are AdamW's."""
+    if said.get("name", "adamw") != "adamw":
+        return document
+    return document | {"optimizer": {**_section(document, "optimizer"), **FOR_ADAPTERS, **said}}
 
 
 def _table(foreign: ForeignModel, foundation: Foundation) -> dict[str, Any]:

@@ -39,9 +39,7 @@ class Commands(CommandTable):
     entries = {
         "quickstart": Entry("peers.cli.quickstart", "quickstart",
                             "Train a small model with a whole swarm on this machine.",
-                            # The command itself says what is wrong with words that belong to no option.
-                            {"context_settings": {"allow_extra_args": True},
-                             "short_help": "Train a small model with a whole swarm on this machine."}),
+                            {**_LIGHT, "short_help": "Train a small model with a whole swarm on this machine."}),
         "new": Entry("peers.cli.start", "new",
                      "Start a run that others join, and serve it in the foreground until it is over.", _LIGHT),
         "join": Entry("peers.cli.start", "join", "Join a run, in the foreground, until it is over.", _LIGHT),

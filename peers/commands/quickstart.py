@@ -8,6 +8,7 @@ finish      the plot, the report, what to type next; also after a failure
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import shutil
 import signal
@@ -34,19 +35,21 @@ from peers.console.words import (
     reason_of,
     short_address,
 )
-from peers.data.prepare import PreparedRun, RunShape, check_shape, prepare_run
-from peers.data.source import data_opened
-from peers.data.text import built_in_corpus, read_corpus
+from peers.data.prepare import TEXT, LocalText, PreparedRun, prepare_run
+from peers.data.source import DataGiven, check_data, data_opened
 from peers.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_USAGE, exit_code_of
+from peers.founding_files import Founded, load_foundation, pending
 from peers.home.run_directory import RunDirectory, create_run_directory
 from peers.local.launch import PeerGroup
 from peers.local.plot import loss_svg
 from peers.local.progress import Progress, RunView
 from peers.local.report import Evaluation, RunFacts, RunOutcome, build_report, render_report, write_report
 from peers.local.run import BOOTSTRAP, LocalRun, RunBroken, peer_names
+from peers.options.foundation import Foundation
+from peers.options.local import MOST_PEERS, LocalOptions
 from swarm import __version__
 from swarm.clock import Clock
-from swarm.config import Manifest
+from swarm.config import Manifest, StartWhen, parse_manifest
 from swarm.errors import ConfigError, StateError, SwarmError
 from swarm.monitoring.reader import EventTail
 
@@ -54,19 +57,71 @@ SAMPLE_PROMPT = "The"
 SAMPLE_TOKENS = 60
 
 
+PRESET, HOSTS, TRAINERS, STEPS = "tiny", 4, 2, 60
+"""What is played where nothing is said: of a RUN.toml its own holds."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuickstartOptions:
-    """The options of ``swarm quickstart``; the fields are its flags."""
+    """The run that ``swarm quickstart`` founds, its manifest as far as it is known without a tokenizer, and what is
+    said of playing it."""
 
-    shape: RunShape
-    text: tuple[Path, ...] = ()
-    allow_bad: bool = False
-    out: Path | None = None
-    report: Path | None = None
-    device: str = "cpu"
-    json: bool = False
-    report_to: str | None = None
-    report_dir: Path | None = None
+    foundation: Foundation
+    document: dict[str, Any]
+    local: LocalOptions
+
+    @property
+    def manifest(self) -> Manifest:
+        """What is known of the run's before its text is read."""
+        return parse_manifest(pending(self.document), "quickstart")
+
+    @property
+    def text(self) -> LocalText:
+        """What its trainers learn."""
+        local = self.local
+        return LocalText(paths=local.text, special_tokens=local.special_tokens, allow_bad=local.allow_bad)
+
+
+def plan_run(foundation: Foundation, local: LocalOptions) -> QuickstartOptions:
+    """Return what is to be played. Of a model of ``transformers`` it tries whether it can be cut: some seconds.
+
+    Raises ConfigError naming the option.
+    """
+    foundation = dataclasses.replace(foundation, text=local.text)  # for a model without a tokenizer.json
+    if foundation.file is None:
+        if foundation.preset is None and foundation.model is None:
+            foundation = dataclasses.replace(foundation, preset=PRESET)
+        if foundation.preset in (None, PRESET) and foundation.steps is None:
+            foundation = dataclasses.replace(foundation, steps=STEPS)
+        trainers = TRAINERS if foundation.trainers is None else foundation.trainers
+        foundation = dataclasses.replace(foundation, hosts=local.peers or HOSTS, trainers=trainers)
+    elif local.peers is not None:
+        foundation = dataclasses.replace(foundation, hosts=local.peers)
+    try:
+        document = load_foundation(foundation)
+    except ConfigError as error:
+        raise error if foundation.hosts is None else _of_peers(error) from None
+    manifest = parse_manifest(pending(document), "quickstart")
+    start = manifest.run.start_when
+    for name, number in (("--peers", start.stage_hosts), ("--trainers", start.trainers)):
+        if number > MOST_PEERS:
+            raise ConfigError(name, number, f"from 1 to {MOST_PEERS}", "Choose a number in that range.")
+    if foundation.file is None and manifest.averaging.mode == "local":
+        document["averaging"]["local"] = FEW_ROUNDS | document["averaging"].get("local", {})
+    return QuickstartOptions(foundation=foundation, document=document, local=local)
+
+
+FEW_ROUNDS = {"outer_lr": 1.0, "outer_momentum": 0.0}
+"""Plain averaging: in the few rounds of such a run DiLoCo's momentum makes up to seven steps of one (measured: 0.5 nats
+behind, benchmark `convergence` at df58d3c1)."""
+
+
+def _of_peers(error: ConfigError) -> ConfigError:
+    """The error of a number of stage hosts, which are called peers here."""
+    if error.key not in ("--hosts", "run.start_when.stage_hosts"):
+        return error
+    remedy = "Ask for more peers (--peers), or fewer stages (--stages)."
+    return ConfigError("--peers", error.value, error.allowed, remedy, why="every stage needs a replica")
 
 
 def _little(prepared: PreparedRun) -> str:
@@ -85,17 +140,17 @@ def quickstart(options: QuickstartOptions, clock: Clock, *, make_group: Callable
     one line. Leaves no process and no temporary file, whatever happens. Main thread only; interrupts count until it is
     decided how the run ended.
     """
-    check_shape(options.shape)
-    check_device(options.device)
-    if options.report is not None:
-        check_output("--report", options.report)
-    check_reporting(options.report_to, options.report_dir)
-    if options.text:
-        read_corpus(options.text, chats=options.shape.speaks, allow_bad=options.allow_bad)
+    local = options.local
+    check_device(local.device)
+    if local.report is not None:
+        check_output("--report", local.report)
+    check_reporting(local.report_to, local.report_dir)
+    for path in local.text:
+        check_data(DataGiven(path, special_in_text=local.special_tokens, allow_bad=local.allow_bad), TEXT)
     # From the first trace on disk on, an interrupt must find somebody who says what is kept.
     defer()
     tempfile.gettempdir()  # the first call tries the directory by a file, which an interrupt would leave there
-    directory = create_run_directory(options.out, clock)
+    directory = create_run_directory(local.out, clock)
     run = _Quickstart(options, directory, make_group(directory.launch_log), clock)
     try:
         outcome = run.train_and_judge()
@@ -109,16 +164,17 @@ class _Quickstart:
     def __init__(self, options: QuickstartOptions, directory: RunDirectory, group: PeerGroup, clock: Clock) -> None:
         self._options, self._directory, self._group, self._clock = options, directory, group, clock
         self._began = self._phase_began = psutil.Process().create_time()
-        self._progress = Progress(steps=self._shape.closes, quiet=options.json)
+        self._manifest = options.manifest
+        self._progress = Progress(steps=self._manifest.run.steps, quiet=options.local.json)
         self._view = RunView()
-        self._tail = EventTail({name: directory.events(name) for name in peer_names(self._shape)})
+        self._tail = EventTail({name: directory.events(name) for name in peer_names(self._manifest)})
         self._announced: set[str] = set()
         self._run: str | None = None
         self._evaluation = Evaluation()
 
     @property
-    def _shape(self) -> RunShape:
-        return self._options.shape
+    def _start(self) -> StartWhen:
+        return self._manifest.run.start_when
 
     def train_and_judge(self) -> RunOutcome:
         """Do everything that takes time, with interrupts let in. Raises only ConfigError, and only while the run is
@@ -154,21 +210,20 @@ class _Quickstart:
             self._progress.close()
 
     def _train(self) -> None:
-        shape = self._shape
-        self._progress.say(f"swarm {__version__} · {self._size()}, {shape.ends} ends", indent=2)
+        self._progress.say(f"swarm {__version__} · {self._size()}, {self._manifest.split.ends} ends", indent=2)
         self._group.open()
         self._progress.waiting("preparing text")
-        manifest = self._prepare()
+        founded = self._prepare()
         # Not earlier: what cannot be prepared leaves no directory.
         root = self._directory.root
         self._progress.say(f"everything goes to {root}", indent=2)
         self._progress.say(f"look: {command_name()} dashboard {shlex.quote(str(root))}", indent=2)
         self._progress.waiting("starting the bootstrap")
         LocalRun(
-            shape=shape,
-            manifest=manifest,
+            manifest=founded.manifest,
+            model_files=founded.model_files,
             directory=self._directory,
-            device=self._options.device,
+            device=self._options.local.device,
             group=self._group,
             tail=self._tail,
             view=self._view,
@@ -179,33 +234,32 @@ class _Quickstart:
 
     def _reports(self) -> dict[str, Any]:
         """Return what its one reporter is told: it sees the whole run, from the first step on."""
-        if self._options.report_to is None:
+        local = self._options.local
+        if local.report_to is None:
             return {}
-        directory = self._options.report_dir or self._directory.root / "reports"
-        return {"report_to": self._options.report_to, "report_dir": directory.absolute()}
+        directory = local.report_dir or self._directory.root / "reports"
+        return {"report_to": local.report_to, "report_dir": directory.absolute()}
 
-    def _prepare(self) -> Manifest:
-        text, chats, allow_bad = self._options.text, self._shape.speaks, self._options.allow_bad
-        corpus = read_corpus(text, chats=chats, allow_bad=allow_bad) if text else built_in_corpus()
-        prepared = prepare_run(self._shape, corpus, self._directory)
-        self._run = prepared.manifest.run_id
+    def _prepare(self) -> Founded:
+        options = self._options
+        prepared = prepare_run(options.foundation, options.document, options.text, self._directory)
+        self._manifest, self._run = prepared.manifest, prepared.manifest.run_id
         tokens = sum(shard.tokens for shard in prepared.shards)
         self._done(
             "text",
-            f"{corpus.name}: {amount(tokens)} tokens in {count(len(prepared.shards), 'private shard')}, "
+            f"{options.text.name}: {amount(tokens)} tokens in {count(len(prepared.shards), 'private shard')}, "
             f"{amount(prepared.held_out.tokens)} held out{prepared.left_out}",
         )
-        if self._shape.chosen is not None:
-            for said in self._shape.chosen.came_with.described():
-                self._progress.say(" ".join(said), indent=2)
+        for said in prepared.founded.said:
+            self._progress.say(" ".join(said), indent=2)
         if little := _little(prepared):
             self._progress.say(little, indent=2)
-        return prepared.manifest
+        return prepared.founded
 
     def _show(self) -> None:
         new = self._view.addresses.keys() - self._announced
         self._announced |= new
-        everybody = len(peer_names(self._shape))
+        everybody = len(peer_names(self._manifest))
         if BOOTSTRAP in new:
             addresses = self._view.addresses[BOOTSTRAP]
             self._done("bootstrap", short_address(addresses[0]) if addresses else "")
@@ -213,7 +267,9 @@ class _Quickstart:
             self._done("peers", f"{everybody - 1} connected")
         self._progress.update(self._view, self._clock.wall())
         if len(self._announced) == everybody:
-            self._progress.waiting(f"step {min(self._view.steps.last + 1, self._shape.closes)} of {self._shape.closes}")
+            self._progress.waiting(
+                f"step {min(self._view.steps.last + 1, self._manifest.run.steps)} of {self._manifest.run.steps}"
+            )
         elif self._announced:
             self._progress.waiting(f"starting peers: {len(self._announced) - 1} of {everybody - 1}")
 
@@ -241,7 +297,7 @@ class _Quickstart:
         trained = load_checkpoint(self._directory)
         check()
         after = held_out_loss(trained, self._directory.held_out)
-        sampling = Sampling(prompt=SAMPLE_PROMPT, tokens=SAMPLE_TOKENS, seed=self._shape.seed)
+        sampling = Sampling(prompt=SAMPLE_PROMPT, tokens=SAMPLE_TOKENS, seed=self._manifest.run.seed)
         sample = sample_text(trained, sampling)
         self._evaluation = Evaluation(first=before, last=after, last_step=trained.step, sample=sample)
 
@@ -255,22 +311,22 @@ class _Quickstart:
         facts = RunFacts(
             run=self._run,
             directory=str(self._directory.root),
-            peers=self._shape.peers,
-            stages=self._shape.stages,
-            trainers=self._shape.trainers,
-            steps_wanted=self._shape.closes,
+            peers=self._start.stage_hosts,
+            stages=self._manifest.split.stages,
+            trainers=self._start.trainers,
+            steps_wanted=self._manifest.run.steps,
             began=self._began,
             ended=self._clock.wall(),
         )
         report = build_report(facts, self._view, self._evaluation, outcome)
         try:
             self._draw()
-            for path in filter(None, (self._directory.report, self._options.report)):
+            for path in filter(None, (self._directory.report, self._options.local.report)):
                 write_report(report, path)
         except SwarmError as error:
             print_error(reason_of(error))
             return outcome.exit_code or exit_code_of(error)
-        if self._options.json:
+        if self._options.local.json:
             sys.stdout.write(render_report(report) + "\n")
             sys.stdout.flush()
         return outcome.exit_code
@@ -317,16 +373,17 @@ class _Quickstart:
 
     def _copies(self) -> str:
         """Return whether the replicas of each part agreed; "" where there is one of each."""
-        if self._shape.peers == self._shape.stages and self._shape.trainers == 1:
+        start = self._start
+        if start.stage_hosts == self._manifest.split.stages and start.trainers == 1:
             return ""
         unlike = len(self._view.digests.mismatches())
         if unlike:
             return f"replicas disagreed {count(unlike, 'time')}: see report.json"
-        hosts, trainers = count(self._shape.peers, "stage host"), count(self._shape.trainers, "trainer")
+        hosts, trainers = count(start.stage_hosts, "stage host"), count(start.trainers, "trainer")
         return f"averaged: {hosts} and {trainers}; replicas of a part had the same bits after every step"
 
     def _interrupted(self, interrupt: Interrupted) -> RunOutcome:
-        steps = f"{self._view.steps.last} of {self._shape.closes} steps closed"
+        steps = f"{self._view.steps.last} of {self._manifest.run.steps} steps closed"
         kept = f"{interrupt}: all peers stopped, {steps}; kept {self._directory.root}, {self._last_checkpoint()}"
         return RunOutcome(exit_reason="interrupted", exit_code=interrupt.exit_code, message=kept)
 
@@ -336,14 +393,14 @@ class _Quickstart:
         return f"last checkpoint: step {max(written)}" if written else "no checkpoint yet"
 
     def _size(self) -> str:
-        shape = self._shape
-        hosts, stages = count(shape.peers, "stage host"), count(shape.stages, "stage")
-        return f"{hosts} for {stages}, {count(shape.trainers, 'trainer')}"
+        hosts = count(self._start.stage_hosts, "stage host")
+        stages = count(self._manifest.split.stages, "stage")
+        return f"{hosts} for {stages}, {count(self._start.trainers, 'trainer')}"
 
     def _summary(self) -> str:
         rows = self._view.steps.rows()
         trained = [f"{row.loss:.2f}" for row in rows if not row.given_up]
-        apart = self._shape.local_steps
+        apart = self._manifest.averaging.inner_steps
         parts = [count(len(rows), "step")]
         if apart > 1:  # rounded up to whole ones: a run ends with a close
             parts = [f"{count(apart * len(rows), 'optimizer step')}, averaged after every {apart}"]

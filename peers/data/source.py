@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
 
 DATA, TEMPLATE = "--data", "--data-template"
+"""What errors call it, unless they are told otherwise."""
 IDS_AT_ONCE = 1 << 24
 """Token ids of a shard that are looked at together: 64 MiB."""
-"""What errors call it, unless they are told otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +99,9 @@ def data_given(options: PeerOptions) -> DataGiven | None:
     return None
 
 
-def check_data(data: DataGiven) -> DataFound:
-    """Check the data as far as possible without the run's tokenizer, and return its description.
+def check_data(data: DataGiven, key: str = DATA) -> DataFound:
+    """Check the data, which an option ``key`` named, as far as possible without the run's tokenizer, and return its
+    description.
 
     A built shard is verified; text must be UTF-8, and each record hold a text: what does not is counted. Cost: the data
     is read once, some ten seconds per gigabyte. Raises ConfigError naming the path, the cause and what to do.
@@ -111,10 +112,10 @@ def check_data(data: DataGiven) -> DataFound:
         return DataFound(words=f"a shard of {shard.tokens:,} tokens", digest=shard.digest)
     template = None if data.template is None else read_template(data.template, TEMPLATE).digest
     how = json.dumps([data.field, template, data.special_in_text])
-    files, found = source_files(path, DATA), hashlib.sha256(how.encode())
-    characters, left_out = 0, LeftOut(DATA, allow_bad=data.allow_bad)
+    files, found = source_files(path, key), hashlib.sha256(how.encode())
+    characters, left_out = 0, LeftOut(key, allow_bad=data.allow_bad)
     left_out.pass_by(path)
-    for block in (block for file in files for block in blocks_of(file, DATA, data.field)):
+    for block in (block for file in files for block in blocks_of(file, key, data.field)):
         found.update(block.digest.encode())
         for document in usable_in(block, left_out, data.field):
             if isinstance(document, (Conversation, Completion)):

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_shards.build import document_text
 from data_shards.privacy import Private
 from data_shards.tokenize import Passage
 from peers.data.blocks import TextBlock, blocks_of
@@ -39,21 +38,10 @@ class Corpus(Private):
 
     name: str
     documents: tuple[str, ...]
-    left_out: str = ""
-    """What could not be used, in words for behind the rest."""
-    files: tuple[Path, ...] = ()
-    """Where conversations are, which are not among the documents: only with a model's template they become text."""
-    allow_bad: bool = False
-    """Whether that is read without what cannot be used, however much it is."""
-
-    @property
-    def characters(self) -> int:
-        """Characters in all documents."""
-        return sum(map(len, self.documents))
 
     def private_size(self) -> str:
         """See :class:`Private`."""
-        return f"{len(self.documents)} documents, {self.characters} characters"
+        return f"{len(self.documents)} documents, {sum(map(len, self.documents))} characters"
 
 
 def built_in_corpus(characters: int = BUILT_IN_CHARACTERS) -> Corpus:
@@ -76,20 +64,19 @@ def built_in_corpus(characters: int = BUILT_IN_CHARACTERS) -> Corpus:
     return Corpus("Python's own documentation", tuple(documents))
 
 
-def read_corpus(paths: Sequence[Path], key: str = "--text", *, chats: bool = False, allow_bad: bool = False) -> Corpus:
-    """The documents of the user's files and directories, in memory: each file of text, and the texts of the records of
-    tables and JSONL.
+def read_corpus(paths: Sequence[Path], key: str = "--text", *, allow_bad: bool = False) -> Corpus:
+    """The documents of the user's files and directories, in memory, to train a tokenizer on: each file of text, and the
+    texts of the records of tables and JSONL.
 
     Raises ConfigError naming file, cause and remedy for what is missing, empty, too large together, or no UTF-8 text,
-    for more that cannot be used than may be, unless ``allow_bad``, and for conversations, unless ``chats``: a tokenizer
-    that is trained on them knows no template.
+    for more that cannot be used than may be, unless ``allow_bad``, and for conversations: a tokenizer that is trained
+    on them knows no template.
     """
     documents: list[str] = []
     size = 0
-    conversations = 0
     left_out, keys = LeftOut(key, allow_bad=allow_bad), KeyCount()
     for path in paths:
-        before = len(documents) + conversations
+        before = len(documents)
         parts: list[str] = []
         left_out.pass_by(path)
         for block in (block for file in source_files(path, key) for block in blocks_of(file, key)):
@@ -99,18 +86,13 @@ def read_corpus(paths: Sequence[Path], key: str = "--text", *, chats: bool = Fal
                 raise ConfigError(key, str(path), "at most 1 GiB of text together", remedy)
             for document in _documents(block, left_out, parts, keys):
                 if isinstance(document, (Conversation, Completion)):
-                    if not chats:
-                        pair = isinstance(document, Completion)
-                        raise chat_without_template(key, f"{block.file}:{document.line}", pair=pair)
-                    conversations += 1
-                else:
-                    documents.append(document)
-        if len(documents) + conversations == before:
+                    pair = isinstance(document, Completion)
+                    raise chat_without_template(key, f"{block.file}:{document.line}", pair=pair)
+                documents.append(document)
+        if len(documents) == before:
             left_out.check(path, some=False, keys=keys)
     left_out.check(paths[-1], some=True)
-    files = tuple(paths) if conversations else ()
-    name = ", ".join(path.name for path in paths)
-    return Corpus(name, tuple(documents), left_out.words + keys.words(), files, allow_bad)
+    return Corpus(", ".join(path.name for path in paths), tuple(documents))
 
 
 def _documents(
@@ -183,14 +165,13 @@ SAMPLE_CHARACTERS = 8_000_000
 be interrupted, so it must stay short."""
 
 
-def sample_texts(shards: Sequence[Sequence[str | Passage]]) -> list[str]:
-    """The first documents of every shard, up to :data:`SAMPLE_CHARACTERS` in all."""
+def sample_texts(documents: Sequence[str]) -> list[str]:
+    """The first documents, up to :data:`SAMPLE_CHARACTERS` in all."""
     texts: list[str] = []
-    for documents in shards:
-        room = SAMPLE_CHARACTERS // len(shards)
-        for document in documents:
-            if room <= 0:
-                break
-            texts.append(str(document_text(document))[:room])
-            room -= len(texts[-1])
+    room = SAMPLE_CHARACTERS
+    for document in documents:
+        if room <= 0:
+            break
+        texts.append(document[:room])
+        room -= len(texts[-1])
     return texts

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from peers.console.interrupt import check
-from peers.data.prepare import RunShape
 from peers.exit_codes import EXIT_UNREACHABLE
 from peers.home.run_directory import RunDirectory
 from peers.local.launch import PeerExit, PeerGroup
@@ -48,18 +47,19 @@ class RunBroken(SwarmError):
         self.peer = peer
 
 
-def peer_names(shape: RunShape) -> tuple[str, ...]:
+def peer_names(manifest: Manifest) -> tuple[str, ...]:
     """All peers of a run: the bootstrap, ``stage-<stage>-<replica>``, ``trainer-<n>``."""
-    hosts = (f"stage-{host % shape.stages}-{host // shape.stages + 1}" for host in range(shape.peers))
-    return (BOOTSTRAP, *hosts, *(f"trainer-{trainer}" for trainer in range(shape.trainers)))
+    stages, start = manifest.split.stages, manifest.run.start_when
+    hosts = (f"stage-{host % stages}-{host // stages + 1}" for host in range(start.stage_hosts))
+    return (BOOTSTRAP, *hosts, *(f"trainer-{trainer}" for trainer in range(start.trainers)))
 
 
 @dataclass(slots=True, kw_only=True)
 class LocalRun:
     """The shared objects of one run's loop. ``on_change`` is called after every look at the events; ``reports`` are the
-    options ``report_to`` and ``report_dir`` of the one peer that reports."""
+    options ``report_to`` and ``report_dir`` of the one peer that reports; the run begins with the weights in
+    ``model_files``."""
 
-    shape: RunShape
     manifest: Manifest
     directory: RunDirectory
     device: str
@@ -68,6 +68,7 @@ class LocalRun:
     view: RunView
     clock: Clock
     on_change: Callable[[], None]
+    model_files: Path | None = None
     reports: Mapping[str, Any] = field(default_factory=dict)
     _casualties: list[PeerExit] = field(default_factory=list)
 
@@ -87,7 +88,7 @@ class LocalRun:
 
     @property
     def _closed(self) -> bool:
-        return self.view.steps.last >= self.shape.closes
+        return self.view.steps.last >= self.manifest.run.steps
 
     def _bootstrap(self) -> PeerSettings:
         return exact_settings(
@@ -97,13 +98,13 @@ class LocalRun:
             manifest=self.directory.manifest.absolute(),
             ends_seed=self.manifest.run.seed,
             frozen=self.directory.frozen.absolute(),
-            model_files=None if self.shape.chosen is None else self.shape.chosen.files,
+            model_files=self.model_files,
             options=dataclasses.replace(LOCAL, **self.reports),
         )
 
     def _others(self, bootstrap: tuple[str, ...]) -> list[PeerSettings]:
         peers = []
-        for name in peer_names(self.shape)[1:]:
+        for name in peer_names(self.manifest)[1:]:
             role, number = name.split("-")[:2]
             common: dict[str, Any] = {
                 "home": self.directory.home(name).absolute(),
@@ -114,7 +115,7 @@ class LocalRun:
                 "frozen": self.directory.frozen.absolute(),
                 "alone": True,
             }
-            every = math.ceil(self.shape.closes / CHECKPOINTS_PER_RUN)
+            every = math.ceil(self.manifest.run.steps / CHECKPOINTS_PER_RUN)
             options = dataclasses.replace(LOCAL, device=self.device, checkpoint_every=every)
             if role == "stage":
                 options = dataclasses.replace(options, stage=int(number))
@@ -172,7 +173,7 @@ class LocalRun:
         here: those decide for themselves whether they can do without the others."""
         begun = self.view.steps.last > 0 and not self._closed
         roles = Counter(name.split("-")[0] for name in self.group.running)
-        return begun and roles["stage"] >= self.shape.stages and roles["trainer"] > 0
+        return begun and roles["stage"] >= self.manifest.split.stages and roles["trainer"] > 0
 
     def _bad_last_word(self) -> bool:
         return any(last.exit_code for last in self.view.stopped.values())

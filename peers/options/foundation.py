@@ -1,4 +1,5 @@
-"""Define the options of one start of a command: of the run that ``swarm new`` founds, and of the command itself.
+"""Define the options of one start of a command: of the run that ``swarm new`` or ``swarm quickstart`` founds, and of
+the command itself.
 
 :class:`Foundation` describes the run to found and :class:`Invocation` one start of a command; both are read from the
 command alone. What a peer is told is in :mod:`peers.options.model`.
@@ -13,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from peers.options.fields import MODEL_CONFIG, FilePath, Option, between, matching, settings_of
 
 _JOIN, _NEW = ("join",), ("new",)
+_FOUND = ("new", "quickstart")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +29,7 @@ class Foundation:
     file: Annotated[
         FilePath | None,
         Option(
-            names=("RUN.toml",), of=_NEW,
+            names=("RUN.toml",), of=_FOUND,
             help="The run's manifest; with --resume: its directory, or that of one of its checkpoints.",
         ),
     ] = None  # fmt: skip
@@ -35,59 +37,59 @@ class Foundation:
         bool, Option(of=_NEW, help="Continue a run whose peers are all gone, from its newest checkpoint.")
     ] = False
     preset: Annotated[
-        str | None, Option(metavar="NAME", of=_NEW, help="Use a preset instead of a file: tiny, small or medium.")
+        str | None, Option(metavar="NAME", of=_FOUND, help="Use a preset instead of a file: tiny, small or medium.")
     ] = None
     model: Annotated[
         str | None,
         Option(
             metavar="DIR|ID[@REV]",
-            of=_NEW,
+            of=_FOUND,
             help="Train this model of transformers: its directory, or OWNER/NAME on the hub. Needs the extra hf.",
             default="our own transformer",
         ),
     ] = None
     from_scratch: Annotated[
-        bool, Option(of=_NEW, help="With --model: begin with random weights, not with those of the files.")
+        bool, Option(of=_FOUND, help="With --model: begin with random weights, not with those of the files.")
     ] = False
     context: Annotated[
         int | None,
         Option(
-            metavar="N", of=_NEW, manifest="model.context", help="Tokens in a row, at most those that the model has."
+            metavar="N", of=_FOUND, manifest="model.context", help="Tokens in a row, at most those that the model has."
         ),
     ] = None
     compute: Annotated[
         str | None,
-        Option(metavar="DTYPE", of=_NEW, manifest="model.compute", help="Compute in float32 or bfloat16."),
+        Option(metavar="DTYPE", of=_FOUND, manifest="model.compute", help="Compute in float32 or bfloat16."),
     ] = None
     lora_rank: Annotated[
         int | None,
         Option(
-            metavar="N", of=_NEW, manifest="model.lora.rank",
+            metavar="N", of=_FOUND, manifest="model.lora.rank",
             help="Train adapters of this rank (LoRA), and none of the model's own weights.",
         ),
     ] = None  # fmt: skip
     lora_alpha: Annotated[
         float | None,
-        Option(metavar="X", of=_NEW, manifest="model.lora.alpha", help="An adapter's weight is this over the rank."),
+        Option(metavar="X", of=_FOUND, manifest="model.lora.alpha", help="An adapter's weight is this over the rank."),
     ] = None
     lora_targets: Annotated[
         tuple[str, ...],
         Option(
-            metavar="NAME", of=_NEW, manifest="model.lora.targets", default="all",
+            metavar="NAME", of=_FOUND, manifest="model.lora.targets", default="all",
             help="Give adapters to linear modules of this name, as q_proj; repeat for more.",
         ),
     ] = ()  # fmt: skip
     lora_dropout: Annotated[
         float | None,
         Option(
-            metavar="X", of=_NEW, manifest="model.lora.dropout", default="0",
+            metavar="X", of=_FOUND, manifest="model.lora.dropout", default="0",
             help="Hide this fraction of what goes into an adapter from it, in training.",
         ),
     ] = None  # fmt: skip
     lora_base: Annotated[
         str | None,
         Option(
-            metavar="DTYPE", of=_NEW, manifest="model.lora.base", default="bfloat16",
+            metavar="DTYPE", of=_FOUND, manifest="model.lora.base", default="bfloat16",
             help="Keep the weights beside adapters in bfloat16, nf4 (4 bits) or float32.",
         ),
     ] = None  # fmt: skip
@@ -95,7 +97,7 @@ class Foundation:
         str | None,
         Option(
             metavar="HOW",
-            of=_NEW,
+            of=_FOUND,
             manifest="batch.packing",
             help="What a row is: a part of the stream of all documents, or whole documents that do not see each other.",
             default="stream",
@@ -104,29 +106,70 @@ class Foundation:
     profile: Annotated[
         str | None,
         Option(
-            metavar="NAME", of=_NEW, manifest="speed.profile", default="the file's, or none",
+            metavar="NAME", of=_FOUND, manifest="speed.profile", default="the file's, or none",
             help="Suit the run to its links: lan, wan (machines far apart) or thin (under 50 Mbit/s).",
         ),
     ] = None  # fmt: skip
+    mode: Annotated[
+        Literal["sync", "overlap", "local"] | None,
+        Option(
+            of=_FOUND, default="sync",
+            help="sync: close each step before the next begins; overlap: feed the next while one is closed; local: let "
+            "replicas train apart, and average weights now and then (DiLoCo).",
+        ),
+    ] = None  # fmt: skip
+    local_steps: Annotated[
+        Annotated[int, between(1, 1000)] | None,
+        Option(
+            metavar="N", of=_FOUND, default="8 in mode local",
+            help="Optimizer steps that each replica takes on its own before all average their weights and a step "
+            "closes; more than 1 means mode local, and --steps then counts these.",
+        ),
+    ] = None  # fmt: skip
+    strategy: Annotated[
+        str | None,
+        Option(
+            metavar="NAME", of=_FOUND, manifest="averaging.strategy", default="everyone",
+            help="Who averages with whom: everyone, grid, butterfly-groups, server, hierarchy, random or push-sum.",
+        ),
+    ] = None  # fmt: skip
+    batch: Annotated[
+        int | None,
+        Option(metavar="N", of=_FOUND, manifest="batch.microbatches_per_step", help="Microbatches of a step."),
+    ] = None
+    rows: Annotated[
+        int | None,
+        Option(metavar="N", of=_FOUND, manifest="batch.microbatch_size", help="Rows of text in a microbatch."),
+    ] = None
+    ends: Annotated[
+        Literal["private", "hosted"] | None,
+        Option(
+            of=_FOUND, manifest="split.ends", default="private",
+            help="private: token ids and labels never leave a trainer; hosted: stages hold the ends.",
+        ),
+    ] = None  # fmt: skip
+    reproducible: Annotated[
+        bool, Option(of=_FOUND, manifest="run.reproducible", help="Give the same weights, bit for bit, for any wiring.")
+    ] = False
     name: Annotated[
-        str | None, Option(metavar="NAME", of=_NEW, manifest="run.name", help="Name of the run, for people.")
+        str | None, Option(metavar="NAME", of=_FOUND, manifest="run.name", help="Name of the run, for people.")
     ] = None
     steps: Annotated[
-        int | None, Option(metavar="N", of=_NEW, manifest="run.steps", help="Optimizer steps until the run is over.")
+        int | None, Option(metavar="N", of=_FOUND, manifest="run.steps", help="Optimizer steps until the run is over.")
     ] = None
     lr: Annotated[
         float | None,
-        Option(metavar="X", of=_NEW, manifest="optimizer.lr", help="Highest learning rate, after the warm-up."),
+        Option(metavar="X", of=_FOUND, manifest="optimizer.lr", help="Highest learning rate, after the warm-up."),
     ] = None
     stages: Annotated[
         int | None,
-        Option(metavar="N", of=_NEW, manifest="split.stages", help="Cut the model's blocks into this many stages."),
+        Option(metavar="N", of=_FOUND, manifest="split.stages", help="Cut the model's blocks into this many stages."),
     ] = None
     layers_per_stage: Annotated[
         Annotated[str, matching(r"[1-9][0-9]{0,5}(,[1-9][0-9]{0,5})*", "whole numbers with commas, such as 1,3")]
         | None,
         Option(
-            metavar="N,…", of=_NEW, manifest="split.layers_per_stage",
+            metavar="N,…", of=_FOUND, manifest="split.layers_per_stage",
             help="Cut the model's blocks into stages of these sizes.", default="as --peers says, or evenly",
         ),
     ] = None  # fmt: skip
@@ -147,7 +190,10 @@ class Foundation:
     trainers: Annotated[
         int | None,
         Option(
-            metavar="N", of=_NEW, manifest="run.start_when.trainers", help="Start when this many trainers have joined."
+            metavar="N",
+            of=_FOUND,
+            manifest="run.start_when.trainers",
+            help="Start when this many trainers have joined.",
         ),
     ] = None
     admission: Annotated[
@@ -159,11 +205,11 @@ class Foundation:
     ] = None  # fmt: skip
     seed: Annotated[
         int | None,
-        Option(metavar="N", of=_NEW, manifest="run.seed", help="Seed of the initial weights, but of private ends."),
+        Option(metavar="N", of=_FOUND, manifest="run.seed", help="Seed of the initial weights, but of private ends."),
     ] = None
     tokenizer: Annotated[
         FilePath | None,
-        Option(metavar="FILE", of=_NEW, help="Use this tokenizer.json.", default="beside RUN.toml, or a new one"),
+        Option(metavar="FILE", of=_FOUND, help="Use this tokenizer.json.", default="beside RUN.toml, or a new one"),
     ] = None
     text: Annotated[
         tuple[FilePath, ...],
@@ -188,7 +234,20 @@ class Foundation:
             sizes = [int(size) for size in self.layers_per_stage.split(",")]
             made["split.layers_per_stage"] = sizes
             made["split.stages"] = len(sizes) if self.stages is None else self.stages
-        return {key: value for key, value in made.items() if key and value not in (None, ())}
+        unsaid = (None, (), False)
+        said = (made | self._apart).items()
+        return {key: value for key, value in said if key and not any(value is one for one in unsaid)}
+
+    @property
+    def _apart(self) -> dict[str, Any]:
+        """What ``mode`` and ``local_steps`` say together. Steps of a run that trains apart are averagings."""
+        steps = self.local_steps or 1
+        if self.mode == "local" or (self.mode is None and steps > 1):
+            closes = None if self.steps is None else -(-self.steps // steps)
+            return {"averaging.mode": "local", "averaging.local.steps": self.local_steps, "run.steps": closes}
+        if self.mode is None and self.local_steps is None:
+            return {}
+        return {"averaging.mode": "sync", "speed.mode": self.mode, "averaging.local.steps": self.local_steps}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ from peers.console.words import another_path, command_name
 from peers.dashboard.place import TOKEN_VARIABLE
 from peers.options.fields import PREFIX, REFUSED, Setting, settings_of
 from peers.options.foundation import Foundation, Invocation
+from peers.options.local import LocalOptions
 from peers.options.model import ANY_PORT, PeerOptions
 from peers.options.relay import RelayOptions
 from peers.preemption.choice import read_choice
@@ -39,7 +40,7 @@ _OF_A_SERVICE = re.compile(
 )
 """Variables that Kubernetes sets in every container beside a service called ``swarm``."""
 
-ModelT = TypeVar("ModelT", PeerOptions, Foundation, Invocation, RelayOptions)
+ModelT = TypeVar("ModelT", PeerOptions, Foundation, Invocation, LocalOptions, RelayOptions)
 
 
 class Hidden:
@@ -82,9 +83,14 @@ def read_peer_options(command: str, typed: Mapping[str, Any], invocation: Invoca
     return options
 
 
-def read_foundation(typed: Mapping[str, Any]) -> Foundation:
+def read_foundation(typed: Mapping[str, Any], command: str = "new") -> Foundation:
     """Return what a run is to be founded with. Raises ConfigError."""
-    return _validated(Foundation, _of_command(Foundation, "new", typed))
+    return _validated(Foundation, _of_command(Foundation, command, typed))
+
+
+def read_local_options(typed: Mapping[str, Any]) -> LocalOptions:
+    """Return the settings of a run on this machine alone. Raises ConfigError."""
+    return _validated(LocalOptions, _of_command(LocalOptions, "quickstart", typed))
 
 
 def read_relay_options(typed: Mapping[str, Any]) -> RelayOptions:

@@ -15,7 +15,7 @@ from swarm.config import Manifest
 from swarm.models.gpt_config import GptConfig
 from swarm.optim.schedules import OptimizerConfig
 from swarm.pipeline.batch import BatchConfig
-from tests.benchmarks._parity_run import Layout, Scale, shape_of
+from tests.benchmarks._parity_run import Layout, Scale
 from tests.benchmarks._recovery_world import ForkedWorld
 
 PATIENCE_S = 90.0
@@ -80,7 +80,7 @@ class ForkedRun:
         self.seen = Seen()
         self.world = ForkedWorld(directory.root, self.seen.note)
         self.clock = SystemClock()
-        self.names = peer_names(shape_of(layout, manifest))
+        self.names = peer_names(manifest)
 
     def begin(self, steps: int) -> None:
         """Start everybody, and let so many steps close."""

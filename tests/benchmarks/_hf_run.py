@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from data_shards.build import build_shard, split_documents
 from data_shards.tokenize import tokenizer_digest, train_tokenizer
 from peers.data.text import built_in_corpus
-from peers.foreign_model import ChosenModel, choose_model
+from peers.foreign_model import find_model
 from peers.frozen import with_frozen
 from peers.home.run_directory import RunDirectory
 from peers.manifest_file import write_manifest
+from swarm.models.hf.hf_config import HfConfig
 from swarm.optim.schedules import OptimizerConfig
 from swarm.pipeline.batch import BatchConfig, Packing
 from swarm.state.frozen import FrozenStore
@@ -28,7 +29,6 @@ from tests.benchmarks._parity_run import (
     local_run,
     make_manifest,
     read_records,
-    shape_of,
 )
 
 VOCABULARY, CONTEXT, CHARACTERS = 300, 16, 20_000
@@ -95,7 +95,16 @@ def fine_tune(root: Path, name: str, *, steps: int, packing: Packing = "stream")
     )
 
 
-def pretrained(directory: Path, name: str) -> ChosenModel:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pretrained:
+    """A model of transformers: its ``[model]``, its directory, and its tokenizer's JSON."""
+
+    config: HfConfig
+    files: Path
+    tokenizer: bytes
+
+
+def pretrained(directory: Path, name: str) -> Pretrained:
     """A model's directory as it comes from a hub, with random weights and a tokenizer of the built-in text."""
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
@@ -106,8 +115,10 @@ def pretrained(directory: Path, name: str) -> ChosenModel:
     torch.manual_seed(0)
     make: Any = AutoModelForCausalLM.from_config
     make(CONFIG_MAPPING[config["model_type"]].from_dict(config)).save_pretrained(directory)
-    (directory / "tokenizer.json").write_bytes(train_tokenizer(_documents(), VOCABULARY))
-    return choose_model(str(directory), scratch=False, context=CONTEXT)
+    tokenizer = train_tokenizer(_documents(), VOCABULARY)
+    (directory / "tokenizer.json").write_bytes(tokenizer)
+    config = find_model(str(directory)).tried(scratch=False, context=CONTEXT)
+    return Pretrained(config=config, files=directory.absolute(), tokenizer=tokenizer)
 
 
 def _documents() -> list[str]:
@@ -115,7 +126,7 @@ def _documents() -> list[str]:
     return [text[at : at + 100] for at in range(0, len(text), 100)]
 
 
-def train_and_kill(root: Path, scale: Scale, chosen: ChosenModel) -> tuple[TrainedRun, tuple[str, ...]]:
+def train_and_kill(root: Path, scale: Scale, chosen: Pretrained) -> tuple[TrainedRun, tuple[str, ...]]:
     """Train in a swarm of processes, and kill :data:`VICTIMS`; return the run, and who was killed."""
     group = WiredGroup(root / "launch.log")
     try:
@@ -125,7 +136,7 @@ def train_and_kill(root: Path, scale: Scale, chosen: ChosenModel) -> tuple[Train
         group.stop()
 
 
-def _train(group: WiredGroup, root: Path, scale: Scale, chosen: ChosenModel) -> tuple[TrainedRun, tuple[str, ...]]:
+def _train(group: WiredGroup, root: Path, scale: Scale, chosen: Pretrained) -> tuple[TrainedRun, tuple[str, ...]]:
     directory = RunDirectory(root / "run")
     data = Data(root=root / "data", tokenizer=tokenizer_digest(chosen.tokenizer))
     shards = RunDirectory(data.root)
@@ -137,7 +148,7 @@ def _train(group: WiredGroup, root: Path, scale: Scale, chosen: ChosenModel) -> 
     manifest = with_frozen(manifest, chosen.files, FrozenStore(directory.frozen), lambda _: None)
     data.copy_to(directory)
     write_manifest(manifest, directory.manifest)
-    running = local_run(group, directory, manifest, replace(shape_of(LAYOUT, manifest), chosen=chosen))
+    running = local_run(group, directory, manifest, chosen.files)
     killed: list[str] = []
 
     def kill() -> None:
@@ -153,7 +164,7 @@ def _train(group: WiredGroup, root: Path, scale: Scale, chosen: ChosenModel) -> 
     return trained, tuple(killed)
 
 
-def _exported(trained: TrainedRun, chosen: ChosenModel, into: Path) -> float:
+def _exported(trained: TrainedRun, chosen: Pretrained, into: Path) -> float:
     """The largest difference of a logit between transformers on the export and the whole model on the checkpoint."""
     import torch
     from transformers import AutoModelForCausalLM

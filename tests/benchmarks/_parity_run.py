@@ -16,7 +16,6 @@ from typing import Literal
 
 from data_shards.build import build_shard, split_documents
 from data_shards.tokenize import tokenizer_digest, train_tokenizer
-from peers.data.prepare import RunShape
 from peers.data.text import built_in_corpus
 from peers.home.run_directory import RunDirectory
 from peers.local.launch import PeerExit, PeerGroup
@@ -150,26 +149,25 @@ def train(
     directory = RunDirectory(root)
     data.copy_to(directory)
     write_manifest(manifest, directory.manifest)
-    shape = shape_of(layout, manifest)
     if same_peers_as is not None:
-        reuse_identities(RunDirectory(same_peers_as), directory, shape)
+        reuse_identities(RunDirectory(same_peers_as), directory, manifest)
     began = monotonic()
-    local_run(group, directory, manifest, shape).train()
+    local_run(group, directory, manifest).train()
     _wait_ended(group)
     seconds = monotonic() - began
     records = read_records(directory, manifest)
     return TrainedRun(manifest=manifest, directory=directory, layout=layout, records=records, seconds=seconds)
 
 
-def local_run(group: PeerGroup, directory: RunDirectory, manifest: Manifest, shape: RunShape) -> LocalRun:
+def local_run(group: PeerGroup, directory: RunDirectory, manifest: Manifest, files: Path | None = None) -> LocalRun:
     """What ``swarm quickstart`` trains with, without its table."""
     return LocalRun(
-        shape=shape,
         manifest=manifest,
+        model_files=files,
         directory=directory,
         device="cpu",
         group=group,
-        tail=EventTail({name: directory.events(name) for name in peer_names(shape)}),
+        tail=EventTail({name: directory.events(name) for name in peer_names(manifest)}),
         view=RunView(),
         clock=SystemClock(),
         on_change=lambda: None,
@@ -210,22 +208,9 @@ def read_history(path: Path) -> tuple[CloseRecord, ...]:
     return tuple(records)
 
 
-def shape_of(layout: Layout, manifest: Manifest) -> RunShape:
-    """A run of this layout, as quickstart describes it."""
-    return RunShape(
-        steps=manifest.run.steps,
-        peers=manifest.run.start_when.stage_hosts,
-        stages=layout.stages,
-        trainers=TRAINERS,
-        seed=manifest.run.seed,
-        ends=layout.ends,
-        reproducible=manifest.run.reproducible,
-    )
-
-
-def reuse_identities(old: RunDirectory, new: RunDirectory, shape: RunShape) -> None:
+def reuse_identities(old: RunDirectory, new: RunDirectory, manifest: Manifest) -> None:
     """Give the peers of a new run the keys of an old one's."""
-    for name in peer_names(shape):
+    for name in peer_names(manifest):
         new.home(name).mkdir(mode=0o700, parents=True)
         shutil.copy2(old.home(name) / "identity.key", new.home(name) / "identity.key")
 

@@ -71,7 +71,16 @@ def run(size: Size) -> Result:
         judged = root / "held-out.txt"
         judged.write_text("".join(held_out), encoding="utf-8")
         report = _swarm(
-            *("quickstart", "--model", str(root / "model"), "--from-scratch", "--context", str(extent.context)),
+            *(
+                "quickstart",
+                "--model",
+                str(root / "model"),
+                "--from-scratch",
+                "--context",
+                str(extent.context),
+                "--rows",
+                "8",
+            ),
             *("--text", str(text), "--steps", str(extent.steps), "--peers", "2", "--trainers", "1"),
             *("--device", device, "--out", str(root / "run")),
         )

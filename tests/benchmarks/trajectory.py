@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from peers.chaos.invariants.check import Report, check_run
-from peers.data.prepare import RunShape
 from peers.home.run_directory import RunDirectory
 from peers.local.launch import PeerExit, PeerGroup
 from peers.local.run import BOOTSTRAP, RunBroken, peer_names
@@ -35,7 +34,7 @@ from swarm.optim.schedules import OptimizerConfig
 from swarm.pipeline.batch import BatchConfig
 from swarm.security.credentials import Grant, credential_for, sign_grant
 from swarm.security.signing import PrivateIdentity
-from tests.benchmarks._parity_run import Layout, Scale, build_data, local_run, make_manifest, reuse_identities, shape_of
+from tests.benchmarks._parity_run import Layout, Scale, build_data, local_run, make_manifest, reuse_identities
 from tests.benchmarks.runner import Result, Size
 
 LAYOUT = Layout(name="3 × 3", stages=3, replicas=3, ends="private")
@@ -232,14 +231,13 @@ def measure(play: Play) -> Result:
                 continue
             made = make_manifest(layout, scale, data, reproducible=True)
             manifest = _moving(made) if name == MOVING else made.model_copy(update={"speed": speed})
-            shape = shape_of(layout, manifest)
             directory = RunDirectory(root / name.replace(" ", "-").replace(",", ""))
             data.copy_to(directory)
             if like := runs.get(still if layout is play.moving else "in peace"):
-                reuse_identities(RunDirectory(like.root), directory, shape)
+                reuse_identities(RunDirectory(like.root), directory, manifest)
             if fates:
                 manifest = _admitting(manifest, directory, "organisation" if "trainers" in name else "token")
-            runs[name] = train(group, (name, directory, manifest, shape), fates)
+            runs[name] = train(group, (name, directory, manifest), fates)
         if not runs[MOVING].moves:
             raise RunBroken(f"nobody moved in {len(runs[MOVING].digests) - 1} steps, {sorted(play.moves)} killed")
         same = {
@@ -265,10 +263,10 @@ def _admitting(manifest: Manifest, directory: RunDirectory, mode: Literal["token
     return manifest.model_copy(update={"admission": AdmissionConfig(mode=mode, issuers=(str(issuer),))})
 
 
-def _credentials(manifest: Manifest, directory: RunDirectory, shape: RunShape) -> dict[str, str]:
+def _credentials(manifest: Manifest, directory: RunDirectory) -> dict[str, str]:
     """What admits each peer but the founder, where one must be admitted: with a one-time key, or by its id."""
     found: dict[str, str] = {}
-    for name in peer_names(shape)[1:] if manifest.admission.closed else ():
+    for name in peer_names(manifest)[1:] if manifest.admission.closed else ():
         issuer = load_or_create(directory.home(BOOTSTRAP) / "identity.key").private
         peer = load_or_create(directory.home(name) / "identity.key").peer
         seed = hashlib.sha256(name.encode()).digest() if manifest.admission.mode == "token" else None
@@ -300,19 +298,17 @@ def _opened(log: Path) -> Iterator[StruckGroup]:
         group.stop()
 
 
-def train(
-    group: StruckGroup, run: tuple[str, RunDirectory, Manifest, RunShape], fates: Mapping[str, tuple[str, int]]
-) -> Trained:
+def train(group: StruckGroup, run: tuple[str, RunDirectory, Manifest], fates: Mapping[str, tuple[str, int]]) -> Trained:
     """One run to its end. Raises RunBroken when it does not get there."""
-    name, directory, manifest, shape = run
+    name, directory, manifest = run
     write_manifest(manifest, directory.manifest)
     peers = directory.home(BOOTSTRAP).parent
     peers.mkdir(mode=0o700, parents=True, exist_ok=True)
     (peers / FATES).write_text(json.dumps(fates))
     fired, clock = peers / FIRED, SystemClock()
     began = clock.monotonic()
-    group.credentials, group.restarted = _credentials(manifest, directory, shape), []
-    local_run(group, directory, manifest, shape).train()
+    group.credentials, group.restarted = _credentials(manifest, directory), []
+    local_run(group, directory, manifest).train()
     until = clock.monotonic() + END_S
     while group.running:  # the next run's peers have the same names
         group.poll(0.1)

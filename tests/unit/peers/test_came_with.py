@@ -15,15 +15,15 @@ import torch
 from data_shards.tokenize import train_tokenizer
 from peers.checkpoints.writer import keep_run
 from peers.cli.app import run as swarm
+from peers.commands.quickstart import plan_run
 from peers.data import tokenizer_files
-from peers.data.prepare import RunShape, prepare_run
-from peers.data.text import Corpus
+from peers.data.prepare import prepare_run
 from peers.data.tokenizer_files import came_with, read_encoding
-from peers.foreign_model import choose_model
 from peers.founding_files import Founded, load_foundation, make_run
 from peers.frozen import store_of, with_frozen
 from peers.home.run_directory import RunDirectory
 from peers.options.foundation import Foundation
+from peers.options.local import LocalOptions
 from swarm.errors import ConfigError, Incompatible
 from swarm.security.signing import PrivateIdentity
 from tests.harness.rigs.peers import KeptRun
@@ -155,10 +155,12 @@ def test_founding_says_what_comes_back_and_what_is_left_out(run: Founded) -> Non
 
 
 def test_quickstart_keeps_it_beside_the_tokenizer(model: Path, tmp_path: Path) -> None:
-    chosen = choose_model(str(model), scratch=True, context=CONTEXT)
-    shape = RunShape(steps=1, peers=2, stages=2, trainers=1, seed=0, ends="private", reproducible=False, chosen=chosen)
+    text = tmp_path / "text.jsonl"
     texts = [f"{number} cats and a dog in the small house " * 20 for number in range(40)]
-    made = prepare_run(shape, Corpus("the test", texts), RunDirectory(tmp_path))
+    text.write_text("".join(json.dumps({"text": one}) + "\n" for one in texts))
+    foundation = Foundation(model=str(model), from_scratch=True, context=CONTEXT)
+    plan = plan_run(foundation, LocalOptions(text=(text,)))
+    made = prepare_run(plan.foundation, plan.document, plan.text, RunDirectory(tmp_path))
     assert set(made.manifest.files) == set(CAME)
     for name in CAME:
         assert (tmp_path / name).read_bytes() == (model / name).read_bytes()
@@ -231,8 +233,6 @@ def test_model_whose_tokenizer_is_of_the_slow_kind_alone_says_how_to_make_the_ot
     (slow / "tokenizer.json").unlink()
     with pytest.raises(ConfigError, match=r"AutoTokenizer.*save_pretrained.*--tokenizer FILE"):
         founded(slow)
-    with pytest.raises(ConfigError, match=r"AutoTokenizer.*save_pretrained"):
-        choose_model(str(slow), scratch=True, context=CONTEXT)
 
 
 # --- how much travels -------------------------------------------------------------------------------------------------

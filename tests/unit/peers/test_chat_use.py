@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from contextlib import nullcontext
@@ -19,24 +18,23 @@ from data_shards.packing import counted_between
 from data_shards.shard import Shard
 from data_shards.tokenize import Tokenizer
 from peers.cli.app import run as swarm
-from peers.commands import quickstart
 from peers.commands.evaluate import Checkpointed, held_out_loss, load_checkpoint, sliding, text_loss
-from peers.commands.quickstart import QuickstartOptions
+from peers.commands.quickstart import QuickstartOptions, plan_run
 from peers.data.building import encoded_documents
 from peers.data.flaws import LeftOut
 from peers.data.keys import KeyCount
-from peers.data.prepare import PreparedRun, RunShape, prepare_run
+from peers.data.prepare import PreparedRun, prepare_run
 from peers.data.source import check_ids_fit
-from peers.data.text import Corpus, read_corpus
 from peers.data.tokenizer_files import run_encoding
 from peers.exit_codes import EXIT_OK, EXIT_USAGE
-from peers.foreign_model import ChosenModel
 from peers.home.run_directory import RunDirectory
+from peers.options.foundation import Foundation
+from peers.options.local import LocalOptions
 from swarm.config import parse_manifest
 from swarm.errors import ConfigError
 from swarm.models.packing import packed_positions
 from tests.harness.rigs.chat import CHATML, END, chat_tokenizer
-from tests.harness.rigs.foreign import foreign_model
+from tests.harness.rigs.foreign import foreign_config
 from tests.harness.rigs.peers import kept_run, printed
 
 TEMPLATE = (
@@ -63,14 +61,21 @@ def write_chats(path: Path, *more: Any, numbers: range = NUMBERS) -> Path:
     return path
 
 
-def shape(template: str = CHATML, **changes: Any) -> RunShape:
-    """Return a run with a small Llama that has this template."""
-    spoken: dict[str, Any] = {"end": END, "tokens": {"eos_token": END}}
-    spoken |= {"template": template} if template else {}
-    config = foreign_model("llama", vocab_size=512)
-    chosen = ChosenModel(config=config, files=None, tokenizer=chat_tokenizer(), spoken=spoken)
-    how: dict[str, Any] = {"steps": 3, "peers": 2, "stages": 2, "trainers": 2, "seed": 0, "ends": "private"}
-    return RunShape(**(how | {"reproducible": False, "chosen": chosen} | changes))
+def plan(root: Path, text: Path, template: str = CHATML, **said: Any) -> QuickstartOptions:
+    """What quickstart is to play with a model that speaks like this."""
+    model = root / "model"
+    if not model.exists():
+        model.mkdir()
+        (model / "config.json").write_text(json.dumps(foreign_config("llama", vocab_size=512)))
+        (model / "tokenizer.json").write_bytes(chat_tokenizer())
+        spoken = {"eos_token": END} | ({"chat_template": template} if template else {})
+        (model / "tokenizer_config.json").write_text(json.dumps(spoken))
+    shape: dict[str, Any] = {"model": str(model), "from_scratch": True, "context": 64, "steps": 3, "rows": 8}
+    return plan_run(Foundation(**shape | said), LocalOptions(peers=2, text=(text,), allow_bad=True))
+
+
+def prepare(options: QuickstartOptions, directory: RunDirectory) -> PreparedRun:
+    return prepare_run(options.foundation, options.document, options.text, directory)
 
 
 def learnt(path: Path) -> list[str]:
@@ -95,9 +100,9 @@ def prepared(
     """A run that was prepared from conversations, one of them twice and one without an answer, and a text."""
     root = tmp_path_factory.mktemp("chats")
     more = {"messages": said(0), "id": 0}, {"messages": said(0)[:1]}, {"text": "plain words"}
-    corpus = read_corpus([write_chats(root / "chats.jsonl", *more)], chats=True)
+    text = write_chats(root / "chats.jsonl", *more)
     directory = RunDirectory(root / "run")
-    return directory, prepare_run(shape(packing=request.param), corpus, directory)
+    return directory, prepare(plan(root, text, packing=request.param), directory)
 
 
 def test_every_conversation_is_learnt_once_by_one_trainer_or_held_out(
@@ -146,9 +151,9 @@ def test_held_out_loss_is_of_answers_in_rows_as_the_run_packs_them(prepared: tup
 
 @pytest.mark.parametrize("packing", ["stream", "documents"])
 def test_too_few_conversations_say_how_many_rows_there_are(tmp_path: Path, packing: Packing) -> None:
-    corpus = read_corpus([write_chats(tmp_path / "chats.jsonl", numbers=range(3))], chats=True)
+    text = write_chats(tmp_path / "chats.jsonl", numbers=range(3))
     with pytest.raises(ConfigError, match=r"with something to learn for each of 2 trainers.*1 held out; this has \d+"):
-        prepare_run(shape(packing=packing), corpus, RunDirectory(tmp_path / "run"))
+        prepare(plan(tmp_path, text, packing=packing), RunDirectory(tmp_path / "run"))
 
 
 def test_tokens_that_the_model_has_no_row_for_are_refused(prepared: tuple[RunDirectory, PreparedRun]) -> None:
@@ -164,16 +169,13 @@ def test_tokens_that_the_model_has_no_row_for_are_refused(prepared: tuple[RunDir
 
 def test_conversations_of_which_none_can_be_used_say_why(tmp_path: Path) -> None:
     (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": said(0)[:1]}))
-    corpus = read_corpus([tmp_path / "chats.jsonl"], chats=True)
     with pytest.raises(ConfigError, match=r"chats\.jsonl:1: it has no answer of the assistant"):
-        prepare_run(shape(), corpus, RunDirectory(tmp_path / "run"))
+        prepare(plan(tmp_path, tmp_path / "chats.jsonl"), RunDirectory(tmp_path / "run"))
 
 
 def test_conversations_without_a_template_are_refused_before_anything_is_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert shape().speaks
-    assert not shape(template="").speaks
     chats, out = write_chats(tmp_path / "chats.jsonl"), tmp_path / "run"
     assert swarm(["quickstart", "--text", str(chats), "--out", str(out)]) == EXIT_USAGE
     assert f"--text = '{chats}:1' cannot be used: it is a conversation" in capsys.readouterr().err
@@ -181,19 +183,6 @@ def test_conversations_without_a_template_are_refused_before_anything_is_made(
     assert swarm(["quickstart", "--text", str(chats), "--out", str(out)]) == EXIT_USAGE
     assert "of which the completion alone is learnt" in capsys.readouterr().err
     assert not out.exists()
-
-
-def test_packing_of_quickstart_is_that_of_the_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[QuickstartOptions] = []
-    monkeypatch.setattr(quickstart, "quickstart", lambda options, clock: seen.append(options) or EXIT_OK)
-    assert swarm(["quickstart"]) == swarm(["quickstart", "--packing", "documents"]) == EXIT_OK
-    assert [options.shape.packing for options in seen] == ["stream", "documents"]
-    text = Corpus("words", tuple(f"some words about {number}. " * 40 for number in range(300)))
-    for options in seen:
-        directory = RunDirectory(tmp_path / options.shape.packing)
-        made = prepare_run(dataclasses.replace(options.shape, trainers=1), text, directory)
-        assert made.manifest.batch.packing == options.shape.packing
-        assert ('packing = "documents"' in directory.manifest.read_text()) == (options.shape.packing == "documents")
 
 
 # --- eval -------------------------------------------------------------------------------------------------------------

@@ -7,14 +7,14 @@ import pytest
 from data_shards.tokenize import tokenizer_digest, train_tokenizer
 from peers.commands.evaluate import Sampling, load_checkpoint, sample_text
 from peers.console.words import CommandError
-from peers.data.prepare import RunShape, make_manifest
 from peers.home.run_directory import RunDirectory
 from peers.manifest_file import write_manifest
+from swarm.config import Manifest, RunConfig, StartWhen, TokenizerConfig
 from swarm.errors import ConfigError, StateError
 from tests.harness.fake_swarm import write_checkpoints
 from tests.harness.rigs.peers import TEXT
 
-SHAPE = RunShape(steps=3, peers=2, stages=2, trainers=1, seed=0, ends="private", reproducible=False)
+RUN = RunConfig(steps=3, start_when=StartWhen(stage_hosts=2, trainers=1))
 
 
 @pytest.fixture
@@ -23,7 +23,8 @@ def run(tmp_path: Path) -> RunDirectory:
     directory = RunDirectory(tmp_path)
     tokenizer_json = train_tokenizer([TEXT], 2048)
     directory.tokenizer.write_bytes(tokenizer_json)
-    write_manifest(make_manifest(SHAPE, tokenizer_digest(tokenizer_json)), directory.manifest)
+    named = TokenizerConfig(digest=tokenizer_digest(tokenizer_json))
+    write_manifest(Manifest(run=RUN, tokenizer=named), directory.manifest)
     write_checkpoints(tmp_path)
     return directory
 

@@ -421,7 +421,7 @@ def test_quickstart_stops_and_leaves_nothing_unless_it_is_allowed(
     seen: list[QuickstartOptions] = []
     monkeypatch.setattr(quickstart, "quickstart", lambda options, clock: seen.append(options) or EXIT_OK)
     assert run([*arguments, "--allow-bad"]) == EXIT_OK
-    assert seen[0].allow_bad
+    assert seen[0].text.allow_bad
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "utf-16-le"])

@@ -17,8 +17,8 @@ from peers.commands.model import examine, lines
 from peers.commands.new import summary
 from peers.data.source import DataGiven, shard_for
 from peers.exit_codes import EXIT_ERROR, EXIT_USAGE
-from peers.foreign_model import check_parts, choose_model, find_model
-from peers.founding_files import load_foundation, make_run
+from peers.foreign_model import check_parts, find_model
+from peers.founding_files import Founded, load_foundation, make_run
 from peers.options.foundation import Foundation
 from swarm.errors import ConfigError
 from swarm.models.spec import SplitConfig
@@ -26,6 +26,10 @@ from tests.harness.rigs.foreign import foreign_config
 
 TEXT = ["a cat and a dog " * 40, "the small house " * 40]
 TEMPLATE = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{{ eos_token }}{% endfor %}"
+
+
+def founded(foundation: Foundation) -> Founded:
+    return make_run(foundation, load_foundation(foundation))
 
 
 @pytest.fixture
@@ -41,11 +45,11 @@ def directory(tmp_path: Path) -> Path:
 
 
 def test_directory_gives_a_model_table_and_the_tokenizers_words(directory: Path) -> None:
-    chosen = choose_model(str(directory), scratch=True, context=16)
-    assert (chosen.config.architecture, chosen.config.layers, chosen.config.width) == ("llama", 4, 32)
-    assert (chosen.config.source, chosen.config.revision, chosen.config.scratch) == ("a-model", "", True)
-    assert (chosen.files, chosen.spoken["end"], chosen.spoken["template"]) == (None, "<|endoftext|>", TEMPLATE)
-    assert choose_model(str(directory), scratch=False, context=None).files == directory.absolute()
+    found = find_model(str(directory))
+    config, spoken = found.tried(scratch=True, context=16), found.spoken()
+    assert (config.architecture, config.layers, config.width) == ("llama", 4, 32)
+    assert (config.source, config.revision, config.scratch) == ("a-model", "", True)
+    assert (spoken["end"], spoken["template"]) == ("<|endoftext|>", TEMPLATE)
 
 
 def test_directory_of_a_hubs_cache_names_model_and_revision(directory: Path, tmp_path: Path) -> None:
@@ -83,7 +87,7 @@ def test_directory_that_lacks_something_is_refused_with_the_cause(
     if text is not None:
         (directory / file).write_text(text)
     with pytest.raises(ConfigError, match=words):
-        choose_model(str(directory), scratch=True, context=16)
+        founded(Foundation(model=str(directory), from_scratch=True, context=16))
 
 
 @pytest.mark.parametrize("given", ["nowhere", "a/b/c", "somebody/tiny@not a revision"])
@@ -281,7 +285,7 @@ def test_refused_options_name_what_they_can_be(directory: Path) -> None:
 def test_tied_model_is_not_cut_with_hosted_ends(directory: Path) -> None:
     config = json.loads((directory / "config.json").read_text()) | {"tie_word_embeddings": True}
     (directory / "config.json").write_text(json.dumps(config))
-    model = choose_model(str(directory), scratch=True, context=16).config
+    model = find_model(str(directory)).tried(scratch=True, context=16)
     check_parts(model, SplitConfig(stages=2))
     with pytest.raises(ConfigError, match="its head is its embedding"):
         check_parts(model, SplitConfig(stages=2, ends="hosted"))

@@ -8,10 +8,12 @@ import pytest
 from data_shards.tokenize import tokenizer_digest, train_tokenizer
 from peers.cli.app import run
 from peers.commands.new import summary
+from peers.commands.quickstart import plan_run
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_USAGE, exit_code_of
-from peers.founding_files import Founded, load_foundation, make_run
+from peers.founding_files import Founded, load_foundation, make_run, pending
 from peers.manifest_file import render_manifest
 from peers.options.foundation import Foundation
+from peers.options.local import LocalOptions
 from peers.presets import load_preset, preset_names, preset_purpose
 from peers.settings import PeerSettings
 from swarm.config import load_manifest, parse_manifest
@@ -223,3 +225,49 @@ def test_new_starts_a_bootstrap_that_waits_for_ever(
     assert manifest.run.name == "mine"
     assert settings.control == home / "1" / "control.sock"
     assert manifest.run_id[:12] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("lines", "changes", "rate", "decay"),
+    [
+        ("[model.lora]\nrank = 4\n", {}, 2e-4, 0.0),
+        ("[run]\nsteps = 9\n", {"lora_rank": 4}, 2e-4, 0.0),
+        ("", {"lora_rank": 4}, 2e-4, 0.0),
+        ("[model.lora]\nrank = 4\n[optimizer]\nlr = 1e-3\n", {}, 1e-3, 0.0),
+        ("[model.lora]\nrank = 4\n[optimizer]\nweight_decay = 0.2\n", {"lr": 3e-3}, 3e-3, 0.2),
+        ('[model.lora]\nrank = 4\n[optimizer]\nname = "sgd"\n', {}, 1.5e-3, 0.1),
+        ("[run]\nsteps = 9\n", {}, 1.5e-3, 0.1),
+    ],
+)
+def test_adapters_take_rates_of_their_own_unless_somebody_says_otherwise(
+    tmp_path: Path, lines: str, changes: dict[str, Any], rate: float, decay: float
+) -> None:
+    file = tmp_path / "RUN.toml"
+    file.write_text(lines)
+    named: dict[str, Any] = {"file": file} if lines else {"preset": "tiny"}
+    optimizer = parse_manifest(pending(load_foundation(Foundation(**named, **changes))), "the test").optimizer
+    assert (optimizer.lr, optimizer.weight_decay) == (rate, decay)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mode": "overlap", "strategy": "grid", "batch": 8, "rows": 2, "ends": "hosted"},
+        {"profile": "wan", "lr": 1e-4, "lora_rank": 2, "compute": "bfloat16", "reproducible": True},
+        {"local_steps": 4, "steps": 9},
+        {"layers_per_stage": "1,3"},
+    ],
+)
+@pytest.mark.parametrize("from_file", [False, True])
+def test_quickstart_plays_the_run_that_new_founds(tmp_path: Path, changes: dict[str, Any], *, from_file: bool) -> None:
+    (tmp_path / "RUN.toml").write_text("[run]\nsteps = 7\nstart_when = { stage_hosts = 4, trainers = 2 }\n")
+    named: dict[str, Any] = {"file": tmp_path / "RUN.toml"} if from_file else {"preset": "tiny"}
+    played = plan_run(Foundation(**named, **changes), LocalOptions()).manifest
+    peers = {} if from_file else {"hosts": 4, "trainers": 2}
+    founded = parse_manifest(pending(load_foundation(Foundation(**named, **peers, **changes))), "the test")
+    few_rounds = {"outer_lr": 1.0, "outer_momentum": 0.0} if "local_steps" in changes and not from_file else {}
+    averaging = founded.averaging.model_copy(update={"local": founded.averaging.local.model_copy(update=few_rounds)})
+    assert played == founded.model_copy(update={"averaging": averaging})
+    assert played.run.steps == (3 if "local_steps" in changes else 7 if from_file else 60)
+    assert played.averaging.inner_steps == changes.get("local_steps", 1)
+    assert played.speed.overlaps == ("mode" in changes)

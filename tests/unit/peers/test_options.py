@@ -13,6 +13,7 @@ from peers.cli.app import run
 from peers.dashboard.place import TOKEN_VARIABLE
 from peers.options.fields import Setting, settings_of
 from peers.options.foundation import Foundation, Invocation
+from peers.options.local import LocalOptions
 from peers.options.model import PeerOptions
 from peers.options.reading import read_foundation, read_invocation, read_peer_options
 from swarm.errors import ConfigError
@@ -190,11 +191,11 @@ def test_secrets_are_in_no_text_of_a_model() -> None:
     assert not any(f"{key}=" in repr(PeerOptions(invite=("hush",))) for key in secret)
 
 
-@pytest.mark.parametrize("command", ["join", "new"])
+@pytest.mark.parametrize("command", ["join", "new", "quickstart"])
 def test_help_of_a_command_has_what_the_models_offer_of_it(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([command, "--help"]) == 0
     shown = capsys.readouterr().out
-    models = (PeerOptions, Invocation, Foundation)
+    models = (PeerOptions, Invocation, Foundation, LocalOptions)
     offered = [one for model in models for one in settings_of(model).values() if command in one.option.of]
     for setting in offered:
         assert re.search(rf"^  (-\w, )?{re.escape(setting.names[0])}\b", shown, re.MULTILINE), setting.names[0]

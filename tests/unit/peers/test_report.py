@@ -11,23 +11,22 @@ import pytest
 
 from peers.commands.preflight import check_device
 from peers.console.words import CommandError, age_of_checkpoint, command_name, one_line, short_address
-from peers.data.prepare import RunShape, make_manifest
 from peers.home.run_directory import create_run_directory, find_run_directory
 from peers.local.plot import loss_svg, ticks
 from peers.local.progress import RunView
 from peers.local.report import Evaluation, RunFacts, RunOutcome, build_report, closed_steps, render_report, write_report
 from peers.manifest_file import render_manifest
 from swarm.clock import SystemClock
-from swarm.config import parse_manifest
+from swarm.config import Manifest, RunConfig, StartWhen, TokenizerConfig, parse_manifest
 from swarm.errors import ConfigError, StateError
 from swarm.events import Committed, Event, JourneyStarted, StepClosed
 from swarm.ids import PeerId
+from swarm.models.spec import SplitConfig
 from swarm.monitoring.reader import Recorded, RecordedEvent
 from tests.harness.rigs.peers import batch
 
 FACTS = RunFacts(run=None, directory="d", peers=2, stages=2, trainers=1, steps_wanted=5, began=10.0, ended=20.0)
 FAILED = RunOutcome(exit_reason="peer_failed", exit_code=3, message="a died", blamed="a")
-SHAPE = RunShape(steps=5, peers=3, stages=2, trainers=1, seed=7, ends="hosted", reproducible=True)
 
 
 def _view(*events: Event) -> RunView:
@@ -154,7 +153,8 @@ def test_ticks_any_range_are_few_and_inside(low: float, high: float) -> None:
 
 
 def test_manifest_file_read_back_is_the_same_run() -> None:
-    manifest = make_manifest(SHAPE, "a" * 64)
+    run = RunConfig(steps=5, seed=7, reproducible=True, start_when=StartWhen(stage_hosts=3, trainers=1))
+    manifest = Manifest(run=run, split=SplitConfig(ends="hosted"), tokenizer=TokenizerConfig(digest="a" * 64))
     assert parse_manifest(tomllib.loads(render_manifest(manifest)), "test").run_id == manifest.run_id
     assert manifest.run.start_when.stage_hosts == 3
 

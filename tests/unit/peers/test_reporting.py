@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 
 from peers.commands.preflight import check_reporting
-from peers.commands.quickstart import QuickstartOptions, quickstart
-from peers.data.prepare import RunShape
+from peers.commands.quickstart import plan_run, quickstart
 from peers.local.run import LOCAL
 from peers.local.siblings import siblings_of
 from peers.manifest_file import render_manifest
+from peers.options.foundation import Foundation
+from peers.options.local import LocalOptions
 from peers.options.model import PeerOptions
 from peers.options.reading import blaming, read_peer_options
 from peers.reporting import reporter
@@ -49,7 +50,6 @@ from tests.harness.settings import peer_settings
 pytestmark = pytest.mark.usefixtures("clean_environment", "elsewhere")
 
 RUN = RunId("5a" * 32)
-SHAPE = RunShape(steps=1, peers=2, stages=2, trainers=1, seed=0, ends="private", reproducible=False)
 KEY = "0123456789abcdef0123456789abcdef01234567"
 FOUND = RunFound(run=RUN, name="tiny", stages=2, steps=9, wire=2, source=PeerId("a"))
 STARTED = RunStarted(run=RUN, stages=2, roster=({}, {}, {}), parameters=10)
@@ -308,7 +308,7 @@ def test_a_directory_that_cannot_be_or_has_no_use_is_refused(libraries: list[Any
 
 
 def test_quickstart_refuses_before_it_makes_anything(tmp_path: Path) -> None:
-    options = QuickstartOptions(shape=SHAPE, out=tmp_path / "out", report_to="comet")
+    options = plan_run(Foundation(), LocalOptions(out=tmp_path / "out", report_to="comet"))
     with pytest.raises(ConfigError, match="some of tensorboard, wandb, mlflow"):
         quickstart(options, SystemClock())
     assert not (tmp_path / "out").exists()

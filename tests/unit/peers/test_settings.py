@@ -297,6 +297,6 @@ def test_machine_without_a_temporary_directory_says_so(
         raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp', '/']")
 
     monkeypatch.setattr("tempfile.gettempdir", nowhere)
-    monkeypatch.setattr("peers.commands.quickstart.check_shape", lambda shape: nowhere())
+    monkeypatch.setattr("peers.commands.quickstart.check_device", lambda device: nowhere())
     assert run(["quickstart"]) == 1
     assert "TMPDIR=DIR" in capsys.readouterr().err

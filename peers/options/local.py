@@ -1,0 +1,64 @@
+"""Define the options of ``swarm quickstart`` beside those of the run that it founds; read from the command alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from peers.options.fields import MODEL_CONFIG, FilePath, Option, between
+from peers.options.model import Trackers
+
+_LOCAL = ("quickstart",)
+MOST_PEERS = 64
+"""Of a kind, on one machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalOptions:
+    """How a whole run is played on this machine: its peers, its text, and what is left of it."""
+
+    __pydantic_config__: ClassVar[Mapping[str, str]] = MODEL_CONFIG
+
+    peers: Annotated[
+        Annotated[int, between(1, MOST_PEERS)] | None,
+        Option(
+            metavar="N", of=_LOCAL, default="4; with a RUN.toml its own",
+            help="Stage hosts, beside a bootstrap and the trainers; more than stages gives replicas.",
+        ),
+    ] = None  # fmt: skip
+    text: Annotated[
+        tuple[FilePath, ...],
+        Option(
+            metavar="PATH", of=_LOCAL, default="Python's own documentation",
+            help="Train on this file or directory; repeat for more. Conversations need --model, with a chat template.",
+        ),
+    ] = ()  # fmt: skip
+    special_tokens: Annotated[
+        bool, Option(of=_LOCAL, help="Take the text of special tokens in --text for these tokens.")
+    ] = False
+    allow_bad: Annotated[
+        bool, Option(of=_LOCAL, help="Go on where more than 1 % of its records or bytes cannot be used.")
+    ] = False
+    out: Annotated[
+        FilePath | None,
+        Option(metavar="DIR", of=_LOCAL, help="Write everything to this new directory.", default="out/<date-time>"),
+    ] = None
+    report: Annotated[FilePath | None, Option(metavar="FILE", of=_LOCAL, help="Also write the JSON report here.")] = (
+        None
+    )
+    report_to: Annotated[
+        Trackers | None,
+        Option(
+            metavar="TRACKER", of=_LOCAL,
+            help="Hand the run's figures on: tensorboard, wandb, mlflow, or several with commas.",
+        ),
+    ] = None  # fmt: skip
+    report_dir: Annotated[
+        FilePath | None,
+        Option(metavar="DIR", of=_LOCAL, default="reports/ in --out", help="With --report-to: directory of its files."),
+    ] = None
+    device: Annotated[
+        str, Option(metavar="DEVICE", of=_LOCAL, help="Device of every peer: auto, mps, cpu, cuda or cuda:N.")
+    ] = "cpu"
+    json: Annotated[bool, Option(of=_LOCAL, help="Print the report as one line of JSON, and nothing else.")] = False
