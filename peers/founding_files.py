@@ -19,11 +19,12 @@ from peers.data.text import Corpus, built_in_corpus, read_corpus, sample_texts
 from peers.data.tokenizer_files import CameWith, read_bounded
 from peers.foreign_model import ADAPTER_LR, ForeignModel, check_founding, check_parts, find_model, without_tokenizer
 from peers.home.places import home_directory
+from peers.manifest_file import PENDING
 from peers.options.fields import settings_of
 from peers.options.foundation import Foundation
 from peers.plan.sizing import SizedStages, stages_for
 from peers.presets import load_preset, preset_names
-from peers.profiles import keys_of, profile_of, with_profile
+from peers.profiles import PROFILES, keys_of, profile_of, value_at, with_profile
 from swarm.config import Manifest, new_nonce, parse_manifest
 from swarm.disk import read_named
 from swarm.errors import ConfigError, Incompatible
@@ -93,6 +94,41 @@ def load_foundation(foundation: Foundation) -> dict[str, Any]:
     return document
 
 
+def origins_of(foundation: Foundation, document: dict[str, Any]) -> dict[str, str]:
+    """Say where the values of what :func:`load_foundation` gave come from, by dotted key; the others are defaults."""
+    read = {} if foundation.file is None else _read_toml(foundation.file)
+    preset = {} if foundation.file is not None else load_preset(foundation.preset or FOR_FOREIGN)
+    profile = foundation.profile or profile_of(read)
+    keys = list(keys_of(document))
+
+    def of(other: Mapping[str, Any]) -> list[str]:
+        return [key for key in keys if value_at(document, key) == value_at(other, key)]
+
+    def below(*tables: str) -> list[str]:
+        return [key for key in keys if key.startswith(tables)]
+
+    found = dict.fromkeys(keys, "one for each stage")
+    for label, those in (  # the later ones replace the earlier
+        ("what trained weights take", of(load_preset(FOR_FOREIGN))),
+        (f"preset {foundation.preset or FOR_FOREIGN}", of(preset)),
+        ("what adapters take", of({"optimizer": FOR_ADAPTERS}) if "lora" in _section(document, "model") else ()),
+        (f"--model {foundation.model}", below("model.") if foundation.model is not None else ()),
+        (f"profile {profile}", [choice.key for choice in PROFILES.get(profile or "", ())]),
+        (str(foundation.file), [key for key in keys if value_at(read, key) is not None]),
+        ("--peers", below("split.", "run.start_when.") if foundation.peers is not None else ()),
+    ):
+        found |= dict.fromkeys(those, label)
+    return found | {key: _option_of(foundation, key) for key in foundation.changes}
+
+
+def _option_of(foundation: Foundation, key: str) -> str:
+    """The option that sets this key of the manifest."""
+    for one in settings_of(Foundation).values():
+        if one.option.manifest == key and getattr(foundation, one.key) is not None:
+            return one.names[0]
+    return "--layers-per-stage" if key == "split.stages" else "--local-steps" if foundation.mode is None else "--mode"
+
+
 def _section(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """What a manifest says there; nothing where it is no table, which is refused later."""
     said = document.get(name)
@@ -102,7 +138,7 @@ def _section(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def pending(document: dict[str, Any]) -> dict[str, Any]:
     """Return a manifest with what stands for the tokenizer to come, where it names none."""
     said = document.get("tokenizer", {})
-    return document | {"tokenizer": {"digest": "0" * 64} | said} if isinstance(said, dict) else document
+    return document | {"tokenizer": {"digest": PENDING} | said} if isinstance(said, dict) else document
 
 
 def _one_host_each(foundation: Foundation) -> dict[str, Any]:

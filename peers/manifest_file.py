@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import TypeAdapter
 
 from swarm.config import Manifest, parse_manifest
 from swarm.disk import write_whole
 from swarm.errors import ConfigError, Incompatible
 from swarm.parsing import parse_json
+from swarm.schema import Section
 
+PENDING = "0" * 64
+"""The digest of a tokenizer that is still to come."""
 _BARE = re.compile("[A-Za-z0-9_-]+")
 
 
@@ -24,6 +31,50 @@ def render_manifest(manifest: Manifest) -> str:
 def render_tables(tables: Mapping[str, dict[str, Any]]) -> str:
     """TOML of tables of plain values; what is None is left out."""
     return "".join(_section(name, values) for name, values in tables.items())
+
+
+def render_config(manifest: Manifest, origins: Mapping[str, str]) -> str:
+    """TOML with every key of a manifest, also those that a run's leaves out where they say nothing: behind each value
+    where it comes from and what it may be, above each table what it is, both from the models. What has no value is a
+    comment, and so is a tokenizer that is still to come. Reading it back gives the same manifest.
+
+    Args:
+        manifest: The run's.
+        origins: Where values come from, in words, by dotted key; the others are defaults.
+    """
+    return "\n".join(_tables(manifest, "", origins)) + "\n"
+
+
+def _tables(section: Section, above: str, origins: Mapping[str, str]) -> Iterator[str]:
+    """The lines of a table, and of those in it."""
+    inner, values = list[tuple[str, Section]](), list[str]()
+    for name, field in type(section).model_fields.items():
+        value, key = getattr(section, name), f"{above}.{name}" if above else name
+        if isinstance(value, Section):
+            inner.append((key, value))
+            continue
+        choices = [one for one in get_args(field.annotation) if get_origin(field.annotation) is Literal]
+        said = [origins.get(key, "default"), " or ".join(map(json.dumps, choices)) if len(choices) > 1 else ""]
+        plain = TypeAdapter(Any).dump_python(value, mode="json")
+        empty = value in (None, {}, PENDING)
+        values.append(f"# {name} has no value" if empty else f"{_pair(name, plain)}  # {'; '.join(filter(None, said))}")
+    if above:
+        unknown = getattr(section, "digest", "") == PENDING
+        yield ""
+        yield from (f"# {line}" for line in _explained(type(section)))
+        yield f"# [{above}] is made by swarm new" if unknown else f"[{above}]"
+        yield from () if unknown else values
+    for key, value in inner:
+        yield from _tables(value, key, origins)
+
+
+def _explained(section: type[Section]) -> list[str]:
+    """What a table is, as its class says."""
+    text = inspect.cleandoc(section.__doc__ or "")
+    text = re.sub(r" \(:\w+:`[^`]*`\)", "", text).replace("``", "`")
+    text = re.sub(r":\w+:`~?([^`]*)`", r"`\1`", text)
+    paragraphs = (textwrap.wrap(" ".join(one.split()), 116) for one in text.split("\n\n"))
+    return [line for lines in paragraphs for line in lines]
 
 
 def write_manifest(manifest: Manifest, path: Path) -> None:

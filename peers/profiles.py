@@ -96,7 +96,7 @@ def with_profile(document: Document, by_hand: Collection[str]) -> dict[str, Any]
     if not speed:
         del made["speed"]
     for choice in _open(name, document, by_hand):
-        now = _get(made, choice.key)
+        now = value_at(made, choice.key)
         value = max(now, choice.value) if choice.least and isinstance(now, int) else choice.value
         made = _put(made, choice.key.split("."), value)
     return made
@@ -117,7 +117,7 @@ def profile_lines(name: str, manifest: Document) -> list[tuple[str, str]]:
     with the reason, or with what is there instead."""
     lines = [("profile", f"{name}, for {FITS[name]}")]
     for choice in PROFILES[name]:
-        now = _get(manifest, choice.key)
+        now = value_at(manifest, choice.key)
         meant = now == choice.value or (choice.least and isinstance(now, int) and now >= int(choice.value))
         exact = choice.value == "exact" and now in ("float32", "bfloat16")
         reason = choice.why if meant or exact else f"not {choice.value}, as set by hand or for run.reproducible"
@@ -135,7 +135,7 @@ def keys_of(document: Document, above: str = "") -> Iterator[str]:
 
 def _open(name: str, document: Document, by_hand: Collection[str]) -> Iterator[ProfileChoice]:
     """The choices that nobody has made."""
-    exact = _get(document, "run.reproducible") is True
+    exact = value_at(document, "run.reproducible") is True
     if exact and MODES[name].value == "local" and MODES[name].key not in by_hand:
         raise ConfigError(
             "speed.profile", name, "lan or wan with run.reproducible = true",
@@ -146,7 +146,8 @@ def _open(name: str, document: Document, by_hand: Collection[str]) -> Iterator[P
             yield choice
 
 
-def _get(document: Document, dotted: str) -> Any:
+def value_at(document: Document, dotted: str) -> Any:
+    """Return what a manifest has at a dotted key; None where it has nothing."""
     found: Any = document
     for key in dotted.split("."):
         found = found.get(key) if isinstance(found, dict) else None

@@ -65,8 +65,16 @@ def new(**typed: Any) -> None:
     FILES/run.toml does the same, where FILES is the directory in the founder's line `files`; swarm status shows it.
     Where nobody of the run answers it ends with exit code 3. With another --name it founds another run.
 
+    With --print-config it founds nothing, and prints a RUN.toml with every key to change and found a run with.
+
     Example: swarm new --preset tiny --steps 100
     """
     from peers.commands.start import run, to_found
 
-    raise typer.Exit(run(to_found(typed)))
+    order = to_found(typed)
+    if order.foundation is not None and order.foundation.print_config and not order.foundation.resume:
+        from peers.commands.new import print_config
+
+        print_config(order.foundation, as_json=order.json_lines)
+        return
+    raise typer.Exit(run(order))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shlex
+import sys
 from typing import TYPE_CHECKING, Any
 
 from peers.commands.preflight import check_announce, check_listen, check_output, check_reporting, check_through
@@ -99,6 +102,27 @@ def new(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines
             json_lines=json_lines,
         )
         return live(place, peer)
+
+
+def print_config(foundation: Foundation, *, as_json: bool) -> None:
+    """Print the manifest of a run that could be founded, with every key and where its value comes from.
+
+    What founding adds is left open: nonce, tokenizer, digests of frozen weights, the issuer. Raises ConfigError as
+    founding does.
+    """
+    from peers.founding_files import load_foundation, origins_of, pending, sized_document
+    from peers.manifest_file import render_config
+    from swarm.config import parse_manifest
+
+    document, _ = sized_document(foundation, load_foundation(foundation))
+    manifest, origins = parse_manifest(pending(document), str(foundation.file or "the preset")), {"run.nonce": "random"}
+    origins |= origins_of(foundation, document)
+    if as_json:
+        told = json.dumps({"schema": 1, "config": manifest.model_dump(mode="json"), "from": origins})
+    else:
+        beside = "" if foundation.model is None else f" --model {shlex.quote(foundation.model)}"
+        told = f"# Found a run with it: {command_name()} new RUN.toml{beside}\n{render_config(manifest, origins)}"
+    sys.stdout.write(f"{told.rstrip()}\n")
 
 
 def with_issuer(founded: Founded, founder: PeerId) -> Founded:

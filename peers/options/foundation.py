@@ -33,6 +33,9 @@ class Foundation:
             help="The run's manifest; with --resume: its directory, or that of one of its checkpoints.",
         ),
     ] = None  # fmt: skip
+    print_config: Annotated[
+        bool, Option(of=_NEW, help="Print the manifest with every key and where its value comes from; found nothing.")
+    ] = False
     resume: Annotated[
         bool, Option(of=_NEW, help="Continue a run whose peers are all gone, from its newest checkpoint.")
     ] = False
