@@ -87,6 +87,16 @@ class ChatEncoder:
             raise UnusableRecord("its answers are empty")
         return tokens, counted, frozenset(chat.unused | {name.replace(mark, "") for name in unwritten})
 
+    def question(self, messages: Sequence[Message]) -> npt.NDArray[np.uint32]:
+        """Return the tokens of a conversation so far, with what introduces an answer behind it.
+
+        Raises RenderingFailed where the template refuses it, ConfigError as :meth:`encode`.
+        """
+        mark = _unused(list(messages), self._template.source.text)
+        said = [_marked(message, self._special, mark) for message in messages]
+        ids, _ = self._encoded(self._template.render(said, ask=True), mark)
+        return np.array(ids, dtype=np.uint32)
+
     def _answers(
         self, messages: list[Message], chat: Chat, render: _Render
     ) -> tuple[str, list[tuple[int, int, int]], bool]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +16,7 @@ from peers.cli.light import WholeGroup
 from peers.cli.options import AsJson, Home
 
 if TYPE_CHECKING:
-    from peers.commands.evaluate import LoadedModel, TextLoss
+    from peers.commands.evaluate import LoadedModel, Sampling, TextLoss
     from peers.data.encoder import Encoded, Encoding
     from peers.home.run_directory import RunDirectory
 
@@ -198,7 +199,19 @@ def sample(
         ),
     ] = None,
     model: Model = None,
-    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "The",
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Text to continue, or, of a model with a chat template, what is said to it.  [default: The, or Hello]",
+        ),
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Talk with it: each line of standard input is said to it, and answered.")
+    ] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the prompt also where the model has a chat template.")
+    ] = False,
     tokens: Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="Tokens to generate.")] = 100,
     seed: Annotated[
         int, typer.Option(metavar="N", min=0, max=2**31 - 1, help="The same seed gives the same text.")
@@ -208,23 +221,77 @@ def sample(
         typer.Option(metavar="X", min=0.0, max=10.0, help="Sampling temperature; 0 always takes the likeliest token."),
     ] = 0.8,
     step: Step = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of text, with --chat one for each answer.")
+    ] = False,
 ) -> None:
-    """Have a trained model continue a prompt.
+    """Have a trained model continue a prompt, or answer.
 
     Takes the directory of a swarm quickstart, or of a run that this machine's peers joined, or with --model an exported
-    model, and prints the prompt and the text that the model generates.
-    """
-    from peers.console.words import printable
+    model, and prints the prompt and the text that the model generates. A model with a chat template answers the prompt
+    as that writes it, and its answer alone is printed.
 
+    Example: swarm sample --chat
+    """
+    from dataclasses import replace
+
+    from swarm.errors import ConfigError
+
+    if chat and (raw or prompt is not None):
+        name = "--raw" if raw else "--prompt"
+        raise ConfigError(name, prompt or raw, "nothing beside --chat", f"Leave out {name}, or --chat.")
+    encoding = _encoding(directory, model, step, None, key="DIR")  # before the weights: it may have no template
+    if chat and encoding.template is None:
+        where = str(model or directory or "the newest run")
+        raise ConfigError("--chat", where, "a model with a chat template", "Without --chat it continues a --prompt.")
     loaded, source = _load(directory, model, step, None, named=True)
     from peers.commands.evaluate import Sampling, sample_text
 
-    made = sample_text(loaded, Sampling(prompt=prompt, tokens=tokens, seed=seed, temperature=temperature))
-    if as_json:
-        typer.echo(json.dumps({**source, "prompt": prompt, "text": made, "seed": seed}))
-    else:
-        typer.echo(printable(prompt + made))
+    talks = encoding.template is not None and not raw
+    said = prompt or ("Hello" if talks else "The")
+    sampling = Sampling(prompt=said, tokens=tokens, seed=seed, temperature=temperature)
+
+    def told(prompt: str, text: str, shown: str) -> None:
+        line = json.dumps({**source, "prompt": prompt, "text": text, "seed": seed}) if as_json else printable(shown)
+        typer.echo(line)
+
+    from peers.console.words import printable
+
+    if not talks:
+        made = sample_text(loaded, sampling)
+        told(said, made, said + made)
+        return
+    lines = _lines_typed(asks=not as_json) if chat else [said]
+    for question, answer in _conversation(loaded, replace(encoding, key="--prompt"), sampling, lines):
+        told(question, answer, answer)
+
+
+def _lines_typed(*, asks: bool) -> Iterator[str]:
+    """The lines of standard input that say something; a person is shown where to type."""
+    while True:
+        if asks and sys.stdin.isatty():
+            typer.echo("> ", nl=False, err=True)
+        line = sys.stdin.readline()
+        if not line:
+            return
+        if line.strip():
+            yield line.strip()
+
+
+def _conversation(
+    loaded: LoadedModel, encoding: Encoding, sampling: Sampling, lines: Iterable[str]
+) -> Iterator[tuple[str, str]]:
+    """Say each line to the model, and yield it with the answer, which is part of what the next one follows."""
+    from peers.commands.evaluate import answer_text
+    from peers.data.encoder import Questions
+
+    messages = list[dict[str, str]]()
+    with Questions(encoding) as questions:
+        for line in lines:
+            messages.append({"role": "user", "content": line})
+            answer = answer_text(loaded, questions.tokens(messages), sampling)
+            messages.append({"role": "assistant", "content": answer})
+            yield line, answer
 
 
 def _load(
@@ -254,8 +321,8 @@ def _load(
     return checkpoint, {"directory": str(found.root), "step": checkpoint.step}
 
 
-def _encoding(run: Path | None, model: Path | None, step: int | None, home: str | None) -> Encoding:
-    """How files become tokens: as the exported model's files say, or the run's manifest."""
+def _encoding(run: Path | None, model: Path | None, step: int | None, home: str | None, key: str = "--run") -> Encoding:
+    """How files become tokens: as the exported model's files say, or the run's manifest. ``key`` names the run."""
     from peers.checkpoints.choice import choose_step, run_tokenizer
     from peers.commands.model_directory import check_model
     from peers.data.tokenizer_files import model_encoding, run_encoding
@@ -264,7 +331,7 @@ def _encoding(run: Path | None, model: Path | None, step: int | None, home: str 
     if model is not None:
         check_model(model)
         return model_encoding(model, key="FILE")
-    chosen = choose_step(find_run_directory(run, home, key="--run"), step)
+    chosen = choose_step(find_run_directory(run, home, key=key), step)
     return run_encoding(run_tokenizer(chosen)[0], chosen.manifest.tokenizer, key="FILE")
 
 

@@ -5,11 +5,12 @@ The model of a checkpoint is loaded here; one that was exported, by :mod:`peers.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -55,8 +56,10 @@ class LanguageModel(Protocol):
     def evaluate(self, tokens: Tensor, targets: Tensor) -> tuple[float, int]:
         """Return (sum of cross entropy in nats, number of targets ≥ 0) of int64 (B, T)."""
 
-    def generate(self, tokens: Tensor, count: int, *, seed: int, temperature: float) -> Tensor:
-        """Continue int64 (T,) by ``count`` tokens at most; return the continuation alone."""
+    def generate(
+        self, tokens: Tensor, count: int, *, seed: int, temperature: float, ends: Collection[int] = ()
+    ) -> Tensor:
+        """Continue int64 (T,) by ``count`` tokens at most, or to one of ``ends``; return the continuation alone."""
 
 
 class LoadedModel(Protocol):
@@ -156,6 +159,17 @@ def sample_text(loaded: LoadedModel, sampling: Sampling) -> str:
     made = loaded.model.generate(prompt, sampling.tokens, seed=sampling.seed, temperature=sampling.temperature)
     ids = [token for token in made.tolist() if token < tokenizer.vocab_size]
     return tokenizer.decode(ids)
+
+
+def answer_text(loaded: LoadedModel, question: Sequence[int], sampling: Sampling) -> str:
+    """An answer to a conversation, which ``question`` has as tokens up to where the answer begins: up to the first
+    special token, as which templates end a turn. Of ``sampling`` its prompt is not used."""
+    tokenizer = loaded.tokenizer
+    prompt, ends = torch.tensor(question, dtype=torch.int64, device=loaded.device), tokenizer.special_ids
+    how: dict[str, Any] = {"seed": sampling.seed, "temperature": sampling.temperature, "ends": ends}
+    made = loaded.model.generate(prompt, sampling.tokens, **how).tolist()
+    ids = itertools.takewhile(lambda token: token not in ends, made)
+    return tokenizer.decode([token for token in ids if token < tokenizer.vocab_size]).strip()
 
 
 # --- the loss on any text --------------------------------------------------------------------------------------------

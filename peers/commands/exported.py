@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,13 +50,17 @@ class TransformersModel:
         return total.item(), int((targets >= 0).sum())
 
     @torch.inference_mode()
-    def generate(self, tokens: Tensor, count: int, *, seed: int, temperature: float) -> Tensor:
+    def generate(
+        self, tokens: Tensor, count: int, *, seed: int, temperature: float, ends: Collection[int] = ()
+    ) -> Tensor:
         """See :class:`~peers.commands.evaluate.LanguageModel`; ends where a text ends. When the context is full,
         it goes on from its second half."""
         torch.manual_seed(seed)
         how: dict[str, Any] = {"do_sample": False}
         if temperature > 0:  # from all tokens, as our own models do
             how = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+        if ends:
+            how["eos_token_id"] = sorted(ends)
         made = tokens[:0]
         seen = tokens[-self.context :]
         while made.numel() < count:

@@ -26,7 +26,7 @@ from data_shards.chat import ChatEncoder, encode_completion
 from data_shards.draft import Documents
 from data_shards.messages import UnusableRecord
 from data_shards.privacy import Private
-from data_shards.template import ChatTemplate, TemplateSource
+from data_shards.template import ChatTemplate, RenderingFailed, TemplateSource
 from data_shards.tokenize import NoSeam, Passage, Tokenizer
 from peers.data.blocks import TextBlock
 from peers.data.flaws import Flaw, FlawCount
@@ -161,6 +161,18 @@ class BlockEncoder:
         )
         return Encoded(documents, size, altered, flaws, keys)
 
+    def question(self, messages: Sequence[Mapping[str, str]]) -> npt.NDArray[np.uint32]:
+        """As :meth:`ChatEncoder.question`. Raises ConfigError."""
+        if self._chat is None:
+            raise chat_without_template(self._encoding.key, "the prompt")
+        try:
+            return self._chat.question([dict(message) for message in messages])
+        except RenderingFailed as error:
+            remedy = "Say it otherwise, or have the text continued: --raw."
+            raise ConfigError("--prompt", None, "what the chat template writes", remedy, why=str(error)) from None
+        except MemoryError:
+            raise _too_much(f"{MEMORY_BYTES >> 20} MiB", "the prompt") from None
+
     def _tokenized(
         self, texts: Sequence[str | Passage], block: TextBlock, flaws: FlawCount
     ) -> list[tuple[npt.NDArray[np.uint32], bool]]:
@@ -265,6 +277,30 @@ def _chained(few: list[TextBlock], rest: Iterator[TextBlock]) -> Iterator[TextBl
     yield from rest
 
 
+class Questions:
+    """Writes conversations with a model's chat template, in a process that is bounded; ends it when it is left.
+
+    ``encoding`` has the template.
+    """
+
+    def __init__(self, encoding: Encoding) -> None:
+        self._children = _Children(1, encoding)
+
+    def __enter__(self) -> Questions:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._children.end()
+
+    def tokens(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Return the tokens of a conversation so far, with what introduces an answer behind it. Blocking.
+
+        Raises ConfigError where the template refuses it or takes too long, StateError where the process ended.
+        """
+        _, (tokens,) = self._children.ask({"messages": [dict(one) for one in messages]}, (), "the prompt")
+        return np.frombuffer(tokens, np.uint32).tolist()
+
+
 class _Children:
     """Processes that encode, started when one is needed and none is free."""
 
@@ -293,24 +329,34 @@ class _Children:
 
     def encode(self, block: TextBlock) -> Encoded:
         """As :meth:`BlockEncoder.encode`. Blocking; each thread has a process to itself meanwhile."""
+        header = asdict(block) | dict.fromkeys(_PARTS)
+        place = f"{block.file}, in the lines from {block.line} on"
+        return _answered(*self.ask(header, [getattr(block, part) for part in _PARTS], place))
+
+    def ask(self, header: dict[str, Any], parts: Sequence[bytes], place: str) -> tuple[dict[str, Any], list[bytes]]:
+        """Return what a process answers. Raises ConfigError and StateError, which name the ``place``."""
         child = self._free.get()
         try:
             if child is None:
                 child = self._start()
-            header = asdict(block) | dict.fromkeys(_PARTS)
-            _send(cast(BinaryIO, child.stdin), header, *(getattr(block, part) for part in _PARTS))
+            _send(cast(BinaryIO, child.stdin), header, *parts)
             answer, parts = _receive(cast(BinaryIO, child.stdout))
         except (EOFError, OSError, ValueError):
             code = None if child is None else child.wait()
             if code == -signal.SIGPROF:
-                raise _too_much(f"{CPU_S:g} s", f"{block.file}, in the lines from {block.line} on") from None
+                raise _too_much(f"{CPU_S:g} s", place) from None
             raise StateError(
-                f"{block.file}: the process that tokenised from line {block.line} on ended"
+                f"{place}: the process that tokenised ended"
                 f"{f' with code {code}' if code else ''}: is there memory left? Type the same command again to go on."
             ) from None
         finally:
             self._free.put(child)
-        return _answered(answer, parts)
+        if "error" in answer:
+            error = answer["error"]
+            raise ConfigError(error["key"], error["value"], error["allowed"], error["remedy"], why=error["why"])
+        if "failed" in answer:
+            raise StateError(answer["failed"])
+        return answer, parts
 
     def _start(self) -> subprocess.Popen[bytes]:
         environment = {
@@ -333,11 +379,6 @@ class _Children:
 
 
 def _answered(answer: dict[str, Any], parts: list[bytes]) -> Encoded:
-    if "error" in answer:
-        error = answer["error"]
-        raise ConfigError(error["key"], error["value"], error["allowed"], error["remedy"], why=error["why"])
-    if "failed" in answer:
-        raise StateError(answer["failed"])
     tokens, starts, counted = parts
     documents = Documents(
         np.frombuffer(tokens, np.uint32),
@@ -378,17 +419,23 @@ def main() -> None:
             header, parts = _receive(came)
         except EOFError:
             return
-        flaws = tuple(Flaw(*one) for one in header["flaws"])
-        lists = {"lines": tuple(header["lines"]), "flaws": flaws, "unread": tuple(header["unread"])}
-        block = TextBlock(**header | lists | dict(zip(_PARTS, parts, strict=True)))
         try:
             encoder = encoder or BlockEncoder(encoding, cpu_s)
-            _answer(out, encoder.encode(block))
+            if "messages" in header:
+                _send(out, {}, encoder.question(header["messages"]).tobytes())
+            else:
+                _answer(out, encoder.encode(_block_of(header, parts)))
         except ConfigError as error:
             said = {name: getattr(error, name) for name in ("key", "value", "allowed", "remedy", "why")}
             _send(out, {"error": said})
         except StateError as error:
             _send(out, {"failed": str(error)})
+
+
+def _block_of(header: dict[str, Any], parts: Sequence[bytes]) -> TextBlock:
+    flaws = tuple(Flaw(*one) for one in header["flaws"])
+    lists = {"lines": tuple(header["lines"]), "flaws": flaws, "unread": tuple(header["unread"])}
+    return TextBlock(**header | lists | dict(zip(_PARTS, parts, strict=True)))
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ Shapes: B microbatch, T sequence, D width of what crosses a boundary, V vocabula
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -118,9 +118,17 @@ class PartModule(nn.Module):
 
     @torch.no_grad()
     def generate(
-        self, tokens: Tensor, count: int, *, seed: int, temperature: float = 1.0, top_k: int | None = None
+        self,
+        tokens: Tensor,
+        count: int,
+        *,
+        seed: int,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        ends: Collection[int] = (),
     ) -> Tensor:
-        """Continue int64 (T,), T ≥ 1, with a whole model by ``count`` tokens; return the continuation alone, (count,).
+        """Continue int64 (T,), T ≥ 1, with a whole model by ``count`` tokens, or to the first of those in ``ends``;
+        return the continuation alone.
 
         ``temperature`` 0 takes the likeliest. The same seed gives the same tokens on the same machine. Only the last
         ``context`` tokens are seen. Every token costs a whole forward: there is no key/value cache.
@@ -131,6 +139,8 @@ class PartModule(nn.Module):
             scores = self.logits(self(sequence[:, -self.context :])[:, -1:])[0, 0]
             chosen = _choose(scores.cpu(), generator, temperature, top_k).to(tokens.device)
             sequence = torch.cat((sequence, chosen.view(1, 1)), dim=1)
+            if ends and int(chosen) in ends:
+                break
         return sequence[0, tokens.numel() :]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from contextlib import nullcontext
@@ -18,6 +19,7 @@ from data_shards.packing import counted_between
 from data_shards.shard import Shard
 from data_shards.tokenize import Tokenizer
 from peers.cli.app import run as swarm
+from peers.commands import evaluate
 from peers.commands.evaluate import Checkpointed, held_out_loss, load_checkpoint, sliding, text_loss
 from peers.commands.quickstart import QuickstartOptions, plan_run
 from peers.data.building import encoded_documents
@@ -308,3 +310,55 @@ def test_eval_of_prompts_counts_their_completions_and_needs_no_template(
     assert swarm(["eval", "--run", str(directory.root), str(tmp_path / "pairs.jsonl"), "--json"]) == EXIT_OK
     told = printed(capsys)
     assert (told["counted"], told["bytes"]) == ("answers", len(" four"))
+
+
+# --- sample -----------------------------------------------------------------------------------------------------------
+
+
+def test_sample_of_run_and_exported_model_answers_in_the_template_and_remembers_what_was_said(
+    spoken: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[list[int]] = []
+    answered = evaluate.answer_text
+    monkeypatch.setattr(evaluate, "answer_text", lambda *given: asked.append(given[1]) or answered(*given))
+    how, found = ["--temperature", "0", "--tokens", "6", "--json"], []
+    for source in ([str(spoken / "run")], ["--model", str(spoken / "model")]):
+        monkeypatch.setattr("sys.stdin", io.StringIO("Some words\n\nand more<|endoftext|>\n"))
+        assert swarm(["sample", *source, "--chat", *how]) == EXIT_OK
+        found.append([json.loads(line) for line in capsys.readouterr().out.splitlines()])
+        assert swarm(["sample", *source, "--prompt", "Some words", *how]) == EXIT_OK
+        assert printed(capsys)["text"] == found[-1][0]["text"]
+        assert swarm(["sample", *source, "--prompt", "Some words", "--raw", *how]) == EXIT_OK
+        assert printed(capsys)["text"] != found[-1][0]["text"]
+    ours, theirs = ([(one["prompt"], one["text"]) for one in lines] for lines in found)
+    assert [question for question, _ in ours] == [question for question, _ in theirs]
+    assert [question for question, _ in ours] == ["Some words", "and more<|endoftext|>"]
+    tokenizer = kept_run().tokenizer
+    texts = [Tokenizer(tokenizer, "<|endoftext|>").decode_all(list(question)) for question in asked[:2]]
+    first = "user\nSome words<|endoftext|>assistant\n"
+    assert texts[0] == first
+    assert texts[1] == f"{first}{ours[0][1]}<|endoftext|>user\nand more<|endoftext|><|endoftext|>assistant\n"
+    ends = [list(question).count(Tokenizer(tokenizer, "<|endoftext|>").end_of_text) for question in asked[:2]]
+    assert ends == [1, 3], "what a person types is no special token"
+
+
+def test_answer_ends_where_the_template_ends_a_turn() -> None:
+    tokenizer = Tokenizer(chat_tokenizer(), END)
+    said = [*tokenizer.encode("fine"), tokenizer.end_of_text, *tokenizer.encode("user")]
+
+    class Model:
+        def generate(self, tokens: Any, count: int, **how: Any) -> Any:
+            assert tokenizer.end_of_text in how["ends"]
+            return torch.tensor(said)
+
+    loaded = Checkpointed(0, Model(), tokenizer, None)  # type: ignore[arg-type]
+    assert evaluate.answer_text(loaded, [1, 2], evaluate.Sampling(prompt="", tokens=9)) == "fine"
+
+
+@pytest.mark.parametrize("more", [["--raw"], ["--prompt", "x"], []])
+def test_chat_with_what_does_not_chat_is_refused(
+    more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept_run().keep(tmp_path / "run", 10)
+    assert swarm(["sample", str(tmp_path / "run"), "--chat", *more]) == EXIT_USAGE
+    assert ("nothing beside --chat" if more else "a model with a chat template") in capsys.readouterr().err

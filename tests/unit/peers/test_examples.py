@@ -20,7 +20,7 @@ from tests.harness.rigs.foreign import foreign_config
 from tests.harness.rigs.peers import TEXT, printed
 from tests.harness.sources import ROOT
 
-EXAMPLES = {
+EXAMPLES: dict[str, dict[str, Any]] = {
     "from-scratch": {"optimizer.lr": 1e-3},
     "full-fine-tuning": {"optimizer.lr": 2e-5, "optimizer.weight_decay": 0.0, "model.family": "hf"},
     "chat-adapters": {"optimizer.lr": 2e-4, "model.lora.dropout": 0.05, "batch.packing": "documents"},
