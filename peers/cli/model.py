@@ -283,10 +283,10 @@ def _conversation(
 ) -> Iterator[tuple[str, str]]:
     """Say each line to the model, and yield it with the answer, which is part of what the next one follows."""
     from peers.commands.evaluate import answer_text
-    from peers.data.encoder import Questions
+    from peers.data.encoder import PromptWriter
 
     messages = list[dict[str, str]]()
-    with Questions(encoding) as questions:
+    with PromptWriter(encoding) as questions:
         for line in lines:
             messages.append({"role": "user", "content": line})
             answer = answer_text(loaded, questions.tokens(messages), sampling)

@@ -277,7 +277,7 @@ def _chained(few: list[TextBlock], rest: Iterator[TextBlock]) -> Iterator[TextBl
     yield from rest
 
 
-class Questions:
+class PromptWriter:
     """Writes conversations with a model's chat template, in a process that is bounded; ends it when it is left.
 
     ``encoding`` has the template.
@@ -286,7 +286,7 @@ class Questions:
     def __init__(self, encoding: Encoding) -> None:
         self._children = _Children(1, encoding)
 
-    def __enter__(self) -> Questions:
+    def __enter__(self) -> PromptWriter:
         return self
 
     def __exit__(self, *error: object) -> None:
