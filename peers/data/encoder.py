@@ -298,7 +298,7 @@ class PromptWriter:
         Raises ConfigError where the template refuses it or takes too long, StateError where the process ended.
         """
         _, (tokens,) = self._children.ask({"messages": [dict(one) for one in messages]}, (), "the prompt")
-        return np.frombuffer(tokens, np.uint32).tolist()
+        return [int(token) for token in np.frombuffer(tokens, np.uint32)]
 
 
 class _Children:
