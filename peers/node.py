@@ -10,6 +10,7 @@ import asyncio
 import functools
 import gc
 import logging
+import math
 import os
 import resource
 import secrets
@@ -28,7 +29,7 @@ from peers.control.admitting import Admitting
 from peers.control.answers import NodeCommands
 from peers.control.server import ControlServer
 from peers.dashboard.start import serve_own
-from peers.data.source import data_given, data_opened, open_source, shard_for
+from peers.data.source import DATA, EVAL, data_given, data_opened, held_out_given, open_source, shard_for
 from peers.exit_codes import EXIT_CODES, EXIT_DRAINED, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, exit_code_of
 from peers.foreign_model import files_here
 from peers.frozen import frozen_services
@@ -63,6 +64,7 @@ from swarm.network.discovery.manifest import ManifestService
 from swarm.network.endpoint import LibP2PEndpoint
 from swarm.network.libp2p.identity import StoredIdentity, load_or_create
 from swarm.pipeline.batch import BatchSource
+from swarm.pipeline.trainer.held_out import HeldOutRows
 from swarm.schema import TOKENIZER_FILE
 from swarm.security.credentials import credential_of
 from swarm.step.calls import first_leaf
@@ -248,6 +250,7 @@ class Node:
             watch=watch,
             be_reachable=reach.be_reachable,
             source=await self._open_data(manifest, named[TOKENIZER_FILE]),
+            held_out=await self._open_held_out(manifest, named[TOKENIZER_FILE]),
             how_to_join=functools.partial(command_to_join, admission=manifest.admission.mode),
             activation_checkpointing=self._settings.options.activation_checkpointing,
             deferred_weights=self._settings.options.deferred_weights == "on",
@@ -320,6 +323,23 @@ class Node:
         self._events.emit(data_opened(manifest, source.microbatches_per_epoch, made.unused))
         return source
 
+    async def _open_held_out(self, manifest: Manifest, tokenizer: bytes) -> HeldOutRows | None:
+        """What a trainer measures the loss of while it trains. Raises ConfigError as :func:`shard_for`."""
+        settings, options = self._settings, self._settings.options
+        given = held_out_given(options) if settings.role == "trainer" else None
+        if given is None:
+            return None
+        into, given_up = settings.home / "held-out", threading.Event()
+        try:
+            made = await asyncio.to_thread(shard_for, given, tokenizer, manifest, into, "", given_up=given_up.is_set)
+            source = await asyncio.to_thread(open_source, manifest, made.path, self._identity.peer)
+        except ConfigError as error:
+            key = EVAL if error.key == DATA else error.key
+            raise ConfigError(key, error.value, error.allowed, error.remedy, why=error.why) from None
+        finally:
+            given_up.set()
+        return HeldOutRows(source=source, every=options.eval_every or math.ceil(manifest.run.steps / 10))
+
     async def _become_member(
         self, around: PeerContext, endpoint: LibP2PEndpoint, device: MeteredDevice, keeper: CheckpointKeeper
     ) -> Membership:
@@ -341,6 +361,7 @@ class Node:
         endpoint.mount(vitals)
         board = VitalsBoard(endpoint, self._clock, vitals)
         admitting = Admitting.of(self._settings, self._identity.private, around, membership)
+        self._commands.held_out = around.held_out
         self._commands.adopt(around.manifest, endpoint, membership, around.watch, board, admitting)
         self._orders.adopt(functools.partial(self._leave, endpoint, membership))
         self._first |= {contact, founder}  # the genesis comes from its founder before there is a roster

@@ -181,8 +181,11 @@ def _peer_settings(place: HeldPlace, who: Who, contacts: Contacts, options: Peer
 def _checked_data(options: PeerOptions) -> tuple[str, str]:
     """Return a trainer's data in words, and its digest: "" for the text that every trainer has."""
     # numpy and tokenizers: not for a stage host.
-    from peers.data.source import check_data, data_given
+    from peers.data.source import EVAL, check_data, data_given, held_out_given
 
+    held_out = held_out_given(options)
+    if held_out is not None:
+        check_data(held_out, EVAL)
     data = data_given(options)
     if data is None:
         return "the text that comes with Python; your own with --data", ""

@@ -258,6 +258,7 @@ def _facts(standing: StatusReport) -> list[tuple[str, str]]:
         ("mixed", mixing_text(standing)),
         *(("averaging", f"{one.part}: {turnout_text(one)}") for one in standing.averaging),
         ("loss", "" if standing.loss is None else f"{standing.loss:.3f}"),
+        ("held out", f"{standing.held_out[1]:.4f} after step {standing.held_out[0]:,.0f}" if standing.held_out else ""),
         ("tokens/s", "" if standing.tokens_per_s is None else amount(standing.tokens_per_s)),
         ("memory", "" if standing.memory is None else memory_text(standing.memory)),
         ("relays", relaying_text(standing.relaying) if standing.relaying else ""),

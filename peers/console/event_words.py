@@ -34,6 +34,7 @@ from swarm.events import (
     FrozenFetching,
     FrozenReady,
     GraphsDropped,
+    HeldOutLoss,
     HostsMoved,
     LateWorkLost,
     LimitSlows,
@@ -141,7 +142,7 @@ def _too_low(event: LimitTooLow) -> str:
 
 
 def _describe_pause(event: Event) -> tuple[str, str] | None:
-    """Describe what its owner's limits do, why it is away for a while, and that it is back."""
+    """Describe what its owner asked for: limits and what they do, pauses, the loss of held-out rows."""
     match event:
         case LimitSlows():
             return "limit", slow_step_text(event.rate, event.step_bytes)
@@ -151,6 +152,8 @@ def _describe_pause(event: Event) -> tuple[str, str] | None:
             return "pause", harmless(f"{event.condition}: {event.problem or 'can be checked again'}")
         case Paused():
             return "paused", f"{harmless(event.reason)}; leaves in order, and comes back by itself"
+        case HeldOutLoss():
+            return "held out", harmless(_held_out(event))
         case Resumed():
             return "resumed", f"away for {event.seconds:.0f} s: {harmless(event.reason)}"
         case _:
@@ -348,6 +351,15 @@ def _end(event: PeerStopped) -> tuple[str, str]:
 def swarm_of(event: RunStarted) -> str:
     """Return the sizes of the swarm and its model, in words."""
     return f"{count(len(event.roster), 'peer')}, {event.parameters:,} parameters"
+
+
+def _held_out(event: HeldOutLoss) -> str:
+    """The loss of rows that nobody learns from, with how many they are where they are not all."""
+    if event.loss is None:
+        return f"no loss after step {event.step}: {event.reason or 'it is no number'}"
+    of_all = event.microbatches == event.most
+    some = "" if of_all else f", of {event.microbatches} of {event.most} microbatches: {event.reason}"
+    return f"loss {event.loss:.4f} after step {event.step}, {event.tokens:,} tokens{some}"
 
 
 def _ready(event: PeerReady) -> str:

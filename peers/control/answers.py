@@ -24,6 +24,7 @@ from swarm.membership.membership import Membership
 from swarm.membership.vitals import Vitals, VitalsBoard
 from swarm.network.discovery.records import PeerRecord
 from swarm.network.endpoint import LibP2PEndpoint
+from swarm.pipeline.trainer.held_out import HeldOutRows
 from swarm.step.blocked import few_voters
 
 LOOKUP_S = 1.0
@@ -41,6 +42,8 @@ class NodeCommands:
         self._watch: HealthWatch | None = None
         self._board: VitalsBoard | None = None
         self._admitting: Admitting | None = None
+        self.held_out: HeldOutRows | None = None
+        """What a trainer measures the loss of, and what it was."""
 
     def adopt(
         self,
@@ -107,6 +110,7 @@ class NodeCommands:
             codecs=self._codecs(),
             early=situation.early if situation and manifest and manifest.speed.overlaps else (),
             capacities=() if situation is None or not any(situation.capacities) else situation.capacities,
+            held_out=() if self.held_out is None or self.held_out.newest is None else self.held_out.newest,
             device_use=None if situation is None else situation.device_use,
             mixed=0 if situation is None else situation.mixed,
             mixed_alone=0 if situation is None else situation.mixed_alone,

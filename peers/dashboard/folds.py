@@ -20,6 +20,7 @@ from swarm.events import (
     DataOpened,
     Draining,
     Event,
+    HeldOutLoss,
     PartAssigned,
     Participation,
     PeerReady,
@@ -208,7 +209,7 @@ class Contributions:
 
 _QUIET = (Participation, TermBegan, Waiting)
 """Told elsewhere on the page, or of interest to one peer alone."""
-_OF_ONE = (PeerStarted, PeerReady, PeerStopped, PartAssigned, Draining, DataOpened, Reachability)
+_OF_ONE = (PeerStarted, PeerReady, PeerStopped, PartAssigned, Draining, DataOpened, HeldOutLoss, Reachability)
 """About the peer that tells it; what is not is told by many, and shown once."""
 
 

@@ -19,6 +19,7 @@ from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Roster
 from swarm.events import (
     Event,
+    HeldOutLoss,
     HopMoved,
     PeerBack,
     PeerLost,
@@ -60,6 +61,7 @@ class Overview:
         self._before = Roster(())
         self._known = KnownPeers()
         self._look: Mapping[str, Any] = {}
+        self._held_out: tuple[int, float] | None = None
         self.steps, self.shares, self.rates = StepSeries(), Contributions(), Rates()
         self.logs = {"churn": Log(), "moves": Log(), "events": Log()}
         self.pulse = Pulse()
@@ -82,6 +84,8 @@ class Overview:
                 self._run |= {"id": event.run, "stages": event.stages, "parameters": event.parameters}
             case StepClosed():
                 self._closed(event, at)
+            case HeldOutLoss():
+                self._held_out = self._held_out if event.loss is None else (event.step, event.loss)
             case HopMoved():
                 self._moved(event, at)
             case Waiting():
@@ -115,6 +119,8 @@ class Overview:
         if known is not None and record.step <= known.step:  # what was closed since did not count
             self.shares.rewind(record.step)
             self.steps.rewind(record.step)
+            if self._held_out is not None and self._held_out[0] >= record.step:
+                self._held_out = None
         before = self._before if known is None else known.members
         self._run["id"] = self._run["id"] or record.run
         self._run["codecs"] = codecs_text(record.codecs) or self._run["codecs"]
@@ -280,6 +286,7 @@ class Overview:
             "step": self.steps.last or seen.get("step", 0),
             "since_step": self.shares.since or self.steps.first,
             "loss": None if newest is None else newest.loss,
+            "held_out": self._held_out,
             "tokens": self.steps.tokens,
             "tokens_per_s": self.steps.tokens_per_s(),
             "members": sum(peer["here"] for peer in peers.values()),

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from swarm.ids import PeerId
 
 
-DATA, TEMPLATE = "--data", "--data-template"
+DATA, EVAL, TEMPLATE = "--data", "--eval", "--data-template"
 """What errors call it, unless they are told otherwise."""
 IDS_AT_ONCE = 1 << 24
 """Token ids of a shard that are looked at together: 64 MiB."""
@@ -97,6 +97,20 @@ def data_given(options: PeerOptions) -> DataGiven | None:
             remedy = f"Leave {name} out, or give --data PATH."
             raise ConfigError(name, str(value), "that there is --data", remedy, why="it says how to read that")
     return None
+
+
+def held_out_given(options: PeerOptions) -> DataGiven | None:
+    """Return what a trainer measures the loss of, read as its data is; None where it measures none. Raises ConfigError
+    for how often without what."""
+    if options.eval is None:
+        if options.eval_every is not None:
+            raise ConfigError(
+                "--eval-every", options.eval_every, "that there is --eval", "Leave it out, or add --eval."
+            )
+        return None
+    return DataGiven(
+        options.eval, options.data_field, options.data_template, options.data_special_tokens, options.data_allow_bad
+    )
 
 
 def check_data(data: DataGiven, key: str = DATA) -> DataFound:

@@ -92,6 +92,8 @@ def _sibling(options: PeerOptions, device: str, number: int) -> Sibling:
         listen=tuple(_counted_up(address, number) for address in options.listen),
         announce=tuple(_counted_up(address, number) for address in options.announce),
         dashboard=None if number else options.dashboard,  # one page is about the whole run
+        eval=None if number else options.eval,
+        eval_every=None if number else options.eval_every,
         report_to=None if number else options.report_to,  # they are in one run: one tells of it
         report_dir=None if number else options.report_dir,
     )

@@ -105,6 +105,18 @@ class PeerOptions:
         bool,
         Option(of=_JOIN, help="Train on --data even where more than 1 % of its records or bytes cannot be used."),
     ] = False
+    eval: Annotated[
+        FilePath | None,
+        Option(
+            metavar="PATH", of=_JOIN, default="none",
+            help="Measure the loss of this text, or shard, while a trainer trains, and learn nothing from it; read as "
+            "--data is.",
+        ),
+    ] = None  # fmt: skip
+    eval_every: Annotated[
+        Annotated[int, between(1)] | None,
+        Option(metavar="N", of=_JOIN, help="Steps from one --eval to the next.", default="a tenth of the run"),
+    ] = None
     model_files: Annotated[
         FilePath | None,
         Option(

@@ -40,6 +40,7 @@ from swarm.membership.roles import PeerContext
 from swarm.models.registry import lora_of
 from swarm.monitoring.recorder import Recorder
 from swarm.network.protocols import Directory, Endpoint
+from swarm.pipeline.trainer.held_out import HeldOutRows
 from swarm.security.credentials import Credential, Grant, credential_for, sign_grant
 from swarm.security.signing import PrivateIdentity
 from swarm.sim.network import SimNetwork
@@ -88,10 +89,12 @@ class LocalPeer:
     async def _run(self) -> str:
         manifest = self.around.manifest
         await self.endpoint.enter(manifest.run_id)
-        data = self.settings.options.data
-        around = dataclasses.replace(
-            self.around, source=None if data is None else open_source(manifest, data, self.endpoint.peer)
-        )
+        options, around = self.settings.options, self.around
+        if options.data is not None:
+            around = dataclasses.replace(around, source=open_source(manifest, options.data, self.endpoint.peer))
+        if options.eval is not None:
+            rows = open_source(manifest, options.eval, self.endpoint.peer)
+            around = dataclasses.replace(around, held_out=HeldOutRows(source=rows, every=options.eval_every or 1))
         for service in frozen_services(manifest.model, around.files):
             self.endpoint.mount(service)
         self.membership = compose(

@@ -109,6 +109,8 @@ def _facts(state: State) -> list[str]:
     steps, loss, speed, left = state["run"]["steps"], state["loss"], state["tokens_per_s"], seconds_left(state)
     facts = [f"step {state['step']:,}" + ("" if steps is None else f"/{steps:,}")]
     facts.append("loss –" if loss is None else f"loss {loss:.4f}")
+    if state.get("held_out"):
+        facts.append(f"held out {state['held_out'][1]:.4f} after step {state['held_out'][0]:,}")
     facts.append("– tokens/s" if speed is None else f"{amount(speed)} tokens/s")
     facts.append(count(state["members"], "member"))
     if left is not None:

@@ -34,6 +34,7 @@ from swarm.events.peer import DaemonRestarted as DaemonRestarted
 from swarm.events.peer import DashboardServed as DashboardServed
 from swarm.events.peer import DataOpened as DataOpened
 from swarm.events.peer import Draining as Draining
+from swarm.events.peer import HeldOutLoss as HeldOutLoss
 from swarm.events.peer import Invited as Invited
 from swarm.events.peer import LimitSlows as LimitSlows
 from swarm.events.peer import LimitTooLow as LimitTooLow

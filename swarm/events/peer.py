@@ -212,6 +212,20 @@ class DataOpened(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutLoss(Event):
+    """A trainer measured the loss of rows that nobody learns from, in nats a token, with the parameters after ``step``:
+    of so many tokens, in ``microbatches`` of the ``most`` that it would have taken. ``reason`` says why of no more; the
+    loss is None where that is of none, or it is no number."""
+
+    step: int
+    loss: float | None
+    tokens: int
+    microbatches: int
+    most: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLost(Event):
     """A member of the roster does not answer any more."""
 

@@ -62,6 +62,7 @@ METHODS: Mapping[str, CallerAccess] = {
     "pipeline/1/forward": CallerAccess.MEMBER,
     "pipeline/1/targets": CallerAccess.MEMBER,
     "pipeline/1/backward": CallerAccess.MEMBER,
+    "pipeline/1/evaluate": CallerAccess.MEMBER,
     "pipeline/1/resend": CallerAccess.MEMBER,
     "pipeline/1/adopt": CallerAccess.MEMBER,
     "pipeline/1/recall": CallerAccess.MEMBER,

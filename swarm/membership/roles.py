@@ -37,6 +37,7 @@ from swarm.pipeline.stage.admission import Participants, StageContext, StageSett
 from swarm.pipeline.stage.server import StageServer
 from swarm.pipeline.trainer.context import JourneyContext
 from swarm.pipeline.trainer.flight import InFlight
+from swarm.pipeline.trainer.held_out import HeldOut, HeldOutRows
 from swarm.pipeline.trainer.journey import FinishedJourney
 from swarm.pipeline.trainer.pace import ReplicaChoice
 from swarm.pipeline.trainer.taken import EarlyRules
@@ -64,11 +65,12 @@ async def _reachable(through: Sequence[PeerId]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerContext:
-    """What every role of a peer works with. ``be_reachable`` sees to it that others can call this peer, through some of
-    those given where it must be; what is in the way, "" when nothing is. ``source`` is a trainer's data,
-    ``how_to_join`` what people are told who must find somebody, ``files`` what this machine has of the model,
-    ``activation_checkpointing`` and ``deferred_weights`` this peer's own choices. ``admission`` decides what others may
-    call, and has what admits this peer, in a run that not everybody may join."""
+    """What every role of a peer works with. ``be_reachable`` sees to it that others can call this peer, through
+    some of those given where it must be; what is in the way, "" when nothing is. ``source`` is a trainer's data,
+    ``held_out`` what it measures the loss of, ``how_to_join`` what people are told who must find somebody,
+    ``files`` what this machine has of the model, ``activation_checkpointing`` and ``deferred_weights`` this peer's
+    own choices. ``admission`` decides what others may call, and has what admits this peer, in a run that not
+    everybody may join."""
 
     manifest: Manifest
     identity: PrivateIdentity
@@ -79,6 +81,7 @@ class PeerContext:
     watch: HealthWatch
     be_reachable: Callable[[Sequence[PeerId]], Awaitable[str]] = _reachable
     source: BatchSource | None = None
+    held_out: HeldOutRows | None = None
     how_to_join: HowToJoin = join_words
     files: ModelFiles = ModelFiles()
     activation_checkpointing: Checkpointing = "auto"
@@ -218,6 +221,7 @@ class TrainerRole:
             verify=verify,
             suspect=around.watch.suspect,
         )
+        self._held_out = None if around.held_out is None else HeldOut(context, around.held_out)
         self.service = Trainer(
             context,
             source,
@@ -233,14 +237,16 @@ class TrainerRole:
         follows, trainers = (after, record.previous[:AFTER_CHARS]), len(roster.trainers)
         with contextlib.suppress(ConfigError):  # another shard than last time: from its beginning
             self.service.open_step(record.step + 1, roster.stages(), trainers, cursor, follows, roster.since)
+        if self._held_out is not None:
+            self._held_out.open_step(record.step + 1, after)
         for stage, replicas in enumerate(roster.stages()):  # who was late may not have opened the step yet
             for peer in filter(record.late.__contains__, replicas):
                 self._wiring.fail(stage, peer, now=self._clock.monotonic(), reason=LATE)
 
     async def run(self) -> None:
-        """Nothing beside the steps, until cancelled."""
+        """Nothing beside the steps but the loss of held-out rows, until cancelled."""
         try:
-            await asyncio.Event().wait()
+            await (asyncio.Event().wait() if self._held_out is None else self._held_out.run())
         finally:
             await self.service.close()
 

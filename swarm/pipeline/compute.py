@@ -65,11 +65,13 @@ class StagePart(OpenPart, Protocol):
     """The trained part of a stage. All passes are done with the parameters of the ``work``; they raise WrongStep where
     these are not held."""
 
-    def forward(self, x: torch.Tensor, *, seed: int, work: StepWork, graph: bool = True) -> tuple[torch.Tensor, Graph]:
+    def forward(
+        self, x: torch.Tensor, *, seed: int | None, work: StepWork, graph: bool = True
+    ) -> tuple[torch.Tensor, Graph]:
         """(B, T, D) or, hosted first stage, (B, T) int64 → (B, T, D) and what backward needs."""
 
     def forward_loss(
-        self, x: torch.Tensor, targets: torch.Tensor, *, seed: int, work: StepWork
+        self, x: torch.Tensor, targets: torch.Tensor, *, seed: int | None, work: StepWork, graph: bool = True
     ) -> tuple[float, int, Graph]:
         """Hosted last stage: the sum of the loss, the number of targets counted, and what backward needs."""
 
@@ -86,7 +88,7 @@ class StagePart(OpenPart, Protocol):
 class EndsPart(OpenPart, Protocol):
     """The private ends on a trainer."""
 
-    def embed(self, tokens: torch.Tensor, *, seed: int, work: StepWork) -> tuple[torch.Tensor, Graph]:
+    def embed(self, tokens: torch.Tensor, *, seed: int | None, work: StepWork) -> tuple[torch.Tensor, Graph]:
         """(B, T) int64 → (B, T, D)."""
 
     def loss(
@@ -170,6 +172,30 @@ class StageCompute:
         with _heeding(rows):
             output, _ = self.part.forward(inputs, seed=seed, work=work, graph=False)
         return self._output(output, rows, work, mark(self._device))
+
+    def evaluate(self, payload: Payload, work: StepWork, *, first: bool) -> Phases[Payload]:
+        """Input bytes → output bytes of rows that nobody learns from: nothing is dropped or kept. Raises as
+        :meth:`forward`."""
+        inputs, rows = self._input(payload, first, work.ready_in)
+        yield
+        with _heeding(rows):
+            output, _ = self.part.forward(entered(inputs), seed=None, work=work, graph=False)
+        ready = mark(self._device)
+        yield
+        return self._output(output, rows, work, ready)
+
+    def evaluate_loss(self, payload: Payload, work: StepWork, *, first: bool) -> Phases[tuple[float, int]]:
+        """Hosted last stage, of input bytes and the targets behind them: the sum of the loss and the number of targets
+        counted. Raises as :meth:`forward`."""
+        data = memoryview(payload).cast("B")
+        split = data.nbytes - self._specs.target_bytes
+        labels = INT32.decode(data[split:], self._specs.tokens)
+        inputs, rows = self._input(data[:split], first, work.ready_in)
+        yield
+        with _heeding(rows):
+            loss_sum, tokens, _ = self.part.forward_loss(entered(inputs), labels, seed=None, work=work, graph=False)
+        _check_loss(loss_sum)
+        return loss_sum, tokens
 
     def _output(self, output: torch.Tensor, rows: RowNotes, work: StepWork, ready: Mark) -> Payload:
         return self._specs.joined(self._specs.leave(output, going_forward(work), "output", ready), rows)
@@ -287,7 +313,7 @@ class EndsCompute:
         """What is in an open step's sum. Raises WrongStep."""
         return self.part.accumulated(step)
 
-    def embed(self, tokens: torch.Tensor, seed: int, work: StepWork, rows: RowNotes) -> tuple[Payload, Graph]:
+    def embed(self, tokens: torch.Tensor, seed: int | None, work: StepWork, rows: RowNotes) -> tuple[Payload, Graph]:
         """Token ids → activation bytes for the first stage."""
         with packed(None if rows.positions is None else rows.positions.to(self._device)):
             hidden, graph = self.part.embed(tokens, seed=seed, work=work)

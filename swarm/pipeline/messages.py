@@ -106,6 +106,24 @@ class TrainerRecall(Message):
     what: TrainerWhat
 
 
+class Evaluate(Message):
+    """A trainer asks a replica of stage ``hop`` for its output of rows that nobody learns from, computed with the
+    parameters with which the open step began: nothing is dropped, kept or added. The payload is the stage's input,
+    and behind it, for a last stage that computes the loss, the targets."""
+
+    step: Count
+    microbatch: MicrobatchField
+    after: AfterField = ""
+    hop: StageField
+
+
+class Evaluated(Message):
+    """The stage's output is the payload; of a last stage that computes the loss it is the loss."""
+
+    loss_sum: Annotated[float, Field(ge=0)] = 0.0
+    tokens: Count = 0
+
+
 class ProbeRequest(Message):
     """Answer after ``seconds``; a trainer that waits for the answer learns at once when the connection breaks."""
 
@@ -153,6 +171,7 @@ RESEND = Rpc("pipeline/1/resend", Resend, Empty)
 ADOPT = Rpc("pipeline/1/adopt", Adopt, Empty)
 RECALL = Rpc("pipeline/1/recall", Recall, Empty)
 DROP = Rpc("pipeline/1/drop", Drop, Empty)
+EVALUATE = Rpc("pipeline/1/evaluate", Evaluate, Evaluated)
 ATTEND = Rpc("pipeline/1/attend", ProbeRequest, Empty)
 
 # What a trainer answers.

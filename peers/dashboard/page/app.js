@@ -210,6 +210,7 @@ function figures() {
   const shown = [
     ["Step", run.steps === null ? number(state.step) : `${number(state.step)} of ${number(run.steps)}`],
     ["Loss", fixed(state.loss, 4)],
+    ...(state.held_out ? [[`Held-out loss after step ${number(state.held_out[0])}`, fixed(state.held_out[1], 4)]] : []),
     ["Tokens a second", state.tokens_per_s === null ? NONE : short(state.tokens_per_s)],
     [state.since_step > 1 ? `Tokens since step ${number(state.since_step)}` : "Tokens so far", short(state.tokens)],
     ["Peers", number(state.members)],

@@ -14,12 +14,14 @@ from swarm.ids import PeerId, RunId, StepWork
 from swarm.network.protocols import Endpoint
 from swarm.pipeline.boundary import BoundarySpecs
 from swarm.pipeline.compute import StageCompute
-from swarm.pipeline.messages import Adopt, Backward, Forward, JourneyMessage, Recall, Resend, Targets
+from swarm.pipeline.messages import Adopt, Backward, Evaluate, Forward, JourneyMessage, Recall, Resend, Targets
 from swarm.pipeline.retention import RETENTION_BYTES
 from swarm.pipeline.stage.microbatch_state import MicrobatchState
 from swarm.pipeline.stage.table import MicrobatchTable
 
 logger = logging.getLogger(__name__)
+MAX_EVALUATED = 2
+"""Rows of trainers that are evaluated at a time: they take the device from what is learnt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +108,7 @@ class AdmissionRules:
     ) -> None:
         self._settings, self._context, self._table = settings, context, table
         self.participants = participants
+        self._evaluated = 0
 
     def replicas(self, stage: int) -> frozenset[PeerId]:
         """Return who holds a stage in the open step."""
@@ -261,6 +264,36 @@ class AdmissionRules:
         known = self._table.of(body)
         if known is None or not known.accumulated:
             self._room(body.step, known)
+
+    def evaluate(self, caller: PeerId, body: Evaluate, payload_bytes: int) -> None:
+        """Rows that a trainer of the open step wants to know the loss of; a few at a time. Keeps a place for them
+        until :meth:`evaluated`."""
+        self.open_to(caller, body)
+        settings = self._settings
+        specs, tokens_come = settings.specs, settings.first and settings.specs.hosted
+        inputs = (specs.token_bytes,) if tokens_come else specs.arriving_bytes(body.step, "forward")
+        behind = specs.target_bytes if settings.computes_loss else 0
+        expected = tuple(size + behind for size in inputs)
+        if payload_bytes not in expected:
+            raise Violation(f"rows of {payload_bytes} bytes{_where(expected)}", peer=caller)
+        if self._evaluated >= MAX_EVALUATED:
+            raise Busy(f"{self._evaluated} evaluations are under way")
+        self._evaluated += 1
+
+    def evaluated(self, caller: PeerId, body: Evaluate) -> None:
+        """An evaluation that was admitted is over."""
+        self._evaluated -= 1
+
+    def open_to(self, caller: PeerId, body: Evaluate) -> None:
+        """Whether this peer may have rows evaluated now. Raises Refused, WrongStep, or Busy where the step is next."""
+        if caller not in self.participants.trainers or body.microbatch.trainer != caller:
+            raise Refused("only a trainer has rows of its own evaluated")
+        if body.hop != self._settings.stage:
+            raise Refused(f"this is stage {self._settings.stage}, not {body.hop}")
+        if body.step == self._table.step + 1:
+            raise Busy("not open yet")
+        if body.step != self._table.step or body.after != self._table.window.after:
+            raise WrongStep(f"step {body.step} is not open here, step {self._table.step} is")
 
     def recall(self, caller: PeerId, body: Recall) -> None:
         """A neighbour on the route wants its tensor again. Its parameters must be here: its step's be open, or it early

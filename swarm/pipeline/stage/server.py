@@ -15,7 +15,7 @@ from typing import Any
 
 from swarm.errors import Busy, Refused, WrongStep
 from swarm.events import RetentionDropped
-from swarm.ids import PeerId, stage_part
+from swarm.ids import PeerId, StepWork, stage_part
 from swarm.network.protocols import Answer, AnyMethod, Incoming
 from swarm.pipeline.activity import PipelineActivity
 from swarm.pipeline.messages import (
@@ -23,6 +23,7 @@ from swarm.pipeline.messages import (
     ATTEND,
     BACKWARD,
     DROP,
+    EVALUATE,
     FORWARD,
     RECALL,
     RESEND,
@@ -30,6 +31,8 @@ from swarm.pipeline.messages import (
     Adopt,
     Backward,
     Drop,
+    Evaluate,
+    Evaluated,
     Forward,
     ProbeRequest,
     Recall,
@@ -76,6 +79,7 @@ class StageServer:
             FORWARD.handled_with_payload(self._on_forward, admit=rules.forward),
             TARGETS.handled_with_payload(self._on_targets, admit=rules.targets),
             BACKWARD.handled_with_payload(self._on_backward, admit=rules.backward),
+            EVALUATE.handled_with_payload(self._on_evaluate, admit=rules.evaluate, over=rules.evaluated),
             RESEND.handled(self._on_resend),
             ADOPT.handled(self._on_adopt),
             RECALL.handled_with_payload(self._on_recall),
@@ -114,6 +118,17 @@ class StageServer:
             self._table.retention.hold(state)
         self._do(state, state.after_gradient(newer and caller == body.microbatch.trainer))
         return TAKEN
+
+    async def _on_evaluate(self, caller: PeerId, body: Evaluate, incoming: Incoming) -> Answer[Evaluated]:
+        self._rules.open_to(caller, body)
+        context, first = self._context, self._settings.first
+        work = StepWork(body.step, body.microbatch)
+        if self._settings.computes_loss:
+            judging = context.compute.evaluate_loss(incoming.payload, work, first=first)
+            loss_sum, tokens = await context.device.run_phases(judging)
+            return Answer(Evaluated(loss_sum=loss_sum, tokens=tokens))
+        output = await context.device.run_phases(context.compute.evaluate(incoming.payload, work, first=first))
+        return Answer(Evaluated(), output)
 
     async def _on_resend(self, caller: PeerId, body: Resend) -> Empty:
         self._rules.resend(caller, body)

@@ -30,6 +30,8 @@ SAID: dict[str, Any] = {
     "data_template": "model",
     "data_special_tokens": True,
     "data_allow_bad": True,
+    "eval": "held-out",
+    "eval_every": 5,
     "model_files": "model",
     "from_hub": True,
     "stage": 3,
@@ -64,7 +66,7 @@ SAID: dict[str, Any] = {
     "report_dir": "reports",
 }
 """A value of each that is not its default, as a file has it."""
-BESIDE = {"preemption_url": {"preemption": "auto"}}
+BESIDE = {"eval": {"role": "trainer"}, "preemption_url": {"preemption": "auto"}}
 """What a setting needs that others have said."""
 WRONG: dict[str, Any] = {
     "invite": "x" * 9000,
@@ -74,6 +76,8 @@ WRONG: dict[str, Any] = {
     "data_template": "",
     "data_special_tokens": "perhaps",
     "data_allow_bad": "perhaps",
+    "eval": "",
+    "eval_every": "0",
     "model_files": "",
     "from_hub": "perhaps",
     "stage": "512",

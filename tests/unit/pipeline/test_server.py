@@ -13,7 +13,7 @@ import pytest
 from swarm.errors import BugError, Busy, PeerError, Refused, Violation, WrongStep
 from swarm.events import Accumulated
 from swarm.ids import JourneyKey, StepWork
-from swarm.pipeline.messages import BACKWARD, FORWARD, Backward, Drop, Forward
+from swarm.pipeline.messages import BACKWARD, EVALUATE, FORWARD, Backward, Drop, Evaluate, Forward
 from swarm.pipeline.stage.microbatch_state import Phase
 from swarm.pipeline.stage.table import STAY_CEILING_S, STAY_FLOOR_S
 from swarm.security.signing import receipt_bytes
@@ -99,6 +99,35 @@ async def test_server_refuses_a_backward(scene: ReplicaScene, changes: tuple[dic
     assert scene.part.held == {}
     await scene.backward()
     await eventually(lambda: scene.part.held)
+
+
+@pytest.mark.parametrize(
+    ("changes", "refusal"),
+    [
+        ({"by": UP}, Refused),
+        ({"microbatch": microbatch(0, ALIEN)}, Refused),
+        ({"hop": 2}, Refused),
+        ({"step": 0}, WrongStep),
+        ({"after": "beef"}, WrongStep),
+        ({"step": 2}, Busy),
+        ({"x": tensor(3.0)[:-1]}, Violation),
+    ],
+)
+async def test_server_evaluates_rows_of_a_trainer_and_keeps_nothing(
+    scene: ReplicaScene, changes: dict[str, Any], refusal: type[PeerError]
+) -> None:
+    asked: dict[str, Any] = {"step": 1, "microbatch": microbatch(0), "hop": 1, "after": ""}
+    caller, x = changes.pop("by", TRAINER), changes.pop("x", tensor(3.0))
+
+    async def evaluate(body: dict[str, Any], by: Any, payload: bytes) -> bytes:
+        how = {"timeout_s": SEND_S, "payload": payload, "max_reply_bytes": len(tensor(0.0))}
+        endpoint = {UP: scene.up, TRAINER: scene.trainer}[by].endpoint
+        return bytes((await endpoint.call(ME, EVALUATE, Evaluate(**body), **how))[1])
+
+    with pytest.raises(refusal):
+        await evaluate(asked | changes, caller, x)
+    assert await evaluate(asked, TRAINER, tensor(3.0)) == tensor(6.0)
+    assert (len(scene.server._table), scene.server._rules._evaluated, scene.part.held) == (0, 0, {})
 
 
 async def test_server_brought_what_it_has_had_counts_it_once(scene: ReplicaScene) -> None:

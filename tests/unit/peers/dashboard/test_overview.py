@@ -14,7 +14,7 @@ from peers.dashboard.folds import MAX_POINTS, Log, Rates, StepPoint, StepSeries,
 from peers.dashboard.overview import Overview
 from peers.dashboard.sources import FilesSource, HistoryTail, directory_source
 from swarm.errors import ConfigError
-from swarm.events import HopMoved, PeerBack, PeerLost, PeerStarted, RosterChanged, RunFound
+from swarm.events import HeldOutLoss, HopMoved, PeerBack, PeerLost, PeerStarted, RosterChanged, RunFound
 from swarm.ids import PeerId, RunId
 from swarm.membership.vitals import LinkVitals, ParoleVitals
 from tests.harness.rigs.clocks import turns
@@ -63,8 +63,11 @@ def test_peers_that_say_the_same_name_are_told_apart() -> None:
 
 def test_steps_that_did_not_count_are_taken_back() -> None:
     overview, lines = seen(), eventful().lines
+    overview.event(told(HeldOutLoss(step=5, loss=2.5, tokens=9, microbatches=1, most=1)).record)
+    assert overview.document(299.0)["held_out"] == (5, 2.5)
     overview.record(lines[5].record, 300.0)
     state = overview.document(301.0)
+    assert state["held_out"] is None
     assert (state["step"], state["tokens"]) == (5, 5 * 21)
     assert state["peers"][OTTER]["microbatches"] == 10
     overview.record(lines[6].record, 302.0)
