@@ -44,7 +44,8 @@ class Invited(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reachability(Event):
-    """How others reach this peer: ``direct``, ``relayed`` or ``local`` (this machine only), in words and addresses."""
+    """How others reach this peer: ``direct``, ``relayed``, ``local`` (this machine only) or ``near`` (as far as is
+    known), in words and addresses."""
 
     how: str
     detail: str

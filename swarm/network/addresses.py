@@ -190,6 +190,13 @@ def virtual_ips() -> frozenset[str]:
     )
 
 
+def machine_ips() -> frozenset[str]:
+    """The IP addresses of all of this machine's interfaces: who calls from one of them is on it, too."""
+    import psutil
+
+    return frozenset(each.address.partition("%")[0] for found in psutil.net_if_addrs().values() for each in found)
+
+
 def _usable(address: Multiaddr) -> bool:
     host = ip_of(address)
     return host is None or not (host.is_unspecified or host.is_link_local or host.is_multicast or host in _RESERVED)

@@ -102,11 +102,13 @@ SAME = ", from this same machine"
         (OWN, [Finding(CONTACT, error="no answer")], "unknown", "no answer"),
         (OWN, [Finding(CONTACT)], "unknown", "is not connected directly"),
         (OWN, [Finding(CONTACT, ("10.0.0.7",), OWN[:1])], "direct", "dialled it at /ip4/10.0.0.7/tcp/4000"),
-        (OWN, [Finding(CONTACT, ("127.0.0.1",), OWN)], "direct", SAME),
+        (OWN, [Finding(CONTACT, ("127.0.0.1",), OWN, beside=True)], "near", SAME),
+        (OWN, [Finding(CONTACT, ("10.0.0.7",), OWN, beside=True), Finding(ME, ("203.0.113.9",))], "outgoing", str(ME)),
         (OWN, [Finding(CONTACT, ("203.0.113.9",))], "outgoing", "sees it at 203.0.113.9 and cannot connect"),
         (OWN, [Finding(CONTACT, ("127.0.0.1",), OWN[1:])], "outgoing", "127.0.0.1"),
         (OWN, [Finding(CONTACT, error="x"), Finding(ME, ("203.0.113.9",))], "outgoing", str(ME)),
-        (OWN, [Finding(CONTACT, ("203.0.113.9",)), Finding(ME, ("10.0.0.7",), OWN[:1])], "direct", str(ME)),
+        (OWN, [Finding(CONTACT, ("203.0.113.9",)), Finding(ME, ("10.0.0.7",), OWN[:1])], "outgoing", str(CONTACT)),
+        (OWN, [Finding(CONTACT, ("10.0.0.7",)), Finding(ME, ("8.8.8.8",), (at("8.8.8.8:4000"),))], "direct", str(ME)),
     ],
 )
 def test_reach_is_judged_by_what_others_could_do(
@@ -269,7 +271,7 @@ async def test_relay_refuses_whom_it_cannot_serve(home: Path) -> None:
         with pytest.raises(Refused, match="relays for nobody"):
             await bob.call(alice.peer, RESERVE, AskReserve(), timeout_s=LONG_S)
         assert (await reachability(carol, [bob.peer], SystemClock())).how == "relayed"
-        with pytest.raises(Refused, match="reached through a relay itself"):
+        with pytest.raises(Refused, match="reached through relays alone itself"):
             await bob.call(carol.peer, RESERVE, AskReserve(), timeout_s=LONG_S)
         assert await alice.take_relay([bob.peer]) == "relays are switched off"
 

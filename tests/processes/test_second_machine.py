@@ -79,7 +79,8 @@ def standing(hand: ByHand, net: Net, host: str, home: Path) -> dict[str, Any]:
 
 
 def test_founder_behind_nat_is_joined_from_behind_others_through_relays(tmp_path: Path) -> None:
-    """One relay of two is killed and comes back; every step closes, and no microbatch is lost or counted twice."""
+    """The trainer is beside the founder. One relay of two is killed and comes back; no microbatch is lost or
+    counted twice."""
     steps = 30
     with (
         lan("pub", "second") as net,
@@ -101,9 +102,11 @@ def test_founder_behind_nat_is_joined_from_behind_others_through_relays(tmp_path
             for name, host, role, *stage in (
                 ("a", "left", "stage", "--stage", "0"),
                 ("b", "right", "stage", "--stage", "1"),
-                ("t", "left", "trainer"),
+                ("t", "home", "trainer"),
             )
         ]
+        told = peers[-1].wait_event("Reachability")
+        assert told["how"] == "relayed", "the founder on its machine is no witness that others can call it"
         founder.wait_step(3)
         served = standing(hand, net, "pub", tmp_path / "pub")["relaying"]
         assert (served["seats"], served["runs"]) == (4, 1), served

@@ -87,15 +87,18 @@ class Presence:
         """Relay for others from now on, and what they ask for it with. Raises Unreachable."""
         if self._relay is not None:
             await self._relay.open()
-        return ReachService(self._p2p, self._relay, self._clock, lambda: self.addresses, self.withdrawn)
+        return self._service()
 
     async def stand(self, limits: StandingLimits) -> StandingRelay:
         """See :meth:`~swarm.network.endpoint.LibP2PEndpoint.stand`."""
         if self._relay is None:
             raise BugError("relays are switched off")
         await self._relay.open()
-        reach = ReachService(self._p2p, self._relay, self._clock, lambda: self.addresses, self.withdrawn)
-        return StandingRelay(reach, self._relay, limits)
+        return StandingRelay(self._service(), self._relay, limits)
+
+    def _service(self) -> ReachService:
+        own, hidden = lambda: self.addresses, lambda: self._lease is not None
+        return ReachService(self._p2p, self._relay, self._clock, own, self.withdrawn, hidden)
 
     def allow_relay(self, may: MayRelay) -> None:
         """See :meth:`~swarm.network.endpoint.LibP2PEndpoint.allow_relay`."""

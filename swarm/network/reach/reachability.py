@@ -24,7 +24,7 @@ from swarm.network.discovery.records import AddressText
 from swarm.network.protocols import RELAY_PREFIX, Endpoint, Rpc
 from swarm.schema import Message
 
-How = Literal["direct", "relayed", "local", "outgoing", "unknown"]
+How = Literal["direct", "relayed", "local", "near", "outgoing", "unknown"]
 LinkKind = Literal["direct", "relayed", "unknown"]
 
 BUDGET_S = 3.0
@@ -47,10 +47,11 @@ class AskDialback(Message):
 
 class Dialback(Message):
     """``observed`` are the IP addresses that the caller was seen to call from, ``answered`` where it could be
-    reached."""
+    reached. ``beside``: it called from this very machine, and what can be dialled from here need not be from others."""
 
     observed: Annotated[tuple[Annotated[str, Field(max_length=64)], ...], Field(max_length=8)]
     answered: Addresses
+    beside: bool = False
 
 
 class AskReserve(Message):
@@ -79,11 +80,12 @@ CLOSING = Rpc(f"{RELAY_PREFIX}closing", Withdrawn, Withdrawn)
 @dataclass(frozen=True, slots=True)
 class Finding:
     """The answer of one contact, or ``error`` when it could not be asked. A contact reached through a relay has
-    ``observed`` nothing and cannot tell."""
+    ``observed`` nothing and cannot tell; nor can one ``beside`` us, on our machine."""
 
     asked: PeerId
     observed: tuple[str, ...] = ()
     answered: tuple[str, ...] = ()
+    beside: bool = False
     error: str = ""
 
 
@@ -91,8 +93,9 @@ class Finding:
 class Reach:
     """The way in which others reach this peer, the reason for believing it, and the addresses to tell them.
 
-    ``direct``: somebody dialled it. ``relayed``: through another peer. ``local``: from this machine only.
-    ``outgoing``: not at all, it can only call others. ``unknown``: nobody could tell.
+    ``direct``: somebody on another machine dialled it. ``relayed``: through another peer. ``local``: from this machine
+    only. ``near``: from this machine, and nobody elsewhere has tried. ``outgoing``: not at all, it can only call
+    others. ``unknown``: nobody could tell.
     """
 
     how: How
@@ -133,21 +136,34 @@ class Reachable(Endpoint, Protocol):
 
 
 def judge(own: Sequence[str], findings: Sequence[Finding]) -> tuple[How, str]:
-    """Return the way in which a peer with these addresses is reached, by others' findings, and why; ignores relays."""
+    """Return the way in which a peer with these addresses is reached, by others' findings, and why; ignores relays.
+
+    A peer of this machine is no witness. One that dialled it at an address of a private network shows that for this
+    network only: who could not from elsewhere goes first.
+    """
     if all(is_loopback(Multiaddr(text)) for text in own):
         return "local", "it listens on this machine only"
-    for finding in findings:
-        if outside := [text for text in finding.answered if not is_loopback(Multiaddr(text))]:
-            place = f"dialled it at {outside[0].partition('/p2p/')[0]}"
-            same = all(host.startswith(("127.", "::1")) for host in finding.observed)
-            return "direct", f"{finding.asked} {place}{', from this same machine' if same else ''}"
-    refuted = [finding for finding in findings if finding.observed]
+    witnesses = [finding for finding in findings if not finding.beside]
+    dialled = {finding: _outward(finding.answered) for finding in witnesses if _outward(finding.answered)}
+    refuted = [finding for finding in witnesses if finding.observed and finding not in dialled]
+    public = [finding for finding, places in dialled.items() if (ip := ip_of(Multiaddr(places[0]))) and ip.is_global]
+    if public or (dialled and not refuted):
+        best = (public or list(dialled))[0]
+        return "direct", f"{best.asked} dialled it at {dialled[best][0].partition('/p2p/')[0]}"
     if refuted:
         seen = ", ".join(refuted[0].observed)
         return "outgoing", f"{refuted[0].asked} sees it at {seen} and cannot connect to it there"
+    if beside := [finding.asked for finding in findings if finding.beside and finding.answered]:
+        return "near", f"{', '.join(beside)} dialled it, from this same machine; nobody on another has tried"
     if findings:
         return "unknown", f"nobody could tell: {findings[0].error or f'{findings[0].asked} is not connected directly'}"
     return "unknown", "there is nobody to ask yet"
+
+
+def _outward(addresses: Sequence[str]) -> list[str]:
+    """Those of other than this machine, of public networks first."""
+    found = [text for text in addresses if not is_loopback(Multiaddr(text))]
+    return sorted(found, key=lambda text: not ((ip := ip_of(Multiaddr(text))) and ip.is_global))
 
 
 async def reachability(endpoint: Reachable, contacts: Sequence[PeerId], clock: Clock) -> Reach:
@@ -213,7 +229,7 @@ async def ask_how_reached(endpoint: Reachable, peer: PeerId, own: Sequence[str])
         found, _ = await endpoint.call(peer, rpc, AskDialback(addresses=tuple(own)), timeout_s=_ASK_S)
     except PeerError as error:
         return Finding(peer, error=str(error))
-    return Finding(peer, found.observed, believed(endpoint.peer, own, found))
+    return Finding(peer, found.observed, believed(endpoint.peer, own, found), beside=found.beside)
 
 
 def believed(me: PeerId, own: Sequence[str], found: Dialback) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from multiaddr import Multiaddr
 from swarm.clock import Clock
 from swarm.errors import Busy, Refused
 from swarm.ids import PeerId
-from swarm.network.addresses import GREETING, ip_of, is_relayed, split_peer, tcp_port_of, told_address
+from swarm.network.addresses import GREETING, ip_of, is_relayed, machine_ips, split_peer, tcp_port_of, told_address
 from swarm.network.libp2p.attach import AttachedP2P
 from swarm.network.protocols import AnyMethod
 from swarm.network.reach.reachability import (
@@ -71,10 +71,13 @@ class ReachService:
         clock: Clock,
         own: Callable[[], Sequence[str]],
         withdrawn: Callable[[PeerId], None],
+        hidden: Callable[[], bool],
     ) -> None:
         """``relay`` is None for a peer that relays for nobody. ``own`` gives the addresses that this peer announces
-        now; ``withdrawn`` is told of each peer that says it relays for us no longer, true or not."""
+        now; ``withdrawn`` is told of each peer that says it relays for us no longer, true or not; ``hidden`` says
+        whether this peer can be reached through relays alone, also while it has none."""
         self._p2p, self._relay, self._clock, self._own, self._withdrawn = p2p, relay, clock, own, withdrawn
+        self._hidden = hidden
         self._asking: set[PeerId] = set()
         self._turns = Turns()
 
@@ -102,19 +105,19 @@ class ReachService:
         finally:
             self._asking.discard(caller)
         answered = tuple(text for (_, _, text), good in zip(places, found, strict=True) if good)
-        return Dialback(observed=tuple(sorted(map(str, observed)))[:8], answered=answered)
+        ours_too = any(ip.is_loopback or str(ip) in machine_ips() for ip in observed)
+        return Dialback(observed=tuple(sorted(map(str, observed)))[:8], answered=answered, beside=ours_too)
 
     async def reserve(self, caller: PeerId) -> Reserved:
         """Relay for the caller from now on. Raises Refused, or Busy when too many have asked."""
-        own = [text for text in self._own() if not is_relayed(Multiaddr(text))]
         if self._relay is None:
             raise Refused("this peer relays for nobody")
-        if len(own) < len(self._own()):
-            raise Refused("this peer is reached through a relay itself")
+        if self._hidden():
+            raise Refused("this peer is reached through relays alone itself")
         if not await self.observed(caller):
             raise Refused("a relay needs a direct connection with whom it relays for")
         self._relay.reserve(caller)
-        return Reserved(seconds=RESERVED_S, addresses=tuple(own))
+        return Reserved(seconds=RESERVED_S, addresses=tuple(self._own()))
 
     async def _withdraw(self, caller: PeerId, body: Withdrawn) -> Withdrawn:
         self._withdrawn(caller)

@@ -42,7 +42,7 @@ class _Reach(ReachService):
     """One that sees each peer call from where the test says."""
 
     def __init__(self, relay: Relay, clock: DialClock, seen: dict[PeerId, str]) -> None:
-        super().__init__(cast(AttachedP2P, None), relay, clock, lambda: (AT,), lambda peer: None)
+        super().__init__(cast(AttachedP2P, None), relay, clock, lambda: (AT,), lambda peer: None, lambda: False)
         self._seen = seen
 
     async def observed(self, caller: PeerId) -> set[IPv4Address | IPv6Address]:
