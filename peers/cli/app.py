@@ -147,9 +147,9 @@ def _of_this_machine(error: OSError) -> CommandError | None:
 # --- what the parser refuses -----------------------------------------------------------------------------------------
 
 
-_OF_JOINERS = ("--pause-when", "--resume-after", "--retry")
-"""What a founder cannot have: until its run has begun the others have nobody else to come to, and a process that was
-started again would found another. Where a person types it all the same, it is said what does."""
+_OF_JOINERS = ("--pause-when", "--resume-after")
+"""What a founder cannot have: until its run has begun the others have nobody else to come to. Where a person types it
+all the same, it is said what does."""
 
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 """The parser's own errors. Which module has them depends on typer's version."""

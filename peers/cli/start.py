@@ -64,6 +64,7 @@ def new(**typed: Any) -> None:
     returns to that run instead of founding another, and keeps copies of its parts as before. Without, swarm new
     FILES/run.toml does the same, where FILES is the directory in the founder's line `files`; swarm status shows it.
     Where nobody of the run answers it ends with exit code 3. With another --name it founds another run.
+    With --retry it does all that by itself: after a crash, or when nobody could be reached, it comes back to its run.
 
     With --print-config it founds nothing, and prints a RUN.toml with every key to change and found a run with.
 

@@ -108,6 +108,7 @@ def keep_joined(options: PeerOptions, *, words: bool, json_lines: bool) -> int:
     one that cannot be used.
     """
     from peers.invites.invite import contacts_from, invite_on_standard_input
+    from peers.local.peer_order import PeerOrder
     from peers.sharing.keeper import keep
 
     if options.invite == ("-",):
@@ -115,7 +116,11 @@ def keep_joined(options: PeerOptions, *, words: bool, json_lines: bool) -> int:
     if options.invite or options.invite_file is None:
         contacts_from(options.invite)  # one that is no good will not be any better the next time
     check_offered(options)
-    return keep(options, echo if words else silent, words=words, json_lines=json_lines)
+
+    def order(back: Return, last: int) -> PeerOrder:
+        return PeerOrder(options=options, back=back, words=words, json_lines=json_lines)
+
+    return keep(options, order, echo if words else silent)
 
 
 def check_offered(options: PeerOptions) -> None:
@@ -173,7 +178,7 @@ def _peer_settings(place: HeldPlace, who: Who, contacts: Contacts, options: Peer
         patience_s=None,
         credential=None if contacts.run is None else place.credential(contacts.run),
         control=place.control.absolute(),
-        returns=role == "bootstrap",
+        returns=role == "bootstrap" or bool(known),
         options=options,
     )
 

@@ -15,6 +15,7 @@ from peers.doctor.machine import check_before_start
 from peers.exit_codes import EXIT_UNREACHABLE
 from peers.home.places import RUNS, home_directory, list_places, take_place
 from peers.home.run_directory import RunDirectory
+from peers.home.sessions import founded_in
 from peers.options.foundation import Foundation
 from peers.options.model import PeerOptions
 from peers.profiles import profile_lines
@@ -32,18 +33,49 @@ if TYPE_CHECKING:
     from peers.commands.comeback import Past
     from peers.founding_files import Founded
     from peers.home.places import HeldPlace
+    from peers.local.peer_order import PeerOrder
+    from peers.sharing.choice import Return
     from swarm.config import Manifest
     from swarm.state.frozen import FrozenStore
 
 
-def new(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines: bool) -> int:
+def keep_founding(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines: bool) -> int:
+    """Found a run, and start its founder again after a crash or when nobody of the run could be reached: then it comes
+    back to that run. Returns the exit code of the last life; blocking. Raises ConfigError for a home that is not there.
+    """
+    from peers.local.peer_order import PeerOrder
+    from peers.sharing.keeper import keep
+
+    home, known = home_directory(options.home), foundation
+
+    def order(back: Return, last: int) -> PeerOrder:
+        nonlocal known
+        if (file := founded_by(home, last)) is not None:
+            known = Foundation(file=file)
+        return PeerOrder(options=options, foundation=known, back=back, words=words, json_lines=json_lines)
+
+    return keep(options, order, echo if words else silent)
+
+
+def founded_by(home: Path, process: int) -> Path | None:
+    """Return the manifest of the run that a process founded in a place of this home; None where it has not."""
+    for place in list_places(home):
+        if place.state is not None and place.state.pid == process and place.state.run:
+            return founded_in(place.path, place.state.run)
+    return None
+
+
+def new(
+    foundation: Foundation, options: PeerOptions, *, words: bool, json_lines: bool, back: Return | None = None
+) -> int:
     """Found a run and serve it in the foreground until it is over; returns the exit code. Blocking.
 
     Waits for its peers for ever. ``options`` say where it listens and lives; what is about data and stages is not
     used. Who founded that very run before, as its files or the invite in ``invite_file`` say, comes back to it, or
     founds it again where it had not begun.
 
-    Raises ConfigError, Incompatible, CommandError or StateError, having left nothing, for what cannot be run.
+    ``back`` is who starts this one again. Raises ConfigError, Incompatible, CommandError or StateError, having left
+    nothing, for what cannot be run.
     """
     say = echo if words else silent
     if options.invite_file is not None:
@@ -52,7 +84,7 @@ def new(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines
     if past is not None:
         if past.contacts:
             say(f"swarm {__version__}", "comes back to the run that it founded")
-            return _come_back(past, options, words=words, json_lines=json_lines)
+            return _come_back(past, options, words=words, json_lines=json_lines, back=back)
         foundation = Foundation(file=past.manifest)
     home = home_directory(options.home)  # first: it may not be there, and a tokenizer takes seconds
     say(f"swarm {__version__}", "goes on with a run" if foundation.resume else "founds a run")
@@ -66,7 +98,7 @@ def new(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines
         founded = _as_known(founded, home, store, say)
         past = _past(founded.manifest, home, options, say)
         if past is not None and past.contacts:
-            return _come_back(past, options, words=words, json_lines=json_lines)
+            return _come_back(past, options, words=words, json_lines=json_lines, back=back)
     if past is not None:
         options = dataclasses.replace(options, place=past.place.name)
     options = _as_issuer(founded, home, options, say)
@@ -98,6 +130,7 @@ def new(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines
             credential=place.credential(run_id),
             control=place.control.absolute(),
             options=options.of_founder(),
+            back=back,
             verbose=words,
             json_lines=json_lines,
         )
@@ -241,7 +274,7 @@ def _invited(file: Path, options: PeerOptions) -> Past | None:
     return past
 
 
-def _come_back(past: Past, options: PeerOptions, *, words: bool, json_lines: bool) -> int:
+def _come_back(past: Past, options: PeerOptions, *, words: bool, json_lines: bool, back: Return | None) -> int:
     """Join as who it was, through the others: whoever has the old invite finds it again at the same address. It holds
     no part, as before: a stage host could keep no copy of private ends."""
     from peers.commands.join import join
@@ -254,13 +287,13 @@ def _come_back(past: Past, options: PeerOptions, *, words: bool, json_lines: boo
         invite=past.contacts,
         invite_file=None,
     )
-    code = join(member, words=words, json_lines=json_lines, founder=True)
+    code = join(member, words=words, json_lines=json_lines, back=back, founder=True)
     if code == EXIT_UNREACHABLE:
         from peers.commands.comeback import nobody_left, seen_here
 
         invite = parse_invite(past.contacts[0])
         seen = seen_here(home_directory(options.home), invite.run, invite.name, ())
-        print_error("nobody of the run let its founder in", label="note",
+        print_error("nobody of the run that could be asked let its founder in", label="note",
                     next_=f"the same command once they do; {nobody_left(seen)}")  # fmt: skip
     return code
 

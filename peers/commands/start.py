@@ -39,9 +39,11 @@ def run(order: PeerOrder) -> int:
     options, words, json_lines = order.options, order.words, order.json_lines
     with blaming(options):
         if order.foundation is not None:
-            from peers.commands.new import new
+            from peers.commands.new import keep_founding, new
 
-            return new(order.foundation, options, words=words, json_lines=json_lines)
+            if order.back is None and options.retry:
+                return keep_founding(order.foundation, options, words=words, json_lines=json_lines)
+            return new(order.foundation, options, words=words, json_lines=json_lines, back=order.back)
         from peers.commands.join import join, keep_joined
 
         if order.back is None and (options.pause_when or options.retry):

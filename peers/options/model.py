@@ -290,7 +290,7 @@ class PeerOptions:
     ] = 60.0
     retry: Annotated[
         bool,
-        Option(of=_JOIN, help="Start again, later and later, after a crash or when nobody could be reached."),
+        Option(help="Start again, later and later, after a crash or when nobody could be reached."),
     ] = False
     dashboard: Annotated[
         Annotated[str, understood(listening_place, PLACE_WORDS)] | None,

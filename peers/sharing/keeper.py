@@ -1,4 +1,4 @@
-"""Keep a peer that pauses or is started again: ``swarm join`` with ``--pause-when`` or ``--retry``.
+"""Keep a peer that pauses or is started again: with ``--pause-when`` or ``--retry``.
 
 The peer is a process of its own, as each of several devices is, so that a pause gives back all its memory, the GPU's
 too, and the death of the peer is not ours. It watches the conditions itself while it runs, and ends with EXIT_PAUSED
@@ -108,22 +108,23 @@ class PeerKeeper:
 
 @dataclass(slots=True)
 class PeerProcess:
-    """The process of the peer, of one life after the other."""
+    """The process of the peer, of one life after the other: ``order`` is what the next one is told, made of why it was
+    away and the id of the last one's process, 0 for the first."""
 
-    options: PeerOptions
-    words: bool
-    json_lines: bool
+    order: Callable[[Return, int], PeerOrder]
+    _last: int = field(default=0, init=False)
     _process: asyncio.subprocess.Process | None = field(default=None, init=False)
     _sent: set[int] = field(default_factory=set, init=False)
 
     async def run(self, back: Return) -> int:
         """Start the peer and return its exit code, as a shell has it. Cancelled, it kills the peer."""
-        order = PeerOrder(options=self.options, back=back, words=self.words, json_lines=self.json_lines)
+        order = self.order(back, self._last)
         process = self._process = await asyncio.create_subprocess_exec(
             *launched(PEER_COMMAND),
             stdin=asyncio.subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is ours to hand on
         )
+        self._last = process.pid
         try:
             if orders := process.stdin:
                 with contextlib.suppress(OSError, RuntimeError):  # dead already: RuntimeError is how uvloop says so
@@ -155,14 +156,14 @@ def _told_by(number: int) -> int:
     return EXIT_OK if number == signal.SIGINT else EXIT_DRAINED
 
 
-def keep(options: PeerOptions, say: Say, *, words: bool, json_lines: bool) -> int:
+def keep(options: PeerOptions, order: Callable[[Return, int], PeerOrder], say: Say) -> int:
     """Keep a peer with these options until it is over or somebody ends us; returns its exit code. Blocking; the main
-    thread only.
+    thread only. ``order`` see :class:`PeerProcess`.
 
     SIGTERM, Ctrl-C and a closed terminal are handed on to the peer, which leaves in order; while it is away they end us
     at once: 0 after Ctrl-C, 75 after the others.
     """
-    process = PeerProcess(options, words, json_lines)
+    process = PeerProcess(order)
     chance = random.Random()
     keeper = PeerKeeper(options, process.run, SystemClock(), say, chance)
 

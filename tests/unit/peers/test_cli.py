@@ -28,7 +28,7 @@ ALL = ("torch", "hivemind", "pydantic", "multiaddr", "cryptography", "asyncio", 
 REFUSED = (
     "join", "join nonsense --role stage", "join --config /nonexistent.toml", f"join {ADDRESS} --device banana",
     f"join {ADDRESS} --listen /ip4/127.0.0.1", "join --thread 3", "join --banana", "join x --threads",
-    "join --preemption banana", "new --preemption banana", "new --pause-when battery", "new --preset tiny --retry",
+    "join --preemption banana", "new --preemption banana", "new --pause-when battery",
     "new --resume", "sample", "sample /nonexistent", "sample /dev/null", "sample /", "sample --model /",
     "sample x --model y", "sample --tokens 0", "sample --tokens x", "export /dev/null", "export new --run /",
     "eval /nonexistent", "eval /dev/null --device banana", "data build", "data build x", "statu", "status x",

@@ -23,8 +23,12 @@ from peers.home.places import HeldPlace, cut_off_founding, list_places, look_at_
 from peers.home.sessions import HISTORY, KEPT_SESSIONS
 from peers.invites.invite import Invite
 from peers.invites.invite_file import write_invite
+from peers.local.peer_order import PeerOrder
+from peers.options.foundation import Foundation
+from peers.options.model import PeerOptions
 from peers.reaching import endpoint_config
 from peers.settings import PeerSettings
+from peers.sharing.choice import Return
 from swarm.clock import SystemClock
 from swarm.config import Manifest, load_manifest
 from swarm.consensus.history import HistoryLine
@@ -527,3 +531,20 @@ def test_where_a_founder_was_killed_the_command_that_brings_it_back_is_named(
 ) -> None:
     run([*command, "--home", str(killed.home)])
     assert f"swarm new {killed.files}" in capsys.readouterr().err
+
+
+def test_founder_that_is_kept_is_told_from_its_second_start_on_to_come_back_to_what_it_founded(
+    killed: Killed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a start in between ends before it has a place: that never founds another run instead."""
+    state, told = read_state(killed.place), list[PeerOrder]()
+    assert state is not None
+
+    def keep(options: PeerOptions, order: Callable[[Return, int], PeerOrder], say: Any) -> int:
+        told.extend(order(Return(keeper=1), process) for process in (0, state.pid, 1 << 30))
+        return 0
+
+    monkeypatch.setattr("peers.sharing.keeper.keep", keep)
+    assert run(["new", "--preset", "tiny", "--retry", "--home", str(killed.home)]) == 0
+    assert [order.foundation for order in told] == [Foundation(preset="tiny"), *[Foundation(file=killed.files)] * 2]
+    assert all(order.options.retry for order in told)

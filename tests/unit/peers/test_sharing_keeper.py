@@ -20,6 +20,7 @@ from peers.exit_codes import EXIT_CODES, EXIT_PAUSED, FINAL, TRANSIENT, worth_a_
 from peers.guards import watch_pauses
 from peers.home.place_state import PlaceEnd, PlaceState
 from peers.home.places import PlaceInfo, take_place
+from peers.local.peer_order import PeerOrder
 from peers.options.model import PeerOptions
 from peers.preemption.local import CommandSource
 from peers.sharing import keeper
@@ -59,6 +60,10 @@ class Lives:
         self.backs.append(back)
         self.clock.now += seconds
         return code
+
+
+def _order(back: Return, last: int) -> PeerOrder:
+    return PeerOrder(options=PeerOptions(), back=back, words=False, json_lines=False)
 
 
 async def kept(lives: Lives, *battery: bool | None, **options: Any) -> tuple[int, list[tuple[str, str]]]:
@@ -253,7 +258,7 @@ async def test_signal_that_ends_a_peer_before_it_takes_any_counts_as_ours(
     monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
 ) -> None:
     monkeypatch.setattr(keeper, "launched", lambda command: ["sleep", "600"])
-    process = PeerProcess(PeerOptions(), words=False, json_lines=False)
+    process = PeerProcess(_order)
     running = asyncio.ensure_future(process.run(Return(keeper=1)))
     await eventually(lambda: process.send(number), what="the process")
     assert await running == code
@@ -261,7 +266,7 @@ async def test_signal_that_ends_a_peer_before_it_takes_any_counts_as_ours(
 
 async def test_peer_that_somebody_else_kills_ends_with_that(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper, "launched", lambda command: ["sh", "-c", "kill -TERM $$"])
-    assert await PeerProcess(PeerOptions(), words=False, json_lines=False).run(Return(keeper=1)) == 143
+    assert await PeerProcess(_order).run(Return(keeper=1)) == 143
 
 
 # --- what swarm status says ------------------------------------------------------------------------------------------
