@@ -179,7 +179,7 @@ tags: [swarm, decentralized-training]
 
 # {run.name}, step {chosen.step}
 
-A language model that peers trained together with swarm, without a centre. The text stayed with the trainers, so nothing
+A language model that peers trained together with swarm, without a centre. The text is the trainers' own, and nothing
 here describes it.
 
 | fact | value |

@@ -308,7 +308,7 @@ def _end(seen: Seen) -> str:
     if seen.place.owner:
         return f"unreadable: it belongs to {seen.place.owner}"
     if state is None:
-        return "never used"
+        return "no start of it is known"
     if state.end is None:
         return f"was killed, or its machine went down; it started {when(state.started)}"
     if seen.comes_back:

@@ -180,7 +180,7 @@ def _describe_keeping(event: Event) -> tuple[str, str] | None:
             again = "tried again while this peer lives"
             return "disk", f"does not take {harmless(event.what)}: {harmless(event.reason)}; {again}"
         case DiskTook():
-            return "disk", f"takes {harmless(event.what)} again: nothing is missing"
+            return "disk", f"takes {harmless(event.what)} again"
         case GraphsDropped():
             dropped = f"{count(event.graphs, 'graph')} dropped, to be computed again"
             return "memory", harmless(f"{event.device} has none left: {dropped}; {event.reason}")
@@ -248,8 +248,10 @@ def _describe_late(event: Event) -> tuple[str, str] | None:
         case LateWorkLost():
             return "work lost", harmless(f"{event.tokens} tokens of {event.peer}, which was late: {event.reason}")
         case StateLeftBehind():
-            copied = "there is no copy of it" if event.copied is None else f"its newest copy is of step {event.copied}"
-            kept = f"is lost: {event.reason}" if event.reason else "is on this disk alone"
+            copied = (
+                "no copy of it is known here" if event.copied is None else f"its newest copy is of step {event.copied}"
+            )
+            kept = f"could not be kept here: {event.reason}" if event.reason else "is on this disk alone"
             return "left behind", harmless(f"step {event.step} of {_part(event.part)} {kept}; {copied}")
         case CaughtUp():
             return "caught up", f"with step {event.step}, whose close did not wait for this peer"
@@ -292,11 +294,11 @@ def _minority(event: QuorumLost) -> str:
     waits = f"{event.there} of {count(event.voters, 'voter')} can be reached: step {event.step} waits for a majority"
     if event.alone_at is None:
         return (
-            f"{waits}, however long that takes; nothing is lost. Who died counts again once it is started where it was;"
-            " if too few ever are, end it: swarm new --resume goes on from the newest checkpoint"
+            f"{waits}, however long that takes; what is decided stays. Who died counts again once it is started where "
+            "it was; if too few ever are, end it: swarm new --resume goes on from the newest checkpoint"
         )
     then = "then those that are here go on provisionally, which counts when a majority agrees later"
-    return f"{waits} until {moment(event.alone_at)}; {then}. Nothing is lost"
+    return f"{waits} until {moment(event.alone_at)}; {then}. What is decided stays"
 
 
 def _turnout(event: Participation) -> str:

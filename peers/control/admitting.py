@@ -157,7 +157,7 @@ class Admitting:
             return f"{name} is revoked: it is cut off now, and out of the roster with the next record"
         if peers:
             return f"{name} is revoked: it is no member now, and cannot come back with its invite"
-        return f"the invite for {name} is revoked: nobody has joined with it, and nobody can now"
+        return f"the invite for {name} is revoked: by the newest record nobody had joined with it, and now nobody can"
 
     def _give(self, order: Order) -> bool:
         """Sign an order and have it told; return whether it counts. Raises CommandError for who may not."""

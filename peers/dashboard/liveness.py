@@ -60,7 +60,7 @@ def standing(signs: Signs) -> tuple[str, str]:
     steps_s = (signs.step_s or 0.0) * STALLED_STEPS
     if signs.heard_at is None and signs.wrote_at is not None and signs.at - signs.wrote_at > max(SILENT_S, steps_s):
         since = f" since {moment(signs.wrote_at)[:8]}" if signs.wrote_at else ""
-        return "past", f"nobody writes to its files{since}: the run is over, or was cut short"
+        return "past", f"nobody writes to its files{since}: the run is over, was cut short, or goes on elsewhere"
     if not signs.begun:
         return "waiting", signs.waits_for or "the run has not begun"
     asked = signs.heard_at is not None or signs.wrote_at is not None

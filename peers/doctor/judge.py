@@ -64,7 +64,7 @@ def judge_run(seen: RunSeen) -> CheckResult:
         return base.fails("the run is over: nobody can join it", next_=remedy)
     if closed is not None and standing.lost:
         remedy = "It goes on when somebody with a copy, or a checkpoint, comes back."
-        return base.warns(f"nobody holds {listed(standing.lost)} any more", next_=remedy)
+        return base.warns(f"as its contact sees it, nobody holds {listed(standing.lost)} now", next_=remedy)
     return base
 
 

@@ -77,7 +77,8 @@ class LastHolder:
         newest, step = max(now.copies.values(), default=None), now.record.step
         event = StateLeftBehind(part=now.part, step=step, copied=newest, reason=problem[:400])
         self._run.around.events.emit(event)
-        return f"no other has {now.part} of step {step}{f', and {problem}' if problem else '; it is on this disk'}"
+        kept = f", and {problem}" if problem else "; it is on this disk"
+        return f"no other is known to have {now.part} of step {step}{kept}"
 
     async def keep(self, record: CloseRecord, copies: Callable[[CloseRecord], Awaitable[Sequence[Snapshot]]]) -> None:
         """Write what this peer has of the state after a record that no other may follow: its own part, and ``copies``.

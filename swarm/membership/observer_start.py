@@ -72,7 +72,7 @@ async def begin(start: ObserverStart, candidates: Sequence[PeerId]) -> tuple[Dec
             continue
         others = {peer: other for peer, other in taken.items() if peer not in agreeing}
         return decided.decision(), (*agreeing, *await _catch_up(start, others, decided.record))
-    raise gravest(failures, f"nobody is there who holds {start.name}")
+    raise gravest(failures, f"nobody is known who holds {start.name}")
 
 
 async def _begin_without(start: ObserverStart, candidates: Sequence[PeerId]) -> tuple[Decision, tuple[PeerId, ...]]:
@@ -86,7 +86,7 @@ async def _begin_without(start: ObserverStart, candidates: Sequence[PeerId]) -> 
             failures.append(error)
         else:
             return decided.decision(), tuple(candidates[index:])
-    raise gravest(failures, "nobody is there to observe the run with")
+    raise gravest(failures, "nobody is known to observe the run with")
 
 
 async def _take(

@@ -165,7 +165,7 @@ def test_last_trainer_whose_copy_cannot_come_in_time_writes_its_state_and_says_s
         said = await secure(swarm, 4.0)
         assert fault.asked
         (told,) = left_behind(swarm)
-        assert said == f"no other has ends of step {told.step}; it is on this disk"
+        assert said == f"no other is known to have ends of step {told.step}; it is on this disk"
         assert (told.part, told.reason) == (ENDS, "")
         assert told.copied is not None
         assert told.copied <= at < told.step <= head_of(swarm).step
@@ -183,7 +183,7 @@ def test_last_trainer_that_can_do_neither_says_what_is_lost(tmp_path: Path) -> N
         await closed(swarm, 2)
         said = await secure(swarm, 2.0)
         (told,) = left_behind(swarm)
-        assert said == f"no other has ends of step {told.step}, and this peer keeps no checkpoints"
+        assert said == f"no other is known to have ends of step {told.step}, and this peer keeps no checkpoints"
         assert (told.part, told.copied) == (ENDS, None)
         assert told.reason == "this peer keeps no checkpoints"
 
@@ -291,7 +291,7 @@ def test_trainer_whose_only_companion_dies_while_it_waits_says_what_is_lost(tmp_
         await asyncio.sleep(1.0)
         assert not waiting.done()
         swarm.kill("trainer-1")
-        assert (await waiting).startswith("no other has ends of step ")
+        assert (await waiting).startswith("no other is known to have ends of step ")
         assert len(left_behind(swarm)) == 1
         assert len(head_of(swarm).members.replicas(ENDS)) == 1, "the fault: it is alone"
 
@@ -317,7 +317,7 @@ def test_last_trainer_whose_device_does_not_give_its_state_says_what_is_lost(
         assert fired == ["no memory"], "the fault, and no second try"
         (told,) = left_behind(swarm)
         assert told.reason == "it failed on its way to the disk: RuntimeError: out of memory"
-        assert said == f"no other has ends of step {told.step}, and {told.reason}"
+        assert said == f"no other is known to have ends of step {told.step}, and {told.reason}"
 
     play(swarm, story)
 

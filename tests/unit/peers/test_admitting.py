@@ -187,7 +187,8 @@ def test_revocation_tells_an_unused_invite_from_a_member_and_from_one_that_left(
     voters = [one.peer for one in (FIRST, SECOND, THIRD)]
     state = gate.rules.following(gate.state, 4, used, [], [*voters, HOST.peer])
     at.head = at.head.model_copy(update={"admissions": state})
-    assert issuer.revoke("unused") == "the invite for unused is revoked: nobody has joined with it, and nobody can now"
+    said = "by the newest record nobody had joined with it, and now nobody can"
+    assert issuer.revoke("unused") == f"the invite for unused is revoked: {said}"
     assert "out of the roster with the next record" in issuer.revoke("member")
     assert issuer.revoke("left") == "left is revoked: it is no member now, and cannot come back with its invite"
     with pytest.raises(CommandError, match="'unused' is revoked already"):
