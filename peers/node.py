@@ -16,6 +16,7 @@ import resource
 import secrets
 import threading
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import uvloop
@@ -38,25 +39,22 @@ from peers.home.run_directory import RunDirectory
 from peers.manifest_file import manifest_sent
 from peers.options.reading import blamed
 from peers.orders import Orders
-from peers.reaching import OwnReach, contacts_of, open_endpoint
+from peers.reaching import OwnReach, Tries, contacts_of, open_endpoint
 from peers.reporting.reporter import reporting_of
 from peers.settings import PeerSettings, member_settings
 from swarm.clock import SystemClock
 from swarm.config import Manifest, load_manifest
 from swarm.device import Device, DeviceThread, MeteredDevice, resolve_device
 from swarm.errors import ConfigError, DeadlineMissed, Ending, PeerError, RunEnded, SwarmError, Unreachable
-from swarm.events import EventSink, PeerStarted, PeerStopped, Resumed, RunFound
+from swarm.events import EventSink, PeerStarted, PeerStopped, Resumed, RunFound, Waiting
 from swarm.health.watch import HealthWatch
 from swarm.ids import PeerId, RunId
 from swarm.membership.admission import open_gate
 from swarm.membership.composition import compose
-from swarm.membership.contact import (
-    ask_standing,
-    cannot_reach,
-    find_run,
-)
+from swarm.membership.contact import cannot_reach, find_run
 from swarm.membership.membership import Membership
 from swarm.membership.roles import PeerContext
+from swarm.membership.survey import FirstContact
 from swarm.membership.vitals import VitalsBoard, VitalsService
 from swarm.models.registry import family_of
 from swarm.monitoring.recorder import LoopLagProbe, Recorder
@@ -175,7 +173,7 @@ class Node:
         self._orders = orders
         self._commands = NodeCommands(settings, identity.peer, clock.wall(), self._orders.by_command)
         self._membership: Membership | None = None
-        self._contact: PeerId | None = None
+        self._contacts: tuple[PeerId, ...] = ()
         self._retiring: asyncio.Future[None] | None = None
         self._first = {identity.peer}
 
@@ -239,7 +237,7 @@ class Node:
             if self._settings.role != "bootstrap":  # that one may never write a checkpoint
                 await asyncio.to_thread(begin)
                 begin = None
-        reach = OwnReach(endpoint, self._clock, self._contact)
+        reach = OwnReach(endpoint, self._clock, self._contacts[0] if self._contacts else None)
         around = PeerContext(
             manifest=manifest,
             identity=self._identity.private,
@@ -293,11 +291,19 @@ class Node:
             there = RunDirectory(settings.manifest.parent)
             return manifest, await asyncio.to_thread(named_files, there, manifest)
         expected = RunId(settings.run) if settings.run is not None else None
-        contacts = await contacts_of(settings, endpoint, expected)
-        self._first |= contacts.keys()
-        self._contact, manifest, files = await find_run(endpoint, contacts, expected, manifest_sent)
-        self._emit_found(manifest, self._contact)
-        return manifest, files
+        left = Tries(settings, self._clock, self._events)
+        while True:
+            contacts = await contacts_of(settings, endpoint, expected)
+            self._first |= contacts.keys()
+            try:
+                found, manifest, files = await find_run(endpoint, contacts, expected, manifest_sent)
+            except RunEnded as ended:
+                if ended.ending is not Ending.UNREACHABLE or not (settings.returns and await left.again()):
+                    raise
+                continue
+            self._contacts = tuple(dict.fromkeys((found, *contacts)))
+            self._emit_found(manifest, found)
+            return manifest, files
 
     async def _reaching(self, asking: Coroutine[Any, Any, ResultT]) -> ResultT:
         """Return a contact's answer. Raises RunEnded, exit code 3, when it is gone."""
@@ -344,12 +350,13 @@ class Node:
         self, around: PeerContext, endpoint: LibP2PEndpoint, device: MeteredDevice, keeper: CheckpointKeeper
     ) -> Membership:
         contact = founder = self._identity.peer
-        if self._contact is not None:
-            contact = self._contact
-            founder = PeerId((await self._reaching(ask_standing(endpoint, self._clock, contact))).founder)
+        if self._contacts:
+            first = FirstContact(endpoint, self._clock, self._contacts, returns=self._settings.returns)
+            standing = await first.standing(lambda what: self._events.emit(Waiting(what=what)))
+            contact, founder = first.peer, PeerId(standing.founder)
             around.watch.follow((contact,))
         membership = compose(
-            member_settings(self._settings),
+            replace(member_settings(self._settings), contacts=self._contacts),
             around,
             endpoint.directory,
             contact=contact,

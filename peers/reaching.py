@@ -20,16 +20,28 @@ from swarm.clock import Clock
 from swarm.errors import Advice, Ending, RunEnded, Unreachable
 from swarm.events import EventSink, Waiting
 from swarm.ids import PeerId, RunId
-from swarm.membership.contact import CONTACT_PAUSE_S, CONTACT_TRIES, NO_CONTACT, cannot_reach
+from swarm.membership.contact import (
+    AWAY_S,
+    CONTACT_PAUSE_S,
+    CONTACT_TRIES,
+    GOES_ON,
+    LONGEST_PAUSE_S,
+    NO_CONTACT,
+    cannot_reach,
+)
 from swarm.membership.status import PeerStatus
 from swarm.network.addresses import by_peer, name_of, parse_address, some_of
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
 from swarm.network.libp2p.identity import StoredIdentity
+from swarm.network.reach.leases import RENEW_S
 from swarm.network.reach.reachability import Reach, find_relay, reachability, with_other_relays
 from swarm.network.reach.standing import relays_on_the_way
 from swarm.network.rpc.meter import RateLimits
+from swarm.waiting import ExponentialBackoff
 
 logger = logging.getLogger(__name__)
+BACK_S = 900.0
+"""How long who comes back to a run tries to find anybody of it."""
 
 
 def endpoint_config(settings: PeerSettings) -> EndpointConfig:
@@ -56,15 +68,35 @@ def endpoint_config(settings: PeerSettings) -> EndpointConfig:
     )
 
 
+class Tries:
+    """How often the peers that a peer knows are asked before it is in the run: some times, and for BACK_S where it was
+    in the run before, since what kept it away may keep them, too."""
+
+    def __init__(self, settings: PeerSettings, clock: Clock, events: EventSink) -> None:
+        self._returns, self._clock, self._events = settings.returns, clock, events
+        self._left, self._until = CONTACT_TRIES - 1, clock.monotonic() + BACK_S
+        self._pauses = ExponentialBackoff(CONTACT_PAUSE_S, LONGEST_PAUSE_S if settings.returns else CONTACT_PAUSE_S)
+
+    async def again(self) -> bool:
+        """Return whether to ask once more, after a pause that is said."""
+        self._left -= 1
+        if self._clock.monotonic() >= self._until if self._returns else self._left < 0:
+            return False
+        what = "one of the peers that it knows to answer"
+        if self._returns:
+            what += f", for {BACK_S / 60:.0f} minutes at most; next: swarm status, on their machines: do they run?"
+        self._events.emit(Waiting(what=what))
+        await self._clock.sleep(self._pauses.pause_s())
+        return True
+
+
 async def open_endpoint(
     settings: PeerSettings, identity: StoredIdentity, clock: Clock, events: EventSink
 ) -> LibP2PEndpoint:
     """Open it, and try again where no contact answers yet. Raises RunEnded when none does, and as
     :meth:`LibP2PEndpoint.open`."""
-    config = endpoint_config(settings)
-    left = CONTACT_TRIES
+    config, left = endpoint_config(settings), Tries(settings, clock, events)
     while True:
-        left -= 1
         try:
             return await LibP2PEndpoint.open(config, identity, clock, events)
         except Unreachable as error:
@@ -72,10 +104,8 @@ async def open_endpoint(
             if NO_CONTACT not in error.reason:
                 raise
             logger.info("no contact answers: %s", error)
-            if not left:
+            if not await left.again():
                 raise await nobody_answers(config) from error
-        events.emit(Waiting(what="one of the peers that it knows to answer"))
-        await clock.sleep(CONTACT_PAUSE_S)
 
 
 async def nobody_answers(config: EndpointConfig) -> RunEnded:
@@ -132,6 +162,7 @@ class OwnReach:
     def __init__(self, endpoint: LibP2PEndpoint, clock: Clock, contact: PeerId | None) -> None:
         self._endpoint, self._clock, self._contact = endpoint, clock, contact
         self._now: Reach | None = None
+        self._relayed = self._asked = False
         self._situation: PeerStatus | None = None
 
     async def find(self) -> None:
@@ -148,17 +179,34 @@ class OwnReach:
 
     async def be_reachable(self, through: Sequence[PeerId]) -> str:
         """See :class:`swarm.membership.roles.PeerContext`. A founder has nobody to ask, and is called by whoever
-        comes."""
+        comes; who was dialled from this machine only asks again once it knows others. Asked once more, a peer whose
+        relays are away waits for them, AWAY_S at most."""
         reach = self._now
-        if reach is None or not reach.nobody_can_call:
+        if reach is not None and (reach.how == "near" or (self._contact is None and reach.nobody_can_call)):
+            reach = await self._asked_of(through, reach)
+        if reach is None or not reach.nobody_can_call or self._contact is None:
             return ""
-        if self._contact is None:
-            others = [peer for peer in through if peer != self._endpoint.peer]
-            self._is(await reachability(self._endpoint, others[:3], self._clock))
-            return ""
-        found = await find_relay(self._endpoint, reach, through)
+        waits = self._asked and (self._relayed or bool(self._endpoint.standing))
+        until, self._asked = self._clock.monotonic() + (AWAY_S if waits else 0.0), True
+        while (found := await find_relay(self._endpoint, reach, through)).nobody_can_call:
+            self._is(found)
+            if self._clock.monotonic() >= until:
+                return found.detail
+            if self._situation is not None:
+                self._situation.wait_for(f"a relay to be called through ({found.detail}); {GOES_ON}")
+            await self._clock.sleep(RENEW_S)
         self._is(found)
-        return found.detail if found.nobody_can_call else ""
+        return ""
+
+    async def _asked_of(self, others: Sequence[PeerId], reach: Reach) -> Reach:
+        """How some of these find that this peer is reached, of which ``reach`` is known; that again where they cannot
+        tell more."""
+        asked = [peer for peer in others if peer not in (self._endpoint.peer, self._contact)][:3]
+        found = await reachability(self._endpoint, asked, self._clock)
+        if found.how == "unknown" and reach.how == "near":
+            return reach
+        self._is(found)
+        return found
 
     def _changed(self) -> None:
         if self._now is not None:
@@ -167,7 +215,7 @@ class OwnReach:
                 self._is(found)
 
     def _is(self, reach: Reach) -> None:
-        self._now = reach
+        self._now, self._relayed = reach, self._relayed or reach.how == "relayed"
         if self._situation is not None:
             self._situation.reached(reach.how, reach.detail, reach.addresses)
 

@@ -50,7 +50,8 @@ class PeerSettings(BaseModel):
         resume: A bootstrap founds the run with the checkpoint of that step there.
         credential: What admits it, where one must be admitted, as JSON.
         control: The socket on which it answers ``swarm status``; None: it does not.
-        returns: Of a bootstrap: whether it founded the run before, and comes back to it through ``bootstrap``.
+        returns: Whether it was in the run before, and comes back to it through ``bootstrap``; a bootstrap as its
+            founder.
         back: Who starts it again after a pause or a crash, and after what it has come back; None: nobody does.
         verbose: On stdout it tells what happens.
         json_lines: On stdout it writes every event.
@@ -118,6 +119,7 @@ def member_settings(settings: PeerSettings) -> MemberSettings:
         limit_bytes_s=min(map(read_rate, filter(None, limits)), default=None),
         ends_seed=settings.ends_seed,
         patience_s=settings.patience_s,
+        returns=settings.returns,
         history=settings.home / "history.jsonl",
         votes=settings.identity.with_name("vote"),
     )

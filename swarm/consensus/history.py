@@ -69,7 +69,7 @@ class History:
     def head(self) -> CloseRecord:
         """The newest record. Raises OutOfSync before the first."""
         if self._head is None:
-            raise OutOfSync("the run has not started: there is no genesis record yet")
+            raise OutOfSync("there is no record of the run here yet")
         return self._head
 
     @property

@@ -136,6 +136,11 @@ class HealthWatch:
         return MappingProxyType(self._roster.unanswered)
 
     @property
+    def left(self) -> Collection[PeerId]:
+        """Peers that said themselves that they leave."""
+        return self._roster.farewells.keys()
+
+    @property
     def doubted(self) -> Collection[PeerId]:
         """Peers that did not answer the last time they were asked, gone or not."""
         return self._health.missing

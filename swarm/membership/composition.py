@@ -103,7 +103,8 @@ def compose(
     run.situation.activity = functools.partial(holding.activity, average)
 
     # How it comes and goes.
-    announcer, first = Announcer(run), FirstContact(endpoint, clock, contact, founder)
+    announcer = Announcer(run)
+    first = FirstContact(endpoint, clock, (contact, *settings.contacts), returns=settings.returns)
     watching, found = Watching(run, member, first), None
     watch.report_to(watching)
     if run.founds:

@@ -35,6 +35,12 @@ NO_CONTACT = "failed to connect to bootstrap peers"
 """What the libp2p daemon says of contacts that do not answer while it starts."""
 STANDING_TRIES, STANDING_PAUSE_S = 50, 0.2
 """A peer serves the manifest a moment before it takes part in the run."""
+AWAY_S = 6 * 3600.0
+"""How long a peer that is on its way into a run waits for others that are away: a relay, a link or a machine comes back
+within hours, and until then nobody is worse off."""
+GOES_ON = "this peer goes on by itself once one does; next: start again, where it was, what has stopped there"
+LONGEST_PAUSE_S = 30.0
+"""They are asked again after longer and longer pauses, of so much at most."""
 UNADMITTED_TRIES, UNADMITTED_PAUSE_S = 3, 1.0
 """How often a contact must say that our invite does not count: it may not have heard yet of what admits us."""
 

@@ -16,6 +16,8 @@ from swarm.membership.roles import insist_on_being_reached
 from swarm.membership.run import RunContext
 from swarm.membership.survey import FirstContact
 from swarm.network.discovery.records import PeerRecord
+from swarm.step.observe_messages import RunStanding
+from swarm.waiting import ended
 
 WAITING_S = 1.0
 """How often a peer that waits for the genesis asks how far it is."""
@@ -44,19 +46,32 @@ class Entering:
             return
         await self._be_reached()
         while not self._at.is_member:
-            standing = await self._contact.standing()
+            standing = await self._asked()
+            if standing is None:
+                break
             if standing.closed is not None and not self._holding.ready.is_set():
-                await self._joining.run(self._run.contact)
+                await self._joining.run(self._contact.peer)
                 return
             if standing.closed is not None and self._replaced(standing.closed):
                 self._following.start_over()
-                await self._joining.again(self._holding.part, None, self._run.contact)
+                await self._joining.again(self._holding.part, None, self._contact.peer)
                 return
             if standing.closed is None and not self._at.is_member:
                 self._run.situation.wait_for(standing.waiting_for or "the run to start")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(WAITING_S):
                     await self._at.wait_member()
+        await self._around.be_reachable(self._at.roster.peers)  # others than those through which it came know now
+
+    async def _asked(self) -> RunStanding | None:
+        """Where the run stands; None once this peer is a member, and needs to ask nobody."""
+        told = asyncio.create_task(self._contact.standing(self._run.situation.wait_for))
+        named = asyncio.create_task(self._at.wait_member())
+        try:
+            await asyncio.wait((told, named), return_when=asyncio.FIRST_COMPLETED)
+            return told.result() if told.done() else None
+        finally:
+            await ended((told, named))
 
     def _replaced(self, closed: int) -> bool:
         """Whether the run began, and went on, without us who had taken our part in another founding record."""
@@ -90,6 +105,8 @@ class Entering:
             self._holding.rewound()
         known, others = at.forking.helpers(at.head)
         if not others:
-            raise RunEnded(f"the run went on without this peer, and there is nobody else: {reason}", Ending.UNREACHABLE)
+            raise RunEnded(
+                f"the run went on without this peer, which knows of nobody else in it: {reason}", Ending.UNREACHABLE
+            )
         self._run.situation.wait_for(f"a member that can help to come back: {reason}")
         await self._joining.again(self._holding.part, known, None if self._run.founds else self._run.contact)

@@ -13,6 +13,7 @@ from swarm.consensus.records import CloseRecord, Decision
 from swarm.consensus.roster import TRAINERS
 from swarm.consensus.roster import Member as Listed
 from swarm.errors import (
+    Advice,
     Busy,
     DeadlineMissed,
     Ending,
@@ -28,7 +29,7 @@ from swarm.errors import (
 )
 from swarm.ids import ENDS, PartName, PeerId
 from swarm.membership.announcer import only_calls
-from swarm.membership.contact import not_admitted
+from swarm.membership.contact import AWAY_S, GOES_ON, LONGEST_PAUSE_S, not_admitted
 from swarm.membership.download import StateFetch
 from swarm.membership.leaving import ended_in_order
 from swarm.membership.observer import Observer, ObserverContext
@@ -46,9 +47,6 @@ logger = logging.getLogger(__name__)
 ASK_TIMEOUT_S = 30.0
 ASK_AGAIN_S = 3.0
 """How often a step's leader is asked while the step is open."""
-MAX_FAILURES = 8
-"""How often in a row all donors that were asked may fail, without one more verified byte, before this peer gives up,
-saying what went wrong. Busy ones do not count."""
 FIRST_PAUSE_S = 0.2
 UNADMITTED = 2
 """So many peers, where there are as many, must say that our invite does not count, before we believe it."""
@@ -78,45 +76,58 @@ class Joining:
         self._known: CloseRecord | None = None
         self._invited_by: PeerId | None = None
         self._state = StateFetch(run.around)
-        self._prepared = False
+        self._prepared, self._attempts, self._asking = False, 0, -1
         self._listen_at = 0.0
 
     async def run(self, contact: PeerId | None) -> None:
-        """Return when a record names us. Raises RunEnded when there is no place for us, or when those who could help
-        failed too often."""
-        attempts = failures = 0
-        patience = ExponentialBackoff(FIRST_PAUSE_S)
+        """Return when a record names us. Raises RunEnded when there is no place for us, or when for AWAY_S nobody could
+        help with one more verified byte. Busy ones can, later."""
+        now, began = self._around.clock.monotonic, self._around.clock.monotonic()
+        patience, pauses = ExponentialBackoff(FIRST_PAUSE_S), ExponentialBackoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:
-            self._check_ended(self._known, self._at.head)  # nobody else may be there to say so
-            newest = await self._newest(contact)
-            head = newest.record
-            self._around.watch.follow(())  # from here on the contact is one of many, and may leave
-            self._check_place(head)
-            self._learn(head)
-            lost = await self._survey.lost(head.members, contact)
-            if self._is_double(head):
-                await self._member.stand_in(
-                    newest
-                )  # also where we are needed: without our vote there may be no majority
-                if not self._is_needed(head, lost):
-                    await self._wait_for_notice(head, patience)
-                    continue
-            await insist_on_being_reached(self._around, head.members.peers)
-            # Once it holds a state it keeps its place, also when it has to start over.
-            name = self._run.situation.part if self._placed(head) else await self._survey.choose(head, lost)
-            donors = self._donors(head, name, contact, attempts + (name in lost))
-            attempts, before = attempts + 1, self._here
+            before = self._here
             try:
-                return await self._join(donors, contact, head)
+                if await self._try(contact, patience):
+                    return
+                continue
             except (Busy, WrongStep) as later:
+                began = now()
                 self._run.situation.wait_for(f"a member that can help: {later.reason}")
+                pause_s = patience.pause_s()
             except (PeerError, StateError, OutOfSync) as error:
-                failures = 1 if self._here != before else failures + 1
-                logger.warning("joining failed, %d times in a row: %s", failures, error)
-                if failures >= MAX_FAILURES:
-                    reason = f"nobody could help this peer to join; the last that tried: {error}"
-                    raise RunEnded(reason, Ending.UNREACHABLE) from error
-            await self._around.clock.sleep(patience.pause_s())
+                logger.info("joining failed: %s", error)
+                if self._here != before:
+                    began = now()
+                    pauses.restart()
+                elif now() - began >= AWAY_S:
+                    reason = f"nobody could help this peer to join for {AWAY_S / 3600:g} hours; the last that tried"
+                    raise RunEnded(f"{reason}: {error}", Ending.UNREACHABLE, remedy=Advice.JOIN_ANEW) from error
+                self._run.situation.wait_for(f"a member that can help it to join ({error}); {GOES_ON}")
+                pause_s = pauses.pause_s()
+            await self._around.clock.sleep(pause_s)
+
+    async def _try(self, contact: PeerId | None, patience: ExponentialBackoff) -> bool:
+        """Return whether a record names us now; False after a wait for others to notice something. Raises RunEnded, and
+        what those who were to help failed with."""
+        self._check_ended(self._known, self._at.head)  # nobody else may be there to say so
+        newest = await self._newest(contact)
+        head = newest.record
+        self._around.watch.follow(())  # from here on the contact is one of many, and may leave
+        self._check_place(head)
+        self._learn(head)
+        lost = await self._survey.lost(head.members, contact)
+        if self._is_double(head):
+            await self._member.stand_in(newest)  # also where we are needed: without our vote there may be no majority
+            if not self._is_needed(head, lost):
+                await self._wait_for_notice(head, patience)
+                return False
+        await insist_on_being_reached(self._around, head.members.peers)
+        # Once it holds a state it keeps its place, also when it has to start over.
+        name = self._run.situation.part if self._placed(head) else await self._survey.choose(head, lost)
+        donors = self._donors(head, name, contact, self._attempts + (name in lost))
+        self._attempts += 1
+        await self._join(donors, contact, head)
+        return True
 
     @property
     def _here(self) -> tuple[int, int]:
@@ -134,9 +145,10 @@ class Joining:
         await self.run(None)
 
     async def _newest(self, contact: PeerId | None) -> Decision:
-        """The newest decision, as the contact has it, or without one or when it has gone, any member that more than
-        half of the roster we know vouch for. Raises RunEnded when nobody does."""
-        known, trusted = self._known, [] if contact is None else [contact]
+        """The newest decision, as the contact has it or another that was given beside it, or without one or when they
+        have gone, any member that more than half of the roster we know vouch for. Raises Unreachable when nobody does,
+        RunEnded where nobody is known who could."""
+        known, trusted = self._known, [] if contact is None else [contact, *self._run.settings.contacts]
         ways: list[tuple[PeerId, PeerId | None, CloseRecord | None]] = [(peer, peer, None) for peer in trusted]
         ways += [(peer, contact, known) for peer in self._witnesses(known)]
         ways += [(peer, peer, None) for peer in (self._invited_by,) if peer is not None]
@@ -147,8 +159,9 @@ class Joining:
             except PeerError as error:
                 logger.info("%s does not show what the newest record is: %s", peer, error)
                 failures.append(error)
-        first = failures[0] if failures else "there is nobody else"
-        raise RunEnded(f"nobody can show what the newest record is: {first}", Ending.UNREACHABLE)
+        if not failures:
+            raise RunEnded("nobody is known who could show what the newest record is", Ending.UNREACHABLE)
+        raise Unreachable(f"nobody shows what the newest record is: {failures[0]}")
 
     def _witnesses(self, known: CloseRecord | None) -> list[PeerId]:
         """The others of the roster that we know, in an order of our own, those that are believed gone last."""
@@ -329,7 +342,9 @@ class Joining:
         signature = around.identity.sign(admission_bytes(around.manifest.run_id, step, head.hash(), member))
         body = Admission(step=step, member=member, signature=signature, credential=around.credential)
         self._run.exit.admitted.set()
-        self._run.situation.wait_for("a step to close, to be let in with it")
+        if step != self._asking:  # why it was refused stays said while it asks again
+            self._run.situation.wait_for("a step to close, to be let in with it")
+        self._asking = step
         others = [peer for peer in head.members.succession(step) if peer != me]  # an earlier life of ours may be in it
         refusals = list[Unadmitted]()
         for leader in others[:MAX_LEADERS]:

@@ -49,6 +49,8 @@ from swarm.step.observe_messages import (
     StayRequest,
 )
 
+NO_RECORD_YET = "this peer has no record of the run yet"
+"""Said before the genesis, and by a peer that was started anew: whether the run has begun it cannot know."""
 SnapshotOf = Callable[[PartName], Awaitable[Snapshot | None]]
 """A part that is held here, as it is between two steps, our own or a copy; None for any other."""
 
@@ -167,7 +169,7 @@ class ObserverService:
         self.observers.expire()
         decision = self._decisions.newest
         if decision is None:
-            raise Refused("the run has not started")
+            raise Refused(NO_RECORD_YET)
         if body.part is not None:
             if body.spare and self._donor.serves_others(caller):
                 raise Busy("another downloads from this peer")
@@ -213,7 +215,7 @@ class ObserverService:
         self.observers.expire()
         closed = self._updates.reached(part)
         if closed is None:
-            raise Refused(f"{part} is not held here" if self._decisions.newest else "the run has not started")
+            raise Refused(f"{part} is not held here" if self._decisions.newest else NO_RECORD_YET)
         self.observers.note(caller, part, body.had if self.observers.knows(caller, part) else closed)
         self._donor.release(caller, part)
         self._trim(part)

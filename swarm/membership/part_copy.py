@@ -325,7 +325,7 @@ class RecentRecords:
     def head(self) -> CloseRecord:
         """The newest. Raises OutOfSync before the first."""
         if self._decisions.newest is None:
-            raise OutOfSync("the run has not started")
+            raise OutOfSync("this peer has no record of the run yet")
         return self._decisions.newest.record
 
     @property

@@ -121,6 +121,7 @@ class RunContext:
             waiting_for="" if closed is not None else self.situation.waiting_for[:MAX_WAITING_CHARS],
             lost=lost_parts(self.position.roster, self.around.watch.gone),
             leaving=self.exit.asked,
+            returning=bool(self.position.cut_off) or (self.settings.returns and not self.position.is_member),
         )
 
     def round_deadline(self, part: PartName, plainly: bool) -> RoundDeadline:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from swarm.ids import PeerId
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberSettings:
@@ -22,6 +24,8 @@ class MemberSettings:
         limit_bytes_s: How many bytes a second it may send or receive, whichever is less; None: any number.
         ends_seed: Seed of the private ends' initial weights, for a founder; None: a secret one, kept nowhere.
         patience_s: How long a founder waits for the peers that the run needs; None: for ever.
+        contacts: The peers of which any may tell where the run stands, the best first.
+        returns: It was in the run before, and comes back to it.
         history: The file with the chain of close records.
         votes: The file with this peer's votes, which belongs to its identity and outlives one start.
     """
@@ -36,5 +40,7 @@ class MemberSettings:
     limit_bytes_s: float | None = None
     ends_seed: int | None = field(default=None, repr=False)
     patience_s: float | None = None
+    contacts: tuple[PeerId, ...] = ()
+    returns: bool = False
     history: Path
     votes: Path

@@ -6,64 +6,118 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 
 from swarm.clock import Clock
 from swarm.consensus.placement import Places, choose_place
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Roster, can_be_called
-from swarm.errors import Advice, DeadlineMissed, Ending, PeerError, Refused, RunEnded, Unadmitted, Unreachable
+from swarm.errors import Advice, Ending, PeerError, Refused, RunEnded, Unadmitted
 from swarm.ids import ENDS, PartName, PeerId, stage_part
 from swarm.membership.announcer import only_calls
-from swarm.membership.contact import ask_standing, not_admitted
+from swarm.membership.contact import AWAY_S, GOES_ON, LONGEST_PAUSE_S, ask_standing, not_admitted
 from swarm.membership.memory import unfit_parts
 from swarm.membership.part_memory import MORE_MEMORY
 from swarm.membership.run import RunContext
 from swarm.network.discovery.records import PeerRecord, numbers_in
 from swarm.network.protocols import Endpoint
 from swarm.step.observe_messages import STANDING, RunStanding, StandingRequest
+from swarm.waiting import ExponentialBackoff
+
+FIRST_PAUSE_S = 1.0
+MAX_CONTACTS = 16
+"""So many at most are asked where the run stands; the invite's come first."""
 
 
 class FirstContact:
-    """``peer`` is the contact, ``founder`` whose run it is; often the same."""
+    """Whom a peer asks where the run stands until it takes part: ``peer``, the first of ``contacts``, and while that is
+    away the next that answers. Who ``returns`` believes nobody who is on the way back itself: each would wait for the
+    other.
+    """
 
-    def __init__(self, endpoint: Endpoint, clock: Clock, peer: PeerId, founder: PeerId) -> None:
-        self._endpoint, self._clock = endpoint, clock
-        self.peer, self._founder = peer, founder
-        self._began: bool | None = None
+    def __init__(self, endpoint: Endpoint, clock: Clock, contacts: Sequence[PeerId], *, returns: bool = False) -> None:
+        self._endpoint, self._clock, self._returns = endpoint, clock, returns
+        self._contacts = tuple(dict.fromkeys(peer for peer in contacts if peer != endpoint.peer))[:MAX_CONTACTS]
+        self.peer = contacts[0]
+        self._last: RunStanding | None = None
 
-    async def standing(self) -> RunStanding:
-        """Where the run stands. Raises RunEnded when the contact is gone, its last error when it never answers."""
+    async def standing(self, waiting: Callable[[str], None]) -> RunStanding:
+        """Return where the run stands. While nobody tells it, ``waiting`` is told so, and they are asked again.
+
+        Raises:
+            RunEnded: Nobody told it for AWAY_S, or this peer is not let in.
+        """
+        began, pauses = self._clock.monotonic(), ExponentialBackoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        while True:
+            problem = await self._ask()
+            if not problem and self._last is not None:
+                return self._last
+            if self._clock.monotonic() - began >= AWAY_S:
+                raise self.gone(f"{problem}; asked again and again for {AWAY_S / 3600:g} hours")
+            waiting(f"{self._awaited()} to say where the run stands: {problem}; {GOES_ON}")
+            await self._clock.sleep(pauses.pause_s())
+
+    def _awaited(self) -> str:
+        others = len(self._contacts) - 1
+        return f"the contact ({self.peer})" if others < 1 else f"the contact ({self.peer}), or one of {others} others,"
+
+    async def _ask(self) -> str:
+        """Ask the contact, and if that is of no use all others at once; return what is in the way, "" for nothing.
+        Raises RunEnded where the contact does not let this peer in."""
+        first = await self._told_by(self.peer)
+        if not isinstance(first, RunStanding):
+            others = [peer for peer in self._contacts if peer != self.peer]
+            for peer, told in zip(others, await asyncio.gather(*map(self._told_by, others)), strict=True):
+                if isinstance(told, RunStanding):
+                    self.peer, first = peer, told
+                    break
+        if isinstance(first, RunEnded):
+            raise first
+        if isinstance(first, RunStanding):
+            self._last = first
+            return ""
+        return first
+
+    async def _told_by(self, peer: PeerId) -> RunStanding | RunEnded | str:
+        """Return what a peer tells, an error where it does not let us in, else why it is of no use."""
         try:
-            standing = await ask_standing(self._endpoint, self._clock, self.peer)
-        except (Unreachable, DeadlineMissed) as error:
-            raise self.gone(error.reason, error) from error
-        self._began = standing.closed is not None
-        return standing
+            standing = await ask_standing(self._endpoint, self._clock, peer)
+        except PeerError as error:
+            return error.reason
+        except RunEnded as refused:
+            return refused
+        return "it is on its way back itself" if self._returns and standing.returning else standing
 
-    def gone(self, reason: str, error: PeerError | None) -> RunEnded:
-        """The error of a peer that has nobody to begin with any more: there is nothing here to go on with. ``error`` is
-        that of the question that the contact did not answer, where that is the ``reason``."""
+    def lost(self, peer: PeerId, reason: str, error: PeerError | None, *, left: bool) -> RunEnded | None:
+        """Return the error with which this peer ends as a contact is lost, None where it asks on: who is only silent
+        may come back, and so may a relay on the way to it. ``error`` is that of the question that it did not answer,
+        ``left`` whether it said itself that it leaves."""
         if isinstance(error, Unadmitted):  # it is there, and answers
             return not_admitted(error)
-        if self._began is not False:
+        return self.gone(reason) if left and peer == self.peer and len(self._contacts) < 2 else None
+
+    def gone(self, reason: str) -> RunEnded:
+        """Return the error of a peer that has nobody to begin with any more, whatever the others do meanwhile."""
+        last = self._last
+        if last is None or last.closed is not None or last.returning:
             return RunEnded(
                 f"the contact ({self.peer}) is gone before this peer took part: {reason}",
                 Ending.UNREACHABLE,
                 check="is that peer running, or is the run over? Can this machine reach it?",
                 remedy=Advice.JOIN_ANEW,
             )
-        if self.peer != self._founder:
+        heard = "when it was asked last, the run had not begun"
+        if self.peer != last.founder:
             return RunEnded(
-                f"the contact ({self.peer}) is gone, and the run has not begun: {reason}",
+                f"the contact ({self.peer}) is gone; {heard}: {reason}",
                 Ending.UNREACHABLE,
-                check=f"does its founder ({self._founder}) wait for others still? The start needs no other contact.",
+                check=f"does its founder ({last.founder}) wait for others still? The start needs no other contact.",
                 remedy=Advice.JOIN_FOUNDER,
             )
         return RunEnded(
-            f"the run's founder ({self.peer}) is gone, and the run never began: {reason}",
+            f"the run's founder ({self.peer}) is gone; {heard}: {reason}",
             Ending.UNREACHABLE,
-            check="nothing is lost: nobody had learned anything. Does its founder mean to start it again?",
+            check="does its founder mean to start it again? Or has it begun since, with others?",
             remedy=Advice.FOUND_AGAIN,
         )
 
@@ -120,7 +174,7 @@ class Survey:
         others = [peer for peer in roster.peers if peer not in (self._endpoint.peer, contact)]
         for peer in [*filter(None, [contact]), *others[:MAX_ASKED]]:
             standing = await self._ask(peer)
-            if standing is not None:
+            if standing is not None and not standing.returning:
                 return standing.lost
         return ()
 

@@ -34,8 +34,8 @@ class Watching:
         self._ahead: asyncio.Queue[tuple[PeerId, int]] = asyncio.Queue(maxsize=8)
 
     async def run(self) -> None:
-        """Watch until cancelled. Raises RunEnded when the contact is gone before this peer takes part, and when nobody
-        of the run has answered for ALONE_S."""
+        """Watch until cancelled. Raises RunEnded when the contact says that it leaves before this peer takes part, and
+        when nobody of the run has answered for ALONE_S."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch.run())
             group.create_task(self._catch_up())
@@ -63,10 +63,10 @@ class Watching:
     def _nobody_answers(self) -> RunEnded:
         names = ", ".join(f"{self._name_of(peer)} ({reason})" for peer, reason in sorted(self._watch.gone.items()))
         return RunEnded(
-            f"nobody of the run has answered for {ALONE_S:.0f} s; asked again and again: {names}"[:2000],
+            f"nobody of the run has answered this peer for {ALONE_S:.0f} s; asked again and again: {names}"[:2000],
             Ending.UNREACHABLE,
             check="is this machine's network up? The run may be over, or have stopped, without this peer.",
-            remedy="Join again, with a new invite; what was learned is in the checkpoints of those who took part.",
+            remedy="Join again, with a new invite, once one of them is there.",
         )
 
     # --- what the watch tells: see :class:`swarm.health.watch.WatchListener` ----------------------------------------
@@ -84,7 +84,10 @@ class Watching:
         self._events.emit(PeerLost(peer=peer, name=self._name_of(peer), reason=reason))
         self._at.open.conduct.missed.add(peer)
         if self._at.open_step == 0 and not self._ended.done():
-            self._ended.set_result(self._contact.gone(reason, self._watch.unanswered.get(peer)))
+            error = self._watch.unanswered.get(peer)
+            left = error is None and peer in self._watch.left
+            if (ended := self._contact.lost(peer, reason, error, left=left)) is not None:
+                self._ended.set_result(ended)
 
     def back(self, peer: PeerId) -> None:
         """See :class:`~swarm.health.watch.WatchListener`."""

@@ -17,14 +17,16 @@ class StandingRequest(Message):
 
 class RunStanding(Message):
     """Who founds the run, the newest closed step (None before the genesis), what the start waits for, which parts
-    nobody holds any more, as far as is known there (see :func:`swarm.consensus.roster.lost_parts`), and whether the
-    one that answers has been asked to leave."""
+    nobody holds any more, as far as is known there (see :func:`swarm.consensus.roster.lost_parts`), whether the one
+    that answers has been asked to leave, and whether it was in the run before and is on its way back: such a one may
+    know less than who asks."""
 
     founder: PeerIdField
     closed: Count | None
     waiting_for: Annotated[str, StringConstraints(max_length=400)]
     lost: Annotated[tuple[Annotated[str, StringConstraints(max_length=16)], ...], Field(max_length=1025)] = ()
     leaving: bool = False
+    returning: bool = False
 
 
 class HashRequest(Message):

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from peers.console.words import with_commands
 from swarm.errors import Advice, Ending, RunEnded, Unadmitted, Unreachable
 from swarm.ids import PeerId
+from swarm.membership.contact import AWAY_S
 from swarm.membership.survey import FirstContact
 from swarm.step.observe_messages import RunStanding
 from tests.harness.rigs.membership import FakeClock
 
 FOUNDER, OTHER = PeerId("12D3founder"), PeerId("12D3other")
+LAST = "when it was asked last, the run had not begun"
 
 
 class Answering:
     """An endpoint whose contact says where the run stands, or is gone."""
+
+    peer = PeerId("12D3me")
 
     def __init__(self, closed: int | None) -> None:
         self.answer: RunStanding | None = RunStanding(founder=FOUNDER, closed=closed, waiting_for="")
@@ -30,46 +34,68 @@ class Answering:
         return self.answer, b""
 
 
-async def test_peer_whose_stream_to_its_contact_breaks_asks_once_more() -> None:
-    endpoint = Answering(7)
-    first = FirstContact(cast(Any, endpoint), FakeClock(), OTHER, FOUNDER)
-    for _ in range(2):
-        endpoint.breaks = 1
-        assert (await first.standing()).closed == 7
-    endpoint.breaks = 2
-    with pytest.raises(RunEnded):
-        await first.standing()
-    assert endpoint.breaks == 0
+async def test_peer_whose_contact_is_away_asks_on_for_hours_and_says_so() -> None:
+    endpoint, said, clock = Answering(7), list[str](), FakeClock()
+    first = FirstContact(cast(Any, endpoint), clock, [OTHER])
+    endpoint.breaks = 1
+    assert (await first.standing(said.append)).closed == 7
+    assert said == [], "a stream that breaks is opened once more"
+    endpoint.breaks = 80
+    assert (await first.standing(said.append)).closed == 7
+    assert clock.now > 600.0
+    assert "the daemon hung up" in said[0]
+    assert "next: " in said[0]
+    endpoint.answer = None
+    with pytest.raises(RunEnded, match="asked again and again for 6 hours"):
+        await first.standing(said.append)
+    assert clock.now > AWAY_S
+
+
+async def test_who_comes_back_believes_nobody_that_comes_back_and_asks_another() -> None:
+    """The founder and the trainer of one machine are started again at once: each would wait for the other."""
+    told = {
+        FOUNDER: RunStanding(founder=FOUNDER, closed=None, waiting_for="others", returning=True),
+        OTHER: RunStanding(founder=FOUNDER, closed=7, waiting_for=""),
+    }
+
+    async def call(peer: PeerId, *question: Any, timeout_s: float) -> tuple[RunStanding, bytes]:
+        return told[peer], b""
+
+    endpoint: Any = SimpleNamespace(peer="12D3me", call=call)
+    for returns, believed in ((True, OTHER), (False, FOUNDER)):
+        first = FirstContact(endpoint, FakeClock(), [FOUNDER, OTHER], returns=returns)
+        assert await first.standing(lambda what: None) == told[believed]
+        assert first.peer == believed
 
 
 @pytest.mark.parametrize(
     ("contact", "closed", "cause", "advice"),
     [
-        (FOUNDER, None, "the run's founder (12D3founder) is gone, and the run never began", Advice.FOUND_AGAIN),
-        (OTHER, None, "the contact (12D3other) is gone, and the run has not begun", Advice.JOIN_FOUNDER),
+        (FOUNDER, None, f"the run's founder (12D3founder) is gone; {LAST}", Advice.FOUND_AGAIN),
+        (OTHER, None, f"the contact (12D3other) is gone; {LAST}", Advice.JOIN_FOUNDER),
         (FOUNDER, 7, "the contact (12D3founder) is gone before this peer took part", Advice.JOIN_ANEW),
     ],
 )
 async def test_peer_whose_contact_is_gone_says_what_that_means(
     contact: PeerId, closed: int | None, cause: str, advice: Advice
 ) -> None:
-    endpoint = Answering(closed)
-    first = FirstContact(cast(Any, endpoint), FakeClock(), contact, FOUNDER)
-    assert (await first.standing()).closed == closed
-    endpoint.answer = None
-    with pytest.raises(RunEnded) as ended:
-        await first.standing()
-    for error in (ended.value, first.gone("the daemon hung up", Unreachable("the daemon hung up"))):
-        assert error.reason == f"{cause}: the daemon hung up"
-        assert error.remedy == advice
-        assert "is kept" not in with_commands(error.remedy), "nothing was learned here"
-        assert (bool(error.check), error.ending) == (True, Ending.UNREACHABLE)
+    first = FirstContact(cast(Any, Answering(closed)), FakeClock(), [contact])
+    assert (await first.standing(lambda what: None)).closed == closed
+    assert first.lost(contact, "no answer", Unreachable("no answer"), left=False) is None, "it may come back"
+    error = first.lost(contact, "its founder left", None, left=True)
+    assert error is not None
+    assert error.reason == f"{cause}: its founder left"
+    assert error.remedy == advice
+    assert (bool(error.check), error.ending) == (True, Ending.UNREACHABLE)
+    for word in ("never", "nothing", "nobody", "lost"):  # what happened meanwhile it cannot know
+        assert word not in error.reason + error.check
 
 
 async def test_contact_that_lets_nobody_in_with_this_invite_is_not_gone() -> None:
-    first = FirstContact(cast(Any, Answering(None)), FakeClock(), FOUNDER, FOUNDER)
-    assert (await first.standing()).closed is None
+    first = FirstContact(cast(Any, Answering(None)), FakeClock(), [FOUNDER])
+    assert (await first.standing(lambda what: None)).closed is None
     refused = Unadmitted("the invite for bob was used by another peer")
-    error = first.gone(f"no answer to 7 pings in a row: {refused.code}, {refused.reason}", refused)
+    error = first.lost(FOUNDER, f"no answer to 7 pings in a row: {refused.code}", refused, left=False)
+    assert error is not None
     assert error.reason == "the run does not let this peer in: the invite for bob was used by another peer"
     assert (error.remedy, error.ending) == (Advice.NEW_GRANT, Ending.MISUSED)

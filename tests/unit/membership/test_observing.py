@@ -226,7 +226,7 @@ async def test_desk_waits_for_the_next_step_only_and_knows_the_newest() -> None:
     bench = ObserverBench(Run(2))
     await bench.on_network(DONOR, bench.desk, bench.donor)
     await bench.on_network(JOINER)
-    with pytest.raises(Refused, match="not started"):
+    with pytest.raises(Refused, match="no record of the run yet"):
         await start(bench)
     standing, _ = await ask(bench, STANDING, StandingRequest())
     assert (standing.closed, standing.waiting_for) == (None, "peers")  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ import pytest
 from swarm.consensus.records import Decision
 from swarm.errors import Ending, Refused, RunEnded, WrongStep
 from swarm.events import PeerBack, PeerLost
-from swarm.health.heartbeat import BEAT, Heartbeat, HeartbeatReply
+from swarm.health.heartbeat import BEAT, LOST, Heartbeat, HeartbeatReply, Lost
 from swarm.health.watch import HealthWatch
 from swarm.ids import PeerId
 from swarm.membership.watching import Watching
@@ -67,11 +67,11 @@ class Home:
 
     def __init__(self, *, founded: bool = True) -> None:
         self.bench, self.events, self.others = MemberBench(A, founded=founded), EventList(), {B: Other(), T: Other()}
-        self.network = SimNetwork(LoopClock())
+        self.network, self.endpoints = SimNetwork(LoopClock()), dict[PeerId, Any]()
 
     async def open(self) -> Home:
         for peer in ROSTER.peers:
-            endpoint = self.network.endpoint(peer)
+            endpoint = self.endpoints[peer] = self.network.endpoint(peer)
             await endpoint.enter(RUN)
             if peer == A:
                 self.watch = HealthWatch(endpoint, LoopClock())
@@ -82,7 +82,7 @@ class Home:
                     name_of=lambda peer: f"the peer {peer}",
                 )
                 contact = SimpleNamespace(
-                    gone=lambda reason, error: RunEnded(f"orphaned: {reason}", Ending.UNREACHABLE)
+                    lost=lambda peer, reason, error, left: RunEnded(f"{reason}", Ending.UNREACHABLE) if left else None
                 )
                 self.watching = Watching(cast(Any, run), self.bench.member, cast(Any, contact))
                 self.watch.report_to(self.watching)
@@ -176,15 +176,20 @@ async def test_member_that_has_caught_up_meanwhile_asks_for_nothing_that_is_not_
     await home.stop()
 
 
-async def test_peer_whose_contact_is_gone_before_it_took_part_ends() -> None:
+async def test_peer_whose_contact_says_that_it_leaves_before_it_took_part_ends_and_waits_for_a_silent_one() -> None:
     home = await Home(founded=False).open()
-    home.network.kill(T)
+    home.network.hold(T)
+    await eventually(lambda: T in home.watch.gone, deadline_s=90)
+    await asyncio.sleep(600)
+    assert not home.running.done(), "it was away for ten minutes"
+    home.network.release(T)
+    await eventually(lambda: T not in home.watch.gone)
+    await home.endpoints[PeerId(T)].call(A, LOST, Lost(peer=T, reason="Ctrl-C", incarnation=1), timeout_s=5)
     with pytest.raises(ExceptionGroup) as ended:
         await home.running
     (error,) = ended.value.exceptions
     assert isinstance(error, RunEnded)
-    assert error.reason.startswith("orphaned: no answer")
-    assert error.ending is Ending.UNREACHABLE
+    assert (error.reason, error.ending) == ("Ctrl-C", Ending.UNREACHABLE)
 
 
 async def test_member_that_loses_and_finds_another_says_so_and_goes_on() -> None:
