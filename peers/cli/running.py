@@ -134,7 +134,7 @@ def invite(
     peer: Peer = None,
     home: Home = None,
     name: Annotated[
-        str | None, typer.Option("--for", metavar="NAME", help="Whom it admits, in a run that admits by invite.")
+        str | None, typer.Option("--for", metavar="NAME[,…]", help="Whom it admits, in a run that admits by invite.")
     ] = None,
     role: Annotated[
         str | None,
@@ -158,7 +158,8 @@ def invite(
         ),
     ] = None,
     out: Annotated[
-        str | None, typer.Option("--out", metavar="FILE", help="Write it to a file that this user alone can read.")
+        str | None,
+        typer.Option("--out", metavar="FILE|DIR/", help="Write it to a file that this user alone can read: NAME.txt."),
     ] = None,
     qr: Annotated[bool, typer.Option("--qr", help="Show it as a QR code, too, on stderr.")] = False,
 ) -> None:
@@ -171,6 +172,8 @@ def invite(
     Example: swarm invite > invite.txt
 
     Example: swarm invite --for ana --role trainer --expires 7d --out ana.txt
+
+    Example: swarm invite --for ana,ben,cy --role stage --out invites/
 
     Example: swarm invite --countersign - --out both.txt < ana.txt
     """
@@ -188,7 +191,10 @@ def invite(
 
 
 def revoke(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Whom the invite was for.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Whom the invite was for; or a peer's name, or its id's beginning.")
+    ],
+    sure: Annotated[bool, typer.Option("--yes", help="Do not ask, also where nobody else holds a part.")] = False,
     peer: Peer = None,
     home: Home = None,
 ) -> None:
@@ -196,16 +202,15 @@ def revoke(
 
     A member is cut off at once, and out of the roster with the next record. An issuer of the run decides it alone (or
     as many of them as sign each invite); without issuers more than half of the members that vote do, each with this
-    command.
+    command. Where nobody else holds a part of the model, so that the run would wait, it asks first; without a terminal
+    it does nothing then, unless --yes.
 
     Example: swarm revoke ana
     """
-    from peers.control.choose import choose_speaker
-    from peers.control.client import ask
+    from peers.commands.invite import take_back
     from peers.home.places import home_directory
 
-    place = choose_speaker(home_directory(home), peer, command="revoke")
-    print(ask(place.control, "revoke", who=place.described, name=name), flush=True)
+    print(take_back(home_directory(home), peer, name, sure=sure), flush=True)
 
 
 # --- swarm issuers ---------------------------------------------------------------------------------------------------

@@ -1,53 +1,93 @@
-"""``swarm invite``: an invite to the run of a peer on this machine, and what is to be known of it."""
+"""``swarm invite`` and ``swarm revoke``: invites to the run of a peer here, and what is to be known of them."""
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from peers.commands.look import look_at
 from peers.commands.status_text import invited_text
-from peers.console.words import command_name, print_error
+from peers.console.words import CommandError, command_name, listed, print_error
 from peers.control.choose import choose_speaker
 from peers.control.client import ask
 from peers.control.status import StatusReport
+from peers.exit_codes import EXIT_USAGE
 from peers.home.places import PlaceInfo
-from peers.invites.invite import invite_on_standard_input, parse_invite
+from peers.invites.invite import Invite, invite_on_standard_input, parse_invite
 from peers.invites.invite_file import qr_code, write_invite
-from peers.invites.wishes import DEFAULT_EXPIRES, check_wishes
+from peers.invites.wishes import DEFAULT_EXPIRES, check_wishes, each_wish
 from swarm.errors import ConfigError
 from swarm.security.credentials import Grant
 
 
 def show_invite(home: Path, peer: str | None, wishes: Mapping[str, Any], *, out: str | None, qr: bool) -> None:
-    """Print an invite on stdout, or write it to a file, and the rest on stderr.
+    """Print an invite on stdout, or write it to a file, and the rest on stderr; for several names a file each.
 
     Args:
         home: Where peers of this machine are looked for.
         peer: The one that is asked; None: any of the run.
         wishes: As :func:`~peers.invites.wishes.check_wishes`.
-        out: The file.
+        out: The file, or the directory for a file each.
         qr: Whether it is shown as a QR code, too.
 
-    Raises ConfigError and CommandError.
+    Raises ConfigError and CommandError; files that were written before stay, and were named.
     """
-    check_wishes(wishes)
+    each = each_wish(wishes)
+    for one in each:
+        check_wishes(one)
     if wishes.get("countersign") is not None and wishes["countersign"] != "-":
         parse_invite(wishes["countersign"])
+    files = _files(each, out, qr)
     place = choose_speaker(home, peer, command="invite")
     if wishes.get("countersign") == "-":
-        wishes = {"countersign": invite_on_standard_input("invite --countersign -")}
+        each = [{"countersign": invite_on_standard_input("invite --countersign -")}]
     standing = look_at(place).standing
+    for one, file in zip(each, files, strict=True):
+        invite = _give(place, standing, one, file)
+    if invite.local:
+        print_error(
+            f"{place.title} can be reached from this machine only",
+            check=f"swarm status --peer {place.name} shows its addresses",
+            next_="start it with --listen /ip4/0.0.0.0/tcp/0 to be reached from others",
+            label="note",
+        )
+    if qr:
+        _show_qr(invite.text())
+
+
+def _files(each: Sequence[Mapping[str, Any]], out: str | None, qr: bool) -> list[Path | None]:
+    """Return where each invite goes, None for stdout. Raises ConfigError where several would go to one place, and for
+    a file in a directory that is there: its invite may not have been handed on yet."""
+    in_directory = out is not None and (out.endswith("/") or Path(out).is_dir())
+    if len(each) > 1 and (not in_directory or qr):
+        option, value = ("--qr", True) if qr and in_directory else ("--out", out)
+        raise ConfigError(option, value, "--out DIR/ and no --qr with several names in --for",
+                          f"Type for example: {command_name()} invite --for ana,ben --out invites/")  # fmt: skip
+    if not in_directory or out is None:
+        return [None if out is None else Path(out)]
+    if "for" not in each[0]:
+        raise ConfigError("--out", out, "a file, where --for names nobody",
+                          f"Type for example: {command_name()} invite --out {Path(out) / 'invite.txt'}")  # fmt: skip
+    files = [Path(out) / f"{one['for']}.txt" for one in each]
+    if there := [str(file) for file in files if file.exists()]:
+        raise ConfigError("--out", out, "a directory without files of these names",
+                          "Move them away, or choose another directory.", why=f"{listed(there)} is there")  # fmt: skip
+    return [*files]
+
+
+def _give(place: PlaceInfo, standing: StatusReport | None, wishes: Mapping[str, Any], out: Path | None) -> Invite:
+    """Have one invite made, print or write it, and say what its holder types."""
     text = str(ask(place.control, "invite", who=place.described, **wishes))
     invite = parse_invite(text)
     if out is None:
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
     else:
-        made = write_invite(Path(out), text, option="--out")
+        made = write_invite(out, text, option="--out")
         _say(f"The invite is in {out}{f', in the new directory {made}' if made else ''}.")
     said = "Anybody with this invite can join the run."
     grant = None if invite.granted is None else invite.granted.grant.grant
@@ -57,15 +97,28 @@ def show_invite(home: Path, peer: str | None, wishes: Mapping[str, Any], *, out:
     if grant is not None and "countersign" not in wishes:
         _tell_others(standing, grant)
         _tell_unknown_pace(standing, grant, str(wishes.get("expires", DEFAULT_EXPIRES)), place)
-    if invite.local:
-        print_error(
-            f"{place.title} can be reached from this machine only",
-            check=f"swarm status --peer {place.name} shows its addresses",
-            next_="start it with --listen /ip4/0.0.0.0/tcp/0 to be reached from others",
-            label="note",
-        )
-    if qr:
-        _show_qr(text)
+    return invite
+
+
+def take_back(home: Path, peer: str | None, name: str, *, sure: bool) -> str:
+    """Have revoked what was granted to ``name``; returns what comes of it, in words.
+
+    Where the run would be left without a part of its model, a person at a terminal is asked first, unless ``sure``.
+    Raises CommandError where nothing was done, because that was not agreed to either.
+    """
+    place = choose_speaker(home, peer, command="revoke")
+    found = ask(place.control, "revoke", who=place.described, name=name, sure=sure)
+    if not (asks := str(found["asks"])):
+        return str(found["said"])
+    again = f"{command_name()} revoke {shlex.quote(name)} --yes"
+    if not sys.stdin.isatty():
+        raise CommandError(asks, check="nothing was revoked", next_=f"{again}, where that is meant",
+                           exit_code=EXIT_USAGE)  # fmt: skip
+    sys.stderr.write(f"{asks}.\nRevoke it all the same? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise CommandError("nothing was revoked", next_=again)
+    return str(ask(place.control, "revoke", who=place.described, name=name, sure=True)["said"])
 
 
 def _use(invite: str, role: str) -> str:

@@ -90,7 +90,7 @@ def join(options: PeerOptions, *, words: bool, json_lines: bool, company: Compan
         going_on = f"{command_name()} new --resume"
         say("known", f"{ENDED} {seen.step}, as a peer here saw: somebody must have gone on with it ({going_on})")
     with take_place(home, options.place, clock=SystemClock(), run=run, role=role, data=data) as place:
-        who = know_thyself(place, options.name)
+        who = know_thyself(place, options.name or contacts.invited)
         say("identity", who.described())
         if contacts.granted is not None:
             say("invite", _keep(place, contacts.granted.credential(who.peer)))

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from peers.console.words import (
     CommandError,
@@ -18,6 +18,7 @@ from peers.console.words import (
     listed,
     named,
 )
+from peers.control.choose import begins
 from peers.control.status import AdmissionReport
 from peers.exit_codes import EXIT_ERROR, EXIT_USAGE
 from peers.invites.invite import Granted, parse_invite
@@ -25,6 +26,7 @@ from peers.invites.wishes import DEFAULT_EXPIRES, WISHES, check_peer_id, check_w
 from peers.settings import PeerSettings
 from swarm.clock import Clock
 from swarm.config import Manifest
+from swarm.consensus.roster import lost_parts
 from swarm.disk import write_whole
 from swarm.errors import PeerError
 from swarm.ids import PeerId
@@ -34,6 +36,7 @@ from swarm.membership.roles import PeerContext
 from swarm.schema import Count
 from swarm.security.credentials import SEED_BYTES, Grant, Order, SignedGrant, new_serial, sign_grant
 from swarm.security.signing import PrivateIdentity
+from swarm.step.blocked import awaited_holders
 
 ISSUED_FILE = "issued.json"
 MAX_ISSUED = 4096
@@ -45,6 +48,23 @@ class IssuedGrant(SignedGrant):
     """A grant that was signed here, and when: seconds since the epoch, 0 where that was not noted."""
 
     given: Count = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revocation:
+    """What came of a revocation, in words; or what it would cost, where nothing was done before that is agreed to."""
+
+    said: str = ""
+    asks: str = ""
+
+
+class _Due(NamedTuple):
+    """A grant that may be revoked; ``peer`` is "" where nobody has used it."""
+
+    serial: str
+    name: str
+    until: int
+    peer: str
 
 
 @dataclass(slots=True, kw_only=True)
@@ -116,48 +136,95 @@ class Admitting:
 
     # --- revoking ------------------------------------------------------------------------------------------------
 
-    def revoke(self, name: str) -> str:
-        """Revoke all that was granted to a name, as an issuer, or vote for it as a member; returns what comes of it, in
-        words. Raises CommandError for a name that nobody has."""
-        gate = self.service.gate
-        grants = {one.serial: one.until_step for one in gate.state.holders if one.name == name}
-        grants |= {one.grant.serial: one.grant.until_step for one in self._issued() if one.grant.name == name}
-        held_now = gate.state.by_serial.keys()
-        grants = {serial: until for serial, until in grants.items() if serial in held_now or until >= gate.step}
-        gone = gate.state.void | {one.serial for one in gate.orders if one.verb == "revoke"}
-        serials = [serial for serial in sorted(grants) if serial not in gone]
-        if not serials:
-            known = sorted({one.name for one in gate.state.holders if one.serial not in gate.state.void})
-            again = "is revoked already" if grants else "is nobody that this run has admitted"
-            raise CommandError(f"{name!r} {again}", check=f"admitted are {listed(known) or 'none'}",
-                               next_=f"{command_name()} status --peer PEER shows who is",
-                               exit_code=EXIT_ERROR)  # fmt: skip
-        orders = []
-        for serial in serials:
-            held = gate.state.by_serial.get(serial)
-            until = grants[serial] if held is None else held.until_step
-            run = self.manifest.run_id
-            orders.append(Order(verb="revoke", run=run, name=name, serial=serial, until_step=until))
-        for one in orders:
-            self._give(one)
-        if all(gate.counts(one) for one in orders):
-            return self._revoked(name, serials)
-        if all(gate.counts(one) or gate.waits(one) for one in orders):
-            return (
-                f"{name} is to be revoked, which waits: those that would be left are no majority of those that decide "
-                "the next record. It is cut off as soon as they are: others go first, or more that vote must join"
-            )
-        return self._voted(orders)
+    def revoke(self, wanted: str, gone: Mapping[PeerId, str], *, sure: bool) -> Revocation:
+        """Revoke what was granted to somebody, as an issuer, or vote for it as a member.
 
-    def _revoked(self, name: str, serials: Sequence[str]) -> str:
+        Args:
+            wanted: The name of an invite, all of them of that name; or a peer's name, or the beginning of its id.
+            gone: Members that do not answer, and why: they hold nothing now.
+            sure: Whether it is done also where nobody else holds a part of the model.
+
+        Returns:
+            What came of it; nothing was done where it asks.
+
+        Raises:
+            CommandError: For a name that nobody has, or that could mean several.
+        """
+        gate = self.service.gate
+        grants = self._meant(wanted)
+        void = gate.state.void | {one.serial for one in gate.orders if one.verb == "revoke"}
+        due = [grant for serial, grant in sorted(grants.items()) if serial not in void]
+        if not due:
+            raise self._nobody(wanted, known=bool(grants))
+        held = gate.state.by_serial
+        peers = [PeerId(held[one.serial].peer) for one in due if one.serial in held]
+        if not sure and (asks := self._costs(peers, gone)):
+            return Revocation(asks=asks)
+        run = self.manifest.run_id
+        orders = [Order(verb="revoke", run=run, name=one.name, serial=one.serial, until_step=one.until) for one in due]
+        for order in orders:
+            self._give(order)
+        who = wanted if wanted == due[0].name else f"{wanted}, who has the invite for {due[0].name},"
+        if all(gate.counts(one) for one in orders):
+            return Revocation(said=self._revoked(who, peers))
+        if all(gate.counts(one) or gate.waits(one) for one in orders):
+            return Revocation(
+                said=f"{who} is to be revoked, which waits: those that would be left are no majority of those that "
+                "decide the next record. It is cut off as soon as they are: others go first, or more that vote must "
+                "join"
+            )
+        return Revocation(said=self._voted(orders, wanted))
+
+    def _meant(self, wanted: str) -> dict[str, _Due]:
+        """Return the grants that a name means, by serial, of those that were used or that somebody could still use.
+        Raises CommandError where it could be the names of several."""
+        gate, roster = self.service.gate, self.membership.roster
+        known = {one.serial: _Due(one.serial, one.name, one.until_step, one.peer) for one in gate.state.holders}
+        for one in (issued.grant for issued in self._issued()):
+            if one.until_step >= gate.step:
+                known.setdefault(one.serial, _Due(one.serial, one.name, one.until_step, ""))
+        called = {peer for peer in roster.peers if wanted in (roster.names[peer], roster[peer].name)}
+        by_invite = {serial: one for serial, one in known.items() if one.name == wanted}
+        by_peer = {serial: one for serial, one in known.items() if one.peer in called or begins(one.peer, wanted)}
+        others = {one.peer for one in by_peer.values()} - {one.peer for one in by_invite.values()}
+        if len(others) + bool(by_invite) > 1:
+            could = [f"the invite for {wanted}"] if by_invite else []
+            could += [f"{roster.names.get(PeerId(peer), 'a peer that left')}, {peer}" for peer in sorted(others)]
+            raise CommandError(f"{wanted!r} could mean several", check="; ".join(could), exit_code=EXIT_USAGE,
+                               next_=f"{command_name()} revoke PEER_ID, of the one that is meant")  # fmt: skip
+        return by_invite or by_peer
+
+    def _nobody(self, wanted: str, *, known: bool) -> CommandError:
+        """Return the error for a name that means no grant which is still good."""
+        state, roster = self.service.gate.state, self.membership.roster
+        for peer in state.issuers:
+            if begins(peer, wanted) or (peer in roster and wanted in (roster.names[PeerId(peer)], roster[peer].name)):
+                return CommandError(f"{wanted!r} is an issuer of the run: no invite admitted it",
+                                    check=f"{command_name()} issuers shows who is", exit_code=EXIT_ERROR,
+                                    next_=f"{command_name()} issuers --dismiss {peer}")  # fmt: skip
+        names = sorted({one.name for one in state.holders if one.serial not in state.void})
+        again = "is revoked already" if known else "is nobody that this run has admitted"
+        return CommandError(f"{wanted!r} {again}", check=f"admitted are {listed(names) or 'none'}",
+                            next_=f"{command_name()} status --peer PEER shows who is",
+                            exit_code=EXIT_ERROR)  # fmt: skip
+
+    def _costs(self, peers: Sequence[PeerId], gone: Mapping[PeerId, str]) -> str:
+        """Say what the run would wait for without these peers that it does not wait for now; "" for nothing."""
+        roster, out = self.membership.roster, {**gone, **dict.fromkeys(peers, "revoked")}
+        parts = [part for part in lost_parts(roster, out) if part not in lost_parts(roster, gone)]
+        if not parts:
+            return ""
+        named_so = listed([roster.names[peer] for peer in peers if peer in roster])
+        waits = awaited_holders(roster, out, self.manifest.run.copies)
+        return f"nobody but {named_so} holds {listed(parts)}: the run would wait for {waits}"
+
+    def _revoked(self, who: str, peers: Sequence[PeerId]) -> str:
         """Say what became of who has these grants, in the newest record: a member, one that left, or nobody."""
-        held = self.service.gate.state.by_serial
-        peers = [PeerId(held[serial].peer) for serial in serials if serial in held]
         if any(peer in self.membership.roster for peer in peers):
-            return f"{name} is revoked: it is cut off now, and out of the roster with the next record"
+            return f"{who} is revoked: it is cut off now, and out of the roster with the next record"
         if peers:
-            return f"{name} is revoked: it is no member now, and cannot come back with its invite"
-        return f"the invite for {name} is revoked: by the newest record nobody had joined with it, and now nobody can"
+            return f"{who} is revoked: it is no member now, and cannot come back with its invite"
+        return f"the invite for {who} is revoked: by the newest record nobody had joined with it, and now nobody can"
 
     def _give(self, order: Order) -> bool:
         """Sign an order and have it told; return whether it counts. Raises CommandError for who may not."""
@@ -172,14 +239,14 @@ class Admitting:
                                exit_code=EXIT_ERROR) from None  # fmt: skip
         return self.service.gate.counts(signed)
 
-    def _voted(self, orders: Sequence[Order]) -> str:
-        """Say how the vote about these orders stands, which are all about one name: who has agreed, who can, and what
+    def _voted(self, orders: Sequence[Order], who: str) -> str:
+        """Say how the vote about these orders stands, which are all about ``who``: who has agreed, who can, and what
         they type. Of several orders that which fewest have signed counts."""
         gate, roster, me = self.service.gate, self.membership.roster, self.identity.peer
         keys, issuers = {one.key for one in orders}, gate.state.issuers
         still_open = (one for one in gate.votes if one.key in keys)
         order = min(still_open, key=lambda one: len(one.signatures), default=orders[0])
-        who, signed = order.peer or order.name, order.signatures.keys()
+        signed = order.signatures.keys()
         agreed = [peer for peer in roster.entitled if peer in signed]
         left = [peer for peer in roster.entitled if peer not in signed]
         said = f"a vote to {order.verb} {who} {'was begun' if signed <= {me} else 'is under way'}"
@@ -229,7 +296,7 @@ class Admitting:
         order = Order(verb=verb, run=self.manifest.run_id, name=peer[-12:], peer=peer, after=state.number)
         if self._give(order):
             return f"{peer} is {'an' if verb == 'appoint' else 'no'} issuer with the next record"
-        return self._voted([order])
+        return self._voted([order], peer)
 
     def countersign(self, text: str) -> str:
         """Return an invite of this run with this issuer's signature beside the others'. Raises CommandError, and

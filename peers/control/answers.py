@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from peers.console.words import codecs_text
-from peers.control.admitting import Admitting, granted_by, open_run
+from peers.control.admitting import Admitting, Revocation, granted_by, open_run
 from peers.control.server import Command
 from peers.control.status import MemberReport, StatusReport, SwarmLook
 from peers.invites.invite import invite_to
@@ -231,10 +231,11 @@ class NodeCommands:
         invite = invite_to(self._manifest.run_id, self._manifest.run.name, self._endpoint.addresses)
         return dataclasses.replace(invite, granted=granted).text()
 
-    async def _revoke(self, request: Mapping[str, Any]) -> str:
+    async def _revoke(self, request: Mapping[str, Any]) -> Revocation:
         if self._admitting is None:
             raise open_run("nobody is revoked")
-        return self._admitting.revoke(str(request.get("name", "")))
+        gone = {PeerId(peer): why for peer, why in self._lost().items()}
+        return self._admitting.revoke(str(request.get("name", "")), gone, sure=bool(request.get("sure")))
 
     async def _issuers(self, request: Mapping[str, Any]) -> str:
         if self._admitting is None:

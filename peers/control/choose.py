@@ -77,7 +77,7 @@ def matching(places: Sequence[PlaceInfo], wanted: str) -> list[PlaceInfo]:
     for found in (
         [place for place in places if place.name == wanted],
         [place for place in places if place.state is not None and place.state.name == wanted],
-        [place for place in places if place.state is not None and _begins(place.state.peer, wanted)],
+        [place for place in places if place.state is not None and begins(place.state.peer, wanted)],
     ):
         if found:
             return found
@@ -191,5 +191,6 @@ def _not_running(wanted: str, places: Sequence[PlaceInfo], home: Path) -> Comman
                      exit_code=EXIT_UNREACHABLE)  # fmt: skip
 
 
-def _begins(peer: str, wanted: str) -> bool:
+def begins(peer: str, wanted: str) -> bool:
+    """Return whether ``wanted`` is how a peer's id begins, and long enough to name it."""
     return len(wanted) >= _LEAST_PREFIX and peer.startswith(wanted)

@@ -1,27 +1,29 @@
 """An invite: one word to send to a friend, with all that a machine needs to find a run and to know that it is the one.
 
-``swarm1:`` and, as base64url of compact JSON, the run's id and name, addresses of peers that are in it, and the wire
-version; for a run that not everybody may join what admits one peer, with a one-time key. It is no secret key beyond
-that: who has it can join.
+``swarm1:`` and, as base64url, the wire version, the run's id and name and addresses of peers that are in it; for a run
+that not everybody may join what admits one peer, with a one-time key. It is no secret key beyond that: who has it can
+join. An invite is typed, mailed and scanned, so its bytes are few: each peer id is in them once.
 """
 
 from __future__ import annotations
 
 import base64
-import json
+import hashlib
 import re
 import socket
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from multiaddr import Multiaddr
 
 from peers.console.words import GIVES_INVITE, NEW_INVITE, command_name
 from swarm import WIRE_VERSION
 from swarm.errors import ConfigError, Incompatible, Refused
 from swarm.ids import PeerId, RunId
 from swarm.network.addresses import is_loopback, parse_address
-from swarm.parsing import parse_json
+from swarm.security.signing import SIGNATURE_BYTES, PrivateIdentity, peer_of, public_key_of
 
 if TYPE_CHECKING:
     from swarm.security.credentials import Credential, SignedGrant
@@ -35,10 +37,16 @@ _ALLOWED = f"an invite ({PREFIX}…) or a multiaddr ending in /p2p/<peer id>"
 _AGAIN = "Copy it again, whole, as swarm new or swarm invite prints it."
 _ANY_PREFIX = re.compile(r"swarm([0-9]{1,4}):")
 _BASE64URL = re.compile(r"[A-Za-z0-9_-]+")
-_RUN = re.compile(r"[0-9a-f]{64}")
-_KEY = re.compile(r"[0-9a-f]{64}")
 _RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
+_HOP = re.compile(r"(.*?)/p2p/([^/]+)")
 _SHOWN = 60
+_CHECKSUM, _DIGEST, _KEY, _SERIAL = 4, 32, 32, 8
+"""Bytes of each."""
+_MAX_KEYS = 32
+"""Of two peers in each address, 16 issuers and a holder."""
+_SERVES = ("stage", "trainer", "observer", "any")
+_MUTE, _KEYED = 4, 8
+"""Beside the role's number in a grant's first byte: it gives no vote; a one-time key follows, and no peer."""
 _AROUND = "\"'`“”„‘’‚«»‹›<>()[]{}.,;!?*"
 _FAMILIES = {"": socket.AF_UNSPEC, "4": socket.AF_INET, "6": socket.AF_INET6}
 _UNDERSCORED = re.compile(r"/dns(?P<family>[46]?)/(?P<name>[A-Za-z0-9._-]*_[A-Za-z0-9._-]*)(?P<rest>/.*)")
@@ -50,10 +58,6 @@ class Granted:
 
     grant: SignedGrant
     seed: bytes | None = field(default=None, repr=False)
-
-    def fields(self) -> dict[str, Any]:
-        """It as fields of an invite."""
-        return {"grant": self.grant.model_dump(mode="json"), **({} if self.seed is None else {"key": self.seed.hex()})}
 
     def credential(self, peer: PeerId) -> Credential:
         """Return what ``peer`` shows to others. Raises ConfigError where it was granted to another."""
@@ -79,13 +83,10 @@ class Invite:
     granted: Granted | None = None
 
     def text(self) -> str:
-        """The invite as one word of some 200 to 600 characters, twice as many with what admits a peer;
-        :func:`parse_invite` gives it back."""
-        fields: dict[str, Any] = {"run": self.run, "name": self.name, "at": list(self.at), "wire": self.wire}
-        if self.granted is not None:
-            fields |= self.granted.fields()
-        body = json.dumps(fields, separators=(",", ":")).encode()
-        return PREFIX + base64.urlsafe_b64encode(body).rstrip(b"=").decode()
+        """The invite as one word of some 200 characters, twice as many with what admits a peer; :func:`parse_invite`
+        gives it back."""
+        body = _packed(self)
+        return PREFIX + base64.urlsafe_b64encode(_checksum(body) + body).rstrip(b"=").decode()
 
     @property
     def local(self) -> bool:
@@ -101,6 +102,11 @@ class Contacts:
     run: RunId | None = None
     run_name: str | None = None
     granted: Granted | None = None
+
+    @property
+    def invited(self) -> str | None:
+        """As whom the invite admits a peer, which is called so unless it says otherwise; None for anybody."""
+        return None if self.granted is None else self.granted.grant.grant.name
 
 
 def invite_to(run: RunId, name: str, addresses: Iterable[str]) -> Invite:
@@ -133,11 +139,14 @@ def parse_invite(text: str) -> Invite:
     if version is None:
         raise _bad(text, _ALLOWED)
     if version.group() != PREFIX:
-        raise Incompatible("INVITE", _brief(text, quoted=False), f"an invite of form 1 ({PREFIX}…)",
+        raise Incompatible("INVITE", _brief(text), f"an invite of form 1 ({PREFIX}…)",
                            "A newer version of swarm made it: update swarm on this machine.")  # fmt: skip
-    fields = _decode(text, text[len(PREFIX) :])
-    _check_wire(text, fields.get("wire"))
-    return _checked(text, fields)
+    body = _Reader(_decoded(text, text[len(PREFIX) :]))
+    try:
+        _check_wire(text, body.number())
+        return _unpacked(body)
+    except ValueError as error:
+        raise _bad(text, "an invite as swarm new or swarm invite makes it", str(error)) from None
 
 
 def contacts_from(arguments: Sequence[str]) -> Contacts:
@@ -211,7 +220,8 @@ def _resolved(address: str) -> str:
     return f"/{'ip4' if family == socket.AF_INET else 'ip6'}/{ip}{match['rest']}"
 
 
-def _decode(text: str, body: str) -> dict[str, Any]:
+def _decoded(text: str, body: str) -> bytes:
+    """Return the bytes of an invite. Raises ConfigError unless they are those that were given out."""
     body = body.rstrip("=")
     if not body:
         raise _bad(text, f"more than {PREFIX}", "the rest is missing")
@@ -219,35 +229,19 @@ def _decode(text: str, body: str) -> dict[str, Any]:
         strange = next(letter for letter in body if not _BASE64URL.fullmatch(letter))
         raise _bad(text, "letters, digits, - and _ only", f"there is {strange!r} in it")
     try:
-        decoded = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
+        found = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
     except ValueError:  # one character too many for any number of bytes
-        raise _bad(text, "a whole invite", "it was cut off, or something was added to it") from None
-    try:
-        fields = parse_json(decoded)
-    except ValueError:
-        raise _bad(text, "a whole invite", _not_json(decoded.decode(errors="replace"))) from None
-    if not isinstance(fields, dict):
-        raise _bad(text, "an invite", f"what it holds is a {type(fields).__name__}, not a set of fields")
-    return fields
+        found = b""
+    if len(found) <= _CHECKSUM or found[:_CHECKSUM] != _checksum(found[_CHECKSUM:]):
+        raise _bad(text, "a whole invite", "it was cut off, or some of its characters were changed or added")
+    return found[_CHECKSUM:]
 
 
-def _not_json(decoded: str) -> str:
-    """Explain, as damage on the way, an invite that is not exactly one set of fields."""
-    try:
-        _, end = json.JSONDecoder().raw_decode(decoded)
-    except (ValueError, RecursionError):
-        cut = decoded.startswith("{") and not decoded.rstrip().endswith("}")
-        return "it was cut off" if cut else "what it holds is not JSON: some of its characters have changed"
-    return "something was added at its end" if decoded[end:] else "it nests without end"
-
-
-def _check_wire(text: str, wire: object) -> None:
+def _check_wire(text: str, wire: int) -> None:
     """Before anything else in it: what another version may say is not ours to judge."""
-    if type(wire) is not int or wire < 1:
-        raise _bad(text, "an invite with its wire version", f"its wire version is {_brief(wire)}")
     if wire != WIRE_VERSION:
-        raise Incompatible("INVITE", _brief(text, quoted=False), f"a run of wire version {WIRE_VERSION}",
-                           _update(wire), why=f"it is to a run of version {_brief(wire)}")  # fmt: skip
+        raise Incompatible("INVITE", _brief(text), f"a run of wire version {WIRE_VERSION}", _update(wire),
+                           why=f"it is to a run of version {wire}")  # fmt: skip
 
 
 def _update(wire: int) -> str:
@@ -259,45 +253,159 @@ def _update(wire: int) -> str:
     )
 
 
-def _checked(text: str, fields: dict[str, Any]) -> Invite:
-    wrong = sorted((fields.keys() - {"grant", "key"}) ^ {"run", "name", "at", "wire"})
-    if wrong:
-        what = ", ".join(f"{'no' if key in ('run', 'name', 'at') else 'a strange'} {_brief(key)}" for key in wrong)
-        raise _bad(text, "an invite with run, name, at and wire", f"it has {what}")
-    run, name, at = fields["run"], fields["name"], fields["at"]
-    if not isinstance(run, str) or not _RUN.fullmatch(run):
-        raise _bad(text, "a run id of 64 hex digits", f"its run is {_brief(run)}")
-    if not isinstance(name, str) or not _RUN_NAME.fullmatch(name):
-        raise _bad(text, "a run's name in small letters, digits and dashes", f"its name is {_brief(name)}")
-    if not isinstance(at, list) or not 1 <= len(at) <= MAX_ADDRESSES or not all(isinstance(one, str) for one in at):
-        raise _bad(text, f"1 to {MAX_ADDRESSES} addresses", f"its addresses are {_brief(at)}")
-    addresses = tuple(str(parse_address(one, key="address in the invite")) for one in at)
-    return Invite(run=RunId(run), name=name, at=addresses, wire=fields["wire"], granted=_granted(text, fields))
+def _bad(text: str, allowed: str, why: str = "") -> ConfigError:
+    return ConfigError("INVITE", _brief(text), allowed, _AGAIN, why=why)
 
 
-def _granted(text: str, fields: dict[str, Any]) -> Granted | None:
-    grant, key = fields.get("grant"), fields.get("key")
-    if grant is None and key is None:
-        return None
+def _brief(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+# --- bytes -----------------------------------------------------------------------------------------------------------
+# A number is seven bits a byte, the lowest first; what has no fixed length begins with its own. Addresses and
+# signatures name peers by their place in a table of public keys, from which peer ids follow.
+
+
+def _checksum(body: bytes) -> bytes:
+    """Return what tells an invite that was cut or mistyped; it is no proof of who made it."""
+    return hashlib.sha256(body).digest()[:_CHECKSUM]
+
+
+def _packed(invite: Invite) -> bytes:
+    keys: dict[bytes, int] = {}
+
+    def peer(peer_id: str) -> bytes:
+        key = public_key_of(PeerId(peer_id))
+        if key is None:
+            raise ValueError(f"{peer_id} is of no Ed25519 key")
+        return _number(keys.setdefault(key, len(keys)))
+
+    said = [_number(len(invite.at)), *(part for address in invite.at for part in _packed_address(address, peer))]
+    if (granted := invite.granted) is not None:
+        grant, signatures = granted.grant.grant, granted.grant.signatures
+        flags = _SERVES.index(grant.role) | (0 if grant.vote else _MUTE) | (0 if granted.seed is None else _KEYED)
+        said += [bytes([flags]), bytes.fromhex(grant.serial), _text(grant.name), _text(grant.organisation)]
+        said += [_number(grant.until_step), peer(grant.key) if granted.seed is None else granted.seed]
+        said += [_number(len(signatures)), *(peer(by) + bytes.fromhex(made) for by, made in signatures.items())]
+    head = [_number(invite.wire), bytes.fromhex(invite.run), _text(invite.name)]
+    return b"".join([*head, _number(len(keys)), *keys, *said])
+
+
+def _packed_address(address: str, peer: Callable[[str], bytes]) -> Iterable[bytes]:
+    """Yield how many hops it has, and of each the way to it and who it is. A relay with a key of another kind is a part
+    of the way to the next hop."""
+    hops, way = [], ""
+    for more, peer_id in _HOP.findall(address):
+        way += more
+        if public_key_of(PeerId(peer_id)) is None:
+            way += f"/p2p/{peer_id}"
+        else:
+            hops.append(_sized(Multiaddr(way).to_bytes()) + peer(peer_id))
+            way = ""
+    yield _number(len(hops))
+    yield from hops
+
+
+def _unpacked(body: _Reader) -> Invite:
+    """Return the invite behind the wire version. Raises ValueError, and ConfigError for an address of no use."""
+    run, name = body.take(_DIGEST).hex(), body.text()
+    if not _RUN_NAME.fullmatch(name):
+        raise ValueError("its name is none of a run")
+    keys = [peer_of(body.take(_KEY)) for _ in range(body.count(_MAX_KEYS))]
+    at = tuple(_unpacked_address(body, keys) for _ in range(body.count(MAX_ADDRESSES)))
+    if not at:
+        raise ValueError("it has no address")
+    granted = _unpacked_grant(body, run, keys) if body.left else None
+    if body.left:
+        raise ValueError("there is more behind its end")
+    return Invite(run=RunId(run), name=name, at=at, granted=granted)
+
+
+def _unpacked_address(body: _Reader, keys: Sequence[PeerId]) -> str:
+    text = ""
+    for _ in range(body.count(2)):
+        way = body.take(body.number())
+        try:
+            text += f"{Multiaddr(way)}/p2p/{body.one_of(keys)}"
+        except Exception as error:  # noqa: BLE001 - a foreign decoder, of bytes that anybody may have made
+            raise ValueError(f"an address of it cannot be read: {error}") from None
+    return str(parse_address(text, key="address in the invite"))
+
+
+def _unpacked_grant(body: _Reader, run: str, keys: Sequence[PeerId]) -> Granted:
     from pydantic import ValidationError  # slow to import, and most invites grant nothing
 
-    from swarm.security.credentials import SignedGrant
+    from swarm.security.credentials import MAX_ISSUERS, SEED_BYTES, SignedGrant
 
+    flags = body.number()
+    if flags >= 2 * _KEYED:
+        raise ValueError("its grant is of an unknown kind")
+    serial, name, organisation = body.take(_SERIAL).hex(), body.text(), body.text()
+    until = body.number()
+    seed = body.take(SEED_BYTES) if flags & _KEYED else None
+    holder = body.one_of(keys) if seed is None else PrivateIdentity(seed).peer
+    signatures = {body.one_of(keys): body.take(SIGNATURE_BYTES).hex() for _ in range(body.count(MAX_ISSUERS))}
+    grant = {"run": run, "serial": serial, "name": name, "organisation": organisation, "role": _SERVES[flags % _MUTE],
+             "vote": not flags & _MUTE, "until_step": until, "key": holder}  # fmt: skip
     try:
-        signed = SignedGrant.model_validate_json(json.dumps(grant))
+        return Granted(grant=SignedGrant.model_validate({"grant": grant, "signatures": signatures}), seed=seed)
     except ValidationError:
-        raise _bad(text, "an invite whose grant can be read", f"its grant is {_brief(grant)}") from None
-    if key is not None and not (isinstance(key, str) and _KEY.fullmatch(key)):
-        raise _bad(text, "an invite whose key can be read", "its key is none")
-    if signed.grant.run != fields["run"]:
-        raise _bad(text, "an invite to one run", "its grant is for another run")
-    return Granted(grant=signed, seed=None if key is None else bytes.fromhex(key))
+        raise ValueError("its grant cannot be used") from None
 
 
-def _bad(text: str, allowed: str, why: str = "") -> ConfigError:
-    return ConfigError("INVITE", _brief(text, quoted=False), allowed, _AGAIN, why=why)
+def _number(value: int) -> bytes:
+    low = value & 0x7F
+    return bytes([low]) if value < 0x80 else bytes([low | 0x80]) + _number(value >> 7)
 
 
-def _brief(value: object, *, quoted: bool = True) -> str:
-    shown = repr(value) if quoted else str(value)
-    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
+def _sized(data: bytes) -> bytes:
+    return _number(len(data)) + data
+
+
+def _text(text: str) -> bytes:
+    return _sized(text.encode())
+
+
+class _Reader:
+    """Bytes that anybody may have made, taken one after the other; what is not there is a ValueError."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, 0
+
+    @property
+    def left(self) -> int:
+        """How many are left."""
+        return len(self._data) - self._at
+
+    def take(self, size: int) -> bytes:
+        """Return so many."""
+        if size > self.left:
+            raise ValueError("it ends too early")
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def number(self) -> int:
+        """Return a number of 63 bits at most."""
+        value = 0
+        for place in range(0, 63, 7):
+            (byte,) = self.take(1)
+            value |= (byte & 0x7F) << place
+            if byte < 0x80:
+                return value
+        raise ValueError("a number in it has no end")
+
+    def count(self, most: int) -> int:
+        """Return how many of something follow."""
+        if (found := self.number()) > most:
+            raise ValueError(f"it has {found} of what it may have {most} at most")
+        return found
+
+    def text(self) -> str:
+        """Return a short text."""
+        return self.take(self.number()).decode("ascii")
+
+    def one_of(self, keys: Sequence[PeerId]) -> PeerId:
+        """Return the peer whose place in the table is next."""
+        if (place := self.number()) >= len(keys):
+            raise ValueError("it names a peer that it does not have")
+        return keys[place]

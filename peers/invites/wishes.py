@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from peers.console.words import command_name, listed
 from swarm.errors import ConfigError
@@ -18,6 +19,17 @@ DEFAULT_EXPIRES = "7d"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,40}")
 _SPAN = re.compile(r"([1-9][0-9]{0,4})([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def each_wish(wishes: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return what is asked for each of the names of ``--for``, which commas part. Raises ConfigError for a peer id
+    beside several: it is of one."""
+    names = dict.fromkeys(str(wishes.get("for", "")).split(","))
+    if len(names) == 1:
+        return [wishes]
+    if "id" in wishes:
+        raise ConfigError("--id", wishes["id"], "one name in --for beside it", "Give an invite for each peer id.")
+    return [{**wishes, "for": name} for name in names]
 
 
 def check_wishes(wishes: Mapping[str, object]) -> None:

@@ -136,7 +136,12 @@ class PeerOptions:
     ] = None
     name: Annotated[
         Name | None,
-        Option(metavar="NAME", of=_JOIN, help="Name of this peer, for people.", default="two words made of its id"),
+        Option(
+            metavar="NAME",
+            of=_JOIN,
+            help="Name of this peer, for people.",
+            default="whom its invite is for, or two words made of its id",
+        ),
     ] = None
     place: Annotated[
         Text | None,

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from peers.control.admitting import Revocation
 from peers.control.server import ControlServer
 from peers.control.status import AdmissionReport, MemberReport, StatusReport
 from peers.exit_codes import EXIT_DRAINED
@@ -120,6 +121,10 @@ class StandingPeer:
         self.drained = True
         return "leaves when step 13 closes"
 
+    async def revoke(self, request: Mapping[str, Any]) -> Revocation:
+        """Ask first; then say that it is done."""
+        return Revocation(said=f"{request['name']} is revoked") if request["sure"] else Revocation(asks="nobody else")
+
     async def invite(self, request: Mapping[str, Any]) -> str:
         """A text of the right form; for one peer where this grants until some step."""
         if self._until is None:
@@ -158,7 +163,8 @@ async def _live(chosen: argparse.Namespace, begun: Callable[[StandingPeer], None
             name=chosen.name, peer=PEER.format(chosen.number), role="stage", run=chosen.run, run_name="tiny"
         )
         peer = StandingPeer(chosen.name, chosen)
-        table = {"status": peer.status, "peers": peer.peers, "drain": peer.drain, "invite": peer.invite}
+        named = ("status", "peers", "drain", "invite", "revoke")
+        table = {name: getattr(peer, name) for name in named}
         server = ControlServer(place.control, table)
         await server.start()
         begun(peer)

@@ -45,7 +45,7 @@ def admitting(me: PrivateIdentity, tmp_path: Path, *issuers: PrivateIdentity, th
         head=head, open=SimpleNamespace(ballot=SimpleNamespace(vote=None)), forking=SimpleNamespace(fork=None)
     )
     gate.follow(cast(Any, at), me.peer)
-    manifest = SimpleNamespace(run_id=RUN, admission=config, run=SimpleNamespace(steps=100), batch=None)
+    manifest = SimpleNamespace(run_id=RUN, admission=config, run=SimpleNamespace(steps=100, copies=0), batch=None)
     clock = FakeClock()
     clock.now = GIVEN
     return Admitting(
@@ -62,6 +62,20 @@ def invite(granted: Granted) -> str:
     return Invite(run=RUN, name="tiny", at=(f"/ip4/127.0.0.1/tcp/4001/p2p/{FIRST.peer}",), granted=granted).text()
 
 
+def revoked(peer: Admitting, name: str) -> str:
+    return peer.revoke(name, {}, sure=True).said
+
+
+def used_by(peer: Admitting, *names: tuple[str, PrivateIdentity]) -> None:
+    """Have these used an invite for that name, in the newest record."""
+    granted = [peer.grant({"for": name, "id": str(one.peer)}) for name, one in names]
+    used = [one.credential(PeerId(one.grant.grant.key)) for one in granted]
+    gate, at = peer.service.gate, cast(Any, peer.service.gate._at)
+    roster = [member.peer for member in at.head.roster]
+    state = gate.rules.following(gate.state, 4, used, [], [*roster, HOST.peer])
+    at.head = at.head.model_copy(update={"admissions": state})
+
+
 def carried_out(peer: Admitting) -> Sequence[Order]:
     return peer.service.gate.orders
 
@@ -75,7 +89,7 @@ def test_invite_that_two_issuers_signed_admits_where_two_must(tmp_path: Path) ->
     assert both.seed == alone.seed
     issuers = (FIRST.peer, SECOND.peer)
     check_credential(both.credential(HOST.peer), run=RUN, issuers=issuers, threshold=2, named=False, verify=verify)
-    said = second.revoke("ana")
+    said = revoked(second, "ana")
     assert "ana is revoked" not in said, "one of two issuers takes back nothing alone"
     assert "2 issuers decide it (1 signed): " in said
 
@@ -128,7 +142,7 @@ def test_member_that_revokes_is_told_that_a_vote_began_who_can_agree_and_what_th
             voter.service.gate.state, 4, used, [], [FIRST.peer, SECOND.peer, THIRD.peer]
         )
         at.head = at.head.model_copy(update={"admissions": state})
-    said = voters[0].revoke("ana")
+    said = revoked(voters[0], "ana")
     assert "a vote to revoke ana was begun: 1 of the 3 that vote has agreed, and it takes 2" in said
     agreed, can = said.splitlines()[1].split("; of those that vote, ")
     assert agreed.strip() == "agreed: first"
@@ -140,7 +154,7 @@ def test_member_that_revokes_is_told_that_a_vote_began_who_can_agree_and_what_th
     (vote,) = voters[0].service.gate.votes
     voters[1].service.gate.take(vote)
     assert voters[1].report().votes == (("revoke", "ana", 1, 3),), "it is seen where nobody has agreed yet"
-    assert "ana is revoked" in voters[1].revoke("ana")
+    assert "ana is revoked" in revoked(voters[1], "ana")
     assert voters[1].report().votes == ()
 
 
@@ -166,33 +180,56 @@ def test_who_neither_issues_nor_votes_orders_nothing(tmp_path: Path) -> None:
 
 def test_revocation_that_would_leave_no_majority_says_that_it_waits(tmp_path: Path) -> None:
     issuer = admitting(FIRST, tmp_path, FIRST)
-    granted = [issuer.grant({"for": "ana", "id": str(one.peer)}) for one in (SECOND, THIRD)]
-    used = [one.credential(PeerId(one.grant.grant.key)) for one in granted]
-    gate, at = issuer.service.gate, cast(Any, issuer.service.gate._at)
-    state = gate.rules.following(gate.state, 4, used, [], [one.peer for one in (FIRST, SECOND, THIRD)])
-    at.head = at.head.model_copy(update={"admissions": state})
-    assert "would be left are no majority" in issuer.revoke("ana")
+    used_by(issuer, ("ana", SECOND), ("ana", THIRD))
+    assert "would be left are no majority" in revoked(issuer, "ana")
     assert len(carried_out(issuer)) == 1
 
 
 def test_revocation_tells_an_unused_invite_from_a_member_and_from_one_that_left(tmp_path: Path) -> None:
     issuer = admitting(FIRST, tmp_path, FIRST)
     issuer.grant({"for": "unused"})
-    members = [
-        issuer.grant({"for": "member", "id": str(SECOND.peer)}),
-        issuer.grant({"for": "left", "id": str(HOST.peer)}),
-    ]
-    used = [one.credential(PeerId(one.grant.grant.key)) for one in members]
-    gate, at = issuer.service.gate, cast(Any, issuer.service.gate._at)
-    voters = [one.peer for one in (FIRST, SECOND, THIRD)]
-    state = gate.rules.following(gate.state, 4, used, [], [*voters, HOST.peer])
-    at.head = at.head.model_copy(update={"admissions": state})
-    said = "by the newest record nobody had joined with it, and now nobody can"
-    assert issuer.revoke("unused") == f"the invite for unused is revoked: {said}"
-    assert "out of the roster with the next record" in issuer.revoke("member")
-    assert issuer.revoke("left") == "left is revoked: it is no member now, and cannot come back with its invite"
+    used_by(issuer, ("member", SECOND), ("left", HOST))
+    unused = "the invite for unused is revoked: by the newest record nobody had joined with it, and now nobody can"
+    assert revoked(issuer, "unused") == unused
+    assert "out of the roster with the next record" in revoked(issuer, "member")
+    assert revoked(issuer, "left") == "left is revoked: it is no member now, and cannot come back with its invite"
     with pytest.raises(CommandError, match="'unused' is revoked already"):
-        issuer.revoke("unused")
+        revoked(issuer, "unused")
+
+
+@pytest.mark.parametrize("called", ["second", str(SECOND.peer), str(SECOND.peer)[:14]])
+def test_peer_is_revoked_by_what_it_is_called_too_and_no_other_with_it(tmp_path: Path, called: str) -> None:
+    issuer = admitting(FIRST, tmp_path, FIRST)
+    used_by(issuer, ("ana", SECOND), ("ana", THIRD))
+    assert f"{called}, who has the invite for ana, is revoked" in revoked(issuer, called)
+    by_serial = issuer.service.gate.state.by_serial
+    assert [by_serial[one.serial].peer for one in carried_out(issuer)] == [SECOND.peer]
+    with pytest.raises(CommandError, match="is revoked already"):
+        revoked(issuer, called)
+
+
+def test_name_that_is_of_an_invite_and_of_another_peer_is_not_revoked_but_asked_about(tmp_path: Path) -> None:
+    issuer = admitting(FIRST, tmp_path, FIRST)
+    used_by(issuer, ("third", SECOND), ("ana", THIRD))
+    with pytest.raises(CommandError, match="'third' could mean several") as caught:
+        revoked(issuer, "third")
+    assert str(THIRD.peer) in caught.value.check
+    assert not carried_out(issuer)
+    with pytest.raises(CommandError, match="'first' is an issuer") as caught:
+        revoked(issuer, "first")
+    assert caught.value.next == f"{command_name()} issuers --dismiss {FIRST.peer}"
+
+
+def test_revocation_that_takes_the_last_holder_of_a_part_asks_first(tmp_path: Path) -> None:
+    issuer = admitting(FIRST, tmp_path, FIRST)
+    used_by(issuer, ("ana", SECOND), ("zoe", THIRD))
+    assert issuer.revoke("ana", {}, sure=False).said
+    away: dict[PeerId, str] = {FIRST.peer: "it is silent", SECOND.peer: "it is silent"}
+    asked = issuer.revoke("zoe", away, sure=False)
+    assert asked.said == ""
+    assert asked.asks.startswith("nobody but third holds stage-0: the run would wait for a replica of stage-0: ")
+    assert len(carried_out(issuer)) == 1
+    assert "zoe is to be revoked" in issuer.revoke("zoe", away, sure=True).said
 
 
 def test_report_tells_invites_that_nobody_used_and_when_they_were_given_also_after_a_restart(tmp_path: Path) -> None:
@@ -204,7 +241,7 @@ def test_report_tells_invites_that_nobody_used_and_when_they_were_given_also_aft
     assert issuer.report().invited == waiting
     again = admitting(FIRST, tmp_path, FIRST)
     assert again.report().invited == waiting
-    again.revoke("zoe")
+    revoked(again, "zoe")
     assert again.report().invited == waiting[:2]
     at = cast(Any, again.service.gate._at)
     at.head = at.head.model_copy(update={"step": 100})
@@ -224,7 +261,7 @@ def test_expired_invite_that_nobody_used_is_not_revoked(tmp_path: Path) -> None:
     at = cast(Any, issuer.service.gate._at)
     at.head = at.head.model_copy(update={"step": 100})
     with pytest.raises(CommandError, match="is nobody"):
-        issuer.revoke("ana")
+        revoked(issuer, "ana")
 
 
 def test_invite_that_all_issuers_signed_can_be_pasted(tmp_path: Path) -> None:

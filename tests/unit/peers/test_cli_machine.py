@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import signal
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from peers.console.words import CommandError
 from peers.control.client import ask
 from peers.control.status import AdmissionReport, MemberReport, StatusReport
 from peers.home.places import PlaceInfo, list_places, look_at_place, take_place
+from peers.invites.invite import parse_invite
 from peers.invites.wishes import ROLES
 from swarm.averaging.config import AveragingConfig, LocalConfig
 from swarm.clock import SystemClock
@@ -133,10 +135,41 @@ def test_invite_refuses_options_before_it_looks_for_a_peer(typed: Typed, snapsho
             ["--for", "a", "--organisation", "b c"],
             ["--role", "stage", "--no-vote"],
             ["--countersign", "swarm1:x", "--for", "a"],
+            ["--for", "a,b"],
+            ["--for", "a,b", "--out", "one.txt"],
+            ["--for", "a,b", "--out", "many/", "--qr"],
+            ["--for", "a,b", "--id", "me", "--out", "many/"],
+            ["--for", "a,", "--out", "many/"],
+            ["--out", "many/"],
         )
     ]
     assert {one.code for one in refused} == {2}
     assert refused == snapshot
+
+
+def test_invites_for_several_go_to_a_file_each_and_replace_none(home: Path, tmp_path: Path, typed: Typed) -> None:
+    into = tmp_path / "invites"
+    with serving(home, "--grants-until", "60"):
+        said = typed("invite", "--for", "ana,ben", "--role", "stage", "--out", f"{into}/")
+        again = typed("invite", "--for", "cy,ana", "--role", "stage", "--out", into)
+    found = {file.name: parse_invite(file.read_text()).granted for file in into.iterdir()}
+    assert {name: one and one.grant.grant.name for name, one in found.items()} == {"ana.txt": "ana", "ben.txt": "ben"}
+    assert {file.stat().st_mode & 0o777 for file in into.iterdir()} == {0o600}
+    assert (said.code, said.out, said.err.count("The invite is in ")) == (0, "", 2)
+    assert (again.code, f"{into / 'ana.txt'} is there" in again.err) == (2, True)
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("\n", 1), (None, 2)])
+def test_revoke_that_costs_a_part_is_agreed_to_at_a_terminal_or_with_yes(
+    otter: Served, typed: Typed, monkeypatch: pytest.MonkeyPatch, answer: str | None, code: int
+) -> None:
+    monkeypatch.setattr("sys.stdin", stdin := io.StringIO(answer or ""))
+    monkeypatch.setattr(stdin, "isatty", lambda: answer is not None)
+    said = typed("revoke ana")
+    assert (said.code, said.out == "ana is revoked\n") == (code, code == 0)
+    assert "nobody else" in said.err
+    assert ("revoke ana --yes" in said.err) == (code != 0)
+    assert typed("revoke ana --yes").out == "ana is revoked\n"
 
 
 def test_invites_roles_are_those_that_can_be_granted() -> None:
