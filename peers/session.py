@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from peers.console.event_words import labelled
 from peers.console.interrupt import defer
+from peers.console.words import command_name, print_error
 from peers.exit_codes import EXIT_PAUSED
 from peers.home.identity import friendly_name
 from peers.home.last_events import last_event
 from peers.home.places import HeldPlace
-from peers.settings import PeerSettings
+from peers.settings import VOTE_FILE, PeerSettings
 from swarm.errors import ConfigError
 from swarm.ids import PeerId
 
@@ -65,6 +67,7 @@ def live(place: HeldPlace, settings: PeerSettings) -> int:
     # An exception inside its event loop would be lost: a signal from here on is an order to the peer, which takes also
     # what comes before it listens, and none cuts in until its end is noted.
     defer()
+    warn_of_copy(place)
     if settings.back is not None:
         place.kept_by(settings.back.keeper)
     code = run_peer(settings)
@@ -81,6 +84,27 @@ def live(place: HeldPlace, settings: PeerSettings) -> int:
         # A full disk: `swarm status` will not know how this one ended, and the exit code still says it.
         return code
     return code
+
+
+def warn_of_copy(place: HeldPlace) -> None:
+    """Say so where this place is a copy of one that has been in a run: two peers must not run with one key, and what
+    the other voted since is not known here. Imports what the run does."""
+    from swarm.consensus.ballot import VoteFile
+
+    if not VoteFile(place.identity.with_name(VOTE_FILE)).written_elsewhere():
+        return
+    home, swarm = shlex.quote(str(place.path.parent)), command_name()
+    ended = place.last is not None and place.last.end is not None
+    how = "after its peer had ended" if ended else "while its peer ran, or after it was killed"
+    print_error(
+        f"place {place.name} in {home} seems to be a copy: what its peer voted last was written in another directory, "
+        "or on a disk that had another number. Until the run has taken it in anew it votes on nothing: what was voted "
+        "there since is not known here",
+        check=f"it was copied {how}. Does the peer run there still? Two with one key put each other out of the run",
+        next_=f"end it there and start it in one place only. To move a home: {swarm} drain --all there; once {swarm} "
+        f"status there says that all have ended, copy it whole (tar, rsync -a), remove it there, and start here",
+        label="note",
+    )
 
 
 def echo(label: str, text: str) -> None:

@@ -20,6 +20,8 @@ from swarm.membership.settings import MemberSettings
 from swarm.schema import BesideField, in_words
 
 PATIENCE_S = 120.0
+VOTE_FILE = "vote"
+"""Beside the key: what this peer voted last."""
 
 Role = Literal["bootstrap", "stage", "trainer"]
 
@@ -121,7 +123,7 @@ def member_settings(settings: PeerSettings) -> MemberSettings:
         patience_s=settings.patience_s,
         returns=settings.returns,
         history=settings.home / "history.jsonl",
-        votes=settings.identity.with_name("vote"),
+        votes=settings.identity.with_name(VOTE_FILE),
     )
 
 

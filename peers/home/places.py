@@ -64,12 +64,13 @@ def home_directory(given: Path | str | None = None) -> Path:
 
 
 class HeldPlace:
-    """A place that this process holds. Get it from :func:`take_place`; a context manager that gives it back."""
+    """A place that this process holds, ``last`` as its last start left it. Get it from :func:`take_place`; a context
+    manager that gives it back."""
 
     def __init__(self, path: Path, lock: int, clock: Clock) -> None:
         self.path = path
         self._lock, self._clock = lock, clock
-        last = read_state(path)
+        self.last = last = read_state(path)
         self._state = PlaceState(
             pid=os.getpid(), started=clock.wall(), peer=last.peer if last else "", name=last.name if last else ""
         )

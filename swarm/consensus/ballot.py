@@ -143,7 +143,7 @@ class Ballot:
 
 logger = logging.getLogger(__name__)
 
-HEADER = b"swarm vote 1\n"
+HEADER = b"swarm vote 2\n"
 DIGEST_BYTES = 32
 MAX_FILE_BYTES = 64 << 20
 """More than any record that fits a message takes, with the requests that explain it."""
@@ -173,33 +173,45 @@ class VoteFile:
         Never raises."""
         sweep(self._path)
         try:
-            with self._path.open("rb") as file:
-                data = file.read(MAX_FILE_BYTES + 1)
-            return self._decoded(data)
+            body, here = self._read()
+            if not here:
+                raise ValueError("it was written in another directory, so its home is a copy of another")
+            return KeptVote.model_validate(msgpack.unpackb(body, use_list=False))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, ValidationError, msgpack.exceptions.UnpackException) as error:
             logger.warning("%s is not a vote that was given here, and is passed over: %s", self._path, error)
             return None
 
+    def written_elsewhere(self) -> bool:
+        """Return whether the file is whole, and was written in another directory: its home is a copy, or a back-up that
+        was restored, and what was voted there since is not known here. Never raises."""
+        try:
+            return not self._read()[1]
+        except (OSError, ValueError):
+            return False
+
     def write(self, kept: KeptVote) -> None:
         """Have it on the disk, instead of what was there, when this returns. Blocking: three syncs. Raises OSError with
         what was there untouched."""
         body: bytes = msgpack.packb(kept.model_dump(), use_bin_type=True)
-        write_whole(self._path, [HEADER, self._digest(body), body])
+        write_whole(self._path, [HEADER, hashlib.sha256(body).digest(), self._digest(body), body])
 
     def drop(self) -> None:
         """Have none: whoever is started here anew knows nothing of what was voted. Blocking. Raises OSError."""
         self._path.unlink(missing_ok=True)
         sync_directory(self._path.parent)
 
-    def _decoded(self, data: bytes) -> KeptVote:
-        head, body = len(HEADER), data[len(HEADER) + DIGEST_BYTES :]
+    def _read(self) -> tuple[bytes, bool]:
+        """Return what was written, and whether that was here. Raises OSError, and ValueError unless it is whole."""
+        with self._path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+        head, body = len(HEADER), data[len(HEADER) + 2 * DIGEST_BYTES :]
         if len(data) > MAX_FILE_BYTES or not data.startswith(HEADER):
             raise ValueError("no such file has this size and beginning")
-        if data[head : head + DIGEST_BYTES] != self._digest(body):
-            raise ValueError("it is torn, or comes from another directory")
-        return KeptVote.model_validate(msgpack.unpackb(body, use_list=False))
+        if data[head : head + DIGEST_BYTES] != hashlib.sha256(body).digest():
+            raise ValueError("it is torn: its bytes are not those that were written")
+        return body, data[head + DIGEST_BYTES : head + 2 * DIGEST_BYTES] == self._digest(body)
 
     def _digest(self, body: bytes) -> bytes:
         here = os.stat(self._path.parent)

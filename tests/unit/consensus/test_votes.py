@@ -98,6 +98,9 @@ def test_vote_file_that_was_copied_elsewhere_is_no_vote_there(tmp_path: Path) ->
     VoteFile(home / "vote").write(kept())
     shutil.copytree(home, other)
     assert VoteFile(other / "vote").read() is None
+    assert (VoteFile(other / "vote").written_elsewhere(), VoteFile(home / "vote").written_elsewhere()) == (True, False)
+    (other / "vote").write_bytes((home / "vote").read_bytes()[:-1])
+    assert not VoteFile(other / "vote").written_elsewhere(), "of one that is torn nobody knows"
     os.rename(home, tmp_path / "moved")
     assert VoteFile(tmp_path / "moved" / "vote").read() == kept()
 

@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,9 @@ from peers.home.identity import friendly_name
 from peers.home.place_state import STATE_FILE, PlaceEnd, PlaceState, read_state, write_state
 from peers.home.places import home_directory, list_places, look_at_place, take_place
 from peers.home.sessions import KEPT_SESSIONS
-from peers.session import know_thyself
+from peers.session import know_thyself, warn_of_copy
+from peers.settings import VOTE_FILE
+from swarm.consensus.ballot import KeptVote, VoteFile
 from swarm.errors import ConfigError, Ending, RunEnded
 from swarm.network.libp2p.identity import load_or_create
 
@@ -178,6 +181,27 @@ def test_place_keeps_the_name_of_its_peer_and_of_no_other(tmp_path: Path, clock:
         assert know_thyself(place, "berta").name == "berta"
         place.identity.unlink()
         assert know_thyself(place, None).name not in ("anna", "berta")
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_place_that_is_a_copy_is_said_to_be_one_and_how_a_home_is_moved(
+    tmp_path: Path, clock: Ticking, capsys: pytest.CaptureFixture[str], ended: bool
+) -> None:
+    home, copy = tmp_path / "home", tmp_path / "copy"
+    with take_place(home, clock=clock) as place:
+        kept = KeptVote(run="a" * 64, step=3, previous="b" * 64, term=1, free=0, vote=None)
+        VoteFile(place.identity.with_name(VOTE_FILE)).write(kept)
+        warn_of_copy(place)
+        if ended:
+            place.ended("it was drained", 0)
+        shutil.copytree(home, copy)
+    assert capsys.readouterr().err == ""
+    with take_place(copy, clock=clock) as place:
+        warn_of_copy(place)
+    said = capsys.readouterr().err
+    assert said.startswith(f"note: place 1 in {copy} seems to be a copy")
+    assert ("it was copied after its peer had ended" in said) == ended
+    assert "To move a home: " in said
 
 
 def test_place_says_who_is_there_and_how_it_ended(tmp_path: Path, clock: Ticking) -> None:
