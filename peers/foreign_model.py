@@ -15,6 +15,7 @@ from peers.console.words import another_path
 from peers.data.tokenizer_files import CameWith, came_with, read_encoding, special_tokens
 from peers.home.places import FROZEN
 from swarm.config import MAX_TEMPLATE
+from swarm.disk import size_text
 from swarm.errors import ConfigError
 from swarm.models.hf.hf_config import (
     ARCHITECTURES,
@@ -180,7 +181,7 @@ def check_founding(model: HfConfig, split: SplitConfig) -> None:
 
     needed, free = founding_bytes(model, split), free_memory()
     if needed > free:
-        why = f"its founder holds {needed / 1e9:.1f} GB until the run has begun, and {free / 1e9:.1f} GB are free here"
+        why = f"its founder holds {size_text(needed)} until the run has begun, and {size_text(free)} are free here"
         raise ConfigError(OPTION, model.source, "a machine with more memory", "Found the run there.", why=why)
 
 

@@ -13,7 +13,7 @@ from peers.home.places import FROZEN, RUNS, home_directory
 from peers.home.run_directory import RunDirectory, known_runs
 from peers.manifest_file import render_tables
 from swarm.config import Manifest, load_manifest
-from swarm.disk import write_whole
+from swarm.disk import size_text, write_whole
 from swarm.errors import ConfigError, Incompatible, StateError
 from swarm.ids import PartName
 from swarm.membership.by_role import given_by_role
@@ -65,7 +65,7 @@ def with_frozen(manifest: Manifest, files: Path | None, store: FrozenStore, told
             continue
         digests[name] = _made(family, spec, manifest, files, store)
         gc.collect()  # the modules that the weights were read into refer to themselves, and would lie beside the next
-        told(f"{name}: {layout.bytes / 1e6:,.1f} MB in {family.lora.base}, {digests[name][:12]}, in {store.root}")
+        told(f"{name}: {size_text(layout.bytes)} in {family.lora.base}, {digests[name][:12]}, in {store.root}")
         if said and digests[name] != said.get(name):
             named = f"weights whose digest begins {said.get(name, '')[:12]} for {name}"
             remedy = "Give the files that the run was founded with, or leave digests out to found another run."

@@ -19,6 +19,16 @@ from pathlib import Path
 
 Piece = bytes | memoryview
 
+
+def size_text(size: float) -> str:
+    """Return bytes for people: ``950 B``, ``3.14 kB``, ``16 GB``; thousands, not 1024."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 999.5:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
+
+
 _STREAM = re.compile(r"/dev/(stdout|stderr)|(?:/dev|/proc/self)/fd/([0-9]+)")
 _NUMBERS: dict[str | None, str] = {"stdout": "1", "stderr": "2"}
 """Names of what a process has open: also where that is a file, others write into it."""

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from peers.console.words import amount, count, listed, numbered, with_commands
+from peers.console.words import count, listed, numbered, with_commands
 from peers.home.run_directory import RunDirectory, said_run_id
+from swarm.disk import size_text
 from swarm.parsing import parse_toml
 from swarm.state.checkpoints.files import HeldStep, held, steps
 from swarm.state.checkpoints.rotation import aside_directory
@@ -51,7 +52,7 @@ def _step_facts(one: HeldStep, run: str) -> dict[str, Any]:
 
 
 def _line(step: dict[str, Any]) -> str:
-    there = f"{count(len(step['parts']), 'part')}, {amount(step['bytes'])}B"
+    there = f"{count(len(step['parts']), 'part')}, {size_text(step['bytes'])}"
     return f"step {step['step']:<8} {_state(step)}  ({there})"
 
 

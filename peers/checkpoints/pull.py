@@ -19,7 +19,7 @@ from peers.checkpoints.pull_frozen import pull_frozen
 from peers.checkpoints.pull_progress import FetchProgress
 from peers.checkpoints.source import Source, beside, directory_source, peer_source, refused_role
 from peers.checkpoints.writer import keep_run, run_directory_of
-from peers.console.words import CommandError, amount, command_name, command_to_invite, gathering, listed, numbered
+from peers.console.words import CommandError, command_name, command_to_invite, gathering, listed, numbered
 from peers.exit_codes import EXIT_UNREACHABLE, EXIT_USAGE
 from peers.home.places import RUNS, home_directory
 from peers.home.run_directory import RunDirectory, find_run_directory
@@ -27,7 +27,7 @@ from peers.invites.invite import Contacts, contacts_from, typed_invite
 from peers.session import echo, silent
 from swarm.clock import SystemClock
 from swarm.config import Manifest, load_manifest
-from swarm.disk import alone
+from swarm.disk import alone, size_text
 from swarm.errors import ConfigError, Incompatible, PeerError, StateError
 from swarm.ids import PartName
 from swarm.membership.rules import update_of
@@ -194,7 +194,7 @@ async def _follow(
             files.append(BegunFile(root, wanted, manifest.run_id))
     size = sum(file.size for file in files)
     _check_room(directory, sum(file.lacking_bytes for file in files))
-    say("step", f"{plan.step}: {listed(list(plan.donors))} to fetch, {amount(size)}B")
+    say("step", f"{plan.step}: {listed(list(plan.donors))} to fetch, {size_text(size)}")
     await asyncio.to_thread(write_manifest, root, record)
     gate = asyncio.Semaphore(MAX_AT_ONCE)
 
@@ -267,7 +267,7 @@ def _set_aside(root: Path, gone: Sequence[int]) -> None:
 def _check_room(directory: RunDirectory, size: int) -> None:
     free = shutil.disk_usage(directory.root).free
     if free < size:
-        raise StateError(f"{directory.root}: {amount(size)}B to fetch, {amount(free)}B free. Free some space.")
+        raise StateError(f"{directory.root}: {size_text(size)} to fetch, {size_text(free)} free. Free some space.")
 
 
 def _begun(root: Path) -> Iterator[Path]:

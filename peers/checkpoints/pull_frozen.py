@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from peers.console.words import amount
 from peers.frozen import store_of
 from peers.home.run_directory import RunDirectory
 from swarm.config import Manifest
-from swarm.disk import free_bytes
+from swarm.disk import free_bytes, size_text
 from swarm.errors import StateError
 from swarm.ids import PartName
 from swarm.membership.parts import FrozenPart
@@ -40,8 +39,8 @@ async def pull_frozen(
         begun = part.begun()
         lacking, free = begun.lacking_bytes, free_bytes(store.root)
         if lacking > free:
-            raise StateError(f"{store.root}: {amount(lacking)}B to fetch, {amount(free)}B free. Free some space.")
-        say("frozen", f"{spec.name}: {amount(lacking)}B of weights to fetch into {store.root}")
+            raise StateError(f"{store.root}: {size_text(lacking)} to fetch, {size_text(free)} free. Free some space.")
+        say("frozen", f"{spec.name}: {size_text(lacking)} of weights to fetch into {store.root}")
         await fetch_part(begun, donors, progress=progress)
         fetched += part.layout.bytes
     return fetched

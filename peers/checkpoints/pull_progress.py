@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from peers.console.words import amount, command_name
+from peers.console.words import command_name
 from swarm.clock import Clock
+from swarm.disk import size_text
 from swarm.ids import PartName
 
 TENTHS = 10
@@ -65,13 +66,13 @@ class FetchProgress:
                     self._line(part, fetch, now)
 
     def _line(self, part: PartName, fetch: _Fetch, now: float) -> None:
-        text = f"{part}: {amount(fetch.done)}B of {amount(fetch.total)}B"
+        text = f"{part}: {size_text(fetch.done)} of {size_text(fetch.total)}"
         rate, left_s = fetch.rate(now), 0.0
         if fetch.done == fetch.said and fetch.done < fetch.total:
             text += f", nothing more in {now - fetch.said_at:.0f} s; it is asked for again"
         elif rate > 0 and fetch.done < fetch.total:
             left_s = (fetch.total - fetch.done) / rate
-            text += f", {amount(rate)}B/s, about {span(left_s)} left"
+            text += f", {size_text(rate)}/s, about {span(left_s)} left"
         self._say("fetching", text)
         fetch.said, fetch.said_at = fetch.done, now
         if left_s >= LONG_S and not self._advised:

@@ -11,6 +11,7 @@ import typer
 
 from peers.cli.light import WholeGroup
 from peers.cli.options import AsJson, Home
+from swarm.disk import size_text
 
 if TYPE_CHECKING:
     from peers.checkpoints.verify import CheckedStep
@@ -115,7 +116,6 @@ def frozen(
 
     Example: swarm ckpt frozen --unused
     """
-    from peers.console.words import amount
     from peers.frozen import add_frozen, listed_frozen, remove_frozen
     from peers.home.run_directory import find_run_directory
     from swarm.errors import ConfigError
@@ -133,7 +133,7 @@ def frozen(
         for one in found:
             state = "" if one["complete"] else ", begun only"
             used = f"for {', '.join(one['runs'])}" if one["runs"] else "for no run here"
-            typer.echo(f"{verb}{one['digest'][:12]}  {one['part']}, {amount(one['bytes'])}B{state}, {used}")
+            typer.echo(f"{verb}{one['digest'][:12]}  {one['part']}, {size_text(one['bytes'])}{state}, {used}")
     if not (kept or gone):
         typer.echo("no weights beside adapters are kept here", err=True)
 

@@ -14,7 +14,8 @@ from peers.checkpoints.verify import named_files
 from peers.commands.export import Exported, bytes_of, write_beside
 from peers.commands.model_directory import making, write_json, write_tensors
 from peers.console.interrupt import check
-from peers.console.words import amount, count
+from peers.console.words import count
+from swarm.disk import size_text
 from swarm.errors import ConfigError
 from swarm.models.hf.hf_config import HfConfig
 from swarm.models.lora import LoraFamily
@@ -95,7 +96,7 @@ tags: [swarm, decentralized-training, lora]
 # Adapters of {run.name}, step {chosen.step}
 
 Low-rank adapters that peers trained together with swarm, without a centre, beside a model whose weights stayed as they
-were, kept in {lora.base}: rank {lora.rank}, alpha {lora.alpha:g}, {amount(size)}B.
+were, kept in {lora.base}: rank {lora.rank}, alpha {lora.alpha:g}, {size_text(size)}.
 
 ```python
 from peft import PeftModel

@@ -22,12 +22,12 @@ from peers.checkpoints.proof import proof_in
 from peers.checkpoints.verify import named_files
 from peers.commands.model_directory import CONFIG, making, tokenizer_config, write_json, write_tensors
 from peers.console.interrupt import check
-from peers.console.words import amount, count
+from peers.console.words import count
 from peers.data.tokenizer_files import CONFIG_FILE, TEMPLATE_FILE, template_in
 from peers.frozen import frozen_of, store_of
 from peers.local.report import held_out_after
 from swarm.consensus.records import CloseRecord
-from swarm.disk import write_whole
+from swarm.disk import size_text, write_whole
 from swarm.models.family import ModelFamily
 from swarm.models.lora import LoraFamily, merged
 from swarm.models.registry import family_of
@@ -145,7 +145,7 @@ def _write_weights(
         where.update(dict.fromkeys(tensors, name))
         elements += sum(one.numel() for one in tensors.values())
         stored += size
-        told(f"{spec.name}: {count(len(tensors), 'tensor')}, {amount(size)}B in {name}")
+        told(f"{spec.name}: {count(len(tensors), 'tensor')}, {size_text(size)} in {name}")
 
     for spec, name in zip(specs, names, strict=True):
         check()

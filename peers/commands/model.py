@@ -9,6 +9,7 @@ from typing import Any
 from data_shards.tokenize import Tokenizer
 from peers.console.words import count
 from peers.foreign_model import ForeignModel, find_model
+from swarm.disk import size_text
 from swarm.errors import ConfigError, StateError
 from swarm.models.hf.hf_config import BALANCED, EXPERT_KEYS, HfConfig, numbers_of
 from swarm.models.spec import SplitConfig
@@ -88,7 +89,7 @@ def lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "text", f"ends with {facts['end']}" if facts["end"] else f"NOTHING ENDS IT: {facts['flaw']}"
         none = "none: conversations need one (swarm join --data-template)"
         yield "template", "written with the model's own" if facts["template"] else none
-    size = f"{count(files['count'], 'file')}, {files['bytes'] / 1e9:.3g} GB"
+    size = f"{count(files['count'], 'file')}, {size_text(files['bytes'])}"
     yield "weights", f"only with --from-scratch: {files['error']}" if files["error"] else size
     for part in facts["parts"]:
         first, last = part["layers"]
@@ -96,15 +97,15 @@ def lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield (
             part["part"],
             (
-                f"{of}: {part['parameters']:,} parameters; training takes {part['training_bytes'] / 1e9:.3g} GB and "
-                f"activations, joining downloads {part['download_bytes'] / 1e9:.3g} GB"
+                f"{of}: {part['parameters']:,} parameters; training takes {size_text(part['training_bytes'])} and "
+                f"activations, joining downloads {size_text(part['download_bytes'])}"
             ),
         )
-        kinds = ", ".join(f"{kind} {size / 1e9:.3g} GB" for kind, size in part["memory"].items())
+        kinds = ", ".join(f"{kind} {size_text(size)}" for kind, size in part["memory"].items())
         graph, copy = part["graph_bytes_a_row"], part["copy_bytes"]
-        more = f"a graph {graph / 1e6:.3g} MB a row, a copy kept for others {copy / 1e9:.3g} GB"
+        more = f"a graph {size_text(graph)} a row, a copy kept for others {size_text(copy)}"
         yield "", f"in memory: {kinds}; {more}"
-    yield "between", f"{facts['boundary_bytes_a_row'] / 1e6:.3g} MB a row cross each boundary, each way"
+    yield "between", f"{size_text(facts['boundary_bytes_a_row'])} a row cross each boundary, each way"
 
 
 def _balance(model: HfConfig) -> str | None:

@@ -23,6 +23,7 @@ from peers.session import echo, know_thyself, live, open_session, silent
 from peers.settings import exact_settings
 from swarm import __version__
 from swarm.clock import SystemClock
+from swarm.disk import size_text
 from swarm.errors import ConfigError
 from swarm.ids import PeerId
 
@@ -307,6 +308,8 @@ def summary(founded: Founded) -> list[tuple[str, str]]:
     run, model, batch, optimizer = manifest.run, manifest.model, manifest.batch, manifest.optimizer
     tokens = batch.microbatch_size * manifest.step_microbatches * model.context
     start, warmup = run.start_when, count(optimizer.warmup_steps, "step")
+    if manifest.averaging.mode == "local":  # whose steps are many batches, each with a learning rate
+        warmup = f"{optimizer.warmup_steps} batches"
     return [
         ("run", f"{run.name}, {manifest.run_id[:12]}, wire version {run.wire}"),
         ("model", f"{model_parameter_count(model):,} parameters: {family_of(model).described}"),
@@ -335,7 +338,7 @@ def _memory(manifest: Manifest) -> str:
     specs = family_of(manifest.model).parts(manifest.split)
     parts = {spec.name: part_training_bytes(manifest, spec) for spec in specs}
     largest = max(parts, key=lambda name: parts[name])
-    return f"{parts[largest] / 1e9:.2g} GB and activations for the largest part, {largest}"
+    return f"{size_text(parts[largest])} and activations for the largest part, {largest}"
 
 
 def _admission(manifest: Manifest) -> list[tuple[str, str]]:

@@ -28,6 +28,7 @@ from peers.console.words import (
     amount,
     command_name,
     count,
+    learnt_text,
     next_commands,
     one_line,
     print_error,
@@ -401,14 +402,14 @@ class _Quickstart:
         rows = self._view.steps.rows()
         trained = [f"{row.loss:.2f}" for row in rows if not row.given_up]
         apart = self._manifest.averaging.inner_steps
-        parts = [count(len(rows), "step")]
-        if apart > 1:  # rounded up to whole ones: a run ends with a close
-            parts = [f"{count(apart * len(rows), 'optimizer step')}, averaged after every {apart}"]
+        parts = [count(len(rows), "step") + (f" of {apart} batches each" if apart > 1 else "")]
         if len(trained) < len(rows):
             parts.append(f"{len(rows) - len(trained)} of them given up")
         if trained:
             parts.append(f"training loss {' → '.join(dict.fromkeys((trained[0], trained[-1])))}")
         if self._evaluation.first is not None and self._evaluation.last is not None:
             parts.append(f"held-out {self._evaluation.first:.2f} → {self._evaluation.last:.2f} nats per token")
+        learnt, computed = sum(row.tokens for row in rows), sum(row.computed for row in rows)
+        parts.append(learnt_text(learnt, computed, amount))
         parts.append(f"{amount(self._view.tokens_per_s or 0)} tokens/s")
         return ", ".join(parts)

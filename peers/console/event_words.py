@@ -6,11 +6,12 @@ import math
 import os
 import shlex
 
-from peers.console.words import amount, codecs_text, command_name, count, numbered, printable, read_over, relaying_text
+from peers.console.words import codecs_text, command_name, count, numbered, printable, read_over, relaying_text
 from peers.control.status import ALONE
 from peers.exit_codes import EXIT_DRAINED, EXIT_OK
 from peers.sharing.choice import slow_step_text
 from swarm.clock import moment
+from swarm.disk import size_text
 from swarm.events import (
     AttemptFailed,
     CaughtUp,
@@ -118,7 +119,7 @@ def _describe_place(event: Event) -> tuple[str, str] | None:
         case FrozenFetching():
             return "frozen", _to_come(event)
         case FrozenReady():
-            said = f"{event.part}: {event.bytes / 1e6:,.1f} MB of weights, from {event.source}"
+            said = f"{event.part}: {size_text(event.bytes)} of weights, from {event.source}"
             return "frozen", f"{said} in {event.seconds:.1f} s, digest verified"
         case StateDownloaded():
             return "synced", f"{event.part} of step {event.step}: {_came(event)}, digest verified"
@@ -329,13 +330,13 @@ def _to_come(event: FrozenFetching) -> str:
     """What is fetched before this peer can take part, and how long that may take."""
     seconds = event.bytes_total / _TYPICAL_BYTES_S
     lasts = f"{seconds / 60:,.0f} min" if seconds >= 120 else f"{math.ceil(seconds)} s"
-    text = f"{event.part}: {amount(event.bytes_total)}B of weights to fetch into {event.directory}"
-    return harmless(f"{text} ({amount(event.bytes_free)}B free): {lasts} at 100 Mb/s, once for every run with them")
+    text = f"{event.part}: {size_text(event.bytes_total)} of weights to fetch into {event.directory}"
+    return harmless(f"{text} ({size_text(event.bytes_free)} free): {lasts} at 100 Mb/s, once for every run with them")
 
 
 def _came(event: StateDownloaded | CopyHeld) -> str:
     """Describe the amount and the rate of a download."""
-    return f"{megabytes(event.bytes_received)} MB in {event.seconds:.1f} s"
+    return f"{size_text(event.bytes_received)} in {event.seconds:.1f} s"
 
 
 def labelled(label: str, text: str) -> str:
@@ -411,8 +412,3 @@ def harmless(text: str) -> str:
 
 def _list(addresses: tuple[str, ...]) -> str:
     return ("\n" + " " * LABEL_WIDTH).join(addresses)
-
-
-def megabytes(size: int) -> str:
-    """Without its unit."""
-    return f"{size / 1e6:.1f}"

@@ -11,10 +11,11 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from peers.console.event_words import describe, harmless, labelled, megabytes, swarm_of
+from peers.console.event_words import describe, harmless, labelled, swarm_of
 from peers.console.voice import Speaker
-from peers.console.words import command_name, command_to_invite, gathering, listed, named
+from peers.console.words import command_name, command_to_invite, gathering, learnt_text, listed, named
 from swarm.clock import Clock
+from swarm.disk import size_text
 from swarm.events import (
     CheckpointWritten,
     Draining,
@@ -244,9 +245,10 @@ class EventPrinter:
             return
         self._told.steps_at = self._clock.monotonic()
         of = f"/{self._told.run.steps}" if self._told.run is not None else ""
-        text = f"loss {event.loss:.3f}, {event.tokens:,} tokens"
+        text = f"loss {event.loss:.3f}, {learnt_text(event.tokens, event.computed)}"
         if event.whole:  # else it was open before this peer took part, and nobody here knows for how long
-            text += f" in {event.seconds:.1f} s ({event.tokens / max(event.seconds, 1e-9):,.0f} a second)"
+            learnt = "learnt " if event.computed > event.tokens else ""
+            text += f" in {event.seconds:.1f} s ({event.tokens / max(event.seconds, 1e-9):,.0f} {learnt}a second)"
         self._voice.say(labelled(f"step {event.step}{of}", text))
 
     def _progress(self, event: SyncProgress) -> None:
@@ -255,8 +257,8 @@ class EventPrinter:
         if told.syncing != this:
             told.syncing, told.quarter = this, 0
         share = event.bytes_received / max(event.bytes_total, 1)
-        text = f"{event.part} of step {event.step}: {megabytes(event.bytes_received)} of "
-        text += f"{megabytes(event.bytes_total)} MB ({share:.0%})"
+        text = f"{event.part} of step {event.step}: {size_text(event.bytes_received)} of "
+        text += f"{size_text(event.bytes_total)} ({share:.0%})"
         if self._voice.terminal:
             self._voice.update(labelled("syncing", text))
         elif int(share * _QUARTERS) > told.quarter:

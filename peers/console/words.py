@@ -9,12 +9,13 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from peers.exit_codes import EXIT_ERROR
 from swarm import WIRE_VERSION
+from swarm.disk import size_text
 from swarm.errors import Advice, ConfigError, Ending, OtherWire, RunEnded, SwarmError
 from swarm.ids import PartName, stage_of
 
@@ -276,7 +277,7 @@ def read_over(tokens: int, microbatches: int, times: float, option: str = "--dat
 def relaying_text(figures: Mapping[str, Any]) -> str:
     """``3 seats of 1 run, 2 circuits; 12 MB passed on, 0 requests refused``: of a relay's figures by name."""
     seats = f"{count(figures['seats'], 'seat')} of {count(figures['runs'], 'run')}"
-    done = f"{amount(figures['relayed_bytes'])}B passed on, {count(figures['refused'], 'request')} refused"
+    done = f"{size_text(figures['relayed_bytes'])} passed on, {count(figures['refused'], 'request')} refused"
     return f"{seats}, {count(figures['circuits'], 'circuit')}; {done}"
 
 
@@ -298,6 +299,11 @@ def amount(value: float) -> str:
             return f"{value:.0f}{unit}" if not unit or value >= 99.95 else f"{value:.1f}{unit}"
         value /= 1000
     return f"{value:.1f} T"
+
+
+def learnt_text(learnt: int, computed: int, figure: Callable[[int], str] = "{:,}".format) -> str:
+    """``2,048 tokens``; ``512 learnt of 2,048 tokens`` where data leaves some out: prompts, padding."""
+    return f"{figure(learnt)} learnt of {figure(computed)} tokens" if computed > learnt else f"{figure(learnt)} tokens"
 
 
 def printable(text: str) -> str:

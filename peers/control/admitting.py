@@ -19,7 +19,7 @@ from peers.console.words import (
     named,
 )
 from peers.control.choose import begins
-from peers.control.status import AdmissionReport
+from peers.control.status import AdmissionReport, Revocation
 from peers.exit_codes import EXIT_ERROR, EXIT_USAGE
 from peers.invites.invite import Granted, parse_invite
 from peers.invites.wishes import DEFAULT_EXPIRES, WISHES, check_peer_id, check_wishes, seconds_of
@@ -48,14 +48,6 @@ class IssuedGrant(SignedGrant):
     """A grant that was signed here, and when: seconds since the epoch, 0 where that was not noted."""
 
     given: Count = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Revocation:
-    """What came of a revocation, in words; or what it would cost, where nothing was done before that is agreed to."""
-
-    said: str = ""
-    asks: str = ""
 
 
 class _Due(NamedTuple):

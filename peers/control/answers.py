@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from peers.console.words import codecs_text
-from peers.control.admitting import Admitting, Revocation, granted_by, open_run
+from peers.control.admitting import Admitting, granted_by, open_run
 from peers.control.server import Command
-from peers.control.status import MemberReport, StatusReport, SwarmLook
+from peers.control.status import MemberReport, Revocation, StatusReport, SwarmLook
 from peers.invites.invite import invite_to
 from peers.settings import PeerSettings
 from swarm.config import Manifest
@@ -99,6 +99,7 @@ class NodeCommands:
             steps=0 if manifest is None else manifest.run.steps,
             loss=None if situation is None else situation.loss,
             tokens_per_s=None if situation is None else situation.tokens_per_s,
+            tokens=(0, 0) if situation is None else situation.tokens,
             members=0 if membership is None else len(membership.roster),
             lost=len(self._lost()),
             addresses=() if endpoint is None else endpoint.addresses,

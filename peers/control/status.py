@@ -32,6 +32,14 @@ class AdmissionReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Revocation:
+    """What came of a revocation, in words; or what it would cost, where nothing was done before that is agreed to."""
+
+    said: str = ""
+    asks: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StatusReport:
     """One peer, now. ``waiting_for`` is empty unless it waits; ``reason`` says why it holds its part.
 
@@ -40,9 +48,10 @@ class StatusReport:
     fewer than ``run.copies``, empty where it has them all, and ``few_voters`` what the death of one costs a run that
     has fewer than three. ``reachability`` is in words, and so is ``disk``: what this machine's disk does not take,
     empty when it takes all. ``loss`` and ``tokens_per_s`` are of the last closed step, None before the first, the
-    latter also for a step that this peer did not see open; ``held_out`` is a step, and the loss after it of the rows of
-    --eval; ``averaging`` is of the last closed step, each part's, ``averages`` says in words what the run averages
-    when, ``codecs`` how activations and their gradients travel in the open step.
+    latter also for a step that this peer did not see open; ``tokens`` are those that were learnt of it, and those of
+    its microbatches; ``held_out`` is a step, and the loss after it of the rows of --eval; ``averaging`` is of the last
+    closed step, each part's, ``averages`` says in words what the run averages when, ``codecs`` how activations and
+    their gradients travel in the open step.
     Where steps are fed early, ``early`` are the shares of the last steps' microbatches that were, the newest last.
     ``capacities`` are the microbatches a second that each stage can take by what its hosts told with the last step, 0
     where none has, empty where none of any stage has. ``device_use`` is what this peer's device computed of the last
@@ -73,6 +82,7 @@ class StatusReport:
     loss: float | None
     tokens_per_s: float | None
     held_out: tuple[float, ...] = ()
+    tokens: tuple[int, int] = (0, 0)
     members: int
     lost: int = 0
     addresses: tuple[str, ...]

@@ -70,15 +70,15 @@ class StepPoint:
 
 
 class StepSeries:
-    """The curve of a run. Of a long one every second, fourth, … step is kept, and the newest. ``tokens`` are those of
-    all steps from the ``first`` to the ``last``, 0 before there is one."""
+    """The curve of a run. Of a long one every second, fourth, … step is kept, and the newest. ``tokens`` and
+    ``microbatches`` are those of all steps from the ``first`` to the ``last``, 0 before there is one."""
 
     def __init__(self) -> None:
         self._points: dict[int, StepPoint] = {}
         self._recent: deque[StepPoint] = deque(maxlen=REVISABLE)
         self._stride = 1
         self.first = self.last = 0
-        self.tokens = 0
+        self.tokens = self.microbatches = 0
 
     def point(self, step: int) -> StepPoint | None:
         """Return a kept step."""
@@ -97,6 +97,7 @@ class StepSeries:
             _complete(known, point)
         elif point.step > self.last:
             self.tokens += point.tokens
+            self.microbatches += point.microbatches
             if self.last % self._stride:
                 self._points.pop(self.last, None)  # it was kept as the newest only
             self._points[point.step] = point
@@ -107,6 +108,7 @@ class StepSeries:
     def rewind(self, step: int) -> None:
         """Steps from this one on did not count."""
         self.tokens -= sum(point.tokens for point in self._recent if point.step >= step)
+        self.microbatches -= sum(point.microbatches for point in self._recent if point.step >= step)
         self._points = {known: point for known, point in self._points.items() if known < step}
         self._recent = deque((point for point in self._recent if point.step < step), maxlen=REVISABLE)
         if self._recent:

@@ -47,9 +47,9 @@ class Signs:
 
 
 def standing(signs: Signs) -> tuple[str, str]:
-    """Return how a run stands, and why where that is not plain: ``training``, ``waiting`` to begin, ``ended``;
-    ``stalled`` where no step closes or who is asked hangs, ``away`` where nobody can be asked any more, and ``past`` of
-    files to which nobody writes. Figures are the present where it is :func:`fresh`."""
+    """Return how a run stands, and why where that is not plain: ``training``, ``waiting`` to begin or for what members
+    wait for, ``ended``; ``stalled`` where no step closes or who is asked hangs, ``away`` where nobody can be asked any
+    more, and ``past`` of files to which nobody writes. Figures are the present where it is :func:`fresh`."""
     if signs.ended:
         return "ended", ""
     if signs.gone:
@@ -66,6 +66,8 @@ def standing(signs: Signs) -> tuple[str, str]:
     asked = signs.heard_at is not None or signs.wrote_at is not None
     if asked and signs.step_at is not None and (late_s := signs.at - signs.step_at) > max(STALLED_S, steps_s):
         return "stalled", _stalled(signs, late_s)
+    if signs.waits_for:
+        return "waiting", f"for {signs.waits_for}"
     return "training", "" if signs.step else "step 1 is under way: there are figures when it closes"
 
 
@@ -79,7 +81,8 @@ def fresh(state: str, signs: Signs) -> bool:
 def _stalled(signs: Signs, late_s: float) -> str:
     took = f", where one took {signs.step_s:.1f} s" if signs.step_s else ""
     silent = f"; no answer from {', '.join(sorted(signs.silent)[:8])}" if signs.silent else ""
-    return f"no step has closed for {late_s:.0f} s{took}{silent}"
+    waits = f"; it waits for {signs.waits_for}" if signs.waits_for else ""
+    return f"no step has closed for {late_s:.0f} s{took}{silent}{waits}"
 
 
 class Pulse:

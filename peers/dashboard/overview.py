@@ -16,7 +16,7 @@ from peers.dashboard.folds import Contributions, Gone, KnownPeers, Log, Rates, S
 from peers.dashboard.liveness import Pulse, Signs, fresh, standing
 from peers.dashboard.peer_rows import PeerRows, unanswered
 from swarm.consensus.records import CloseRecord
-from swarm.consensus.roster import Roster
+from swarm.consensus.roster import TRAINERS, Roster, lost_parts, lost_replicas
 from swarm.events import (
     Event,
     HeldOutLoss,
@@ -30,7 +30,7 @@ from swarm.events import (
     StepClosed,
     Waiting,
 )
-from swarm.ids import PartName
+from swarm.ids import PartName, PeerId
 from swarm.monitoring.reader import Recorded
 from swarm.step.turnout import turnouts
 
@@ -57,6 +57,7 @@ class Overview:
     def _begin(self) -> None:
         self._run: dict[str, Any] = {"id": "", "name": "", "steps": None, "stages": None, "parameters": None}
         self._run["codecs"] = ""
+        self._batch_tokens = 0
         self._record: CloseRecord | None = None
         self._before = Roster(())
         self._known = KnownPeers()
@@ -83,6 +84,7 @@ class Overview:
             case RunStarted():
                 self._run |= {"id": event.run, "stages": event.stages, "parameters": event.parameters}
             case StepClosed():
+                self._batch_tokens = event.computed // event.microbatches if event.computed else self._batch_tokens
                 self._closed(event, at)
             case HeldOutLoss():
                 self._held_out = self._held_out if event.loss is None else (event.step, event.loss)
@@ -108,6 +110,7 @@ class Overview:
     def founded(self, manifest: Manifest, parameters: int) -> None:
         """Take what the run is."""
         run, stages = manifest.run, manifest.split.stages
+        self._batch_tokens = manifest.batch.microbatch_size * manifest.model.context
         self._run |= {"id": manifest.run_id, "name": run.name, "steps": run.steps, "stages": stages}
         self._run |= {"parameters": parameters, "codecs": self._run["codecs"] or manifest.codecs.described}
 
@@ -288,6 +291,7 @@ class Overview:
             "loss": None if newest is None else newest.loss,
             "held_out": self._held_out,
             "tokens": self.steps.tokens,
+            "computed_tokens": self.steps.microbatches * self._batch_tokens,
             "tokens_per_s": self.steps.tokens_per_s(),
             "members": sum(peer["here"] for peer in peers.values()),
             "parts": self._parts(peers, seen),
@@ -317,8 +321,22 @@ class Overview:
             step=self._step,
             step_s=self.steps.step_s(),
             silent=[self.name(peer) for peer in self._known.silences],
-            waits_for=seen.get("waiting_for") or pulse.waits_for,
+            waits_for=self._awaited(seen) if begun else seen.get("waiting_for") or pulse.waits_for,
         )
+
+    def _awaited(self, seen: Mapping[str, Any]) -> str:
+        """Return what a run under way waits for, as its members say, or as follows from who of them is lost; "" for
+        nothing. One that goes on provisionally waits for nothing that holds it up."""
+        record = self._record
+        if record is None or record.provisional:
+            return ""
+        vitals = self._look.get("vitals") or {}
+        members = [seen, *(vitals[peer] for peer in sorted(vitals))]
+        said = [one["waiting_for"] for one in members if one.get("phase") == "ready"]
+        silences, roster = self._known.silences, record.members
+        gone = {PeerId(peer): silences.why(peer) for peer in silences if peer in roster}
+        lost = [f"a replica of {part}: {lost_replicas(roster, part, gone)}" for part in lost_parts(roster, gone)]
+        return next(filter(None, said), "") or "; ".join(lost).replace(f"replica of {TRAINERS}", "trainer")
 
     def _notes(self, seen: Mapping[str, Any], told: str) -> list[str]:
         """Return what a person should know beside the figures, and what is ``told`` already."""

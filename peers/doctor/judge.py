@@ -12,8 +12,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from peers.console.words import amount, command_name, count, listed, named
-from peers.doctor.machine import size
 from peers.doctor.results import CheckResult, Level
+from swarm.disk import size_text
 
 if TYPE_CHECKING:
     from peers.doctor.compute import BlockSpeed, DeviceSeen, PlannedPart
@@ -33,7 +33,7 @@ STAGE = "stage-"
 
 def judge_device(seen: DeviceSeen) -> CheckResult:
     """The device that was tried."""
-    memory = f"{size(seen.free)} of {size(seen.total)}" if seen.total else f"{size(seen.free)} of memory"
+    memory = f"{size_text(seen.free)} of {size_text(seen.total)}" if seen.total else f"{size_text(seen.free)} of memory"
     return CheckResult(
         name="computes",
         found=f"{seen.device}: {seen.title} computes, {memory} free",
@@ -112,7 +112,7 @@ def judge_bandwidth(link: ProbedLink, swarm: Sequence[float]) -> CheckResult:
         return CheckResult(name="bandwidth", found=f"not measured: {link.problem}", level="skipped", facts=said)
     others = f"; members measured {_rate(median(swarm))} between them" if swarm else ""
     down = f"{_rate(link.down)} down" if link.down else "down not measured"
-    probe = f"{size(link.up_bytes)} there{f' and {size(link.down_bytes)} back' if link.down else ''}"
+    probe = f"{size_text(link.up_bytes)} there{f' and {size_text(link.down_bytes)} back' if link.down else ''}"
     base = CheckResult(
         name="bandwidth",
         found=f"at least {_rate(link.up)} up, {down} (measured with {probe}, with the contact){others}",
@@ -164,15 +164,15 @@ def judge_parts(parts: Sequence[PlannedPart], disk_free: int) -> CheckResult:
         small = min(parts, key=lambda one: one.bytes)
         return CheckResult(name="parts", found=f"none of {len(parts)} fits", facts=said).fails(
             small.lacking,
-            check=f"the smallest, {small.part}, takes {size(small.bytes)} and activations",
+            check=f"the smallest, {small.part}, takes {size_text(small.bytes)} and activations",
             next_="Join where there is more memory, or found a run with more stages: swarm new --stages N",
         )
-    largest, all_fit = size(max(one.bytes for one in fitting)), len(fitting) == len(parts)
+    largest, all_fit = size_text(max(one.bytes for one in fitting)), len(fitting) == len(parts)
     which = f"all {len(parts)} fit" if all_fit else f"{listed([o.part for o in fitting])} fit, of {len(parts)}"
     base = CheckResult(name="parts", found=f"{which}; the largest takes {largest} and activations", facts=said)
     kept = 3 * 12 * max(one.parameters for one in fitting)
     if kept > disk_free:
-        cause = f"three checkpoints of it take {size(kept)}, and {size(disk_free)} of disk are free"
+        cause = f"three checkpoints of it take {size_text(kept)}, and {size_text(disk_free)} of disk are free"
         return base.warns(cause, next_=f"Name a directory on another disk: {command_name()} join --checkpoints DIR")
     if not all_fit:
         stage = next((one.part.removeprefix(STAGE) for one in fitting if one.part.startswith(STAGE)), None)
@@ -260,7 +260,7 @@ def judge_gain(gain: Gain) -> CheckResult:
     if gain.averaging_s:
         average = (
             f"to average {gain.part} takes {_seconds(gain.averaging_s)} of this link a step "
-            f"({size(gain.averaged_bytes)} each way at {_rate(gain.link)})"
+            f"({size_text(gain.averaged_bytes)} each way at {_rate(gain.link)})"
         )
     speeds = f"the swarm trains {amount(gain.swarm_tokens_s)} tokens a second" if gain.swarm_tokens_s else ""
     if gain.alone_tokens_s:

@@ -22,6 +22,7 @@ from peers.commands.preflight import GPU_TRACES, check_device, check_listen
 from peers.console.words import command_name, listed
 from peers.doctor.results import CheckResult, raise_first, refused
 from peers.options.model import ANY_PORT
+from swarm.disk import size_text
 from swarm.errors import ConfigError
 
 NEWEST_PYTHON = (3, 13)
@@ -212,10 +213,10 @@ def judge_memory(facts: MachineFacts) -> CheckResult:
     """The memory that is free, beside what a peer takes before it holds a part. Pure."""
     base = CheckResult(
         name="memory",
-        found=f"{size(facts.memory_free)} free of {size(facts.memory_total)}",
+        found=f"{size_text(facts.memory_free)} free of {size_text(facts.memory_total)}",
         facts={"free": facts.memory_free, "total": facts.memory_total},
     )
-    takes = f"a peer takes {size(PEER_MEMORY)} beside its part of the model"
+    takes = f"a peer takes {size_text(PEER_MEMORY)} beside its part of the model"
     remedy = "End other programs, or give the container more memory (docker run --memory)."
     if facts.memory_free < PEER_MEMORY:
         return base.fails(takes, check="free -h", next_=remedy)
@@ -228,7 +229,7 @@ def judge_disk(facts: MachineFacts) -> CheckResult:
     """The disk of this machine's peers. Pure."""
     base = CheckResult(
         name="disk",
-        found=f"{size(facts.disk_free)} free in {facts.disk}",
+        found=f"{size_text(facts.disk_free)} free in {facts.disk}",
         facts={"path": str(facts.disk), "free": facts.disk_free},
     )
     place = shlex.quote(str(facts.disk))
@@ -239,7 +240,7 @@ def judge_disk(facts: MachineFacts) -> CheckResult:
         )
     remedy = "Make room, or name a directory on another disk: --home DIR"
     if facts.disk_free < LEAST_DISK:
-        cause = f"a peer's log and the files of its run take {size(LEAST_DISK)} at least"
+        cause = f"a peer's log and the files of its run take {size_text(LEAST_DISK)} at least"
         return base.fails(cause, check=f"df -h {place}", next_=remedy)
     if facts.disk_free < SPARE_DISK:
         cause = "a checkpoint of its part takes 12 bytes a parameter, and three are kept"
@@ -265,15 +266,6 @@ def judge_files(facts: MachineFacts) -> CheckResult:
         return base.fails(f"a peer and its daemon take {LEAST_FILES}", check="ulimit -Hn", next_=remedy)
     wants = f"each other peer takes four or five: of 200, {SPARE_FILES}"
     return base.warns(wants, check="ulimit -Hn", next_=remedy)
-
-
-def size(amount: float) -> str:
-    """Bytes for people: ``512 MB``, ``1.5 GB``."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if amount >= scale:
-            value = amount / scale
-            return f"{value:.0f} {unit}" if value >= 100 or unit != "GB" else f"{value:.3g} {unit}"
-    return f"{amount:.0f} bytes"
 
 
 # --- what a person asked for -----------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from peers.console.words import amount
+from peers.console.words import amount, learnt_text
+from swarm.disk import size_text
 from swarm.events import (
     CheckpointWritten,
     Event,
@@ -243,16 +244,11 @@ class Progress:
 
 def row(step: StepRow, usage: StepBytes | None, notes: tuple[str, ...] = ()) -> str:
     """One line of the table."""
-    sent = size(usage.sent) if usage else "-"
+    sent = size_text(usage.sent) if usage else "-"
     loss = "-" if step.given_up else f"{step.loss:.3f}"
     cells = f"{step.step:>6}  {loss:>7}  {amount(step.tokens_per_s):>7}  {len(step.swapped):>5}  {sent:>10}"
-    return f"{cells}  {'; '.join(notes)}".rstrip()
-
-
-def size(count: int) -> str:
-    """Bytes for people: ``950 B``, ``3.1 kB``, ``12 MB``."""
-    text = amount(count)
-    return f"{text}B" if " " in text else f"{text} B"
+    learnt = (learnt_text(step.tokens, step.computed),) if step.computed > step.tokens else ()
+    return f"{cells}  {'; '.join((*learnt, *notes))}".rstrip()
 
 
 def _can_print(text: str, encoding: str) -> bool:

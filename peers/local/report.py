@@ -64,8 +64,9 @@ def build_report(facts: RunFacts, view: RunView, evaluation: Evaluation, outcome
     Learning, in nats per target token: ``losses`` (one per step that counts), of them ``loss_first`` and ``loss_last``;
     ``eval_first`` and ``eval_last``, on held-out text with the initial weights and with those of step
     ``eval_last_step``; ``sample``: text made up by the latter.
-    Speed: ``tokens`` (target tokens of all closed steps), ``tokens_per_s`` (those after the first step, per second
-    between the first closing and the last), ``seconds_to_first_step`` and ``seconds`` (since the command started).
+    Speed: ``tokens`` (target tokens of all closed steps: what was learnt of the ``computed_tokens`` of their
+    microbatches), ``tokens_per_s`` (those after the first step, per second between the first closing and the last),
+    ``seconds_to_first_step`` and ``seconds`` (since the command started).
     Bytes sent by all peers: ``bytes_at_start``, the initial weights, downloaded once; ``bytes_per_step``, the mean
     over closed steps of everything else (meeting each other before the first step is in that step's).
     Keeping it together: ``hops_moved`` (times that a microbatch went on with another replica),
@@ -104,6 +105,7 @@ def build_report(facts: RunFacts, view: RunView, evaluation: Evaluation, outcome
         "eval_last_step": evaluation.last_step,
         "sample": evaluation.sample,
         "tokens": sum(row.tokens for row in rows),
+        "computed_tokens": sum(row.computed for row in rows),
         "tokens_per_s": view.tokens_per_s,
         "seconds_to_first_step": rows[0].closed_at - facts.began if rows else None,
         "seconds": facts.ended - facts.began,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from peers.console.words import amount
 from peers.preemption.choice import read_command
+from swarm.disk import size_text
 
 MIN_RATE = 125_000
 """Bytes a second, 1 Mbit/s: below it the largest frame would not arrive within the time that a receiver gives it."""
@@ -72,9 +72,9 @@ def slow_step_text(rate: int, step_bytes: int) -> str:
     seconds = step_bytes / max(1, rate)
     lasts = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
     return (
-        f"a step takes about {lasts}, for the whole run: this peer's share is {amount(step_bytes)}B each way, where no "
-        f"codec makes it less, and it is held to {rate * 8 / 1e6:.3g} Mbit/s; a higher --max-upload and --max-download "
-        "make it faster"
+        f"a step takes about {lasts}, for the whole run: this peer's share is {size_text(step_bytes)} each way, where "
+        f"no codec makes it less, and it is held to {rate * 8 / 1e6:.3g} Mbit/s; a higher --max-upload and "
+        "--max-download make it faster"
     )
 
 

@@ -14,8 +14,9 @@ from rich.cells import cell_len, set_cell_size
 from textual.content import Content
 
 from peers.console.event_words import harmless
-from peers.console.words import amount, count
+from peers.console.words import amount, count, learnt_text
 from swarm.clock import moment
+from swarm.disk import size_text
 
 State = Mapping[str, Any]
 Drawing = Callable[[State, int, int], Content]
@@ -117,7 +118,7 @@ def _facts(state: State) -> list[str]:
         facts.append(f"ETA {duration(left)}")
     since = f"since step {state['since_step']:,}" if state["since_step"] > 1 else "so far"
     sends = [f"sends {state['run']['codecs']}"] if state["run"].get("codecs") else []
-    return [*facts, f"{amount(state['tokens'])} tokens {since}", *sends]
+    return [*facts, f"{learnt_text(state['tokens'], state['computed_tokens'], amount)} {since}", *sends]
 
 
 def _that_fit(facts: Sequence[str], width: int) -> str:
@@ -210,7 +211,7 @@ def _bar(one: Mapping[str, Any], width: int) -> Sequence[_Piece]:
 
 
 def _bytes(per_s: float | None) -> str:
-    return "–" if per_s is None else f"{amount(per_s)}B".replace(" ", "")
+    return "–" if per_s is None else size_text(per_s).replace(" ", "")
 
 
 # --- loss ------------------------------------------------------------------------------------------------------------

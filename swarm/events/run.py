@@ -53,10 +53,11 @@ class MoveDeclined(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepClosed(Event):
     """A close record was decided and this peer swapped. ``digests`` are all groups': of the part that it holds the one
-    that it computed itself, of the others the record's. Loss is nats per target token. No microbatches: see
-    :class:`StepGivenUp`. ``seconds`` are since the step before closed here: of a step that was not seen ``whole``, the
-    first after joining, the rest that this peer took part in. ``ended``: the run is over with it, before its last.
-    ``early`` of the microbatches were computed with the parameters of the record before."""
+    that it computed itself, of the others the record's. Loss is nats per target token: ``tokens`` are those, of the
+    ``computed`` ones of all microbatches. No microbatches: see :class:`StepGivenUp`. ``seconds`` are since the step
+    before closed here: of a step that was not seen ``whole``, the first after joining, the rest that this peer took
+    part in. ``ended``: the run is over with it, before its last. ``early`` of the microbatches were computed with the
+    parameters of the record before."""
 
     step: int
     loss: float
@@ -72,6 +73,7 @@ class StepClosed(Event):
     whole: bool = True
     ended: bool = False
     early: int = 0
+    computed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 from swarm.config import Manifest
 from swarm.consensus.roster import Roster
 from swarm.device import Device
+from swarm.disk import size_text
 from swarm.errors import StateError
 from swarm.ids import PartName
 from swarm.membership.rules import spec_of, update_of
@@ -66,7 +67,7 @@ def lacking_memory(around: MemoryContext, name: PartName, *, here: int = 0, here
     for needed, free, what in wants:
         if needed > free:
             more = " more" if here or here_apart else ""
-            return f"training {name} takes {needed / 1e9:.1f} GB{more}, and {free / 1e9:.1f} GB of {what} are free here"
+            return f"training {name} takes {size_text(needed)}{more}, and {size_text(free)} of {what} are free here"
     return ""
 
 
@@ -144,5 +145,5 @@ class GraphMemory:
         self._part.checkpoint_activations(self._on)
         if self._on != before and self._choice == "auto":
             how = "are computed again in the backward" if self._on else "are kept for the backward again"
-            figures = f"{under_way} graphs of {self._graph / 1e9:.2g} GB, {self._left / 1e9:.2g} GB are left"
+            figures = f"{under_way} graphs of {size_text(self._graph)}, {size_text(self._left)} are left"
             logger.info("%s: activations %s: %s", name, how, figures)

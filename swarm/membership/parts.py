@@ -11,7 +11,7 @@ from pathlib import Path
 
 from swarm.config import Manifest
 from swarm.device import compute_reproducibly
-from swarm.disk import free_bytes, reserved_bytes
+from swarm.disk import free_bytes, reserved_bytes, size_text
 from swarm.errors import ConfigError, StateError
 from swarm.events import FrozenFetching, FrozenReady, SyncProgress
 from swarm.ids import PartName, PeerId
@@ -165,7 +165,7 @@ async def _fetched(
         FrozenFetching(part=name, bytes_total=begun.lacking_bytes, bytes_free=free, directory=str(store.root))
     )
     if begun.lacking_bytes > free:
-        lacking = f"{begun.lacking_bytes / 1e9:.1f} GB of frozen weights are to come, and {free / 1e9:.1f} GB are free"
+        lacking = f"{size_text(begun.lacking_bytes)} of frozen weights are to come, and {size_text(free)} are free"
         raise StateError(f"{name}: {lacking} in {store.root}. Free some space there.")
     told = around.clock.monotonic()
 
@@ -186,7 +186,7 @@ async def _fetched(
 def _check_reserve(lacking: int, free: int, reserved: int, store: FrozenStore, sparing: Sparing) -> None:
     if lacking + reserved <= free:
         return
-    to_come = f"{lacking / 1e9:.1f} GB are to come into {store.root}"
-    reason = f"{to_come}, {free / 1e9:.1f} GB are free there, and {reserved / 1e9:.1f} GB of them stay free"
+    to_come = f"{size_text(lacking)} are to come into {store.root}"
+    reason = f"{to_come}, {size_text(free)} are free there, and {size_text(reserved)} of them stay free"
     sparing.refuses(reason)
     raise StateError(reason)

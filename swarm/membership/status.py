@@ -27,16 +27,15 @@ def _nobody_asks() -> None:
 class PeerStatus:
     """One peer's own view of itself. ``no_majority`` says what it waits for while too few voters are there to decide
     anything, "" while enough are; ``ends_by`` is when it ends, in order or not, in seconds since the epoch, once it was
-    told to leave within a time. ``loss`` and ``tokens_per_s`` are of the newest closed step, the latter unknown
-    for one that was open before this peer took part; ``codecs`` are those of boundaries in the open step, where records
-    name them; ``early`` are the shares of the newest steps' microbatches that were fed early, the newest last;
-    ``capacities`` what each stage can take by the newest record, microbatches a second; ``device_use`` what this
-    peer's device computed of the newest step that it saw whole; ``averaging`` says who was in
-    the averaging of each of its parts;
-    ``disk`` is what the disk does not take, with the reason; ``mixed`` how often it mixed its weights with others, and
-    ``mixed_alone`` how often nobody was there to do so with; ``memory`` counts what its memory holds when it is asked
-    for, and ``activity`` says what it does for microbatches; ``placed`` is called when it has chosen its part, which
-    others who choose should know soon."""
+    told to leave within a time. ``loss``, ``tokens`` (learnt, and computed) and ``tokens_per_s`` (learnt) are of the
+    newest closed step, the last unknown for one that was open before this peer took part; ``codecs`` are those of
+    boundaries in the open step, where records name them; ``early`` are the shares of the newest steps' microbatches
+    that were fed early, the newest last; ``capacities`` what each stage can take by the newest record, microbatches a
+    second; ``device_use`` what this peer's device computed of the newest step that it saw whole; ``averaging`` says who
+    was in the averaging of each of its parts; ``disk`` is what the disk does not take, with the reason; ``mixed`` how
+    often it mixed its weights with others, and ``mixed_alone`` how often nobody was there to do so with; ``memory``
+    counts what its memory holds when it is asked for, and ``activity`` says what it does for microbatches; ``placed``
+    is called when it has chosen its part, which others who choose should know soon."""
 
     events: EventSink
     phase: Phase = "starting"
@@ -48,6 +47,7 @@ class PeerStatus:
     reachability: str = "unknown"
     step: int = 0
     loss: float | None = None
+    tokens: tuple[int, int] = (0, 0)
     tokens_per_s: float | None = None
     codecs: tuple[tuple[str, str], ...] = ()
     early: tuple[float, ...] = ()
@@ -115,11 +115,13 @@ class PeerStatus:
             self.waiting_for = ""
             self.wait_for(self.no_majority)
 
-    def closed(self, record: CloseRecord, seconds: float | None) -> None:
-        """A step was closed, ``seconds`` after it opened; None for one that this peer did not see open."""
+    def closed(self, record: CloseRecord, seconds: float | None, computed: int) -> None:
+        """A step was closed, ``seconds`` after it opened; None for one that this peer did not see open. Its
+        microbatches have so many tokens ``computed``."""
         self.step, self.codecs = record.step, record.codecs
         if record.committed:
             share = sum(one.early for one in record.committed) / len(record.committed)
             self.early = (*self.early, share)[-STEPS_SHOWN:]
             self.loss = record.loss
+            self.tokens = record.tokens, computed
             self.tokens_per_s = None if seconds is None else record.tokens / max(seconds, 1e-9)

@@ -57,7 +57,7 @@ class StepEvents:
         before = None if known is None else known.members
         # Who joins opens its first step when it hears of the record before: later than the others did.
         whole, self._saw_it_open = took_part and self._saw_it_open, took_part or record.founding
-        self._situation.closed(record, seconds if whole else None)
+        self._situation.closed(record, seconds if whole else None, self._computed(record))
         self._situation.capacities = self._moves.capacities(record)
         if known is None or before is None:
             self._started(record)
@@ -147,6 +147,7 @@ class StepEvents:
                 whole=whole,
                 ended=record.ended,
                 early=sum(one.early for one in record.committed),
+                computed=self._computed(record),
             )
         )
         if whole:
@@ -169,6 +170,11 @@ class StepEvents:
         mfu = rate / peak if peak else None
         self._situation.device_use = DeviceUse(flops_per_s=rate, mfu=mfu)
         around.events.emit(DeviceUsed(step=record.step, part=name, microbatches=counted, flops_per_s=rate, mfu=mfu))
+
+    def _computed(self, record: CloseRecord) -> int:
+        """Return the tokens of a step's microbatches, of which the record counts those that were learnt."""
+        manifest = self._around.manifest
+        return len(record.committed) * manifest.batch.microbatch_size * manifest.model.context
 
     def _microbatch_flops(self, part: PartName) -> float:
         """Cost: a part is built without weights, once, some milliseconds."""

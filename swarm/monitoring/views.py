@@ -47,11 +47,13 @@ def fold(view: ViewT, events: Iterable[Recorded]) -> ViewT:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRow:
     """One closed step. ``closed_at`` is the earliest swap by the writers' wall clocks, ``seconds`` the longest anybody
-    took, ``swapped`` who wrote one; ``loss`` is nats per target token."""
+    took, ``swapped`` who wrote one; ``loss`` is nats per target token, of which there are ``tokens`` among the
+    ``computed``."""
 
     step: int
     loss: float
     tokens: int
+    computed: int
     microbatches: int
     grad_norm: float
     clip: float
@@ -101,6 +103,7 @@ class StepTable:
             step=step,
             loss=event.loss,
             tokens=event.tokens,
+            computed=event.computed,
             microbatches=event.microbatches,
             grad_norm=event.grad_norm,
             clip=event.clip,

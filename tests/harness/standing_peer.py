@@ -21,9 +21,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from peers.control.admitting import Revocation
 from peers.control.server import ControlServer
-from peers.control.status import AdmissionReport, MemberReport, StatusReport
+from peers.control.status import AdmissionReport, MemberReport, Revocation, StatusReport
 from peers.exit_codes import EXIT_DRAINED
 from peers.home.places import take_place
 from peers.invites.invite import Granted, invite_to, parse_invite

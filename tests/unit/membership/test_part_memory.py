@@ -65,10 +65,10 @@ def test_part_has_to_fit_into_a_gpu_and_what_lies_beside_it_into_the_machine() -
         return part_memory.lacking_memory(cast(Any, around), name)
 
     assert lacking("cuda:1", both - own, own) == ""
-    assert "GB of memory are free here" in lacking("cuda:1", both - own - 1, own)
-    assert "GB of memory of cuda:1 are free here" in lacking("cuda:1", both - own, own - 1)
+    assert "B of memory are free here" in lacking("cuda:1", both - own - 1, own)
+    assert "B of memory of cuda:1 are free here" in lacking("cuda:1", both - own, own - 1)
     assert lacking("mps", both, own) == ""
-    assert "GB of memory are free here" in lacking("mps", both - 1, both), "its memory is the machine's"
+    assert "B of memory are free here" in lacking("mps", both - 1, both), "its memory is the machine's"
 
 
 def test_what_a_part_and_a_copy_take_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,7 @@ async def test_host_moves_where_what_it_lets_go_makes_room_for_the_rest(monkeypa
     monkeypatch.setattr(sim_device, "free_memory", lambda device: needed)
     assert accounts.lacking_to_move(around, held, to, 0) == ""
     monkeypatch.setattr(sim_device, "free_memory", lambda device: needed - needed // 8)
-    assert re.search("training stage-1 takes .* GB more, and", accounts.lacking_to_move(around, held, to, 0))
+    assert re.search("training stage-1 takes .*B more, and", accounts.lacking_to_move(around, held, to, 0))
     assert accounts.lacking_to_move(around, held, to, needed // 8) == "", "what the step's round holds goes with it"
 
 

@@ -25,7 +25,7 @@ from peers.doctor.judge import (
     judge_speed,
     step_seconds,
 )
-from peers.doctor.machine import MachineFacts, TorchBuild, check_before_start, judge_machine, look, size
+from peers.doctor.machine import MachineFacts, TorchBuild, check_before_start, judge_machine, look
 from peers.doctor.results import CheckResult, DoctorReport, raise_first, refused
 from peers.exit_codes import EXIT_DOCTOR, EXIT_OK
 from swarm.errors import Advice, ConfigError, Ending, RunEnded, Unreachable
@@ -118,13 +118,6 @@ def test_check_before_start_stops_with_the_cause_or_says_its_doubts(
     facts = dataclasses.replace(SOUND, files_hard=512, disk_error="Permission denied")
     check_before_start(tmp_path, lambda label, text: said.append((label, text)))
     assert [label for label, _ in said] == ["open files"], "a home that cannot be written has an error of its own"
-
-
-@pytest.mark.parametrize(
-    ("amount", "words"), [(12, "12 bytes"), (9e4, "90 kB"), (367e6, "367 MB"), (1.25e9, "1.25 GB")]
-)
-def test_size_of_bytes_for_people(amount: float, words: str) -> None:
-    assert size(amount) == words
 
 
 # --- the run ---------------------------------------------------------------------------------------------------------

@@ -98,4 +98,4 @@ def test_bench_measures_one_layer_of_a_large_stage_and_few_rows_where_time_is_sh
 def test_bench_says_of_each_part_what_is_in_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.device.free_memory", lambda device=None: 100_000)
     parts = DeviceBench(manifest(), "cpu", 1, FakeClock()).parts()
-    assert all("0.0 GB of memory are free here" in one.lacking for one in parts)
+    assert all("100 kB of memory are free here" in one.lacking for one in parts)

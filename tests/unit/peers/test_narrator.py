@@ -201,6 +201,7 @@ STORIES: dict[str, tuple[Event | float, ...]] = {
         turnout(2, 2),
         turnout(2, 2, owl="no microbatch this step"),
     ),
+    "what is learnt of a step, where data leaves tokens out": (dataclasses.replace(_step(7), computed=16_384),),
     "the first step of a joiner has no rate": (dataclasses.replace(_step(7), seconds=0.01, whole=False),),
     "ready, and what to type next": (READY,),
     "ready again after it was cut off": (dataclasses.replace(READY, again=True),),

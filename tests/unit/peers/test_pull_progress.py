@@ -34,7 +34,7 @@ def test_quick_fetch_has_a_line_for_each_tenth_of_a_part() -> None:
     for done in range(0, 101):
         progress.told(STAGE, done * MB, 100 * MB)
     assert len(said) == 11
-    assert said[0] == "fetching stage-0: 0B of 100 MB"
+    assert said[0] == "fetching stage-0: 0 B of 100 MB"
     assert said[-1] == "fetching stage-0: 100 MB of 100 MB"
 
 
@@ -45,10 +45,10 @@ def test_slow_fetch_says_its_rate_and_what_is_left_and_once_what_that_may_be() -
     for done in range(41, 48):
         clock.now += EVERY_S / 3
         progress.told(ENDS, done * MB, 100 * MB)
-    assert said[1].startswith("fetching ends: 43.0 MB of 100 MB, 200 kB/s, about 5 min left")
+    assert said[1].startswith("fetching ends: 43 MB of 100 MB, 200 kB/s, about 5 min left")
     assert "--max-upload" in said[2]
     assert "ckpt pull goes on from there" in said[2]
-    assert said[3].startswith("fetching ends: 46.0 MB of 100 MB, 200 kB/s, about ")
+    assert said[3].startswith("fetching ends: 46 MB of 100 MB, 200 kB/s, about ")
     assert len(said) == 4, "the advice is given once"
 
 
@@ -60,7 +60,7 @@ async def test_fetch_to_which_nothing_comes_says_so() -> None:
     telling = asyncio.ensure_future(progress.run())
     await eventually(lambda: len(said) == 4)
     telling.cancel()
-    assert said[2:] == ["stage-0: 0B of 100 MB, nothing more in 15 s; it is asked for again"] * 2
+    assert said[2:] == ["stage-0: 0 B of 100 MB, nothing more in 15 s; it is asked for again"] * 2
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(40, "40 s"), (660, "11 min"), (8280, "2.3 h")])

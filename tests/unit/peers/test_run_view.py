@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from peers.console.words import amount
-from peers.local.progress import RunView, row, size
+from peers.local.progress import RunView, row
+from swarm.disk import size_text
 from swarm.events import HopMoved, LinkUsage, LoopLag, Participation, PeerLost, PeerStarted, StateDownloaded
 from swarm.ids import PartName, PeerId
 from swarm.monitoring.reader import RecordedEvent
@@ -82,7 +85,9 @@ def test_view_what_happened_between_steps_is_noted_at_the_next() -> None:
         )
     }
     assert view.lost_peers == {"stage-0-1": "no answer"}
-    assert "stage-0-1 lost" in row(view.steps[2], None, view.notes.by_step[2])
+    noted = row(dataclasses.replace(view.steps[2], tokens=512, computed=2048), None, view.notes.by_step[2])
+    assert "  512 learnt of 2,048 tokens; stage 0: " in noted
+    assert noted.endswith("stage-0-1 lost: no answer")
 
 
 def test_view_kind_without_a_meaning_here_is_passed_over() -> None:
@@ -97,6 +102,17 @@ def test_amount_any_size_is_short(value: float, text: str) -> None:
     assert amount(value) == text
 
 
-@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (86_300_000, "86.3 MB")])
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (999_600, "1 MB"),
+        (86_300_000, "86.3 MB"),
+        (367e6, "367 MB"),
+        (5e13, "50 TB"),
+    ],
+)
 def test_size_any_count_has_its_unit(count: int, text: str) -> None:
-    assert size(count) == text
+    assert size_text(count) == text

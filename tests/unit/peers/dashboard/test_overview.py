@@ -191,6 +191,18 @@ def test_who_does_not_answer_waits_or_leaves_is_told_apart() -> None:
     assert overview.document(201.0)["peers"][OTTER]["why"] == "it did not answer just now"
 
 
+def test_run_whose_last_replica_of_a_part_is_gone_says_what_it_waits_for_and_not_that_it_trains() -> None:
+    overview = seen()
+    revoked = member("heron", "lost", role="trainer", part="ends", lost="the invite for heron was revoked")
+    overview.look(look({OTTER: vitals(), TERN: vitals()}, member("otter"), revoked))
+    state = overview.document(107.0)
+    assert state["state"] == "waiting"
+    assert state["why"] == "for a replica of ends: heron (the invite for heron was revoked)"
+    itself = vitals(waiting_for="a trainer to join for ends: heron is lost; a copy is kept")
+    overview.look(look({OTTER: itself, TERN: vitals()}, member("otter"), revoked))
+    assert overview.document(108.0)["why"].startswith("for a trainer to join for ends"), "who knows more says it"
+
+
 def test_addresses_are_shown_where_asked_for() -> None:
     overview = Overview({"kind": "peer", "label": "a test"}, addresses=True)
     overview.record(eventful().lines[0].record)
