@@ -8,6 +8,9 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 export TORCH_CPU_INDEX
 # Arguments passed on: make quickstart ARGS="--steps 5", make test ARGS="tests/unit -k ledger"
 ARGS ?=
+# Trackers of --report-to that are set up, too: make setup EXTRAS=tensorboard,wandb
+EXTRAS ?=
+export EXTRAS
 # Benchmark to run, empty lists them: make bench NAME=parity ARGS=--full
 NAME ?=
 # Interpreter for `make gpu-check` instead of .venv's, which is then not set up: make gpu-check GPU_PYTHON=python3
@@ -24,7 +27,7 @@ WORKERS ?= 2
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: ## make .venv with everything in it; does nothing when it is up to date
+setup: ## make .venv with everything in it; does nothing when it is up to date; EXTRAS=tensorboard for --report-to
 	@.ci/setup
 
 lock: setup ## renew locks/ after a change of dependencies; ARGS="--upgrade-package numpy" raises a pin, --upgrade all
@@ -47,9 +50,10 @@ test-browser: setup ## the dashboard in a headless Chromium (Debian: apt install
 	@$(VENV)/bin/python -m pytest -m browser -o faulthandler_timeout=0 $(ARGS)
 
 test-extras: setup ## those of --report-to with the trackers themselves, offline; installs them into .venv-extras
-	@cmp -s locks/extras.txt .venv-extras/.lock || { rm -rf .venv-extras && $(VENV)/bin/python -m pip install \
-	  --disable-pip-version-check --quiet --require-hashes --no-deps --target .venv-extras -r locks/extras.txt \
-	  && cp locks/extras.txt .venv-extras/.lock; }
+	@sort -u locks/tensorboard.txt locks/wandb.txt locks/mlflow.txt | cmp -s - .venv-extras/.lock || { rm -rf .venv-extras \
+	  && $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --require-hashes --no-deps --target .venv-extras \
+	  -r locks/tensorboard.txt -r locks/wandb.txt -r locks/mlflow.txt \
+	  && sort -u locks/tensorboard.txt locks/wandb.txt locks/mlflow.txt >.venv-extras/.lock; }
 	@PYTHONPATH=.venv-extras $(VENV)/bin/python -m pytest -m extras $(ARGS)
 
 nemesis: setup ## the tests with faults that take minutes, in one process; ARGS passed to pytest

@@ -25,7 +25,10 @@ An application turns the ``ending`` of an error into an exit code, and an :class
 
 from __future__ import annotations
 
+import shlex
+import sys
 from enum import Enum, StrEnum
+from pathlib import Path
 
 from swarm import WIRE_VERSION
 
@@ -68,6 +71,16 @@ class Advice(StrEnum):
     RELAY_THERE = "Start a relay there, and give the address that it prints."
     OTHER_HOME = "Look at that history; then give this peer a new home."
     DAMAGED_STEP = "Use the step before, or get what is damaged from another peer."
+
+
+def install_command(extra: str) -> str:
+    """Return what a person types to install an extra of this project for the Python that runs: from the locks of the
+    checkout whose environment that is, else with pip."""
+    root = Path(__file__).resolve().parents[1]
+    if (root / "locks").is_dir() and Path(sys.prefix).resolve() == (root / ".venv").resolve():
+        return f"make -C {shlex.quote(str(root))} setup EXTRAS={extra}"
+    source = str(root) if (root / "pyproject.toml").is_file() else "swarm-trainer"
+    return f"{shlex.quote(sys.executable)} -m pip install {shlex.quote(f'{source}[{extra}]')}"
 
 
 class SwarmError(Exception):

@@ -36,7 +36,7 @@ def top(
     peer contributed, and what happened; anew every second, until you press q. The key ? explains it.
 
     Asks a peer of this machine, as swarm peers does, reads the files of the run in a directory, or follows a run by its
-    invite as an observer that holds nothing. Needs the extra: pip install 'swarm-trainer[top]'.
+    invite as an observer that holds nothing. Needs the extra top.
 
     Example: swarm top
 
@@ -72,10 +72,11 @@ def _needs_textual() -> None:
     from importlib.util import find_spec
 
     from peers.console.words import CommandError
+    from swarm.errors import install_command
 
     if find_spec("textual") is None:
         raise CommandError("swarm top needs textual, which is not installed", check="pip list | grep textual",
-                           next_="pip install 'swarm-trainer[top]'", exit_code=EXIT_ERROR)  # fmt: skip
+                           next_=install_command("top"), exit_code=EXIT_ERROR)  # fmt: skip
 
 
 @asynccontextmanager

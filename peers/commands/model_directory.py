@@ -18,7 +18,7 @@ from typing import Any
 
 from peers.console.words import CommandError, another_path, command_name
 from swarm.disk import Piece, make_directory, sync_directory, write_whole
-from swarm.errors import ConfigError, StateError
+from swarm.errors import ConfigError, StateError, install_command
 
 CONFIG = "config.json"
 """Moved into place last: nothing takes a directory without it for a model."""
@@ -59,7 +59,7 @@ def check_model(path: Path) -> None:
         raise CommandError(
             "transformers is not installed, which loads exported models",
             check="a run's own checkpoints need no transformers: leave --model out",
-            next_="pip install 'swarm-trainer[hf]'",
+            next_=install_command("hf"),
         )
 
 

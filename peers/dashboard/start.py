@@ -26,7 +26,7 @@ from peers.dashboard.sources import EVENTS, FilesSource, PlaceSource, RunSource,
 from peers.home.places import home_directory
 from peers.home.sessions import HISTORY
 from swarm.clock import SystemClock
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, install_command
 from swarm.events import DashboardServed, EventSink
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from peers.settings import PeerSettings
 
 TOKEN_FILE = "dashboard-token"
-EXTRA = "pip install 'swarm-trainer[observe]', or make setup in a clone"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +106,7 @@ def check_extra() -> None:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise CommandError(f"a dashboard takes the package {error.name}, which is not installed",
-                           check="it is in the extra observe", next_=EXTRA) from error  # fmt: skip
+                           check="it is in the extra observe", next_=install_command("observe")) from error  # fmt: skip
 
 
 class DashboardPlace:

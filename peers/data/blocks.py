@@ -27,7 +27,7 @@ from peers.data.files import SourceFile
 from peers.data.flaws import NO_UTF8, NULS, Flaw
 from peers.data.keys import ALPACA, CHAT_FIELDS, MEDIA, PAIR, PREFERENCES, READ, TEXT_FIELD
 from peers.data.unpacking import Damage, unpacked_gzip, unpacked_zstd
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, install_command
 
 BLOCK_BYTES = 1 << 20
 AROUND_BYTES = 4 * AROUND
@@ -112,7 +112,7 @@ def blocks_of(file: SourceFile, key: str, field: str | None = None) -> Iterator[
 
 def extra_missing(key: str, value: str, package: str) -> ConfigError:
     """The error for a kind of file whose package is not installed."""
-    remedy = "Install it: pip install 'swarm-trainer[data]', or make setup in a clone."
+    remedy = f"Install it: {install_command('data')}"
     return ConfigError(key, value, f"the package {package} to read it with", remedy, why="it is not installed here")
 
 

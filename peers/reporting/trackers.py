@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, install_command
 
 if TYPE_CHECKING:
     from swarm.clock import Clock  # it imports asyncio: not for who only checks what is asked for
@@ -141,7 +141,7 @@ def check_trackers(given: str | None) -> None:
             raise ConfigError("--report-to", name, f"some of {', '.join(TRACKERS)}", "Correct the name.")
         spec = find_spec(name)
         if spec is None or spec.origin is None:  # a mere directory of that name is none: wandb makes them
-            remedy = f"Install it: pip install 'swarm-trainer[{name}]'"
+            remedy = f"Install it: {install_command(name)}"
             raise ConfigError("--report-to", name, "a tracker that is installed", remedy, why=f"{name} is not")
         environment = os.environ
         if name == "wandb" and not environment.get("WANDB_API_KEY") and environment.get("WANDB_MODE") not in _OFFLINE:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from swarm.errors import ConfigError, StateError
+from swarm.errors import ConfigError, StateError, install_command
 from swarm.models.family import ModelFamily, PartCost, PartModule
 from swarm.models.hf.hf_config import EXPERT_KEYS, LEAK_WHEN_PACKED, USED_EXPERT_KEYS, HfConfig
 from swarm.models.layout import state_of
@@ -25,8 +25,6 @@ from swarm.models.spec import PartSpec, TensorSpec
 if TYPE_CHECKING:
     from swarm.models.hf.anatomy import Anatomy
     from swarm.models.hf.part import HfPart
-
-EXTRA = "pip install 'swarm-trainer[hf]'"
 
 
 class HfFamily(ModelFamily):
@@ -175,7 +173,7 @@ def require_transformers() -> None:
     except ImportError as error:
         why = f"this model needs transformers, which cannot be imported: {error}"
         raise ConfigError(
-            "model.family", "hf", "an installation with the extra hf", f"Install it: {EXTRA}", why=why
+            "model.family", "hf", "an installation with the extra hf", f"Install it: {install_command('hf')}", why=why
         ) from None
 
 

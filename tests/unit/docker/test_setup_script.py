@@ -85,12 +85,14 @@ class World:
         builder, torch = wheel(self.folder, "builder", "1.0"), wheel(self.folder, "torch", "2.0")
         self.cpu = wheel(self.folder, "torch", "2.0+cpu")
         locks = {"build": builder, "dev": self.locked, "torch-cpu": self.cpu, "torch-cuda": torch}
+        locks["tensorboard"] = wheel(self.folder, "tensorboard", "1.0")
         for name, made in locks.items():
             (root / "locks" / f"{name}.txt").write_text(pin(made))
 
-    def setup(self) -> subprocess.CompletedProcess[str]:
+    def setup(self, extras: str = "") -> subprocess.CompletedProcess[str]:
         return self.place.run(
             ".ci/setup",
+            EXTRAS=extras,
             PYTHON=str(self.python),
             PIP_NO_INDEX="1",
             PIP_NO_CACHE_DIR="1",
@@ -123,6 +125,20 @@ def test_setup_passes_over_wheels_of_the_pinned_version_with_a_suffix(world: Wor
     assert world.installed("swarm_trainer") == "0.1"
     again = world.setup()
     assert (again.returncode, again.stdout) == (0, ""), "it is up to date"
+
+
+def test_setup_installs_a_tracker_where_it_is_asked_for_and_keeps_it(world: World) -> None:
+    unknown = world.setup("tensorbord")
+    assert (unknown.returncode, "there is no extra tensorbord" in unknown.stderr) == (1, True)
+    assert not (world.place.root / ".venv").exists()
+    done = world.setup("hf,tensorboard")
+    assert (done.returncode, "installing tensorboard" in done.stdout) == (0, True), done.stderr
+    assert world.installed("tensorboard") == "1.0"
+    assert [world.setup(extras).stdout for extras in ("", "tensorboard")] == ["", ""], "it is up to date"
+    newer = wheel(world.folder, "tensorboard", "1.1")
+    (world.place.root / "locks" / "tensorboard.txt").write_text(pin(newer))
+    assert world.setup().returncode == 0
+    assert world.installed("tensorboard") == "1.1", "what is there follows its lock"
 
 
 def test_setup_without_a_cpu_build_takes_the_other_one(world: World) -> None:

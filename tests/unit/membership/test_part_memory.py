@@ -33,7 +33,7 @@ def test_part_that_does_not_fit_is_refused_with_what_is_missing(monkeypatch: pyt
     name = PartName("stage-0")
     needed = training_bytes(manifest.model, rules.spec_of(manifest, name), exact=manifest.run.reproducible)
     monkeypatch.setattr(sim_device, "free_memory", lambda device: needed - 1)
-    with pytest.raises(StateError, match=r"training stage-0 takes .* GB of memory are free here"):
+    with pytest.raises(StateError, match=r"training stage-0 takes .*B of memory are free here"):
         part_memory.check_memory(around, name)
     monkeypatch.setattr(sim_device, "free_memory", lambda device: needed)
     part_memory.check_memory(around, name)

@@ -147,7 +147,7 @@ async def test_disk_without_room_says_how_much_is_to_come(
     manifest, _ = founded
     me = await around(manifest, ModelFiles(frozen=FrozenStore(tmp_path / "here")), {})
     monkeypatch.setattr(parts, "free_bytes", lambda path: 1000)
-    with pytest.raises(StateError, match="GB are free in"):
+    with pytest.raises(StateError, match="B are free in"):
         await ensure_frozen(me, STAGE, ())
     assert me.events.of(FrozenFetching)[0].bytes_free == 1000
 
@@ -173,7 +173,7 @@ async def test_those_of_a_copy_come_at_its_pace_and_leave_some_of_the_disk_free(
     sparing = Sparing(pace=Pace(), refuses=refused.append)
     monkeypatch.setattr(parts, "reserved_bytes", lambda path: 1000)
     monkeypatch.setattr(parts, "free_bytes", lambda path: enough - 1)
-    with pytest.raises(StateError, match="GB of them stay free"):
+    with pytest.raises(StateError, match="B of them stay free"):
         await ensure_frozen(me, STAGE, tuple(shelf), sparing)
     assert [str(tmp_path / "here") in reason for reason in refused] == [True]
     assert me.events.events == []

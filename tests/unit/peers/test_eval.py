@@ -26,7 +26,7 @@ from peers.data.encoder import Encoded
 from peers.data.flaws import FlawCount
 from peers.data.keys import KeyCount
 from swarm.config import parse_manifest
-from swarm.errors import StateError
+from swarm.errors import StateError, install_command
 from tests.harness.rigs.peers import kept_run, printed
 
 TEXT = "Some words, and naïve more words.\n\n\nThat make 😀 a text\nfor a tokenizer <|endoftext|>. " * 4
@@ -261,7 +261,7 @@ def test_model_option_without_transformers_names_the_extra(
     assert swarm(["sample", "--model", str(root / "model")]) == 1
     said = capsys.readouterr().err
     assert "error: transformers is not installed" in said
-    assert "next:  pip install 'swarm-trainer[hf]'" in said
+    assert f"next:  {install_command('hf')}" in said
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from peers.reporting import reporter
 from peers.reporting.reporter import Reporting, StepFigures, reporting_of
 from peers.reporting.trackers import without_secrets
 from swarm.clock import SystemClock
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, install_command
 from swarm.events import (
     Event,
     EventList,
@@ -276,7 +276,7 @@ def test_one_that_is_not_installed_is_an_error_that_names_the_extra(name: str, m
     with pytest.raises(ConfigError) as caught, blaming(options):
         check_reporting(options.report_to, options.report_dir)
     assert (caught.value.key, caught.value.value) == ("--report-to", name)
-    assert f"pip install 'swarm-trainer[{name}]'" in caught.value.remedy
+    assert install_command(name) in caught.value.remedy
 
 
 def test_a_directory_of_that_name_is_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from peers.dashboard.overview import Overview
 from peers.invites.invite import Contacts
 from peers.top.app import HelpScreen, TopApp
 from peers.top.drawing import curve_of, duration, fitted, grid, plot, seconds_left
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, install_command
 from swarm.events import RunFound
 from swarm.ids import PeerId
 from swarm.monitoring.reader import Recorded
@@ -492,7 +492,7 @@ def test_a_directory_without_a_run_is_refused(capsys: pytest.CaptureFixture[str]
 def test_without_the_extra_it_names_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert swarm(["top"]) == 1
-    assert "pip install 'swarm-trainer[top]'" in capsys.readouterr().err
+    assert install_command("top") in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("terminal")

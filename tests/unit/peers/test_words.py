@@ -20,8 +20,9 @@ from peers.console.words import (
 )
 from peers.exit_codes import EXIT_CODES, exit_code_of
 from swarm.consensus.roster import Member, Roster, part_lost
-from swarm.errors import Advice, ConfigError, Ending, RunEnded, SwarmError
+from swarm.errors import Advice, ConfigError, Ending, RunEnded, SwarmError, install_command
 from swarm.ids import ENDS, PeerId, stage_part
+from tests.harness.sources import ROOT
 
 
 @pytest.mark.parametrize(
@@ -116,3 +117,15 @@ def test_codecs_are_told_by_boundary_most_last() -> None:
     assert codecs_text([small, exact, small, exact, mixed, exact]) == (
         "int8h (gradients float32) at boundary 4, int8h at boundaries 0 and 2, else float32"
     )
+
+
+def test_extra_is_installed_from_the_locks_of_the_checkout_or_with_pip_of_the_python_that_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.prefix", str(ROOT / ".venv"))
+    assert install_command("wandb") == f"make -C {ROOT} setup EXTRAS=wandb"
+    monkeypatch.setattr("sys.prefix", "/usr")
+    monkeypatch.setattr("sys.executable", "/usr/bin/python3")
+    assert install_command("wandb") == f"/usr/bin/python3 -m pip install '{ROOT}[wandb]'"
+    monkeypatch.setattr("swarm.errors.__file__", "/usr/lib/python3/site-packages/swarm/errors.py")
+    assert install_command("wandb") == "/usr/bin/python3 -m pip install 'swarm-trainer[wandb]'"
