@@ -20,6 +20,7 @@ from peers.console.words import (
 )
 from peers.control.status import ALONE, MemberReport, StatusReport
 from peers.home.place_state import PlaceState
+from swarm.disk import size_text
 from swarm.membership.status_types import MemoryReport, PartTurnout
 
 NO_PART = "no part"
@@ -79,11 +80,12 @@ def memory_lines(seen: Sequence[Seen]) -> list[str]:
 
 
 def memory_text(memory: MemoryReport) -> str:
-    """``60 M bytes predicted, 41 M measured: weights 12 M, 12 M; graphs 24 M, 5.0 M; 512 M in the process``."""
-    kinds = "; ".join(f"{kind} {amount(most)}, {amount(now)}" for kind, most, now in _kinds(memory))
-    sums = f"{amount(sum(memory.predicted.values()))} bytes predicted, {amount(sum(memory.measured.values()))} measured"
-    gpu = "" if memory.allocated is None else f", {amount(memory.allocated)} on the GPU"
-    return f"{sums}{f': {kinds}' if kinds else ''}; {amount(memory.resident)} in the process{gpu}"
+    """``60 MB predicted, 41 MB measured: weights 12 MB, 12 MB; graphs 24 MB, 5 MB; 512 MB in the process``."""
+    kinds = "; ".join(f"{kind} {size_text(most)}, {size_text(now)}" for kind, most, now in _kinds(memory))
+    predicted, measured = (size_text(sum(held.values())) for held in (memory.predicted, memory.measured))
+    gpu = "" if memory.allocated is None else f", {size_text(memory.allocated)} on the GPU"
+    sums = f"{predicted} predicted, {measured} measured{f': {kinds}' if kinds else ''}"
+    return f"{sums}; {size_text(memory.resident)} in the process{gpu}"
 
 
 def _kinds(memory: MemoryReport) -> list[tuple[str, int, int]]:

@@ -67,7 +67,7 @@ def standing(signs: Signs) -> tuple[str, str]:
     if asked and signs.step_at is not None and (late_s := signs.at - signs.step_at) > max(STALLED_S, steps_s):
         return "stalled", _stalled(signs, late_s)
     if signs.waits_for:
-        return "waiting", f"for {signs.waits_for}"
+        return "waiting", signs.waits_for
     return "training", "" if signs.step else "step 1 is under way: there are figures when it closes"
 
 

@@ -175,7 +175,7 @@ class VoteFile:
         try:
             body, here = self._read()
             if not here:
-                raise ValueError("it was written in another directory, so its home is a copy of another")
+                raise ValueError("it was written in another directory, or on a disk that had another number")
             return KeptVote.model_validate(msgpack.unpackb(body, use_list=False))
         except FileNotFoundError:
             return None
@@ -184,8 +184,8 @@ class VoteFile:
             return None
 
     def written_elsewhere(self) -> bool:
-        """Return whether the file is whole, and was written in another directory: its home is a copy, or a back-up that
-        was restored, and what was voted there since is not known here. Never raises."""
+        """Return whether the file is whole, and was written in another directory, or on a disk that had another number
+        then: what was voted since, in the home that this one is a copy of, is not known here. Never raises."""
         try:
             return not self._read()[1]
         except (OSError, ValueError):

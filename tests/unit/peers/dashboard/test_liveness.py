@@ -19,7 +19,7 @@ LATE = 1000.0 + STALLED_S + 1
         ({"waits_for": "0 of 4 stage hosts are here"}, "waiting", "0 of 4 stage hosts are here", True),
         ({"begun": True}, "training", "step 1 is under way", True),
         (BUSY, "training", "", True),
-        (BUSY | {"waits_for": "a replica of stage-1"}, "waiting", "for a replica of stage-1", True),
+        (BUSY | {"waits_for": "a replica of stage-1"}, "waiting", "a replica of stage-1", True),
         (BUSY | {"at": LATE, "heard_at": LATE, "waits_for": "a reply"}, "stalled", "; it waits for a reply", True),
         (BUSY | {"ended": True, "gone": "otter is gone"}, "ended", "", False),
         (BUSY | {"at": LATE, "heard_at": LATE}, "stalled", "no step has closed for 21 s, where one took 1.0 s", True),

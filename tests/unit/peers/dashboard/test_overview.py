@@ -197,10 +197,10 @@ def test_run_whose_last_replica_of_a_part_is_gone_says_what_it_waits_for_and_not
     overview.look(look({OTTER: vitals(), TERN: vitals()}, member("otter"), revoked))
     state = overview.document(107.0)
     assert state["state"] == "waiting"
-    assert state["why"] == "for a replica of ends: heron (the invite for heron was revoked)"
+    assert state["why"] == "a replica of ends: heron (the invite for heron was revoked)"
     itself = vitals(waiting_for="a trainer to join for ends: heron is lost; a copy is kept")
     overview.look(look({OTTER: itself, TERN: vitals()}, member("otter"), revoked))
-    assert overview.document(108.0)["why"].startswith("for a trainer to join for ends"), "who knows more says it"
+    assert overview.document(108.0)["why"].startswith("a trainer to join for ends"), "who knows more says it"
 
 
 def test_addresses_are_shown_where_asked_for() -> None:
