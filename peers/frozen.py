@@ -126,7 +126,8 @@ def frozen_of(manifest: Manifest, part: PartName, store: FrozenStore) -> dict[st
     here."""
     frozen = FrozenPart(manifest, part, store)
     if not frozen.here:
-        remedy = f"Make them of the model's files: {command_name()} ckpt frozen --add DIR, or fetch them: ckpt pull"
+        remedy = f"Make them of the model's files: {command_name()} ckpt frozen --run RUN --add DIR, RUN being "
+        remedy += "the run's directory; or fetch them, of a peer or the home of one: ckpt pull --from INVITE|HOME"
         raise StateError(f"the weights beside the adapters of {part}, {frozen.wanted.digest[:12]}, are not in "
                          f"{store.root}. {remedy}")  # fmt: skip
     return dict(frozen.load())

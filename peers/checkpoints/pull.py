@@ -8,27 +8,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from peers.checkpoints.named import NamedSources, refused_role
 from peers.checkpoints.proof import Proof, proof_in, stray
 from peers.checkpoints.pull_frozen import pull_frozen
-from peers.checkpoints.pull_progress import FetchProgress
-from peers.checkpoints.source import Source, beside, directory_source, peer_source, refused_role
+from peers.checkpoints.pull_progress import FetchProgress, waiting
+from peers.checkpoints.source import Source, beside, directory_source, peer_source
 from peers.checkpoints.writer import keep_run, run_directory_of
-from peers.console.words import CommandError, command_name, command_to_invite, gathering, listed, numbered
-from peers.exit_codes import EXIT_UNREACHABLE, EXIT_USAGE
+from peers.console.words import CommandError, command_name, count, gathering, listed, named, numbered
+from peers.exit_codes import EXIT_UNREACHABLE
 from peers.home.places import RUNS, home_directory
-from peers.home.run_directory import RunDirectory, find_run_directory
-from peers.invites.invite import Contacts, contacts_from, typed_invite
-from peers.session import echo, silent
+from peers.home.run_directory import RunDirectory
 from swarm.clock import SystemClock
 from swarm.config import Manifest, load_manifest
 from swarm.disk import alone, size_text
-from swarm.errors import ConfigError, Incompatible, PeerError, StateError
+from swarm.errors import Incompatible, PeerError, StateError
 from swarm.ids import PartName
 from swarm.membership.rules import update_of
 from swarm.models.registry import family_of
@@ -63,7 +61,8 @@ Gap = tuple[int, tuple[PartName, ...]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulled:
     """The result of a pull: the newest complete ``step`` here now, and its ``fetched`` parts. ``newer`` names for each
-    newer step, newest first, the parts that nobody has; ``run_step`` is the run's step, if known."""
+    newer step, newest first, the parts that nobody has; ``run_step`` is the run's step, if known; ``unfrozen`` are the
+    parts whose frozen weights nobody has, of a run that trains adapters."""
 
     directory: RunDirectory
     run: str
@@ -72,6 +71,7 @@ class Pulled:
     bytes: int
     newer: tuple[str, ...]
     run_step: int | None
+    unfrozen: tuple[PartName, ...] = ()
 
 
 def destination(given: Path | None, manifest: Manifest, home: Path) -> RunDirectory:
@@ -86,10 +86,11 @@ def destination(given: Path | None, manifest: Manifest, home: Path) -> RunDirect
     return directory
 
 
-async def pull(source: Source, directory: RunDirectory, say: Say, progress: Progress) -> Pulled:
+async def pull(source: Source, directory: RunDirectory, say: Say, progress: Progress, *, frozen: bool = True) -> Pulled:
     """Have the newest step that can be had whole, whole in ``directory``, with the manifest and its files. What was
     begun earlier is continued. Nothing that was complete there is touched. What was fetched stays, whatever happens; a
-    directory that this call made goes again when nothing was.
+    directory that this call made goes again when nothing was. With ``frozen``, of a run that trains adapters, have the
+    weights beside them, too, as far as anybody has those: adapters are whole without.
 
     Raises CommandError (exit code 3) when no step can be had whole, naming what nobody has; StateError when the disk
     refuses, or when what came is not what the records say.
@@ -105,9 +106,11 @@ async def pull(source: Source, directory: RunDirectory, say: Say, progress: Prog
             left -= 1
             try:
                 pulled = await _pull(source, directory, say, progress)
+                if not frozen:
+                    return pulled
                 donors = [donor.frozen for donor in source.donors]
-                frozen = await pull_frozen(source.manifest, directory, donors, say, progress)
-                return replace(pulled, bytes=pulled.bytes + frozen)
+                size, unfrozen = await pull_frozen(source.manifest, directory, donors, say, progress)
+                return replace(pulled, bytes=pulled.bytes + size, unfrozen=unfrozen)
             except StateError as error:
                 if not left or not isinstance(error, _Gone):
                     raise
@@ -126,7 +129,7 @@ async def _pull(source: Source, directory: RunDirectory, say: Say, progress: Pro
         await asyncio.to_thread(_set_aside, root, gone)
         say("set aside", f"{numbered(gone)}: the run went on from before, these do not count any more")
         here = [one for one in here if one.step not in gone]
-    offers, last = await _offers(source), _last_step(source)
+    offers, last = await _offers(source, say), _last_step(source)
     gaps = [gap for gap in lacking(offers, here, parts) if gap[0] <= last]
     found = plans(offers, here, parts, last_step=last, believed=source.believed)
     complete = max((one.step for one in here if one.complete), default=None)
@@ -212,20 +215,42 @@ async def _follow(
     return size
 
 
-async def _offers(source: Source) -> list[Offer[Donor]]:
-    """Return the offers of all donors that answer, of peers those parts alone that they will give."""
+async def _offers(source: Source, say: Say) -> list[Offer[Donor]]:
+    """Return the offers of all donors that answer, of peers those parts alone that they will give. Says whom it asks,
+    and what each answers."""
+    unheard = dict.fromkeys(source.donors)
 
     async def ask(donor: Donor) -> list[Offer[Donor]]:
         try:
             found = await donor.offers()
-            if not isinstance(donor, PeerDonor):
-                return found
-            return [replace(one, there=[part for part in one.there if not source.withholds(part)]) for one in found]
         except PeerError as error:
             logger.info("%s does not say what it has: %s", donor, error)
+            say("no answer", f"{_called(donor, source)}: {error.reason}")
             return []
+        finally:
+            unheard.pop(donor, None)
+        if isinstance(donor, PeerDonor):
+            found = [replace(one, there=[part for part in one.there if not source.withholds(part)]) for one in found]
+        newest = max((one for one in found if one.there), key=lambda one: one.step, default=None)
+        kept = "nothing" if newest is None else f"{listed(sorted(newest.there))} of step {newest.step}"
+        more = f", and of {count(len(found) - 1, 'other step')}" if len(found) > 1 else ""
+        say("has", f"{_called(donor, source)}: {kept}{more}")
+        return found
 
-    return [offer for offers in await asyncio.gather(*map(ask, source.donors)) for offer in offers]
+    for donor in source.donors:
+        say("asking", _called(donor, source))
+    async with waiting(say, SystemClock(), lambda: listed([_called(donor, source) for donor in unheard])):
+        found = await asyncio.gather(*map(ask, source.donors))
+    return [offer for offers in found for offer in offers]
+
+
+def _called(donor: Donor, source: Source) -> str:
+    """A donor by its name in the run, and what it holds there."""
+    roster = () if source.head is None else source.head.roster
+    member = next((one for one in roster if one.peer == str(donor)), None)
+    if member is None:
+        return named(str(donor), {})
+    return f"{member.name}, {member.part}" if member.part is not None else member.name
 
 
 async def _record(source: Source, plan: Plan[Donor]) -> CheckpointManifest | None:
@@ -310,66 +335,30 @@ def _nothing_whole(gaps: Sequence[Gap], directory: RunDirectory, *, unproven: bo
     return CommandError(cause, check=check, next_=gathering(directory.root), exit_code=EXIT_UNREACHABLE)
 
 
-# --- from what a person calls a source to a pull: blocking, for the command line -------------------------------------
+# --- from what a person named to a pull: blocking, for the command line -----------------------------------------------
 
 
-def pull_from(sources: Sequence[str], into: Path | None, home: str | None, *, words: bool) -> Pulled:
-    """Pull from any number of directories and one invite, multiaddr or peer of this machine, together; without any from
-    the peer that runs here.
+def pull_from(named: NamedSources, into: Path | None, home: str | None, say: Say, *, frozen: bool) -> Pulled:
+    """Pull from directories and the peers of a run, together.
 
-    Raises ConfigError, Incompatible or CommandError for what cannot be used, RunEnded when nobody answers, and as
-    :func:`peers.checkpoints.pull.pull`. Imports torch and hivemind: some seconds.
+    Raises ConfigError and Incompatible for directories that cannot be used, RunEnded when no peer answers, and as
+    :func:`peers.checkpoints.pull.pull`.
     """
-    say, root = echo if words else silent, home_directory(home)
-    found = {source: _directory(source) for source in sources}
-    kept = [directory for directory in found.values() if directory is not None]
-    others = [source for source, directory in found.items() if directory is None]
-    if len(others) > 1:
-        remedy = "One peer of a run knows all the others: leave this one out."
-        raise ConfigError("--from", others[1], "directories, and one invite or peer beside them", remedy)
-    if kept and not others:
-        return asyncio.run(_pull_from(directory_source(kept), into, root, say))
-    contacts = _contacts(others[0] if others else None, root)
-    if contacts.granted is not None and (grant := contacts.granted.grant.grant).role == "observer":
-        raise refused_role(grant, "who looks on is given nothing of the model")
-    say("source", f"peers of {contacts.run_name or 'a run'}, through {contacts.addresses[0]}")
+    contacts, kept = named.contacts, named.directories
 
-    async def from_peers() -> Pulled:
-        async with peer_source(contacts) as peers:
-            return await _pull_from(beside(peers, kept), into, root, say)
+    async def pulled(source: Source) -> Pulled:
+        progress = FetchProgress(say, SystemClock())
+        telling = asyncio.ensure_future(progress.run())
+        try:
+            into_ = destination(into, source.manifest, home_directory(home))
+            return await pull(source, into_, say, progress.told, frozen=frozen)
+        finally:
+            await ended([telling])
 
-    return asyncio.run(from_peers())
+    async def run() -> Pulled:
+        if contacts is None:
+            return await pulled(directory_source(kept))
+        async with peer_source(contacts, say) as peers:
+            return await pulled(beside(peers, kept))
 
-
-async def _pull_from(source: Source, into: Path | None, home: Path, say: Say) -> Pulled:
-    progress = FetchProgress(say, SystemClock())
-    telling = asyncio.ensure_future(progress.run())
-    try:
-        return await pull(source, destination(into, source.manifest, home), say, progress.told)
-    finally:
-        await ended([telling])
-
-
-def _directory(source: str) -> RunDirectory | None:
-    # Not pathlib's: an invite is too long for a file's name, and then it raises.
-    return find_run_directory(Path(source)) if os.path.isdir(source) else None
-
-
-def _contacts(source: str | None, home: Path) -> Contacts:
-    """An invite or an address as it is; the name of a peer here is exchanged for that peer's invite."""
-    from peers.commands.look import look_at
-    from peers.control.choose import choose_speaker
-    from peers.control.client import ask
-
-    if source is not None:
-        source = typed_invite(source, "ckpt pull --from -")
-    if source is not None and (":" in source or source.lstrip().startswith("/")):
-        return contacts_from([source])
-    place = choose_speaker(home, source, command="ckpt pull")
-    standing = look_at(place).standing
-    if standing is not None and standing.admission is not None:
-        raise CommandError(f"{place.title} cannot let others fetch as itself: its run admits by invite",
-                           check="an invite as any gives all parts, as stage the stages, as trainer the ends",
-                           next_=f"{command_to_invite(standing.admission.mode, 'any')}; then here: {command_name()} "
-                           "ckpt pull --from INVITE", exit_code=EXIT_USAGE)  # fmt: skip
-    return contacts_from([str(ask(place.control, "invite", who=place.described))])
+    return asyncio.run(run())

@@ -5,18 +5,23 @@ A peer with ``--max-upload`` sends a large part for hours, and nothing that it s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from peers.console.words import command_name
 from swarm.clock import Clock
 from swarm.disk import size_text
 from swarm.ids import PartName
+from swarm.waiting import ended
 
 TENTHS = 10
 """Lines about a part's progress, where it comes quickly."""
 EVERY_S = 15.0
 """Where it comes slowly, a line in so many seconds."""
+SILENT_S = 5.0
+"""A line in so many seconds where an answer is waited for."""
 LONG_S = 120.0
 """Who has to wait for so long is told, once, what can be done meanwhile."""
 
@@ -80,6 +85,23 @@ class FetchProgress:
             why = "peers may send no faster (their --max-upload), nor this machine's link receive"
             again = f"the same {command_name()} ckpt pull goes on from there"
             self._say("slow", f"{why}; Ctrl-C stops, and {again}")
+
+
+@contextlib.asynccontextmanager
+async def waiting(say: Callable[[str, str], None], clock: Clock, what: Callable[[], str]) -> AsyncIterator[None]:
+    """While the block runs say every SILENT_S seconds ``what`` is waited for, as it is then."""
+
+    async def repeat() -> None:
+        began = clock.monotonic()
+        while True:
+            await clock.sleep(SILENT_S)
+            say("waiting", f"for {what()}, {clock.monotonic() - began:.0f} s; Ctrl-C stops")
+
+    repeating = asyncio.ensure_future(repeat())
+    try:
+        yield
+    finally:
+        await ended([repeating])
 
 
 def span(seconds: float) -> str:

@@ -6,13 +6,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from peers.checkpoints.pull_progress import waiting
 from peers.checkpoints.verify import named_files
-from peers.console.words import CommandError, command_name
-from peers.exit_codes import EXIT_USAGE
+from peers.console.words import count
 from peers.frozen import store_of
 from peers.home.run_directory import RunDirectory
 from peers.invites.invite import Contacts
@@ -76,20 +76,23 @@ def beside(source: Source, directories: Sequence[RunDirectory]) -> Source:
 
 
 @contextlib.asynccontextmanager
-async def peer_source(contacts: Contacts) -> AsyncIterator[Source]:
+async def peer_source(contacts: Contacts, say: Callable[[str, str], None]) -> AsyncIterator[Source]:
     """The peers of a run, as a guest: with an identity made for this, announced nowhere, gone afterwards.
 
-    Believed is the contact, about who takes part. Raises RunEnded (exit code 3 or 4) when no contact answers, is of
-    that run, or has seen it start.
+    ``say`` is told how long the contacts do not answer. Believed is the contact, about who takes part. Raises RunEnded
+    (exit code 3 or 4) when no contact answers, is of that run, or has seen it start.
     """
     with tempfile.TemporaryDirectory(prefix="swarm-pull-") as scratch:
-        endpoint = await _open(Path(scratch), contacts)
+        at = by_peer(parse_address(text, key="--from") for text in contacts.addresses)
+        answer = f"an answer of {count(len(at), 'contact')}"
+        async with waiting(say, SystemClock(), lambda: answer):
+            endpoint = await _open(Path(scratch), contacts)
         try:
-            at = by_peer(parse_address(text, key="--from") for text in contacts.addresses)
-            contact, manifest, files = await find_run(endpoint, at, contacts.run, manifest_sent)
-            show(endpoint, contacts)
-            await endpoint.enter(manifest.run_id)
-            head = await _head(endpoint, contact)
+            async with waiting(say, SystemClock(), lambda: answer):
+                contact, manifest, files = await find_run(endpoint, at, contacts.run, manifest_sent)
+                show(endpoint, contacts)
+                await endpoint.enter(manifest.run_id)
+                head = await _head(endpoint, contact)
             members = [peer for peer in head.members.peers if peer != contact]
             asked = [contact, *members[: MAX_DONORS - 1]]
             donors = [PeerDonor(endpoint, peer, timeout_s=CALL_TIMEOUT_S) for peer in asked]
@@ -124,13 +127,3 @@ async def _head(endpoint: LibP2PEndpoint, contact: PeerId) -> CloseRecord:
     for member in answer.record.roster:
         endpoint.learn(PeerId(member.peer), member.addresses)
     return answer.record
-
-
-def refused_role(grant: Grant, why: str) -> CommandError:
-    """Return the error for an invite that is not for all that is to be fetched."""
-    return CommandError(f"this invite is for {grant.name} as {grant.role}: {why}",
-                        check="an invite as any gives all parts, as stage the stages, as trainer the ends (embedding "
-                        "and head)", next_="at an issuer of the run: "
-                        f"{command_name()} invite --for {grant.name} --role any; then here: {command_name()} ckpt pull "
-                        "--from INVITE. Or add a directory that holds the rest: --from DIR",
-                        exit_code=EXIT_USAGE)  # fmt: skip

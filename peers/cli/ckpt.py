@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ from peers.cli.options import AsJson, Home
 from swarm.disk import size_text
 
 if TYPE_CHECKING:
+    from peers.checkpoints.pull import Pulled
     from peers.checkpoints.verify import CheckedStep
     from peers.home.run_directory import RunDirectory
 
@@ -150,8 +152,8 @@ def pull(
             "--from",
             "--peer",
             metavar="SOURCE",
-            help="Fetch from a run's directory, an invite (-: from stdin), or a peer of this machine; repeat for more "
-            "directories.  [default: the peer that runs here]",
+            help="Fetch from a run's directory, a home, an invite (-: from stdin), or a peer of this machine; repeat "
+            "for more directories.  [default: the peer that runs here]",
         ),
     ] = None,
     home: Home = None,
@@ -160,26 +162,55 @@ def pull(
     """Fetch the missing parts of the newest checkpoint that is complete across all sources.
 
     Asks the peers of a running run, or combines several directories, verifies every byte, and continues an interrupted
-    fetch. Where all parts are together, swarm new --resume can continue the run once all its peers are gone.
+    fetch. Of a run with adapters (LoRA) it fetches the weights beside them, too, where a source has them. Where all
+    parts are together, swarm new --resume can continue the run once all its peers are gone.
 
     Example: swarm ckpt pull --from swarm1:eyJydW4…
     """
-    from peers.checkpoints.pull import pull_from
-    from peers.console.words import print_error
-
-    result = pull_from(sources or (), directory, home, words=not as_json)
-    for why in result.newer:
-        print_error(f"step {result.step} is not the newest: {why}", label="warning")
+    result = pulled_from(sources or (), directory, home, words=not as_json)
     if as_json:
         document = {"schema": SCHEMA, "path": str(result.directory.root.absolute()), "run": result.run,
                     "step": result.step, "fetched": result.fetched, "bytes": result.bytes,
-                    "newer": result.newer, "run_step": result.run_step}  # fmt: skip
+                    "newer": result.newer, "run_step": result.run_step, "unfrozen": result.unfrozen}  # fmt: skip
         typer.echo(json.dumps(document))
         return
     what = "is complete here" if result.fetched else "was complete here already, and no newer one can be had whole"
     late = result.run_step is not None and result.run_step > result.step
     of = f" (the run is at step {result.run_step}, and keeps every so many: --checkpoint-every)" if late else ""
     typer.echo(f"step {result.step} {what}{of}: {result.directory.root}")
+
+
+def pulled_from(
+    sources: Sequence[str], into: Path | None, home: str | None, *, words: bool, frozen: bool = True
+) -> Pulled:
+    """Pull from what a person named, and say on stderr what of it could not be had.
+
+    Args:
+        sources: As :func:`peers.checkpoints.named.named_sources` takes them, which goes first.
+        into: The directory; None: where this home keeps that run.
+        home: The home.
+        words: Whether to say on stdout how it goes on.
+        frozen: Whether the weights beside adapters are wanted, too.
+    """
+    from peers.checkpoints.named import named_sources
+    from peers.console.words import print_error
+    from peers.home.places import home_directory
+    from peers.session import echo, silent
+
+    named, say = named_sources(sources, home_directory(home)), echo if words else silent
+    for line in named.lines():
+        say("source", line)
+    # After the sources mean something, and are said: torch and hivemind take seconds.
+    from peers.checkpoints.pull import pull_from
+    from peers.checkpoints.pull_frozen import where_frozen
+
+    result = pull_from(named, into, home, say, frozen=frozen)
+    for why in result.newer:
+        print_error(f"step {result.step} is not the newest: {why}", label="warning")
+    if result.unfrozen:
+        cause, next_ = where_frozen(result.directory, result.unfrozen)
+        print_error(cause, next_=next_, label="warning")
+    return result
 
 
 def _facts(one: CheckedStep) -> dict[str, object]:

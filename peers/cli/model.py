@@ -51,14 +51,24 @@ Model = Annotated[
 
 
 def export(
-    into: Annotated[Path, typer.Argument(metavar="DIR", help="A new directory for the model, or an empty one.")],
+    into: Annotated[Path, typer.Option("--out", metavar="DIR", help="A new directory for the model, or an empty one.")],
+    sources: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--from",
+            metavar="SOURCE",
+            help="Gather the run's parts first, as swarm ckpt pull does: from an invite (-: from stdin), a peer of "
+            "this machine, runs' directories or homes; repeat for more.  [default: what --run names]",
+        ),
+    ] = None,
     run: Run = None,
     step: Step = None,
-    adapter: Annotated[
-        bool, typer.Option("--adapter", help="Of a run with LoRA: write its adapters alone, as peft loads them.")
-    ] = False,
     merge: Annotated[
-        bool, typer.Option("--merge", help="Of a run with LoRA: add its adapters to the model's weights, in float32.")
+        bool,
+        typer.Option(
+            "--merge",
+            help="Of a run with LoRA: write the model with its adapters in it, in float32, not the adapters alone.",
+        ),
     ] = False,
     dtype: Annotated[
         StoredAs, typer.Option(help="Store the weights in this; bfloat16 is half as large, and rounded.")
@@ -68,36 +78,49 @@ def export(
 ) -> None:
     """Write a trained model as a directory that transformers loads, with its tokenizer and a model card.
 
-    Works from the checkpoints on this machine, whether the run goes on or not. Needs no transformers itself. Of a run
-    with LoRA say --adapter or --merge.
+    Works from the checkpoints on this machine, whether the run goes on or not; with --from from those of the run's
+    peers or of other directories, which it gathers where this machine keeps that run. Needs no transformers itself. Of
+    a run with LoRA it writes the adapters, as peft loads them, or with --merge the whole model.
 
-    Example: swarm export my-model --run out/first
+    Example: swarm export --out my-model --run out/first
+
+    Example: swarm export --out my-model --from swarm1:eyJydW4…
     """
     from peers.commands.model_directory import check_target
     from peers.home.run_directory import find_run_directory
+    from swarm.errors import ConfigError
 
     check_target(into)
-    found = find_run_directory(run, home, key="--run")
+    if sources and run is not None:
+        raise ConfigError("--run", str(run), "nothing beside --from", "Leave one of the two out.")
+    if sources:
+        from peers.cli.ckpt import pulled_from
+
+        found = pulled_from(sources, None, home, words=not as_json, frozen=merge).directory
+    else:
+        found = find_run_directory(run, home, key="--run")
     # After both directories are known to be right: a wrong path should not cost the seconds that torch takes.
     from peers.checkpoints.choice import choose_step
-    from peers.commands.adapter import check_kind, export_adapter, load_adapter
+    from peers.commands.adapter import export_adapter, load_adapter, trains_adapters
     from peers.commands.export import export, load_command
 
     chosen = choose_step(found, step)
-    check_kind(chosen, adapter=adapter, merge=merge)
+    adapter = trains_adapters(chosen, merge=merge) and not merge
     _tell_which(found, chosen.step, chosen.passed_over, asked=step is not None, named=run is not None)
     told = (lambda line: None) if as_json else typer.echo
     made = export_adapter(chosen, into, told) if adapter else export(chosen, into, dtype.value, told)
     if as_json:
         document = {"schema": SCHEMA, "path": str(into.absolute()), "run": chosen.manifest.run_id, "step": chosen.step,
-                    "parameters": made.parameters, "bytes": made.bytes,
+                    "adapters": adapter, "parameters": made.parameters, "bytes": made.bytes,
                     "dtype": "float32" if adapter else dtype.value, "files": made.files}  # fmt: skip
         typer.echo(json.dumps(document))
         return
-    typer.echo(f"step {chosen.step} of {chosen.manifest.run.name}, {made.parameters:,} parameters, is in {into}")
+    of = f"step {chosen.step} of {chosen.manifest.run.name}"
     if adapter:
+        typer.echo(f"{of}, adapters of {made.parameters:,} parameters, is in {into}; --merge writes the whole model")
         typer.echo(f"next: {load_adapter(into, chosen)}")
         return
+    typer.echo(f"{of}, {made.parameters:,} parameters, is in {into}")
     typer.echo(f"next: {load_command(into, chat=bool(chosen.manifest.tokenizer.template))}")
 
 

@@ -1,4 +1,4 @@
-"""``swarm export --adapter``: the adapters of a checkpoint as a directory that peft loads beside the model."""
+"""``swarm export`` of a run with LoRA: the adapters of a checkpoint as a directory that peft loads beside the model."""
 
 from __future__ import annotations
 
@@ -24,18 +24,15 @@ from swarm.models.registry import family_of
 from swarm.state.checkpoints.parts import load_part_weights
 
 
-def check_kind(chosen: ChosenStep, *, adapter: bool, merge: bool) -> None:
-    """Raises ConfigError where what is asked for does not fit the run: one that trains adapters has two forms."""
+def trains_adapters(chosen: ChosenStep, *, merge: bool) -> bool:
+    """Whether the run trains adapters, which are exported alone or merged. Raises ConfigError for ``merge`` of a run
+    that trains all its weights."""
     has = isinstance(family_of(chosen.manifest.model), LoraFamily)
-    if adapter and merge:
-        raise ConfigError("--adapter", "--merge", "one of the two", "Leave one of them out.")
-    if (adapter or merge) and not has:
-        name = "--adapter" if adapter else "--merge"
-        raise ConfigError(name, True, "a run that trains adapters", f"Leave {name} out.", why="this one trains all")
-    if has and not (adapter or merge):
-        why = "the run trains adapters"
-        remedy = "Add --adapter to write them alone, for peft, or --merge for the model with them in it."
-        raise ConfigError("swarm export", None, "--adapter or --merge", remedy, why=why)
+    if merge and not has:
+        raise ConfigError(
+            "--merge", True, "a run that trains adapters", "Leave --merge out.", why="this one trains all"
+        )
+    return has
 
 
 def export_adapter(chosen: ChosenStep, into: Path, told: Callable[[str], None]) -> Exported:
@@ -51,7 +48,7 @@ def export_adapter(chosen: ChosenStep, into: Path, told: Callable[[str], None]) 
         StateError: A part of the checkpoint is damaged, named with what is wrong; or the disk refuses.
     """
     family = family_of(chosen.manifest.model)
-    assert isinstance(family, LoraFamily)  # noqa: S101 - checked by :func:`check_kind`
+    assert isinstance(family, LoraFamily)  # noqa: S101 - checked by :func:`trains_adapters`
     parts, tensors = family.parts(chosen.manifest.split), dict[str, Tensor]()
     for spec in parts:
         check()
@@ -106,5 +103,5 @@ model = AutoModelForCausalLM.from_pretrained({json.dumps(base or "BASE")})
 model = PeftModel.from_pretrained(model, ".")
 ```
 
-They were trained beside the weights that `swarm export DIR --merge --step 0` writes.
+They were trained beside the weights that `swarm export --merge --step 0` writes.
 """

@@ -52,7 +52,7 @@ def check_model(path: Path) -> None:
             "--model",
             str(path),
             "a directory that swarm export made, or another that transformers loads",
-            f"Make one of a run's checkpoint: {command_name()} export {new}",
+            f"Make one of a run's checkpoint: {command_name()} export --out {new}",
             why=f"it holds no {CONFIG}{'; it is a run' if run else ''}" if there else "there is no such directory",
         )
     if importlib.util.find_spec("transformers") is None:
@@ -110,7 +110,7 @@ def refused_by_disk(path: Path, error: OSError) -> StateError:
 
 def _refused(into: Path, why: str) -> ConfigError:
     allowed = "a directory that does not exist yet, or an empty one"
-    return ConfigError("DIR", str(into), allowed, f"Name another; what is there stays. {another_path(into)}", why=why)
+    return ConfigError("--out", str(into), allowed, f"Name another; what is there stays. {another_path(into)}", why=why)
 
 
 # --- the files of a model --------------------------------------------------------------------------------------------

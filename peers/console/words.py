@@ -213,7 +213,7 @@ def next_commands(root: Path) -> list[str]:
     swarm = command_name()
     return [
         f'{swarm} sample {shlex.quote(str(root))} --prompt "The" --tokens 80',
-        f"{swarm} export {shlex.quote(str(root / 'model'))} --run {shlex.quote(str(root))}",
+        f"{swarm} export --out {shlex.quote(str(root / 'model'))} --run {shlex.quote(str(root))}",
         f"{swarm} quickstart --stages 4 --peers 8 --trainers 3",
         f"{swarm} quickstart --help",
     ]

@@ -81,8 +81,8 @@ def test_adapters_in_peft_the_merged_model_and_our_own_give_the_same(
 ) -> None:
     directory = request.getfixturevalue("run") if base == "nf4" else run_in(tmp_path / "home", base)
     said = ["--run", str(directory.root)]
-    assert swarm(["export", str(tmp_path / "adapters"), "--adapter", *said]) == 0
-    assert swarm(["export", str(tmp_path / "merged"), "--merge", *said]) == 0
+    assert swarm(["export", "--out", str(tmp_path / "adapters"), *said]) == 0
+    assert swarm(["export", "--out", str(tmp_path / "merged"), "--merge", *said]) == 0
     # What the adapters were trained beside: B is drawn after step 0 only.
     ours = load_checkpoint(directory).model
     with torch.no_grad():
@@ -111,21 +111,43 @@ def _unmerged(family: LoraFamily, spec: Any, adapters: Any, base: Any) -> dict[s
     return {name: dense_of(stored, torch.float32) for name, stored in base.items()}
 
 
-@pytest.mark.parametrize(
-    ("options", "said"), [((), "--adapter or --merge"), (("--adapter", "--merge"), "one of the two")]
-)
-def test_export_of_adapters_asks_which_form(
-    run: RunDirectory, tmp_path: Path, options: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert swarm(["export", str(tmp_path / "model"), "--run", str(run.root), *options]) == 2
-    assert said in capsys.readouterr().err
-    assert not (tmp_path / "model").exists()
-
-
 def test_run_that_trains_all_weights_has_no_adapters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = kept_run().keep(tmp_path / "run", STEP)
-    assert swarm(["export", str(tmp_path / "model"), "--run", str(directory.root), "--adapter"]) == 2
+    assert swarm(["export", "--out", str(tmp_path / "model"), "--run", str(directory.root), "--merge"]) == 2
     assert "this one trains all" in capsys.readouterr().err
+
+
+def test_adapters_are_exported_from_copied_directories_which_have_no_frozen_weights(
+    run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each machine's directory has one part; the weights beside the adapters stayed in the home of who trained them."""
+    home, copies = ["--home", str(tmp_path / "here")], []
+    for part in ("ends", "stage-0", "stage-1"):
+        ignored = shutil.ignore_patterns(*{"ends.safet*", "stage-0.safet*", "stage-1.safet*"} - {f"{part}.safet*"})
+        copies += ["--from", str(shutil.copytree(run.root, tmp_path / part, ignore=ignored))]
+    assert swarm(["export", "--out", str(tmp_path / "half"), *copies[:4], *home]) == 3
+    said = capsys.readouterr().err
+    assert "no step is complete: of the newest, 10, no peer that answers has stage-1" in said
+    assert "ckpt pull" in said
+    assert not (tmp_path / "half").exists()
+
+    assert swarm(["export", "--out", str(tmp_path / "gathered"), *copies, *home]) == 0
+    assert swarm(["export", "--out", str(tmp_path / "direct"), "--run", str(run.root)]) == 0
+    files = [tmp_path / name / "adapter_model.safetensors" for name in ("gathered", "direct")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert swarm(["export", "--out", str(tmp_path / "merged"), "--merge", *copies, *home]) == 0
+    assert {one["part"] for one in listed_frozen(tmp_path / "here")} == {"ends", "stage-0", "stage-1"}, "of the seed"
+
+
+def test_home_with_several_runs_is_no_source_of_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home, copy = tmp_path / "home", tmp_path / "copy"
+    for number in ("0" * 16, "1" * 16):
+        kept_run(nonce=number).keep(home / RUNS / f"kept-{number}", STEP)
+    kept_run(nonce="2" * 16).keep(copy, STEP)
+    out = ["export", "--out", str(tmp_path / "model"), "--home", str(tmp_path / "here"), "--from", str(home)]
+    for more, why in ((), "it holds several: "), (("--from", str(copy)), "it holds others: "):
+        assert swarm([*out, *more]) == 2
+        assert why in capsys.readouterr().err
 
 
 def test_weights_beside_adapters_are_listed_removed_and_made_again(
@@ -140,8 +162,8 @@ def test_weights_beside_adapters_are_listed_removed_and_made_again(
     gone = kept[0]["digest"]
     assert swarm(["ckpt", "frozen", "--remove", gone[:16], "--home", str(home)]) == 0
     assert f"removed {gone[:12]}" in capsys.readouterr().out
-    assert swarm(["export", str(tmp_path / "model"), "--merge", "--run", str(run.root)]) != 0
-    assert "ckpt frozen --add" in capsys.readouterr().err
+    assert swarm(["export", "--out", str(tmp_path / "model"), "--merge", "--run", str(run.root)]) != 0
+    assert "ckpt frozen --run RUN --add DIR" in capsys.readouterr().err
     again = ["ckpt", "frozen", "--add", str(tmp_path), "--run", str(run.root), "--home", str(home)]
     assert swarm(again) == 0
     assert [one["digest"] for one in listed_frozen(home)].count(gone) == 1

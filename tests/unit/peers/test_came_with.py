@@ -117,7 +117,7 @@ def run(model: Path) -> Founded:
 def exported(model: Path, run: Founded, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("exported")
     directory = kept(run, root / "run", model)
-    assert swarm(["export", str(root / "model"), "--run", str(directory.root)]) == 0
+    assert swarm(["export", "--out", str(root / "model"), "--run", str(directory.root)]) == 0
     return root / "model"
 
 
@@ -138,13 +138,31 @@ def test_export_writes_and_stops_as_the_model_did(model: Path, exported: Path) -
     assert (tokenizer.padding_side, tokenizer.extra_special_tokens) == ("left", ["<|tool|>", "<|think|>"])
 
 
-@pytest.mark.parametrize("form", ["--adapter", "--merge"])
-def test_export_of_adapters_has_it_too(model: Path, tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize("form", [(), ("--merge",)])
+def test_export_of_adapters_has_it_too(model: Path, tmp_path: Path, form: tuple[str, ...]) -> None:
     directory = kept(founded(model, lora_rank=2), tmp_path / "run", model)
-    assert swarm(["export", str(tmp_path / "model"), form, "--run", str(directory.root)]) == 0
+    assert swarm(["export", "--out", str(tmp_path / "model"), *form, "--run", str(directory.root)]) == 0
     for name in ("tokenizer.json", *CAME):
         assert (tmp_path / "model" / name).read_bytes() == (model / name).read_bytes(), name
     assert (tmp_path / "model" / "SWARM.md").is_file()
+
+
+def test_merging_of_copied_parts_says_how_the_weights_beside_adapters_are_made(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = kept(founded(model, lora_rank=2), tmp_path / "run", model)
+    shutil.rmtree(directory.frozen)
+    home = ["--home", str(tmp_path / "here")]
+    assert swarm(["ckpt", "pull", "--from", str(directory.root), *home]) == 0
+    gathered = next((tmp_path / "here" / "runs").iterdir())
+    said = capsys.readouterr().err
+    assert "nobody has the weights beside those of stage-0, stage-1 and ends, which --merge needs" in said
+    assert f"ckpt frozen --run {gathered} --add DIR, DIR being the model's directory (the run calls it 'mine')" in said
+    merging = ["export", "--out", str(tmp_path / "model"), "--merge", "--from", str(directory.root), *home]
+    assert swarm(merging) == 1
+    assert not (tmp_path / "model").exists()
+    assert swarm(["ckpt", "frozen", "--run", str(gathered), "--add", str(model), *home]) == 0
+    assert swarm(merging) == 0
 
 
 def test_founding_says_what_comes_back_and_what_is_left_out(run: Founded) -> None:
@@ -186,7 +204,7 @@ def test_run_is_founded_again_from_its_own_files(run: Founded, tmp_path: Path) -
 def test_export_without_one_of_the_files_names_it(run: Founded, model: Path, tmp_path: Path, capsys: Any) -> None:
     directory = kept(run, tmp_path / "run", model)
     directory.file("merges.txt").unlink()
-    assert swarm(["export", str(tmp_path / "model"), "--run", str(directory.root)]) == 1
+    assert swarm(["export", "--out", str(tmp_path / "model"), "--run", str(directory.root)]) == 1
     assert f"{directory.file('merges.txt')}: No such file or directory. Copy it" in capsys.readouterr().err
     assert not (tmp_path / "model").exists()
 
@@ -203,7 +221,7 @@ def test_template_of_the_run_wins_and_that_is_said(model: Path, tmp_path: Path) 
     assert said.startswith("of exports: additional_chat_templates/tools.jinja, chat_template.jinja, ")
     assert said.endswith("; the run has its own tokenizer.template")
     directory = kept(run, tmp_path / "run", model)
-    assert swarm(["export", str(tmp_path / "model"), "--run", str(directory.root)]) == 0
+    assert swarm(["export", "--out", str(tmp_path / "model"), "--run", str(directory.root)]) == 0
     assert (tmp_path / "model" / "chat_template.jinja").read_text() == own
     assert (tmp_path / "model" / "tokenizer_config.json").read_bytes() == (model / "tokenizer_config.json").read_bytes()
 
@@ -212,7 +230,7 @@ def test_end_token_of_the_run_wins_over_all_files_that_say_another(model: Path, 
     (tmp_path / "RUN.toml").write_text('[tokenizer]\nend = "<|endoftext|>"\ntokens = { eos_token = "<|endoftext|>" }\n')
     run = founded(model, file=tmp_path / "RUN.toml")
     directory = kept(run, tmp_path / "run", model)
-    assert swarm(["export", str(tmp_path / "model"), "--run", str(directory.root)]) == 0
+    assert swarm(["export", "--out", str(tmp_path / "model"), "--run", str(directory.root)]) == 0
     assert json.loads((tmp_path / "model" / "tokenizer_config.json").read_text())["eos_token"] == "<|endoftext|>"
     assert "; the run has its own tokenizer.end and tokenizer.tokens" in dict(run.said)["left out"]
 

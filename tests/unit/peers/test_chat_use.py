@@ -198,7 +198,7 @@ def spoken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     document["tokenizer"] |= {"template": TEMPLATE, "tokens": {"eos_token": "<|endoftext|>"}}
     kept.manifest = parse_manifest(document, "the test")
     kept.keep(root / "run", 10)
-    assert swarm(["export", str(root / "model"), "--run", str(root / "run")]) == 0
+    assert swarm(["export", "--out", str(root / "model"), "--run", str(root / "run")]) == 0
     return root
 
 
@@ -287,7 +287,7 @@ def test_eval_of_conversations_without_a_template_says_so(
     directory = kept_run().keep(tmp_path / "run", 10)
     arguments = ["--run", str(directory.root)]
     if source != "run":
-        assert swarm(["export", str(tmp_path / "model"), *arguments]) == 0
+        assert swarm(["export", "--out", str(tmp_path / "model"), *arguments]) == 0
         arguments = ["--model", str(tmp_path / "model")]
     if source == "lacking":
         (tmp_path / "model" / "tokenizer.json").unlink()

@@ -270,7 +270,7 @@ class OfRun(PeerDonor):
     """A peer of a run that has what a directory holds."""
 
     def __init__(self, directory: RunDirectory) -> None:
-        self._files = DirectoryDonor(directory.checkpoints)
+        self._peer, self._files = PEER, DirectoryDonor(directory.checkpoints)
 
     async def offers(self) -> list[Offer[Donor]]:
         return [replace(one, donor=self._files) for one in await self._files.offers()]

@@ -30,8 +30,9 @@ REFUSED = (
     f"join {ADDRESS} --listen /ip4/127.0.0.1", "join --thread 3", "join --banana", "join x --threads",
     "join --preemption banana", "new --preemption banana", "new --pause-when battery",
     "new --resume", "sample", "sample /nonexistent", "sample /dev/null", "sample /", "sample --model /",
-    "sample x --model y", "sample --tokens 0", "sample --tokens x", "export /dev/null", "export new --run /",
-    "eval /nonexistent", "eval /dev/null --device banana", "data build", "data build x", "statu", "status x",
+    "sample x --model y", "sample --tokens 0", "sample --tokens x", "export --out /dev/null",
+    "export --out new --run /", "eval /nonexistent",
+    "eval /dev/null --device banana", "data build", "data build x", "statu", "status x",
     "quickstart --ends x",
 )  # fmt: skip
 

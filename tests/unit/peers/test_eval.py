@@ -38,7 +38,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Checkpointed, 
     """A directory with ``run`` and ``model``, and what each loads as."""
     root = tmp_path_factory.mktemp("both")
     directory = kept_run().keep(root / "run", 10)
-    assert swarm(["export", str(root / "model"), "--run", str(directory.root)]) == 0
+    assert swarm(["export", "--out", str(root / "model"), "--run", str(directory.root)]) == 0
     return root, load_checkpoint(directory), load_exported(root / "model")
 
 
@@ -174,7 +174,7 @@ def test_eval_of_run_and_export_is_a_plain_loop_of_transformers(
     document["tokenizer"] |= {"digest": tokenizer_digest(kept.tokenizer), "template": CHATS, "tokens": tokens}
     kept.manifest = parse_manifest(document, "the test")
     kept.keep(tmp_path / "run", 10)
-    assert swarm(["export", str(tmp_path / "model"), "--run", str(tmp_path / "run")]) == 0
+    assert swarm(["export", "--out", str(tmp_path / "model"), "--run", str(tmp_path / "run")]) == 0
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     file = tmp_path / f"file.{kind.replace('chats', 'jsonl')}"
@@ -276,7 +276,7 @@ def test_model_option_with_what_is_damaged_says_so(
 ) -> None:
     root, _, _ = both
     model = tmp_path / "model"
-    assert swarm(["export", str(model), "--run", str(root / "run")]) == 0
+    assert swarm(["export", "--out", str(model), "--run", str(root / "run")]) == 0
     if damaged == "weights":
         file = model / "model-00002-of-00003.safetensors"
         file.write_bytes(file.read_bytes()[:-8])

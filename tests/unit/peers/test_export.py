@@ -53,7 +53,7 @@ def shared(kept: KeptRun, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     """An exported model, and the checkpoint that it was made of."""
     root = tmp_path_factory.mktemp("exported")
     directory = kept.keep(root / "run", STEP)
-    assert swarm(["export", str(root / "model"), "--run", str(directory.root)]) == 0
+    assert swarm(["export", "--out", str(root / "model"), "--run", str(directory.root)]) == 0
     return root / "model", load_checkpoint(directory)
 
 
@@ -120,7 +120,10 @@ def test_exported_tokenizer_is_the_runs(shared: tuple[Path, Checkpointed]) -> No
 
 @torch.no_grad()
 def test_export_in_bfloat16_is_half_as_large_and_rounded(run: RunDirectory, tmp_path: Path) -> None:
-    assert swarm(["export", str(tmp_path / "model"), "--run", str(run.root), "--dtype", "bfloat16", "--json"]) == 0
+    assert (
+        swarm(["export", "--out", str(tmp_path / "model"), "--run", str(run.root), "--dtype", "bfloat16", "--json"])
+        == 0
+    )
     llama, ours = loaded(tmp_path / "model"), load_checkpoint(run).model
     assert llama.dtype == torch.bfloat16
     assert torch.equal(llama.lm_head.weight, dict(ours.named_parameters())["head.weight"].bfloat16())
@@ -133,7 +136,7 @@ def test_export_of_hosted_ends_in_one_stage_is_one_file(tmp_path: Path) -> None:
     document = kept.manifest.model_dump(mode="json") | {"split": {"stages": 1, "ends": "hosted"}}
     kept.manifest = parse_manifest(document, "the test")
     directory = kept.keep(tmp_path / "run", STEP, [stage_part(0)])
-    assert swarm(["export", str(tmp_path / "model"), "--run", str(directory.root)]) == 0
+    assert swarm(["export", "--out", str(tmp_path / "model"), "--run", str(directory.root)]) == 0
     assert sorted(path.name for path in (tmp_path / "model").glob("model*")) == ["model.safetensors"]
     tokens = torch.arange(16).view(1, 16)
     ours = load_checkpoint(directory).model
@@ -145,7 +148,9 @@ def test_export_of_hosted_ends_in_one_stage_is_one_file(tmp_path: Path) -> None:
 
 
 def test_export_says_what_it_made(run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert swarm(["export", str(tmp_path / "a" / "model"), "--run", str(run.root), "--step", "10", "--json"]) == 0
+    assert (
+        swarm(["export", "--out", str(tmp_path / "a" / "model"), "--run", str(run.root), "--step", "10", "--json"]) == 0
+    )
     said = printed(capsys)
     assert (said["step"], said["parameters"], said["bytes"]) == (STEP, 52_128, 4 * 52_128)
     assert said["files"] == FILES
@@ -156,7 +161,7 @@ def test_export_says_what_it_made(run: RunDirectory, tmp_path: Path, capsys: pyt
 
 def test_export_card_has_the_facts_of_the_run(kept: KeptRun, run: RunDirectory, tmp_path: Path) -> None:
     run.report.write_text(json.dumps({"eval_last_step": STEP, "eval_last": 2.5}))
-    assert swarm(["export", str(tmp_path / "model"), "--run", str(run.root)]) == 0
+    assert swarm(["export", "--out", str(tmp_path / "model"), "--run", str(run.root)]) == 0
     card = (tmp_path / "model" / "README.md").read_text()
     for fact in (
         f"id `{kept.manifest.run_id}`",
@@ -190,7 +195,7 @@ def test_export_begins_texts_as_the_model_does_that_came_with_its_own_tokens(
     document["tokenizer"] |= {"template": template, "tokens": {"eos_token": "<|endoftext|>"}}
     kept.manifest = parse_manifest(document, "the test")
     directory = kept.keep(tmp_path / "run", STEP)
-    assert swarm(["export", str(tmp_path / "model"), "--run", str(directory.root)]) == 0
+    assert swarm(["export", "--out", str(tmp_path / "model"), "--run", str(directory.root)]) == 0
     *_, following = capsys.readouterr().out.splitlines()
     command = shlex.split(following.removeprefix("next: "))
     assert command[:2] == ["python", "-c"]
@@ -209,7 +214,7 @@ def test_export_into_an_empty_directory_keeps_it(run: RunDirectory, tmp_path: Pa
     target = tmp_path / "model"
     target.mkdir(mode=0o710)
     before = target.stat()
-    assert swarm(["export", str(target), "--run", str(run.root)]) == 0
+    assert swarm(["export", "--out", str(target), "--run", str(run.root)]) == 0
     assert (target.stat().st_ino, target.stat().st_mode) == (before.st_ino, before.st_mode)
     assert sorted(os.listdir(target)) == FILES
 
@@ -228,7 +233,7 @@ def test_export_holds_one_part_at_a_time_and_needs_no_transformers(
         return weights
 
     monkeypatch.setattr(exporting, "load_part_weights", load_one)
-    assert swarm(["export", str(tmp_path / "model"), "--run", str(run.root)]) == 0
+    assert swarm(["export", "--out", str(tmp_path / "model"), "--run", str(run.root)]) == 0
     assert len(alive) == 21
 
 
@@ -252,7 +257,7 @@ def test_export_to_what_is_in_use_is_refused_and_leaves_it(
         target.write_text("mine")
         target = target / "deeper" if there == "below" else target
     before = sorted(map(str, tmp_path.rglob("*")))
-    assert swarm(["export", str(target), "--run", str(run.root)]) == 2
+    assert swarm(["export", "--out", str(target), "--run", str(run.root)]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"error: DIR = '{target}' cannot be used: ")
     assert why in said
@@ -265,7 +270,7 @@ def test_export_to_a_full_disk_leaves_nothing(
 ) -> None:
     with monkeypatch.context() as patch:
         disk = install(patch, BrokenDisk(at, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
-        assert swarm(["export", str(clean), "--run", str(run.root)]) == 1
+        assert swarm(["export", "--out", str(clean), "--run", str(run.root)]) == 1
     assert disk.fired
     assert f"{clean}: No space left on device. Nothing was exported." in capsys.readouterr().err
 
@@ -288,7 +293,7 @@ def test_export_of_a_damaged_part_names_it_and_leaves_nothing(
     data = bytearray(path.read_bytes())
     data[len(data) // 6] ^= 1
     path.write_bytes(data)
-    assert swarm(["export", str(clean), "--run", str(run.root)]) == 1
+    assert swarm(["export", "--out", str(clean), "--run", str(run.root)]) == 1
     said = capsys.readouterr().err
     assert str(path) in said
     assert "swarm ckpt pull" in said
@@ -298,10 +303,10 @@ def test_export_of_a_run_without_checkpoints_or_with_another_tokenizer_says_so(
     run: RunDirectory, clean: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run.tokenizer.write_text("{}")
-    assert swarm(["export", str(clean), "--run", str(run.root)]) == 1
+    assert swarm(["export", "--out", str(clean), "--run", str(run.root)]) == 1
     assert f"{run.tokenizer}: not the tokenizer.json of this run." in capsys.readouterr().err
     run.checkpoints.rename(run.root / "elsewhere")
-    assert swarm(["export", str(clean), "--run", str(run.root)]) == 2
+    assert swarm(["export", "--out", str(clean), "--run", str(run.root)]) == 2
     assert "has no checkpoint" in capsys.readouterr().err
 
 
@@ -309,5 +314,5 @@ def test_export_of_a_family_without_a_form_elsewhere_says_so(
     run: RunDirectory, clean: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(GptFamily, "export_config", ModelFamily.export_config)
-    assert swarm(["export", str(clean), "--run", str(run.root)]) == 2
+    assert swarm(["export", "--out", str(clean), "--run", str(run.root)]) == 2
     assert "model.family = 'gpt' cannot be used: models of this family have no form" in capsys.readouterr().err
