@@ -13,15 +13,17 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Encoding, decoders, models, pre_tokenizers, trainers
-from tokenizers import Tokenizer as BackendTokenizer
 
 from data_shards.privacy import Private, withhold
 from swarm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+    from tokenizers import Tokenizer as BackendTokenizer
 
 END_OF_TEXT = "<|endoftext|>"
 END_TOKENS = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "<｜end▁of▁sentence｜>", "<|im_end|>", "<|eot_id|>")
@@ -111,6 +113,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
         raise ConfigError(
             "vocab_size", vocab_size, f"at least {BYTE_SYMBOLS + 1}", "Bytes and end-of-text need that many."
         )
+    from tokenizers import Tokenizer as BackendTokenizer
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
     backend = BackendTokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -143,6 +148,8 @@ class Tokenizer:
     """
 
     def __init__(self, document: bytes, end_token: str | None = None, *, special_in_text: bool = False) -> None:
+        from tokenizers import Tokenizer as BackendTokenizer
+
         self.digest = tokenizer_digest(document)
         remedy = "Use the tokenizer.json that the run was made with."
         try:
@@ -372,6 +379,8 @@ def _trimmed(text: str, left: Seam | None, right: Seam | None) -> str:
 
 def _is_exact(backend: BackendTokenizer) -> bool:
     """Whether it is known without a look that decoding gives any text back: its tokens are made of the text's bytes."""
+    from tokenizers import decoders, models, pre_tokenizers
+
     steps = json.loads(backend.pre_tokenizer.__getstate__()) if backend.pre_tokenizer is not None else {}
     rules = steps.get("pretokenizers", [steps])
     removed = any(rule.get("behavior") == "Removed" or rule.get("add_prefix_space") for rule in rules)

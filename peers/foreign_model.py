@@ -31,10 +31,10 @@ from swarm.models.spec import DType, SplitConfig
 from swarm.parsing import parse_json
 from swarm.pipeline.batch import Packing
 from swarm.schema import MODEL_FILE
-from swarm.state.frozen import FrozenStore, ModelFiles
 
 if TYPE_CHECKING:
     from peers.settings import PeerSettings
+    from swarm.state.frozen import ModelFiles
 
 ADAPTER_LR = 2e-4
 """Adapters begin at nothing, so they take ten times what weights that are trained already take (Hu et al., arXiv
@@ -210,6 +210,8 @@ def files_here(model: AnyModel, settings: PeerSettings) -> ModelFiles:
 
     Raises ConfigError where the run names no revision of a hub, or that does not give it.
     """
+    from swarm.state.frozen import FrozenStore, ModelFiles
+
     frozen = FrozenStore(settings.frozen or settings.home / FROZEN)
     if not settings.options.from_hub:
         return ModelFiles(settings.model_files or settings.options.model_files, frozen)

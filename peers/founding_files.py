@@ -7,21 +7,22 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from data_shards.tokenize import tokenizer_digest, train_tokenizer
-from peers.checkpoints.recut import recut_run
-from peers.checkpoints.resume import Resumable, find_resumable
 from peers.commands.comeback import check_gone
 from peers.console.words import another_path, command_name
+from peers.data.files import source_files
 from peers.data.source import check_tokenizer
 from peers.data.text import Corpus, built_in_corpus, read_corpus, sample_texts
 from peers.data.tokenizer_files import CameWith, read_bounded
 from peers.foreign_model import ADAPTER_LR, ForeignModel, check_founding, check_parts, find_model, without_tokenizer
 from peers.home.places import home_directory
+from peers.home.run_directory import find_run_directory
 from peers.manifest_file import PENDING
 from peers.options.fields import settings_of
 from peers.options.foundation import Foundation
+from peers.plan.peers_file import read_entries
 from peers.plan.sizing import SizedStages, stages_for
 from peers.presets import load_preset, preset_names
 from peers.profiles import PROFILES, keys_of, profile_of, value_at, with_profile
@@ -33,7 +34,11 @@ from swarm.parsing import parse_toml
 from swarm.schema import MAX_FILES_BYTES, TOKENIZER_FILE
 from swarm.state.checkpoints.files import step_called
 
+if TYPE_CHECKING:
+    from peers.checkpoints.resume import Resumable
+
 FOR_ADAPTERS = {"lr": ADAPTER_LR, "weight_decay": 0.0}
+
 FOR_FOREIGN = "finetune"
 """The preset for a model that is named alone; with a file of one's own it has what that leaves open."""
 _WITH_RESUME = ("file", "resume")
@@ -63,6 +68,7 @@ def load_foundation(foundation: Foundation) -> dict[str, Any]:
 
     Raises ConfigError for what is missing, unknown, malformed, or does not fit the model.
     """
+    _check_files(foundation)
     foreign = _foreign(foundation)
     if (foundation.preset is None) == (foundation.file is None) and (foreign is None or foundation.preset is not None):
         remedy = f"For instance: swarm new --preset {preset_names()[0]}. There are {', '.join(preset_names())}."
@@ -135,6 +141,16 @@ def _section(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return said if isinstance(said, Mapping) else {}
 
 
+def _check_files(foundation: Foundation) -> None:
+    """Read what is named beside the manifest once more than is needed: what is wrong with it is said without torch."""
+    if foundation.peers is not None:
+        read_entries(foundation.peers)
+    if foundation.tokenizer is not None:
+        _read_tokenizer(foundation.tokenizer)
+    for text in foundation.text:
+        source_files(text, "--text")
+
+
 def pending(document: dict[str, Any]) -> dict[str, Any]:
     """Return a manifest with what stands for the tokenizer to come, where it names none."""
     said = document.get("tokenizer", {})
@@ -203,7 +219,7 @@ def resume_run(foundation: Foundation, home: Path | str | None) -> Founded:
     Raises ConfigError for a flag that would make it another run, and as
     :func:`peers.checkpoints.resume.find_resumable` and :func:`peers.checkpoints.recut.recut_run`.
     """
-    cut_anew = foundation.cut_said
+    cut_anew, given = foundation.cut_said, foundation.file
     for key, setting in settings_of(Foundation).items():
         value = getattr(foundation, key)
         if key not in (_WITH_OTHER_STAGES if cut_anew else _WITH_RESUME) and value != setting.default:
@@ -214,10 +230,16 @@ def resume_run(foundation: Foundation, home: Path | str | None) -> Founded:
                 allowed = "beside --resume and --stages only --layers-per-stage, --peers, --hosts and --trainers"
             shown = value if isinstance(value, int) else " ".join(map(str, value)) if setting.many else str(value)
             raise ConfigError(setting.names[0], shown, allowed, remedy)
-    found, said = find_resumable(foundation.file, home), list[tuple[str, str]]()
+    named = given is not None and step_called(given.name) is not None
+    if not named:
+        find_run_directory(given, home, key="--resume")
+    # After there is one: torch takes seconds.
+    from peers.checkpoints.recut import recut_run
+    from peers.checkpoints.resume import find_resumable
+
+    found, said = find_resumable(given, home), list[tuple[str, str]]()
     origin = str(found.directory.tokenizer)
     if not cut_anew:
-        named = foundation.file is not None and step_called(foundation.file.name) is not None
         check_gone(home_directory(home), found.manifest, on_purpose=named)
     if cut_anew:
         try:

@@ -17,7 +17,7 @@ from pydantic import Field, StringConstraints, ValidationError, ValidationInfo, 
 
 from swarm import WIRE_VERSION
 from swarm.averaging.config import AveragingConfig, check_averaging
-from swarm.compression.registry import AUTO, EXACT, SAME, ActivationChoice, GradientChoice, exact_codec
+from swarm.compression.names import AUTO, EXACT, SAME, ActivationChoice, GradientChoice, exact_codec
 from swarm.consensus.admissions import AdmissionConfig
 from swarm.consensus.copies import MAX_COPIES
 from swarm.consensus.records import record_bytes
@@ -28,8 +28,7 @@ from swarm.models.gpt_config import GptConfig
 from swarm.models.registry import AnyModel, config_type, family_of
 from swarm.models.spec import SplitConfig
 from swarm.network.protocols import MAX_BODY_BYTES
-from swarm.optim.muon import MAX_WIDTH
-from swarm.optim.schedules import OptimizerConfig
+from swarm.optim.schedules import MUON_WIDTH, OptimizerConfig
 from swarm.parsing import parse_toml
 from swarm.pipeline.batch import BatchConfig
 from swarm.schema import MAX_FILES, MODEL_FILE, TOKENIZER_FILE, ModelFileField, Section, in_words, keys_at
@@ -175,8 +174,7 @@ class Manifest(Section):
     def _resolve(cls, codecs: CodecConfig, info: ValidationInfo) -> CodecConfig:
         if "model" not in info.data:  # it is refused
             return codecs
-        dtype = family_of(info.data["model"]).boundary(1, 1).dtype
-        stands_for = {EXACT: exact_codec(dtype)}
+        stands_for = {EXACT: exact_codec(info.data["model"].compute)}
         activations = stands_for.get(codecs.activations, codecs.activations)
         stands_for[SAME] = activations
         return CodecConfig(activations=activations, gradients=stands_for.get(codecs.gradients, codecs.gradients))
@@ -364,13 +362,13 @@ def check_optimizer(manifest: Manifest) -> None:
     family = family_of(manifest.model)
     layout = family.layout(family.build(family.parts(manifest.split)[0]))
     width = max((min(slot.shape[-2:]) for slot in layout.slots if slot.name in layout.matrices), default=0)
-    if width > MAX_WIDTH:
+    if width > MUON_WIDTH:
         why = f"it has matrices whose shorter side is {width}: a copy would compute a step of Muon for minutes"
         raise ConfigError(
             "optimizer.name",
             "muon",
             f"another one for a model of this width while run.copies = {manifest.run.copies}",
-            f"Set run.copies = 0, or take adamw: matrices up to {MAX_WIDTH} are fine.",
+            f"Set run.copies = 0, or take adamw: matrices up to {MUON_WIDTH} are fine.",
             why=why,
         )
 

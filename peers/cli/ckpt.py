@@ -118,14 +118,17 @@ def frozen(
 
     Example: swarm ckpt frozen --unused
     """
-    from peers.frozen import add_frozen, listed_frozen, remove_frozen
     from peers.home.run_directory import find_run_directory
     from swarm.errors import ConfigError
 
     if remove and unused:
         raise ConfigError("--unused", remove, "no --remove beside it", "Give one of the two, then the other.")
-    if add is not None:
-        add_frozen(find_run_directory(run, home, key="--run"), add, lambda line: typer.echo(line, err=as_json))
+    directory = None if add is None else find_run_directory(run, home, key="--run")
+    # After the run is known to be one: torch takes seconds.
+    from peers.frozen import add_frozen, listed_frozen, remove_frozen
+
+    if add is not None and directory is not None:
+        add_frozen(directory, add, lambda line: typer.echo(line, err=as_json))
     gone = remove_frozen(home, remove or "", unused=unused) if remove or unused else []
     kept = listed_frozen(home)
     if as_json:

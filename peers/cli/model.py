@@ -172,6 +172,7 @@ def evaluate(
     check_device(device)
     named = [source_files(given, "FILE") for given in files]
     paths = dict.fromkeys(file.path for found in named for file in found if file.bytes or len(found) == 1)
+    _check_named(run, model, step, home, key="--run")
     # After there are some: a wrong path should not cost the seconds that libraries take.
     from peers.data.building import encoded_documents
     from peers.data.flaws import LeftOut, nothing_in
@@ -322,26 +323,35 @@ def _load(
 ) -> tuple[LoadedModel, dict[str, Any]]:
     """Load what is asked for; return it, and what it is for scripts. ``named`` is whether the run is an argument, and
     no option; ``how`` are device and threads."""
-    from peers.commands.model_directory import check_model
-    from peers.home.run_directory import find_run_directory
-    from swarm.errors import ConfigError
-
-    key = "DIR" if named else "--run"
-    if model is not None:
-        for name, value in ((key, run), ("--step", step)):
-            if value is not None:
-                raise ConfigError(name, str(value), "nothing beside --model", f"Leave out {name}, or --model.")
-        check_model(model)
+    found = _check_named(run, model, step, home, key="DIR" if named else "--run")
+    # After the directory is known to be one: a wrong path should not cost the seconds that torch takes.
+    if isinstance(found, Path):
         from peers.commands.exported import load_exported
 
-        return load_exported(model, **how), {"model": str(model)}
-    found = find_run_directory(run, home, key=key)
-    # After the directory is known to be one: a wrong path should not cost the seconds that torch takes.
+        return load_exported(found, **how), {"model": str(model)}
     from peers.commands.evaluate import load_checkpoint
 
     checkpoint = load_checkpoint(found, step, **how)
     _tell_which(found, checkpoint.step, checkpoint.passed_over, asked=step is not None, named=run is not None)
     return checkpoint, {"directory": str(found.root), "step": checkpoint.step}
+
+
+def _check_named(
+    run: Path | None, model: Path | None, step: int | None, home: str | None, *, key: str
+) -> RunDirectory | Path:
+    """Return the run that is named, or the newest; or the directory of the model that is, which is known to be one
+    then. ``key`` is what the run is called in errors."""
+    from peers.commands.model_directory import check_model
+    from peers.home.run_directory import find_run_directory
+    from swarm.errors import ConfigError
+
+    if model is None:
+        return find_run_directory(run, home, key=key)
+    for name, value in ((key, run), ("--step", step)):
+        if value is not None:
+            raise ConfigError(name, str(value), "nothing beside --model", f"Leave out {name}, or --model.")
+    check_model(model)
+    return model
 
 
 def _encoding(run: Path | None, model: Path | None, step: int | None, home: str | None, key: str = "--run") -> Encoding:

@@ -10,11 +10,10 @@ from typing import Any
 from peers.console.words import another_path, command_name
 from peers.founding_files import load_foundation, pending
 from peers.options.foundation import Foundation
-from peers.plan.peers_file import EXAMPLE, read_peers
+from peers.plan.peers_file import EXAMPLE, read_entries, read_peers
 from peers.plan.report import PlanReport
 from peers.plan.sizing import nothing_fits
 from peers.plan.table import ModelEntry, PlanTable, plan_table, read_table
-from peers.plan.work import workload_of
 from peers.presets import load_preset, preset_names
 from peers.profiles import keys_of, with_profile
 from swarm.config import Manifest, parse_manifest
@@ -45,6 +44,7 @@ def make_plan(model: str | None, peers: str | None, swarm: str | None, memory_gi
         raise ConfigError("--memory-gib", memory_gib, "nothing beside --peers", remedy)
     if model is None:
         raise ConfigError("MODEL", None, "a RUN.toml or a preset", f"{command_name()} plan tiny --peers {peers}")
+    read_entries(Path(peers or ""))  # first: what is wrong with it is said without torch
     manifest = manifest_named(model)
     classes = read_peers(Path(peers or ""), manifest.model.compute)
     return plan_for(manifest, classes, peers or "")
@@ -52,6 +52,8 @@ def make_plan(model: str | None, peers: str | None, swarm: str | None, memory_gi
 
 def plan_for(manifest: Manifest, classes: Sequence[PeerClass], peers_from: str) -> PlanReport:
     """Return the plan of a manifest's model for these peers. Raises CommandError where no layout fits."""
+    from peers.plan.work import workload_of  # torch: after both files are known to be right
+
     work = workload_of(manifest)
     plans = search(work, classes)
     if not plans:

@@ -17,7 +17,6 @@ from swarm.disk import write_whole
 from swarm.errors import ConfigError
 from swarm.models.registry import family_of
 from swarm.sim.flow import PacedFlow
-from swarm.sim.journeys import JourneysPlay
 from swarm.sim.simulation import FIDELITIES, Fidelity, SimulationCase, SimulationResult, StepCosts
 from swarm.sim.turnover import Turnover
 
@@ -27,6 +26,8 @@ def _flow(case: SimulationCase) -> SimulationResult:
 
 
 def _journeys(case: SimulationCase) -> SimulationResult:
+    from swarm.sim.journeys import JourneysPlay  # torch: after the file is known to be right
+
     return JourneysPlay(case).run()
 
 

@@ -53,7 +53,13 @@ class PeersFile(Section):
 
 
 def read_peers(path: Path, compute: str) -> list[PeerClass]:
-    """Return the classes of peers in a file, for a model that is computed in this dtype.
+    """Return the classes of peers in a file, for a model that is computed in this dtype. Raises as
+    :func:`read_entries`, and ConfigError for a device that is not known."""
+    return [class_of(entry, compute, path) for entry in read_entries(path)]
+
+
+def read_entries(path: Path) -> tuple[PeersEntry, ...]:
+    """Return what a file says of classes of peers.
 
     Raises ConfigError naming --peers, or the key of the file, for what is missing, unknown or malformed.
     """
@@ -70,7 +76,7 @@ def read_peers(path: Path, compute: str) -> list[PeerClass]:
     except ValidationError as error:
         raise explained(error, PeersFile, path) from None
     check_names(found.peers, path)
-    return [class_of(entry, compute, path) for entry in found.peers]
+    return found.peers
 
 
 def with_classes(document: Mapping[str, Any]) -> dict[str, Any]:

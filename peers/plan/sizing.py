@@ -13,7 +13,6 @@ from typing import Any
 
 from peers.console.words import CommandError, command_name, count, listed
 from peers.plan.peers_file import read_peers
-from peers.plan.work import workload_of
 from swarm.config import Manifest
 from swarm.planning.predict import StepForecast, lacking, part_memory
 from swarm.planning.search import is_small, search
@@ -79,6 +78,8 @@ def stages_for(manifest: Manifest, peers: Path, stages: int | None) -> SizedStag
     pace is found to 1 in 16,000. Cost: seconds for a
     hundred peers. Raises ConfigError as :func:`~peers.plan.peers_file.read_peers`, CommandError where no cut fits.
     """
+    from peers.plan.work import workload_of  # torch: after the file is known to be right
+
     classes, work = read_peers(peers, manifest.model.compute), workload_of(manifest)
     found = search(work, classes, stages=() if stages is None else (stages,), rows=(manifest.batch.microbatch_size,))
     if not found:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from swarm.compression.registry import AUTO, codec_named
+from swarm.compression.names import AUTO
 from swarm.config import Manifest
 from swarm.ids import stage_part
 from swarm.membership.part_memory import part_bytes
@@ -77,6 +77,8 @@ def _less(whole: PartNeeds, without: PartNeeds) -> PartNeeds:
 
 def _on_the_wire(manifest: Manifest, family: ModelFamily) -> tuple[int, int]:
     """Bytes of a row's activation, and of its gradient; as they are where records choose, which is the most."""
+    from swarm.compression.registry import codec_named  # torch: after a file is known to be right
+
     crossing, codecs = family.boundary(1, manifest.model.context), manifest.codecs
     exact = "float32" if crossing.dtype == "float32" else "bfloat16"
     forward, backward = (exact if name == AUTO else name for name in (codecs.activations, codecs.gradients))

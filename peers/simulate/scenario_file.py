@@ -32,7 +32,6 @@ from peers.chaos.schedule import Removal, read_trace, spot_trace
 from peers.commands.plan import manifest_named
 from peers.console.words import another_path, command_name
 from peers.plan.peers_file import MAX_CLASSES, PeersEntry, check_names, class_of, explained, with_classes
-from peers.plan.work import workload_of
 from swarm.config import Manifest
 from swarm.consensus.copies import COPY_BYTES_S, MAX_COPIES
 from swarm.consensus.rebalance import RuleName
@@ -197,6 +196,8 @@ def _model_at(model: str, beside: Path) -> str:
 
 
 def _work(told: ScenarioFile, manifest: Manifest) -> tuple[Workload, tuple[int, ...], int]:
+    from peers.plan.work import workload_of  # torch: after the file is known to be right
+
     work = workload_of(manifest)
     if told.copies is not None:
         work = replace(work, copies=told.copies)

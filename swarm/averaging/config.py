@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from swarm.compression.registry import FED_BACK, AveragingCodec
+from swarm.compression.names import FED_BACK, AveragingCodec
 from swarm.errors import ConfigError
 from swarm.schema import Section
 

@@ -12,12 +12,14 @@ import heapq
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
-
-import torch
 
 from swarm.consensus.roster import Member, Roster
 from swarm.ids import ENDS, PartName, PeerId
+
+if TYPE_CHECKING:
+    import torch
 
 MAX_COPIES = 4
 """Of one part. Each has a peer follow the part's replicas, which help eight peers at once (``observing``)."""

@@ -1,41 +1,48 @@
 """The families of models there are, by the name that a manifest's ``[model]`` gives as ``family``.
 
-A new one is a line in :data:`FAMILIES`, and its config in the union :data:`AnyModel`.
+A new one is a line in :data:`FAMILIES`, and its config in the union :data:`AnyModel`. Its code, which needs torch, is
+imported where a model of it is first met: a manifest's keys are checked without.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, ValidationError
 from pydantic_core import InitErrorDetails
 
-from swarm.models.family import ModelFamily
 from swarm.models.gpt_config import GptConfig
-from swarm.models.gpt_family import GptFamily
 from swarm.models.hf.hf_config import HfConfig
-from swarm.models.hf.hf_family import HfFamily
-from swarm.models.lora import LoraFamily
 from swarm.models.lora_config import LoraConfig
 from swarm.models.spec import ModelConfig
 from swarm.schema import Section
 
+if TYPE_CHECKING:
+    from swarm.models.family import ModelFamily
+
 
 @dataclass(frozen=True, slots=True)
 class RegisteredFamily:
-    """A family: what its ``[model]`` may say, and what follows from it."""
+    """A family: what its ``[model]`` may say, and the module and class of what follows from it."""
 
     config: type[Section]
-    family: type[ModelFamily]
+    module: str
+    name: str
+
+    def of(self, model: ModelConfig) -> ModelFamily:
+        """Return what follows from a model's config. The first time it imports torch."""
+        found: ModelFamily = getattr(import_module(self.module), self.name)(model)
+        return found
 
 
 FAMILIES: Mapping[str, RegisteredFamily] = MappingProxyType(
     {
-        "gpt": RegisteredFamily(GptConfig, GptFamily),
-        "hf": RegisteredFamily(HfConfig, HfFamily),
+        "gpt": RegisteredFamily(GptConfig, "swarm.models.gpt_family", "GptFamily"),
+        "hf": RegisteredFamily(HfConfig, "swarm.models.hf.hf_family", "HfFamily"),
     }
 )
 
@@ -45,9 +52,12 @@ DEFAULT = "gpt"
 
 def family_of(model: ModelConfig) -> ModelFamily:
     """Return what follows from a model's config."""
-    family = FAMILIES[model.family].family(model)
-    lora = lora_of(model)
-    return family if lora is None else LoraFamily(model, family, lora)
+    family, lora = FAMILIES[model.family].of(model), lora_of(model)
+    if lora is None:
+        return family
+    from swarm.models.lora import LoraFamily
+
+    return LoraFamily(model, family, lora)
 
 
 def lora_of(model: ModelConfig) -> LoraConfig | None:

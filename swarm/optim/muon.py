@@ -42,8 +42,6 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 MATCHED_RMS = 0.2
 """The root mean square of AdamW's steps, in learning rates (arXiv 2502.16982, section 2.2)."""
 GRID = 2.0**22
-MAX_WIDTH = 2048
-"""The shorter side of a matrix beyond which a step takes a CPU minutes: a copy on a CPU would never keep up."""
 _CPU = torch.device("cpu")
 
 

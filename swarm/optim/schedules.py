@@ -11,6 +11,8 @@ from swarm.schema import Section
 
 MOMENTUM, DECAY_FRACTION = 0.95, 0.2
 """The defaults of keys that a manifest leaves out where they say nothing else."""
+MUON_WIDTH = 2048
+"""The shorter side of a matrix beyond which a step of Muon takes a CPU minutes: a copy on a CPU would never keep up."""
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 

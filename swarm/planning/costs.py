@@ -1,13 +1,13 @@
-"""What a model costs, whatever its family: parameters, operations, bytes of graphs and on its boundaries."""
+"""What a model costs, whatever its family: parameters, operations, bytes of graphs and on its boundaries.
+
+Imports torch where a model is first asked: files of plans and peers are read without.
+"""
 
 from __future__ import annotations
 
 import math
 from typing import Literal
 
-from torch import nn
-
-from swarm.models.lora import LoraFamily
 from swarm.models.registry import family_of
 from swarm.models.spec import ModelConfig, PartSpec, SplitConfig
 
@@ -120,6 +120,8 @@ def founding_bytes(model: ModelConfig, split: SplitConfig) -> int:
 def storing_bytes(model: ModelConfig, spec: PartSpec) -> int:
     """Memory that making a part's frozen weights takes, at most: those of the model in float32, what they are stored
     as, and what it takes to store the largest matrix in four bits. Nothing for a model without adapters."""
+    from swarm.models.lora import LoraFamily
+
     family = family_of(model)
     if not isinstance(family, LoraFamily):
         return 0
@@ -151,6 +153,8 @@ def graph_bytes(model: ModelConfig, spec: PartSpec, rows: int, *, checkpointing:
     norm two tensors in float32. Scores of attention, where they are kept (``eager``), come on top. Of private ends it
     is what the embedding made, for their head is gone through both ways at once. Needs no weights.
     """
+    from torch import nn
+
     family = family_of(model)
     boundary = family.boundary(rows, model.context)
     each = _BYTES[boundary.dtype]

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from statistics import median_high
 from typing import NamedTuple
 
-from swarm.compression.registry import AUTO, codec_named, exact_codec
+from swarm.compression.names import AUTO, exact_codec
+from swarm.compression.registry import codec_named
 from swarm.consensus.records import CloseRecord, CodecPair
 from swarm.consensus.roster import Roster
 from swarm.ids import PeerId, stage_part

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from swarm.compression.codec import Codec, EncodeContext
-from swarm.compression.registry import REGISTERED
+from swarm.compression.registry import CODECS
 from tests.benchmarks._stage import normal
 from tests.benchmarks._stage_checks import Answers, Check
 
@@ -27,7 +27,7 @@ _CONTEXT = EncodeContext(step=1, direction="forward")
 def codec_checks(device: torch.device) -> list[Check]:
     """One of each codec and each dtype that it is given: floats in float32 and bfloat16, token ids in int64."""
     found = []
-    for codec in (one.codec for one in REGISTERED):
+    for codec in CODECS.values():
         for dtype in (torch.int64,) if codec.name == "int32" else (torch.float32, torch.bfloat16):
             name = f"codec_{codec.name}_from_{str(dtype).removeprefix('torch.')}"
             found.append(Check((name,), partial(_answer, name, codec, dtype, device)))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from swarm.compression.codec import EncodeContext
 from swarm.compression.dense import BFLOAT16, FLOAT32, DenseCodec
-from swarm.compression.registry import REGISTERED
+from swarm.compression.names import NAMED
 from tests.benchmarks import _stage_checks, _stage_codecs, _stage_lanes
 from tests.benchmarks._gpu_check import verdict
 from tests.benchmarks._stage import Size
@@ -49,7 +49,7 @@ def test_distance_of_another_result_is_beyond_the_bound_and_of_what_is_not_finit
 def test_codec_checks_name_every_codec_and_hold_on_the_cpu() -> None:
     found = {name: answer for one in codec_checks(CPU) for name, answer in one.work().items()}
     assert set(found.values()) == {True}
-    assert {one.codec.name for one in REGISTERED} == {name.split("_")[1] for name in found}
+    assert {one.name for one in NAMED} == {name.split("_")[1] for name in found}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])

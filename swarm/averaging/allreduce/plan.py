@@ -24,7 +24,8 @@ from swarm.averaging.schedules import SCHEDULES, ScheduleName
 from swarm.averaging.schedules.patterns import MAX_PARTS
 from swarm.averaging.schedules.routes import Routes
 from swarm.compression.codec import Codec, EncodeContext
-from swarm.compression.registry import FED_BACK, AveragingCodec, codec_named
+from swarm.compression.names import FED_BACK, AveragingCodec
+from swarm.compression.registry import codec_named
 from swarm.errors import BugError
 from swarm.ids import PartName, PeerId
 from swarm.models.spec import TensorSpec

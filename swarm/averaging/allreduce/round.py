@@ -18,7 +18,7 @@ from swarm.averaging.schedules import ScheduleName
 from swarm.averaging.schedules.auto import ScheduleInputs, UnavailableSchedule, choose
 from swarm.averaging.schedules.costs import LinkCost, Vector
 from swarm.averaging.strategies import STRATEGIES, Group, Strategy
-from swarm.compression.registry import AveragingCodec
+from swarm.compression.names import AveragingCodec
 from swarm.errors import BugError, RoundFailed
 from swarm.events import EventSink, RoundDone, RoundVoid
 from swarm.ids import PeerId

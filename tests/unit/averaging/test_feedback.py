@@ -11,7 +11,7 @@ import torch
 from swarm.averaging.allreduce.plan import RoundPlan, RoundResult
 from swarm.averaging.allreduce.round import RoundCall, plan_rounds
 from swarm.averaging.strategies import STRATEGIES
-from swarm.compression.registry import FED_BACK
+from swarm.compression.names import FED_BACK
 from swarm.errors import BugError, RoundFailed
 from swarm.ids import PeerId
 from tests.harness.rigs.averaging import Network, in_virtual_time, make_plan, names, only_results, play

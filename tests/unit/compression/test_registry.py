@@ -13,7 +13,8 @@ import torch
 from swarm.averaging.config import AveragingConfig
 from swarm.compression.codec import EncodeContext
 from swarm.compression.dense import FLOAT32, DenseCodec
-from swarm.compression.registry import CODECS, REGISTERED, ActivationCodec, AveragingCodec, exact_codec
+from swarm.compression.names import NAMED, ActivationCodec, AveragingCodec, exact_codec
+from swarm.compression.registry import CODECS
 from swarm.config import parse_manifest
 from swarm.errors import ConfigError
 from swarm.ids import MicrobatchId, PeerId, StepWork
@@ -30,7 +31,7 @@ MICROBATCH = MicrobatchId(PeerId("a"), "0" * 16, 0, 7)
 def test_names_of_the_manifest_are_those_that_are_registered() -> None:
     assert get_args(ActivationCodec) == ("float32", "bfloat16", "float16", "int8", "int8h", "int4h")
     assert get_args(AveragingCodec) == ("float32", "int8", "int4h")
-    assert len(CODECS) == len(REGISTERED), "a name stands for one codec"
+    assert [(name, codec.name) for name, codec in CODECS.items()] == [(one.name, one.name) for one in NAMED]
 
 
 NAMES = "'float32', 'bfloat16', 'float16', 'int8', 'int8h' or 'int4h'"

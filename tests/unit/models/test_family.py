@@ -35,7 +35,9 @@ TOKENS = torch.arange(16).view(2, 8)
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ForeignConfig:
-    members = dict(registry.FAMILIES) | {"foreign": registry.RegisteredFamily(ForeignConfig, ForeignFamily)}
+    members = dict(registry.FAMILIES) | {
+        "foreign": registry.RegisteredFamily(ForeignConfig, ForeignFamily.__module__, ForeignFamily.__name__)
+    }
     monkeypatch.setattr(registry, "FAMILIES", MappingProxyType(members))
     config = ForeignConfig(family="foreign", config=THEIRS, source=str(tmp_path / "model.safetensors"))
     family = family_of(config)

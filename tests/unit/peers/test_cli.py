@@ -24,6 +24,25 @@ from tests.harness.standing_peer import serving
 ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWMrSnzaXRF41zHeiKFu6JxTnmWJGKBmEmoW2LsquAx6zW"
 ALL = ("torch", "hivemind", "pydantic", "multiaddr", "cryptography", "asyncio", "rich", "uvloop", "numpy")
 """What commands that only ask a peer do without."""
+FILES = {
+    "torn.toml": "[run\n", "unknown.toml": "[run]\nbanana = 1\n", "wrong.toml": "[run]\nsteps = -1\n",
+    "note.txt": "Hi.\n", "class.toml": "[[peers]]\nname = 'a'\nbanana = 1\n", "home/runs/README": "",
+}  # fmt: skip
+WRONG = (
+    *(f"new {name}.toml" for name in ("torn", "unknown", "wrong", "nowhere")), "new --preset tiny --steps -1",
+    "new --preset tiny --lora-rank 0", "new --preset tiny --peers class.toml", "new --preset tiny --peers torn.toml",
+    "new --preset tiny --tokenizer nowhere", "new --preset tiny --text nowhere", "new --resume nowhere",
+    "new --model nowhere", "join --config torn.toml", "plan unknown.toml --peers torn.toml",
+    "plan wrong.toml --peers class.toml", "plan tiny --peers nowhere", "plan banana --peers class.toml",
+    "simulate torn.toml", "simulate class.toml", "simulate nowhere", "chaos torn.toml", "quickstart --steps 0",
+    "quickstart --text note.txt --report-to", "export --out model --from home",
+    "export --out model --from nowhere --from another", "export --out note.txt",
+    "export --out model --run nowhere --from home", "ckpt pull --from home", "ckpt pull --from swarm1:rubbish",
+    "ckpt frozen --add home --run nowhere", "ckpt verify nowhere", "eval note.txt --run nowhere",
+    "eval note.txt --model nowhere", "data build note.txt --tokenizer nowhere --out shard", "data verify nowhere",
+    "history --file torn.toml",
+)  # fmt: skip
+"""What is wrong with a file or an option, each refused before anything of weight is imported."""
 
 REFUSED = (
     "join", "join nonsense --role stage", "join --config /nonexistent.toml", f"join {ADDRESS} --device banana",
@@ -53,8 +72,10 @@ def test_commands_import_nothing_before_they_need_it(
         f"history --file {history} --json", f"doctor --quick {gone}",
     )  # fmt: skip
     with serving(home):
+        for name, text in FILES.items():
+            write(tmp_path / name, [text])
         refused = [line for line in REFUSED if line != "new --resume"]
-        found = loaded_after(*asking, *options, *reading, *refused, cwd=tmp_path)
+        found = loaded_after(*asking, *options, *reading, *refused, *WRONG, cwd=tmp_path)
     modules = {entry.module for entry in Commands.entries.values()}
     assert [sorted(loaded & modules) for _, loaded in found[:6]] == [[], [], *[["peers.cli.running"]] * 4]
     for said, loaded in found:
@@ -65,7 +86,7 @@ def test_commands_import_nothing_before_they_need_it(
             light |= {"pydantic", "pydantic_core", "asyncio", "numpy"}
         assert not loaded & light, said.words
         assert "Traceback" not in said.err
-        fine = 2 if said.words in {*REFUSED, "nope", ""} else 0
+        fine = 2 if said.words in {*REFUSED, *WRONG, "nope", ""} else 0
         assert said.code == fine or said.words == "history", said.text
         if said.words.endswith(("--help", "-h")):
             assert max(map(len, said.out.splitlines())) <= 80, said.words
