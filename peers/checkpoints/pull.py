@@ -134,7 +134,8 @@ async def _pull(source: Source, directory: RunDirectory, say: Say, progress: Pro
     found = plans(offers, here, parts, last_step=last, believed=source.believed)
     complete = max((one.step for one in here if one.complete), default=None)
     for plan in found:
-        record = await _record(source, plan)
+        async with waiting(say, SystemClock(), lambda: "the record of the step, from those who have it"):
+            record = await _record(source, plan)
         if record is not None:
             await asyncio.to_thread(keep_run, directory, manifest, source.files)
             size = await _follow(plan, record, source, directory, say, progress)
@@ -188,13 +189,9 @@ async def _follow(
     plan: Plan[Donor], record: CheckpointManifest, source: Source, directory: RunDirectory, say: Say, progress: Progress
 ) -> int:
     """Fetch what is missing; returns how many bytes those files have."""
-    root, manifest = directory.checkpoints, source.manifest
-    family, files = family_of(manifest.model), []
-    for spec in family.parts(manifest.split):
-        if (part := spec.name) in plan.donors:
-            layout = family.layout(family.build(spec)).kept_by(update_of(manifest).vectors)
-            wanted = Wanted(part=part, step=plan.step, digest=plan.digests[part], layout=layout)
-            files.append(BegunFile(root, wanted, manifest.run_id))
+    root = directory.checkpoints
+    async with waiting(say, SystemClock(), lambda: "what the model's parts look like (its libraries are loaded)"):
+        files = await asyncio.to_thread(_begun_of, plan, source.manifest, root)
     size = sum(file.size for file in files)
     _check_room(directory, sum(file.lacking_bytes for file in files))
     say("step", f"{plan.step}: {listed(list(plan.donors))} to fetch, {size_text(size)}")
@@ -213,6 +210,17 @@ async def _follow(
         raise _Gone(str(errors.exceptions[0])) from errors
     await asyncio.to_thread(_sweep, root, plan.step)
     return size
+
+
+def _begun_of(plan: Plan[Donor], manifest: Manifest, root: Path) -> list[BegunFile]:
+    """The files that are to be fetched. Builds their parts without weights: blocking, transformers takes seconds."""
+    family, files = family_of(manifest.model), []
+    for spec in family.parts(manifest.split):
+        if (part := spec.name) in plan.donors:
+            layout = family.layout(family.build(spec)).kept_by(update_of(manifest).vectors)
+            wanted = Wanted(part=part, step=plan.step, digest=plan.digests[part], layout=layout)
+            files.append(BegunFile(root, wanted, manifest.run_id))
+    return files
 
 
 async def _offers(source: Source, say: Say) -> list[Offer[Donor]]:

@@ -60,6 +60,7 @@ class Commands(CommandTable):
         "top": Entry("peers.cli.top", "top", "Watch a run in the terminal.", _LIGHT),
         "service": Entry("peers.cli.service", "service",
                          "Run a peer as a systemd service of this user, for weeks."),
+        "logs": Entry("peers.cli.running", "logs", "Show what peers of this machine have told.", _LIGHT),
         "drain": Entry("peers.cli.running", "drain", "Have a peer leave its run in order.", _LIGHT),
         "invite": Entry("peers.cli.running", "invite", "Print an invite to the run of a peer on this machine.", _LIGHT),
         "revoke": Entry("peers.cli.running", "revoke", "Take back what was granted to somebody, used or not.", _LIGHT),

@@ -288,6 +288,47 @@ def peers(peer: Peer = None, home: Home = None, as_json: AsJson = False) -> None
 # --- swarm status ----------------------------------------------------------------------------------------------------
 
 
+def logs(
+    peer: Annotated[
+        str | None,
+        typer.Option("--peer", metavar="PEER", help="Only this one: its name, its place, or how its id begins."),
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what they tell, until Ctrl-C.")] = False,
+    lines: Annotated[
+        str | None, typer.Option("--lines", "-n", metavar="N", help="Begin with the newest N lines.  [default: 100]")
+    ] = None,
+    home: Home = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object for each line: its time, its peer, its text.")
+    ] = False,
+) -> None:
+    """Show what peers of this machine have told.
+
+    Reads the events below the home, of each peer since its last start: the lines are those that it says in its terminal. More than that has
+    events.jsonl itself, in the directory that swarm status --peer shows.
+
+    Example: swarm logs --peer otter -f
+    """
+    from peers.commands.logs import retell
+    from peers.control.choose import choose_any
+    from peers.home.places import home_directory, list_places
+    from swarm.errors import ConfigError
+
+    if lines is not None and not (lines.isascii() and lines.isdigit() and len(lines) < 8):
+        raise ConfigError("--lines", lines, "a whole number from 0 on", "Correct it, or leave it out.")
+    root = home_directory(home)
+    places = list_places(root) if peer is None else [choose_any(root, peer, command="logs")]
+    retell(places, lines=int(lines or 100), follow=follow, out=_as_json if as_json else _plain)
+
+
+def _plain(moment: str, name: str, line: str) -> None:
+    print(f"{moment}  {name}  {line}", flush=True)
+
+
+def _as_json(moment: str, name: str, line: str) -> None:
+    print(json.dumps({"at": moment, "peer": name, "line": line}), flush=True)
+
+
 def status(
     peer: Annotated[
         str | None,

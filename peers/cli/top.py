@@ -28,7 +28,11 @@ def top(
         ),
     ] = None,
     peer: Peer = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print it once, as text, also where there is no terminal.")
+    ] = False,
     home: Home = None,
+    as_json: Annotated[bool, typer.Option("--json", help="With --once: print the run's state as JSON.")] = False,
 ) -> None:
     """Watch a run in the terminal.
 
@@ -50,11 +54,19 @@ def top(
     if run is not None and peer is not None:
         raise CommandError("--peer is a peer of this machine, and RUN names a run already",
                            next_="Leave one of them out.", exit_code=EXIT_USAGE)  # fmt: skip
+    if as_json and not once:
+        raise CommandError("--json is one state of the run, and without --once it is watched", next_="Add --once.",
+                           exit_code=EXIT_USAGE)  # fmt: skip
+    if once:
+        _needs_textual()
+        clock = SystemClock()
+        print(asyncio.run(_seen_once(feed_of(run, peer, home, clock), as_json=as_json)), flush=True)
+        return
     if not _on_terminal():
         swarm = command_name()
         raise CommandError("swarm top draws on a terminal, and this is none",
                            check="are stdin, stdout and stderr a terminal, without < > and |?",
-                           next_=f"{swarm} status for text, or {swarm} dashboard for a browser",
+                           next_=f"{swarm} top --once for text, or {swarm} dashboard for a browser",
                            exit_code=EXIT_USAGE)  # fmt: skip
     _needs_textual()
     clock = SystemClock()
@@ -90,6 +102,26 @@ async def feed_of(run: str | None, peer: str | None, home: str | None, clock: Cl
     sight = seen_from(run, peer, home, command="top")
     async with sight.source as source:
         yield StateFeed(source, Overview({"kind": sight.kind, "label": sight.name}), clock)
+
+
+async def _seen_once(opened: AbstractAsyncContextManager[StateFeed], *, as_json: bool) -> str:
+    """Look at it once; returns its panes one below the other, or its state as JSON. Raises what ends the looking."""
+    import json
+    import shutil
+
+    from peers.top.app import PANES
+    from peers.top.drawing import header
+
+    async with opened as feed:
+        feed.state()  # somebody looks: a peer is asked for all that it knows
+        await feed.update()
+        state = feed.state()
+    if as_json:
+        return json.dumps(state)
+    width, height = shutil.get_terminal_size()
+    panes = [header(state, width).plain]
+    panes += [f"{title}\n{drawing(state, width, height).plain}" for title, drawing in PANES.items()]
+    return "\n\n".join("\n".join(line.rstrip() for line in pane.splitlines()).rstrip() for pane in panes)
 
 
 async def _shown(opened: AbstractAsyncContextManager[StateFeed], clock: Clock) -> BaseException | None:

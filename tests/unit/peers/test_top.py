@@ -18,14 +18,14 @@ from peers.dashboard import observer
 from peers.dashboard.feed import EVERY_S, StateFeed
 from peers.dashboard.overview import Overview
 from peers.invites.invite import Contacts
-from peers.top.app import HelpScreen, TopApp
+from peers.top.app import PANES, HelpScreen, TopApp
 from peers.top.drawing import curve_of, duration, fitted, grid, plot, seconds_left
 from swarm.errors import ConfigError, install_command
 from swarm.events import RunFound
 from swarm.ids import PeerId
 from swarm.monitoring.reader import Recorded
 from tests.harness.rigs.clocks import HandClock
-from tests.harness.rigs.peers import PEERS, RUN, eventful, write
+from tests.harness.rigs.peers import PEERS, RUN, eventful, printed, write
 from tests.harness.standing_peer import INVITE, standing
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -438,7 +438,7 @@ def test_no_terminal_names_what_needs_none(capsys: pytest.CaptureFixture[str]) -
     assert swarm(["top"]) == 2
     told = capsys.readouterr().err
     assert "this is none" in told
-    assert "status for text" in told
+    assert "top --once for text" in told
     assert "dashboard for a browser" in told
 
 
@@ -526,3 +526,16 @@ async def test_a_past_run_is_read_from_its_directory(tmp_path: Path) -> None:
         await pilot.pause()
         assert "past   seen by first" in shown(app)
         assert "step 6   loss" in shown(app)
+
+
+def test_once_prints_a_past_run_as_text_and_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, home = str(tmp_path / "first"), tmp_path / "first" / "peers" / "otter"
+    write(home / "history.jsonl", eventful().lines)
+    (home / "events.jsonl").write_text("")
+    assert swarm(["top", "--once", run]) == 0
+    said = capsys.readouterr().out
+    assert [line for line in said.splitlines() if line in PANES] == list(PANES)
+    assert not any(line.endswith(" ") for line in said.splitlines())
+    assert swarm(["top", "--once", "--json", run]) == 0
+    assert printed(capsys)["run"]
+    assert swarm(["top", "--json", run]) == 2
