@@ -18,7 +18,10 @@ from peers.chaos.means import pour
 from peers.local.fork_client import ENTRY, PRELOAD, ForkClient, sweep_scratch, wait_exit
 from swarm.errors import StateError
 
-PRELOADED = (*PRELOAD, "peers.cli.app", "peers.cli.start", "peers.node", "peers.commands.join", "peers.commands.new")
+PRELOADED = (
+    *PRELOAD, "peers.cli.app", "peers.cli.start", "peers.node", "peers.commands.join", "peers.commands.new",
+    "swarm.models.gpt_family",
+)  # fmt: skip
 READY_S = 120.0
 """How long the imports may take on a machine that is busy."""
 STARTED_S = 30.0

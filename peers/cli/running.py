@@ -304,8 +304,8 @@ def logs(
 ) -> None:
     """Show what peers of this machine have told.
 
-    Reads the events below the home, of each peer since its last start: the lines are those that it says in its terminal. More than that has
-    events.jsonl itself, in the directory that swarm status --peer shows.
+    Reads the events below the home, of each peer since its last start: the lines are those that it says in its
+    terminal. More than that has events.jsonl itself, in the directory that swarm status --peer shows.
 
     Example: swarm logs --peer otter -f
     """

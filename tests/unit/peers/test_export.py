@@ -259,7 +259,7 @@ def test_export_to_what_is_in_use_is_refused_and_leaves_it(
     before = sorted(map(str, tmp_path.rglob("*")))
     assert swarm(["export", "--out", str(target), "--run", str(run.root)]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"error: DIR = '{target}' cannot be used: ")
+    assert said.startswith(f"error: --out = '{target}' cannot be used: ")
     assert why in said
     assert sorted(map(str, tmp_path.rglob("*"))) == before
 
