@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from peers.checkpoints.named import NamedSources, refused_role
-from peers.checkpoints.proof import Proof, proof_in, stray
 from peers.checkpoints.pull_frozen import pull_frozen
 from peers.checkpoints.pull_progress import FetchProgress, waiting
 from peers.checkpoints.source import Source, beside, directory_source, peer_source
@@ -25,6 +24,7 @@ from peers.home.places import RUNS, home_directory
 from peers.home.run_directory import RunDirectory
 from swarm.clock import SystemClock
 from swarm.config import Manifest, load_manifest
+from swarm.consensus.proof import Proof
 from swarm.disk import alone, size_text
 from swarm.errors import Incompatible, PeerError, StateError
 from swarm.ids import PartName
@@ -42,6 +42,7 @@ from swarm.state.checkpoints.files import (
     steps,
     write_manifest,
 )
+from swarm.state.checkpoints.proof import proof_in, stray
 from swarm.state.checkpoints.rotation import set_aside
 from swarm.state.download import Wanted
 from swarm.waiting import ended
@@ -281,7 +282,7 @@ async def _record(source: Source, plan: Plan[Donor]) -> CheckpointManifest | Non
 
 
 def _accepted(proof: Proof, source: Source) -> bool:
-    return source.head is not None and proof.accepted_among(source.head.members)
+    return source.head is not None and proof.accepted_among(source.head.members.peers)
 
 
 def _held(root: Path, manifest: Manifest) -> list[HeldStep]:

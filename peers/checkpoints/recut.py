@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
-from peers.checkpoints.proof import Proof, proof_in
 from peers.checkpoints.resume import Resumable
 from peers.checkpoints.writer import keep_run, run_directory_of
 from peers.console.words import command_name, reason_of
 from peers.frozen import frozen_store, store_of
 from peers.home.places import RUNS, home_directory
 from swarm.config import Manifest, Parent, new_nonce, parse_manifest
+from swarm.consensus.proof import Proof
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Roster
 from swarm.errors import ConfigError, StateError
@@ -37,6 +37,7 @@ from swarm.models.lora import LoraFamily
 from swarm.models.registry import family_of, lora_of
 from swarm.models.spec import PartSpec
 from swarm.state.checkpoints.files import read_manifest, step_directory, write_manifest
+from swarm.state.checkpoints.proof import manifest_with, proof_in
 from swarm.state.checkpoints.recut import recut
 from swarm.state.frozen import FrozenStore, wanted_frozen
 
@@ -98,7 +99,7 @@ def recut_run(found: Resumable, changes: Mapping[str, Any], home: Path | str | N
         parts = {PartName(part): one for part, one in made.parts.items()}
         origin = dataclasses.replace(Origin.after(record), digests=parts)
         begins = founding_record(manifest.run_id, Roster(()), origin)
-        write_manifest(directory.checkpoints, Proof(record=begins).manifest())
+        write_manifest(directory.checkpoints, manifest_with(Proof(record=begins)))
         keep_run(directory, manifest, found.files)  # the last: a directory without it is no run's
     except StateError as error:
         shutil.rmtree(directory.root, ignore_errors=True)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from peers.checkpoints.proof import proof_in
 from peers.checkpoints.verify import CheckedStep, check_step, named_files
 from peers.console.words import CommandError, command_name, gathering, listed
 from peers.exit_codes import EXIT_USAGE
@@ -23,6 +22,7 @@ from swarm.membership.founding_record import Origin
 from swarm.models.registry import family_of
 from swarm.state.checkpoints.files import read_manifest, step_called, step_directory, steps
 from swarm.state.checkpoints.parts import load_part
+from swarm.state.checkpoints.proof import proof_in
 from swarm.state.checkpoints.rotation import aside_directory
 from swarm.state.snapshot import Snapshot
 

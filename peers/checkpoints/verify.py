@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from peers.checkpoints.proof import proof_in
 from peers.console.interrupt import check
 from peers.console.words import CommandError, command_name, reason_of, with_commands
 from peers.exit_codes import EXIT_USAGE
@@ -16,6 +15,7 @@ from swarm.errors import ConfigError, StateError
 from swarm.ids import PartName, RunId
 from swarm.state.checkpoints.files import RECORD, held, part_path, read_manifest, step_directory, steps
 from swarm.state.checkpoints.parts import verify_part
+from swarm.state.checkpoints.proof import proof_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

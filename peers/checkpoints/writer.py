@@ -14,13 +14,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from peers.checkpoints.proof import Proof, stray
 from peers.console.words import with_commands
 from peers.frozen import note_use
 from peers.home.run_directory import RunDirectory
 from peers.manifest_file import write_manifest as write_run_manifest
 from swarm.clock import Clock
 from swarm.config import Manifest, load_manifest
+from swarm.consensus.proof import Proof
 from swarm.consensus.records import CloseRecord, Decision
 from swarm.disk import alone, write_whole
 from swarm.errors import ConfigError, OtherWire, StateError
@@ -37,6 +37,7 @@ from swarm.state.checkpoints.files import (
     write_manifest,
 )
 from swarm.state.checkpoints.parts import write_part
+from swarm.state.checkpoints.proof import manifest_with, stray
 from swarm.state.checkpoints.rotation import aside_directory, rotate, set_aside
 from swarm.state.frozen import FrozenStore
 from swarm.state.snapshot import Snapshot
@@ -267,7 +268,7 @@ class CheckpointWriter:
     def _record(self, proof: Proof) -> None:
         """Before the part, so that no part ever lies there without what it must be. Of two that name the same parts
         the one that proves it stays."""
-        wanted = proof.manifest()
+        wanted = manifest_with(proof)
         if step_directory(self._root, wanted.step).is_dir():
             with contextlib.suppress(StateError):
                 there = read_manifest(self._root, wanted.step)

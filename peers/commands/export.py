@@ -18,7 +18,6 @@ from torch import Tensor
 
 from data_shards.tokenize import Tokenizer
 from peers.checkpoints.choice import ChosenStep, run_tokenizer
-from peers.checkpoints.proof import proof_in
 from peers.checkpoints.verify import named_files
 from peers.commands.model_directory import CONFIG, making, tokenizer_config, write_json, write_tensors
 from peers.console.interrupt import check
@@ -34,6 +33,7 @@ from swarm.models.registry import family_of
 from swarm.models.spec import DType, PartSpec
 from swarm.state.checkpoints.files import RECORD, step_directory
 from swarm.state.checkpoints.parts import load_part_weights
+from swarm.state.checkpoints.proof import proof_in
 
 _STORED: Mapping[DType, tuple[str, torch.dtype]] = {
     "float32": ("F32", torch.float32),

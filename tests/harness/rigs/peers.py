@@ -23,11 +23,11 @@ import pytest
 from syrupy.extensions.amber import AmberSnapshotExtension
 
 from data_shards.tokenize import tokenizer_digest, train_tokenizer
-from peers.checkpoints.proof import Proof
 from peers.checkpoints.writer import keep_run
 from peers.home.run_directory import RunDirectory
 from swarm.config import Manifest, parse_manifest
 from swarm.consensus.history import HistoryLine
+from swarm.consensus.proof import Proof
 from swarm.consensus.records import CloseRecord, Contribution, Decision, acceptance_bytes
 from swarm.consensus.roster import Member, Roster
 from swarm.events import Event, StepClosed
@@ -37,6 +37,7 @@ from swarm.models.registry import family_of
 from swarm.monitoring.reader import Recorded, RecordedEvent
 from swarm.security.signing import PrivateIdentity
 from swarm.state.checkpoints.parts import write_manifest, write_part
+from swarm.state.checkpoints.proof import manifest_with
 from swarm.state.snapshot import Snapshot, digest
 from tests.harness.rigs.clocks import FakeClock as FakeClock
 from tests.harness.rigs.common import EventList as EventList
@@ -280,7 +281,7 @@ class KeptRun:
                 self.decide(step - 1)
             known = self.decide(step, seed=seed)
         before = next((one.record for one in self.decisions if one.record.hash() == known.record.previous), None)
-        write_manifest(directory.checkpoints, Proof.of(known, before).manifest())
+        write_manifest(directory.checkpoints, manifest_with(Proof.of(known, before)))
         for part, state in self.states(step, seed).items():
             if part in parts:
                 write_part(directory.checkpoints, state, {"run": self.manifest.run_id})

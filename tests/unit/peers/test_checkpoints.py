@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from peers.checkpoints import writer as checkpoints
-from peers.checkpoints.proof import proof_in
 from peers.checkpoints.writer import MAX_WAITING, CheckpointWriter, Periods
 from swarm.disk import alone
 from swarm.events import CheckpointFailed, CheckpointWritten
 from swarm.ids import ENDS, stage_part
 from swarm.state.checkpoints.files import clear_bare, part_path, step_directory
 from swarm.state.checkpoints.parts import held, latest, read_manifest, steps
+from swarm.state.checkpoints.proof import proof_in
 from tests.harness.rigs.peers import PARTS, BrokenDisk, EventList, FakeClock, KeptRun, install
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from peers.checkpoints.proof import Proof, proof_in
+from swarm.consensus.proof import Proof
 from swarm.consensus.records import Decision, acceptance_bytes
 from swarm.errors import StateError
 from swarm.ids import RunId
 from swarm.membership.founding_record import Origin, founding_record
 from swarm.state.checkpoints.files import CheckpointManifest, decode_manifest, encode_manifest
+from swarm.state.checkpoints.proof import manifest_with, proof_in
 from tests.harness.rigs.peers import KeptRun
 
 
 def through_the_file(proof: Proof, run: KeptRun) -> Proof:
-    return proof_in(decode_manifest(encode_manifest(proof.manifest()), "it"), run.manifest.run_id)
+    return proof_in(decode_manifest(encode_manifest(manifest_with(proof)), "it"), run.manifest.run_id)
 
 
 @pytest.mark.parametrize("term", [0, 3])
@@ -74,7 +75,7 @@ def test_proof_with_a_record_before_that_is_another_s_is_refused(run: KeptRun) -
 
 
 def test_proof_in_a_file_of_another_run_or_other_parts_is_refused(run: KeptRun) -> None:
-    manifest = Proof.of(run.decide(0), None).manifest()
+    manifest = manifest_with(Proof.of(run.decide(0), None))
     with pytest.raises(StateError, match="is of run"):
         proof_in(manifest, RunId("cd" * 32))
     changed = manifest.model_copy(update={"parts": {"ends": "0" * 64}})
@@ -89,12 +90,12 @@ def test_proof_that_brings_its_own_electorate_is_none_among_those_known(run: Kep
     """One member signs what it likes, and says that it alone takes part."""
     before, decision = run.decide(0).record, run.decide(1)
     known = decision.record.members
-    assert Proof.of(decision, before).accepted_among(known)
+    assert Proof.of(decision, before).accepted_among(known.peers)
     alone = decision.record.roster[:1]
     (liar,) = (key for key in run.keys if key.peer == alone[0].peer)
     forged = decision.record.model_copy(update={"step": 90, "committed": (), "roster": alone, "digests": {}})
     proof = Proof(record=forged, acceptances={liar.peer: liar.sign(acceptance_bytes(forged)).hex()})
     assert proof.standing() == "decided"
-    assert not proof.accepted_among(known)
+    assert not proof.accepted_among(known.peers)
     copied = proof.model_copy(update={"acceptances": {key.peer: proof.acceptances[liar.peer] for key in run.keys}})
-    assert not copied.accepted_among(known)
+    assert not copied.accepted_among(known.peers)
