@@ -107,8 +107,8 @@ def exact_settings(**given: Any) -> PeerSettings:
     return settings
 
 
-def member_settings(settings: PeerSettings) -> MemberSettings:
-    """Return what the membership of a run needs of a peer's settings."""
+def member_settings(settings: PeerSettings, machine: str = "") -> MemberSettings:
+    """Return what the membership of a run needs of a peer's settings, and of its ``machine``'s mark."""
     limits = (settings.options.max_upload, settings.options.max_download)
     return MemberSettings(
         role=settings.role,
@@ -116,6 +116,7 @@ def member_settings(settings: PeerSettings) -> MemberSettings:
         stage=settings.options.stage,
         region=settings.options.region,
         beside=settings.beside,
+        machine=machine,
         dial_out_only=settings.options.dial_out_only,
         max_in_flight=settings.options.max_in_flight,
         limit_bytes_s=min(map(read_rate, filter(None, limits)), default=None),

@@ -25,6 +25,8 @@ def _named(text: str) -> str:
 NameField = Annotated[str, StringConstraints(max_length=MAX_NAME), AfterValidator(_named)]
 """What a peer is called, for people."""
 
+MachineField = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{16})?$")]
+"""What peers of one machine have in common in one run, and nobody else; "" where that is not known."""
 RegionField = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{0,32}$")]
 """Where a peer is, as its owner calls it; "" where nobody said."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -28,7 +28,8 @@ MAX_COPIES = 4
 def copy_holders(roster: Roster, part: PartName, copies: int) -> tuple[PeerId, ...]:
     """Up to ``copies`` peers that hold another part or none: as many as there are, of private ends only such as host no
     stage. Whose own part can spare it comes first, since it could be moved to this one; a part that nobody in the
-    roster holds has no copies. No machine keeps one of a part that is held there, or two of one.
+    roster holds has no copies. No peer keeps one that was started beside one that holds the part or another copy; and
+    none on the machine of one that holds it, by its mark, where there is another for it.
 
     The same everywhere. When one peer leaves or joins, few others change (rendezvous hashing). Cost: one hash for each
     peer and part, once a roster.
@@ -45,6 +46,16 @@ def copies_of(roster: Roster, peer: PeerId, copies: int) -> tuple[PartName, ...]
 def fewer_copies(roster: Roster, copies: int) -> Mapping[PartName, int]:
     """Of how many peers each part has copies that has fewer than ``copies``, for want of peers that may keep one."""
     return {part: len(holders) for part, holders in copy_duties(roster, copies).items() if len(holders) < copies}
+
+
+def on_one_machine(roster: Roster, copies: int) -> tuple[PartName, ...]:
+    """The parts of which all replicas and copies are on one machine, by its mark, where the roster has others: its end
+    loses them."""
+    if len({member.machine for member in roster.members}) < 2:
+        return ()
+    holders = {part: {*roster.replicas(part), *copy_holders(roster, part, copies)} for part in roster.parts}
+    marks = {part: {roster[peer].machine for peer in peers} for part, peers in holders.items()}
+    return tuple(part for part, found in marks.items() if len(found) == 1 and "" not in found)
 
 
 COPY_BYTES_S = 16 << 20
@@ -84,7 +95,8 @@ def _found_duties(roster: Roster, copies: int) -> Mapping[PartName, tuple[PeerId
         at[part].add(machine)
     held = {part: len(at[part]) for part in parts}
     wanted = {part: min(copies, len(_keepers(roster, part) - at[part])) for part in parts}
-    rest = heapq.merge(*(_pairs(member, parts, held) for member in roster.members))
+    marks = {(member.part, member.machine) for member in roster.members if member.part and member.machine}
+    rest = heapq.merge(*(_pairs(member, parts, held, marks) for member in roster.members))
     pairs: list[_Pair] = []  # as far as they were needed: of many peers a few percent
     holders: dict[PartName, list[PeerId]] = {part: [] for part in parts}
     load: Counter[PeerId] = Counter()
@@ -96,7 +108,7 @@ def _found_duties(roster: Roster, copies: int) -> Mapping[PartName, tuple[PeerId
                 pairs.append(more)
             if seen == len(pairs):
                 break
-            _, _, peer, part = pairs[seen]
+            *_, peer, part = pairs[seen]
             seen, machine = seen + 1, machines[peer]
             if load[peer] >= most or len(holders[part]) >= wanted[part] or (part, machine) in places:
                 continue
@@ -107,13 +119,20 @@ def _found_duties(roster: Roster, copies: int) -> Mapping[PartName, tuple[PeerId
     return {part: tuple(peers) for part, peers in holders.items()}
 
 
-_Pair = tuple[bool, bytes, PeerId, PartName]
+_Pair = tuple[bool, bool, bytes, PeerId, PartName]
 
 
-def _pairs(member: Member, parts: Sequence[PartName], held: Mapping[PartName, int]) -> Iterator[_Pair]:
-    """What a member may keep, in its order: each part, after those of all others where its own needs it."""
+def _pairs(
+    member: Member, parts: Sequence[PartName], held: Mapping[PartName, int], marks: Collection[tuple[str | None, str]]
+) -> Iterator[_Pair]:
+    """What a member may keep, in its order: each part, those last that its machine holds, by its mark in ``marks``, and
+    after those of all others where its own part needs it."""
     needed, peer = _stays_needed(held, member.part), PeerId(member.peer)
-    return ((needed, draw, peer, part) for draw, part in _drawn(peer, tuple(parts)) if _may_keep(member, part))
+    drawn = [(draw, part) for draw, part in _drawn(peer, tuple(parts)) if _may_keep(member, part)]
+    for near in (False, True):
+        for draw, part in drawn:
+            if ((part, member.machine) in marks) == near:
+                yield near, needed, draw, peer, part
 
 
 @lru_cache(maxsize=PEERS_KNOWN)

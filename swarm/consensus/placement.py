@@ -17,7 +17,7 @@ from swarm.consensus.machines import machines_of
 from swarm.consensus.roster import Member, Role, Roster
 from swarm.errors import Refused
 from swarm.ids import ENDS, PartName, PeerId, stage_of, stage_part
-from swarm.schema import BesideField, Message, NameField, PeerIdField, RegionField
+from swarm.schema import BesideField, MachineField, Message, NameField, PeerIdField, RegionField
 from swarm.security.credentials import Credential
 
 
@@ -161,6 +161,7 @@ class Candidate(Message):
     region: RegionField = ""
     outgoing: bool = False
     beside: BesideField = ()
+    machine: MachineField = ""
     unfit: tuple[Annotated[int, Field(ge=0, lt=512)], ...] = ()
     credential: Credential | None = None
 
@@ -231,7 +232,7 @@ def without_memory(candidates: Iterable[Candidate], stages: int) -> str:
     return ""
 
 
-COMMON = ("peer", "role", "name", "addresses", "region", "outgoing", "beside")
+COMMON = ("peer", "role", "name", "addresses", "region", "outgoing", "beside", "machine")
 """What a candidate says of itself that the roster says, too."""
 
 

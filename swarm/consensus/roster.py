@@ -16,7 +16,7 @@ from swarm.consensus.admissions import Admissions
 from swarm.consensus.machines import machines_of, tail
 from swarm.errors import Advice, Ending, RunEnded
 from swarm.ids import ENDS, PartName, PeerId, distinct_names, stage_of, stage_part
-from swarm.schema import BesideField, Message, NameField, PartField, PeerIdField, RegionField
+from swarm.schema import BesideField, MachineField, Message, NameField, PartField, PeerIdField, RegionField
 
 Role = Literal["bootstrap", "stage", "trainer"]
 
@@ -26,6 +26,7 @@ class Member(Message):
     the life of it that takes part, another one for every process: see :mod:`swarm.consensus.incarnation`. ``region`` is
     where it says that it is; ``outgoing``: it calls others, and where averaging has the choice nobody calls it.
     ``beside`` are the peers with which it was started on one machine, as it says: see :mod:`swarm.consensus.machines`.
+    ``machine`` is its machine's own mark in this run: those with one mark die together, as they say.
     ``worked`` is written for who holds no part: about when work of it was committed last, 0 for long ago or never;
     ``since`` for who joined, or got another part: the first step in which it takes part so; ``mute`` for whom its
     credential gives no vote (:mod:`swarm.consensus.admissions`)."""
@@ -39,6 +40,7 @@ class Member(Message):
     region: RegionField = ""
     outgoing: bool = False
     beside: BesideField = ()
+    machine: MachineField = ""
     worked: Annotated[int, Field(ge=0, lt=2**53)] = 0
     since: Annotated[int, Field(ge=0, lt=2**53)] = 0
     mute: bool = False
@@ -47,7 +49,7 @@ class Member(Message):
     def _as_ever(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave unset fields out, so that records made before a field existed keep their hash."""
         plain: dict[str, Any] = dump(self)
-        later = ("region", "outgoing", "beside", "worked", "since", "mute")
+        later = ("region", "outgoing", "beside", "machine", "worked", "since", "mute")
         return {key: value for key, value in plain.items() if value or key not in later}
 
     @property

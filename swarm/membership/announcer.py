@@ -57,6 +57,7 @@ class Announcer:
             region=settings.region,
             outgoing=only_calls(settings, self._endpoint.addresses),
             beside=settings.beside,
+            machine=settings.machine,
             unfit=bits_of(self._unfit) if situation.phase not in waiting else "",
             credential=self._around.credential,
         )

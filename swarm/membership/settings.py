@@ -20,6 +20,7 @@ class MemberSettings:
         region: Where it is; "" for nowhere in particular.
         dial_out_only: Others shall not have to call it for averaging, where the run leaves them the choice.
         beside: The peers with which it was started on this machine, by the ends of their ids.
+        machine: What peers of this machine have in common in the run; "" where that is not known.
         max_in_flight: Bounds a trainer's journeys; None lets it choose from what it measures.
         limit_bytes_s: How many bytes a second it may send or receive, whichever is less; None: any number.
         ends_seed: Seed of the private ends' initial weights, for a founder; None: a secret one, kept nowhere.
@@ -36,6 +37,7 @@ class MemberSettings:
     region: str = ""
     dial_out_only: bool = False
     beside: tuple[str, ...] = ()
+    machine: str = ""
     max_in_flight: int | None = None
     limit_bytes_s: float | None = None
     ends_seed: int | None = field(default=None, repr=False)

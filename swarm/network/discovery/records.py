@@ -18,7 +18,7 @@ from swarm import WIRE_VERSION
 from swarm.errors import BugError, Violation
 from swarm.ids import PeerId, RunId
 from swarm.network.rpc.bodies import decode, pack, unpack
-from swarm.schema import BesideField, Count, NameField, PartField, Record, RegionField
+from swarm.schema import BesideField, Count, MachineField, NameField, PartField, Record, RegionField
 from swarm.security.credentials import Credential
 from swarm.security.signing import SIGNATURE_BYTES, PrivateIdentity, verify
 
@@ -59,15 +59,20 @@ class PeerRecord(Record):
     region: RegionField = ""
     outgoing: bool = False
     beside: BesideField = ()
+    machine: MachineField = ""
     unfit: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{0,128}$")] = ""
     credential: Credential | None = None
     wire: Literal[2] = WIRE_VERSION
 
     @model_serializer(mode="wrap")
     def _as_ever(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Peers of before know nothing of ``beside``, ``unfit`` and ``credential``."""
+        """Peers of before know nothing of ``beside``, ``machine``, ``unfit`` and ``credential``."""
         plain: dict[str, Any] = dump(self)
-        return {key: value for key, value in plain.items() if value or key not in ("beside", "unfit", "credential")}
+        return {
+            key: value
+            for key, value in plain.items()
+            if value or key not in ("beside", "machine", "unfit", "credential")
+        }
 
 
 def bits_of(stages: Iterable[int]) -> str:

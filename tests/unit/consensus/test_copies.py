@@ -19,6 +19,7 @@ from swarm.consensus.copies import (
     copy_holders,
     copy_rate,
     fewer_copies,
+    on_one_machine,
 )
 from swarm.consensus.roster import Member, Role, Roster
 from swarm.ids import ENDS, PartName, PeerId
@@ -157,3 +158,21 @@ def test_duties_are_found_once_for_a_roster_and_anew_for_another() -> None:
     roster, other = Roster(one), Roster(one)
     assert copy_duties(roster, 2) is copy_duties(roster, 2)
     assert copy_duties(roster, 1) != copy_duties(roster, 2) == copy_duties(other, 2)
+
+
+def test_copy_goes_to_another_machine_where_there_is_one() -> None:
+    """By their marks: a peer on a holder's machine keeps one only where nobody else may."""
+    here, there = "a" * 16, "b" * 16
+
+    def machines(spare: str) -> Roster:
+        members = [
+            listed("A", "stage-0").model_copy(update={"machine": here}),
+            listed("B", "stage-1").model_copy(update={"machine": here}),
+            listed("C", "stage-1").model_copy(update={"machine": spare}),
+        ]
+        return Roster(members)
+
+    assert copy_holders(machines(there), PartName("stage-0"), 1) == (PeerId("C"),)
+    assert len(copy_holders(machines(here), PartName("stage-0"), 1)) == 1
+    assert on_one_machine(machines(here), 1) == ()  # there is no other
+    assert on_one_machine(machines(there), 0) == (PartName("stage-0"),)
