@@ -65,12 +65,21 @@ class Parent(Section):
     record: Annotated[str, StringConstraints(pattern=_SHA256)]
 
 
+Rewind = Literal["auto", "ask", "never"]
+WAIT_FOR_LOST_S = 21_600.0
+"""Six hours: a machine that died is most often started again within a working day."""
+
+
 class RunConfig(Section):
     """``[run]``: name, seed of the initial weights, length, and exactness.
 
     ``reproducible`` fixes who feeds what in each step and accumulates and reduces in float64: any wiring then gives
     the very same weights, at twice the bytes of averaging. ``start_when`` says when it starts, ``steps`` when it ends.
     ``quorum_grace_s`` is how long a majority is waited for before those who are there go on provisionally; 0: for ever.
+    ``wait_for_lost_s`` is how long peers that are left wait for a part that nobody holds any more, or for any other
+    peer of the run, before they end; ``rewind`` whether the run then goes back to a checkpoint by itself (``auto``),
+    once a person has said so (``ask``), or not (``never``). Both are left out of what is written where they are the
+    default, so that manifests without them keep their id.
     ``copies`` peers keep a copy of each part that they do not train (0: none).
     ``parent`` is there where the run goes on with another's checkpoint, and is left out where it does not.
     ``nonce`` tells apart runs that are otherwise the same (:func:`new_nonce`); nothing that is computed depends on it.
@@ -82,6 +91,10 @@ class RunConfig(Section):
     steps: Annotated[int, Field(ge=1, lt=10**9)] = 60
     reproducible: bool = False
     quorum_grace_s: Annotated[float, Field(ge=0, le=86_400)] = 600.0
+    wait_for_lost_s: Annotated[
+        float, Field(ge=0, le=30 * 86_400, exclude_if=lambda seconds: seconds == WAIT_FOR_LOST_S)
+    ] = WAIT_FOR_LOST_S
+    rewind: Annotated[Rewind, Field(exclude_if=lambda mode: mode == "auto")] = "auto"
     start_when: StartWhen = StartWhen()
     copies: Annotated[int, Field(ge=0, le=MAX_COPIES)] = 2
     parent: Annotated[Parent | None, Field(exclude_if=lambda parent: parent is None)] = None

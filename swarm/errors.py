@@ -65,6 +65,7 @@ class Advice(StrEnum):
     SAME_VERSION = "Update the older of the two, found the run again where it was, and ask there for the new invite."
     WHAT_IS_KEPT = "which step is complete, on one machine or on several together?"
     RESUME = "Start the run again from its newest checkpoint."
+    SAY_SO = "have a person who takes part say so"
     GO_ON = "to go on, found it again from its newest checkpoint"
     PORT = "can they reach a port of this machine, opened in the firewall?"
     RELAY = "Open a port, or let a peer relay for this one."

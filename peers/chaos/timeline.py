@@ -114,7 +114,7 @@ class Timeline:
             return ""
         if kind in ("PeerLost", "PeerBack"):
             name = self._names(str(fields["peer"]))
-        if kind == "StepGivenUp" and not self._once(kind, str(fields["step"])):
+        if kind in ("StepGivenUp", "WentBack") and not self._once(kind, str(fields["step"])):
             return ""
         if kind in ("PeerLost", "PeerBack", "TermBegan") and not self._once(kind, name):
             return ""
@@ -146,6 +146,7 @@ _WORDS: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
     "LineageBegan": lambda name, fields: f"{name} goes on without a majority, provisionally",
     "LineageGivenUp": lambda name, fields: f"{name} rewinds {fields['microbatches']} microbatches: {fields['reason']}",
     "StepGivenUp": lambda name, fields: f"step {fields['step']} is given up: nobody is left with {fields['lost']}",
+    "WentBack": lambda name, fields: f"the run goes back from step {fields['repeats']} to that of {fields['step']}",
     "HostsMoved": _moved,
     "MoveDeclined": lambda name, fields: f"{fields['peer']} does not move to {fields['part']}: {fields['reason']}",
     "DigestMismatch": lambda name, fields: f"{name} found that replicas of {fields['part']} differ",

@@ -60,9 +60,9 @@ class CheckpointKeeper:
             )
 
     @property
-    def keeps(self) -> bool:
-        """True if this peer keeps anything."""
-        return self._writer is not None
+    def root(self) -> Path | None:
+        """See :class:`swarm.membership.state_keeper.StateKeeper`."""
+        return self._root
 
     def services(self) -> Sequence[Service]:
         """The services to mount, from which other machines fetch checkpoints."""

@@ -62,6 +62,7 @@ class Commands(CommandTable):
                          "Run a peer as a systemd service of this user, for weeks."),
         "logs": Entry("peers.cli.running", "logs", "Show what peers of this machine have told.", _LIGHT),
         "drain": Entry("peers.cli.running", "drain", "Have a peer leave its run in order.", _LIGHT),
+        "rewind": Entry("peers.cli.running", "rewind", "Say that a run may go back to a checkpoint.", _LIGHT),
         "invite": Entry("peers.cli.running", "invite", "Print an invite to the run of a peer on this machine.", _LIGHT),
         "revoke": Entry("peers.cli.running", "revoke", "Take back what was granted to somebody, used or not.", _LIGHT),
         "issuers": Entry("peers.cli.running", "issuers", "Show who may invite to a run, or change that.", _LIGHT),

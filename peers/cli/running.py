@@ -81,6 +81,25 @@ def _reported(trouble: CommandError) -> int:
     return trouble.exit_code
 
 
+def rewind(peer: Peer = None, home: Home = None) -> None:
+    """Say that a run may go back to a checkpoint.
+
+    A run whose manifest says `[run] rewind = "ask"` waits for this where a part
+    of the model is lost with its last holder and no copy is left: then it goes
+    back to the newest checkpoint that the peers that are there have whole, and
+    repeats the steps since. One peer of the run is enough. Nothing happens
+    where no part is lost, and where every part is held again before.
+
+    Example: swarm rewind
+    """
+    from peers.control.choose import choose_speaker
+    from peers.control.client import ask
+    from peers.home.places import home_directory
+
+    place = choose_speaker(home_directory(home), peer, command="rewind")
+    print(f"{place.title}: {ask(place.control, 'rewind', who=place.described)}", flush=True)
+
+
 # --- swarm id --------------------------------------------------------------------------------------------------------
 
 

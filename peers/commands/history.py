@@ -52,6 +52,7 @@ class Row:
     proposed: int
     founding: bool
     void: bool
+    repeats: int
     loss: float | None
     tokens: int
     microbatches: int
@@ -87,13 +88,14 @@ def row_of(line: HistoryLine, before: Roster | None, codecs: tuple[tuple[str, st
     lost = [PeerId(peer) for peer in record.absent]
     went = [peer for peer in known.peers if peer not in after and peer not in record.absent]
     came = [peer for peer in after.peers if peer not in known] if before is not None else []
-    led = owner(before, record.step, line.term) if before is not None and len(before) else None
+    led = owner(before, record.decides, line.term) if before is not None and len(before) else None
     return Row(
         step=record.step,
         term=line.term,
         proposed=record.term,
         founding=record.founding,
         void=record.void,
+        repeats=record.repeats,
         loss=record.loss if record.committed else None,
         tokens=record.tokens,
         microbatches=len(record.committed),
@@ -130,11 +132,17 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (*map(str, numbers), leader, row.hash[:12], "; ".join(_changes(row)))
 
 
-def _changes(row: Row) -> Iterable[str]:
+def _beginning(row: Row) -> str:
+    """Say what a record without microbatches does; "" for any other."""
     if row.founding:
-        yield "the run begins" if row.step == 0 else "the run is resumed"
-    if row.void:
-        yield "given up"
+        return "the run begins" if row.step == 0 else "the run is resumed"
+    if row.repeats:
+        return f"the run went back to here from step {row.repeats}"
+    return "given up" if row.void else ""
+
+
+def _changes(row: Row) -> Iterable[str]:
+    yield from filter(None, [_beginning(row)])
     for word, peers in (("joined", row.joined), ("left", row.left), ("lost", row.absent)):
         if peers:
             yield f"{word}: {_listed(peers)}"

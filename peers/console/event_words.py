@@ -70,6 +70,7 @@ from swarm.events import (
     StepGivenUp,
     TermBegan,
     Waiting,
+    WentBack,
     WorkExcluded,
     WorkWithdrawn,
 )
@@ -234,6 +235,9 @@ def _describe_repair(event: Event) -> tuple[str, str] | None:
             return "given up", harmless(
                 f"step {event.step}, since {lost} had nobody left: {held}; its work is done again"
             )
+        case WentBack():
+            repeated = f"steps {event.step + 1} to {event.repeats}" if event.repeats > event.step + 1 else "no step"
+            return "went back", f"to the checkpoint of step {event.step}, by itself: {repeated} are done again"
         case CutOff():
             return "cut off", harmless(f"{event.reason}; getting the newest state")
         case _:

@@ -38,6 +38,7 @@ from swarm.events import (
     StepGivenUp,
     SyncProgress,
     Waiting,
+    WentBack,
 )
 from swarm.ids import PartName, distinct_names
 from swarm.state.checkpoints.files import held, steps
@@ -90,7 +91,7 @@ class Waits:
 LINE_S = 1.0
 """Steps that close faster are told once in so many seconds."""
 _QUARTERS = 4
-_NEWS = (Draining, PeerLost, PeerBack, QuorumLost, QuorumBack, RosterChanged, StepGivenUp)
+_NEWS = (Draining, PeerLost, PeerBack, QuorumLost, QuorumBack, RosterChanged, StepGivenUp, WentBack)
 """Who is there has changed, or this peer was asked to leave: what is waited for after that is worth a line, whatever
 was said before."""
 _OVER = (PartAssigned, PeerReady)

@@ -9,14 +9,14 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from peers.console.words import codecs_text
+from peers.console.words import codecs_text, with_commands
 from peers.control.admitting import Admitting, granted_by, open_run
 from peers.control.server import Command
 from peers.control.status import MemberReport, Revocation, StatusReport, SwarmLook
 from peers.invites.invite import invite_to
 from peers.settings import PeerSettings
 from swarm.config import Manifest
-from swarm.consensus.copies import copies_of, fewer_copies
+from swarm.consensus.copies import copies_of, fewer_copies, on_one_machine
 from swarm.errors import Ending, PeerError, RunEnded
 from swarm.health.watch import HealthWatch
 from swarm.ids import ENDS, PeerId, distinct_names
@@ -66,6 +66,7 @@ class NodeCommands:
             "status": self._status,
             "peers": self._peers,
             "drain": self._drain,
+            "rewind": self._rewind,
             "invite": self._invite,
             "revoke": self._revoke,
             "issuers": self._issuers,
@@ -86,7 +87,7 @@ class NodeCommands:
             pid=os.getpid(),
             role=self._settings.role,
             phase="starting" if situation is None else situation.phase,
-            waiting_for="" if situation is None else situation.waiting_for,
+            waiting_for="" if situation is None else with_commands(situation.waiting_for),
             ends_by=None if situation is None else situation.ends_by,
             run="" if manifest is None else manifest.run_id,
             run_name="" if manifest is None else manifest.run.name,
@@ -125,8 +126,8 @@ class NodeCommands:
         return codecs_text(named) or ("" if self._manifest is None else self._manifest.codecs.described)
 
     def _fewer_copies(self) -> str:
-        """Of which parts the roster has too few peers that may keep a copy, in words. Of private ends the founder
-        alone may: one is all there can be."""
+        """Of which parts the roster has too few peers that may keep a copy, and which one machine's end would lose, in
+        words. Of private ends the founder alone may keep one: that is all there can be."""
         if self._manifest is None or self._membership is None:
             return ""
         asked = self._manifest.run.copies
@@ -134,7 +135,9 @@ class NodeCommands:
             (part, number, min(asked, 1) if part == ENDS else asked)
             for part, number in fewer_copies(self._membership.roster, asked).items()
         ]
-        return ", ".join(f"{part} has {number} of {most}" for part, number, most in fewer if number < most)
+        said = [f"{part} has {number} of {most}" for part, number, most in fewer if number < most]
+        said += [f"{part} is on one machine only" for part in on_one_machine(self._membership.roster, asked)]
+        return ", ".join(said)
 
     async def _peers(self, request: Mapping[str, Any]) -> list[MemberReport]:
         """The roster, and whoever the directory knows beside it."""
@@ -222,6 +225,16 @@ class NodeCommands:
 
     async def _drain(self, request: Mapping[str, Any]) -> str:
         return self._leave("swarm drain")
+
+    async def _rewind(self, request: Mapping[str, Any]) -> str:
+        if self._membership is None or self._manifest is None:
+            raise RunEnded("this peer has not found its run yet: try again in a moment", Ending.FAILED)
+        if self._manifest.run.rewind != "ask":
+            said = {"auto": "by itself", "never": "never"}[self._manifest.run.rewind]
+            raise RunEnded(f"this run goes back to a checkpoint {said}, as its manifest says", Ending.MISUSED)
+        self._membership.situation.may_go_back = True
+        waits = self._membership.situation.waiting_for
+        return f"the run may go back to a checkpoint; {f'it waits for {waits}' if waits else 'nothing is lost now'}"
 
     async def _invite(self, request: Mapping[str, Any]) -> str:
         if self._manifest is None or self._endpoint is None:

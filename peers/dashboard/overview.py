@@ -128,7 +128,7 @@ class Overview:
         self._run["id"] = self._run["id"] or record.run
         self._run["codecs"] = codecs_text(record.codecs) or self._run["codecs"]
         self.shares.add(record)
-        if not record.founding:
+        if not record.founding and not record.repeats:
             earlier = self.steps.newest
             spent = None
             if at is not None and earlier is not None and earlier.at is not None and record.step == earlier.step + 1:

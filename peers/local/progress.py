@@ -28,6 +28,7 @@ from swarm.events import (
     StateDownloaded,
     StepClosed,
     StepGivenUp,
+    WentBack,
 )
 from swarm.monitoring.reader import RawEvent, RecordedEvent
 from swarm.monitoring.views import Digests, Microbatches, StepBytes, StepRow, StepTable, TrafficView
@@ -63,6 +64,8 @@ class StepNotes:
             case StepGivenUp():
                 held = ", ".join(f"{self._name(peer)} holds {part} now" for peer, part in event.holders.items())
                 self._note(f"given up, {' and '.join(event.lost)} was lost: {held}")
+            case WentBack():
+                self._note(f"went back to the checkpoint of step {event.step}")
             case HopMoved(late=True):  # late is not lost: nothing is wrong with a busy machine
                 old, new = self._name(event.old), self._name(event.new)
                 self._note(f"stage {event.stage}: {old} was slow, {new} does some of its work")

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from swarm.consensus.admissions import MAX_ORDERS, AdmissionPolicy, Admissions, check_orders
+from swarm.consensus.proof import Proof
 from swarm.consensus.roster import HowToJoin, Member, Roster, join_words, lacks_server, lost_parts, serves_alone
 from swarm.errors import Refused, Violation
 from swarm.ids import ENDS, PartName, PeerId, RunId
@@ -73,13 +74,14 @@ class Reassign(Message):
 
 class Changes(Message):
     """All requests that one close record grants, the members that were lost in its step, and the orders that it carries
-    out."""
+    out. ``back`` proves the record to which the run goes back with it."""
 
     joins: Annotated[tuple[Admission, ...], Field(max_length=MAX_CHANGES)] = ()
     leaves: Annotated[tuple[Departure, ...], Field(max_length=MAX_CHANGES)] = ()
     reassigns: Annotated[tuple[Reassign, ...], Field(max_length=MAX_CHANGES)] = ()
     absent: Annotated[tuple[PeerIdField, ...], Field(max_length=20_000)] = ()
     orders: Annotated[tuple[Order, ...], Field(max_length=MAX_ORDERS, exclude_if=lambda orders: not orders)] = ()
+    back: Annotated[Proof | None, Field(exclude_if=lambda back: back is None)] = None
 
     def end(self, before: Roster) -> bool:
         """Return whether the run ends with the record: every member of the roster ``before`` asks for it, none was

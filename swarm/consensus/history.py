@@ -108,8 +108,8 @@ class History:
             return
         if self._head is not None and self._head.ended:
             raise OutOfSync(f"the run was ended with step {self._head.step}: nothing follows it")
-        if record.step != self.next_step:
-            raise OutOfSync(f"a record of step {record.step} came where step {self.next_step} is next")
+        if record.decides != self.next_step:
+            raise OutOfSync(f"a record of step {record.decides} came where step {self.next_step} is next")
         if record.previous != self._hash:
             raise OutOfSync(
                 f"the record of step {record.step} follows {record.previous[:12]}, ours is {self._hash[:12]}"

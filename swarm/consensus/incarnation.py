@@ -82,7 +82,7 @@ class Incarnation:
             return None
         if (left.step, left.previous) == (record.step + 1, before):
             return Acceptor(left.term, left.vote, left.free)
-        if left.step == record.step and left.vote is not None and left.vote.record.hash() == before:
+        if left.step == record.decides and left.vote is not None and left.vote.record.hash() == before:
             return Acceptor()
         return None
 

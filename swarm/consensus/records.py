@@ -130,7 +130,7 @@ class Confirmation(Message):
         return {peer: bytes.fromhex(signed) for peer, signed in self.acceptances.items()}
 
 
-_LEFT_OUT = frozenset({"links", "paces", "codecs", "ended", "caps", "late", "spread_ms", "admissions"})
+_LEFT_OUT = frozenset({"links", "paces", "codecs", "ended", "caps", "late", "spread_ms", "admissions", "repeats"})
 """Fields of a record that are not written where they say nothing."""
 
 
@@ -140,6 +140,8 @@ class CloseRecord(Message):
     run begins with the step of its checkpoint. A ``void`` record has none either: the step was given up, because all
     holders of a part were lost; weights and cursors stay, and the roster names the new holder
     (``swarm.step.member.rescue``). An ``ended`` record ends the run before its last step, as all members had asked.
+    A void record that ``repeats`` steps is decided in place of the step of that number, which nobody could finish: the
+    run goes back to the checkpoint of the record's own ``step``, and a new chain begins with it.
 
     ``roster`` takes part in the *next* step. ``digests`` are of parameters and optimizer state after this step.
     ``cursors`` say where every shard continues. ``term`` is the one in which it was proposed first. ``absent`` are the
@@ -174,6 +176,7 @@ class CloseRecord(Message):
     absent: Annotated[tuple[PeerIdField, ...], Field(max_length=20_000)] = ()
     void: bool = False
     ended: bool = False
+    repeats: Count = 0
     links: Annotated[dict[PeerIdField, MeasuredLink], Field(max_length=20_000)] = {}
     paces: Annotated[dict[PeerIdField, Annotated[int, Field(gt=0, le=MAX_PACE_US)]], Field(max_length=20_000)] = {}
     codecs: Annotated[tuple[CodecPair, ...], Field(max_length=1025)] = ()
@@ -206,6 +209,11 @@ class CloseRecord(Message):
     def founding(self) -> bool:
         """True if a run begins with it."""
         return not self.committed and not self.void
+
+    @property
+    def decides(self) -> int:
+        """The number of the step whose close it decides: its own, but for one with which the run goes back."""
+        return self.repeats or self.step
 
     def follows(self, before: CloseRecord) -> bool:
         """Return whether it is of the very next step of the same history."""

@@ -79,6 +79,7 @@ from swarm.events.run import RunStarted as RunStarted
 from swarm.events.run import StepClosed as StepClosed
 from swarm.events.run import StepGivenUp as StepGivenUp
 from swarm.events.run import TermBegan as TermBegan
+from swarm.events.run import WentBack as WentBack
 from swarm.events.state import CheckpointFailed as CheckpointFailed
 from swarm.events.state import CheckpointsSetAside as CheckpointsSetAside
 from swarm.events.state import CheckpointWritten as CheckpointWritten

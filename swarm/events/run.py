@@ -30,6 +30,17 @@ class StepGivenUp(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WentBack(Event):
+    """The run went back to the checkpoint of ``step``, for nobody held a part any more, nor a copy of it, when the step
+    ``repeats`` was open: the steps after ``step`` before that one are done again. ``absent`` were lost in it. Told by
+    every peer that takes part then."""
+
+    step: int
+    repeats: int
+    absent: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostsMoved(Event):
     """With this step's record hosts hold other parts, ``moves`` by peer: told by its leader, with the ``reasons`` of
     the plan, of which some may not have moved."""

@@ -13,19 +13,21 @@ from swarm.membership.announcer import Announcer
 from swarm.membership.by_role import given_by_role
 from swarm.membership.catching_up import ArrivalService, CatchingUp
 from swarm.membership.copying import Copies, Copying
-from swarm.membership.entering import Entering
+from swarm.membership.entering import Entering, Returning
 from swarm.membership.following import Following
 from swarm.membership.founder import Founder, InitialWeights
 from swarm.membership.gate import AdmittedDirectory
+from swarm.membership.going_back import Checkpoints
 from swarm.membership.handover import ResidualHandover
 from swarm.membership.holding import LocalSGD, RoleManager
 from swarm.membership.joining import Joining
 from swarm.membership.last_holder import LastHolder
 from swarm.membership.leaving import Leaving
-from swarm.membership.membership import Membership
+from swarm.membership.membership import Chain, Membership
 from swarm.membership.memory import MemoryAccount, lacking_to_move
 from swarm.membership.observer_service import ObserverService
 from swarm.membership.observers import Observers
+from swarm.membership.parts import blank
 from swarm.membership.quorum import MissingReplicas, Quorum
 from swarm.membership.roles import PeerContext
 from swarm.membership.rounds import Rounds
@@ -75,22 +77,28 @@ def compose(
     Raises:
         StateError: The history or the votes on the disk are not this run's, or cannot be read.
     """
-    manifest, endpoint, watch, clock = around.manifest, around.endpoint, around.watch, around.clock
-    gate = around.gate
+    watch, gate = around.watch, around.gate
     seen = directory if gate is None else AdmittedDirectory(directory, gate)
     run = open_run(settings, around, seen, contact=contact, founder=founder, keeper=keeper)
-    if gate is not None:
-        gate.follow(run.position, founder)
     if around.admission is not None:
         around.admission.watch(watch)
+    return Membership(run, _chain)
+
+
+def _chain(run: RunContext) -> Chain:
+    """Return what a peer does from where its chain of records begins on, mounted from here on."""
+    around, manifest, endpoint = run.around, run.around.manifest, run.around.endpoint
+    watch, clock, gate = around.watch, around.clock, around.gate
+    if gate is not None:
+        gate.follow(run.position, run.founder)
 
     # What it holds, its own part and copies of others, and what it serves of them.
     leader = RemoteLeader(LiveCalls(run.calls, watch), run.position, clock, run.deadline.seconds)
     holding, copies = RoleManager(run, leader), Copies()
     start = manifest.run.start_when
     donor = StateDonor(clock, max_downloads=start.stage_hosts + start.trainers if run.founds else LATER_DOWNLOADS)
-    snapshot = functools.partial(_snapshot, around, holding, copies)
-    observers = ObserverService(run.standing, donor, snapshot, Observers(donor, clock))
+    snapshot = functools.partial(_snapshot, run, holding, copies)
+    observers = ObserverService(run.standing, donor, snapshot, Observers(donor, clock), run.rules.frozen, run.returns)
     copying = Copying(run, copies, observers)
 
     # How it follows what is decided, and takes part in a step, as a member and as its leader.
@@ -104,40 +112,55 @@ def compose(
 
     # How it comes and goes.
     announcer = Announcer(run)
-    first = FirstContact(endpoint, clock, (contact, *settings.contacts), returns=settings.returns)
+    contacts = (run.contact, *run.settings.contacts)
+    first = FirstContact(endpoint, clock, contacts, returns=run.settings.returns)
     watching, found = Watching(run, member, first), None
     watch.report_to(watching)
     if run.founds:
-        beginning = keeper.beginning() or InitialWeights(around, settings.ends_seed)
-        found = Founder(around, seen, run.calls, announcer.record, donor, beginning)
-    entering = Entering(run, first, found, holding, following, Joining(run, member, following.prepare))
+        beginning = run.keeper.beginning() or InitialWeights(around, run.settings.ends_seed)
+        found = Founder(around, run.directory, run.calls, announcer.record, donor, beginning)
+    checkpoints, joining = Checkpoints(run), Joining(run, member, following.prepare)
+    entering = Entering(run, first, found, holding, following, joining)
+    returning = Returning(run, checkpoints, following, member, joining)
     handover, parting = ResidualHandover(run, holding), ExitBarrier()
     leaving = Leaving(run, observers.observers, announcer, handover)
     last = LastHolder(run, holding, observers.observers)
     watch_leader = LeaderWatch(endpoint.peer, run.position, lead, watch, clock, run.question_s)
-    steps = StepLoop(member, _closing(run, lead), parting, holding.feed(), entering.again, watch_leader)
+    steps = StepLoop(member, _closing(run, lead, checkpoints), parting, holding.feed(), entering.again, watch_leader)
 
     services: tuple[Service, ...] = (
         watch, member, lead, leader, allreduce, parting, given_by_role(donor, gate), given_by_role(observers, gate),
         handover, ArrivalService(member, around.device, holding), _rescue(run, member, holding, copies, average),
-        *keeper.services(),
+        *mixing.services, *run.keeper.services(),
     )  # fmt: skip
     for service in services:
         endpoint.mount(service)
     background = (
         announcer.run, holding.run, following.end_unfit, leaving.run, watching.run, quorum.run, missing.run,
         copying.run, mixing.run, *(() if around.admission is None else (around.admission.end_expelled,)),
-        entering.begin,
+        returning.begin if run.returns else entering.begin,
     )  # fmt: skip
-    return Membership(run, steps, copying, leaving, last, background)
+    return Chain(
+        context=run,
+        steps=steps,
+        holding=holding,
+        copying=copying,
+        leaving=leaving,
+        last=last,
+        services=services,
+        background=background,
+    )
 
 
-async def _snapshot(around: PeerContext, holding: RoleManager, copies: Copies, name: PartName) -> Snapshot | None:
-    """Return the state of a part that is held here, our own or the copy of another; None for any other."""
+async def _snapshot(run: RunContext, holding: RoleManager, copies: Copies, name: PartName) -> Snapshot | None:
+    """Return the state of a part that is held here, our own, the copy of another, or one that is frozen; None for any
+    other."""
     part = holding.part
-    if part is None or part.spec.name != name:
-        return await copies.snapshot(name)
-    return await around.device.run(part.snapshot)
+    if part is not None and part.spec.name == name:
+        return await run.around.device.run(part.snapshot)
+    if name in run.rules.frozen and (head := run.position.head) is not None:
+        return blank(run.around.manifest, name, head.step)
+    return await copies.snapshot(name)
 
 
 def _lead(run: RunContext) -> LeadService:
@@ -183,11 +206,13 @@ def _member(
             suspect=around.watch.suspect,
             check=around.watch.check,
             catch_up=CatchingUp(run, holding).prepare,
+            knows=Checkpoints(run).knows,
+            leaving=lambda: run.exit.asked,
         )
     )
 
 
-def _closing(run: RunContext, lead: LeadService) -> CloseContext:
+def _closing(run: RunContext, lead: LeadService, checkpoints: Checkpoints) -> CloseContext:
     """Return what this peer closes a step with when it leads it."""
     return CloseContext(
         rules=run.rules,
@@ -202,10 +227,10 @@ def _closing(run: RunContext, lead: LeadService) -> CloseContext:
         verify=verify,
         waiting=run.situation.wait_for,
         copies=run.around.manifest.run.copies,
-        patience_s=run.settings.patience_s,
         refused=lambda record: record in run.position.open.conduct.refused,
         opened_at=lambda: run.position.open.conduct.began,
         orders=lambda: () if run.around.gate is None else run.around.gate.orders,
+        checkpoint=checkpoints.newest,
     )
 
 
@@ -229,8 +254,9 @@ def _rescue(
         member=member,
         history=run.history,
         sign=run.around.identity.sign,
-        holds=lambda part, step: copies.held(part, step) is not None,
+        holds=lambda part, step: part in run.rules.frozen or copies.held(part, step) is not None,
         takes=copies.takes,
         gone=run.lost,
         stays=stays,
+        agreed=lambda: run.situation.may_go_back,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from swarm.consensus.records import CloseRecord
@@ -16,7 +16,7 @@ from swarm.membership.parts import build_empty
 from swarm.membership.roles import PeerContext
 from swarm.models.registry import family_of
 from swarm.optim.part import TrainedPart
-from swarm.state.download import Download, DownloadContext, IntoMemory, PeerChunks, Wanted
+from swarm.state.download import ChunkDonor, Download, DownloadContext, IntoMemory, PeerChunks, Wanted
 from swarm.state.snapshot import digest, initial_snapshot
 from swarm.waiting import ExponentialBackoff
 
@@ -28,16 +28,23 @@ BUSY_PAUSE_S = 0.2
 
 
 class PartDownload:
-    """The state of one part that a close record vouches for. Raises StateError when the record names no such part."""
+    """The state of one part that a close record vouches for. Raises StateError when the record names no such part.
+    ``donor`` is how a peer is asked; by default for a state in its memory."""
 
-    def __init__(self, around: PeerContext, record: CloseRecord, part: TrainedPart) -> None:
+    def __init__(
+        self,
+        around: PeerContext,
+        record: CloseRecord,
+        part: TrainedPart,
+        donor: Callable[[PeerId], ChunkDonor] | None = None,
+    ) -> None:
         self._around, self.record, self.part = around, record, part
         name = part.spec.name
         if name not in record.digests:
             raise StateError(f"the record of step {record.step} names no {name}")
         self._started = self._told = around.clock.monotonic()
         context = DownloadContext(
-            donor=partial(PeerChunks, around.endpoint),
+            donor=donor or partial(PeerChunks, around.endpoint),
             clock=around.clock,
             progress=self._progress,
             dropped=self._dropped,

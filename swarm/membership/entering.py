@@ -6,21 +6,53 @@ import asyncio
 import contextlib
 
 from swarm.errors import Ending, PeerError, RunEnded
-from swarm.events import CutOff
-from swarm.ids import PeerId
+from swarm.events import CutOff, ResidualLost, WentBack
+from swarm.ids import PartName, PeerId
 from swarm.membership.following import Following
 from swarm.membership.founder import Founder
+from swarm.membership.going_back import Checkpoints
 from swarm.membership.holding import RoleManager
 from swarm.membership.joining import Joining
 from swarm.membership.roles import insist_on_being_reached
 from swarm.membership.run import RunContext
 from swarm.membership.survey import FirstContact
 from swarm.network.discovery.records import PeerRecord
+from swarm.step.member.service import MemberService
 from swarm.step.observe_messages import RunStanding
 from swarm.waiting import ended
 
 WAITING_S = 1.0
 """How often a peer that waits for the genesis asks how far it is."""
+
+
+class Returning:
+    """One peer's way into a chain that begins where the run went back to a checkpoint."""
+
+    def __init__(
+        self, run: RunContext, checkpoints: Checkpoints, following: Following, member: MemberService, joining: Joining
+    ) -> None:
+        self._run, self._checkpoints = run, checkpoints
+        self._following, self._member, self._joining = following, member, joining
+
+    async def begin(self) -> None:
+        """Hold what the record gives this peer, as it was then, and return when it is a member; where it names another
+        life of it, or none, join again. Raises RunEnded when it cannot be."""
+        run, decision, me = self._run, self._run.returns[-1], self._run.around.endpoint.peer
+        record, absent = decision.record, tuple(map(PeerId, decision.record.absent))
+        run.learn(record.members)
+        run.situation.may_go_back = False
+        run.around.events.emit(WentBack(step=record.step, repeats=record.repeats, absent=absent))
+        if not run.position.names(record):
+            return await self._joining.again(None, record, None if run.founds else run.contact)
+        name, part, why = record.members[me].part, None, f"the run went back to step {record.step}"
+        run.assigned(None if name is None else PartName(name), why, record)
+        if name is not None:
+            part = await self._checkpoints.part(PartName(name), record)
+            if run.around.manifest.averaging.feeds_back:
+                run.around.events.emit(ResidualLost(step=record.step, part=PartName(name), peer=me, reason=why))
+        await self._following.prepare(part, record)
+        await self._member.observe(decision)
+        return None
 
 
 class Entering:

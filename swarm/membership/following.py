@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from swarm.consensus.records import CloseRecord, Decision
-from swarm.errors import ConfigError, Ending, Refused, RunEnded, StateError
+from swarm.errors import ConfigError, Refused, RunEnded, StateError
 from swarm.events import LateWorkLost, PeerReady, ResidualLost
 from swarm.ids import PartName, PeerId
 from swarm.membership.copying import Copying
@@ -16,7 +16,7 @@ from swarm.membership.download import download_part
 from swarm.membership.holding import RoleManager
 from swarm.membership.observer_service import ObserverService
 from swarm.membership.part_memory import check_memory
-from swarm.membership.parts import build_empty
+from swarm.membership.parts import blank, build_empty
 from swarm.membership.run import RunContext
 from swarm.membership.step_events import StepEvents
 from swarm.optim.local_part import LocalPart
@@ -114,13 +114,12 @@ class Following:
         """This record has us hold another part, of which we said that we hold a copy; returns what is in the way.
 
         What was held is let go first, so that never two parts are here that can be trained; it stays as a copy, where
-        this peer is to keep one of it. Where all that held the part are lost, and the copy is gone as well, nobody has
-        it any more: raises RunEnded.
+        this peer is to keep one of it.
         """
         name, before = PartName(record.members[self._run.around.endpoint.peer].part or ""), self._holding.part
         state = await self._copying.take(name, record.step)
-        if state is None and record.void:
-            raise RunEnded(f"this peer shall hold {name} from now on, and its copy of it is lost", Ending.FAILED)
+        if state is None and name in self._run.rules.frozen:
+            state = blank(self._run.around.manifest, name, record.step)
         self._run.situation.moved(name, MOVED if record.void else CALLED)
         if before is not None and before.feedback.residual is not None:
             self._residual_lost(before, record, f"this peer holds {name} from now on")

@@ -24,6 +24,7 @@ from swarm.membership.rounds import Rounds
 from swarm.membership.rules import reach_of
 from swarm.membership.run import RunContext
 from swarm.membership.status import PeerStatus
+from swarm.network.protocols import Service
 from swarm.optim.local_part import LocalPart
 from swarm.optim.part import TrainedPart
 from swarm.pipeline.activity import PipelineActivity
@@ -165,12 +166,14 @@ class _Counting:
 
 
 class LocalSGD:
-    """Does nothing where replicas do not train apart, or meet only when a step closes."""
+    """Does nothing where replicas do not train apart, or meet only when a step closes; ``services`` are to be
+    mounted."""
 
     def __init__(self, run: RunContext, holding: RoleManager) -> None:
         around, averaging = run.around, run.around.manifest.averaging
         self._holding, self._at, self._endpoint = holding, run.position, around.endpoint
         self._mixing: Mixing | None = None
+        self.services: tuple[Service, ...] = ()
         if averaging.mode != "local" or averaging.local.sync_every == 1:
             return
         events = _Counting(around.events, run.situation)
@@ -185,9 +188,9 @@ class LocalSGD:
         averaging, seed = around.manifest.averaging, around.manifest.run.seed
         if averaging.strategy == "push-sum":
             pushing = Pushing(context, PushSum(), seed, reach_of(around.manifest))
-            around.endpoint.mount(pushing)
+            self.services = (pushing,)
             return pushing
-        around.endpoint.mount(VersionService(self._held))
+        self.services = (VersionService(self._held),)
         rules = MixingRules(
             strategy=STRATEGIES[averaging.strategy],
             seed=seed,

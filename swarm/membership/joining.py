@@ -29,8 +29,9 @@ from swarm.errors import (
 )
 from swarm.ids import ENDS, PartName, PeerId
 from swarm.membership.announcer import only_calls
-from swarm.membership.contact import AWAY_S, GOES_ON, LONGEST_PAUSE_S, not_admitted
+from swarm.membership.contact import GOES_ON, LONGEST_PAUSE_S, not_admitted
 from swarm.membership.download import StateFetch
+from swarm.membership.going_back import went_back
 from swarm.membership.leaving import ended_in_order
 from swarm.membership.observer import Observer, ObserverContext
 from swarm.membership.roles import insist_on_being_reached
@@ -40,7 +41,7 @@ from swarm.optim.part import TrainedPart
 from swarm.security.signing import verify
 from swarm.step.member.service import MemberService
 from swarm.step.messages import JOIN
-from swarm.waiting import ExponentialBackoff
+from swarm.waiting import ExponentialBackoff, first_done
 
 logger = logging.getLogger(__name__)
 
@@ -80,8 +81,8 @@ class Joining:
         self._listen_at = 0.0
 
     async def run(self, contact: PeerId | None) -> None:
-        """Return when a record names us. Raises RunEnded when there is no place for us, or when for AWAY_S nobody could
-        help with one more verified byte. Busy ones can, later."""
+        """Return when a record names us. Raises RunEnded when there is no place for us, or when nobody could help with
+        one more verified byte for as long as the manifest says. Busy ones can, later."""
         now, began = self._around.clock.monotonic, self._around.clock.monotonic()
         patience, pauses = ExponentialBackoff(FIRST_PAUSE_S), ExponentialBackoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:
@@ -99,8 +100,8 @@ class Joining:
                 if self._here != before:
                     began = now()
                     pauses.restart()
-                elif now() - began >= AWAY_S:
-                    reason = f"nobody could help this peer to join for {AWAY_S / 3600:g} hours; the last that tried"
+                elif now() - began >= self._run.rules.wait_for_lost_s:
+                    reason = f"nobody could help this peer to join for {now() - began:.0f} s; the last that tried"
                     raise RunEnded(f"{reason}: {error}", Ending.UNREACHABLE, remedy=Advice.JOIN_ANEW) from error
                 self._run.situation.wait_for(f"a member that can help it to join ({error}); {GOES_ON}")
                 pause_s = pauses.pause_s()
@@ -110,6 +111,8 @@ class Joining:
         """Return whether a record names us now; False after a wait for others to notice something. Raises RunEnded, and
         what those who were to help failed with."""
         self._check_ended(self._known, self._at.head)  # nobody else may be there to say so
+        if self._known is not None and await self._went_back(self._known):
+            return True
         newest = await self._newest(contact)
         head = newest.record
         self._around.watch.follow(())  # from here on the contact is one of many, and may leave
@@ -126,7 +129,13 @@ class Joining:
         name = self._run.situation.part if self._placed(head) else await self._survey.choose(head, lost)
         donors = self._donors(head, name, contact, self._attempts + (name in lost))
         self._attempts += 1
-        await self._join(donors, contact, head)
+        try:
+            await self._join(donors, contact, head)
+        except (PeerError, StateError, OutOfSync) as error:
+            if name not in lost or isinstance(error, (Busy, WrongStep)):
+                raise
+            await self._wait_for_return(head, str(error))  # nobody has its state: the run may go back
+            return self._at.back is not None
         return True
 
     @property
@@ -211,6 +220,26 @@ class Joining:
             self._listen_at = clock.monotonic() + LISTEN_EVERY_S
         await clock.sleep(patience.pause_s())
 
+    async def _wait_for_return(self, head: CloseRecord, why: str) -> None:
+        """Ask to hold a part whose state nobody gives: the run may go back to a checkpoint with this peer. Returns when
+        it does, or after a moment, for the part may be held again."""
+        part = self._run.situation.part
+        self._run.situation.wait_for(f"{part}, or for the run to go back to a checkpoint with this peer: {why}")
+        await first_done(self._keep_asking(head, at_once=True), self._see_return(head))
+
+    async def _see_return(self, head: CloseRecord) -> None:
+        until = self._around.clock.monotonic() + ASK_TIMEOUT_S
+        while not await self._went_back(head) and self._around.clock.monotonic() < until:
+            await self._around.clock.sleep(ASK_AGAIN_S)
+
+    async def _went_back(self, known: CloseRecord) -> bool:
+        """Whether the run went back to a checkpoint after this record, as its members prove."""
+        decision = await went_back(self._run, known, self._witnesses(known)[:MAX_LEADERS])
+        if decision is not None:
+            self._at.go_back(decision)
+            await self._at.news.tell()
+        return decision is not None
+
     def _learn(self, head: CloseRecord) -> None:
         self._known = head
         self._run.learn(head.members)
@@ -241,7 +270,9 @@ class Joining:
             donors.sort(key=lambda peer: peer != contact)  # it is known to answer
         first = attempt % max(1, len(donors))
         donors = donors[first:] + donors[:first]
-        if name is not None and attempt > 0:
+        if name in self._run.rules.frozen:
+            donors += self._willing([peer for peer in head.members.peers if peer not in donors])
+        elif name is not None and attempt > 0:
             donors += self._willing(copy_holders(head.members, name, self._around.manifest.run.copies))
         return donors
 
@@ -269,9 +300,11 @@ class Joining:
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
 
-    async def _keep_asking(self, head: CloseRecord) -> None:
+    async def _keep_asking(self, head: CloseRecord, *, at_once: bool = False) -> None:
         while True:
-            await self._around.clock.sleep(ASK_AGAIN_S)
+            if not at_once:
+                await self._around.clock.sleep(ASK_AGAIN_S)
+            at_once = False
             await self._ask(head)
 
     async def _went_on(self, donors: Sequence[PeerId]) -> Observer | None:
@@ -338,11 +371,13 @@ class Joining:
             region=self._run.settings.region,
             outgoing=only_calls(self._run.settings, around.endpoint.addresses),
             beside=self._run.settings.beside,
+            machine=self._run.settings.machine,
         )
         signature = around.identity.sign(admission_bytes(around.manifest.run_id, step, head.hash(), member))
         body = Admission(step=step, member=member, signature=signature, credential=around.credential)
         self._run.exit.admitted.set()
-        if step != self._asking:  # why it was refused stays said while it asks again
+        if step != self._asking and (self._prepared or self._run.situation.part is None):
+            # Why it was refused stays said while it asks again, and what is lost while it waits for that.
             self._run.situation.wait_for("a step to close, to be let in with it")
         self._asking = step
         others = [peer for peer in head.members.succession(step) if peer != me]  # an earlier life of ours may be in it

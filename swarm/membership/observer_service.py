@@ -13,9 +13,9 @@ do: what all replicas of a part have averaged before they died is not lost with 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -30,6 +30,7 @@ from swarm.state.snapshot import Snapshot
 from swarm.state.transfer import StateDonor
 from swarm.step.observe_messages import (
     AHEAD,
+    BACK,
     HASH,
     LEAVE,
     NEXT,
@@ -37,6 +38,7 @@ from swarm.step.observe_messages import (
     START,
     STAY,
     AheadRequest,
+    BackRequest,
     Decided,
     HashRequest,
     LeaveRequest,
@@ -67,8 +69,10 @@ class _Averaged:
 class ObserverService:
     """Serves ``observers`` from what this member decides. ``publish`` it every decision, and :meth:`copied` every step
     of a part that is copied here. ``standing`` is told to whoever asks where the run stands; its argument is the newest
-    step that was published, None before the genesis. It knows no roles: who may learn nothing of a part is refused by
-    what it is mounted in (:func:`~swarm.membership.by_role.given_by_role`).
+    step that was published, None before the genesis. ``frozen`` parts, each with so many numbers, can be had of any
+    member; ``returns`` are the decisions with which the run went back to a checkpoint, as far as this process saw them.
+    It knows no roles: who may learn nothing of a part is refused by what it is mounted in
+    (:func:`~swarm.membership.by_role.given_by_role`).
     """
 
     def __init__(
@@ -77,7 +81,10 @@ class ObserverService:
         donor: StateDonor,
         snapshot: SnapshotOf,
         observers: Observers,
+        frozen: Mapping[PartName, int] | None = None,
+        returns: Sequence[Decision] = (),
     ) -> None:
+        self._frozen, self._returns = frozen or {}, returns
         self._standing, self._donor, self._snapshot, self.observers = standing, donor, snapshot, observers
         self._own: PartName | None = None
         self._updates = Updates()
@@ -92,6 +99,7 @@ class ObserverService:
             HASH.handled(self._on_hash),
             START.handled(self._on_start),
             NEXT.handled_with_payload(self._on_next),
+            BACK.handled(self._on_back),
             AHEAD.handled_with_payload(self._on_ahead),
             STAY.handled(self._on_stay),
             LEAVE.handled(self._on_leave),
@@ -122,6 +130,9 @@ class ObserverService:
         self._own, self._averaged = part, None
         if part is not None:
             self._keep(part, decision)
+        for name, elements in self._frozen.items():
+            if name != part:
+                self._keep(name, replace(decision, mean=torch.zeros(elements)))
         await self._tell()
 
     async def averaged(self, part: PartName, step: int, mean: torch.Tensor) -> None:
@@ -257,6 +268,12 @@ class ObserverService:
         with self.observers.waits(caller, part, step):
             self._trim(part)
             yield
+
+    async def _on_back(self, caller: PeerId, body: BackRequest) -> Decided:
+        found = next((one for one in self._returns if one.record.previous == body.previous), None)
+        if found is None:
+            raise Refused("the run did not go back from there, as far as is known here")
+        return Decided.of(found)
 
     def _decided(self, step: int) -> Decision:
         decision = self._decisions.at(step)

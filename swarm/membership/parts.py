@@ -26,6 +26,7 @@ from swarm.optim.part import TrainedPart
 from swarm.state.checkpoints.fetch import BegunFile, fetch_part
 from swarm.state.download import Wanted
 from swarm.state.frozen import FrozenStore, frozen_donor, wanted_frozen
+from swarm.state.snapshot import Snapshot
 from swarm.waiting import TokenBucket
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,13 @@ async def build_empty(around: PeerContext, name: PartName, donors: Sequence[Peer
         compute_reproducibly(device)
     await around.device.run(rehearse)
     return await around.device.run(build)
+
+
+def blank(manifest: Manifest, name: PartName, step: int) -> Snapshot:
+    """The state of a part of which nothing is trained, after a step."""
+    family = family_of(manifest.model)
+    layout = family.layout(family.build(spec_of(manifest, name))).kept_by(update_of(manifest).vectors)
+    return Snapshot.blank(name, step, layout)
 
 
 # --- frozen weights --------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from swarm.compression.registry import codec_named
 from swarm.config import Manifest
@@ -10,7 +11,7 @@ from swarm.consensus.admissions import AdmissionPolicy
 from swarm.consensus.records import NO_RECORD, record_room
 from swarm.errors import StateError
 from swarm.ids import PartName
-from swarm.models.registry import family_of
+from swarm.models.registry import family_of, lora_of
 from swarm.models.spec import PartSpec, TensorSpec
 from swarm.network.protocols import MAX_BODY_BYTES
 from swarm.optim.adamw import AdamW
@@ -156,6 +157,16 @@ def _begins_after(manifest: Manifest) -> tuple[int, str] | None:
     return None if parent is None else (parent.step, parent.record if parent.step else NO_RECORD)
 
 
+def _frozen(manifest: Manifest) -> Mapping[PartName, int]:
+    """The parts of which nothing is trained, as those without adapters where only these are. Builds each, without its
+    weights."""
+    if lora_of(manifest.model) is None:
+        return {}
+    family = family_of(manifest.model)
+    layouts = {spec.name: family.layout(family.build(spec)) for spec in family.parts(manifest.split)}
+    return {name: layout.elements for name, layout in layouts.items() if not layout.slots}
+
+
 def rules_of(manifest: Manifest) -> StepRules:
     """What the manifest says about every step."""
     batch, stages, target = manifest.batch, manifest.split.stages, manifest.step_microbatches
@@ -171,6 +182,8 @@ def rules_of(manifest: Manifest) -> StepRules:
         reproducible=manifest.run.reproducible,
         optimizer=manifest.optimizer,
         quorum_grace_s=manifest.run.quorum_grace_s,
+        wait_for_lost_s=manifest.run.wait_for_lost_s,
+        rewind=manifest.run.rewind,
         inner_steps=manifest.averaging.inner_steps,
         clip_norm=reach_of(manifest) if manifest.averaging.mode == "local" else manifest.optimizer.clip_norm,
         part_bytes=averaged_bytes(manifest),
@@ -179,6 +192,7 @@ def rules_of(manifest: Manifest) -> StepRules:
         codecs=codec_rules(manifest),
         moves=move_rules(manifest),
         lateness=late_rules(manifest),
+        frozen=_frozen(manifest),
         begins_after=_begins_after(manifest),
         admission=AdmissionPolicy(manifest.run_id, manifest.admission),
         early=math.floor(manifest.speed.early_share * target) if manifest.speed.overlaps else 0,

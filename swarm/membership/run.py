@@ -12,7 +12,7 @@ from swarm.averaging.deadline import RoundDeadline, rate_needed, round_deadline
 from swarm.consensus.ballot import VoteFile
 from swarm.consensus.history import History
 from swarm.consensus.incarnation import Incarnation
-from swarm.consensus.records import CloseRecord
+from swarm.consensus.records import CloseRecord, Decision
 from swarm.consensus.roster import Roster, lost_parts
 from swarm.errors import Ending, PeerError
 from swarm.events import LimitSlows, LimitTooLow
@@ -81,6 +81,8 @@ class RunContext:
         calls: What it asks of members.
         deadline: How long a step takes, and so how long its questions may, but for :meth:`averaging_s`.
         exit: What it was told about leaving.
+        returns: The decisions with which the run went back to a checkpoint, in this process; what is known here begins
+            with the last one.
     """
 
     around: PeerContext
@@ -96,11 +98,20 @@ class RunContext:
     calls: StepCalls
     deadline: AdaptiveDeadline
     exit: ExitRequest
+    returns: tuple[Decision, ...] = ()
 
     @property
     def founds(self) -> bool:
         """Return whether this peer is the founder."""
         return self.contact == self.around.endpoint.peer
+
+    def gone_back(self) -> RunContext:
+        """Return what follows, once the run has gone back to a checkpoint: the same peer, and a new chain."""
+        assert self.position.back is not None  # noqa: S101 - asked before
+        life = self.position.life
+        history, position = _chain(self.settings, self.around, self.situation, self.rules, self.founder, life)
+        returns = (*self.returns, self.position.back)
+        return dataclasses.replace(self, history=history, position=position, returns=returns)
 
     def lost(self) -> dict[PeerId, str]:
         """Return who counts as lost in the open step, and why: who is gone, and replicas that are proven to be tied."""
@@ -173,6 +184,8 @@ class RunContext:
     def name_of(self, peer: str) -> str:
         """Return what people are shown of a peer; before the roster is known "the contact", else the peer's id."""
         roster = self.position.roster
+        if not len(roster) and self.returns:
+            roster = self.returns[-1].record.members
         if peer in roster:
             return roster.names[peer]
         return "the contact" if peer == self.contact and not len(roster) else peer
@@ -201,11 +214,9 @@ def open_run(
     """
     me, situation = around.endpoint.peer, PeerStatus(around.events)
     rules = dataclasses.replace(rules_of(around.manifest), how_to_join=around.how_to_join)
-    refuses = functools.partial(situation.disk_refuses, "the run's history")
-    history = History(settings.history, around.manifest.run_id, trouble=refuses)
     refuses = functools.partial(situation.disk_refuses, "its votes")
     life = Incarnation(me, around.watch.incarnation, VoteFile(settings.votes), refuses)
-    forking = Forking(me, history, life, verify, lambda: around.watch.gone)
+    history, position = _chain(settings, around, situation, rules, founder, life)
     return RunContext(
         around=around,
         settings=settings,
@@ -215,9 +226,24 @@ def open_run(
         founder=founder,
         rules=rules,
         history=history,
-        position=Position(history, life, rules, founder, forking),
+        position=position,
         situation=situation,
         calls=StepCalls(around.endpoint),
         deadline=AdaptiveDeadline(STEP_FLOOR_S, STEP_CEILING_S),
         exit=ExitRequest(),
     )
+
+
+def _chain(
+    settings: MemberSettings,
+    around: PeerContext,
+    situation: PeerStatus,
+    rules: StepRules,
+    founder: PeerId,
+    life: Incarnation,
+) -> tuple[History, Position]:
+    """Return the chain of records that is decided here, empty in memory, and where this peer stands in it."""
+    refuses = functools.partial(situation.disk_refuses, "the run's history")
+    history = History(settings.history, around.manifest.run_id, trouble=refuses)
+    forking = Forking(around.endpoint.peer, history, life, verify, lambda: around.watch.gone)
+    return history, Position(history, life, rules, founder, forking)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Any, Protocol
 
 from swarm.consensus.records import CloseRecord, Decision
@@ -24,8 +25,8 @@ class StateKeeper(AbstractAsyncContextManager[Any], Protocol):
     """Keeps this peer's part, and what else is given to it. Leaving the context waits for what is being written."""
 
     @property
-    def keeps(self) -> bool:
-        """Whether it keeps anything."""
+    def root(self) -> Path | None:
+        """Where checkpoints lie; None where nothing is kept."""
 
     def services(self) -> Sequence[Service]:
         """Return what to mount, so that others can fetch what is kept."""

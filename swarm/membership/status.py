@@ -27,7 +27,8 @@ def _nobody_asks() -> None:
 class PeerStatus:
     """One peer's own view of itself. ``no_majority`` says what it waits for while too few voters are there to decide
     anything, "" while enough are; ``ends_by`` is when it ends, in order or not, in seconds since the epoch, once it was
-    told to leave within a time. ``loss``, ``tokens`` (learnt, and computed) and ``tokens_per_s`` (learnt) are of the
+    told to leave within a time; ``may_go_back`` whether a person here wants the run to go back to a checkpoint.
+    ``loss``, ``tokens`` (learnt, and computed) and ``tokens_per_s`` (learnt) are of the
     newest closed step, the last unknown for one that was open before this peer took part; ``codecs`` are those of
     boundaries in the open step, where records name them; ``early`` are the shares of the newest steps' microbatches
     that were fed early, the newest last; ``capacities`` what each stage can take by the newest record, microbatches a
@@ -42,6 +43,7 @@ class PeerStatus:
     waiting_for: str = ""
     no_majority: str = ""
     ends_by: float | None = None
+    may_go_back: bool = False
     part: PartName | None = None
     reason: str = ""
     reachability: str = "unknown"

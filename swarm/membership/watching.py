@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 
 from swarm.consensus.acceptor import majority
 from swarm.consensus.copies import KEPT_UPDATES
@@ -11,6 +12,7 @@ from swarm.consensus.records import voters
 from swarm.errors import Ending, PeerError, RunEnded, WrongStep
 from swarm.events import PeerBack, PeerLost
 from swarm.ids import PeerId
+from swarm.membership.going_back import went_back
 from swarm.membership.run import RunContext
 from swarm.membership.survey import FirstContact
 from swarm.step.member.service import MemberService
@@ -18,9 +20,9 @@ from swarm.step.observe_messages import NEXT, STANDING, NextRequest, StandingReq
 
 logger = logging.getLogger(__name__)
 DECISION_TIMEOUT_S = 10.0
-ALONE_S = 600.0
-"""How long a member waits for the others when none of them answers: a cut link is mended, a run that is over never
-comes back."""
+ASKED = 4
+STUCK_S = 30.0
+"""How long a step may be open before another member is asked whether the run went back to a checkpoint instead."""
 
 
 class Watching:
@@ -28,6 +30,8 @@ class Watching:
     without it a peer that has not begun has nobody to begin with."""
 
     def __init__(self, run: RunContext, member: MemberService, contact: FirstContact) -> None:
+        self._run, self._patience_s = run, run.rules.wait_for_lost_s
+        self._rng = random.Random(run.around.endpoint.peer)
         self._watch, self._endpoint, self._events = run.around.watch, run.around.endpoint, run.around.events
         self._member, self._at, self._name_of, self._contact = member, run.position, run.name_of, contact
         self._ended: asyncio.Future[RunEnded] = asyncio.get_running_loop().create_future()
@@ -35,11 +39,12 @@ class Watching:
 
     async def run(self) -> None:
         """Watch until cancelled. Raises RunEnded when the contact says that it leaves before this peer takes part, and
-        when nobody of the run has answered for ALONE_S."""
+        when nobody of the run has answered for as long as the manifest says."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch.run())
             group.create_task(self._catch_up())
             group.create_task(self._end_alone())
+            group.create_task(self._look_back())
             raise await self._ended
 
     async def _end_alone(self) -> None:
@@ -50,7 +55,7 @@ class Watching:
                 await changed
                 continue
             try:
-                async with asyncio.timeout(ALONE_S):
+                async with asyncio.timeout(self._patience_s):
                     await changed
             except TimeoutError:
                 if self._alone():
@@ -63,7 +68,9 @@ class Watching:
     def _nobody_answers(self) -> RunEnded:
         names = ", ".join(f"{self._name_of(peer)} ({reason})" for peer, reason in sorted(self._watch.gone.items()))
         return RunEnded(
-            f"nobody of the run has answered this peer for {ALONE_S:.0f} s; asked again and again: {names}"[:2000],
+            f"nobody of the run has answered this peer for {self._patience_s:.0f} s; asked again and again: {names}"[
+                :2000
+            ],
             Ending.UNREACHABLE,
             check="is this machine's network up? The run may be over, or have stopped, without this peer.",
             remedy="Join again, with a new invite, once one of them is there.",
@@ -110,6 +117,19 @@ class Watching:
                 await self._learn(peer)
             except PeerError as error:
                 logger.info("%s is ahead, and does not help: %s", peer, error)
+
+    async def _look_back(self) -> None:
+        """Find out whether the run went back to a checkpoint without us: nobody answers for the step that is open here
+        then."""
+        while True:
+            step, head = self._at.open_step, self._at.head
+            await self._run.around.clock.sleep(STUCK_S)
+            if head is None or self._at.open_step != step or not self._at.is_member:
+                continue
+            others = [peer for peer in self._at.roster.peers if peer not in {self._endpoint.peer, *self._watch.gone}]
+            found = await went_back(self._run, head, self._rng.sample(others, min(ASKED, len(others))))
+            if found is not None:
+                await self._member.learn(found)
 
     async def _learn(self, peer: PeerId) -> None:
         """Raises PeerError."""

@@ -94,11 +94,18 @@ def _holder(
     there = [peer for peer in copy_holders(roster, PartName(part), copies) if peer not in gone]
     if not (there if kept is None else part in kept):
         lost = lost_replicas(roster, PartName(part), gone)
-        return f"a replica of {part}: {lost}; nobody keeps a copy, and the run ends if none comes back"
+        return f"a replica of {part}: {lost}; nobody keeps a copy"
     if kept is None and any(_can_be_spared(roster, peer, part, gone) for peer in there):
         return f"{part} to be taken over from a copy: {_named(roster, replicas)} lost"
     who = "a trainer" if part == ENDS else "a stage host"
     return f"{who} to join for {part} ({how(PartName(part))}): {_named(roster, replicas)} lost; a copy is kept"
+
+
+def awaited_return(roster: Roster, parts: Collection[str], then: str, until: float) -> str:
+    """What ends the waiting for ``parts`` of which nobody keeps a copy, and when those that are left end, ``until``
+    (seconds since the epoch), if nothing does; ``then`` is what comes of it, or is in the way."""
+    named = ", ".join(sorted(roster[peer].name or peer for part in parts for peer in roster.replicas(PartName(part))))
+    return f"{then}; next: start {named} again where it was; without it those that are left end on {moment(until)}"
 
 
 def _can_be_spared(roster: Roster, peer: PeerId, part: str, gone: Collection[str]) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from swarm.clock import Clock
 from swarm.consensus.history import History
+from swarm.consensus.proof import Proof
 from swarm.consensus.records import CloseRecord, Confirmation, Decision
 from swarm.events import EventSink
 from swarm.ids import PeerId
@@ -39,6 +40,14 @@ async def _never_late(state: OpenStep, record: CloseRecord) -> None:
     return None
 
 
+async def _knows_none(record: CloseRecord) -> bool:
+    return False
+
+
+async def _none_whole(peers: Sequence[PeerId]) -> Proof | None:
+    return None
+
+
 async def _nobody_knows(peers: Collection[PeerId], reason: str) -> None:
     return None
 
@@ -51,7 +60,8 @@ class MemberContext:
     ``fell_silent`` whether one of them may only be cut off (:func:`~swarm.step.calls.fell_silent`), ``doubted`` those
     that did not answer when they were asked last. ``suspect`` and ``check`` have it find out at once about some, the
     latter to the end (:meth:`~swarm.step.calls.Liveness.check`). ``catch_up`` prepares the result of a decided record
-    whose rounds were made without this peer (:mod:`swarm.membership.catching_up`).
+    whose rounds were made without this peer (:mod:`swarm.membership.catching_up`). ``knows`` says whether a checkpoint
+    on this disk has that record, ``leaving`` whether this peer was asked to leave.
     """
 
     me: PeerId
@@ -67,6 +77,8 @@ class MemberContext:
     suspect: Callable[[PeerId, str], None] = lambda peer, reason: None
     check: Callable[[Collection[PeerId], str], Awaitable[None]] = _nobody_knows
     catch_up: Callable[[OpenStep, CloseRecord], Awaitable[None]] = _never_late
+    knows: Callable[[CloseRecord], Awaitable[bool]] = _knows_none
+    leaving: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +86,11 @@ class CloseContext:
     """What closing a step needs besides the step itself. ``verify`` says whether a peer signed some bytes. ``waiting``
     is told what the leader waits for, "" for nothing. ``averaging_s`` is how long the averaging of all parts may take,
     of which these average plainly; other questions have ``timeout_s``. ``copies`` of every part are kept by peers that
-    hold another; ``patience_s`` is how long somebody is waited for who could take over a part that nobody holds any
-    more (None: for ever). ``confirmed`` proves that our lineage counts, once it does; ``alone_at`` says when (seconds
+    hold another. ``confirmed`` proves that our lineage counts, once it does; ``alone_at`` says when (seconds
     since the epoch) those that are there go on without a majority, None: never; ``refused`` whether we vetoed the
     record with this hash in the open step; ``orders`` are those about admission that no record has carried
-    out; ``opened_at`` (monotonic seconds) is when that step opened here."""
+    out; ``opened_at`` (monotonic seconds) is when that step opened here. ``checkpoint`` finds the newest one of which
+    these peers have every part, with its proof, None for none."""
 
     rules: StepRules
     calls: StepCalls
@@ -94,7 +106,7 @@ class CloseContext:
     alone_at: Callable[[], float | None] = lambda: None
     averaging_s: Callable[[Collection[str]], float] = lambda plainly: 0.0
     copies: int = 0
-    patience_s: float | None = None
     refused: Callable[[str], bool] = lambda _: False
     orders: Callable[[], Collection[Order]] = lambda: ()
     opened_at: Callable[[], float] = lambda: -math.inf
+    checkpoint: Callable[[Sequence[PeerId]], Awaitable[Proof | None]] = _none_whole

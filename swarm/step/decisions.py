@@ -150,6 +150,36 @@ def given_up(
     )
 
 
+def gone_back(
+    head: CloseRecord, term: int, roster: Roster, absent: tuple[str, ...], most: int, to: CloseRecord
+) -> CloseRecord:
+    """The record with which the run goes back from ``head`` to the state after an earlier one, ``to``. Pure: every
+    member computes the same. Weights and cursors are those of then; who takes part, and what is known of links, are of
+    now. What replicas were owed for a close that they had missed is of steps that do not count."""
+    return CloseRecord(
+        run=head.run,
+        step=to.step,
+        term=term,
+        committed=(),
+        tokens=0,
+        loss_sum=0.0,
+        grad_norm=0.0,
+        clip=1.0,
+        lr=0.0,
+        digests=dict(to.digests),
+        cursors=cursors(to, (), {}, roster, most),
+        roster=roster.members,
+        absent=absent,
+        void=True,
+        repeats=head.step + 1,
+        links={peer: link for peer, link in head.links.items() if peer in roster},
+        paces={peer: pace for peer, pace in head.paces.items() if peer in roster},
+        codecs=head.codecs,
+        spread_ms=head.spread_ms,
+        previous=head.hash(),
+    )
+
+
 ATTEMPTS_PER_TERM = 1 << 10
 """A later term's numbers of attempts are greater than all of an earlier one's."""
 

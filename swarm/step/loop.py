@@ -18,7 +18,7 @@ from typing import Any
 
 from swarm.consensus.acceptor import MAX_LEAP
 from swarm.consensus.records import CloseRecord
-from swarm.consensus.roster import due_term, own_term
+from swarm.consensus.roster import Roster, due_term, own_term
 from swarm.errors import OutOfSync, Superseded, WrongStep
 from swarm.events import LineageGivenUp
 from swarm.ids import PeerId
@@ -93,7 +93,9 @@ class StepLoop:
                 continue
             roster, self._leading = at.roster, None
             leading = await self._step(at.open_step)
-            if leading is not None and leading.decided is not None:
+            if at.back is not None:
+                await self._go_back(leading, roster)
+            elif leading is not None and leading.decided is not None:
                 await self._dismiss(leading, leading.decided)
             elif self._done():
                 await self._parting.wait(roster.peers)
@@ -104,7 +106,12 @@ class StepLoop:
             self._closing.events.emit(LineageGivenUp(step=fork.step, microbatches=fork.closed, reason=reason))
 
     def _done(self) -> bool:
-        return self._at.over or self._at.departed
+        return self._at.over or self._at.departed or self._at.back is not None
+
+    async def _go_back(self, leading: StepClose | None, roster: Roster) -> None:
+        """As the leader of a step in whose place the run goes back: first all of its members are told."""
+        if leading is not None and leading.decided is not None:
+            await self._tell_rest(leading, roster.peers)
 
     async def _step(self, step: int) -> StepClose | None:
         """Take part in one step until it is closed here, or closed without us; how we led it, if we did."""

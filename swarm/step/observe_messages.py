@@ -57,6 +57,13 @@ class NextRequest(Message):
     step: Count
 
 
+class BackRequest(Message):
+    """Did the run go back to a checkpoint after the record with this hash? The answer is the decision with which it
+    did."""
+
+    previous: DigestField
+
+
 class AheadRequest(Message):
     """The update of ``part`` with which ``step`` closes if nothing goes wrong any more; those before it I have. The
     answer has none when the step was given up."""
@@ -106,6 +113,7 @@ STANDING = Rpc("observe/1/standing", StandingRequest, RunStanding)
 HASH = Rpc("observe/1/hash", HashRequest, RecordHash)
 START = Rpc("observe/1/start", StartRequest, Decided)
 NEXT = Rpc("observe/1/next", NextRequest, Decided)
+BACK = Rpc("observe/1/back", BackRequest, Decided)
 AHEAD = Rpc("observe/1/ahead", AheadRequest, Empty)
 STAY = Rpc("observe/1/stay", StayRequest, Staying)
 LEAVE = Rpc("observe/1/leave", LeaveRequest, Empty)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from swarm.consensus.admissions import AdmissionPolicy
 from swarm.consensus.changes import RosterRules
@@ -28,6 +29,8 @@ class StepRules:
     """``target`` microbatches make a step; ``max_tokens`` is the most target tokens that one can have, ``parts`` are
     all parts of the model, and a record has room for ``max_members``.
     ``quorum_grace_s`` is how long a majority is waited for before those who are there go on provisionally; 0: for ever.
+    ``wait_for_lost_s`` is how long a part that nobody holds is waited for, and a peer that is left alone waits for the
+    others, before they end; ``rewind`` whether the run then goes back to a checkpoint.
     ``inner_steps``: optimizer steps in one of the run's, each with a rate of its own; ``clip_norm`` is for the mean
     that closes it.
     ``part_bytes`` are those of each part's sum in averaging; ``one_reduces``: there one may reduce for many.
@@ -35,6 +38,8 @@ class StepRules:
     follows. ``served``: one replica of a part reduces for the others, which others must be able to call.
     ``codecs`` says how the codecs of boundaries are found.
     ``moves`` says who holds another part after a step, ``lateness`` how many replicas a close needs.
+    ``frozen`` are parts of which nothing is trained, with the numbers that stand for their state, all zero: everybody
+    can make one.
     ``begins_after``: the step of another run's checkpoint that the run goes on with, and what its first record says of
     the record before.
     ``admission`` says who may join.
@@ -52,6 +57,8 @@ class StepRules:
     reproducible: bool
     optimizer: OptimizerConfig
     quorum_grace_s: float = 0.0
+    wait_for_lost_s: float = math.inf
+    rewind: Literal["auto", "ask", "never"] = "auto"
     inner_steps: int = 1
     clip_norm: float = math.inf
     part_bytes: Mapping[PartName, int] = field(default_factory=dict)
@@ -61,6 +68,7 @@ class StepRules:
     early: int = 0
     moves: MoveRules = STILL
     lateness: LateRules = ALL
+    frozen: Mapping[PartName, int] = field(default_factory=dict)
     begins_after: tuple[int, str] | None = None
     admission: AdmissionPolicy = AdmissionPolicy()
     how_to_join: HowToJoin = join_words

@@ -230,4 +230,4 @@ async def _survivors_end(life: Life) -> None:
 
 
 def part_of(peer: LocalPeer) -> TrainedPart | None:
-    return None if peer.membership is None else peer.membership._last._holding.part
+    return None if peer.membership is None else peer.membership._chain.last._holding.part

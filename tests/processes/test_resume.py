@@ -21,13 +21,16 @@ EVERY = 5
 REPRODUCIBLE = RUN.format(steps=100_000).replace("[run]", "[run]\nreproducible = true")
 
 
-def join_all(hand: ByHand, invite: str, text: Path) -> list[Started]:
+AS_TRAINER = ("--role", "trainer", "--data")
+
+
+def join_all(hand: ByHand, invite: str, text: Path, *, trainer: str = "c") -> list[Started]:
     """Two stage hosts and a trainer, each with a home of its own, as on three machines."""
     often = ("--checkpoint-every", str(EVERY), *LOCAL)
     roles = {
         "a": ("--role", "stage", "--stage", "0"),
         "b": ("--role", "stage", "--stage", "1"),
-        "c": ("--role", "trainer", "--data", str(text)),
+        trainer: (*AS_TRAINER, str(text)),
     }
     return [hand.start("join", invite, *role, *often, home=hand.home.parent / name) for name, role in roles.items()]
 

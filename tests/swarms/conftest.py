@@ -23,6 +23,7 @@ QUICK = {
     "crash_points": ("life_that_is_not_whole",),
     "donors": ("joiner_downloads",),
     "full_disk": ("disk_that_all_peers_share",),
+    "going_back": ("run_goes_back_by_itself",),
     "last_holder": ("last_trainer_whose_copy_cannot_come",),
     "lineages": ("who_went_on_alone",),
     "local": ("replicas_mix_in_groups",),

@@ -107,7 +107,7 @@ def roster_of(swarm: SimSwarm) -> Roster:
 def copying_of(swarm: SimSwarm, name: str) -> Copying:
     membership = swarm.peers[name].membership
     assert membership is not None
-    return membership._copying
+    return membership._chain.copying
 
 
 def name_of(swarm: SimSwarm, peer: PeerId) -> str:

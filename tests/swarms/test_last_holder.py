@@ -84,7 +84,7 @@ async def followed(swarm: SimSwarm) -> None:
     """Until the bootstrap has a copy of the ends, and has led it on by a step."""
     await eventually(lambda: swarm.peers["bootstrap"].events.of(CopyHeld), deadline_s=LONG_S)
     (held,) = swarm.peers["bootstrap"].events.of(CopyHeld)
-    copy = membership_of(swarm, "bootstrap")._copying._kept[ENDS].copy
+    copy = membership_of(swarm, "bootstrap")._chain.copying._kept[ENDS].copy
     await eventually(lambda: copy.step is not None and copy.step > held.step, deadline_s=LONG_S)
 
 
@@ -95,7 +95,7 @@ def secure(swarm: SimSwarm, within_s: float, name: str = "trainer-0") -> asyncio
 
 def on_disk(swarm: SimSwarm, name: str, root: Path) -> int:
     """The step of the newest state of its own part that a peer has on its disk, as the run's records state it."""
-    part = membership_of(swarm, name)._last._holding.part
+    part = membership_of(swarm, name)._chain.last._holding.part
     assert part is not None
     for record in reversed(swarm.history(name)):
         with contextlib.suppress(StateError):
@@ -134,7 +134,7 @@ def test_last_trainer_waits_until_the_copy_has_its_newest_state(
         await asyncio.sleep(5.0)
         assert fault.asked, "the fault: the copy wants an update and gets none"
         assert not waiting.done()
-        copies = membership_of(swarm, "bootstrap")._copying.copies
+        copies = membership_of(swarm, "bootstrap")._chain.copying.copies
         assert copies.held(ENDS, head_of(swarm).step) is None
         fault.out.set()
         said = await waiting
@@ -256,7 +256,7 @@ def test_peer_whose_run_ends_writes_its_own_part_whatever_becomes_of_its_copies(
     async def story() -> None:
         await closed(swarm, 2)
         head, began = head_of(swarm), asyncio.get_running_loop().time()
-        await membership_of(swarm, "trainer-0")._last.keep(head, never)
+        await membership_of(swarm, "trainer-0")._chain.last.keep(head, never)
         assert asked == [head.step], "the fault: they do not come, and its own is there before"
         assert asyncio.get_running_loop().time() - began == pytest.approx(KEEP_S)
 
@@ -310,7 +310,7 @@ def test_last_trainer_whose_device_does_not_give_its_state_says_what_is_lost(
 
     async def story() -> None:
         await closed(swarm, 2)
-        part = membership_of(swarm, "trainer-0")._last._holding.part
+        part = membership_of(swarm, "trainer-0")._chain.last._holding.part
         with monkeypatch.context() as fault:
             fault.setattr(part, "snapshot", refuse)
             said = await secure(swarm, 2.0)

@@ -12,7 +12,7 @@ from peers.chaos.faults import Fault, JoinerStorm, Kill, Moment, Restart
 from peers.chaos.invariants.check import check_run
 from peers.chaos.plan import FaultPlan, On, Strike
 from peers.simulate.sim_swarm import SimSwarm
-from swarm.errors import Ending, RunEnded
+from swarm.errors import Ending
 from swarm.events import (
     Committed,
     CopyHeld,
@@ -204,13 +204,3 @@ def test_run_without_a_trainer_that_all_are_asked_to_leave_ends_at_every_peer(tm
             assert "the last trainer is lost: trainer-0" in repr(swarm.peers[name].outcome), name
 
     run_world(story())
-
-
-def test_part_of_which_nobody_kept_a_copy_ends_the_run_and_says_how_to_go_on(tmp_path: Path) -> None:
-    swarm = swarm_of(tmp_path, hosts=2, trainers=2, copies=0)
-    with pytest.raises(BaseExceptionGroup) as ended:
-        struck(swarm, ("host-1",))
-    found = ended.value.subgroup(RunEnded)
-    assert found is not None
-    assert "nobody held a copy" in repr(found) or "last replica" in repr(found)
-    assert not swarm.events(StepGivenUp)

@@ -12,18 +12,19 @@ from peers.chaos.plan import FaultPlan, On, Strike
 from peers.simulate.sim_swarm import SimSwarm
 from swarm.errors import Ending, RunEnded
 from swarm.events import Accumulated, StepClosed, Waiting
-from swarm.membership.watching import ALONE_S
 from swarm.sim.loop import run_world
 from swarm.step.calls import first_leaf
 from tests.harness.expect import eventually
 from tests.harness.faults_memory import MemoryWorld
 
 PACE = {"forward": 0.3, "backward": 0.3}
-STEPS = 6
+STEPS, ALONE_S = 6, 600.0
 
 
 def test_peer_that_slept_through_the_end_of_the_run_ends_in_a_stated_time(tmp_path: Path) -> None:
-    swarm = SimSwarm(tmp_path, hosts=4, trainers=2, run={"steps": STEPS}, stage_s=PACE, may_fail=True)
+    swarm = SimSwarm(
+        tmp_path, hosts=4, trainers=2, run={"steps": STEPS, "wait_for_lost_s": ALONE_S}, stage_s=PACE, may_fail=True
+    )
     plan = FaultPlan(
         Strike("sleep", On(Accumulated, peer="host-1", where={"step": 3}), Pause(("host-1",), seconds=300.0)),
         world=MemoryWorld(swarm),

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,8 @@ class Gatherer:
                 self.facts.append(gap)
             if entry.event.kind == "LineageGivenUp":
                 self._forget(int(_fields(entry.event)["step"]))
+            if entry.event.kind == "WentBack":
+                self._forget(int(_fields(entry.event)["step"]) + 1)
             self.facts.append(
                 Fact(peer, self._incarnations, _at(entry, self.offset), entry.event.kind, _fields(entry.event)),
             )
@@ -198,10 +201,33 @@ class Gatherer:
                 self.history(peer or str(path), lines, str(file), aside=file.name != HISTORY)
 
     def evidence(self) -> Evidence:
-        """All of it, but for the provisional records that were set aside and are in nobody's history."""
+        """All of it, but for the provisional records that were set aside and are in nobody's history, and for steps
+        that were repeated since, as the run went back to a checkpoint before them."""
         kept = {record.hash() for chain in self.chains if not chain.aside for record in chain.records}
         chains = tuple(chain.without_given_up(kept) for chain in self.chains)
-        return Evidence(tuple(self.facts), chains, tuple(self.faults), tuple(self.unreadable))
+        returns = {record.hash(): record for chain in chains for record in chain.records if record.repeats}
+        undone, facts = _undone(chains, returns.values()), self.facts
+        for back in returns.values():
+            told = [fact.wall for fact in facts if fact.kind == "WentBack" and fact.fields["repeats"] == back.repeats]
+            at = min(told, default=math.inf)
+            facts = [fact for fact in facts if not (back.step < fact.step <= back.repeats and fact.wall < at)]
+        chains = tuple(replace(chain, records=_without(chain.records, undone)) for chain in chains)
+        return Evidence(tuple(facts), chains, tuple(self.faults), tuple(self.unreadable))
+
+
+def _undone(chains: Iterable[Chain], returns: Iterable[CloseRecord]) -> set[str]:
+    """The records, by hash, of steps before one of ``returns`` and after the step to which the run went back."""
+    known, undone = {record.hash(): record for chain in chains for record in chain.records}, set[str]()
+    for back in returns:
+        before = known.get(back.previous)
+        while before is not None and before.step > back.step:
+            undone.add(before.hash())
+            before = known.get(before.previous)
+    return undone
+
+
+def _without(records: Sequence[CloseRecord], undone: Container[str]) -> tuple[CloseRecord, ...]:
+    return tuple(record for record in records if record.hash() not in undone)
 
 
 def gather(directories: Iterable[Path], offset: float | None = None) -> Evidence:

@@ -141,7 +141,6 @@ class BatchCollection:
         clock, liveness, said = self._context.clock, self._context.liveness, False
         until = clock.monotonic() + LOST_PART_S
         while lost := lost_parts(self._roster, self.out):
-            await self._end_if_hopeless()
             # Who has lost sight of a whole part may have lost sight of nearly everybody, and not know it yet.
             await liveness.check(self._electors(), f"all of {lost[0]} are lost, as it seems")
             if not await self.can_decide():
@@ -163,13 +162,6 @@ class BatchCollection:
         said = [awaited_answer(self._roster, late), awaited_others(self._roster, differing)]
         holders = awaited_holders(self._roster, gone, self._context.copies, how=self._context.rules.how_to_join)
         return "; ".join(filter(None, (*said, holders)))
-
-    async def _end_if_hopeless(self) -> None:
-        """Raises RunEnded when no replica of a part will ever close the step, as they said. Who is only late is asked
-        again."""
-        for part in self._roster.parts:
-            if self._policy.hopeless(part):
-                await self.end(part, lambda: self.out)
 
     async def end(self, part: str, lost: Callable[[], Mapping[PeerId, str]], why: str = "") -> None:
         """Raises RunEnded where all replicas of a part are ``lost`` (see :func:`~swarm.consensus.roster.lost_parts`),

@@ -276,7 +276,7 @@ class StepClose:
         answers = await self._asks.majority(electors, PROPOSE, proposal, check)
         # Only theirs prove anything: all members get them, and keep them.
         signatures: dict[str, bytes] = {peer: answers[peer].signature for peer in electors if peer in answers}
-        decide = Decide(step=record.step, record=record.hash(), term=self.term, acceptances=signatures)
+        decide = Decide(step=record.decides, record=record.hash(), term=self.term, acceptances=signatures)
         self._decision = record, decide
 
     # --- announce ------------------------------------------------------------------------------------------------

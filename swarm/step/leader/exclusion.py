@@ -52,10 +52,6 @@ class ExclusionPolicy:
         """Return whether a part would be lost without this member, or, with hosted ends, nobody would feed."""
         return peer in needed(self._roster, lost_parts(self._roster, {*self.out(gone), peer}))
 
-    def hopeless(self, part: PartName) -> bool:
-        """Return whether each replica of a part said no or differs: to wait for them is of no use."""
-        return all(peer in self._no or peer in self._differing for peer in self._roster.replicas(part))
-
     def differing(self, peers: Iterable[PeerId]) -> list[PeerId]:
         """Return those of them that differ."""
         return sorted(self._differing.intersection(peers))

@@ -1,28 +1,35 @@
-"""Rescue a part that has lost its last replica, as the leader of a step: see :mod:`swarm.step.member.rescue`."""
+"""Rescue a part that has lost its last replica, as the leader of a step: see :mod:`swarm.step.member.rescue`.
+
+Where somebody keeps a copy of it, the step is given up and the run goes on from the state before it. Where nobody does,
+the run goes back to the newest checkpoint of which every part is at a peer that is there.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from swarm.consensus.admissions import Admissions
 from swarm.consensus.changes import Admission, Changes, Reassign
 from swarm.consensus.copies import copy_holders
+from swarm.consensus.proof import Proof
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import TRAINERS, Roster, lost_parts, needed
 from swarm.errors import Advice, Busy, Ending, PeerError, Refused, RunEnded, Superseded, Violation
 from swarm.events import MoveDeclined
 from swarm.ids import PartName, PeerId, stage_of
-from swarm.step.blocked import awaited_holders
+from swarm.step.blocked import awaited_holders, awaited_return
 from swarm.step.calls import StepCalls, fell_silent
 from swarm.step.context import CloseContext
-from swarm.step.decisions import Disagreement, given_up
+from swarm.step.decisions import Disagreement, given_up, gone_back
 from swarm.step.leader.batch import BatchCollection
 from swarm.step.leader.book import StepBook
 from swarm.step.leader.exclusion import ExclusionPolicy
-from swarm.step.member.rescue import CONSENT, Consent, ConsentRequest, choose
+from swarm.step.member.rescue import AGREED, CONSENT, AgreedRequest, Consent, ConsentRequest, choose
 from swarm.step.messages import Propose
 from swarm.step.observe_messages import STANDING, StandingRequest
 from swarm.step.ties import TIED, Asked, ResultSigning, TieEvidence
@@ -33,7 +40,9 @@ AGAIN_S = 1.0
 """How often those who hold copies are asked while nobody can take the part over."""
 SILENT_PART_S = 300.0
 """How long a part of which nobody keeps a copy is waited for when one of its replicas has only fallen silent: links are
-mended in minutes rather than in seconds, and to end the run cannot be undone."""
+mended in minutes rather than in seconds, and steps that are repeated cost as much as they did."""
+LOOK_FOR_S = 5.0
+"""How often it is looked which checkpoints there are: each peer lists its disk for it."""
 PRESENT_S = 2.0
 """How long a peer that asked to join has to answer, before it is counted on."""
 
@@ -56,6 +65,9 @@ class Rescuing:
     ) -> None:
         self._context, self._book, self._term, self._policy, self._batch = context, book, term, policy, batch
         self._roster = book.roster
+        self._found: Proof | None = None
+        self._looked, self._asked = -math.inf, set[str]()
+        self._in_the_way = ""
         self._ties = TieEvidence(ResultSigning(context.rules.run, book.step, book.now.previous), context.verify)
 
     @property
@@ -84,19 +96,22 @@ class Rescuing:
         return []
 
     async def run(self) -> Propose | None:
-        """The record that gives the step up, once every part is held again; None when it is, because somebody came
-        back, and when no majority is left, which could judge that.
+        """The record that gives the step up, once every part is held again, or with which the run goes back; None when
+        every part is held because somebody came back, and when no majority is left, which could judge that.
 
-        Raises RunEnded, which the others are told, when nobody has a copy of a part, nobody who could take it over
-        came for the peer's patience, or all others were asked to leave; Superseded and WrongStep as they come. Waits,
-        and says so. Cancel freely.
+        Raises RunEnded, which the others are told, when all others were asked to leave, and when nobody came for as
+        long as the manifest says; Superseded and WrongStep as they come. Waits, and says so. Cancel freely.
         """
         context = self._context
         began = context.clock.monotonic()
         try:
             while (lost := lost_parts(self._roster, self._lost)) and await self._batch.can_decide():
-                offers = await self._offers(lost, context.clock.monotonic() - began)
-                proposal = await self._proposal(offers.said) if all(offers.said.values()) else None
+                waited_s = context.clock.monotonic() - began
+                offers = await self._offers(lost)
+                if all(offers.said.values()):
+                    proposal = await self._proposal(offers.said)
+                else:
+                    proposal = await self._going_back(lost, offers, waited_s)
                 if proposal is not None:
                     return proposal
                 await self._wait(lost, offers, context.clock.monotonic() - began)
@@ -104,31 +119,30 @@ class Rescuing:
         finally:
             context.waiting("")
 
-    async def _offers(self, lost: Sequence[str], waited_s: float) -> _Offers:
-        """What those say who hold a copy. Raises RunEnded when there is none of a lost part, and nobody is expected
-        back either: who lies about its copy has none for us."""
+    async def _offers(self, lost: Sequence[str]) -> _Offers:
+        """What those say who hold a copy: who lies about its copy has none for us."""
         offers, unsure = dict[str, list[Consent]](), False
         for part in lost:
             if part == TRAINERS:
                 continue
             holders = copy_holders(self._roster, PartName(part), self._context.copies)
+            if part in self._context.rules.frozen:
+                holders = self._roster.peers
             there = [peer for peer in holders if peer not in self._lost]
             answers = await asyncio.gather(*(self._ask(peer, part) for peer in there))
             offers[part] = [answer for answer in answers if isinstance(answer, Consent)]
             told = all(isinstance(answer, (Consent, Refused, Violation)) for answer in answers)
             unsure = unsure or not told
-            nobody = not offers[part] and told
             able = any(one.reassign is not None for one in offers[part])
-            if not able and not any(isinstance(one, Busy) for one in answers) and self._policy.untie(PartName(part)):
-                continue  # nobody can take it over, but its replicas are there, and are asked again
-            lied = any(isinstance(answer, Violation) for answer in answers)  # or has another history, to be given up
-            if nobody and (waited_s >= SILENT_PART_S or not (lied or self._may_come_back(part))):
-                await self._end(part, "; ".join(map(str, answers)) or "nobody held a copy of it")
+            if not able and not any(isinstance(one, Busy) for one in answers):
+                self._policy.untie(PartName(part))  # nobody can take it over, but its replicas are there: asked again
         return _Offers(offers, unsure)
 
-    def _may_come_back(self, part: str) -> bool:
+    def _may_come_back(self, part: str, anew: Collection[str] = ()) -> bool:
+        """Whether a replica may be cut off only, and come back as it was; not one that was started ``anew``."""
         tied, liveness = self._policy.lost({}), self._context.liveness
-        return any(fell_silent(liveness, peer) for peer in needed(self._roster, [part]) if peer not in tied)
+        silent = (peer for peer in needed(self._roster, [part]) if peer not in tied and peer not in anew)
+        return any(fell_silent(liveness, peer) for peer in silent)
 
     async def _ask(self, peer: PeerId, part: str) -> Consent | PeerError:
         body = ConsentRequest(step=self._book.step, term=self._term, part=part)
@@ -159,6 +173,19 @@ class Rescuing:
 
     async def _proposal(self, offers: Mapping[str, Sequence[Consent]]) -> Propose | None:
         joins = await self._present(self._book.requests.joining(self._lost))
+        granted = self._granted(joins, offers)
+        if granted is None:
+            return None
+        changes, roster, said = granted
+        history, rules = self._context.history, self._context.rules
+        record = given_up(history.head, history.head_hash, self._term, roster, changes.absent, rules.max_members)
+        return self._proposed(record, changes, said)
+
+    def _granted(
+        self, joins: Sequence[Admission], offers: Mapping[str, Sequence[Consent]]
+    ) -> tuple[Changes, Roster, Admissions | None] | None:
+        """The changes with which every part is held again, the roster that they give, and what the record says of
+        admission then; None while there are none."""
         # Beside members others may be believed gone; and who is may have come back meanwhile.
         gone = {peer: why for peer, why in self._lost.items() if peer in self._roster}
         if not lost_parts(self._roster, gone):
@@ -170,10 +197,50 @@ class Rescuing:
         except (Refused, Violation) as refused:
             logger.info("step %d is not given up yet: %s", self._book.step, refused.reason)
             return None
-        record = self._record(changes, roster)
+        return changes, roster, said
+
+    def _proposed(self, record: CloseRecord, changes: Changes, said: Admissions | None) -> Propose:
         if said is not None:
             record = record.model_copy(update={"admissions": said})
         return Propose(record=record, changes=changes, term=self._term)
+
+    # --- nobody keeps a copy -------------------------------------------------------------------------------------
+
+    async def _going_back(self, lost: Sequence[str], offers: _Offers, waited_s: float) -> Propose | None:
+        """The record with which the run goes back to a checkpoint, once somebody asks to hold each lost part, and none
+        of its replicas may still come back as it was; None until then, with what is in the way noted."""
+        context, head = self._context, self._context.history.head
+        asking = self._book.requests.joining(self._lost)
+        if context.rules.rewind == "never" or head.provisional:
+            self._in_the_way = "the run goes back to no checkpoint, as its manifest says"
+            return None
+        anew = {join.member.peer for join in asking}
+        if waited_s - self._looked >= LOOK_FOR_S or not anew <= self._asked:
+            there = [peer for peer in self._roster.peers if peer not in self._lost]
+            self._found = await context.checkpoint([*there, *(PeerId(join.member.peer) for join in asking)])
+            self._looked, self._asked = waited_s, anew
+        bare = [part for part in lost if part != TRAINERS and not offers.said.get(part)]
+        granted = self._granted(await self._present(asking), offers.said)
+        if (proof := self._found) is None:
+            self._in_the_way = "no checkpoint is whole at the peers that are here"
+        elif offers.unsure or (waited_s < SILENT_PART_S and any(self._may_come_back(one, anew) for one in bare)):
+            self._in_the_way = f"else the run goes back to step {proof.record.step}, once nobody is expected back"
+        elif granted is None:
+            self._in_the_way = f"the run then goes back to step {proof.record.step}"
+        elif context.rules.rewind == "ask" and not await self._agreed():
+            self._in_the_way = f"the run goes back to step {proof.record.step} once that is wanted: {Advice.SAY_SO}"
+        else:
+            changes, roster, said = granted
+            most = context.rules.max_members
+            record = gone_back(head, self._term, roster, changes.absent, most, proof.record)
+            return self._proposed(record, changes.model_copy(update={"back": proof}), said)
+        return None
+
+    async def _agreed(self) -> bool:
+        """Whether a person at one of those that are there has said that the run may go back."""
+        there = [peer for peer in self._roster.peers if peer not in self._lost]
+        said = await self._batch.calls.gather(there, AGREED, AgreedRequest(), timeout_s=PRESENT_S)
+        return any(answer.yes for answer in said.given.values())
 
     async def _present(self, joins: Sequence[Admission]) -> tuple[Admission, ...]:
         """Those that still answer: who is named in the record is counted on."""
@@ -181,16 +248,13 @@ class Rescuing:
         answers = await asyncio.gather(*asking)
         return tuple(join for join, answered in zip(joins, answers, strict=True) if answered)
 
-    def _record(self, changes: Changes, roster: Roster) -> CloseRecord:
-        history, rules = self._context.history, self._context.rules
-        return given_up(history.head, history.head_hash, self._term, roster, changes.absent, rules.max_members)
-
     async def _wait(self, lost: Sequence[str], offers: _Offers, waited_s: float) -> None:
-        """A moment, for somebody to join or to come back. Raises RunEnded when nobody did for the peer's patience."""
+        """A moment, for somebody to join or to come back. Raises RunEnded when nobody did for as long as the manifest
+        says."""
         context, names = self._context, " and ".join(lost)
         for part in await self._given_up_for_good(lost, offers, waited_s):
             await self._end(part, "all others were asked to leave")
-        if context.patience_s is not None and waited_s > context.patience_s:
+        if waited_s > context.rules.wait_for_lost_s:
             for part in lost:
                 await self._end(part, f"nobody took it over for {waited_s:.0f} s")
             raise RunEnded(
@@ -201,7 +265,11 @@ class Rescuing:
             )
         kept = [part for part, said in offers.said.items() if said]
         how, gone = context.rules.how_to_join, self._lost
-        context.waiting(awaited_holders(self._roster, gone, context.copies, kept, how))
+        awaited = awaited_holders(self._roster, gone, context.copies, kept, how)
+        if bare := [part for part in lost if part != TRAINERS and part not in kept]:
+            until = context.clock.wall() + context.rules.wait_for_lost_s - waited_s
+            awaited = f"{awaited}; {awaited_return(self._roster, bare, self._in_the_way, until)}"
+        context.waiting(awaited)
         await first_done(context.clock.sleep(AGAIN_S), context.liveness.changed())
 
 

@@ -10,10 +10,10 @@ from swarm.consensus.changes import ChangeRules, OpenStepFacts, with_work
 from swarm.consensus.history import History
 from swarm.consensus.records import CloseRecord, Decision, check_acceptances, check_confirmed, voters
 from swarm.consensus.roster import Roster, lost_parts, needed, part_lost
-from swarm.errors import Busy, OutOfSync, Refused, RunEnded, Violation
+from swarm.errors import Busy, OutOfSync, Refused, RunEnded, StateError, Violation
 from swarm.ids import PartName, PeerId
 from swarm.security.credentials import Credential
-from swarm.step.decisions import ATTEMPTS_PER_TERM, NORM_TOLERANCE, given_up, totals
+from swarm.step.decisions import ATTEMPTS_PER_TERM, NORM_TOLERANCE, given_up, gone_back, totals
 from swarm.step.member.open_step import Mean, OpenStep
 from swarm.step.messages import Apply, Propose, Reconcile
 from swarm.step.rules import StepRules
@@ -204,12 +204,33 @@ class AcceptanceRules:
         if there := sorted(needed(roster, lost_parts(roster, record.absent)) - set(gone)):
             raise Busy(f"{there[0]} is there, as far as is known here")
 
+    def check_back(self, body: Propose, known: bool) -> None:
+        """Raises Refused unless the run may go back, and the step to which it does was decided: as this peer's own
+        checkpoint has it (``known``), or as more than half of those that vote now have signed."""
+        record, proof = body.record, body.changes.back
+        if proof is None:
+            raise Refused("it goes back to a step of which it proves nothing")
+        if self._rules.rewind == "never":
+            raise Refused("the manifest says that this run never goes back")
+        try:
+            decided = proof.standing() == "decided"
+        except StateError as error:
+            raise Violation(str(error)) from error
+        if not known and not (decided and proof.accepted_among(self._history.head.members.entitled)):
+            raise Refused(f"that step {record.step} was so decided is not known here, nor proven by those that vote")
+
     def _check_void(self, roster: Roster, body: Propose) -> None:
-        record, head = body.record, self._history.head
+        record, head, most = body.record, self._history.head, self._rules.max_members
         self._check_next(record)
-        now = OpenStepFacts(record.step, roster, self._history.head_hash, provisional=record.provisional)
-        following = self._changes.give_up(now, body.changes)
-        expected = given_up(head, record.previous, record.term, following, body.changes.absent, self._rules.max_members)
+        now = OpenStepFacts(record.decides, roster, self._history.head_hash, provisional=record.provisional)
+        following, absent = self._changes.give_up(now, body.changes), body.changes.absent
+        if record.repeats:
+            proof = body.changes.back
+            if proof is None or proof.record.run != head.run or proof.record.step > head.step or head.provisional:
+                raise Violation("it goes back to no step of this run")
+            expected = gone_back(head, record.term, following, absent, most, proof.record)
+        else:
+            expected = given_up(head, record.previous, record.term, following, absent, most)
         if (said := self._changes.admissions(now, body.changes, following)) is not None:
             expected = expected.model_copy(update={"admissions": said})
         if record.term > body.term or record != expected:

@@ -47,7 +47,7 @@ class Forking:
     def accept(self, caller: PeerId, body: Propose) -> bool:
         """Vote in that step; whether it was asked about. Raises as :meth:`promise`, and for what no honest leader
         proposes."""
-        fork = self._at(caller, body.record.step, body.term)
+        fork = self._at(caller, body.record.decides, body.term)
         if fork is not None:
             fork.accept(Vote(term=body.term, record=body.record, changes=body.changes))
         return fork is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from swarm.consensus.ballot import Ballot
 from swarm.consensus.history import History
 from swarm.consensus.incarnation import Incarnation
-from swarm.consensus.records import CloseRecord
+from swarm.consensus.records import CloseRecord, Decision
 from swarm.consensus.roster import Roster, owner
 from swarm.ids import PeerId
 from swarm.step.member.branch import Forking
@@ -33,6 +33,7 @@ class Position:
         departed: Whether the newest record is the one with which this peer left, as it had asked.
         cut_off: Why this peer cannot go on from what it holds, and must get the newest state from others; "" while it
             can. Observing a decision of others ends it.
+        back: The decision with which the run goes back to a checkpoint: this position ends with it, and another begins.
         news: Told of every change; its failure is that of a decided step that could not be finished.
     """
 
@@ -46,6 +47,7 @@ class Position:
         self.roster = history.head.members if begun else Roster(())
         self.named = begun and life.is_named(history.head)
         self.departed, self.cut_off = False, ""
+        self.back: Decision | None = None
         self.news = News()
 
     @property
@@ -73,6 +75,10 @@ class Position:
         """Return whether the run's last step is closed, or one with which it was ended."""
         head = self.head
         return head is not None and self.rules.over(head)
+
+    def go_back(self, decision: Decision) -> None:
+        """The run goes back with this decision: whoever asks is busy until the position that follows takes over."""
+        self.back, self.cut_off = decision, f"the run goes back to step {decision.record.step}"
 
     def names(self, record: CloseRecord) -> bool:
         """Return whether the record lets this very life of the peer take part in the step after it."""

@@ -40,6 +40,17 @@ class Consent(Message):
     reassign: Reassign | None
 
 
+class AgreedRequest(Message):
+    """Has a person where you are said that the run may go back to a checkpoint?"""
+
+
+class Agreed(Message):
+    """Whether that is so."""
+
+    yes: bool
+
+
+AGREED = Rpc("rescue/1/agreed", AgreedRequest, Agreed)
 CONSENT = Rpc("rescue/1/consent", ConsentRequest, Consent)
 
 
@@ -50,7 +61,7 @@ CONSENT = Rpc("rescue/1/consent", ConsentRequest, Consent)
 class RescueService:
     """The ``rescue/1`` service. ``holds`` says whether a copy of a part is here, just as it was after a step; ``takes``
     whether it is just being brought there. ``stays`` is why this peer will not move where others hold the part,
-    too; "" when it will."""
+    too; "" when it will. ``agreed`` says whether a person here wants the run to go back to a checkpoint."""
 
     run: RunId
     me: PeerId
@@ -61,10 +72,14 @@ class RescueService:
     takes: Callable[[PartName, int], bool]
     gone: Callable[[], Collection[PeerId]]
     stays: Callable[[PartName], Awaitable[str]]
+    agreed: Callable[[], bool] = lambda: False
 
     def methods(self) -> list[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
-        return [CONSENT.handled(self._on_consent)]
+        return [CONSENT.handled(self._on_consent), AGREED.handled(self._on_agreed)]
+
+    async def _on_agreed(self, caller: PeerId, body: AgreedRequest) -> Agreed:
+        return Agreed(yes=self.agreed())
 
     async def _on_consent(self, caller: PeerId, body: ConsentRequest) -> Consent:
         await self.member.from_leader(caller, body.step, body.term)

@@ -80,7 +80,7 @@ class MemberService:
         record = decision.record
         state = self._at.open
         async with state.busy:
-            if state is not self._at.open or record.step != self._at.open_step or self._at.cut_off:
+            if state is not self._at.open or record.decides != self._at.open_step or self._at.cut_off:
                 return
             proven = self._proven(decision)
             if state.closing is None:
@@ -194,10 +194,12 @@ class MemberService:
         record, context, at = body.record, self._context, self._at
         if at.forking.accept(caller, body):
             return Accepted(signature=context.sign(acceptance_bytes(record, body.term)))
-        founding, state = self._accepts.may_found(caller, record, at.founder), at.open
+        founding, state, known = self._accepts.may_found(caller, record, at.founder), at.open, False
         if not founding:
-            state = await self.from_leader(caller, record.step, body.term)
+            state = await self.from_leader(caller, record.decides, body.term)
             await self._find_out(state, body)
+            proof = body.changes.back
+            known = proof is not None and await context.knows(proof.record)
         async with self._still(state):
             vote, changes = state.ballot.vote, body.changes
             if vote is not None and vote.record.hash() == record.hash():
@@ -210,6 +212,8 @@ class MemberService:
                 if not at.named:  # started anew, as others may be, who answer and are not the members that they were
                     gone = record.absent
                 self._accepts.check_given_up(at.roster, body, gone)
+                if record.repeats:
+                    self._accepts.check_back(body, known)
                 await self._check_conduct(state, body)
             else:
                 at.forking.check(body, at.roster)
@@ -258,8 +262,11 @@ class MemberService:
         return Empty()
 
     async def _on_over(self, caller: PeerId, body: Over) -> Empty:
-        async with self._still(await self.from_leader(caller, body.step, body.term)):
+        async with self._still(await self.from_leader(caller, body.step, body.term)) as state:
             gone, silent = self._context.gone(), self._context.fell_silent
+            waited_s = self._context.clock.monotonic() - state.conduct.began
+            if not self._context.leaving() and waited_s < self._at.rules.wait_for_lost_s:
+                raise Refused(f"this peer waits for {body.part} for as long as the manifest says")
             self._at.news.failure = self._accepts.over(self._at.roster, body.part, gone, silent)
         await self._at.news.tell()
         return Empty()
@@ -304,6 +311,10 @@ class MemberService:
     async def _finish(self, decision: Decision) -> None:
         record, context, at = decision.record, self._context, self._at
         state, took_part = at.open, at.named
+        if record.repeats:
+            await state.stop_averaging()
+            at.go_back(decision)
+            return
         if record.founding:
             at.life.founded()
         inside = at.life.is_named(record)

@@ -94,16 +94,6 @@ def test_time_without_a_part_begins_anew_when_one_is_there_that_was_never_left_o
     assert policy.out(gone) == {**gone, B: "it differs"}
 
 
-def test_part_whose_replicas_said_no_or_differ_is_hopeless_and_one_that_is_late_is_not() -> None:
-    policy = ExclusionPolicy(ROSTER)
-    policy.failed({A: NO}, {})
-    assert not policy.hopeless(STAGE)
-    policy.differ((B,), "it differs")
-    assert policy.hopeless(STAGE)
-    policy.failed({T: LATE}, {})
-    assert not policy.hopeless(PartName("ends"))
-
-
 def test_replicas_that_nobody_can_call_are_out_but_for_the_first_where_one_reduces_for_all() -> None:
     roster = Roster([*(listed(peer, outgoing=peer != "A") for peer in "ABC"), listed(T, "trainer", "ends")])
     for served in (True, False):

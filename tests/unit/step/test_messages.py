@@ -95,6 +95,7 @@ def test_record_hash_depends_on_every_field() -> None:
         "roster": record().roster[:1],
         "void": True,
         "ended": True,
+        "repeats": 2,
         "links": {A: (1, 2)},
         "paces": {A: 3},
         "codecs": (("int8h", "float32"),),

@@ -5,15 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from swarm.consensus.acceptor import has_majority
-from swarm.consensus.changes import Departure, Reassign, departure_bytes, reassign_bytes
+from swarm.consensus.changes import (
+    Admission,
+    Departure,
+    Reassign,
+    admission_bytes,
+    departure_bytes,
+    reassign_bytes,
+)
 from swarm.consensus.copies import copy_holders
+from swarm.consensus.proof import Proof
 from swarm.consensus.records import CloseRecord, voters
 from swarm.consensus.roster import Roster
 from swarm.errors import Advice, Busy, DeadlineMissed, PeerError, Refused, RunEnded, Unreachable, Violation
@@ -21,12 +29,13 @@ from swarm.ids import PartName, PeerId
 from swarm.membership.founding_record import genesis
 from swarm.network.protocols import Rpc
 from swarm.schema import Empty
+from swarm.step.calls import Answers
 from swarm.step.context import CloseContext
 from swarm.step.leader.batch import BatchCollection
 from swarm.step.leader.exclusion import ExclusionPolicy
 from swarm.step.leader.rescue import AGAIN_S, SILENT_PART_S, Rescuing
 from swarm.step.leader.service import LeadService
-from swarm.step.member.rescue import Consent
+from swarm.step.member.rescue import AGREED, Agreed, Consent
 from swarm.step.messages import OVER
 from tests.harness.rigs.step import RULES, RUN, FakeLiveness, LoopClock, listed, sign, verify
 
@@ -60,18 +69,19 @@ class Scene:
     """A leader that has lost A; ``says`` is what each holder of a copy answers, ``told`` who hears of which part that
     the run is over for it. ``hears`` is called when the leader tells somebody so, and may raise."""
 
-    def __init__(self) -> None:
+    def __init__(self, **more: Any) -> None:
         self.liveness, self.says = FakeLiveness(), dict[PeerId, Callable[[], Any]]()
         self.asked: list[PeerId] = []
         self.told: list[tuple[PeerId, str]] = []
         self.hears: Callable[[PeerId], object] = lambda peer: None
-        rules = dataclasses.replace(RULES, stages=2, parts=PARTS)
+        self.waits, self.whole, self.agreed = list[str](), False, False
+        rules = dataclasses.replace(RULES, stages=2, parts=PARTS, **more)
         self.desk = LeadService(rules, T, self._open, verify)
         self.desk.open_step(1, ROSTER, HEAD.hash())
         closing = SimpleNamespace(
             rules=rules, history=SimpleNamespace(head=HEAD, head_hash=HEAD.hash()), desk=self.desk,
-            calls=SimpleNamespace(me=T), liveness=self.liveness, clock=LoopClock(), timeout_s=lambda: 5.0,
-            waiting=lambda _: None, copies=2, patience_s=30.0, verify=verify,
+            calls=SimpleNamespace(me=T, ask=self.ask), liveness=self.liveness, clock=LoopClock(), timeout_s=lambda: 5.0,
+            waiting=self.waits.append, copies=2, verify=verify, checkpoint=self._checkpoint,
         )  # fmt: skip
         policy = ExclusionPolicy(ROSTER)
         batch = _Batch(self, cast(Any, closing), policy)
@@ -81,17 +91,25 @@ class Scene:
     async def _open(self, step: int) -> None:
         return None
 
-    async def ask(self, peer: PeerId, rpc: Rpc[Any, Any], body: Any, **_: Any) -> Consent | Empty:
+    async def _checkpoint(self, peers: Sequence[PeerId]) -> Proof | None:
+        return Proof(record=HEAD) if self.whole else None
+
+    async def ask(self, peer: PeerId, rpc: Rpc[Any, Any], body: Any, **_: Any) -> Consent | Agreed | Empty:
         if rpc == OVER:
             self.told.append((peer, body.part))
             self.hears(peer)
             return Empty()
+        if rpc == AGREED:
+            return Agreed(yes=self.agreed)
         self.asked.append(peer)
         said = self.says.get(peer, lambda: Consent(reassign=reassign(peer)))()
         if isinstance(said, PeerError):
             raise said
         assert isinstance(said, Consent)
         return said
+
+    async def gather(self, peers: Sequence[PeerId], rpc: Rpc[Any, Any], body: Any, **_: Any) -> Answers[Any]:
+        return Answers({peer: await self.ask(peer, rpc, body) for peer in peers}, {})
 
     async def record(self) -> CloseRecord | None:
         proposal = await self.rescuing.run()
@@ -146,18 +164,15 @@ async def test_lie_of_one_that_keeps_a_copy_is_a_no_and_the_other_takes_the_part
 
 
 @pytest.mark.parametrize("lie", LIES)
-async def test_part_of_which_the_only_ones_that_keep_a_copy_lie_ends_the_run(lie: str) -> None:
-    """They would else be asked for ever: it is no better than that nobody has a copy. But not at once: who has another
-    history, which is given up in a moment, answers for that."""
+async def test_part_of_which_the_only_ones_that_keep_a_copy_lie_is_waited_for_as_one_without_a_copy(lie: str) -> None:
     scene = Scene()
-    scene.rescuing._context.patience_s = None  # type: ignore[misc]
     for liar in (FIRST, SECOND):
         scene.says[liar] = lambda liar=liar: Consent(reassign=LIES[lie](liar))  # type: ignore[misc]
     with pytest.raises(RunEnded, match=r"last replica of stage-0 is lost: a \(silent\)"):
         await scene.record()
     assert scene.told == [(peer, LOST) for peer in (B, C, D)]
     assert set(scene.asked) == {FIRST, SECOND}
-    assert asyncio.get_running_loop().time() == pytest.approx(SILENT_PART_S, rel=0.1)
+    assert asyncio.get_running_loop().time() == pytest.approx(RULES.wait_for_lost_s, rel=0.1)
 
 
 def asks_to_leave(scene: Scene, peer: PeerId, *, ends: bool = True) -> None:
@@ -202,7 +217,6 @@ async def test_run_that_all_leave_goes_on_where_somebody_may_have_a_copy(first: 
 
 async def test_run_that_all_leave_waits_for_who_only_fell_silent() -> None:
     scene = Scene()
-    scene.rescuing._context.patience_s = None  # type: ignore[misc]
     scene.liveness.lose(A, "no answer", DeadlineMissed("no answer to health/1/beat in 1.5 s"))
     for holder in (FIRST, SECOND):
         scene.says[holder] = lambda: Consent(reassign=None)
@@ -217,7 +231,6 @@ async def test_run_that_all_leave_waits_for_who_asked_to_join_as_long_as_it_is_t
 ) -> None:
     """It may be a host for another part, without which the step cannot be given up."""
     scene, asked = Scene(), 0
-    scene.rescuing._context.patience_s = None  # type: ignore[misc]
 
     async def standing(peer: PeerId, *_: Any, **__: Any) -> None:
         nonlocal asked
@@ -295,3 +308,61 @@ async def test_changes_that_no_record_may_have_end_no_leader() -> None:
     requests.give_up = fails_once  # type: ignore[method-assign]
     assert await scene.record() is not None
     assert failed
+
+
+# --- nobody keeps a copy: the run goes back to a checkpoint ----------------------------------------------------------
+
+
+def bare(error: PeerError | None = None, **rules: Any) -> Scene:
+    """Nobody has a copy, a checkpoint is whole, and a stranger asks to hold what was lost."""
+    scene = Scene(**rules)
+    scene.liveness.lose(A, "no answer", error)
+    scene.whole = True
+    for holder in (FIRST, SECOND):
+        scene.says[holder] = no_copy
+    return scene
+
+
+def no_copy() -> Consent:
+    raise Refused("there is no copy")
+
+
+def joins(scene: Scene, peer: PeerId) -> None:
+    scene.desk.book.requests._lost = frozenset({A})
+    member = listed(peer)
+    signature = sign(peer, admission_bytes(RUN, 1, HEAD.hash(), member))
+    scene.desk.book.requests.join(peer, Admission(step=1, member=member, signature=signature))
+
+
+SILENT = DeadlineMissed("no answer to health/1/beat in 1.5 s")
+
+
+@pytest.mark.parametrize(
+    ("silent", "who", "after_s"), [(False, STRANGER, 0.0), (True, STRANGER, SILENT_PART_S), (True, A, 0.0)]
+)
+async def test_run_goes_back_at_once_but_for_a_replica_that_may_come_back(
+    silent: bool, who: PeerId, after_s: float
+) -> None:
+    """One that was started anew does not come back as it was."""
+    scene = bare(SILENT if silent else None, wait_for_lost_s=10 * SILENT_PART_S)
+    joins(scene, who)
+    record = await scene.record()
+    assert record is not None
+    assert (record.step, record.decides, record.members.replicas(LOST)) == (0, 1, (who,))
+    assert asyncio.get_running_loop().time() == pytest.approx(after_s, abs=3.0)
+
+
+async def test_run_goes_back_to_no_checkpoint_where_its_manifest_says_so_or_nobody_agrees() -> None:
+    scene = bare(rewind="never")
+    joins(scene, STRANGER)
+    with pytest.raises(RunEnded):
+        await scene.record()
+    scene = bare(rewind="ask")
+    joins(scene, STRANGER)
+    going = asyncio.create_task(scene.record())
+    await asyncio.sleep(5)
+    assert f"the run goes back to step 0 once that is wanted: {Advice.SAY_SO}" in scene.waits[-1]
+    scene.agreed = True
+    record = await going
+    assert record is not None
+    assert record.repeats == 1

@@ -107,8 +107,8 @@ class Peer:
             self.endpoint.mount(Tapped(service, self.troupe.count))
         for service in (self.watch, self.observers, self.parting):
             self.endpoint.mount(service)
-        around = SimpleNamespace(watch=self.watch, endpoint=self.endpoint, events=self.events)
-        run = SimpleNamespace(around=around, position=self.bench.position, name_of=str)
+        around = SimpleNamespace(watch=self.watch, endpoint=self.endpoint, events=self.events, clock=LoopClock())
+        run = SimpleNamespace(around=around, rules=RULES, position=self.bench.position, name_of=str)
         self.watching = Watching(cast(Any, run), self.bench.member, cast(Any, SimpleNamespace(gone=RunEnded)))
         self.watch.report_to(self.watching)
         await self._decided(Decision(GENESIS, {}))

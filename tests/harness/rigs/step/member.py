@@ -46,6 +46,7 @@ from tests.harness.rigs.consensus import (
 )
 
 RULES = StepRules(
+    wait_for_lost_s=1000.0,
     run=RUN,
     steps=3,
     target=2,

@@ -1,0 +1,151 @@
+"""Go back to a checkpoint when the newest state of a part is lost: find one that is whole at the peers that are there,
+tell whether it is the run's, and have this peer's part as it was then.
+
+The leader proposes the record (:mod:`swarm.step.leader.rescue`), the members judge it
+(:meth:`~swarm.step.member.acceptance.AcceptanceRules.check_back`), and with it every member begins a chain anew
+(:mod:`swarm.membership.membership`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from functools import partial
+
+from swarm.consensus.proof import Proof
+from swarm.consensus.records import CloseRecord, Decision, check_acceptances
+from swarm.errors import PeerError, Refused, StateError
+from swarm.ids import PartName, PeerId
+from swarm.membership.download import PartDownload
+from swarm.membership.part_memory import check_memory
+from swarm.membership.parts import build_empty
+from swarm.membership.run import RunContext
+from swarm.optim.part import TrainedPart
+from swarm.security.signing import verify
+from swarm.state.checkpoints.donors import DirectoryDonor, Donor, Offer, PeerDonor, plans
+from swarm.state.checkpoints.files import decode_manifest, held, read_manifest
+from swarm.state.checkpoints.parts import load_part
+from swarm.state.checkpoints.proof import proof_in
+from swarm.state.snapshot import Snapshot
+from swarm.step.observe_messages import BACK, BackRequest
+from swarm.waiting import ExponentialBackoff
+
+ASK_S = 10.0
+"""How long a peer may take to say which checkpoints it has, or to give a record."""
+
+logger = logging.getLogger(__name__)
+
+
+class Checkpoints:
+    """The checkpoints of a run: on this machine's disk and at other peers."""
+
+    def __init__(self, run: RunContext) -> None:
+        self._run, self._around = run, run.around
+
+    # --- where to ------------------------------------------------------------------------------------------------
+
+    async def newest(self, peers: Sequence[PeerId]) -> Proof | None:
+        """Return the newest record of which these peers have every part, with the proof that this peer would accept;
+        None for none. Cost: a list from each of them."""
+        head, parts = self._run.history.head, self._run.rules.parts
+        donors = [donor for peer in peers if (donor := self._donor(peer)) is not None]
+        offers = [offer for found in await asyncio.gather(*map(_offers, donors)) for offer in found]
+        for plan in plans(offers, (), parts, last_step=head.step, believed=donors):
+            for donor in plan.vouched:
+                proof = await self._proof(donor, plan.step)
+                if proof is not None and proof.record.digests == plan.digests and await self._is_ours(proof, head):
+                    return proof
+        return None
+
+    async def knows(self, record: CloseRecord) -> bool:
+        """Return whether a checkpoint on this disk has this record."""
+        root = self._run.keeper.root
+        if root is None:
+            return False
+        try:
+            manifest = await asyncio.to_thread(read_manifest, root, record.step)
+            return proof_in(manifest, self._run.rules.run).record.hash() == record.hash()
+        except (StateError, OSError):
+            return False
+
+    async def _is_ours(self, proof: Proof, head: CloseRecord) -> bool:
+        return await self.knows(proof.record) or proof.accepted_among(head.members.entitled)
+
+    def _donor(self, peer: PeerId) -> Donor | None:
+        if peer != self._around.endpoint.peer:
+            return PeerDonor(self._around.endpoint, peer, timeout_s=ASK_S)
+        return None if self._run.keeper.root is None else DirectoryDonor(self._run.keeper.root)
+
+    async def _proof(self, donor: Donor, step: int) -> Proof | None:
+        """Return what proves the record that the donor has of a step; None for what proves nothing."""
+        try:
+            manifest = decode_manifest(await donor.record(step), f"the record of step {step} from {donor}")
+            proof = proof_in(manifest, self._run.rules.run)
+            return proof if proof.standing() == "decided" else None
+        except (PeerError, StateError) as error:
+            logger.info("no checkpoint of step %d from %s: %s", step, donor, error)
+            return None
+
+    # --- with what -----------------------------------------------------------------------------------------------
+
+    async def part(self, name: PartName, record: CloseRecord) -> TrainedPart:
+        """Return the part with the state that the record goes back to: from this disk, else from any peer that has it.
+        Waits, and says so, until somebody has it. Raises ConfigError and StateError as the part is made."""
+        await asyncio.to_thread(check_memory, self._around, name)
+        part = await build_empty(self._around, name, record.members.peers)
+        if (snapshot := await asyncio.to_thread(self._on_disk, name, record)) is not None:
+            await self._around.device.run(part.install, snapshot)
+            return part
+        others = [peer for peer in record.members.peers if peer != self._around.endpoint.peer]
+        download = PartDownload(self._around, record, part, partial(PeerDonor, self._around.endpoint, timeout_s=ASK_S))
+        patience = ExponentialBackoff(1.0)
+        while True:
+            try:
+                await download.run(others)
+            except (PeerError, StateError) as error:
+                awaited = f"{name} of the checkpoint of step {record.step}, which nobody gives: {error}"
+                self._run.situation.wait_for(awaited)
+                await self._around.clock.sleep(patience.pause_s())
+            else:
+                return part
+
+    def _on_disk(self, name: PartName, record: CloseRecord) -> Snapshot | None:
+        root = self._run.keeper.root
+        if root is None or name not in held(root, record.step).parts:
+            return None
+        try:
+            return load_part(root, record.step, name, expected_digest=record.digests[name])
+        except (StateError, OSError) as error:
+            logger.warning("%s of step %d is fetched from others: %s", name, record.step, error)
+            return None
+
+
+async def _offers(donor: Donor) -> list[Offer[Donor]]:
+    try:
+        return await donor.offers()
+    except PeerError as error:
+        logger.info("%s does not say which checkpoints it has: %s", donor, error)
+        return []
+
+
+async def went_back(run: RunContext, known: CloseRecord, peers: Sequence[PeerId]) -> Decision | None:
+    """Ask these peers whether the run went back to a checkpoint after ``known``, a record of our own chain; returns the
+    decision with which it did, once it is proven by those who took part then; None where nobody shows one."""
+
+    async def ask(peer: PeerId) -> Decision | None:
+        try:
+            said, _ = await run.around.endpoint.call(peer, BACK, BackRequest(previous=known.hash()), timeout_s=ASK_S)
+            decision = said.decision()
+            if not decision.record.repeats or decision.record.previous != known.hash():
+                return None
+            check_acceptances(decision.record, known.members, decision.acceptances, verify, decision.term)
+        except (PeerError, Refused) as error:
+            logger.debug("%s does not show that the run went back: %s", peer, error)
+            return None
+        return decision
+
+    for found in await asyncio.gather(*map(ask, peers)):
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,81 @@
+"""A part whose newest state died with its last replica, and of which nobody keeps a copy: the run goes back to a
+checkpoint by itself as soon as one is whole at the peers that are there, and repeats the steps since."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from peers.chaos.faults import Fault, Kill, Restart
+from peers.chaos.invariants.check import check_run
+from peers.chaos.plan import FaultPlan, On, Strike
+from peers.simulate.sim_swarm import SimSwarm
+from swarm.events import JourneyCompleted, PeerLost, StepGivenUp, Waiting, WentBack
+from swarm.sim.loop import run_world
+from tests.harness.faults_memory import MemoryWorld
+
+STEPS = 20
+"""So that every second one is kept."""
+DONE, LOST = "every step of the run is closed", "the last replica of ends is lost"
+
+
+def swarm_of(
+    root: Path, hosts: int, trainers: int, *, model: Any = None, may_fail: bool = False, **run: Any
+) -> SimSwarm:
+    run = {"steps": STEPS, "copies": 0, "reproducible": True, **run}
+    names = ["bootstrap", *(f"host-{n}" for n in range(hosts)), *(f"trainer-{n}" for n in range(trainers))]
+    sites = {name: {"run_directory": root / f"kept-{name}"} for name in names}
+    sites |= {f"{name}-again-1": site for name, site in sites.items()}  # on its machine
+    return SimSwarm(
+        root,
+        hosts=hosts,
+        trainers=trainers,
+        run=run,
+        split={"stages": 2},
+        sites=sites,
+        model=model or {},
+        may_fail=may_fail,
+    )
+
+
+def working(step: int) -> On:
+    return On(JourneyCompleted, peer="trainer-0", where={"step": step})
+
+
+def strike(swarm: SimSwarm, kill: Kill, *then: Fault, when: On, ends: str = DONE) -> None:
+    """Run it to its end, which everybody else sees so; what follows the death happens when it is noticed."""
+    after = (Strike(f"then-{index}", On(PeerLost, after="kill"), fault) for index, fault in enumerate(then))
+    plan = FaultPlan(Strike("kill", when, kill), *after, world=MemoryWorld(swarm))
+    try:
+        run_world(swarm.run(timeout_s=30_000.0))
+    finally:
+        plan.assert_fired()
+    told = {name: repr(peer.outcome) for name, peer in swarm.peers.items() if name not in kill.peers}
+    assert {name for name, said in told.items() if ends not in said and LOST not in said} == set()
+    assert any(ends in said for said in told.values())
+
+
+def test_run_goes_back_by_itself_when_its_last_trainer_is_started_again(tmp_path: Path) -> None:
+    undisturbed = swarm_of(tmp_path / "undisturbed", 2, 1)
+    run_world(undisturbed.run(timeout_s=3000.0))
+    swarm = swarm_of(tmp_path / "struck", 2, 1)
+    strike(swarm, Kill(("trainer-0",)), Restart("trainer-0"), when=working(8))
+    assert {(event.step, event.repeats) for event in swarm.events(WentBack)} == {(6, 8)}
+    check_run([swarm.root]).assert_sound()
+    assert swarm.history()[-1]["digests"] == undisturbed.history()[-1]["digests"]
+
+
+def test_frozen_ends_are_made_again_from_nobodys_copy_and_no_step_is_repeated(tmp_path: Path) -> None:
+    """Only adapters are trained, none of them in the ends: the last trainer's death lost nothing."""
+    swarm = swarm_of(tmp_path, 2, 1, steps=8, reproducible=False, model={"lora": {"rank": 4, "base": "nf4"}})
+    strike(swarm, Kill(("trainer-0",)), Restart("trainer-0"), when=working(5))
+    assert not swarm.events(WentBack)
+    assert {event.lost for event in swarm.events(StepGivenUp)} == {("ends",)}
+
+
+def test_run_waits_for_a_part_without_a_whole_checkpoint_as_long_as_its_manifest_says(tmp_path: Path) -> None:
+    swarm = swarm_of(tmp_path, 2, 1, wait_for_lost_s=60.0, may_fail=True)
+    strike(swarm, Kill(("trainer-0",)), when=working(2), ends="nobody took it over for 6")
+    waits = [event.what for event in swarm.events(Waiting) if "next:" in event.what]
+    assert any("no checkpoint is whole at the peers that are here" in what for what in waits)
+    assert any("next: start trainer-0 again where it was" in what for what in waits)
