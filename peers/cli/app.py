@@ -72,7 +72,7 @@ class Commands(CommandTable):
                         "with its tokenizer and a model card."),
         "eval": Entry("peers.cli.model", "evaluate",
                       "Measure how well a trained model foretells text: loss, perplexity, and bits a byte."),
-        "sample": Entry("peers.cli.model", "sample", "Have a trained model continue a prompt."),
+        "sample": Entry("peers.cli.model", "sample", "Have a trained model continue a prompt, or answer."),
         "chaos": Entry("peers.cli.chaos", "chaos",
                        "Throw faults at a swarm, and check that it keeps every invariant of a run."),
         "data": Entry("peers.cli.data", "data", "Build, check and list shards: private text as tokens for training."),

@@ -264,6 +264,7 @@ def sample(
     if chat and (raw or prompt is not None):
         name = "--raw" if raw else "--prompt"
         raise ConfigError(name, prompt or raw, "nothing beside --chat", f"Leave out {name}, or --chat.")
+    _check_named(directory, model, step, None, key="DIR")
     encoding = _encoding(directory, model, step, None, key="DIR")  # before the weights: it may have no template
     if chat and encoding.template is None:
         where = str(model or directory or "the newest run")

@@ -52,7 +52,6 @@ class Row:
     proposed: int
     founding: bool
     void: bool
-    repeats: int
     loss: float | None
     tokens: int
     microbatches: int
@@ -74,6 +73,7 @@ class Row:
     ended: bool = False
     codecs: tuple[tuple[str, str], ...] = ()
     codecs_changed: bool = False
+    repeats: int = 0
 
     def document(self) -> dict[str, Any]:
         """The same as plain data for ``--json``."""
@@ -95,7 +95,6 @@ def row_of(line: HistoryLine, before: Roster | None, codecs: tuple[tuple[str, st
         proposed=record.term,
         founding=record.founding,
         void=record.void,
-        repeats=record.repeats,
         loss=record.loss if record.committed else None,
         tokens=record.tokens,
         microbatches=len(record.committed),
@@ -117,6 +116,7 @@ def row_of(line: HistoryLine, before: Roster | None, codecs: tuple[tuple[str, st
         ended=record.ended,
         codecs=record.codecs,
         codecs_changed=codecs is not None and record.codecs != codecs,
+        repeats=record.repeats,
     )
 
 

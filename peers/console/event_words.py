@@ -6,7 +6,16 @@ import math
 import os
 import shlex
 
-from peers.console.words import codecs_text, command_name, count, numbered, printable, read_over, relaying_text
+from peers.console.words import (
+    codecs_text,
+    command_name,
+    count,
+    numbered,
+    printable,
+    read_over,
+    relaying_text,
+    with_commands,
+)
 from peers.control.status import ALONE
 from peers.exit_codes import EXIT_DRAINED, EXIT_OK
 from peers.sharing.choice import slow_step_text
@@ -114,7 +123,7 @@ def _describe_place(event: Event) -> tuple[str, str] | None:
         case DashboardServed():
             return "dashboard", _served(event)
         case Waiting():
-            return ("waiting", harmless(event.what)) if event.what else None
+            return ("waiting", harmless(with_commands(event.what))) if event.what else None
         case PartAssigned():
             return "assigned", f"{_part(event.part)}, because {harmless(event.reason)}"
         case FrozenFetching():
@@ -236,8 +245,9 @@ def _describe_repair(event: Event) -> tuple[str, str] | None:
                 f"step {event.step}, since {lost} had nobody left: {held}; its work is done again"
             )
         case WentBack():
-            repeated = f"steps {event.step + 1} to {event.repeats}" if event.repeats > event.step + 1 else "no step"
-            return "went back", f"to the checkpoint of step {event.step}, by itself: {repeated} are done again"
+            redone = event.repeats - 1 - event.step
+            again = f"{count(redone, 'step')} {'is' if redone == 1 else 'are'} done again" if redone else "none is lost"
+            return "went back", f"the run, to its checkpoint of step {event.step}: {again}"
         case CutOff():
             return "cut off", harmless(f"{event.reason}; getting the newest state")
         case _:

@@ -233,7 +233,7 @@ class NodeCommands:
             said = {"auto": "by itself", "never": "never"}[self._manifest.run.rewind]
             raise RunEnded(f"this run goes back to a checkpoint {said}, as its manifest says", Ending.MISUSED)
         self._membership.situation.may_go_back = True
-        waits = self._membership.situation.waiting_for
+        waits = with_commands(self._membership.situation.waiting_for)
         return f"the run may go back to a checkpoint; {f'it waits for {waits}' if waits else 'nothing is lost now'}"
 
     async def _invite(self, request: Mapping[str, Any]) -> str:

@@ -26,7 +26,6 @@ from peers.data.source import check_ids_fit
 from peers.data.text import built_in_corpus, read_corpus
 from peers.data.tokenizer_files import run_encoding
 from peers.founding_files import Founded, given_tokenizer, make_run, tokenizer_for
-from peers.frozen import with_frozen
 from peers.home.run_directory import RunDirectory
 from peers.manifest_file import write_manifest
 from peers.options.foundation import Foundation
@@ -34,7 +33,6 @@ from swarm.config import Manifest
 from swarm.disk import write_whole
 from swarm.errors import ConfigError, StateError
 from swarm.schema import TOKENIZER_FILE
-from swarm.state.frozen import FrozenStore
 
 TEXT = "--text"
 HELD_OUT_FRACTION = 0.05
@@ -97,6 +95,9 @@ def prepare_run(
         made = tokenizer_for(foundation, document, corpus)
         check()
     founded = make_run(foundation, document, made)
+    from peers.frozen import with_frozen  # torch: not before what was typed is known to be right
+    from swarm.state.frozen import FrozenStore
+
     store = FrozenStore(directory.frozen)
     founded = dataclasses.replace(
         founded, manifest=with_frozen(founded.manifest, founded.model_files, store, lambda _: None)

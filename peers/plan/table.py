@@ -12,7 +12,6 @@ from pydantic import Field, StringConstraints, ValidationError
 
 from peers.console.words import another_path
 from peers.plan.peers_file import HOUR, MBIT, PeersEntry, Positive, class_of, explained
-from peers.plan.work import workload_of
 from swarm.config import Manifest
 from swarm.disk import read_named
 from swarm.errors import ConfigError
@@ -192,6 +191,8 @@ def _class(machines: MachinesEntry, link: LinkEntry, count: int, manifest: Manif
 
 
 def _planned(row: TableRow, manifest: Manifest, each: PeerClass, tokens: float, price: float | None) -> TableRow:
+    from peers.plan.work import workload_of  # torch: after the file is known to be right
+
     work = workload_of(manifest)
     plans = search(work, (each,))
     if not plans:

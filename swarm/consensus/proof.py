@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from swarm.consensus.records import MAX_VOTERS, CloseRecord, Decision, acceptance_bytes, check_acceptances
+from swarm.consensus.roster import Roster
 from swarm.errors import Refused, StateError
 from swarm.ids import PeerId
 from swarm.schema import Count, Message, PeerIdField
@@ -67,3 +68,10 @@ class Proof(Message):
         signers = [peer for peer in known if peer in self.acceptances]
         right = sum(verify(peer, signed, bytes.fromhex(self.acceptances[peer])) for peer in signers)
         return 2 * right > min(len(known), MAX_VOTERS)
+
+
+def proven_among(proof: Proof, known: Roster) -> bool:
+    """Return whether those of a roster that vote have signed the record, more than half of them. Not where they are
+    more than decide a step: then a few could have."""
+    voting = known.entitled
+    return len(voting) <= MAX_VOTERS and proof.accepted_among(voting)

@@ -34,6 +34,7 @@ METHODS: Mapping[str, CallerAccess] = {
     # Looking on.
     "observe/1/standing": CallerAccess.OBSERVER,
     "observe/1/hash": CallerAccess.OBSERVER,
+    "observe/1/back": CallerAccess.OBSERVER,
     "observe/1/start": CallerAccess.OBSERVER,
     "observe/1/next": CallerAccess.OBSERVER,
     "vitals/1/standing": CallerAccess.OBSERVER,
@@ -91,6 +92,7 @@ METHODS: Mapping[str, CallerAccess] = {
     "parting/1/farewell": CallerAccess.MEMBER,
     # Deciding.
     "feed/1/again": CallerAccess.VOTER,
+    "rescue/1/agreed": CallerAccess.VOTER,
     "rescue/1/consent": CallerAccess.VOTER,
     "step/1/prepare": CallerAccess.VOTER,
     "step/1/reconcile": CallerAccess.VOTER,

@@ -23,7 +23,7 @@ from swarm.membership.holding import LocalSGD, RoleManager
 from swarm.membership.joining import Joining
 from swarm.membership.last_holder import LastHolder
 from swarm.membership.leaving import Leaving
-from swarm.membership.membership import Chain, Membership
+from swarm.membership.membership import Membership, RunChain
 from swarm.membership.memory import MemoryAccount, lacking_to_move
 from swarm.membership.observer_service import ObserverService
 from swarm.membership.observers import Observers
@@ -85,11 +85,11 @@ def compose(
     return Membership(run, _chain)
 
 
-def _chain(run: RunContext) -> Chain:
+def _chain(run: RunContext) -> RunChain:
     """Return what a peer does from where its chain of records begins on, mounted from here on."""
     around, manifest, endpoint = run.around, run.around.manifest, run.around.endpoint
     watch, clock, gate = around.watch, around.clock, around.gate
-    if gate is not None:
+    if gate is not None and not run.returns:  # else once there is a record again: till then the one before counts
         gate.follow(run.position, run.founder)
 
     # What it holds, its own part and copies of others, and what it serves of them.
@@ -140,7 +140,7 @@ def _chain(run: RunContext) -> Chain:
         copying.run, mixing.run, *(() if around.admission is None else (around.admission.end_expelled,)),
         returning.begin if run.returns else entering.begin,
     )  # fmt: skip
-    return Chain(
+    return RunChain(
         context=run,
         steps=steps,
         holding=holding,

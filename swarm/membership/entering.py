@@ -43,16 +43,26 @@ class Returning:
         run.situation.may_go_back = False
         run.around.events.emit(WentBack(step=record.step, repeats=record.repeats, absent=absent))
         if not run.position.names(record):
+            self._let_in()
             return await self._joining.again(None, record, None if run.founds else run.contact)
         name, part, why = record.members[me].part, None, f"the run went back to step {record.step}"
         run.assigned(None if name is None else PartName(name), why, record)
         if name is not None:
             part = await self._checkpoints.part(PartName(name), record)
+            if part is None:  # the run may go back further, with this peer as one that asks to join
+                self._let_in()
+                return await self._joining.again(None, record, None if run.founds else run.contact)
             if run.around.manifest.averaging.feeds_back:
                 run.around.events.emit(ResidualLost(step=record.step, part=PartName(name), peer=me, reason=why))
         await self._following.prepare(part, record)
         await self._member.observe(decision)
+        self._let_in()
         return None
+
+    def _let_in(self) -> None:
+        """Judge who calls by what is decided from here on."""
+        if (gate := self._run.around.gate) is not None:
+            gate.follow(self._run.position, self._run.founder)
 
 
 class Entering:

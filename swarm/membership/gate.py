@@ -61,7 +61,7 @@ class CallGate:
 
     def follow(self, at: Standpoint, founder: PeerId) -> None:
         """Take what this peer knows from there from now on; until there is a record ``founder`` leads."""
-        self._at, self._founder = at, founder
+        self._at, self._founder, self._observed = at, founder, None
 
     def observed(self, record: CloseRecord) -> None:
         """Take this verified record, which a peer sees before it is a member."""

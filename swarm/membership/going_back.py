@@ -9,12 +9,13 @@ The leader proposes the record (:mod:`swarm.step.leader.rescue`), the members ju
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 from functools import partial
 
-from swarm.consensus.proof import Proof
-from swarm.consensus.records import CloseRecord, Decision, check_acceptances
+from swarm.consensus.proof import Proof, proven_among
+from swarm.consensus.records import MAX_VOTERS, CloseRecord, Decision, check_confirmed, valid_acceptances
 from swarm.errors import PeerError, Refused, StateError
 from swarm.ids import PartName, PeerId
 from swarm.membership.download import PartDownload
@@ -24,15 +25,17 @@ from swarm.membership.run import RunContext
 from swarm.optim.part import TrainedPart
 from swarm.security.signing import verify
 from swarm.state.checkpoints.donors import DirectoryDonor, Donor, Offer, PeerDonor, plans
-from swarm.state.checkpoints.files import decode_manifest, held, read_manifest
+from swarm.state.checkpoints.files import decode_manifest, held, part_path, read_manifest
 from swarm.state.checkpoints.parts import load_part
 from swarm.state.checkpoints.proof import proof_in
 from swarm.state.snapshot import Snapshot
 from swarm.step.observe_messages import BACK, BackRequest
-from swarm.waiting import ExponentialBackoff
+from swarm.waiting import ExponentialBackoff, ended
 
-ASK_S = 10.0
-"""How long a peer may take to say which checkpoints it has, or to give a record."""
+ASK_S, LOOK_BACK_S = 10.0, 3.0
+"""How long a peer may take to say which checkpoints it has, or to give a record; and whether the run went back."""
+TRY_S = 60.0
+"""How long others are asked for a part of the checkpoint: then it is not to be had, and the run may go back further."""
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +52,10 @@ class Checkpoints:
         """Return the newest record of which these peers have every part, with the proof that this peer would accept;
         None for none. Cost: a list from each of them."""
         head, parts = self._run.history.head, self._run.rules.parts
+        last = head.step - 1 if head.repeats else head.step  # that one was not to be had after all
         donors = [donor for peer in peers if (donor := self._donor(peer)) is not None]
         offers = [offer for found in await asyncio.gather(*map(_offers, donors)) for offer in found]
-        for plan in plans(offers, (), parts, last_step=head.step, believed=donors):
+        for plan in plans(offers, (), parts, last_step=last, believed=donors):
             for donor in plan.vouched:
                 proof = await self._proof(donor, plan.step)
                 if proof is not None and proof.record.digests == plan.digests and await self._is_ours(proof, head):
@@ -70,7 +74,7 @@ class Checkpoints:
             return False
 
     async def _is_ours(self, proof: Proof, head: CloseRecord) -> bool:
-        return await self.knows(proof.record) or proof.accepted_among(head.members.entitled)
+        return await self.knows(proof.record) or proven_among(proof, head.members)
 
     def _donor(self, peer: PeerId) -> Donor | None:
         if peer != self._around.endpoint.peer:
@@ -89,9 +93,10 @@ class Checkpoints:
 
     # --- with what -----------------------------------------------------------------------------------------------
 
-    async def part(self, name: PartName, record: CloseRecord) -> TrainedPart:
+    async def part(self, name: PartName, record: CloseRecord) -> TrainedPart | None:
         """Return the part with the state that the record goes back to: from this disk, else from any peer that has it.
-        Waits, and says so, until somebody has it. Raises ConfigError and StateError as the part is made."""
+        Waits, and says so, for TRY_S; None where nobody gives it. Raises ConfigError and StateError as the part is
+        made."""
         await asyncio.to_thread(check_memory, self._around, name)
         part = await build_empty(self._around, name, record.members.peers)
         if (snapshot := await asyncio.to_thread(self._on_disk, name, record)) is not None:
@@ -99,16 +104,19 @@ class Checkpoints:
             return part
         others = [peer for peer in record.members.peers if peer != self._around.endpoint.peer]
         download = PartDownload(self._around, record, part, partial(PeerDonor, self._around.endpoint, timeout_s=ASK_S))
-        patience = ExponentialBackoff(1.0)
-        while True:
+        patience, clock = ExponentialBackoff(1.0), self._around.clock
+        came, until = 0, clock.monotonic() + TRY_S
+        while clock.monotonic() < until:
             try:
                 await download.run(others)
+                return part
             except (PeerError, StateError) as error:
+                if download.verified_bytes > came:
+                    came, until = download.verified_bytes, clock.monotonic() + TRY_S
                 awaited = f"{name} of the checkpoint of step {record.step}, which nobody gives: {error}"
                 self._run.situation.wait_for(awaited)
-                await self._around.clock.sleep(patience.pause_s())
-            else:
-                return part
+                await clock.sleep(patience.pause_s())
+        return None
 
     def _on_disk(self, name: PartName, record: CloseRecord) -> Snapshot | None:
         root = self._run.keeper.root
@@ -118,6 +126,9 @@ class Checkpoints:
             return load_part(root, record.step, name, expected_digest=record.digests[name])
         except (StateError, OSError) as error:
             logger.warning("%s of step %d is fetched from others: %s", name, record.step, error)
+            with contextlib.suppress(OSError):  # nobody is told any more that it is here
+                path = part_path(root, record.step, name)
+                path.rename(path.with_suffix(".damaged"))
             return None
 
 
@@ -132,20 +143,38 @@ async def _offers(donor: Donor) -> list[Offer[Donor]]:
 async def went_back(run: RunContext, known: CloseRecord, peers: Sequence[PeerId]) -> Decision | None:
     """Ask these peers whether the run went back to a checkpoint after ``known``, a record of our own chain; returns the
     decision with which it did, once it is proven by those who took part then; None where nobody shows one."""
+    body = BackRequest(previous=known.hash(), step=known.step)
 
     async def ask(peer: PeerId) -> Decision | None:
         try:
-            said, _ = await run.around.endpoint.call(peer, BACK, BackRequest(previous=known.hash()), timeout_s=ASK_S)
-            decision = said.decision()
-            if not decision.record.repeats or decision.record.previous != known.hash():
-                return None
-            check_acceptances(decision.record, known.members, decision.acceptances, verify, decision.term)
-        except (PeerError, Refused) as error:
+            said, _ = await run.around.endpoint.call(peer, BACK, body, timeout_s=LOOK_BACK_S)
+        except PeerError as error:
             logger.debug("%s does not show that the run went back: %s", peer, error)
             return None
-        return decision
+        return said.decision() if _follows(said.decision(), known) else None
 
-    for found in await asyncio.gather(*map(ask, peers)):
-        if found is not None:
-            return found
+    asking = [asyncio.create_task(ask(peer)) for peer in peers]
+    try:
+        for done in asyncio.as_completed(asking):
+            if (found := await done) is not None:
+                return found
+    finally:
+        await ended(asking)
     return None
+
+
+def _follows(decision: Decision, known: CloseRecord) -> bool:
+    """Whether those that took part after ``known`` decided that the run goes back, from there or from a later step of
+    which this peer did not hear. Pure."""
+    record = decision.record
+    if not record.void or record.provisional or record.run != known.run or record.repeats <= known.step:
+        return False
+    if record.previous == known.hash():
+        try:
+            check_confirmed(record, known.members, decision.acceptances, verify, decision.term)
+        except Refused:
+            return False
+        return True
+    electors = known.members.entitled
+    signed = valid_acceptances(record, electors, decision.acceptances, verify, decision.term)
+    return len(electors) <= MAX_VOTERS and 2 * len(signed) > len(electors)

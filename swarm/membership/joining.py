@@ -48,6 +48,8 @@ logger = logging.getLogger(__name__)
 ASK_TIMEOUT_S = 30.0
 ASK_AGAIN_S = 3.0
 """How often a step's leader is asked while the step is open."""
+LOOK_S = 0.5
+"""How often others are asked whether the run went back to a checkpoint: they begin at once, and count on this peer."""
 FIRST_PAUSE_S = 0.2
 UNADMITTED = 2
 """So many peers, where there are as many, must say that our invite does not count, before we believe it."""
@@ -92,11 +94,15 @@ class Joining:
                     return
                 continue
             except (Busy, WrongStep) as later:
+                if isinstance(later, WrongStep) and self._at.head is not None and await self._went_back(self._at.head):
+                    return
                 began = now()
                 self._run.situation.wait_for(f"a member that can help: {later.reason}")
                 pause_s = patience.pause_s()
             except (PeerError, StateError, OutOfSync) as error:
                 logger.info("joining failed: %s", error)
+                if self._known is not None and await self._went_back(self._known):
+                    return
                 if self._here != before:
                     began = now()
                     pauses.restart()
@@ -111,8 +117,6 @@ class Joining:
         """Return whether a record names us now; False after a wait for others to notice something. Raises RunEnded, and
         what those who were to help failed with."""
         self._check_ended(self._known, self._at.head)  # nobody else may be there to say so
-        if self._known is not None and await self._went_back(self._known):
-            return True
         newest = await self._newest(contact)
         head = newest.record
         self._around.watch.follow(())  # from here on the contact is one of many, and may leave
@@ -151,7 +155,8 @@ class Joining:
         self._state.part, self._known = part, known
         self._prepared = part is not None or self._run.situation.part is None
         self._invited_by = invited_by
-        await self.run(None)
+        if known is None or not await self._went_back(known):
+            await self.run(None)
 
     async def _newest(self, contact: PeerId | None) -> Decision:
         """The newest decision, as the contact has it or another that was given beside it, or without one or when they
@@ -230,7 +235,7 @@ class Joining:
     async def _see_return(self, head: CloseRecord) -> None:
         until = self._around.clock.monotonic() + ASK_TIMEOUT_S
         while not await self._went_back(head) and self._around.clock.monotonic() < until:
-            await self._around.clock.sleep(ASK_AGAIN_S)
+            await self._around.clock.sleep(LOOK_S)
 
     async def _went_back(self, known: CloseRecord) -> bool:
         """Whether the run went back to a checkpoint after this record, as its members prove."""

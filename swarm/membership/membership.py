@@ -32,7 +32,7 @@ Work = Callable[[], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chain:
+class RunChain:
     """Everything that a peer does in one chain of records, which begins with the genesis or where the run went back to
     a checkpoint: the way out of the run, the steps before it, and the ``background`` works that begin at once and go on
     as long as it lives; the way in is one of them. ``services`` are mounted."""
@@ -77,7 +77,7 @@ class Membership:
     """One peer's membership of one run. ``chain`` makes what it does from a beginning on: there is another one each
     time that the run goes back to a checkpoint."""
 
-    def __init__(self, run: RunContext, chain: Callable[[RunContext], Chain]) -> None:
+    def __init__(self, run: RunContext, chain: Callable[[RunContext], RunChain]) -> None:
         self._make, self._chain = chain, chain(run)
 
     async def run(self) -> str:

@@ -270,7 +270,9 @@ class ObserverService:
             yield
 
     async def _on_back(self, caller: PeerId, body: BackRequest) -> Decided:
-        found = next((one for one in self._returns if one.record.previous == body.previous), None)
+        exact = [one for one in self._returns if one.record.previous == body.previous]
+        later = [one for one in reversed(self._returns) if one.record.repeats > body.step]
+        found = next(iter([*exact, *later]), None)
         if found is None:
             raise Refused("the run did not go back from there, as far as is known here")
         return Decided.of(found)

@@ -80,6 +80,8 @@ class Watching:
 
     def standing(self) -> tuple[int, bool]:
         """See :class:`~swarm.health.watch.WatchListener`."""
+        if not self._at.open_step and self._run.returns:  # its part is on its way: it is there
+            return self._run.returns[-1].record.step + 1, True
         return self._at.open_step, self._at.is_member
 
     def lineage(self) -> int:
@@ -90,7 +92,7 @@ class Watching:
         """See :class:`~swarm.health.watch.WatchListener`."""
         self._events.emit(PeerLost(peer=peer, name=self._name_of(peer), reason=reason))
         self._at.open.conduct.missed.add(peer)
-        if self._at.open_step == 0 and not self._ended.done():
+        if self._at.open_step == 0 and not self._run.returns and not self._ended.done():
             error = self._watch.unanswered.get(peer)
             left = error is None and peer in self._watch.left
             if (ended := self._contact.lost(peer, reason, error, left=left)) is not None:

@@ -94,18 +94,17 @@ def _holder(
     there = [peer for peer in copy_holders(roster, PartName(part), copies) if peer not in gone]
     if not (there if kept is None else part in kept):
         lost = lost_replicas(roster, PartName(part), gone)
-        return f"a replica of {part}: {lost}; nobody keeps a copy"
+        return f"a replica of {part}: {lost}; nobody keeps a copy; next: start {_names(roster, replicas)} where it was"
     if kept is None and any(_can_be_spared(roster, peer, part, gone) for peer in there):
         return f"{part} to be taken over from a copy: {_named(roster, replicas)} lost"
     who = "a trainer" if part == ENDS else "a stage host"
     return f"{who} to join for {part} ({how(PartName(part))}): {_named(roster, replicas)} lost; a copy is kept"
 
 
-def awaited_return(roster: Roster, parts: Collection[str], then: str, until: float) -> str:
-    """What ends the waiting for ``parts`` of which nobody keeps a copy, and when those that are left end, ``until``
-    (seconds since the epoch), if nothing does; ``then`` is what comes of it, or is in the way."""
-    named = ", ".join(sorted(roster[peer].name or peer for part in parts for peer in roster.replicas(PartName(part))))
-    return f"{then}; next: start {named} again where it was; without it those that are left end on {moment(until)}"
+def awaited_return(then: str, until: float) -> str:
+    """What is said beside lost parts of which nobody keeps a copy: what comes ``then``, or is in the way, and when
+    those that are left end (seconds since the epoch), if nothing does."""
+    return f"{then}; if nobody comes, those that are left end at {moment(until)}"
 
 
 def _can_be_spared(roster: Roster, peer: PeerId, part: str, gone: Collection[str]) -> bool:
@@ -114,6 +113,10 @@ def _can_be_spared(roster: Roster, peer: PeerId, part: str, gone: Collection[str
     if part == ENDS or own.role != "stage" or own.part is None:
         return False
     return sum(other not in gone for other in roster.replicas(PartName(own.part))) > 1
+
+
+def _names(roster: Roster, peers: Collection[PeerId]) -> str:
+    return " or ".join(roster[peer].name or peer for peer in peers)
 
 
 def _named(roster: Roster, peers: Collection[PeerId]) -> str:

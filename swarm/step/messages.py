@@ -93,7 +93,8 @@ class Feed(Message):
 
 
 class Over(Message):
-    """Every replica of this part is lost, or every trainer: the run cannot go on. Who sees the same ends."""
+    """Every replica of this part is lost, or every trainer, and nobody came for as long as the manifest says, or all
+    others were asked to leave: the run cannot go on. Who sees the same, and has waited as long or is to leave, ends."""
 
     step: Count
     term: Count

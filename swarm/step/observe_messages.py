@@ -58,10 +58,11 @@ class NextRequest(Message):
 
 
 class BackRequest(Message):
-    """Did the run go back to a checkpoint after the record with this hash? The answer is the decision with which it
-    did."""
+    """Did the run go back to a checkpoint after the record with this hash, or after one that followed it at ``step``?
+    The answer is the decision with which it did."""
 
     previous: DigestField
+    step: Count
 
 
 class AheadRequest(Message):

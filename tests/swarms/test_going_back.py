@@ -6,9 +6,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from peers.chaos.faults import Fault, Kill, Restart
 from peers.chaos.invariants.check import check_run
 from peers.chaos.plan import FaultPlan, On, Strike
+from peers.simulate.local_swarm import founder_id
 from peers.simulate.sim_swarm import SimSwarm
 from swarm.events import JourneyCompleted, PeerLost, StepGivenUp, Waiting, WentBack
 from swarm.sim.loop import run_world
@@ -20,22 +23,14 @@ DONE, LOST = "every step of the run is closed", "the last replica of ends is los
 
 
 def swarm_of(
-    root: Path, hosts: int, trainers: int, *, model: Any = None, may_fail: bool = False, **run: Any
+    root: Path, hosts: int, trainers: int, *, may_fail: bool = False, run: Any = None, **shape: Any
 ) -> SimSwarm:
-    run = {"steps": STEPS, "copies": 0, "reproducible": True, **run}
+    """Each peer keeps its checkpoints in a directory of its own, as on a machine of its own."""
     names = ["bootstrap", *(f"host-{n}" for n in range(hosts)), *(f"trainer-{n}" for n in range(trainers))]
     sites = {name: {"run_directory": root / f"kept-{name}"} for name in names}
-    sites |= {f"{name}-again-1": site for name, site in sites.items()}  # on its machine
-    return SimSwarm(
-        root,
-        hosts=hosts,
-        trainers=trainers,
-        run=run,
-        split={"stages": 2},
-        sites=sites,
-        model=model or {},
-        may_fail=may_fail,
-    )
+    sites |= {f"{name}-again-1": site for name, site in sites.items()}
+    shape = {"split": {"stages": 2}, **shape, "run": {"steps": STEPS, "copies": 0, **(run or {})}}
+    return SimSwarm(root, hosts=hosts, trainers=trainers, sites=sites, may_fail=may_fail, **shape)
 
 
 def working(step: int) -> On:
@@ -56,9 +51,9 @@ def strike(swarm: SimSwarm, kill: Kill, *then: Fault, when: On, ends: str = DONE
 
 
 def test_run_goes_back_by_itself_when_its_last_trainer_is_started_again(tmp_path: Path) -> None:
-    undisturbed = swarm_of(tmp_path / "undisturbed", 2, 1)
+    undisturbed = swarm_of(tmp_path / "undisturbed", 2, 1, run={"reproducible": True})
     run_world(undisturbed.run(timeout_s=3000.0))
-    swarm = swarm_of(tmp_path / "struck", 2, 1)
+    swarm = swarm_of(tmp_path / "struck", 2, 1, run={"reproducible": True})
     strike(swarm, Kill(("trainer-0",)), Restart("trainer-0"), when=working(8))
     assert {(event.step, event.repeats) for event in swarm.events(WentBack)} == {(6, 8)}
     check_run([swarm.root]).assert_sound()
@@ -67,15 +62,30 @@ def test_run_goes_back_by_itself_when_its_last_trainer_is_started_again(tmp_path
 
 def test_frozen_ends_are_made_again_from_nobodys_copy_and_no_step_is_repeated(tmp_path: Path) -> None:
     """Only adapters are trained, none of them in the ends: the last trainer's death lost nothing."""
-    swarm = swarm_of(tmp_path, 2, 1, steps=8, reproducible=False, model={"lora": {"rank": 4, "base": "nf4"}})
+    swarm = swarm_of(tmp_path, 2, 1, run={"steps": 8}, model={"lora": {"rank": 4, "base": "nf4"}})
     strike(swarm, Kill(("trainer-0",)), Restart("trainer-0"), when=working(5))
     assert not swarm.events(WentBack)
     assert {event.lost for event in swarm.events(StepGivenUp)} == {("ends",)}
 
 
 def test_run_waits_for_a_part_without_a_whole_checkpoint_as_long_as_its_manifest_says(tmp_path: Path) -> None:
-    swarm = swarm_of(tmp_path, 2, 1, wait_for_lost_s=60.0, may_fail=True)
+    swarm = swarm_of(tmp_path, 2, 1, run={"wait_for_lost_s": 60.0}, may_fail=True)
     strike(swarm, Kill(("trainer-0",)), when=working(2), ends="nobody took it over for 6")
     waits = [event.what for event in swarm.events(Waiting) if "next:" in event.what]
     assert any("no checkpoint is whole at the peers that are here" in what for what in waits)
-    assert any("next: start trainer-0 again where it was" in what for what in waits)
+    assert any("next: start trainer-0 where it was" in what for what in waits)
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "admitted": {"admission": {"mode": "token", "issuers": (str(founder_id()),)}},
+    "overlap": {"speed": {"mode": "overlap"}},
+    "local": {"averaging": {"mode": "local"}},
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_run_of_any_mode_goes_back_when_the_only_host_of_a_stage_is_started_again(tmp_path: Path, mode: str) -> None:
+    swarm = swarm_of(tmp_path, 2, 2, **MODES[mode])
+    strike(swarm, Kill(("host-0",)), Restart("host-0"), when=working(4))
+    assert {event.step for event in swarm.events(WentBack)} == {2}
+    check_run([swarm.root]).assert_sound()

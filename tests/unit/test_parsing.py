@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,6 @@ from pydantic import Field, ValidationError
 
 from peers.cli.app import run as swarm
 from peers.exit_codes import EXIT_USAGE
-from peers.invites.invite import PREFIX, parse_invite
 from peers.options.fields import between
 from swarm.config import load_manifest
 from swarm.errors import ConfigError
@@ -56,12 +54,6 @@ def test_command_names_the_file_that_nests_without_end(
         named = tmp_path
     assert swarm([*command.split(), str(named)]) == EXIT_USAGE
     assert "nests more than 100 levels" in capsys.readouterr().err
-
-
-def test_invite_that_nests_without_end_is_told_from_a_damaged_one() -> None:
-    nested = "[" * 200 + "]" * 200
-    with pytest.raises(ConfigError, match="nests without end"):
-        parse_invite(PREFIX + base64.urlsafe_b64encode(nested.encode()).decode())
 
 
 @pytest.mark.parametrize("text", ["1e400", "inf", "-inf", "nan"])

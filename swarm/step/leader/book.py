@@ -41,8 +41,9 @@ class Witness:
 
 class StepBook:
     """One step's book: ``led`` is the term that this peer leads by now, if it leads one. ``cursors`` are those of the
-    record before. ``hosted`` says that the ends are part of the stages: then what a lost trainer completed is held by
-    others and counts. ``may_end``: see :class:`ChangeRequests`."""
+    record before. ``lost_since`` is when a part was found to be lost in it, by this peer's steady clock. ``hosted``
+    says that the ends are part of the stages: then what a lost trainer completed is held by others and counts.
+    ``may_end``: see :class:`ChangeRequests`."""
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class StepBook:
         self.witness = Witness()
         self.led: LedTerm | None = None
         self.early_void = False
+        self.lost_since: float | None = None
         self._changed, self._given_back = asyncio.Event(), asyncio.Event()
 
     @property

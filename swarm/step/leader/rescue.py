@@ -103,7 +103,9 @@ class Rescuing:
         long as the manifest says; Superseded and WrongStep as they come. Waits, and says so. Cancel freely.
         """
         context = self._context
-        began = context.clock.monotonic()
+        if self._book.lost_since is None:
+            self._book.lost_since = context.clock.monotonic()
+        began = self._book.lost_since
         try:
             while (lost := lost_parts(self._roster, self._lost)) and await self._batch.can_decide():
                 waited_s = context.clock.monotonic() - began
@@ -115,6 +117,8 @@ class Rescuing:
                 if proposal is not None:
                     return proposal
                 await self._wait(lost, offers, context.clock.monotonic() - began)
+            if not lost:
+                self._book.lost_since = None
             return None
         finally:
             context.waiting("")
@@ -213,6 +217,8 @@ class Rescuing:
         asking = self._book.requests.joining(self._lost)
         if context.rules.rewind == "never" or head.provisional:
             self._in_the_way = "the run goes back to no checkpoint, as its manifest says"
+            if head.provisional:
+                self._in_the_way = "what was closed without a majority goes back to no checkpoint"
             return None
         anew = {join.member.peer for join in asking}
         if waited_s - self._looked >= LOOK_FOR_S or not anew <= self._asked:
@@ -227,7 +233,7 @@ class Rescuing:
             self._in_the_way = f"else the run goes back to step {proof.record.step}, once nobody is expected back"
         elif granted is None:
             self._in_the_way = f"the run then goes back to step {proof.record.step}"
-        elif context.rules.rewind == "ask" and not await self._agreed():
+        elif context.rules.rewind == "ask" and not await self._agreed(asking):
             self._in_the_way = f"the run goes back to step {proof.record.step} once that is wanted: {Advice.SAY_SO}"
         else:
             changes, roster, said = granted
@@ -236,9 +242,10 @@ class Rescuing:
             return self._proposed(record, changes.model_copy(update={"back": proof}), said)
         return None
 
-    async def _agreed(self) -> bool:
-        """Whether a person at one of those that are there has said that the run may go back."""
+    async def _agreed(self, asking: Sequence[Admission]) -> bool:
+        """Whether a person at one of those that are there, or ask to join, has said that the run may go back."""
         there = [peer for peer in self._roster.peers if peer not in self._lost]
+        there += [PeerId(join.member.peer) for join in asking if join.member.peer not in there]
         said = await self._batch.calls.gather(there, AGREED, AgreedRequest(), timeout_s=PRESENT_S)
         return any(answer.yes for answer in said.given.values())
 
@@ -266,9 +273,9 @@ class Rescuing:
         kept = [part for part, said in offers.said.items() if said]
         how, gone = context.rules.how_to_join, self._lost
         awaited = awaited_holders(self._roster, gone, context.copies, kept, how)
-        if bare := [part for part in lost if part != TRAINERS and part not in kept]:
+        if any(part != TRAINERS and part not in kept for part in lost):
             until = context.clock.wall() + context.rules.wait_for_lost_s - waited_s
-            awaited = f"{awaited}; {awaited_return(self._roster, bare, self._in_the_way, until)}"
+            awaited = f"{awaited}; {awaited_return(self._in_the_way, until)}"
         context.waiting(awaited)
         await first_done(context.clock.sleep(AGAIN_S), context.liveness.changed())
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from swarm.consensus.acceptor import Vote, has_majority
 from swarm.consensus.changes import ChangeRules, OpenStepFacts, with_work
 from swarm.consensus.history import History
+from swarm.consensus.proof import proven_among
 from swarm.consensus.records import CloseRecord, Decision, check_acceptances, check_confirmed, voters
 from swarm.consensus.roster import Roster, lost_parts, needed, part_lost
 from swarm.errors import Busy, OutOfSync, Refused, RunEnded, StateError, Violation
@@ -216,7 +217,9 @@ class AcceptanceRules:
             decided = proof.standing() == "decided"
         except StateError as error:
             raise Violation(str(error)) from error
-        if not known and not (decided and proof.accepted_among(self._history.head.members.entitled)):
+        if record.term < body.term:
+            return  # it was accepted by others in that term, and may have been decided
+        if not known and not (decided and proven_among(proof, self._history.head.members)):
             raise Refused(f"that step {record.step} was so decided is not known here, nor proven by those that vote")
 
     def _check_void(self, roster: Roster, body: Propose) -> None:

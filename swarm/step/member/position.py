@@ -95,7 +95,9 @@ class Position:
 
     async def wait_begun(self) -> None:
         """As :meth:`wait_member`; returns also when this peer did take part and was cut off."""
-        await self.news.wait(lambda: self.open_step > 0 and (self.is_member or bool(self.cut_off)))
+        await self.news.wait(
+            lambda: self.back is not None or (self.open_step > 0 and (self.is_member or bool(self.cut_off)))
+        )
 
     async def wait_term(self, step: int, term: int) -> None:
         """Return when a term above ``term`` of ``step`` is known here, or the step is closed, or this peer cut off."""

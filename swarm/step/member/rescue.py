@@ -4,8 +4,9 @@
     others hold copies of it             one that can be spared moves to stage-1; or a peer joins, and gets it from them
     the void record                      weights and cursors as they were, and a roster in which every part is held
 
-So no more is lost than the open step, and its microbatches are fed again. Who holds copies: ``swarm.consensus.copies``;
-the leader's side: ``swarm.step.leader.rescue``.
+So no more is lost than the open step, and its microbatches are fed again. Where nobody holds a copy, the run goes back
+to a checkpoint, once a person agrees if the manifest asks for that. Who holds copies: ``swarm.consensus.copies``; the
+leader's side: ``swarm.step.leader.rescue``.
 """
 
 from __future__ import annotations

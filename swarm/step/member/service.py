@@ -313,6 +313,7 @@ class MemberService:
         state, took_part = at.open, at.named
         if record.repeats:
             await state.stop_averaging()
+            await state.ballot.retire(f"the run goes back to step {record.step}")
             at.go_back(decision)
             return
         if record.founding:

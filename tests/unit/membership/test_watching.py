@@ -35,6 +35,7 @@ from tests.harness.rigs.membership import (
     reconcile,
     record,
 )
+from tests.harness.rigs.step import RULES
 
 
 class Other:
@@ -77,7 +78,8 @@ class Home:
                 self.watch = HealthWatch(endpoint, LoopClock())
                 endpoint.mount(self.watch)
                 run = SimpleNamespace(
-                    around=SimpleNamespace(watch=self.watch, endpoint=endpoint, events=self.events),
+                    around=SimpleNamespace(watch=self.watch, endpoint=endpoint, events=self.events, clock=LoopClock()),
+                    rules=RULES,
                     position=self.bench.position,
                     name_of=lambda peer: f"the peer {peer}",
                 )

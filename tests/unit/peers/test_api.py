@@ -104,7 +104,7 @@ def test_peer_that_fails_raises_what_it_said_where_it_is_waited_for(
 def test_options_that_cannot_be_used_are_refused_before_anything_is_started() -> None:
     with pytest.raises(TypeError, match="no option 'max_uplod'; did you mean max_upload"):
         peers.join("swarm1:mine", max_uplod="2MB")
-    with pytest.raises(TypeError, match="no option 'retry'"):
-        peers.found(preset="tiny", retry=True)
+    with pytest.raises(TypeError, match="no option 'stage'"):
+        peers.found(preset="tiny", stage=1)
     with pytest.raises(ConfigError, match="--max-upload = '2'"):
         peers.join("swarm1:mine", max_upload="2")

@@ -111,7 +111,7 @@ async def test_part_that_comes_back_in_time_is_waited_for() -> None:
     here.liveness.lose(T, "stalled")
     running = asyncio.create_task(here.leading().run())
     await asyncio.sleep(LOST_PART_S / 2)
-    assert here.waited == ["a replica of ends: t (stalled); nobody keeps a copy"]
+    assert here.waited == ["a replica of ends: t (stalled); nobody keeps a copy; next: start t where it was"]
     here.liveness.find(T)
     assert (await running).absent == ()
 
