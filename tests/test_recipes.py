@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -148,6 +149,15 @@ def check_variables(environment: Mapping[str, Any]) -> None:
     """Have every variable of a recipe be a setting: a peer refuses others."""
     known = {one.variable for one in settings_of(PeerOptions).values()} | {"SWARM_HOME"}
     assert {name for name in environment if name.startswith("SWARM_")} <= known
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.stem)
+def test_every_command_line_above_an_example_is_taken(example: Path) -> None:
+    said = "\n".join(line[1:].strip() for line in example.read_text().splitlines() if line.startswith("#   "))
+    lines = list(command_lines(said))
+    assert lines
+    for words in lines:
+        parse(words)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -21,6 +21,8 @@ from swarm.disk import Piece, make_directory, sync_directory, write_whole
 from swarm.errors import ConfigError, StateError, install_command
 
 CONFIG = "config.json"
+ADAPTER_CONFIG = "adapter_config.json"
+"""What peft reads of a directory of adapters."""
 """Moved into place last: nothing takes a directory without it for a model."""
 
 
@@ -48,6 +50,8 @@ def check_model(path: Path) -> None:
         run = os.path.isfile(path / "run.toml")
         quoted = shlex.quote(str(path))
         new = f"NEW --run {quoted}" if run else "NEW" if os.path.lexists(path) else quoted
+        if os.path.isfile(path / ADAPTER_CONFIG):
+            new = "NEW --merge"  # adapters alone are there
         raise ConfigError(
             "--model",
             str(path),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from textwrap import wrap
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
@@ -36,6 +37,10 @@ _STATES = {
     "waiting": _WARN, "left": _DIM,
 }  # fmt: skip
 _Piece = str | tuple[str, str]
+
+
+TOLD = 6
+"""Rows of a text that a person should know, at most."""
 
 
 def fitted(text: object, width: int, *, right: bool = False) -> str:
@@ -100,9 +105,15 @@ def header(state: State, width: int, *, paused: bool = False) -> Content:
         (said, _WARN if paused else ""),
     ]
     rows: list[Sequence[_Piece]] = [first, [_that_fit(_facts(state), width)]]
-    rows += [[(fitted(f"! {state['why']}", width), _STATES.get(standing, _DIM))]] if state["why"] else []
-    rows += [[(fitted(f"! {note}", width), _WARN)] for note in state["notes"][:2]]
+    rows += _told(state["why"], width, _STATES.get(standing, _DIM)) if state["why"] else []
+    for note in state["notes"][:2]:
+        rows += _told(note, width, _WARN)
     return _lines(rows)
+
+
+def _told(text: str, width: int, style: str) -> list[Sequence[_Piece]]:
+    """What a person should know, in as many rows as it takes: what to do next comes last."""
+    return [[(fitted(line, width), style)] for line in wrap(f"! {text}", max(8, width), subsequent_indent="  ")[:TOLD]]
 
 
 def _facts(state: State) -> list[str]:

@@ -106,7 +106,7 @@ def _chain(run: RunContext) -> RunChain:
     following = Following(run, holding, lead, copying, observers, (quorum, missing))
     allreduce, mixing = AllReduce(endpoint, clock), LocalSGD(run, holding)
     average = Rounds(around, allreduce, run.round_deadline, observers.averaged, run.history)
-    member = _member(run, holding, following, average, leader)
+    member = _member(run, holding, following, average, leader, copies)
     run.situation.memory = MemoryAccount(run, holding, copies, average, observers).report
     run.situation.activity = functools.partial(holding.activity, average)
 
@@ -176,7 +176,7 @@ def _lead(run: RunContext) -> LeadService:
 
 
 def _member(
-    run: RunContext, holding: RoleManager, following: Following, average: Rounds, leader: RemoteLeader
+    run: RunContext, holding: RoleManager, following: Following, average: Rounds, leader: RemoteLeader, copies: Copies
 ) -> MemberService:
     """Return what the leader of a step asks of this peer."""
     around, me = run.around, run.around.endpoint.peer
@@ -208,6 +208,7 @@ def _member(
             catch_up=CatchingUp(run, holding).prepare,
             knows=Checkpoints(run).knows,
             leaving=lambda: run.exit.asked,
+            copied=lambda step: [part for part in copies.parts if copies.held(part, step) is not None],
         )
     )
 

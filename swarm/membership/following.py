@@ -142,6 +142,9 @@ class Following:
         :meth:`swarm.step.context.PartHolder.decided`."""
         record, roster, me = decision.record, decision.record.members, self._run.around.endpoint.peer
         inside, watch = self._at.names(record), self._run.around.watch
+        if not record.repeats:  # that one proves no step of its own
+            self._run.saw(record)
+        self._run.situation.may_go_back = False  # it was for what was lost before this record
         seconds = self.events.closed(record, took_part=self._was_member, digest=decision.digest)
         if self._was_member:
             self._run.deadline.observe(seconds)

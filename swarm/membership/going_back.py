@@ -63,7 +63,9 @@ class Checkpoints:
         return None
 
     async def knows(self, record: CloseRecord) -> bool:
-        """Return whether a checkpoint on this disk has this record."""
+        """Return whether this record was decided here, or a checkpoint on this disk has it."""
+        if self._run.seen.get(record.step) == record.hash():
+            return True
         root = self._run.keeper.root
         if root is None:
             return False

@@ -34,6 +34,7 @@ from swarm.waiting import AdaptiveDeadline
 STEP_FLOOR_S, STEP_CEILING_S = 20.0, 120.0
 """Bounds of what a question of a step may take; the averaging of large parts over thin links may take longer."""
 MAX_WAITING_CHARS = 400
+SEEN = 1 << 12
 SLOW_STEP_S = 1.0
 """A limit by which each step takes longer than this is told to who set it."""
 
@@ -81,6 +82,7 @@ class RunContext:
         calls: What it asks of members.
         deadline: How long a step takes, and so how long its questions may, but for :meth:`averaging_s`.
         exit: What it was told about leaving.
+        seen: The hashes of the newest records that were decided here, by step, SEEN of them at most.
         returns: The decisions with which the run went back to a checkpoint, in this process; what is known here begins
             with the last one.
     """
@@ -99,6 +101,7 @@ class RunContext:
     deadline: AdaptiveDeadline
     exit: ExitRequest
     returns: tuple[Decision, ...] = ()
+    seen: dict[int, str] = field(default_factory=dict)
 
     @property
     def founds(self) -> bool:
@@ -112,6 +115,13 @@ class RunContext:
         history, position = _chain(self.settings, self.around, self.situation, self.rules, self.founder, life)
         returns = (*self.returns, self.position.back)
         return dataclasses.replace(self, history=history, position=position, returns=returns)
+
+    def saw(self, record: CloseRecord) -> None:
+        """Remember that this record was decided here."""
+        self.seen.pop(record.step, None)  # the newest come last
+        self.seen[record.step] = record.hash()
+        while len(self.seen) > SEEN:
+            del self.seen[next(iter(self.seen))]
 
     def lost(self) -> dict[PeerId, str]:
         """Return who counts as lost in the open step, and why: who is gone, and replicas that are proven to be tied."""

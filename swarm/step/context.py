@@ -12,7 +12,7 @@ from swarm.consensus.history import History
 from swarm.consensus.proof import Proof
 from swarm.consensus.records import CloseRecord, Confirmation, Decision
 from swarm.events import EventSink
-from swarm.ids import PeerId
+from swarm.ids import PartName, PeerId
 from swarm.security.credentials import Order
 from swarm.step.calls import Liveness, StepCalls
 from swarm.step.leader.service import LeadService
@@ -61,7 +61,8 @@ class MemberContext:
     that did not answer when they were asked last. ``suspect`` and ``check`` have it find out at once about some, the
     latter to the end (:meth:`~swarm.step.calls.Liveness.check`). ``catch_up`` prepares the result of a decided record
     whose rounds were made without this peer (:mod:`swarm.membership.catching_up`). ``knows`` says whether a checkpoint
-    on this disk has that record, ``leaving`` whether this peer was asked to leave.
+    on this disk has that record, ``leaving`` whether this peer was asked to leave; ``copied`` are the parts of which it
+    keeps a copy just as it was after a step.
     """
 
     me: PeerId
@@ -79,6 +80,7 @@ class MemberContext:
     catch_up: Callable[[OpenStep, CloseRecord], Awaitable[None]] = _never_late
     knows: Callable[[CloseRecord], Awaitable[bool]] = _knows_none
     leaving: Callable[[], bool] = lambda: False
+    copied: Callable[[int], Collection[PartName]] = lambda step: ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

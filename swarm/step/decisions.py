@@ -156,6 +156,8 @@ def gone_back(
     """The record with which the run goes back from ``head`` to the state after an earlier one, ``to``. Pure: every
     member computes the same. Weights and cursors are those of then; who takes part, and what is known of links, are of
     now. What replicas were owed for a close that they had missed is of steps that do not count."""
+    opens = to.step + 1  # all take part from there on, whatever they joined
+    members = tuple(one.model_copy(update={"since": min(one.since, opens)}) for one in roster.members)
     return CloseRecord(
         run=head.run,
         step=to.step,
@@ -168,7 +170,7 @@ def gone_back(
         lr=0.0,
         digests=dict(to.digests),
         cursors=cursors(to, (), {}, roster, most),
-        roster=roster.members,
+        roster=members,
         absent=absent,
         void=True,
         repeats=head.step + 1,

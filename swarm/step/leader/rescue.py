@@ -67,7 +67,7 @@ class Rescuing:
         self._roster = book.roster
         self._found: Proof | None = None
         self._looked, self._asked = -math.inf, set[str]()
-        self._in_the_way = ""
+        self._in_the_way, self._asked_for = "", False
         self._ties = TieEvidence(ResultSigning(context.rules.run, book.step, book.now.previous), context.verify)
 
     @property
@@ -227,6 +227,7 @@ class Rescuing:
             self._looked, self._asked = waited_s, anew
         bare = [part for part in lost if part != TRAINERS and not offers.said.get(part)]
         granted = self._granted(await self._present(asking), offers.said)
+        self._asked_for = granted is not None
         if (proof := self._found) is None:
             self._in_the_way = "no checkpoint is whole at the peers that are here"
         elif offers.unsure or (waited_s < SILENT_PART_S and any(self._may_come_back(one, anew) for one in bare)):
@@ -273,6 +274,8 @@ class Rescuing:
         kept = [part for part, said in offers.said.items() if said]
         how, gone = context.rules.how_to_join, self._lost
         awaited = awaited_holders(self._roster, gone, context.copies, kept, how)
+        if self._asked_for:  # nobody else need be started
+            awaited = f"{names}, of which nobody keeps a copy: somebody asks to hold it again"
         if any(part != TRAINERS and part not in kept for part in lost):
             until = context.clock.wall() + context.rules.wait_for_lost_s - waited_s
             awaited = f"{awaited}; {awaited_return(self._in_the_way, until)}"

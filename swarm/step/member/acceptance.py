@@ -205,10 +205,13 @@ class AcceptanceRules:
         if there := sorted(needed(roster, lost_parts(roster, record.absent)) - set(gone)):
             raise Busy(f"{there[0]} is there, as far as is known here")
 
-    def check_back(self, body: Propose, known: bool) -> None:
+    def check_back(self, body: Propose, known: bool, copied: Collection[str]) -> None:
         """Raises Refused unless the run may go back, and the step to which it does was decided: as this peer's own
-        checkpoint has it (``known``), or as more than half of those that vote now have signed."""
+        checkpoint has it (``known``), or as more than half of those that vote now have signed; and where this peer
+        keeps a copy of one of the parts that are lost, ``copied``: nothing need be done again then."""
         record, proof = body.record, body.changes.back
+        if lost := set(lost_parts(self._history.head.members, record.absent)).intersection(copied):
+            raise Refused(f"a copy of {min(lost)} is here")
         if proof is None:
             raise Refused("it goes back to a step of which it proves nothing")
         if self._rules.rewind == "never":

@@ -213,7 +213,7 @@ class MemberService:
                     gone = record.absent
                 self._accepts.check_given_up(at.roster, body, gone)
                 if record.repeats:
-                    self._accepts.check_back(body, known)
+                    self._accepts.check_back(body, known, context.copied(record.repeats - 1))
                 await self._check_conduct(state, body)
             else:
                 at.forking.check(body, at.roster)
