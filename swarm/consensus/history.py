@@ -88,7 +88,7 @@ class History:
         changes nothing. Raises OutOfSync for a record that contradicts our newest one or is older, else as
         :meth:`append`."""
         if self._head is not None:
-            older, same = record.step < self._head.step, record.step == self._head.step
+            older, same = record.age < self._head.age, record.age == self._head.age
             if older or record.run != self._head.run or (same and record.hash() != self._hash):
                 raise OutOfSync(
                     f"the record of step {record.step} is not of the history that we know to {self._head.step}"
@@ -110,6 +110,8 @@ class History:
             raise OutOfSync(f"the run was ended with step {self._head.step}: nothing follows it")
         if record.decides != self.next_step:
             raise OutOfSync(f"a record of step {record.decides} came where step {self.next_step} is next")
+        if self._head is not None and record.returns != self._head.returns + bool(record.repeats):
+            raise OutOfSync(f"the record of step {record.step} counts {record.returns} returns of the run to before")
         if record.previous != self._hash:
             raise OutOfSync(
                 f"the record of step {record.step} follows {record.previous[:12]}, ours is {self._hash[:12]}"

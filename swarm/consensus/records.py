@@ -130,7 +130,9 @@ class Confirmation(Message):
         return {peer: bytes.fromhex(signed) for peer, signed in self.acceptances.items()}
 
 
-_LEFT_OUT = frozenset({"links", "paces", "codecs", "ended", "caps", "late", "spread_ms", "admissions", "repeats"})
+_LEFT_OUT = frozenset(
+    {"links", "paces", "codecs", "ended", "caps", "late", "spread_ms", "admissions", "repeats", "returns"}
+)
 """Fields of a record that are not written where they say nothing."""
 
 
@@ -141,7 +143,8 @@ class CloseRecord(Message):
     holders of a part were lost; weights and cursors stay, and the roster names the new holder
     (``swarm.step.member.rescue``). An ``ended`` record ends the run before its last step, as all members had asked.
     A void record that ``repeats`` steps is decided in place of the step of that number, which nobody could finish: the
-    run goes back to the checkpoint of the record's own ``step``, and a new chain begins with it.
+    run goes back to the checkpoint of the record's own ``step``, and a new chain begins with it. ``returns`` counts how
+    often it did: of two records that one is newer that has more, or as many and a later step (:attr:`age`).
 
     ``roster`` takes part in the *next* step. ``digests`` are of parameters and optimizer state after this step.
     ``cursors`` say where every shard continues. ``term`` is the one in which it was proposed first. ``absent`` are the
@@ -177,6 +180,7 @@ class CloseRecord(Message):
     void: bool = False
     ended: bool = False
     repeats: Count = 0
+    returns: Count = 0
     links: Annotated[dict[PeerIdField, MeasuredLink], Field(max_length=20_000)] = {}
     paces: Annotated[dict[PeerIdField, Annotated[int, Field(gt=0, le=MAX_PACE_US)]], Field(max_length=20_000)] = {}
     codecs: Annotated[tuple[CodecPair, ...], Field(max_length=1025)] = ()
@@ -214,6 +218,11 @@ class CloseRecord(Message):
     def decides(self) -> int:
         """The number of the step whose close it decides: its own, but for one with which the run goes back."""
         return self.repeats or self.step
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """What orders the records of a run: a later one has a greater age."""
+        return self.returns, self.step
 
     def follows(self, before: CloseRecord) -> bool:
         """Return whether it is of the very next step of the same history."""

@@ -92,7 +92,7 @@ METHODS: Mapping[str, CallerAccess] = {
     "parting/1/farewell": CallerAccess.MEMBER,
     # Deciding.
     "feed/1/again": CallerAccess.VOTER,
-    "rescue/1/agreed": CallerAccess.VOTER,
+    "rescue/1/judge": CallerAccess.VOTER,
     "rescue/1/consent": CallerAccess.VOTER,
     "step/1/prepare": CallerAccess.VOTER,
     "step/1/reconcile": CallerAccess.VOTER,

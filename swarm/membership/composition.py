@@ -259,5 +259,6 @@ def _rescue(
         takes=copies.takes,
         gone=run.lost,
         stays=stays,
+        knows=Checkpoints(run).knows,
         agreed=lambda: run.situation.may_go_back,
     )

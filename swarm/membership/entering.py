@@ -47,7 +47,11 @@ class Returning:
         name, part, why = record.members[me].part, None, f"the run went back to step {record.step}"
         run.assigned(None if name is None else PartName(name), why, record)
         if name is not None:
-            part = await self._checkpoints.part(PartName(name), record)
+            run.position.loading = True
+            try:
+                part = await self._checkpoints.part(PartName(name), record)
+            finally:
+                run.position.loading = False
             if part is None:  # the run may go back further, with this peer as one that asks to join
                 self._let_in()
                 return await self._joining.again(None, record, None if run.founds else run.contact)

@@ -65,7 +65,7 @@ class CallGate:
 
     def observed(self, record: CloseRecord) -> None:
         """Take this verified record, which a peer sees before it is a member."""
-        if self._observed is None or record.step > self._observed.step:
+        if self._observed is None or record.age > self._observed.age:
             self._observed = record
 
     # --- who may -------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
-from swarm.consensus.proof import Proof, proven_among
+from swarm.consensus.proof import Proof
 from swarm.consensus.records import MAX_VOTERS, CloseRecord, Decision, check_confirmed, valid_acceptances
 from swarm.errors import PeerError, Refused, StateError
 from swarm.ids import PartName, PeerId
@@ -49,8 +49,8 @@ class Checkpoints:
     # --- where to ------------------------------------------------------------------------------------------------
 
     async def newest(self, peers: Sequence[PeerId]) -> Proof | None:
-        """Return the newest record of which these peers have every part, with the proof that this peer would accept;
-        None for none. Cost: a list from each of them."""
+        """Return the newest record of which these peers have every part, with its proof; None for none. Whether it is
+        the run's, others judge. Cost: a list from each of them."""
         head, parts = self._run.history.head, self._run.rules.parts
         last = head.step - 1 if head.repeats else head.step  # that one was not to be had after all
         donors = [donor for peer in peers if (donor := self._donor(peer)) is not None]
@@ -58,25 +58,22 @@ class Checkpoints:
         for plan in plans(offers, (), parts, last_step=last, believed=donors):
             for donor in plan.vouched:
                 proof = await self._proof(donor, plan.step)
-                if proof is not None and proof.record.digests == plan.digests and await self._is_ours(proof, head):
+                if proof is not None and proof.record.digests == plan.digests:
                     return proof
         return None
 
-    async def knows(self, record: CloseRecord) -> bool:
-        """Return whether this record was decided here, or a checkpoint on this disk has it."""
-        if self._run.seen.get(record.step) == record.hash():
+    async def knows(self, step: int, record: str) -> bool:
+        """Return whether the record of a step, by its hash, was decided here, or lies with a checkpoint here."""
+        if self._run.seen.get(step) == record:
             return True
         root = self._run.keeper.root
         if root is None:
             return False
         try:
-            manifest = await asyncio.to_thread(read_manifest, root, record.step)
-            return proof_in(manifest, self._run.rules.run).record.hash() == record.hash()
+            manifest = await asyncio.to_thread(read_manifest, root, step)
+            return proof_in(manifest, self._run.rules.run).record.hash() == record
         except (StateError, OSError):
             return False
-
-    async def _is_ours(self, proof: Proof, head: CloseRecord) -> bool:
-        return await self.knows(proof.record) or proven_among(proof, head.members)
 
     def _donor(self, peer: PeerId) -> Donor | None:
         if peer != self._around.endpoint.peer:
@@ -145,7 +142,7 @@ async def _offers(donor: Donor) -> list[Offer[Donor]]:
 async def went_back(run: RunContext, known: CloseRecord, peers: Sequence[PeerId]) -> Decision | None:
     """Ask these peers whether the run went back to a checkpoint after ``known``, a record of our own chain; returns the
     decision with which it did, once it is proven by those who took part then; None where nobody shows one."""
-    body = BackRequest(previous=known.hash(), step=known.step)
+    body = BackRequest(previous=known.hash(), returns=known.returns)
 
     async def ask(peer: PeerId) -> Decision | None:
         try:
@@ -169,7 +166,9 @@ def _follows(decision: Decision, known: CloseRecord) -> bool:
     """Whether those that took part after ``known`` decided that the run goes back, from there or from a later step of
     which this peer did not hear. Pure."""
     record = decision.record
-    if not record.void or record.provisional or record.run != known.run or record.repeats <= known.step:
+    if not record.repeats or not record.void or record.provisional or record.run != known.run:
+        return False
+    if record.returns <= known.returns:
         return False
     if record.previous == known.hash():
         try:

@@ -334,7 +334,7 @@ class Joining:
     async def _begin(self, observer: Observer, contact: PeerId | None, known: CloseRecord) -> None:
         decision = await self._start(observer, contact, known)
         record, ours = decision.record, self._at.head
-        if ours is not None and record.step < ours.step:
+        if ours is not None and record.age < ours.age:
             raise WrongStep(f"it is at step {record.step}, this peer at {ours.step}", peer=observer.donors[0])
         if ours is not None and record.hash() == ours.hash() and self._holds(record):
             observer.resume(self._state.part)  # only the donors are others

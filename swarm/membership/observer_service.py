@@ -270,9 +270,9 @@ class ObserverService:
             yield
 
     async def _on_back(self, caller: PeerId, body: BackRequest) -> Decided:
-        exact = [one for one in self._returns if one.record.previous == body.previous]
-        later = [one for one in reversed(self._returns) if one.record.repeats > body.step]
-        found = next(iter([*exact, *later]), None)
+        later = [one for one in self._returns if one.record.returns > body.returns]
+        exact = [one for one in later if one.record.previous == body.previous]
+        found = next(iter([*exact, *reversed(later)]), None)
         if found is None:
             raise Refused("the run did not go back from there, as far as is known here")
         return Decided.of(found)

@@ -179,7 +179,7 @@ async def _vouched(start: ObserverStart, known: CloseRecord, decided: Decided) -
     record, me = decided.record, start.endpoint.peer
     if record.hash() == known.hash():
         return True
-    if record.step <= known.step:
+    if record.age <= known.age:
         return False
     if record.previous == known.hash() and _decided_by(start, known, decided):
         return True

@@ -80,7 +80,7 @@ class Watching:
 
     def standing(self) -> tuple[int, bool]:
         """See :class:`~swarm.health.watch.WatchListener`."""
-        if not self._at.open_step and self._run.returns:  # its part is on its way: it is there
+        if self._at.loading:  # it is there, and as a member
             return self._run.returns[-1].record.step + 1, True
         return self._at.open_step, self._at.is_member
 

@@ -40,7 +40,7 @@ async def _never_late(state: OpenStep, record: CloseRecord) -> None:
     return None
 
 
-async def _knows_none(record: CloseRecord) -> bool:
+async def _knows_none(step: int, record: str) -> bool:
     return False
 
 
@@ -78,7 +78,7 @@ class MemberContext:
     suspect: Callable[[PeerId, str], None] = lambda peer, reason: None
     check: Callable[[Collection[PeerId], str], Awaitable[None]] = _nobody_knows
     catch_up: Callable[[OpenStep, CloseRecord], Awaitable[None]] = _never_late
-    knows: Callable[[CloseRecord], Awaitable[bool]] = _knows_none
+    knows: Callable[[int, str], Awaitable[bool]] = _knows_none
     leaving: Callable[[], bool] = lambda: False
     copied: Callable[[int], Collection[PartName]] = lambda step: ()
 

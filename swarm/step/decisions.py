@@ -146,6 +146,7 @@ def given_up(
         void=True,
         codecs=head.codecs,
         lineage=head.lineage,
+        returns=head.returns,
         previous=previous,
     )
 
@@ -174,6 +175,7 @@ def gone_back(
         absent=absent,
         void=True,
         repeats=head.step + 1,
+        returns=head.returns + 1,
         links={peer: link for peer, link in head.links.items() if peer in roster},
         paces={peer: pace for peer, pace in head.paces.items() if peer in roster},
         codecs=head.codecs,

@@ -58,11 +58,11 @@ class NextRequest(Message):
 
 
 class BackRequest(Message):
-    """Did the run go back to a checkpoint after the record with this hash, or after one that followed it at ``step``?
-    The answer is the decision with which it did."""
+    """Did the run go back to a checkpoint more often than ``returns``, first after the record with this hash? The answer
+    is the decision with which it did, that one or the newest."""
 
     previous: DigestField
-    step: Count
+    returns: Count
 
 
 class AheadRequest(Message):

@@ -43,6 +43,10 @@ class BatchCollection:
         self._untold: set[PeerId] = set()
         self._fruitless, self._brought = False, (0, 0)
 
+    def electors(self) -> tuple[PeerId, ...]:
+        """Return who decides the step."""
+        return self._electors()
+
     @property
     def out(self) -> dict[PeerId, str]:
         """Return who does not close this step, and why."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from swarm.consensus.admissions import Admissions
 from swarm.consensus.changes import Admission, Changes, Reassign
 from swarm.consensus.copies import copy_holders
-from swarm.consensus.proof import Proof
+from swarm.consensus.proof import Proof, proven_among
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import TRAINERS, Roster, lost_parts, needed
 from swarm.errors import Advice, Busy, Ending, PeerError, Refused, RunEnded, Superseded, Violation
@@ -29,7 +29,7 @@ from swarm.step.decisions import Disagreement, given_up, gone_back
 from swarm.step.leader.batch import BatchCollection
 from swarm.step.leader.book import StepBook
 from swarm.step.leader.exclusion import ExclusionPolicy
-from swarm.step.member.rescue import AGREED, CONSENT, AgreedRequest, Consent, ConsentRequest, choose
+from swarm.step.member.rescue import CONSENT, JUDGE, Consent, ConsentRequest, JudgeRequest, choose
 from swarm.step.messages import Propose
 from swarm.step.observe_messages import STANDING, StandingRequest
 from swarm.step.ties import TIED, Asked, ResultSigning, TieEvidence
@@ -234,8 +234,8 @@ class Rescuing:
             self._in_the_way = f"else the run goes back to step {proof.record.step}, once nobody is expected back"
         elif granted is None:
             self._in_the_way = f"the run then goes back to step {proof.record.step}"
-        elif context.rules.rewind == "ask" and not await self._agreed(asking):
-            self._in_the_way = f"the run goes back to step {proof.record.step} once that is wanted: {Advice.SAY_SO}"
+        elif (said_no := await self._judged(proof, asking)) is not None:
+            self._in_the_way = said_no
         else:
             changes, roster, said = granted
             most = context.rules.max_members
@@ -243,12 +243,20 @@ class Rescuing:
             return self._proposed(record, changes.model_copy(update={"back": proof}), said)
         return None
 
-    async def _agreed(self, asking: Sequence[Admission]) -> bool:
-        """Whether a person at one of those that are there, or ask to join, has said that the run may go back."""
+    async def _judged(self, proof: Proof, asking: Sequence[Admission]) -> str | None:
+        """Why those that vote would not accept that the run goes back to this record, or a person has to agree; None
+        where nothing is in the way. Of those that ask to join a person's word counts, too."""
         there = [peer for peer in self._roster.peers if peer not in self._lost]
         there += [PeerId(join.member.peer) for join in asking if join.member.peer not in there]
-        said = await self._batch.calls.gather(there, AGREED, AgreedRequest(), timeout_s=PRESENT_S)
-        return any(answer.yes for answer in said.given.values())
+        body, step = JudgeRequest(step=proof.record.step, record=proof.record.hash()), proof.record.step
+        said = (await self._batch.calls.gather(there, JUDGE, body, timeout_s=PRESENT_S)).given
+        electors = self._batch.electors()
+        known = sum(said[peer].known for peer in electors if peer in said)
+        if not proven_among(proof, self._context.history.head.members) and 2 * known <= len(electors):
+            return f"too few of those that vote know that step {step} was so decided"
+        if self._context.rules.rewind == "ask" and not any(one.agreed for one in said.values()):
+            return f"the run goes back to step {step} once that is wanted: {Advice.SAY_SO}"
+        return None
 
     async def _present(self, joins: Sequence[Admission]) -> tuple[Admission, ...]:
         """Those that still answer: who is named in the record is counted on."""

@@ -113,6 +113,7 @@ class AppliedTable:
             ended=changes.end(self.reconciled.roster),
             links=measured(before, averaged, following),
             paces=paces(before, averaged, following),
+            returns=before.returns,
             previous=previous,
             **more,
         )

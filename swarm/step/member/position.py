@@ -34,6 +34,7 @@ class Position:
         cut_off: Why this peer cannot go on from what it holds, and must get the newest state from others; "" while it
             can. Observing a decision of others ends it.
         back: The decision with which the run goes back to a checkpoint: this position ends with it, and another begins.
+        loading: Whether this peer gets the state that the run went back to, and is a member all the same.
         news: Told of every change; its failure is that of a decided step that could not be finished.
     """
 
@@ -48,6 +49,7 @@ class Position:
         self.named = begun and life.is_named(history.head)
         self.departed, self.cut_off = False, ""
         self.back: Decision | None = None
+        self.loading = False
         self.news = News()
 
     @property

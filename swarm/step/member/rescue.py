@@ -21,7 +21,7 @@ from swarm.consensus.roster import Roster, lost_parts
 from swarm.errors import Busy, Refused
 from swarm.ids import PartName, PeerId, RunId, stage_of
 from swarm.network.protocols import AnyMethod, Rpc
-from swarm.schema import Count, Message, PartField
+from swarm.schema import Count, DigestField, Message, PartField
 from swarm.step.member.service import MemberService
 
 
@@ -41,17 +41,22 @@ class Consent(Message):
     reassign: Reassign | None
 
 
-class AgreedRequest(Message):
-    """Has a person where you are said that the run may go back to a checkpoint?"""
+class JudgeRequest(Message):
+    """Do you know this record, of a step to which the run may go back, and has a person where you are said that it
+    may?"""
+
+    step: Count
+    record: DigestField
 
 
-class Agreed(Message):
-    """Whether that is so."""
+class Judged(Message):
+    """Whether the record is known, and whether a person agrees."""
 
-    yes: bool
+    known: bool
+    agreed: bool
 
 
-AGREED = Rpc("rescue/1/agreed", AgreedRequest, Agreed)
+JUDGE = Rpc("rescue/1/judge", JudgeRequest, Judged)
 CONSENT = Rpc("rescue/1/consent", ConsentRequest, Consent)
 
 
@@ -61,8 +66,9 @@ CONSENT = Rpc("rescue/1/consent", ConsentRequest, Consent)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RescueService:
     """The ``rescue/1`` service. ``holds`` says whether a copy of a part is here, just as it was after a step; ``takes``
-    whether it is just being brought there. ``stays`` is why this peer will not move where others hold the part,
-    too; "" when it will. ``agreed`` says whether a person here wants the run to go back to a checkpoint."""
+    whether it is just being brought there. ``stays`` is why this peer will not move where others hold the part, too; ""
+    when it will. ``knows`` says whether the record of a step, by its hash, was decided here or lies with a checkpoint
+    here, ``agreed`` whether a person here wants the run to go back to one."""
 
     run: RunId
     me: PeerId
@@ -73,14 +79,15 @@ class RescueService:
     takes: Callable[[PartName, int], bool]
     gone: Callable[[], Collection[PeerId]]
     stays: Callable[[PartName], Awaitable[str]]
+    knows: Callable[[int, str], Awaitable[bool]]
     agreed: Callable[[], bool] = lambda: False
 
     def methods(self) -> list[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
-        return [CONSENT.handled(self._on_consent), AGREED.handled(self._on_agreed)]
+        return [CONSENT.handled(self._on_consent), JUDGE.handled(self._on_judge)]
 
-    async def _on_agreed(self, caller: PeerId, body: AgreedRequest) -> Agreed:
-        return Agreed(yes=self.agreed())
+    async def _on_judge(self, caller: PeerId, body: JudgeRequest) -> Judged:
+        return Judged(known=await self.knows(body.step, body.record), agreed=self.agreed())
 
     async def _on_consent(self, caller: PeerId, body: ConsentRequest) -> Consent:
         await self.member.from_leader(caller, body.step, body.term)

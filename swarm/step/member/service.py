@@ -199,7 +199,7 @@ class MemberService:
             state = await self.from_leader(caller, record.decides, body.term)
             await self._find_out(state, body)
             proof = body.changes.back
-            known = proof is not None and await context.knows(proof.record)
+            known = proof is not None and await context.knows(proof.record.step, proof.record.hash())
         async with self._still(state):
             vote, changes = state.ballot.vote, body.changes
             if vote is not None and vote.record.hash() == record.hash():

@@ -96,6 +96,7 @@ def test_record_hash_depends_on_every_field() -> None:
         "void": True,
         "ended": True,
         "repeats": 2,
+        "returns": 1,
         "links": {A: (1, 2)},
         "paces": {A: 3},
         "codecs": (("int8h", "float32"),),

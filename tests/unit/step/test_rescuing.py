@@ -35,7 +35,7 @@ from swarm.step.leader.batch import BatchCollection
 from swarm.step.leader.exclusion import ExclusionPolicy
 from swarm.step.leader.rescue import AGAIN_S, SILENT_PART_S, Rescuing
 from swarm.step.leader.service import LeadService
-from swarm.step.member.rescue import AGREED, Agreed, Consent
+from swarm.step.member.rescue import JUDGE, Consent, Judged
 from swarm.step.messages import OVER
 from tests.harness.rigs.step import RULES, RUN, FakeLiveness, LoopClock, listed, sign, verify
 
@@ -58,7 +58,7 @@ class _Batch(BatchCollection):
     """What the leader asks with: the scene."""
 
     def __init__(self, scene: Scene, closing: CloseContext, policy: ExclusionPolicy) -> None:
-        super().__init__(closing, scene.desk.book, 0, policy, tuple)
+        super().__init__(closing, scene.desk.book, 0, policy, lambda: voters(ROSTER, HEAD.hash()))
         self.calls = scene  # type: ignore[assignment]
 
     async def can_decide(self) -> bool:
@@ -74,7 +74,7 @@ class Scene:
         self.asked: list[PeerId] = []
         self.told: list[tuple[PeerId, str]] = []
         self.hears: Callable[[PeerId], object] = lambda peer: None
-        self.waits, self.whole, self.agreed = list[str](), False, False
+        self.waits, self.whole, self.agreed, self.knows = list[str](), False, False, True
         rules = dataclasses.replace(RULES, stages=2, parts=PARTS, **more)
         self.desk = LeadService(rules, T, self._open, verify)
         self.desk.open_step(1, ROSTER, HEAD.hash())
@@ -94,13 +94,13 @@ class Scene:
     async def _checkpoint(self, peers: Sequence[PeerId]) -> Proof | None:
         return Proof(record=HEAD) if self.whole else None
 
-    async def ask(self, peer: PeerId, rpc: Rpc[Any, Any], body: Any, **_: Any) -> Consent | Agreed | Empty:
+    async def ask(self, peer: PeerId, rpc: Rpc[Any, Any], body: Any, **_: Any) -> Consent | Judged | Empty:
         if rpc == OVER:
             self.told.append((peer, body.part))
             self.hears(peer)
             return Empty()
-        if rpc == AGREED:
-            return Agreed(yes=self.agreed)
+        if rpc == JUDGE:
+            return Judged(known=self.knows, agreed=self.agreed)
         self.asked.append(peer)
         said = self.says.get(peer, lambda: Consent(reassign=reassign(peer)))()
         if isinstance(said, PeerError):
@@ -366,3 +366,13 @@ async def test_run_goes_back_to_no_checkpoint_where_its_manifest_says_so_or_nobo
     record = await going
     assert record is not None
     assert record.repeats == 1
+
+
+async def test_run_does_not_go_back_to_what_too_few_of_those_that_vote_know() -> None:
+    """They would refuse it, and a leader that proposes it all the same could never propose anything else."""
+    scene = bare()
+    scene.knows = False
+    joins(scene, STRANGER)
+    with pytest.raises(RunEnded):
+        await scene.record()
+    assert any("too few of those that vote know that step 0 was so decided" in what for what in scene.waits)
