@@ -58,8 +58,8 @@ class NextRequest(Message):
 
 
 class BackRequest(Message):
-    """Did the run go back to a checkpoint more often than ``returns``, first after the record with this hash? The answer
-    is the decision with which it did, that one or the newest."""
+    """Did the run go back to a checkpoint more often than ``returns``, first after the record with this hash? The
+    answer is the decision with which it did, that one or the newest."""
 
     previous: DigestField
     returns: Count

@@ -29,7 +29,7 @@ from swarm.step.decisions import Disagreement, given_up, gone_back
 from swarm.step.leader.batch import BatchCollection
 from swarm.step.leader.book import StepBook
 from swarm.step.leader.exclusion import ExclusionPolicy
-from swarm.step.member.rescue import CONSENT, JUDGE, Consent, ConsentRequest, JudgeRequest, choose
+from swarm.step.member.rescue import CONSENT, JUDGE, Consent, ConsentRequest, Judged, JudgeRequest, choose
 from swarm.step.messages import Propose
 from swarm.step.observe_messages import STANDING, StandingRequest
 from swarm.step.ties import TIED, Asked, ResultSigning, TieEvidence
@@ -249,7 +249,8 @@ class Rescuing:
         there = [peer for peer in self._roster.peers if peer not in self._lost]
         there += [PeerId(join.member.peer) for join in asking if join.member.peer not in there]
         body, step = JudgeRequest(step=proof.record.step, record=proof.record.hash()), proof.record.step
-        said = (await self._batch.calls.gather(there, JUDGE, body, timeout_s=PRESENT_S)).given
+        answers = await asyncio.gather(*(self._judges(peer, body) for peer in there))
+        said = {peer: answer for peer, answer in zip(there, answers, strict=True) if answer is not None}
         electors = self._batch.electors()
         known = sum(said[peer].known for peer in electors if peer in said)
         if not proven_among(proof, self._context.history.head.members) and 2 * known <= len(electors):
@@ -257,6 +258,13 @@ class Rescuing:
         if self._context.rules.rewind == "ask" and not any(one.agreed for one in said.values()):
             return f"the run goes back to step {step} once that is wanted: {Advice.SAY_SO}"
         return None
+
+    async def _judges(self, peer: PeerId, body: JudgeRequest) -> Judged | None:
+        """Who was started anew is asked as well, under the name of a life that is gone."""
+        try:
+            return await self._context.calls.ask(peer, JUDGE, body, timeout_s=PRESENT_S)
+        except PeerError:
+            return None
 
     async def _present(self, joins: Sequence[Admission]) -> tuple[Admission, ...]:
         """Those that still answer: who is named in the record is counted on."""

@@ -29,7 +29,6 @@ from swarm.ids import PartName, PeerId
 from swarm.membership.founding_record import genesis
 from swarm.network.protocols import Rpc
 from swarm.schema import Empty
-from swarm.step.calls import Answers
 from swarm.step.context import CloseContext
 from swarm.step.leader.batch import BatchCollection
 from swarm.step.leader.exclusion import ExclusionPolicy
@@ -107,9 +106,6 @@ class Scene:
             raise said
         assert isinstance(said, Consent)
         return said
-
-    async def gather(self, peers: Sequence[PeerId], rpc: Rpc[Any, Any], body: Any, **_: Any) -> Answers[Any]:
-        return Answers({peer: await self.ask(peer, rpc, body) for peer in peers}, {})
 
     async def record(self) -> CloseRecord | None:
         proposal = await self.rescuing.run()
