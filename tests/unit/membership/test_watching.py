@@ -80,6 +80,7 @@ class Home:
                 run = SimpleNamespace(
                     around=SimpleNamespace(watch=self.watch, endpoint=endpoint, events=self.events, clock=LoopClock()),
                     rules=RULES,
+                    returns=(),
                     position=self.bench.position,
                     name_of=lambda peer: f"the peer {peer}",
                 )
