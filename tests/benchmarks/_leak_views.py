@@ -43,7 +43,7 @@ class Scale:
 def make_shards(root: Path, corpus: Corpus, vocab_size: int) -> tuple[Path, Path]:
     """Make two shards as the quickstart does: the trainer's, and the attacker's own."""
     split = split_documents(corpus.documents, 2, HELD_OUT_FRACTION, 0)
-    tokenizer = train_tokenizer(sample_texts(split.shards), vocab_size)
+    tokenizer = train_tokenizer(sample_texts(corpus.documents), vocab_size)
     paths = root / "victim", root / "attacker"
     for path, documents in zip(paths, split.shards, strict=True):
         build_shard(path, documents, tokenizer)

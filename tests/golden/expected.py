@@ -40,4 +40,13 @@ class Expected:
         return self.what == what and fnmatchcase(name, self.name)
 
 
-EXPECTED: tuple[Expected, ...] = ()
+WHATS: tuple[Literal["events", "counts"], ...] = ("events", "counts")
+EXPECTED: tuple[Expected, ...] = (
+    Expected("events", "*", "StepClosed", "it tells the tokens that were computed beside those that were learnt"),
+    *(
+        Expected(what, story, "*", "who comes back asks first whether the run went back, and is there a moment later")
+        for story in ("pause-long", "cut-few", "no-majority", "twin", "kill-server")
+        for what in WHATS
+    ),
+    Expected("weights", "pause-long", "*", "it is there a step later, so sums are added in another order"),
+)
