@@ -29,7 +29,7 @@ from swarm.step.decisions import Disagreement, given_up, gone_back
 from swarm.step.leader.batch import BatchCollection
 from swarm.step.leader.book import StepBook
 from swarm.step.leader.exclusion import ExclusionPolicy
-from swarm.step.member.rescue import CONSENT, JUDGE, Consent, ConsentRequest, Judged, JudgeRequest, choose
+from swarm.step.member.rescue import CONSENT, JUDGE, Consent, ConsentRequest, Judgement, JudgeRequest, choose
 from swarm.step.messages import Propose
 from swarm.step.observe_messages import STANDING, StandingRequest
 from swarm.step.ties import TIED, Asked, ResultSigning, TieEvidence
@@ -259,7 +259,7 @@ class Rescuing:
             return f"the run goes back to step {step} once that is wanted: {Advice.SAY_SO}"
         return None
 
-    async def _judges(self, peer: PeerId, body: JudgeRequest) -> Judged | None:
+    async def _judges(self, peer: PeerId, body: JudgeRequest) -> Judgement | None:
         """Who was started anew is asked as well, under the name of a life that is gone."""
         try:
             return await self._context.calls.ask(peer, JUDGE, body, timeout_s=PRESENT_S)

@@ -49,14 +49,14 @@ class JudgeRequest(Message):
     record: DigestField
 
 
-class Judged(Message):
+class Judgement(Message):
     """Whether the record is known, and whether a person agrees."""
 
     known: bool
     agreed: bool
 
 
-JUDGE = Rpc("rescue/1/judge", JudgeRequest, Judged)
+JUDGE = Rpc("rescue/1/judge", JudgeRequest, Judgement)
 CONSENT = Rpc("rescue/1/consent", ConsentRequest, Consent)
 
 
@@ -86,8 +86,8 @@ class RescueService:
         """See :class:`~swarm.network.protocols.Service`."""
         return [CONSENT.handled(self._on_consent), JUDGE.handled(self._on_judge)]
 
-    async def _on_judge(self, caller: PeerId, body: JudgeRequest) -> Judged:
-        return Judged(known=await self.knows(body.step, body.record), agreed=self.agreed())
+    async def _on_judge(self, caller: PeerId, body: JudgeRequest) -> Judgement:
+        return Judgement(known=await self.knows(body.step, body.record), agreed=self.agreed())
 
     async def _on_consent(self, caller: PeerId, body: ConsentRequest) -> Consent:
         await self.member.from_leader(caller, body.step, body.term)

@@ -34,7 +34,7 @@ from swarm.step.leader.batch import BatchCollection
 from swarm.step.leader.exclusion import ExclusionPolicy
 from swarm.step.leader.rescue import AGAIN_S, SILENT_PART_S, Rescuing
 from swarm.step.leader.service import LeadService
-from swarm.step.member.rescue import JUDGE, Consent, Judged
+from swarm.step.member.rescue import JUDGE, Consent, Judgement
 from swarm.step.messages import OVER
 from tests.harness.rigs.step import RULES, RUN, FakeLiveness, LoopClock, listed, sign, verify
 
@@ -93,13 +93,13 @@ class Scene:
     async def _checkpoint(self, peers: Sequence[PeerId]) -> Proof | None:
         return Proof(record=HEAD) if self.whole else None
 
-    async def ask(self, peer: PeerId, rpc: Rpc[Any, Any], body: Any, **_: Any) -> Consent | Judged | Empty:
+    async def ask(self, peer: PeerId, rpc: Rpc[Any, Any], body: Any, **_: Any) -> Consent | Judgement | Empty:
         if rpc == OVER:
             self.told.append((peer, body.part))
             self.hears(peer)
             return Empty()
         if rpc == JUDGE:
-            return Judged(known=self.knows, agreed=self.agreed)
+            return Judgement(known=self.knows, agreed=self.agreed)
         self.asked.append(peer)
         said = self.says.get(peer, lambda: Consent(reassign=reassign(peer)))()
         if isinstance(said, PeerError):
