@@ -15,14 +15,12 @@ from swarm.consensus.roster import Member as Listed
 from swarm.errors import (
     Advice,
     Busy,
-    DeadlineMissed,
     Ending,
     OutOfSync,
     PeerError,
     Refused,
     RunEnded,
     StateError,
-    Superseded,
     Unadmitted,
     Unreachable,
     WrongStep,
@@ -396,9 +394,8 @@ class Joining:
                 if len(refusals) == min(UNADMITTED, len(others)):
                     raise not_admitted(error) from error
                 self._run.situation.wait_for(f"step {step} to close, to ask again: {error.reason}")
-            except PeerError as error:
+            except PeerError as error:  # another may lead: who was itself started anew knows of no open step
                 logger.info("not in step %d: %s", step, error)
                 if isinstance(error, Refused):
                     self._run.situation.wait_for(f"step {step} to close, to ask again: {error.reason}")
-                if not isinstance(error, (Superseded, Unreachable, DeadlineMissed)):
                     return

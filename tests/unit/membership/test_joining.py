@@ -18,6 +18,7 @@ from swarm.consensus.roster import Roster
 from swarm.errors import (
     Busy,
     Ending,
+    PeerError,
     Refused,
     RunEnded,
     StateError,
@@ -562,6 +563,23 @@ async def test_joiner_that_is_refused_asks_again_with_the_next_step(
     await world.joining.run(CONTACT)
     assert [body.step for _, body in world.admissions] == [3, 4]
     assert any("the run is full" in str(event) for event in world.events.events)
+
+
+@pytest.mark.parametrize("said", [WrongStep("step 0 is open"), Busy("full"), Superseded("another leads")])
+async def test_joiner_asks_those_that_lead_after_the_first_of_a_step(
+    monkeypatch: pytest.MonkeyPatch, said: PeerError
+) -> None:
+    """The first may itself have been started anew, and know of no open step."""
+    world = World(monkeypatch)
+
+    async def ask(peer: PeerId, rpc: Rpc[Any, Any], body: Admission, *, timeout_s: float) -> None:
+        world.admissions.append((peer, body))
+        if peer == OBSERVED.succession(3)[0]:
+            raise said
+
+    monkeypatch.setattr(world, "ask", ask, raising=False)
+    await world.joining.run(CONTACT)
+    assert [peer for peer, _ in world.admissions] == list(OBSERVED.succession(3)[:2])
 
 
 @pytest.mark.parametrize("all_say_so", [True, False])
