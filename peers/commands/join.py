@@ -54,7 +54,7 @@ def join(options: PeerOptions, *, words: bool, json_lines: bool, company: Compan
     whether it founded this run: then it holds no part of it. Raises ConfigError, Incompatible or CommandError, having
     dialled nobody, for what cannot be used.
     """
-    from peers.home.places import home_directory, take_place
+    from peers.home.places import Tenant, home_directory, take_place
     from peers.invites.invite import contacts_from, invite_on_standard_input
 
     say = echo if words else silent
@@ -89,7 +89,8 @@ def join(options: PeerOptions, *, words: bool, json_lines: bool, company: Compan
     if seen is not None and seen.ended:
         going_on = f"{command_name()} new --resume"
         say("known", f"{ENDED} {seen.step}, as a peer here saw: somebody must have gone on with it ({going_on})")
-    with take_place(home, options.place, clock=SystemClock(), run=run, role=role, data=data) as place:
+    tenant = Tenant(run=run, role=role, data=data, holder=contacts.invited or "")
+    with take_place(home, options.place, clock=SystemClock(), tenant=tenant) as place:
         who = know_thyself(place, options.name or contacts.invited)
         say("identity", who.described())
         if contacts.granted is not None:

@@ -13,7 +13,7 @@ from peers.console.words import command_name, count, listed, print_error
 from peers.doctor.contacts import knock_at_relays
 from peers.doctor.machine import check_before_start
 from peers.exit_codes import EXIT_UNREACHABLE
-from peers.home.places import RUNS, home_directory, list_places, take_place
+from peers.home.places import RUNS, Tenant, home_directory, list_places, take_place
 from peers.home.run_directory import RunDirectory
 from peers.home.sessions import founded_in
 from peers.options.foundation import Foundation
@@ -105,7 +105,9 @@ def new(
     options = _as_issuer(founded, home, options, say)
     frozen = with_frozen(founded.manifest, founded.model_files, store, lambda text: say("frozen", text))
     founded = dataclasses.replace(founded, manifest=frozen)
-    taken = take_place(home, options.place, clock=SystemClock(), run=founded.manifest.run_id, role="bootstrap")
+    taken = take_place(
+        home, options.place, clock=SystemClock(), tenant=Tenant(run=founded.manifest.run_id, role="bootstrap")
+    )
     with taken as place:
         who = know_thyself(place, options.name)
         founded = with_issuer(founded, who.peer)

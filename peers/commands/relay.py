@@ -52,7 +52,7 @@ _DOMAIN = re.compile(rf"(?=.{{1,253}}\.?$)({_LABEL}\.)*{_LABEL}\.?")
 def relay(options: RelayOptions) -> int:
     """Relay in the foreground until told to stop; returns the exit code. Blocking. Raises ConfigError, having left
     nothing, for what cannot be used."""
-    from peers.home.places import home_directory, take_place
+    from peers.home.places import Tenant, home_directory, take_place
     from swarm.clock import SystemClock
 
     say = silent if options.quiet or options.json else echo
@@ -64,7 +64,7 @@ def relay(options: RelayOptions) -> int:
     announce = tuple(announced(text, options.port) for text in options.announce)
     check_announce(announce)
     clock = SystemClock()
-    with take_place(home_directory(options.home), options.place, clock=clock, role="relay") as place:
+    with take_place(home_directory(options.home), options.place, clock=clock, tenant=Tenant(role="relay")) as place:
         who = know_thyself(place, options.name)
         say("identity", who.described())
         session = open_session(place, who, role="relay")

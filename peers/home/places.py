@@ -28,7 +28,7 @@ from peers.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_USAGE, exit_code_of
 from peers.home.place_state import PlaceEnd, PlaceState, read_state, write_state
 from peers.home.sessions import founded_in, new_session
 from swarm.disk import write_whole
-from swarm.errors import ConfigError, SwarmError
+from swarm.errors import ConfigError, SwarmError, Violation
 
 if TYPE_CHECKING:
     from swarm.clock import Clock  # it imports asyncio, which a command that only reads does without
@@ -118,17 +118,11 @@ class HeldPlace:
 
     def admitted(self, run: str, credential: str) -> None:
         """Keep what admits this place's peer to a run, for when it comes back. Raises OSError when the disk refuses."""
-        write_whole(self._credential(run), [credential.encode()], mode=0o600)
+        write_whole(_credential_file(self.path, run), [credential.encode()], mode=0o600)
 
     def credential(self, run: str) -> str | None:
         """Return what was kept; None where nothing was."""
-        try:
-            return self._credential(run).read_text()
-        except (OSError, UnicodeDecodeError):
-            return None
-
-    def _credential(self, run: str) -> Path:
-        return self.path / f"credential-{run[:16]}.json"
+        return _kept_credential(self.path, run)
 
     def ended(self, reason: str, exit_code: int) -> None:
         """Note how the peer ended; the place stays taken until :meth:`close`. Raises OSError when the disk refuses."""
@@ -193,15 +187,24 @@ class PlaceInfo:
         return f"{self.title} (place {self.name}{pid})" if self.state and self.state.name else f"{self.title}{pid}"
 
 
-def take_place(
-    home: Path, name: str | None = None, *, clock: Clock, run: str = "", role: str = "", data: str = ""
-) -> HeldPlace:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """Who wants a place: its run, "" while that is not known, and its role there; a digest of a trainer's data; and for
+    whom its invite is, "" for one that is for everybody."""
+
+    run: str = ""
+    role: str = ""
+    data: str = ""
+    holder: str = ""
+
+
+def take_place(home: Path, name: str | None = None, *, clock: Clock, tenant: Tenant = Tenant()) -> HeldPlace:
     """Take the place called ``name``, made when missing, else the first free one of 1, 2, …; never waits.
 
-    Of free ones, that of somebody with this ``role`` in this ``run`` comes first: who was killed and is started again
-    is who it was, and a trainer goes on in its text. Of several trainers' that is the one with the same ``data`` (a
-    digest); with other data, only the place of a trainer who was alone, who may have changed its text. One that had
-    another role in the run is left alone.
+    Of free ones, that of somebody with the tenant's role in its run comes first: who was killed and is started again
+    is who it was, and a trainer goes on in its text. Of several trainers' that is the one with the same data; with
+    other data, only the place of a trainer who was alone, who may have changed its text. One that had another role in
+    the run is left alone, and one that was let in by an invite for somebody else.
 
     Raises ConfigError when that place is taken (it says by which process) or belongs to somebody else, or when ``home``
     cannot be used: also where another user could read the key there, or put one of his own in its place.
@@ -211,7 +214,7 @@ def take_place(
     try:
         _check_home(home)
         if name is None:
-            numbers = _numbers(home, run, role, data)
+            numbers = _numbers(home, tenant)
             return next(place for number in numbers if (place := _take(home / number, clock)) is not None)
         place = _take(home / name, clock)
     except OSError as error:
@@ -272,13 +275,40 @@ def cut_off_founding(places: Sequence[PlaceInfo]) -> Path | None:
     return next((file for state, path in cut if (file := founded_in(path, state.run))), None)
 
 
-def _numbers(home: Path, run: str, role: str, data: str) -> Iterator[str]:
+def _numbers(home: Path, tenant: Tenant) -> Iterator[str]:
     """The places to try, the best first; without end."""
-    places = [place for place in list_places(home) if place.name.isdigit()] if run else []
-    known = {place.name: place.state for place in places if place.state is not None and place.state.run == run}
-    alike = {name: state.data for name, state in known.items() if state.role == role}
-    yield from (name for name, had in alike.items() if had == data or len(alike) == 1)
+    places = [place for place in list_places(home) if place.name.isdigit()] if tenant.run else []
+    known = {place.name: place.state for place in places if place.state is not None and place.state.run == tenant.run}
+    alike = {name: state.data for name, state in known.items() if state.role == tenant.role}
+    if tenant.holder:  # who was let in by the same invite, then who needed none
+        let_in = {name: _let_in(home / name, tenant.run) for name in alike}
+        alike = {name: alike[name] for holder in (tenant.holder, "") for name in alike if let_in[name] == holder}
+    yield from (name for name, had in alike.items() if had == tenant.data or len(alike) == 1)
     yield from (name for name in map(str, count(1)) if name not in known)
+
+
+def _let_in(place: Path, run: str) -> str:
+    """For whom the invite was that let this place's peer into the run; "" where none is kept that says it."""
+    kept = _kept_credential(place, run)
+    if kept is None:
+        return ""
+    from swarm.security.credentials import credential_of  # not for who has no invite of its own
+
+    try:
+        return credential_of(kept).grant.name
+    except Violation:
+        return ""
+
+
+def _kept_credential(place: Path, run: str) -> str | None:
+    try:
+        return _credential_file(place, run).read_text()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _credential_file(place: Path, run: str) -> Path:
+    return place / f"credential-{run[:16]}.json"
 
 
 def _take(path: Path, clock: Clock) -> HeldPlace | None:

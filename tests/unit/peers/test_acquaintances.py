@@ -8,7 +8,7 @@ import pytest
 
 from peers.cli.app import run
 from peers.commands.history_source import acquaintances, remembered
-from peers.home.places import take_place
+from peers.home.places import Tenant, take_place
 from peers.invites.invite import Invite
 from peers.settings import PeerSettings
 from swarm.clock import SystemClock
@@ -78,7 +78,7 @@ def test_join_in_a_place_that_knows_the_run_asks_those_too(tmp_path: Path, monke
 
     monkeypatch.setattr("peers.node.run_peer", run_peer)
     home = tmp_path / "home"
-    with take_place(home, clock=SystemClock(), run=RUN, role="stage") as place:
+    with take_place(home, clock=SystemClock(), tenant=Tenant(run=RUN, role="stage")) as place:
         peer = load_or_create(place.identity).peer
         remember(place.open_session(name="me", peer=peer, role="stage", run=RUN, run_name="tiny"), "otter", "mole")
     gone = address(PEERS["vole"], 9)

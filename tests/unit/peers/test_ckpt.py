@@ -17,7 +17,7 @@ from peers.checkpoints.source import Source, directory_source
 from peers.checkpoints.writer import keep_run
 from peers.console.words import CommandError
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_UNREACHABLE, EXIT_USAGE
-from peers.home.places import take_place
+from peers.home.places import Tenant, take_place
 from peers.home.run_directory import RunDirectory, find_run_directory, known_runs, said_run_id
 from peers.invites.invite import Granted, Invite
 from peers.settings import PeerSettings
@@ -408,7 +408,7 @@ def saw(home: Path, run: RunId, *events: dict[str, Any], place: str | None = Non
     """A peer was in the run, at a place of its own, and ended after these events."""
     clock = FakeClock()
     clock.now = started
-    with take_place(home, place, clock=clock, run=run, role="stage") as taken:
+    with take_place(home, place, clock=clock, tenant=Tenant(run=run, role="stage")) as taken:
         session = taken.open_session(name="n", peer="p", role="stage", run=run, run_name="kept")
         lines = ({"kind": "RunFound", "steps": 100}, *events)
         (session / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -19,7 +19,7 @@ from peers.commands.history_source import RunMemory
 from peers.doctor.contacts import Answered, Knock
 from peers.exit_codes import EXIT_OK, EXIT_UNREACHABLE, EXIT_USAGE
 from peers.home.place_state import read_state, write_state
-from peers.home.places import HeldPlace, cut_off_founding, list_places, look_at_place, take_place
+from peers.home.places import HeldPlace, Tenant, cut_off_founding, list_places, look_at_place, take_place
 from peers.home.sessions import HISTORY, KEPT_SESSIONS
 from peers.invites.invite import Invite
 from peers.invites.invite_file import write_invite
@@ -113,7 +113,7 @@ def die(place: Path) -> None:
 def of_another(killed: Killed, home: Path) -> tuple[Path, Path]:
     """A machine whose stage host was in the run: its session, and the directory in which it keeps the run."""
     manifest = killed.manifest
-    with take_place(home, "1", clock=SystemClock(), run=manifest.run_id, role="stage") as place:
+    with take_place(home, "1", clock=SystemClock(), tenant=Tenant(run=manifest.run_id, role="stage")) as place:
         peer = load_or_create(place.identity).peer
         session = place.open_session(name="x", peer=peer, role="stage", run=manifest.run_id, run_name="tiny")
     kept = home / "runs" / "tiny"
@@ -127,7 +127,7 @@ def of_another(killed: Killed, home: Path) -> tuple[Path, Path]:
 def beside(killed: Killed, role: str, step: int) -> Iterator[str]:
     """Another peer of the run lives in place 2 and has seen that step; its id."""
     run_id = killed.manifest.run_id
-    with take_place(killed.home, "2", clock=SystemClock(), run=run_id, role=role) as place:
+    with take_place(killed.home, "2", clock=SystemClock(), tenant=Tenant(run=run_id, role=role)) as place:
         peer = load_or_create(place.identity).peer
         killed.saw(step, place.open_session(name="x", peer=peer, role=role, run=run_id, run_name="tiny"))
         yield peer
@@ -454,7 +454,7 @@ def resumable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, knocking: list[An
     kept = kept_run()
     directory = kept.keep(tmp_path / "home" / "runs" / "kept", 10)
     run_id = kept.manifest.run_id
-    with take_place(tmp_path / "home", clock=SystemClock(), run=run_id, role="bootstrap") as place:
+    with take_place(tmp_path / "home", clock=SystemClock(), tenant=Tenant(run=run_id, role="bootstrap")) as place:
         peer = load_or_create(place.identity).peer
         session = place.open_session(name="x", peer=peer, role="bootstrap", run=run_id, run_name="kept")
     shutil.copy(directory.manifest, session / "run.toml")

@@ -10,7 +10,7 @@ import pytest
 from peers.cli.app import run
 from peers.commands.join import _awaited
 from peers.exit_codes import EXIT_USAGE
-from peers.home.places import take_place
+from peers.home.places import Tenant, take_place
 from peers.invites.invite import Granted, Invite
 from peers.invites.invite_file import await_invite, check_secret, qr_code, read_invite, write_invite
 from swarm.clock import SystemClock
@@ -23,7 +23,7 @@ RUN = RunId("ab" * 32)
 
 def founded(home: Path) -> Invite:
     """A home in which somebody founded a run that has not begun."""
-    with take_place(home, clock=SystemClock(), run=RUN, role="bootstrap") as place:
+    with take_place(home, clock=SystemClock(), tenant=Tenant(run=RUN, role="bootstrap")) as place:
         peer = load_or_create(place.identity).peer
         session = place.open_session(name="otter", peer=peer, role="bootstrap", run=RUN, run_name="tiny")
         (session / "run.toml").write_text("")

@@ -15,15 +15,18 @@ import pytest
 
 from peers.home.identity import friendly_name
 from peers.home.place_state import STATE_FILE, PlaceEnd, PlaceState, read_state, write_state
-from peers.home.places import home_directory, list_places, look_at_place, take_place
+from peers.home.places import Tenant, home_directory, list_places, look_at_place, take_place
 from peers.home.sessions import KEPT_SESSIONS
 from peers.session import know_thyself, warn_of_copy
 from peers.settings import VOTE_FILE
 from swarm.consensus.ballot import KeptVote, VoteFile
 from swarm.errors import ConfigError, Ending, RunEnded
 from swarm.network.libp2p.identity import load_or_create
+from swarm.security.credentials import Grant, credential_for, sign_grant
+from swarm.security.signing import PrivateIdentity
 
 RUN = "9f2c41aa" + "0" * 56
+ISSUER = PrivateIdentity(bytes(32))
 TAKES_A_PLACE = """
 import sys
 from pathlib import Path
@@ -99,9 +102,9 @@ def test_place_of_the_same_role_in_the_run_comes_first_and_those_of_other_roles_
             place = here.enter_context(take_place(tmp_path, clock=clock))
             place.open_session(name="a", peer="b", role=role, run="one")
     with (
-        take_place(tmp_path, clock=clock, run="one", role="trainer") as again,
-        take_place(tmp_path, clock=clock, run="one", role="trainer") as another,
-        take_place(tmp_path, clock=clock, run="two", role="trainer") as elsewhere,
+        take_place(tmp_path, clock=clock, tenant=Tenant(run="one", role="trainer")) as again,
+        take_place(tmp_path, clock=clock, tenant=Tenant(run="one", role="trainer")) as another,
+        take_place(tmp_path, clock=clock, tenant=Tenant(run="two", role="trainer")) as elsewhere,
     ):
         assert (again.name, another.name, elsewhere.name) == ("3", "4", "1")
 
@@ -122,22 +125,45 @@ def test_place_of_each_of_two_trainers_is_the_one_with_its_data(tmp_path: Path, 
     _leave_trainers(tmp_path, clock, *places)
     second = next(one for one in places if one != first)
     with (
-        take_place(tmp_path, clock=clock, run="one", role="trainer", data=first) as one,
-        take_place(tmp_path, clock=clock, run="one", role="trainer", data=second) as other,
+        take_place(tmp_path, clock=clock, tenant=Tenant(run="one", role="trainer", data=first)) as one,
+        take_place(tmp_path, clock=clock, tenant=Tenant(run="one", role="trainer", data=second)) as other,
     ):
         assert (one.name, other.name) == (places[first], places[second])
 
 
 def test_place_of_the_only_trainer_is_its_own_when_its_text_has_changed(tmp_path: Path, clock: Ticking) -> None:
     _leave_trainers(tmp_path, clock, "cats")
-    with take_place(tmp_path, clock=clock, run="one", role="trainer", data="cats and more cats") as again:
+    with take_place(
+        tmp_path, clock=clock, tenant=Tenant(run="one", role="trainer", data="cats and more cats")
+    ) as again:
         assert again.name == "1"
 
 
 def test_place_of_one_of_several_trainers_is_not_for_somebody_with_other_data(tmp_path: Path, clock: Ticking) -> None:
     _leave_trainers(tmp_path, clock, "cats", "dogs")
-    with take_place(tmp_path, clock=clock, run="one", role="trainer", data="birds") as new:
+    with take_place(tmp_path, clock=clock, tenant=Tenant(run="one", role="trainer", data="birds")) as new:
         assert new.name == "3"
+
+
+@pytest.mark.parametrize(
+    ("holder", "expected"), [("ben", ["3", "1", "4"]), ("cy", ["1", "4", "5"]), ("", ["1", "2", "3"])]
+)
+def test_place_of_who_was_let_in_by_an_invite_is_not_for_the_holder_of_another(
+    tmp_path: Path, clock: Ticking, holder: str, expected: list[str]
+) -> None:
+    def invited(name: str) -> str:
+        grant = Grant(run=RUN, serial="0" * 16, name=name, role="any", until_step=9, key=str(ISSUER.peer))
+        return credential_for(sign_grant(grant, ISSUER), ISSUER.peer, None).text()
+
+    with contextlib.ExitStack() as here:
+        for name in ("", "ann", "ben"):
+            place = here.enter_context(take_place(tmp_path, clock=clock))
+            place.open_session(name="a", peer="b", role="stage", run=RUN)
+            if name:
+                place.admitted(RUN, invited(name))
+    tenant = Tenant(run=RUN, role="stage", holder=holder)
+    with contextlib.ExitStack() as here:
+        assert [here.enter_context(take_place(tmp_path, clock=clock, tenant=tenant)).name for _ in "123"] == expected
 
 
 def test_place_that_is_taken_says_by_which_process(tmp_path: Path, clock: Ticking) -> None:
