@@ -65,7 +65,7 @@ smoke: setup ## every benchmark at its smallest, in minutes; ARGS passed to pyte
 golden: setup ## does this checkout do to the bit what the base commit does? ARGS="--stories sync,kill-host --seeds 2"
 	@$(VENV)/bin/python -m tests.golden $(ARGS)
 
-pictures: setup ## the README's pictures, from a real run with churn: look at them before they are committed
+pictures: setup ## the manual's pictures, from a real run with churn: look at them before they are committed
 	@$(VENV)/bin/python -m tests.harness.pictures
 
 lint: setup ## ruff and mypy, nothing changed

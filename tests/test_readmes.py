@@ -18,7 +18,7 @@ NAMED = re.compile(r"`(\w+\.py)`")
 HEADING = re.compile(r"#+ .*")
 FOLDER = re.compile(r"`([\w/]+)/`")
 FIRST_CELL = re.compile(r"\| ([^|]*) \|")
-LINK = re.compile(r"\]\(([^)\s]+)\)")
+LINK = re.compile(r"(?:\]\(|\bsrc=\")([^)\s\"]+)")
 PATH = re.compile(r"`((?:swarm|peers|data_shards|tests)/[\w./-]*\w)`")
 
 PAGES = [
@@ -27,10 +27,11 @@ PAGES = [
 ]
 LINKING = [
     ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
     ROOT / "CONTRIBUTING.md",
     *PAGES,
     *sorted((ROOT / "docker").rglob("README.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "tests" / "README.md",
 ]
 
