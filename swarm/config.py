@@ -59,8 +59,9 @@ class StartWhen(Section):
 
 
 class Parent(Section):
-    """``parent`` of ``[run]``: the checkpoint of another run with which this one begins, cut otherwise. No
-    peer accepts a first record of that step, or of one before it, that follows another record; that the weights are that state, the founder is trusted for."""
+    """``parent`` of ``[run]``: the checkpoint of another run with which this one begins, cut otherwise. No peer accepts
+    a first record of that step, or of one before it, that follows another record; that the weights are that state, the
+    founder is trusted for."""
 
     run: Annotated[str, StringConstraints(pattern=_SHA256)]
     """Id of the run whose checkpoint it is."""
