@@ -66,7 +66,7 @@ golden: setup ## does this checkout do to the bit what the base commit does? ARG
 	@$(VENV)/bin/python -m tests.golden $(ARGS)
 
 docs: setup .venv-docs/.lock ## the manual as a site in build/docs, every link checked
-	@PYTHONPATH=.venv-docs $(VENV)/bin/python -m mkdocs build --quiet --strict && echo "build/docs/index.html"
+	@NO_MKDOCS_2_WARNING=1 PYTHONPATH=.venv-docs $(VENV)/bin/python -m mkdocs build --quiet --strict && echo "build/docs/index.html"
 
 # Beside .venv, which stays as it is.
 .venv-docs/.lock: locks/docs.txt
@@ -74,7 +74,7 @@ docs: setup .venv-docs/.lock ## the manual as a site in build/docs, every link c
 	@$(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --require-hashes --no-deps --target .venv-docs -r $<
 	@cp $< $@
 
-pictures: setup ## the README's pictures, from a real run with churn: look at them before they are committed
+pictures: setup ## the manual's pictures, from a real run with churn: look at them before they are committed
 	@$(VENV)/bin/python -m tests.harness.pictures
 
 lint: setup ## ruff and mypy, nothing changed

@@ -1,7 +1,7 @@
-"""Makes the README's pictures from a real run with churn: ``python -m tests.harness.pictures``, or ``make pictures``.
+"""Makes the manual's pictures from a real run with churn: ``python -m tests.harness.pictures``, or ``make pictures``.
 
 A small swarm is founded on this machine, a peer of it is killed, another joins and a third leaves in order; then its
-dashboard is photographed in light and dark, and ``swarm top`` beside it.
+dashboard is photographed, and ``swarm top`` beside it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.harness.browser import browser, missing
 from tests.harness.by_hand import ByHand, Started, by_hand
 from tests.harness.sources import ROOT
 
-PICTURES = ROOT / "tests" / "pictures"
+PICTURES = ROOT / "docs" / "img"
 LOCAL = ("--listen", "/ip4/127.0.0.1/tcp/0")
 STEPS = 200
 MANIFEST = f"""
@@ -62,9 +62,9 @@ def churned(hand: ByHand) -> tuple[str, Started]:
     return str(founder.wait_event("DashboardServed")["address"]), trainer
 
 
-def photograph(url: str, path: Path, *, width: int, dark: bool, height: int | None = None) -> None:
+def photograph(url: str, path: Path, *, width: int, height: int | None = None) -> None:
     """The page, all of it unless ``height`` says how much, once it has watched the run for some seconds."""
-    with browser(width=width, height=900, dark=dark) as driver:
+    with browser(width=width, height=900) as driver:
         driver.get(url)
         time.sleep(6)  # noqa: TID251 - shares of time are known after a few looks
         whole = driver.execute_script("return document.documentElement.scrollHeight")
@@ -98,10 +98,9 @@ def main() -> int:
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="pictures-") as scratch, by_hand(Path(scratch)) as hand:
         url, _ = churned(hand)
-        photograph(url, PICTURES / "dashboard.png", width=1200, dark=False, height=1500)
-        photograph(url, PICTURES / "dashboard-dark.png", width=1200, dark=True, height=1500)
+        photograph(url, PICTURES / "dashboard.png", width=1200, height=1500)
         (PICTURES / "top.svg").write_text(asyncio.run(photograph_terminal(hand.home)))
-    for path in sorted(PICTURES.iterdir()):
+    for path in (PICTURES / "dashboard.png", PICTURES / "top.svg"):
         print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1e3:.0f} kB")
     return 0
 

@@ -35,7 +35,7 @@ from swarm.errors import ConfigError
 from tests.harness.rigs.chat import CHAT, END, START, chat_tokenizer, write_model
 
 # ruff: noqa: E501 - a table of records
-PAGE = Path(__file__).parents[3] / "data_shards" / "README.md"
+PAGE = Path(__file__).parents[3] / "docs" / "data.md"
 TEMPLATE = (
     "{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
     "{% for m in messages %}<|im_start|>{{ m.role }}{{ ' ' + m.name if m.name }}\n"
