@@ -22,7 +22,7 @@ BUDGET ?=
 # Test processes. Tests marked `process` share one of them, so they never run at the same time.
 WORKERS ?= 2
 
-.PHONY: help setup lock quickstart check test test-long test-browser test-extras pictures smoke nemesis golden lint format bench gpu-check image swarm-up swarm-down clean
+.PHONY: help setup lock quickstart check test test-long test-browser test-extras docs pictures smoke nemesis golden lint format bench gpu-check image swarm-up swarm-down clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,15 @@ smoke: setup ## every benchmark at its smallest, in minutes; ARGS passed to pyte
 golden: setup ## does this checkout do to the bit what the base commit does? ARGS="--stories sync,kill-host --seeds 2"
 	@$(VENV)/bin/python -m tests.golden $(ARGS)
 
+docs: setup .venv-docs/.lock ## the manual as a site in build/docs, every link checked
+	@NO_MKDOCS_2_WARNING=1 PYTHONPATH=.venv-docs $(VENV)/bin/python -m mkdocs build --quiet --strict && echo "build/docs/index.html"
+
+# Beside .venv, which stays as it is.
+.venv-docs/.lock: locks/docs.txt
+	@rm -rf .venv-docs
+	@$(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --require-hashes --no-deps --target .venv-docs -r $<
+	@cp $< $@
+
 pictures: setup ## the manual's pictures, from a real run with churn: look at them before they are committed
 	@$(VENV)/bin/python -m tests.harness.pictures
 
@@ -93,5 +102,5 @@ swarm-down: ## remove it: containers, networks, volumes
 	@docker/down.sh
 
 clean: ## remove .venv and caches; keeps out/
-	@rm -rf $(VENV) .venv-extras build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) .venv-extras .venv-docs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

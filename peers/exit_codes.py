@@ -9,18 +9,30 @@ from typing import Protocol, runtime_checkable
 from swarm.errors import Ending, SwarmError
 
 EXIT_OK = 0
+"""Done, or left in order."""
 EXIT_ERROR = 1
+"""An error: stderr names the cause, the check and the next command. Also when the run is over, and this disk did not
+take the last step's checkpoint."""
 EXIT_USAGE = 2
+"""Wrong usage or setting: nothing was made."""
 EXIT_UNREACHABLE = 3
+"""A peer failed or cannot be reached; a peer waited for a lost part, or for all others, as long as
+``run.wait_for_lost_s`` says; or ``swarm status`` found no peer that runs."""
 EXIT_INCOMPATIBLE = 4
+"""Incompatible manifest, tokenizer or version."""
 EXIT_DOCTOR = 5
-"""A check of this machine failed: it cannot join as it is."""
+"""A check of this machine failed: it cannot join as it is. ``swarm join`` and ``swarm new`` begin with the quick ones
+of ``swarm doctor``."""
 EXIT_DRAINED = 75
-"""A peer left in order because it was told to stop (EX_TEMPFAIL): its supervisor may start it again, elsewhere."""
+"""A peer left in order because it was told to stop (EX_TEMPFAIL), by SIGTERM, a closed terminal, or because its machine
+is taken back: its supervisor may start it again, elsewhere."""
 EXIT_PAUSED = 76
-"""A peer left in order because of ``--pause-when``: whoever keeps it starts it again when that is over. No command ends
-with it."""
+"""A peer left in order because of ``--pause-when``, and comes back when that is over. No command ends with it: events
+and ``swarm status`` show it."""
 EXIT_INTERRUPTED = 130
+"""Interrupted by Ctrl-C (143: by SIGTERM; 129: by a closed terminal): everything is stopped, and files made so far are
+kept and named. A peer leaves in order first: it ends so after a second Ctrl-C, or, of the other two, when leaving
+took longer than ``--grace``."""
 
 EXIT_CODES: Mapping[Ending, int] = {
     Ending.DONE: EXIT_OK,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import re
@@ -34,9 +35,9 @@ def render_tables(tables: Mapping[str, dict[str, Any]]) -> str:
 
 
 def render_config(manifest: Manifest, origins: Mapping[str, str]) -> str:
-    """TOML with every key of a manifest, also those that a run's leaves out where they say nothing: behind each value
-    where it comes from and what it may be, above each table what it is, both from the models. What has no value is a
-    comment, and so is a tokenizer that is still to come. Reading it back gives the same manifest.
+    """TOML with every key of a manifest, also those that a run's leaves out where they say nothing: above each table
+    and each key what it is, behind each value where it comes from and what it may be, all from the models. What has no
+    value is a comment, and so is a tokenizer that is still to come. Reading it back gives the same manifest.
 
     Args:
         manifest: The run's.
@@ -47,7 +48,7 @@ def render_config(manifest: Manifest, origins: Mapping[str, str]) -> str:
 
 def _tables(section: Section, above: str, origins: Mapping[str, str]) -> Iterator[str]:
     """The lines of a table, and of those in it."""
-    inner, values = list[tuple[str, Section]](), list[str]()
+    inner, values, meaning = list[tuple[str, Section]](), list[str](), meanings(type(section))
     for name, field in type(section).model_fields.items():
         value, key = getattr(section, name), f"{above}.{name}" if above else name
         if isinstance(value, Section):
@@ -57,24 +58,37 @@ def _tables(section: Section, above: str, origins: Mapping[str, str]) -> Iterato
         said = [origins.get(key, "default"), " or ".join(map(json.dumps, choices)) if len(choices) > 1 else ""]
         plain = TypeAdapter(Any).dump_python(value, mode="json")
         empty = value in (None, {}, PENDING)
+        values += (f"# {line}" for line in textwrap.wrap(meaning.get(name, ""), 116))
         values.append(f"# {name} has no value" if empty else f"{_pair(name, plain)}  # {'; '.join(filter(None, said))}")
     if above:
         unknown = getattr(section, "digest", "") == PENDING
         yield ""
-        yield from (f"# {line}" for line in _explained(type(section)))
+        paragraphs = markdown(type(section).__doc__ or "")
+        yield from (f"# {line}" for paragraph in paragraphs for line in textwrap.wrap(paragraph, 116))
         yield f"# [{above}] is made by swarm new" if unknown else f"[{above}]"
         yield from () if unknown else values
     for key, value in inner:
         yield from _tables(value, key, origins)
 
 
-def _explained(section: type[Section]) -> list[str]:
-    """What a table is, as its class says."""
-    text = inspect.cleandoc(section.__doc__ or "")
-    text = re.sub(r" \(:\w+:`[^`]*`\)", "", text).replace("``", "`")
+def meanings(section: type[Section]) -> dict[str, str]:
+    """Return what each key of a section is: the text below the field. Read from the source here, since pydantic would
+    read it whenever the section is imported."""
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
+    body = node.body if isinstance(node, ast.ClassDef) else []
+    return {
+        above.target.id: " ".join(markdown(str(below.value.value)))
+        for above, below in zip(body, body[1:], strict=False)
+        if isinstance(above, ast.AnnAssign) and isinstance(above.target, ast.Name)
+        and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+    }  # fmt: skip
+
+
+def markdown(docstring: str) -> list[str]:
+    """Return the paragraphs of a docstring, without the markup of docstrings."""
+    text = re.sub(r" \(:\w+:`[^`]*`\)", "", inspect.cleandoc(docstring)).replace("``", "`")
     text = re.sub(r":\w+:`~?([^`]*)`", r"`\1`", text)
-    paragraphs = (textwrap.wrap(" ".join(one.split()), 116) for one in text.split("\n\n"))
-    return [line for lines in paragraphs for line in lines]
+    return [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
 
 
 def write_manifest(manifest: Manifest, path: Path) -> None:

@@ -50,19 +50,25 @@ MAX_TEMPLATE = 1 << 16
 
 
 class StartWhen(Section):
-    """``start_when`` of ``[run]``: how many peers of each kind are waiting when the founder starts the run."""
+    """``start_when`` of ``[run]``: how many peers of each kind wait when the founder starts the run."""
 
     stage_hosts: Annotated[int, Field(ge=1, le=10_000)] = 4
+    """Stage hosts with which the run starts: at least ``split.stages``."""
     trainers: Annotated[int, Field(ge=1, le=10_000)] = 2
+    """Trainers with which the run starts."""
 
 
 class Parent(Section):
-    """``parent`` of ``[run]``: the run whose checkpoint this one begins with, cut otherwise; the step after which it
-    goes on, and the hash of the record that decided the state of that step."""
+    """``parent`` of ``[run]``: the checkpoint of another run with which this one begins, cut otherwise. No peer accepts
+    a first record of that step, or of one before it, that follows another record; that the weights are that state, the
+    founder is trusted for."""
 
     run: Annotated[str, StringConstraints(pattern=_SHA256)]
+    """Id of the run whose checkpoint it is."""
     step: Annotated[int, Field(ge=0, lt=10**9)]
+    """The step after which this run goes on."""
     record: Annotated[str, StringConstraints(pattern=_SHA256)]
+    """Hash of the close record that decided the state of that step."""
 
 
 Rewind = Literal["auto", "ask", "never"]
@@ -73,59 +79,74 @@ WAIT_FOR_LOST_S = 21_600.0
 class RunConfig(Section):
     """``[run]``: name, seed of the initial weights, length, and exactness.
 
-    ``reproducible`` fixes who feeds what in each step and accumulates and reduces in float64: any wiring then gives
-    the very same weights, at twice the bytes of averaging. ``start_when`` says when it starts, ``steps`` when it ends.
-    ``quorum_grace_s`` is how long a majority is waited for before those who are there go on provisionally; 0: for ever.
-    ``wait_for_lost_s`` is how long peers that are left wait for a part that nobody holds any more, or for any other
-    peer of the run, before they end; ``rewind`` whether the run then goes back to a checkpoint by itself (``auto``),
-    once a person has said so (``ask``), or not (``never``). Both are left out of what is written where they are the
-    default, so that manifests without them keep their id.
-    ``copies`` peers keep a copy of each part that they do not train (0: none).
-    ``parent`` is there where the run goes on with another's checkpoint, and is left out where it does not.
-    ``nonce`` tells apart runs that are otherwise the same (:func:`new_nonce`); nothing that is computed depends on it.
+    ``wait_for_lost_s``, ``rewind`` and ``parent`` are left out of what is written where they are the default, so that
+    manifests without them keep their id. Nothing that is computed depends on ``nonce`` (:func:`new_nonce`).
     """
 
     name: Annotated[str, StringConstraints(pattern=_NAME)] = "tiny"
+    """Name of the run, for people."""
     nonce: Annotated[str, StringConstraints(pattern=_NONCE)] = ""
+    """16 hex digits that tell apart runs that are otherwise the same; the founder draws them."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Seed of the initial weights and of all randomness in training; private ends begin from a secret seed."""
     steps: Annotated[int, Field(ge=1, lt=10**9)] = 60
+    """Optimizer steps until the run is over."""
     reproducible: bool = False
+    """Give the same weights, bit for bit, for any wiring; averaging sends 1.5 times the bytes, up to twice in groups
+    that swap."""
     quorum_grace_s: Annotated[float, Field(ge=0, le=86_400)] = 600.0
+    """Seconds without a majority of the voters after which the peers that are left go on provisionally; 0: they
+    wait."""
     wait_for_lost_s: Annotated[
         float, Field(ge=0, le=30 * 86_400, exclude_if=lambda seconds: seconds == WAIT_FOR_LOST_S)
     ] = WAIT_FOR_LOST_S
+    """Seconds that peers wait for a part that nobody holds, or for any other peer, before they end with exit code 3."""
     rewind: Annotated[Rewind, Field(exclude_if=lambda mode: mode == "auto")] = "auto"
+    """Whether the run goes back to a checkpoint when a lost part does not come back: by itself, once a
+    person says so, or never."""
     start_when: StartWhen = StartWhen()
     copies: Annotated[int, Field(ge=0, le=MAX_COPIES)] = 2
+    """Peers of other parts that keep a copy of each part; a copy takes 12 bytes of host memory a parameter, 24 while it
+    takes a step's update."""
     parent: Annotated[Parent | None, Field(exclude_if=lambda parent: parent is None)] = None
     wire: Literal[2] = WIRE_VERSION
+    """Version of the protocol; peers refuse runs of another version."""
 
 
 class TokenizerConfig(Section):
-    """``[tokenizer]``: sha256 of its ``tokenizer.json``; shards made with another one are refused.
+    """``[tokenizer]``: shards made with another one are refused.
 
-    ``end`` is the token that ends a document, empty: the first of those that are known to; ``template`` writes a
-    conversation as text, and calls special tokens by the names in ``tokens``. Those three are left out of what is
-    written where they say nothing, so that manifests without them keep their id.
+    All but ``digest`` are left out of what is written where they say nothing, so that manifests without them keep their
+    id.
     """
 
     digest: Annotated[str, StringConstraints(pattern=_SHA256)]
+    """sha256 of the run's ``tokenizer.json``; where nobody gives one, the founder makes a tokenizer and fills it
+    in."""
     end: Annotated[str, StringConstraints(max_length=256), Field(exclude_if=lambda value: not value)] = ""
+    """Token that ends a document; empty: the first of those known to, that the tokenizer has."""
     template: Annotated[str, StringConstraints(max_length=MAX_TEMPLATE), Field(exclude_if=lambda value: not value)] = ""
+    """Chat template, in Jinja, with which trainers write conversations as text."""
     tokens: Annotated[
         dict[Annotated[str, StringConstraints(pattern=_TOKEN)], Annotated[str, StringConstraints(max_length=256)]],
         Field(max_length=16, exclude_if=lambda value: not value),
     ] = {}
+    """Special tokens by the names that the template calls them."""
 
 
 class CodecConfig(Section):
-    """``[codecs]``: how activations travel between stages, and their ``gradients``, by default the ``same`` way. A
-    manifest replaces ``same`` and ``exact`` by what they stand for, so whoever reads one finds a codec's name, and runs
-    that say ``exact`` or that codec have one id; or ``auto``: then each close record names the codec of each boundary
-    in the next step (:mod:`swarm.step.boundary_codecs`)."""
+    """``[codecs]``: how activations and their gradients travel between stages.
+
+    A manifest replaces ``same`` and ``exact`` by what they stand for: its reader finds a codec's name, and runs that
+    say ``exact`` or that codec have one id. With ``auto`` each close record names the codec of each boundary in the
+    next step (:mod:`swarm.step.boundary_codecs`).
+    """
 
     activations: ActivationChoice = EXACT
+    """Codec of activations between stages; ``exact`` loses nothing, ``auto`` takes ``exact`` or ``int8h`` by the
+    measured links."""
     gradients: GradientChoice = SAME
+    """Codec of their gradients on the way back; ``same``: as activations."""
 
     @property
     def described(self) -> str:
@@ -135,12 +156,13 @@ class CodecConfig(Section):
 
 
 class SpeedConfig(Section):
-    """``[speed]``: whether a step begins when the one before is closed (``mode = "sync"``), or trainers feed it early
-    while that is closed (``"overlap"``). Early work, of at most ``early_share`` of a step's microbatches, is computed
-    with the parameters of the record before the one that its step follows."""
+    """``[speed]``: whether trainers feed a step early, while the one before is closed. Early work is computed with the
+    parameters of the record before the one that its step follows."""
 
     mode: Literal["sync", "overlap"] = "sync"
+    """``sync``: a step begins when the one before is closed; ``overlap``: it is fed early."""
     early_share: Annotated[float, Field(gt=0, le=1)] = 0.25
+    """With ``overlap``: the share of a step's microbatches that may be fed early; at most a half with AdamW."""
 
     @property
     def overlaps(self) -> bool:
@@ -149,10 +171,10 @@ class SpeedConfig(Section):
 
 
 class RebalanceConfig(Section):
-    """``[rebalance]``: whether hosts move between stages as machines come and go and speeds change (``mode = "auto"``),
-    each to a part of which it keeps a copy, or stay where they are (``"off"``)."""
+    """``[rebalance]``: whether hosts move between stages, each to a part of which it keeps a copy."""
 
     mode: Literal["off", "auto"] = "off"
+    """``auto``: records move hosts as machines come and go and speeds change; ``off``: hosts stay where they are."""
 
     @property
     def moves(self) -> bool:
@@ -161,10 +183,7 @@ class RebalanceConfig(Section):
 
 
 class Manifest(Section):
-    """The whole run manifest. Compare by :attr:`run_id`.
-
-    ``files`` are those that the model came with beside its tokenizer, by sha256: an export writes them as they were.
-    """
+    """The whole run manifest. Compare by :attr:`run_id`."""
 
     run: RunConfig = RunConfig()
     model: AnyModel = GptConfig()
@@ -174,6 +193,8 @@ class Manifest(Section):
         dict[ModelFileField, Annotated[str, StringConstraints(pattern=_SHA256)]],
         Field(max_length=MAX_FILES, exclude_if=lambda files: not files),
     ] = {}
+    """sha256 of the files that the model came with beside its tokenizer, by name: an export writes them as they
+    were."""
     optimizer: OptimizerConfig = OptimizerConfig()
     batch: BatchConfig = BatchConfig()
     averaging: AveragingConfig = AveragingConfig()

@@ -1,7 +1,7 @@
-"""Pages lead to all modules, in the section of their folder, and to nothing that is gone.
+"""Pages lead to all modules, in rows of their folder, and to nothing that is gone.
 
-A page is a package's README, or ``swarm/ARCHITECTURE.md`` for the modules that belong to no package. It names the
-modules of its own folder, and those of each subfolder without a page, in a section whose heading names the subfolder.
+A page is a package's README, or the engineers' map for the modules of ``swarm`` that belong to no package. It names the
+modules of its own folder, and those of each subfolder without a page in rows that begin with the subfolder.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from tests.harness.sources import PACKAGES, ROOT
 
 NAMED = re.compile(r"`(\w+\.py)`")
 HEADING = re.compile(r"#+ .*")
-FOLDER = re.compile(r"`([\w/]+)/`")
-FIRST_CELL = re.compile(r"\| ([^|]*) \|")
+ROW = re.compile(r"\| (?:`([\w/]+)/`: )?([^|]*) \|")
 LINK = re.compile(r"(?:\]\(|\bsrc=\")([^)\s\"]+)")
 PATH = re.compile(r"`((?:swarm|peers|data_shards|tests)/[\w./-]*\w)`")
 
-PAGES = [
-    ROOT / "swarm" / "ARCHITECTURE.md",
-    *(page for package in PACKAGES for page in sorted((ROOT / package).rglob("README.md"))),
-]
+MAP = ROOT / "docs" / "engineer" / "map.md"
+READMES = [page for package in PACKAGES for page in sorted((ROOT / package).rglob("README.md"))]
+PAGES = [MAP, *READMES]
+LONGEST = 60
+"""Lines of a package's page: what is longer belongs into the manual."""
 LINKING = [
     ROOT / "README.md",
     ROOT / "CHANGELOG.md",
     ROOT / "CONTRIBUTING.md",
-    *PAGES,
+    *READMES,
     *sorted((ROOT / "docker").rglob("README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
-    ROOT / "tests" / "README.md",
+    *sorted((ROOT / "tests").rglob("README.md")),
 ]
 
 TOY_PAGE = """# toy
@@ -40,36 +40,24 @@ TOY_PAGE = """# toy
 `a.py` is the page to read; a shell would say:
 
 ```
-# `inner/` is no heading here
+# no heading here
 ```
 
-| file | what |
+| files | task |
 |---|---|
-| `b.py` | as `elsewhere.py` has it |
-
-## `inner/`: below
-
-| `c.py` | c |
+| `b.py`, `d.py` | as `elsewhere.py` has it |
+| `inner/`: `c.py` | c |
 
 ## Why
-
-See `other.py`.
 """
 
 
-def sections(text: str) -> dict[str, list[str]]:
-    """Return the lines of a page by the subfolder that their heading names, "" for the page's own folder."""
+def rows(text: str) -> dict[str, list[str]]:
+    """Return the modules that a page's rows begin with, by the subfolder that they name, "" for the page's own."""
     found: dict[str, list[str]] = {"": []}
-    folder, code = "", False
     for line in text.splitlines():
-        if line.startswith("```"):
-            code = not code
-        elif not code and HEADING.fullmatch(line):
-            named = FOLDER.search(line)
-            folder = named[1] if named else ""
-            found.setdefault(folder, [])
-        elif not code:
-            found[folder].append(line)
+        if row := ROW.match(line):
+            found.setdefault(row[1] or "", []).extend(NAMED.findall(row[2]))
     return found
 
 
@@ -84,10 +72,15 @@ def modules(folder: Path) -> set[str]:
     return {path.name for path in folder.glob("*.py") if not path.name.startswith("_")}
 
 
+def home(page: Path) -> Path:
+    """Return the folder whose modules a page names."""
+    return ROOT / "swarm" if page == MAP else page.parent
+
+
 def covered(page: Path) -> Iterator[str]:
     """Return the folders that a page has to describe, relative to its own."""
     yield ""
-    if page.name != "README.md":
+    if page == MAP:
         return
     for below in sorted(path for path in page.parent.rglob("*") if path.is_dir()):
         owner = next(folder for folder in (below, *below.parents) if (folder / "README.md").exists())
@@ -100,31 +93,27 @@ def name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
-def test_sections_of_a_toy_page_go_by_the_folder_in_the_heading() -> None:
-    found = {folder: NAMED.findall("\n".join(lines)) for folder, lines in sections(TOY_PAGE).items()}
-    assert found == {"": ["a.py", "b.py", "elsewhere.py", "other.py"], "inner": ["c.py"]}
+def test_rows_of_a_toy_page_go_by_the_folder_that_they_begin_with() -> None:
+    assert rows(TOY_PAGE) == {"": ["b.py", "d.py"], "inner": ["c.py"]}
 
 
 def test_anchors_of_a_toy_page_are_its_headings() -> None:
-    assert {"toy", "inner-below", "why"} <= anchors(TOY_PAGE)
+    assert {"toy", "why"} <= anchors(TOY_PAGE)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_page_names_every_module_of_its_folders_where_they_are_described(page: Path) -> None:
-    found = sections(page.read_text(encoding="utf-8"))
-    missing = {
-        folder: sorted(modules(page.parent / folder) - set(NAMED.findall("\n".join(found.get(folder, [])))))
-        for folder in covered(page)
-    }
-    assert {folder: names for folder, names in missing.items() if names} == {}
+def test_page_names_the_modules_of_its_folders_in_their_rows_and_no_others(page: Path) -> None:
+    found = rows(page.read_text(encoding="utf-8"))
+    there = {folder: modules(home(page) / folder) for folder in covered(page)}
+    missing = {folder: sorted(names - set(found.get(folder, []))) for folder, names in there.items()}
+    foreign = {folder: sorted(set(names) - modules(home(page) / folder)) for folder, names in found.items()}
+    assert {folder: names for folder, names in missing.items() if names} == {}, "not named"
+    assert {folder: names for folder, names in foreign.items() if names} == {}, "not there"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_page_describes_no_module_that_is_not_in_its_folder(page: Path) -> None:
-    for folder, lines in sections(page.read_text(encoding="utf-8")).items():
-        rows = [row[1] for line in lines if (row := FIRST_CELL.match(line))]
-        there = {path.name for path in (page.parent / folder).glob("*.py")}
-        assert set(NAMED.findall("\n".join(rows))) - there == set(), folder or "own folder"
+@pytest.mark.parametrize("page", READMES, ids=name)
+def test_package_s_page_is_one_page(page: Path) -> None:
+    assert len(page.read_text(encoding="utf-8").splitlines()) <= LONGEST
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -134,7 +123,7 @@ def test_page_names_no_module_that_is_nowhere(page: Path) -> None:
 
 
 def test_every_folder_with_modules_has_a_page() -> None:
-    described = {page.parent / folder for page in PAGES for folder in covered(page)}
+    described = {home(page) / folder for page in PAGES for folder in covered(page)}
     folders = {path.parent for top in PACKAGES for path in (ROOT / top).rglob("*.py")}
     assert sorted(name(folder) for folder in folders - described if modules(folder)) == []
 

@@ -26,46 +26,48 @@ GRACE, MAY_MISS = 0.1, 3
 
 
 class LocalConfig(Section):
-    """``[averaging.local]``, of ``mode = "local"``.
-
-    ``steps`` optimizer steps, each for a batch of all replicas together, lie between two mixings, and every
-    ``sync_every``-th mixing is one of all: there the step closes. ``outer_lr`` and ``outer_momentum`` belong to that
-    one (DiLoCo, arXiv 2311.08105). A version that is more than ``staleness`` mixings old is left out of the others.
-    With ``fragments`` each close averages one of so many in turn, for as many times fewer bytes (Streaming DiLoCo,
-    arXiv 2501.18512). A replica goes on from its own weights times 1 − ``mixing_weight`` and the new ones times
-    ``mixing_weight``, of what was averaged.
-    A close needs a ``quorum`` of each stage's replicas; it waits for the rest for ``grace`` of the step's time at most,
-    and for one that has missed ``may_miss`` closes in a row as long as it takes (:mod:`swarm.step.lateness`).
-    """
+    """``[averaging.local]``, of ``mode = "local"``: DiLoCo (arXiv 2311.08105), in fragments Streaming DiLoCo (arXiv
+    2501.18512). :mod:`swarm.step.lateness` says who is late for a close."""
 
     steps: Annotated[int, Field(ge=1, le=1000)] = 8
+    """Optimizer steps between two mixings, each for a batch of all replicas together."""
     sync_every: Annotated[int, Field(ge=1, le=100)] = 1
+    """Mixings until all replicas synchronise and a step closes."""
     staleness: Annotated[int, Field(ge=1, le=100)] = 1
+    """Largest age, in mixings, of another replica's version that is mixed in."""
     outer_lr: Annotated[float, Field(gt=0, le=2)] = 0.7
+    """Rate of the outer Nesterov optimizer; 1 with ``outer_momentum`` 0 is plain averaging."""
     outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Momentum of the outer optimizer."""
     fragments: Annotated[int, Field(ge=1, le=64)] = 1
+    """Fragments of the weights, of which each close averages one in turn, for as many times fewer bytes."""
     mixing_weight: Annotated[float, Field(ge=0.1, le=1)] = 1.0
+    """Share of the new weights in what a replica goes on from, of what was averaged; the rest is its own."""
     quorum: Annotated[float, Field(ge=0.5, le=1, exclude_if=lambda value: value == 1.0)] = 1.0
+    """Share of each stage's replicas that a close needs; who is late is averaged later."""
     grace: Annotated[float, Field(gt=0, le=1, exclude_if=lambda value: value == GRACE)] = GRACE
+    """The longest that a close waits for the others once it has its quorum, as a share of the step's time."""
     may_miss: Annotated[int, Field(ge=1, le=8, exclude_if=lambda value: value == MAY_MISS)] = MAY_MISS
+    """Closes in a row that a replica may miss before it is waited for."""
 
 
 class AveragingConfig(Section):
     """``[averaging]``: the strategy, the averaged values, and their encoding and routes.
 
-    ``mode`` "sync": the gradients of each batch. "local": weights, of replicas that train apart for a while; then
-    ``strategy`` says who mixes with whom between two synchronisations, which are of all.
-    ``codec``: numbers as they are, or (``int8``) rounded to 8 bits on the way to the reducer and on the way back, for a
-    quarter of the bytes, or (``int4h``) to 4 bits for an eighth, where each replica adds what was rounded off to its
-    next contribution; every replica gets the same bits either way.
-    ``schedule`` is the way that sums travel; ``auto`` chooses it in each step from what was measured of the links, so
-    that with float32 sums, which trees round at each hop, two runs of one manifest may differ in the last bit.
+    With ``schedule`` ``auto`` and float32 sums, which trees round at each hop, two runs of one manifest may differ in
+    the last bit.
     """
 
     mode: Literal["sync", "local"] = "sync"
+    """``sync``: average the gradients of each batch; ``local``: average the weights of replicas that take optimizer
+    steps of their own."""
     strategy: StrategyName = "everyone"
+    """Groups of replicas; in ``local`` it says who mixes with whom between two synchronisations, which are of all."""
     codec: AveragingCodec = "float32"
+    """Encoding of what is averaged: ``int8`` takes a quarter of the bytes, ``int4h`` an eighth, where each replica adds
+    what was rounded off to its next contribution."""
     schedule: Literal["auto", "direct", "ring", "tree", "halving", "butterfly"] = "direct"
+    """Route of sums: ``direct``, along trees, or ``auto``, the fastest over the measured links."""
     local: LocalConfig = LocalConfig()
 
     @property

@@ -40,13 +40,15 @@ ADMISSIONS_BYTES = MAX_HOLDERS * 320 + MAX_REVOKED * 120 + MAX_ISSUERS * 64
 
 
 class AdmissionConfig(Section):
-    """``[admission]``: who may join. ``open``: anybody who knows the run. ``token``: who has an invite for one peer, or
-    is named. ``organisation``: only those whose peer ids issuers have named. ``issuers`` are the peers that sign
-    invites at first, and ``threshold`` how many of them must sign each."""
+    """``[admission]``: who may join."""
 
     mode: Literal["open", "token", "organisation"] = "open"
+    """``open``: anybody who knows the run joins; ``token``: who has an invite for one peer, or is named;
+    ``organisation``: only peers that issuers have named."""
     issuers: Annotated[tuple[PeerIdField, ...], Field(max_length=MAX_ISSUERS)] = ()
+    """Peer ids of those who may invite at first; where there is none, the founder names itself."""
     threshold: Annotated[int, Field(ge=1, le=MAX_ISSUERS)] = 1
+    """How many issuers must sign each invite."""
 
     @property
     def closed(self) -> bool:

@@ -99,7 +99,7 @@ class DigestMismatch(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartsCapped(Event):
     """The means of these parts were so far out in a step that each was scaled by a factor of its own: somebody's sum
-    was spoilt, or a gradient exploded. Told right before the step's closing."""
+    was corrupt, or a gradient exploded. Told right before the step's closing."""
 
     step: int
     caps: dict[str, float]

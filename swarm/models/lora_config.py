@@ -17,20 +17,24 @@ TargetField = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.]{1,200}$"
 class LoraConfig(Section):
     """Low-rank adapters (Hu et al., arXiv 2106.09685): y = W·x + alpha/rank · B·(A·x), of which A and B are trained.
 
-    ``targets`` are the names of the layers' linear modules that get one, as ``q_proj`` or more of their path; none: all
-    of them. ``base`` is what the frozen weights are stored in: with ``nf4`` (Dettmers et al., arXiv 2305.14314, §3) the
-    matrices of the layers take 4.25 bits a weight, all other tables are bfloat16. ``digests`` are the stored bytes of
-    each part's frozen weights, which its founder fills in: they never change, so whoever has them needs no others.
-    ``dropout`` is the fraction of x that A does not see in training; it is left out of what is written where it is 0,
-    so that manifests without it keep their id.
+    ``nf4`` is that of Dettmers et al., arXiv 2305.14314, §3. Frozen weights never change, so whoever has them needs no
+    others. ``dropout`` is left out of what is written where it is 0, so that manifests without it keep their id.
     """
 
     rank: Annotated[int, Field(ge=1, le=4096)] = 16
+    """Rank of the adapters that are trained in place of the weights."""
     alpha: Annotated[float, Field(gt=0, le=65536)] = 32.0
+    """An adapter's weight is this over the rank."""
     targets: Annotated[tuple[TargetField, ...], Field(max_length=4096)] = ()
+    """Names of the layers' linear modules that get an adapter, such as ``q_proj`` or more of their path; none: all of
+    them."""
     dropout: Annotated[float, Field(ge=0, lt=1, exclude_if=lambda value: value == 0.0)] = 0.0
+    """Fraction of what goes into an adapter that it does not see in training; the layer beside it sees all."""
     base: BaseDType = "bfloat16"
+    """What frozen weights are kept in; with ``nf4`` the layers' matrices take 4.25 bits a weight, other tables are
+    bfloat16."""
     digests: Annotated[Mapping[PartField, DigestField], Field(max_length=1024, exclude_if=lambda value: not value)] = {}
+    """Digests of each part's frozen weights, stored; the founder fills them in."""
 
     @property
     def scale(self) -> float:

@@ -41,15 +41,14 @@ class ModelConfig(Protocol):
 
 
 class SplitConfig(Section):
-    """The cut of the blocks into stages, and the holders of the ends.
-
-    ``layers_per_stage`` gives the number of blocks of each stage; without it they are spread as evenly as they go,
-    earlier stages taking the remainder.
-    """
+    """``[split]``: the cut of the blocks into stages, and the holders of the ends."""
 
     stages: Annotated[int, Field(ge=1, le=512)] = 2
+    """Number of stages: at most the model's layers."""
     layers_per_stage: tuple[Annotated[int, Field(ge=1)], ...] | None = None
+    """Blocks of each stage; left out: spread evenly, and earlier stages take the remainder."""
     ends: Literal["private", "hosted"] = "private"
+    """``private``: every trainer holds embedding and head; ``hosted``: the first and the last stage do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,29 +20,39 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 class OptimizerConfig(Section):
     """Which optimizer, with decoupled weight decay and global-norm clipping, and the course of its learning rate.
 
-    ``beta1``, ``beta2`` and ``eps`` are AdamW's, also for what Muon leaves to it; ``momentum`` is that of ``sgd`` and
-    ``muon``. ``schedule``: after a linear warm-up a cosine down to ``min_lr_fraction`` of the peak; ``wsd``, the peak
-    until the last ``decay_fraction`` of the steps, then down to that fraction linearly (Hu et al., arXiv 2404.06395);
-    or the peak for ever. What newer versions added is left out of what is written where it says nothing, so that
-    manifests without it keep their id.
+    ``wsd`` is that of Hu et al., arXiv 2404.06395. What newer versions added is left out of what is written where it
+    says nothing, so that manifests without it keep their id.
     """
 
     name: Annotated[Literal["adamw", "sgd", "muon"], Field(exclude_if=lambda value: value == "adamw")] = "adamw"
+    """``adamw``; ``sgd``: momentum, 8 bytes of state a parameter instead of 12; ``muon``: orthogonal steps for the
+    layers' matrices, AdamW for the rest."""
     lr: Annotated[float, Field(gt=0, lt=10)] = 1.5e-3
+    """Peak learning rate."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """AdamW: decay of the gradient's mean, per step."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """AdamW: decay of the mean of its square, per step."""
     eps: Annotated[float, Field(ge=1e-30)] = 1e-8
+    """AdamW: what is added to the root of that."""
     momentum: Annotated[float, Field(ge=0, lt=1, exclude_if=lambda value: value == MOMENTUM)] = MOMENTUM
+    """``sgd`` and ``muon``: decay of the momentum, per step."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    """Share of the learning rate by which weights shrink, per step."""
     clip_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Largest norm of the whole gradient."""
     warmup_steps: Annotated[int, Field(ge=0)] = 10
+    """Steps in which the learning rate rises to its peak."""
     min_lr_fraction: Fraction = 0.1
+    """Fraction of ``lr`` at the last step, but for ``constant``."""
     schedule: Annotated[Literal["cosine", "wsd", "constant"], Field(exclude_if=lambda value: value == "cosine")] = (
         "cosine"
     )
+    """After the warm-up: ``cosine`` to the last step; ``wsd``: the peak, then a linear fall; ``constant``: the peak."""
     decay_fraction: Annotated[float, Field(ge=0, le=1, exclude_if=lambda value: value == DECAY_FRACTION)] = (
         DECAY_FRACTION
     )
+    """``wsd``: share of all steps in which the rate falls."""
 
     @property
     def described(self) -> str:

@@ -17,15 +17,18 @@ Packing = Literal["stream", "documents"]
 
 
 class BatchConfig(Section):
-    """A step's size. ``max_share`` bounds the fraction of a step that one trainer may be leased (always at least
-    an equal share, so that the trainers together can fill it). ``packing``: a row is a piece of the stream of all
-    documents, or whole documents that do not see each other; the first is left out of what is written, so that
-    manifests without it keep their id."""
+    """``[batch]``: a step's size. ``packing`` is left out of what is written where it is ``stream``, so that manifests
+    without it keep their id."""
 
     microbatch_size: Annotated[int, Field(ge=1, le=4096)] = 8
+    """Rows in a microbatch, each of ``model.context`` tokens."""
     microbatches_per_step: Annotated[int, Field(ge=1, le=100_000)] = 16
+    """Microbatches in a step; with ``averaging.mode = "local"`` in each batch of it."""
     max_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Largest fraction of a step that one trainer may feed while others can fill it; at least an equal share."""
     packing: Annotated[Packing, Field(exclude_if=lambda value: value == "stream")] = "stream"
+    """What a row is: ``stream``, a piece of all documents one after the other; ``documents``, whole ones that do not
+    see each other."""
 
 
 class Batch(Protocol):

@@ -93,6 +93,7 @@ def steps() -> list[Step]:
     quiet = ("-o", "faulthandler_timeout=0")
     return [
         Step(Phase("lint", 60, always=True), (*make[3:], "lint")),
+        Step(Phase("manual", 20, always=True), (*make[3:], "docs"), why_not=_no_manual),
         Step(Phase("tests: always", 400, always=True), (*make, "test", "ARGS=--part always --durations=15")),
         Step(Phase("tests: the rest", 120, least_s=15), (*two, "--part", "rest", "--durations=15"), drawing),
         Step(Phase("long tests", 1000, least_s=15), (*two, "-m", "long", "--durations=15"), drawing),
@@ -238,6 +239,21 @@ def _remove(things: Sequence[str]) -> None:
         if path.parent == ours:
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     namespaces.sweep()
+
+
+def _no_manual() -> str:
+    """What builds it is installed beside ``.venv`` where an index, or a folder of wheels, has it."""
+    environment = os.environ | {"PIP_RETRIES": "1"}
+    make = ["make", "--no-print-directory", ".venv-docs/.lock"]
+    try:
+        asked = subprocess.run(
+            make, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return "what builds it was not installed in 300 s"
+    said = asked.stderr.strip().splitlines() or ["pip said nothing"]
+    first = next((line for line in said if line.startswith("ERROR: ")), said[-1])
+    return f"what builds it is not installed: {first}" if asked.returncode else ""
 
 
 def _no_namespaces() -> str:

@@ -33,11 +33,11 @@ BUILD = ["hatchling", "editables", "setuptools"]
 IMAGE = ["--extra", "hf", "--extra", "observe"]
 """What the image has beside the project: peers in it join runs of models of transformers, and serve dashboards."""
 DEV = ["--extra", "dev", "--extra", "data", "--extra", "top", *IMAGE]
-TRACKERS = ("tensorboard", "wandb", "mlflow")
-"""Extras that ``make setup`` leaves out unless EXTRAS names them: ``NAME.txt`` has what one needs beside the rest."""
+APART = ("tensorboard", "wandb", "mlflow", "docs")
+"""Extras that are no part of a set-up: ``NAME.txt`` has what one needs beside the rest."""
 INDEX = "https://download.pytorch.org/whl/cpu"
 """Where the CPU builds of torch are, as in the Makefile."""
-_PINNED = ("dev.txt", *(f"{name}.txt" for name in TRACKERS), "torch-cuda.txt")
+_PINNED = ("dev.txt", *(f"{name}.txt" for name in APART), "torch-cuda.txt")
 _ENTRY = re.compile(r"^([a-z0-9][a-z0-9-]*)===?([^ ]+)((?:.*\n)(?: .*\n)*)", re.MULTILINE)
 _ASKED = ["--quiet", "--universal", "--python-version", "3.11", "--generate-hashes", "--no-annotate", "--no-header"]
 
@@ -52,7 +52,7 @@ def entries(text: str) -> dict[str, str]:
     return {name: f"{name}==={version}{rest}" for name, version, rest in _ENTRY.findall(text)}
 
 
-def split(everything: str, dev: str, run: str, build: str, trackers: Mapping[str, str]) -> dict[str, str]:
+def split(everything: str, dev: str, run: str, build: str, apart: Mapping[str, str]) -> dict[str, str]:
     """Cut a resolution into files.
 
     Args:
@@ -60,7 +60,7 @@ def split(everything: str, dev: str, run: str, build: str, trackers: Mapping[str
         dev: That of what developing needs and of what builds, with the same pins.
         run: That of what the image holds, with the same pins.
         build: That of what builds, with the same pins.
-        trackers: Those of the project with one tracker each, by its name, with the same pins.
+        apart: Those of the project with one extra of :data:`APART` each, by its name, with the same pins.
 
     Returns:
         The files' texts by their names; ``torch-cpu.txt`` is not among them.
@@ -73,8 +73,8 @@ def split(everything: str, dev: str, run: str, build: str, trackers: Mapping[str
         "run.txt": "".join(lines for name, lines in pins.items() if name in entries(run)),
         "dev.txt": "".join(lines for name, lines in pins.items() if name in entries(dev)),
         **{
-            f"{tracker}.txt": "".join(lines for name, lines in pins.items() if name in entries(asked).keys() - had)
-            for tracker, asked in trackers.items()
+            f"{extra}.txt": "".join(lines for name, lines in pins.items() if name in entries(asked).keys() - had)
+            for extra, asked in apart.items()
         },
         "torch-cuda.txt": "".join(cuda.values()),
     }
@@ -130,12 +130,12 @@ def main(arguments: list[str]) -> int:
         pins = Path(scratch) / "pins.txt"
         known = [entries((LOCKS / name).read_text()) for name in _PINNED if (LOCKS / name).exists()]
         pins.write_text("".join({name: lines for lock in known for name, lines in lock.items()}.values()))
-        extras = [word for name in TRACKERS for word in ("--extra", name)]
+        extras = [word for name in APART for word in ("--extra", name)]
         everything = _compile(BUILD, pins, *DEV, *extras, *arguments, *project)
         pins.write_text(everything)
         dev = _compile(BUILD, pins, *DEV, *project)
-        trackers = {name: _compile([], pins, "--extra", name, *project) for name in TRACKERS}
-        texts = split(everything, dev, _compile([], pins, *IMAGE, *project), _compile(BUILD, pins), trackers)
+        apart = {name: _compile([], pins, "--extra", name, *project) for name in APART}
+        texts = split(everything, dev, _compile([], pins, *IMAGE, *project), _compile(BUILD, pins), apart)
     (version,) = re.findall(r"^torch===(\S+)", texts["torch-cuda.txt"], re.MULTILINE)
     cpu = LOCKS / "torch-cpu.txt"
     try:

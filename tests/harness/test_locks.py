@@ -7,10 +7,10 @@ import tomllib
 
 import pytest
 
-from tests.harness.locks import BUILD, CUDA, DEV, LOCKS, TRACKERS, cpu_build, entries, split
+from tests.harness.locks import APART, BUILD, CUDA, DEV, LOCKS, cpu_build, entries, split
 from tests.harness.sources import ROOT
 
-FILES = ("build.txt", "run.txt", "dev.txt", *(f"{name}.txt" for name in TRACKERS), "torch-cpu.txt", "torch-cuda.txt")
+FILES = ("build.txt", "run.txt", "dev.txt", *(f"{name}.txt" for name in APART), "torch-cpu.txt", "torch-cuda.txt")
 PAGE = """<a href="/whl/cpu/torch-2.0.0%2Bcpu-cp311-cp311-manylinux_2_28_x86_64.whl#sha256={a}">one</a>
 <a href="/whl/cpu/torch-2.0.0%2Bcpu-cp313-cp313t-manylinux_2_28_x86_64.whl#sha256={b}">two</a>
 <a href="/whl/cpu/torch-2.0.0%2Bcpu-cp311-cp311-win_amd64.whl#sha256={c}">not ours</a>
@@ -41,10 +41,10 @@ def test_locks_cover_what_the_project_and_its_extras_ask_for() -> None:
     run = {re.split(r"[^a-z0-9-]", each)[0] for each in project["project"]["dependencies"]}
     assert run <= lock("run.txt").keys() | {"torch"}
     assert set(BUILD) <= lock("build.txt").keys()
-    for tracker in TRACKERS:
-        assert {re.split(r"[^a-z0-9-]", each)[0] for each in extras[tracker]} <= lock(f"{tracker}.txt").keys()
-        assert not lock(f"{tracker}.txt").keys() & lock("dev.txt").keys(), "make setup leaves them out"
-    named = {*DEV[1::2], *TRACKERS}
+    for extra in APART:
+        assert {re.split(r"[^a-z0-9-]", each)[0] for each in extras[extra]} <= lock(f"{extra}.txt").keys()
+        assert not lock(f"{extra}.txt").keys() & lock("dev.txt").keys(), "make setup leaves them out"
+    named = {*DEV[1::2], *APART}
     assert named == extras.keys(), "each extra is in one of them"
 
 
@@ -63,8 +63,8 @@ def test_resolution_is_cut_into_what_runs_what_builds_and_each_build_of_torch() 
 
     everything = "".join(map(pin, ["numpy", "nvidia-nccl-cu13", "pytest", "setuptools", "torch", "triton", "wandb"]))
     dev = "".join(map(pin, ["numpy", "pytest", "setuptools", "torch"]))
-    trackers = {"wandb": pin("wandb") + pin("numpy")}
-    texts = split(everything, dev, pin("numpy") + pin("torch"), pin("setuptools"), trackers)
+    apart = {"wandb": pin("wandb") + pin("numpy")}
+    texts = split(everything, dev, pin("numpy") + pin("torch"), pin("setuptools"), apart)
     assert {name: list(entries(text)) for name, text in texts.items()} == {
         "build.txt": ["setuptools"],
         "run.txt": ["numpy"],

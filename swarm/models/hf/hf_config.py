@@ -92,26 +92,33 @@ DROPPED = ("_name_or_path", "_commit_hash")
 
 
 class HfConfig(Section):
-    """A model of ``transformers``, whole or cut.
-
-    ``source`` and ``revision`` say where its files were found, for people; ``config`` is its config.json as canonical
-    JSON. The numbers are what ``config`` says, which is checked when a part is built. ``context`` tokens are in a row.
-    ``scratch``: it begins with random weights, not with those of the files. ``attention`` is the implementation of it
-    that the family runs with.
-    """
+    """A model of ``transformers``, whole or cut. The numbers are what ``config`` says,
+    which is checked when a part is built."""
 
     family: Literal["hf"]
+    """The kind of model, which defines the other keys."""
     source: Annotated[str, StringConstraints(max_length=200, pattern=r"^[A-Za-z0-9._/-]*$")] = ""
+    """Where the model's files were found, for people."""
     revision: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{40})?$")] = ""
+    """Commit at which they were found, for people."""
     architecture: Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{1,64}$")]
+    """The config's ``model_type``."""
     layers: Annotated[int, Field(ge=1, le=512)]
+    """Blocks."""
     width: Annotated[int, Field(ge=8, le=1 << 16)]
+    """Width of what travels between stages."""
     vocab_size: Annotated[int, Field(ge=2, le=1 << 20)]
+    """Number of tokens."""
     context: Annotated[int, Field(ge=8, le=1 << 17)]
+    """Tokens in a row of text: at most those that the model has positions for."""
     scratch: bool = False
+    """Begin with random weights, not with those of the files."""
     attention: Literal["sdpa", "eager"] = "sdpa"
+    """Implementation of attention that the family runs with."""
     compute: DType = "float32"
+    """Data type of the blocks."""
     config: Annotated[str, StringConstraints(max_length=MAX_CONFIG_BYTES)]
+    """The model's config.json, as canonical JSON."""
     lora: Annotated[LoraConfig | None, Field(exclude_if=lambda value: value is None)] = None
 
     @property

@@ -11,7 +11,7 @@ import yaml
 
 from peers.cli.app import run
 from peers.dashboard.place import TOKEN_VARIABLE
-from peers.options.fields import Setting, settings_of
+from peers.options.fields import settings_of
 from peers.options.foundation import Foundation, Invocation
 from peers.options.local import LocalOptions
 from peers.options.model import PeerOptions
@@ -226,24 +226,6 @@ def test_wrong_port_names_the_option() -> None:
 
 
 # --- pages -----------------------------------------------------------------------------------------------------------
-
-
-def row(setting: Setting) -> str:
-    """The row of the page's table for a setting of a peer's."""
-    shown = setting.metavar.strip("<>").replace("|", "\\|")
-    name = setting.names[0] if setting.is_argument else f"{', '.join(setting.names)} {shown}".rstrip()
-    cells = (
-        f"`{name}`", f"`{setting.variable}`", f"`{setting.key}`", " and ".join(f"`{one}`" for one in setting.option.of),
-        setting.said_default or "–", setting.allowed, setting.option.help,
-    )  # fmt: skip
-    return f"| {' | '.join(cells)} |"
-
-
-def test_page_s_table_is_the_model() -> None:
-    page = (ROOT / "peers" / "README.md").read_text(encoding="utf-8")
-    section = page.partition("\n## Settings of a peer\n")[2].partition("\n## ")[0]
-    rows = [line for line in section.splitlines() if line.startswith("| `")]
-    assert rows == [row(one) for one in PEER.values()], "\n".join(row(one) for one in PEER.values())
 
 
 def test_dashboard_s_token_is_no_setting_and_still_may_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
