@@ -94,10 +94,24 @@ def load_foundation(foundation: Foundation) -> dict[str, Any]:
     try:
         document = with_profile(document, by_hand)
         checked = document if foundation.peers is None else _uncut(document)
-        parse_manifest(pending(checked), _origin(foundation))  # so that mistakes show before a tokenizer is trained
+        manifest = parse_manifest(pending(checked), _origin(foundation))  # mistakes show before a tokenizer is trained
+        if foundation.tokenizer is not None and foreign is None:
+            _check_fits(manifest, _read_tokenizer(foundation.tokenizer), str(foundation.tokenizer))
     except ConfigError as error:
         raise _blamed(error, foundation) from None
     return document
+
+
+def _check_fits(manifest: Manifest, tokenizer: bytes, source: str) -> None:
+    """Raises ConfigError for what is no tokenizer, or has more ids than the model, whatever digest the run names."""
+    said = manifest.tokenizer.model_copy(update={"digest": tokenizer_digest(tokenizer)})
+    try:
+        check_tokenizer(manifest.model_copy(update={"tokenizer": said}), tokenizer)
+    except ConfigError as error:
+        if error.key != "tokenizer":
+            raise
+        remedy = f"{another_path(Path(source))} Without --tokenizer one is made from text."
+        raise ConfigError("--tokenizer", source, error.allowed, remedy, why=error.why) from None
 
 
 def origins_of(foundation: Foundation, document: dict[str, Any]) -> dict[str, str]:
@@ -196,7 +210,7 @@ def make_run(foundation: Foundation, document: dict[str, Any], made: tuple[bytes
             remedy = f"Put it beside {source}, or remove it from [files] in the RUN.toml."
             raise Incompatible(f"files.{name}", digests.get(name, "")[:16], allowed, remedy)
     manifest = parse_manifest(document | named_run | {"tokenizer": words, "files": wanted}, _origin(foundation))
-    check_tokenizer(manifest, tokenizer)
+    _check_fits(manifest, tokenizer, source)
     if foreign is not None and isinstance(manifest.model, HfConfig):
         check_parts(manifest.model, manifest.split)
         check_founding(manifest.model, manifest.split)
