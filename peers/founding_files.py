@@ -26,7 +26,7 @@ from peers.plan.peers_file import read_entries
 from peers.plan.sizing import SizedStages, stages_for
 from peers.presets import load_preset, preset_names
 from peers.profiles import PROFILES, keys_of, profile_of, value_at, with_profile
-from swarm.config import Manifest, new_nonce, parse_manifest
+from swarm.config import Manifest, load_manifest, new_nonce, parse_manifest
 from swarm.disk import read_named
 from swarm.errors import ConfigError, Incompatible
 from swarm.models.hf.hf_config import HfConfig
@@ -245,13 +245,18 @@ def resume_run(foundation: Foundation, home: Path | str | None) -> Founded:
             shown = value if isinstance(value, int) else " ".join(map(str, value)) if setting.many else str(value)
             raise ConfigError(setting.names[0], shown, allowed, remedy)
     named = given is not None and step_called(given.name) is not None
-    if not named:
-        find_run_directory(given, home, key="--resume")
+    directory = None if named else find_run_directory(given, home, key="--resume")
     # After there is one: torch takes seconds.
     from peers.checkpoints.recut import recut_run
-    from peers.checkpoints.resume import find_resumable
+    from peers.checkpoints.resume import NotWhole, find_resumable
 
-    found, said = find_resumable(given, home), list[tuple[str, str]]()
+    said = list[tuple[str, str]]()
+    try:
+        found = find_resumable(given, home)
+    except NotWhole:
+        if directory is not None:  # of a run that lives the parts that lack are no matter
+            check_gone(home_directory(home), load_manifest(directory.manifest), on_purpose=False, whole=False)
+        raise
     origin = str(found.directory.tokenizer)
     if not cut_anew:
         check_gone(home_directory(home), found.manifest, on_purpose=named)

@@ -45,6 +45,10 @@ class Resumable:
         return self.manifest.admission.issuers if said is None else said.issuers
 
 
+class NotWhole(CommandError):
+    """No checkpoint of the run that is here has every part."""
+
+
 class FromCheckpoint:
     """The state that a resumed run begins with: every part of a step, as its close record says. Implements
     :class:`swarm.membership.state_keeper.Beginning`."""
@@ -72,8 +76,9 @@ def find_resumable(given: Path | None, home: Path | str | None) -> Resumable:
 
     The newest step that is complete and right to the last bit; older ones stand in for those that are not, but for the
     last step of the run. With the directory of a checkpoint it is that one, whatever else is there. Raises ConfigError
-    when there is no such run, StateError when its files are damaged, CommandError when it has no checkpoint, when parts
-    are missing, with the command that gets them, or when the run is over. Reads whole steps: minutes for a large model.
+    when there is no such run, StateError when its files are damaged, NotWhole when parts are missing, with the command
+    that gets them, CommandError when it has no checkpoint, or when the run is over. Reads whole steps: minutes for a
+    large model.
     """
     given, chosen = _asked_for(given)
     directory = find_run_directory(given, home, key="--resume")
@@ -177,7 +182,7 @@ def _incomplete(directory: RunDirectory, manifest: Manifest, passed: Sequence[Ch
         return StateError(f"no checkpoint can be used; the newest: {_told(passed[0], manifest)}")
     lacking = _lacking(newest, manifest)
     files = ", ".join(f"{part}.safetensors" for part in lacking)
-    return CommandError(
+    return NotWhole(
         f"no checkpoint is complete here: {_told(newest, manifest)}",
         check=f"{files} of that step lie where peers held these parts: below runs/ of those machines' homes, in "
               f"{step_directory(directory.checkpoints, newest.step).name}/",

@@ -64,7 +64,7 @@ def join(options: PeerOptions, *, words: bool, json_lines: bool, company: Compan
     if not given and options.invite_file is not None:
         given = (_awaited(options.invite_file, say),)
     contacts = contacts_from(given)
-    role: Role = "bootstrap" if founder else _checked_role(contacts, options.part_taken)
+    role: Role = "bootstrap" if founder else _checked_role(contacts, options)
     say(f"swarm {__version__}", f"joins {contacts.run_name or 'the run of a peer'} as {_title(role)}")
     check_offered(options)
     check_before_start(home_directory(options.home), say)
@@ -209,15 +209,23 @@ def _keep(place: HeldPlace, credential: Credential) -> str:
     return f"for {grant.name}, as {grant.role}, until step {grant.until_step}"
 
 
-def _checked_role(contacts: Contacts, role: Literal["stage", "trainer"]) -> Literal["stage", "trainer"]:
-    """Return the role. Raises ConfigError for one that the invite is not for: nobody would let this peer in."""
+def _checked_role(contacts: Contacts, options: PeerOptions) -> Literal["stage", "trainer"]:
+    """Return the role. Raises ConfigError for one that the invite is not for, naming what says so: nobody would let
+    this peer in."""
+    role = options.part_taken
     if contacts.granted is None or (grant := contacts.granted.grant.grant).allows(role):
         return role
     if grant.role == "observer":
         next_ = f"{command_name()} dashboard INVITE looks on; to join ask for an invite as {role}"
     else:
-        next_ = f"{command_name()} join INVITE --role {grant.role}; or ask for an invite as {role}"
-    raise ConfigError("--role", role, f"{grant.role}, for which the invite is", next_)
+        data = " --data TEXT" if grant.role == "trainer" else ""
+        next_ = f"{command_name()} join INVITE --role {grant.role}{data}; or ask for an invite as {role}"
+    if options.role != "auto":
+        raise ConfigError("--role", role, f"{grant.role}, for which the invite is", next_)
+    if options.data is not None:
+        raise ConfigError("--data", str(options.data), f"nothing: the invite is for {grant.role}", next_)
+    why = f"it is for {grant.role}, and without --role and --data this peer is a stage host"
+    raise ConfigError("INVITE", f"for {grant.name}", "an invite for a stage host", next_, why=why)
 
 
 def _title(role: str) -> str:
