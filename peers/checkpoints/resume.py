@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from peers.checkpoints.verify import CheckedStep, check_step, named_files
@@ -56,18 +57,15 @@ class FromCheckpoint:
     def __init__(self, root: Path, step: int, run: RunId) -> None:
         self._root, self._step, self._run = root, step, run
 
-    async def load(self) -> tuple[Origin, list[Snapshot]]:
+    async def load(self, told: Callable[[int, int], None]) -> tuple[Origin, list[Snapshot]]:
         """Read and verify all of it, off the event loop. Raises StateError naming the file that is not as it was."""
-        return await asyncio.to_thread(self._load)
-
-    def _load(self) -> tuple[Origin, list[Snapshot]]:
-        manifest = read_manifest(self._root, self._step)
+        manifest, snapshots = await asyncio.to_thread(read_manifest, self._root, self._step), list[Snapshot]()
         proof = proof_in(manifest, self._run)
         proof.standing()
-        snapshots = [
-            load_part(self._root, self._step, PartName(part), expected_digest=expected)
-            for part, expected in manifest.parts.items()
-        ]
+        for part, expected in manifest.parts.items():
+            told(len(snapshots), len(manifest.parts))
+            load = partial(load_part, self._root, self._step, PartName(part), expected_digest=expected)
+            snapshots.append(await asyncio.to_thread(load))
         return Origin.after(proof.record), snapshots
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -17,6 +18,7 @@ from peers.commands.preflight import (
     check_reporting,
     check_through,
 )
+from peers.console.lasting import Lasting
 from peers.console.words import command_name, print_error
 from peers.doctor.machine import check_before_start
 from peers.exit_codes import EXIT_OK
@@ -28,6 +30,7 @@ from peers.session import Who, echo, know_thyself, live, open_session, silent
 from peers.settings import exact_settings
 from swarm import __version__
 from swarm.clock import SystemClock
+from swarm.disk import size_text
 from swarm.errors import ConfigError
 from swarm.membership.status_types import ENDED
 
@@ -73,7 +76,7 @@ def join(options: PeerOptions, *, words: bool, json_lines: bool, company: Compan
 
         each = dataclasses.replace(options, invite=given)
         return join_each(each, home_directory(options.home), words=words, json_lines=json_lines, back=back)
-    words_of_data, data = _checked_data(options) if role == "trainer" else ("", "")
+    words_of_data, data = _checked_data(options, say) if role == "trainer" else ("", "")
     if words_of_data:
         say("data", words_of_data)
     home = home_directory(options.home)
@@ -183,18 +186,18 @@ def _peer_settings(place: HeldPlace, who: Who, contacts: Contacts, options: Peer
     )
 
 
-def _checked_data(options: PeerOptions) -> tuple[str, str]:
-    """Return a trainer's data in words, and its digest: "" for the text that every trainer has."""
+def _checked_data(options: PeerOptions, say: Callable[[str, str], None]) -> tuple[str, str]:
+    """Return a trainer's data in words, and its digest: "" for the text that every trainer has. Says how far it is."""
     # numpy and tokenizers: not for a stage host.
     from peers.data.source import EVAL, check_data, data_given, held_out_given
 
-    held_out = held_out_given(options)
+    lasting, held_out = Lasting(partial(say, "reading"), size_text), held_out_given(options)
     if held_out is not None:
-        check_data(held_out, EVAL)
+        check_data(held_out, EVAL, lasting.told)
     data = data_given(options)
     if data is None:
         return "the text that comes with Python; your own with --data", ""
-    found = check_data(data)
+    found = check_data(data, told=lasting.told)
     return f"{data.path}: {found.words}", found.digest
 
 
