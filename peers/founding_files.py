@@ -26,7 +26,7 @@ from peers.plan.peers_file import read_entries
 from peers.plan.sizing import SizedStages, stages_for
 from peers.presets import load_preset, preset_names
 from peers.profiles import PROFILES, keys_of, profile_of, value_at, with_profile
-from swarm.config import Manifest, new_nonce, parse_manifest
+from swarm.config import Manifest, load_manifest, new_nonce, parse_manifest
 from swarm.disk import read_named
 from swarm.errors import ConfigError, Incompatible
 from swarm.models.hf.hf_config import HfConfig
@@ -94,10 +94,24 @@ def load_foundation(foundation: Foundation) -> dict[str, Any]:
     try:
         document = with_profile(document, by_hand)
         checked = document if foundation.peers is None else _uncut(document)
-        parse_manifest(pending(checked), _origin(foundation))  # so that mistakes show before a tokenizer is trained
+        manifest = parse_manifest(pending(checked), _origin(foundation))  # mistakes show before a tokenizer is trained
+        if foundation.tokenizer is not None and foreign is None:
+            _check_fits(manifest, _read_tokenizer(foundation.tokenizer), str(foundation.tokenizer))
     except ConfigError as error:
         raise _blamed(error, foundation) from None
     return document
+
+
+def _check_fits(manifest: Manifest, tokenizer: bytes, source: str) -> None:
+    """Raises ConfigError for what is no tokenizer, or has more ids than the model, whatever digest the run names."""
+    said = manifest.tokenizer.model_copy(update={"digest": tokenizer_digest(tokenizer)})
+    try:
+        check_tokenizer(manifest.model_copy(update={"tokenizer": said}), tokenizer)
+    except ConfigError as error:
+        if error.key != "tokenizer":
+            raise
+        remedy = f"{another_path(Path(source))} Without --tokenizer one is made from text."
+        raise ConfigError("--tokenizer", source, error.allowed, remedy, why=error.why) from None
 
 
 def origins_of(foundation: Foundation, document: dict[str, Any]) -> dict[str, str]:
@@ -196,7 +210,7 @@ def make_run(foundation: Foundation, document: dict[str, Any], made: tuple[bytes
             remedy = f"Put it beside {source}, or remove it from [files] in the RUN.toml."
             raise Incompatible(f"files.{name}", digests.get(name, "")[:16], allowed, remedy)
     manifest = parse_manifest(document | named_run | {"tokenizer": words, "files": wanted}, _origin(foundation))
-    check_tokenizer(manifest, tokenizer)
+    _check_fits(manifest, tokenizer, source)
     if foreign is not None and isinstance(manifest.model, HfConfig):
         check_parts(manifest.model, manifest.split)
         check_founding(manifest.model, manifest.split)
@@ -231,13 +245,18 @@ def resume_run(foundation: Foundation, home: Path | str | None) -> Founded:
             shown = value if isinstance(value, int) else " ".join(map(str, value)) if setting.many else str(value)
             raise ConfigError(setting.names[0], shown, allowed, remedy)
     named = given is not None and step_called(given.name) is not None
-    if not named:
-        find_run_directory(given, home, key="--resume")
+    directory = None if named else find_run_directory(given, home, key="--resume")
     # After there is one: torch takes seconds.
     from peers.checkpoints.recut import recut_run
-    from peers.checkpoints.resume import find_resumable
+    from peers.checkpoints.resume import NotWhole, find_resumable
 
-    found, said = find_resumable(given, home), list[tuple[str, str]]()
+    said = list[tuple[str, str]]()
+    try:
+        found = find_resumable(given, home)
+    except NotWhole:
+        if directory is not None:  # of a run that lives the parts that lack are no matter
+            check_gone(home_directory(home), load_manifest(directory.manifest), on_purpose=False, whole=False)
+        raise
     origin = str(found.directory.tokenizer)
     if not cut_anew:
         check_gone(home_directory(home), found.manifest, on_purpose=named)

@@ -55,7 +55,7 @@ def with_frozen(manifest: Manifest, files: Path | None, store: FrozenStore, told
     specs = family.parts(manifest.split)
     if not any(family.adapted(family.build(spec)) for spec in specs):
         there = sorted(set().union(*(family.choices(spec) for spec in specs)))
-        remedy = "Name some of them, or leave it out for all (--lora-targets)."
+        remedy = "Name some of them, or leave it out for all."
         raise ConfigError("model.lora.targets", ", ".join(family.lora.targets), ", ".join(there), remedy)
     said, digests = family.lora.digests, dict[PartName, str]()
     for spec in specs:

@@ -26,7 +26,7 @@ from swarm.errors import ConfigError, OtherWire
 from swarm.ids import PeerId, RunId
 from swarm.models.gpt_config import GptConfig
 from swarm.models.registry import AnyModel, config_type, family_of
-from swarm.models.spec import SplitConfig
+from swarm.models.spec import SplitConfig, split_layers
 from swarm.network.protocols import MAX_BODY_BYTES
 from swarm.optim.schedules import MUON_WIDTH, OptimizerConfig
 from swarm.parsing import parse_toml
@@ -266,14 +266,10 @@ def load_manifest(path: Path) -> Manifest:
 
 
 def check_manifest(manifest: Manifest) -> None:
-    """What holds between sections. Raises ConfigError."""
+    """What holds between sections; what torch is needed for last, as it takes seconds to import. Raises ConfigError."""
     model, split, start = manifest.model, manifest.split, manifest.run.start_when
-    family = family_of(model)
-    family.check()
-    family.parts(split)
-    if manifest.batch.packing == "documents" and not family.packs:
-        why = f"{family.described.split(',')[0]} carries what it has read from one document of a row into the next"
-        raise ConfigError("batch.packing", "documents", '"stream" for this model', "Leave it out.", why=why)
+    model.check()
+    split_layers(model.layers, split)
     members = start.stage_hosts + start.trainers + 1
     size = record_bytes(manifest.step_microbatches, split.stages, members, closed=manifest.admission.closed)
     if size > MAX_BODY_BYTES:
@@ -286,7 +282,6 @@ def check_manifest(manifest: Manifest) -> None:
         )
     check_averaging(manifest.averaging, reproducible=manifest.run.reproducible)
     check_codecs(manifest)
-    check_optimizer(manifest)
     check_speed(manifest)
     check_rebalance(manifest)
     check_admission(manifest.admission)
@@ -321,6 +316,16 @@ def check_manifest(manifest: Manifest) -> None:
             "of its own for its share of such a batch",
             "Use more, smaller microbatches, or start with fewer stage hosts.",
         )
+    check_family(manifest)
+
+
+def check_family(manifest: Manifest) -> None:
+    """Check what only the code of the model's family knows: where it has to be asked, this imports torch. Raises
+    ConfigError."""
+    if manifest.batch.packing == "documents" and not (family := family_of(manifest.model)).packs:
+        why = f"{family.described.split(',')[0]} carries what it has read from one document of a row into the next"
+        raise ConfigError("batch.packing", "documents", '"stream" for this model', "Leave it out.", why=why)
+    check_optimizer(manifest)
 
 
 def check_codecs(manifest: Manifest) -> None:

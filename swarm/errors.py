@@ -25,10 +25,12 @@ An application turns the ``ending`` of an error into an exit code, and an :class
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from enum import Enum, StrEnum
 from pathlib import Path
+from typing import Any
 
 from swarm import WIRE_VERSION
 
@@ -84,6 +86,14 @@ def install_command(extra: str) -> str:
     return f"{shlex.quote(sys.executable)} -m pip install {shlex.quote(f'{source}[{extra}]')}"
 
 
+_INVITE = re.compile(r"\b(swarm[0-9]{1,4}:[\w-]{53})[\w-]+")
+"""An invite may hold a key: where one was typed in another's place, its beginning says which it was."""
+
+
+def _shortened(said: Any) -> Any:
+    return _INVITE.sub(r"\1…", said) if isinstance(said, str) else said
+
+
 class SwarmError(Exception):
     """Anything this project raises on purpose."""
 
@@ -99,6 +109,7 @@ class ConfigError(SwarmError):
     ending = Ending.MISUSED
 
     def __init__(self, key: str, value: object, allowed: str, remedy: str, *, why: str = "") -> None:
+        value, allowed, remedy, why = map(_shortened, (value, allowed, remedy, why))
         super().__init__(f"{key} = {value!r}: expected {allowed}{f'; {why}' if why else ''}. {remedy}")
         self.key, self.value, self.allowed, self.remedy, self.why = key, value, allowed, remedy, why
 

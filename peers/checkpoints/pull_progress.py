@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
+from peers.console.lasting import span
 from peers.console.words import command_name
 from swarm.clock import Clock
 from swarm.disk import size_text
@@ -102,10 +103,3 @@ async def waiting(say: Callable[[str, str], None], clock: Clock, what: Callable[
         yield
     finally:
         await ended([repeating])
-
-
-def span(seconds: float) -> str:
-    """Return a time to wait in words: ``40 s``, ``11 min``, ``2.3 h``."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

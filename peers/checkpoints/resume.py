@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from peers.checkpoints.verify import CheckedStep, check_step, named_files
@@ -45,6 +46,10 @@ class Resumable:
         return self.manifest.admission.issuers if said is None else said.issuers
 
 
+class NotWhole(CommandError):
+    """No checkpoint of the run that is here has every part."""
+
+
 class FromCheckpoint:
     """The state that a resumed run begins with: every part of a step, as its close record says. Implements
     :class:`swarm.membership.state_keeper.Beginning`."""
@@ -52,18 +57,15 @@ class FromCheckpoint:
     def __init__(self, root: Path, step: int, run: RunId) -> None:
         self._root, self._step, self._run = root, step, run
 
-    async def load(self) -> tuple[Origin, list[Snapshot]]:
+    async def load(self, told: Callable[[int, int], None]) -> tuple[Origin, list[Snapshot]]:
         """Read and verify all of it, off the event loop. Raises StateError naming the file that is not as it was."""
-        return await asyncio.to_thread(self._load)
-
-    def _load(self) -> tuple[Origin, list[Snapshot]]:
-        manifest = read_manifest(self._root, self._step)
+        manifest, snapshots = await asyncio.to_thread(read_manifest, self._root, self._step), list[Snapshot]()
         proof = proof_in(manifest, self._run)
         proof.standing()
-        snapshots = [
-            load_part(self._root, self._step, PartName(part), expected_digest=expected)
-            for part, expected in manifest.parts.items()
-        ]
+        for part, expected in manifest.parts.items():
+            told(len(snapshots), len(manifest.parts))
+            load = partial(load_part, self._root, self._step, PartName(part), expected_digest=expected)
+            snapshots.append(await asyncio.to_thread(load))
         return Origin.after(proof.record), snapshots
 
 
@@ -72,8 +74,9 @@ def find_resumable(given: Path | None, home: Path | str | None) -> Resumable:
 
     The newest step that is complete and right to the last bit; older ones stand in for those that are not, but for the
     last step of the run. With the directory of a checkpoint it is that one, whatever else is there. Raises ConfigError
-    when there is no such run, StateError when its files are damaged, CommandError when it has no checkpoint, when parts
-    are missing, with the command that gets them, or when the run is over. Reads whole steps: minutes for a large model.
+    when there is no such run, StateError when its files are damaged, NotWhole when parts are missing, with the command
+    that gets them, CommandError when it has no checkpoint, or when the run is over. Reads whole steps: minutes for a
+    large model.
     """
     given, chosen = _asked_for(given)
     directory = find_run_directory(given, home, key="--resume")
@@ -177,7 +180,7 @@ def _incomplete(directory: RunDirectory, manifest: Manifest, passed: Sequence[Ch
         return StateError(f"no checkpoint can be used; the newest: {_told(passed[0], manifest)}")
     lacking = _lacking(newest, manifest)
     files = ", ".join(f"{part}.safetensors" for part in lacking)
-    return CommandError(
+    return NotWhole(
         f"no checkpoint is complete here: {_told(newest, manifest)}",
         check=f"{files} of that step lie where peers held these parts: below runs/ of those machines' homes, in "
               f"{step_directory(directory.checkpoints, newest.step).name}/",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -76,8 +77,12 @@ def plan(
         made = make_table(Path(table))
         print(json.dumps(made.document()) if as_json else "\n".join(made.lines()), flush=True)
         return
-    report = make_plan(model, peers, swarm, memory_gib)
+    report = make_plan(model, peers, swarm, memory_gib, (lambda line: None) if as_json else _progress)
     if as_json:
         print(json.dumps(report.document()), flush=True)
         return
     print("\n".join([*report.lines(), *(report.explained() if explain else ())]), flush=True)
+
+
+def _progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -81,14 +81,15 @@ def _reported(trouble: CommandError) -> int:
     return trouble.exit_code
 
 
-def rewind(peer: Peer = None, home: Home = None) -> None:
+def rewind(peer: Peer = None, home: Home = None, as_json: AsJson = False) -> None:
     """Say that a run may go back to a checkpoint.
 
     A run whose manifest says `[run] rewind = "ask"` waits for this where a part
     of the model is lost with its last holder and no copy is left: then it goes
     back to the newest checkpoint that the peers that are there have whole, and
-    repeats the steps since. One peer of the run is enough. Nothing happens
-    where no part is lost, and where every part is held again before.
+    repeats the steps since. It is enough at one peer that votes or issues
+    invites: the others check its signature. Nothing happens where no part is
+    lost, and where every part is held again before.
 
     Example: swarm rewind
     """
@@ -97,7 +98,13 @@ def rewind(peer: Peer = None, home: Home = None) -> None:
     from peers.home.places import home_directory
 
     place = choose_speaker(home_directory(home), peer, command="rewind")
-    print(f"{place.title}: {ask(place.control, 'rewind', who=place.described)}", flush=True)
+    said = ask(place.control, "rewind", who=place.described)
+    print(_told(place.title, said) if as_json else f"{place.title}: {said}", flush=True)
+
+
+def _told(peer: str, said: str) -> str:
+    """What a peer answered, for programs."""
+    return json.dumps({"schema": SCHEMA, "peer": peer, "said": said})
 
 
 # --- swarm id --------------------------------------------------------------------------------------------------------
@@ -181,6 +188,7 @@ def invite(
         typer.Option("--out", metavar="FILE|DIR/", help="Write it to a file that this user alone can read: NAME.txt."),
     ] = None,
     qr: Annotated[bool, typer.Option("--qr", help="Show it as a QR code, too, on stderr.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print an invite to the run of a peer on this machine.
 
@@ -203,7 +211,9 @@ def invite(
     given: dict[str, object] = {key: value for key, value in wishes.items() if value is not None}
     given |= {"vote": False} if no_vote else {}
     given |= {} if countersign is None else {"countersign": countersign}
-    show_invite(home_directory(home), peer, given, out=out, qr=qr)
+    given_out = show_invite(home_directory(home), peer, given, out=out, qr=qr, words=not as_json)
+    if as_json:
+        print(json.dumps({"schema": SCHEMA, "invites": given_out}), flush=True)
 
 
 # --- swarm revoke ----------------------------------------------------------------------------------------------------
@@ -216,6 +226,7 @@ def revoke(
     sure: Annotated[bool, typer.Option("--yes", help="Do not ask, also where nobody else holds a part.")] = False,
     peer: Peer = None,
     home: Home = None,
+    as_json: AsJson = False,
 ) -> None:
     """Take back what was granted to somebody, used or not.
 
@@ -227,9 +238,12 @@ def revoke(
     Example: swarm revoke ana
     """
     from peers.commands.invite import take_back
+    from peers.control.choose import choose_speaker
     from peers.home.places import home_directory
 
-    print(take_back(home_directory(home), peer, name, sure=sure), flush=True)
+    place = choose_speaker(home_directory(home), peer, command="revoke")
+    said = take_back(place, name, sure=sure)
+    print(_told(place.title, said) if as_json else said, flush=True)
 
 
 # --- swarm issuers ---------------------------------------------------------------------------------------------------
@@ -244,6 +258,7 @@ def issuers(
     ] = None,
     peer: Peer = None,
     home: Home = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show who may invite to a run, or change that.
 
@@ -262,7 +277,8 @@ def issuers(
     for key, value in given.items():
         check_peer_id(f"--{key}", value)
     place = choose_speaker(home_directory(home), peer, command="issuers")
-    print(ask(place.control, "issuers", who=place.described, **given), flush=True)
+    said = ask(place.control, "issuers", who=place.described, **given)
+    print(_told(place.title, said) if as_json else said, flush=True)
 
 
 # --- swarm peers -----------------------------------------------------------------------------------------------------

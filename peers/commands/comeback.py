@@ -198,10 +198,11 @@ def check_no_founder(seen: RunKnown, beside: str = "") -> None:
             raise runs_still(one.place)
 
 
-def check_gone(home: Path, manifest: Manifest, *, on_purpose: bool) -> None:
+def check_gone(home: Path, manifest: Manifest, *, on_purpose: bool, whole: bool = True) -> None:
     """Check that no peer of a run that is to go on from a checkpoint lives in this home, nor, unless that checkpoint
     was named ``on_purpose``, answers where it was known here. Takes three seconds, and some more where names cannot be
-    resolved. Raises CommandError, also (exit code 3) where it cannot find out, as of peers behind relays."""
+    resolved. Raises CommandError, also (exit code 3) where it cannot find out, as of peers behind relays, if there is a
+    ``whole`` checkpoint to go on from."""
     check_nobody_here(home, manifest.run_id)
     if on_purpose:
         return
@@ -211,12 +212,12 @@ def check_gone(home: Path, manifest: Manifest, *, on_purpose: bool) -> None:
     if answered := [knock.address for knock in knocks if knock.answered == "peer"]:
         files = next((one.founded for one in seen.founders if one.founded is not None), None)
         back = _joining(seen, answered) if files is None else f"{command_name()} new {shlex.quote(str(files))}"
-        raise CommandError(f"a peer of that run answers still, at {_shown(answered)}: to begin from a checkpoint "
+        raise CommandError(f"that run lives: a peer of it answers, at {_shown(answered)}; to begin from a checkpoint "
                            "beside it would make two runs of one",
                            check="swarm status, on its machine: does it train, or wait for the run to go on?",
-                           next_=f"{back} to take part in it; where it only waits: {by_name}",
+                           next_=f"{back} to take part in it{f'; where it only waits: {by_name}' if whole else ''}",
                            exit_code=EXIT_USAGE)  # fmt: skip
-    if unknown := _unknown(knocks):
+    if whole and (unknown := _unknown(knocks)):
         raise CommandError(f"peers of that run may live where this machine cannot ask: {_shown(unknown)}",
                            check="is this machine on a network (ip route)? swarm status, on their machines",
                            next_=f"the same command once they can be asked; if they are surely gone: {by_name}",

@@ -24,8 +24,11 @@ from swarm.errors import ConfigError
 from swarm.security.credentials import Grant
 
 
-def show_invite(home: Path, peer: str | None, wishes: Mapping[str, Any], *, out: str | None, qr: bool) -> None:
-    """Print an invite on stdout, or write it to a file, and the rest on stderr; for several names a file each.
+def show_invite(
+    home: Path, peer: str | None, wishes: Mapping[str, Any], *, out: str | None, qr: bool, words: bool = True
+) -> list[dict[str, Any]]:
+    """Print an invite on stdout, or write it to a file, and the rest on stderr; for several names a file each. Returns
+    what was given, for programs.
 
     Args:
         home: Where peers of this machine are looked for.
@@ -33,6 +36,7 @@ def show_invite(home: Path, peer: str | None, wishes: Mapping[str, Any], *, out:
         wishes: As :func:`~peers.invites.wishes.check_wishes`.
         out: The file, or the directory for a file each.
         qr: Whether it is shown as a QR code, too.
+        words: Whether invites are printed, and what is to be done with them; notes are at any rate.
 
     Raises ConfigError and CommandError; files that were written before stay, and were named.
     """
@@ -46,8 +50,14 @@ def show_invite(home: Path, peer: str | None, wishes: Mapping[str, Any], *, out:
     if wishes.get("countersign") == "-":
         each = [{"countersign": invite_on_standard_input("invite --countersign -")}]
     standing = look_at(place).standing
+    found = []
     for one, file in zip(each, files, strict=True):
-        invite = _give(place, standing, one, file)
+        invite = _give(place, one, file, words=words)
+        if invite.granted is not None and "countersign" not in one:
+            grant = invite.granted.grant.grant
+            _tell_others(standing, grant)
+            _tell_unknown_pace(standing, grant, str(one.get("expires", DEFAULT_EXPIRES)), place)
+        found.append(_facts(invite, file))
     if invite.local:
         print_error(
             f"{place.title} can be reached from this machine only",
@@ -57,6 +67,14 @@ def show_invite(home: Path, peer: str | None, wishes: Mapping[str, Any], *, out:
         )
     if qr:
         _show_qr(invite.text())
+    return found
+
+
+def _facts(invite: Invite, file: Path | None) -> dict[str, Any]:
+    grant = None if invite.granted is None else invite.granted.grant.grant
+    granted = {} if grant is None else {"for": grant.name, "role": grant.role, "until_step": grant.until_step}
+    where = {"invite": invite.text()} if file is None else {"file": str(file.absolute())}
+    return {"run": invite.run, "run_name": invite.name, **where, **granted}
 
 
 def _files(each: Sequence[Mapping[str, Any]], out: str | None, qr: bool) -> list[Path | None]:
@@ -79,34 +97,32 @@ def _files(each: Sequence[Mapping[str, Any]], out: str | None, qr: bool) -> list
     return [*files]
 
 
-def _give(place: PlaceInfo, standing: StatusReport | None, wishes: Mapping[str, Any], out: Path | None) -> Invite:
+def _give(place: PlaceInfo, wishes: Mapping[str, Any], out: Path | None, *, words: bool) -> Invite:
     """Have one invite made, print or write it, and say what its holder types."""
     text = str(ask(place.control, "invite", who=place.described, **wishes))
     invite = parse_invite(text)
+    made = None if out is None else write_invite(out, text, option="--out")
+    if not words:
+        return invite
     if out is None:
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
     else:
-        made = write_invite(out, text, option="--out")
         _say(f"The invite is in {out}{f', in the new directory {made}' if made else ''}.")
     said = "Anybody with this invite can join the run."
     grant = None if invite.granted is None else invite.granted.grant.grant
     if grant is not None:
         said = f"Keep it secret: it is for one peer, {grant.name}, as {grant.role}, until step {grant.until_step}."
     _say(f"{said} On another machine: {_use('- < FILE' if out else 'INVITE', 'any' if grant is None else grant.role)}")
-    if grant is not None and "countersign" not in wishes:
-        _tell_others(standing, grant)
-        _tell_unknown_pace(standing, grant, str(wishes.get("expires", DEFAULT_EXPIRES)), place)
     return invite
 
 
-def take_back(home: Path, peer: str | None, name: str, *, sure: bool) -> str:
+def take_back(place: PlaceInfo, name: str, *, sure: bool) -> str:
     """Have revoked what was granted to ``name``; returns what comes of it, in words.
 
     Where the run would be left without a part of its model, a person at a terminal is asked first, unless ``sure``.
     Raises CommandError where nothing was done, because that was not agreed to either.
     """
-    place = choose_speaker(home, peer, command="revoke")
     found = ask(place.control, "revoke", who=place.described, name=name, sure=sure)
     if not (asks := str(found["asks"])):
         return str(found["said"])

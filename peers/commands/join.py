@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -17,6 +18,7 @@ from peers.commands.preflight import (
     check_reporting,
     check_through,
 )
+from peers.console.lasting import Lasting
 from peers.console.words import command_name, print_error
 from peers.doctor.machine import check_before_start
 from peers.exit_codes import EXIT_OK
@@ -28,6 +30,7 @@ from peers.session import Who, echo, know_thyself, live, open_session, silent
 from peers.settings import exact_settings
 from swarm import __version__
 from swarm.clock import SystemClock
+from swarm.disk import size_text
 from swarm.errors import ConfigError
 from swarm.membership.status_types import ENDED
 
@@ -64,7 +67,7 @@ def join(options: PeerOptions, *, words: bool, json_lines: bool, company: Compan
     if not given and options.invite_file is not None:
         given = (_awaited(options.invite_file, say),)
     contacts = contacts_from(given)
-    role: Role = "bootstrap" if founder else _checked_role(contacts, options.part_taken)
+    role: Role = "bootstrap" if founder else _checked_role(contacts, options)
     say(f"swarm {__version__}", f"joins {contacts.run_name or 'the run of a peer'} as {_title(role)}")
     check_offered(options)
     check_before_start(home_directory(options.home), say)
@@ -73,7 +76,7 @@ def join(options: PeerOptions, *, words: bool, json_lines: bool, company: Compan
 
         each = dataclasses.replace(options, invite=given)
         return join_each(each, home_directory(options.home), words=words, json_lines=json_lines, back=back)
-    words_of_data, data = _checked_data(options) if role == "trainer" else ("", "")
+    words_of_data, data = _checked_data(options, say) if role == "trainer" else ("", "")
     if words_of_data:
         say("data", words_of_data)
     home = home_directory(options.home)
@@ -184,18 +187,18 @@ def _peer_settings(place: HeldPlace, who: Who, contacts: Contacts, options: Peer
     )
 
 
-def _checked_data(options: PeerOptions) -> tuple[str, str]:
-    """Return a trainer's data in words, and its digest: "" for the text that every trainer has."""
+def _checked_data(options: PeerOptions, say: Callable[[str, str], None]) -> tuple[str, str]:
+    """Return a trainer's data in words, and its digest: "" for the text that every trainer has. Says how far it is."""
     # numpy and tokenizers: not for a stage host.
     from peers.data.source import EVAL, check_data, data_given, held_out_given
 
-    held_out = held_out_given(options)
+    lasting, held_out = Lasting(partial(say, "reading"), size_text), held_out_given(options)
     if held_out is not None:
-        check_data(held_out, EVAL)
+        check_data(held_out, EVAL, lasting.told)
     data = data_given(options)
     if data is None:
         return "the text that comes with Python; your own with --data", ""
-    found = check_data(data)
+    found = check_data(data, told=lasting.told)
     return f"{data.path}: {found.words}", found.digest
 
 
@@ -210,15 +213,23 @@ def _keep(place: HeldPlace, credential: Credential) -> str:
     return f"for {grant.name}, as {grant.role}, until step {grant.until_step}"
 
 
-def _checked_role(contacts: Contacts, role: Literal["stage", "trainer"]) -> Literal["stage", "trainer"]:
-    """Return the role. Raises ConfigError for one that the invite is not for: nobody would let this peer in."""
+def _checked_role(contacts: Contacts, options: PeerOptions) -> Literal["stage", "trainer"]:
+    """Return the role. Raises ConfigError for one that the invite is not for, naming what says so: nobody would let
+    this peer in."""
+    role = options.part_taken
     if contacts.granted is None or (grant := contacts.granted.grant.grant).allows(role):
         return role
     if grant.role == "observer":
         next_ = f"{command_name()} dashboard INVITE looks on; to join ask for an invite as {role}"
     else:
-        next_ = f"{command_name()} join INVITE --role {grant.role}; or ask for an invite as {role}"
-    raise ConfigError("--role", role, f"{grant.role}, for which the invite is", next_)
+        data = " --data TEXT" if grant.role == "trainer" else ""
+        next_ = f"{command_name()} join INVITE --role {grant.role}{data}; or ask for an invite as {role}"
+    if options.role != "auto":
+        raise ConfigError("--role", role, f"{grant.role}, for which the invite is", next_)
+    if options.data is not None:
+        raise ConfigError("--data", str(options.data), f"nothing: the invite is for {grant.role}", next_)
+    why = f"it is for {grant.role}, and without --role and --data this peer is a stage host"
+    raise ConfigError("INVITE", f"for {grant.name}", "an invite for a stage host", next_, why=why)
 
 
 def _title(role: str) -> str:

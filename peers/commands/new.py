@@ -327,6 +327,7 @@ def summary(founded: Founded) -> list[tuple[str, str]]:
         *_votes(manifest),
         ("ends", f"after {count(run.steps, 'step')}"),
         *_private(manifest),
+        *_alone(manifest),
         *founded.said,
         *_goes_on(founded),
     ]  # fmt: skip
@@ -374,6 +375,23 @@ def _private(manifest: Manifest) -> list[tuple[str, str]]:
     if copies > 1:
         told.append(("copies", f"{copies} of each stage; of the ends 1, the founder's: stage hosts keep none"))
     return told
+
+
+def _alone(manifest: Manifest) -> list[tuple[str, str]]:
+    """Of a run that keeps no copies: the parts that one peer alone holds at its start, and so one machine. Where copies
+    are kept, who is on which machine is known once they have joined: ``swarm status`` says it then. Pure."""
+    start, split = manifest.run.start_when, manifest.split
+    if manifest.run.copies:
+        return []
+    once = max(0, 2 * split.stages - start.stage_hosts)
+    parts = [count(once, "stage")] if once else []
+    frozen = getattr(manifest.model, "lora", None) is not None  # nothing of the ends is trained: anybody makes them
+    if split.ends == "private" and start.trainers == 1 and not frozen:
+        parts.append("the ends")
+    if not parts:
+        return []
+    why = "run.copies = 0: where that one dies, the run goes back to a checkpoint, or waits"
+    return [("on one machine", f"only, at the start: {' and '.join(parts)}; {why}. More hosts and trainers, or copies")]
 
 
 def _goes_on(founded: Founded) -> list[tuple[str, str]]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from peers.console.lasting import Lasting
 from peers.console.words import another_path, command_name
 from peers.founding_files import load_foundation, pending
 from peers.options.foundation import Foundation
@@ -27,8 +28,11 @@ LIVE_GIB = 16.0
 """Of a member of a run that is under way, where nothing else is said."""
 
 
-def make_plan(model: str | None, peers: str | None, swarm: str | None, memory_gib: str | None) -> PlanReport:
-    """Return the plan for what was typed. Blocking: seconds; with an invite as long as the run takes to answer.
+def make_plan(
+    model: str | None, peers: str | None, swarm: str | None, memory_gib: str | None, say: Callable[[str], None]
+) -> PlanReport:
+    """Return the plan for what was typed, and ``say`` how far it is. Blocking: seconds; with an invite as long as the
+    run takes to answer.
 
     Raises ConfigError for arguments that mean nothing, CommandError where no layout fits, and as
     :func:`peers.plan.live.look_at_run`.
@@ -38,7 +42,7 @@ def make_plan(model: str | None, peers: str | None, swarm: str | None, memory_gi
         remedy = f"For instance: {command_name()} plan tiny --peers FILE, where FILE has: {EXAMPLE}"
         raise ConfigError("--peers", given, "either a file of peers, or a run's invite (--swarm INVITE)", remedy)
     if swarm is not None:
-        return _of_run(model, swarm, _gib(memory_gib))
+        return _of_run(model, swarm, _gib(memory_gib), say)
     if memory_gib is not None:
         remedy = "Leave it out: the file says memory_gib of each class."
         raise ConfigError("--memory-gib", memory_gib, "nothing beside --peers", remedy)
@@ -47,18 +51,23 @@ def make_plan(model: str | None, peers: str | None, swarm: str | None, memory_gi
     read_entries(Path(peers or ""))  # first: what is wrong with it is said without torch
     manifest = manifest_named(model)
     classes = read_peers(Path(peers or ""), manifest.model.compute)
-    return plan_for(manifest, classes, peers or "")
+    return plan_for(manifest, classes, peers or "", say)
 
 
-def plan_for(manifest: Manifest, classes: Sequence[PeerClass], peers_from: str) -> PlanReport:
-    """Return the plan of a manifest's model for these peers. Raises CommandError where no layout fits."""
+def plan_for(
+    manifest: Manifest, classes: Sequence[PeerClass], peers_from: str, say: Callable[[str], None]
+) -> PlanReport:
+    """Return the plan of a manifest's model for these peers, and ``say`` how far it is. Raises CommandError where no
+    layout fits."""
     from peers.plan.work import workload_of  # torch: after both files are known to be right
 
     work = workload_of(manifest)
-    plans = search(work, classes)
+    lasting = Lasting(say)
+    plans = search(work, classes, told=lasting.told)
     if not plans:
         raise nothing_fits(work, classes)
-    asked = search(work, classes, stages=(manifest.split.stages,), rows=(manifest.batch.microbatch_size,))
+    stages, rows = (manifest.split.stages,), (manifest.batch.microbatch_size,)
+    asked = search(work, classes, stages=stages, rows=rows, told=lasting.told)
     return PlanReport(
         title=f"{manifest.run.name}: {family_of(manifest.model).described}",
         work=work,
@@ -69,7 +78,7 @@ def plan_for(manifest: Manifest, classes: Sequence[PeerClass], peers_from: str) 
     )
 
 
-def _of_run(model: str | None, invite: str, memory: float) -> PlanReport:
+def _of_run(model: str | None, invite: str, memory: float, say: Callable[[str], None]) -> PlanReport:
     import asyncio
 
     from peers.invites.invite import contacts_from, typed_invite
@@ -79,7 +88,7 @@ def _of_run(model: str | None, invite: str, memory: float) -> PlanReport:
     contacts = contacts_from((typed_invite(invite, "plan --swarm -"),))
     live = asyncio.run(look_at_run(contacts, SystemClock(), memory))
     manifest = live.manifest if model is None else manifest_named(model)
-    return plan_for(manifest, live.classes, f"the run at step {live.step} (assumed: {live.assumed})")
+    return plan_for(manifest, live.classes, f"the run at step {live.step} (assumed: {live.assumed})", say)
 
 
 def _gib(typed: str | None) -> float:

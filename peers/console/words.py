@@ -98,7 +98,7 @@ _COMMANDS: Mapping[Advice, str] = {
     Advice.SAME_VERSION: "Update the older of the two, found the run again where it was (swarm new), and ask there for "
     f"the new invite: {GIVES_INVITE}",
     Advice.WHAT_IS_KEPT: "{swarm} ckpt ls, on each machine: which step is complete, there or together?",
-    Advice.SAY_SO: "{swarm} rewind, on the machine of any peer of the run",
+    Advice.SAY_SO: "{swarm} rewind, on the machine of any peer that votes",
     Advice.RESUME: "Start the run again from its newest checkpoint: {swarm} new --resume, once the parts are on one "
     "machine: {swarm} ckpt pull --from A --from B",
     Advice.GO_ON: "to go on: {swarm} new --resume",

@@ -9,13 +9,15 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from peers.console.words import codecs_text, with_commands
+from peers.console.words import CommandError, codecs_text, command_name, listed, with_commands
 from peers.control.admitting import Admitting, granted_by, open_run
 from peers.control.server import Command
 from peers.control.status import MemberReport, Revocation, StatusReport, SwarmLook
+from peers.exit_codes import EXIT_USAGE
 from peers.invites.invite import invite_to
 from peers.settings import PeerSettings
 from swarm.config import Manifest
+from swarm.consensus.changes import may_agree
 from swarm.consensus.copies import copies_of, fewer_copies, on_one_machine
 from swarm.errors import Ending, PeerError, RunEnded
 from swarm.health.watch import HealthWatch
@@ -232,6 +234,14 @@ class NodeCommands:
         if self._manifest.run.rewind != "ask":
             said = {"auto": "by itself", "never": "never"}[self._manifest.run.rewind]
             raise RunEnded(f"this run goes back to a checkpoint {said}, as its manifest says", Ending.MISUSED)
+        roster = self._membership.roster
+        issuers = (self._manifest.admission if roster.admissions is None else roster.admissions).issuers
+        if len(roster) and not may_agree(roster, issuers, self._peer):
+            voters = [roster.names[one.peer] for one in roster.members if one.entitled]
+            raise CommandError("this peer neither votes nor issues invites: its word that the run may go back counts "
+                               "for nobody", check=f"those that vote are {listed(voters)}",
+                               next_=f"on the machine of one of them: {command_name()} rewind --peer NAME",
+                               exit_code=EXIT_USAGE)  # fmt: skip
         self._membership.situation.may_go_back = True
         waits = with_commands(self._membership.situation.waiting_for)
         return f"the run may go back to a checkpoint; {f'it waits for {waits}' if waits else 'nothing is lost now'}"

@@ -14,7 +14,7 @@ from peers.console.event_words import harmless
 from peers.console.words import codecs_text, named
 from peers.dashboard.folds import Contributions, Gone, KnownPeers, Log, Rates, StepPoint, StepSeries, changes, clean
 from peers.dashboard.liveness import Pulse, Signs, fresh, standing
-from peers.dashboard.peer_rows import PeerRows, unanswered
+from peers.dashboard.peer_rows import UNANSWERING, PeerRows, unanswered
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import TRAINERS, Roster, lost_parts, lost_replicas
 from swarm.events import (
@@ -367,7 +367,8 @@ class Overview:
                 {
                     "part": part,
                     "peers": sorted(holders[part], key=lambda peer: (peers[peer]["name"], peer)),
-                    "live": len(holders[part]) if turnout is None else len(turnout.live),
+                    # Not with how many its newest step was closed: they may be lost since.
+                    "live": sum(peers[peer]["state"] not in UNANSWERING for peer in holders[part]),
                     "participating": None if turnout is None else len(turnout.participating),
                     "averaged": None if turnout is None else len(turnout.averaged),
                     "why": why,

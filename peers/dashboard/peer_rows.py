@@ -112,6 +112,10 @@ class PeerRows:
         return found
 
 
+UNANSWERING = frozenset({"stalled", "away", "silent", "ended"})
+"""States of members that do not answer."""
+
+
 def unanswered(look: Mapping[str, Any], peer: str) -> str | None:
     """Return how a member that said nothing did not answer: ``stalled``, ``away``, or "" where a look does not tell;
     None where it was not asked, as one that has just come."""

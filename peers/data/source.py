@@ -13,6 +13,7 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -113,9 +114,11 @@ def held_out_given(options: PeerOptions) -> DataGiven | None:
     )
 
 
-def check_data(data: DataGiven, key: str = DATA) -> DataFound:
+def check_data(
+    data: DataGiven, key: str = DATA, told: Callable[[str, float, float], None] = lambda what, done, total: None
+) -> DataFound:
     """Check the data, which an option ``key`` named, as far as possible without the run's tokenizer, and return its
-    description.
+    description. ``told`` is told how many bytes are read, and of how many.
 
     A built shard is verified; text must be UTF-8, and each record hold a text: what does not is counted. Cost: the data
     is read once, some ten seconds per gigabyte. Raises ConfigError naming the path, the cause and what to do.
@@ -129,8 +132,11 @@ def check_data(data: DataGiven, key: str = DATA) -> DataFound:
     files, found = source_files(path, key), hashlib.sha256(how.encode())
     characters, left_out = 0, LeftOut(key, allow_bad=data.allow_bad)
     left_out.pass_by(path)
-    for block in (block for file in files for block in blocks_of(file, key, data.field)):
+    *before, total = accumulate((file.bytes for file in files), initial=0)
+    placed = zip(before, files, strict=True)
+    for read, block in ((read, block) for read, file in placed for block in blocks_of(file, key, data.field)):
         found.update(block.digest.encode())
+        told(str(path), read + block.read, total)
         for document in usable_in(block, left_out, data.field):
             if isinstance(document, (Conversation, Completion)):
                 characters += document.text_bytes

@@ -75,12 +75,13 @@ def stages_for(manifest: Manifest, peers: Path, stages: int | None) -> SizedStag
     """Return the cut of a manifest's model that suits the peers of a file best: ``stages``, or any number of them.
 
     Exact for up to 3 classes of 8 peers each and 16 layers, one way of recomputing, and private ends or one stage; the
-    pace is found to 1 in 16,000. Cost: seconds for a
-    hundred peers. Raises ConfigError as :func:`~peers.plan.peers_file.read_peers`, CommandError where no cut fits.
+    pace is found to 1 in 16,000. Cost: seconds for a hundred peers. Raises ConfigError as
+    :func:`~peers.plan.peers_file.read_peers`, CommandError where no cut fits.
     """
+    classes = read_peers(peers, manifest.model.compute)
     from peers.plan.work import workload_of  # torch: after the file is known to be right
 
-    classes, work = read_peers(peers, manifest.model.compute), workload_of(manifest)
+    work = workload_of(manifest)
     found = search(work, classes, stages=() if stages is None else (stages,), rows=(manifest.batch.microbatch_size,))
     if not found:
         raise _does_not_fit(manifest, work, classes, stages)

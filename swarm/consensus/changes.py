@@ -72,9 +72,16 @@ class Reassign(Message):
     signature: SignatureField
 
 
+class PersonsWord(Message):
+    """A person where ``peer`` is has said that the run may go back from one record to another; good for these two."""
+
+    peer: PeerIdField
+    signature: SignatureField
+
+
 class Changes(Message):
     """All requests that one close record grants, the members that were lost in its step, and the orders that it carries
-    out. ``back`` proves the record to which the run goes back with it."""
+    out. ``back`` proves the record to which the run goes back with it, ``wanted`` that a person agrees."""
 
     joins: Annotated[tuple[Admission, ...], Field(max_length=MAX_CHANGES)] = ()
     leaves: Annotated[tuple[Departure, ...], Field(max_length=MAX_CHANGES)] = ()
@@ -82,6 +89,7 @@ class Changes(Message):
     absent: Annotated[tuple[PeerIdField, ...], Field(max_length=20_000)] = ()
     orders: Annotated[tuple[Order, ...], Field(max_length=MAX_ORDERS, exclude_if=lambda orders: not orders)] = ()
     back: Annotated[Proof | None, Field(exclude_if=lambda back: back is None)] = None
+    wanted: Annotated[PersonsWord | None, Field(exclude_if=lambda wanted: wanted is None)] = None
 
     def end(self, before: Roster) -> bool:
         """Return whether the run ends with the record: every member of the roster ``before`` asks for it, none was
@@ -108,6 +116,18 @@ def departure_bytes(run: RunId, step: int, previous: str, peer: str, *, ends: bo
 def reassign_bytes(run: RunId, step: int, previous: str, peer: str, part: str) -> bytes:
     """Return the bytes that a member signs to hold another part; see :func:`admission_bytes`."""
     return f"reassign|{run}|{step}|{previous}|{peer}|{part}".encode()
+
+
+def wanted_bytes(run: RunId, previous: str, record: str) -> bytes:
+    """Return the bytes that a peer signs where a person agrees that the run goes back to the record with the hash
+    ``record``; see :func:`admission_bytes`."""
+    return f"rewind|{run}|{previous}|{record}".encode()
+
+
+def may_agree(roster: Roster, issuers: Collection[str], peer: str) -> bool:
+    """Return whether the word of a person where this peer is counts: it may vote, or is an issuer of the run. Anybody
+    can join an open run, so the word of others does not."""
+    return peer in issuers or (peer in roster and roster[PeerId(peer)].entitled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +215,18 @@ class ChangeRules:
             raise Refused(f"a {now.roster[peer].role} of this run does not hold {part}")
         if part == now.roster[peer].part:
             raise Refused(f"{peer} holds {part} already")
+
+    def check_wanted(self, now: OpenStepFacts, wanted: PersonsWord | None, record: str) -> None:
+        """Raises Refused where nobody whose word counts has said that the run may go back to the record with this hash,
+        Violation for a forged word."""
+        if wanted is None:
+            raise Refused("the run goes back only once a person has said so, and nobody has")
+        issuers = (now.roster.admissions or self._rules.admission.first()).issuers
+        if not may_agree(now.roster, issuers, wanted.peer):
+            raise Refused(f"{wanted.peer} may not say that the run goes back: it neither votes nor issues invites")
+        signed = wanted_bytes(self._rules.run, now.previous, record)
+        if not self._verify(PeerId(wanted.peer), signed, wanted.signature):
+            raise Violation(f"the word of {wanted.peer} that the run may go back is forged")
 
     def _parts_of(self, role: str) -> tuple[PartName | None, ...]:
         if role == "stage":

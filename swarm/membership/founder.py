@@ -26,12 +26,14 @@ from swarm.membership.roles import PeerContext
 from swarm.membership.rules import update_of
 from swarm.membership.state_keeper import Beginning
 from swarm.models.registry import family_of
+from swarm.models.spec import PartSpec
 from swarm.network.discovery.records import PeerRecord, numbers_in
 from swarm.network.protocols import Directory
 from swarm.security.credentials import Credential
 from swarm.state.snapshot import Snapshot, digest, initial_snapshot
 from swarm.state.transfer import SLOWEST_BYTES_S, StateDonor
 from swarm.step.calls import StepCalls
+from swarm.waiting import ended
 
 GIVE_UP_S = 2.0
 FOUNDING_TIMEOUT_S = 120.0
@@ -60,6 +62,8 @@ class _Bounded(Protocol):
 
 
 SEED_BITS = 128
+TELL_S = 2.0
+"""How often it is told how far the first state is: of a large model it takes minutes."""
 
 
 class InitialWeights:
@@ -74,22 +78,22 @@ class InitialWeights:
         self._around = around
         self._ends_seed = secrets.randbits(SEED_BITS) if ends_seed is None else ends_seed
 
-    async def load(self) -> tuple[Origin, list[Snapshot]]:
+    async def load(self, told: Callable[[int, int], None]) -> tuple[Origin, list[Snapshot]]:
         """See :class:`Beginning`."""
-        snapshots = await self._around.device.run(self._make)
+        specs, snapshots = family_of(self._around.manifest.model).parts(self._around.manifest.split), list[Snapshot]()
+        for spec in specs:
+            told(len(snapshots), len(specs))
+            snapshots.append(await self._around.device.run(self._make, spec))
         digests = {snapshot.part: await asyncio.to_thread(digest, snapshot) for snapshot in snapshots}
         return Origin(digests=digests), snapshots
 
-    def _make(self) -> list[Snapshot]:
+    def _make(self, spec: PartSpec) -> Snapshot:
         manifest = self._around.manifest
         family = family_of(manifest.model)
-        snapshots = []
-        for spec in family.parts(manifest.split):
-            seed = self._ends_seed if spec.name == ENDS else manifest.run.seed  # hosted ends are part of a stage
-            weights = family.initial_weights(seed, spec, self._around.files.directory)
-            layout = family.layout(family.build(spec)).kept_by(update_of(manifest).vectors)
-            snapshots.append(initial_snapshot(spec.name, layout, weights))
-        return snapshots
+        seed = self._ends_seed if spec.name == ENDS else manifest.run.seed  # hosted ends are part of a stage
+        weights = family.initial_weights(seed, spec, self._around.files.directory)
+        layout = family.layout(family.build(spec)).kept_by(update_of(manifest).vectors)
+        return initial_snapshot(spec.name, layout, weights)
 
 
 class Founder:
@@ -125,6 +129,25 @@ class Founder:
         finally:
             endpoint.expect(0)
 
+    async def _loaded(self, waiting: Callable[[str], None]) -> tuple[Origin, list[Snapshot]]:
+        """Load the state that the run begins with; where that takes longer ``waiting`` is told how far it is."""
+        done = total = 0
+
+        def told(parts: int, of: int) -> None:
+            nonlocal done, total
+            done, total = parts, of
+
+        async def repeat() -> None:
+            while True:
+                await self._around.clock.sleep(TELL_S)
+                waiting(f"the state that the run begins with: {done} of {total} parts are ready")
+
+        repeating = asyncio.ensure_future(repeat())
+        try:
+            return await self._beginning.load(told)
+        finally:
+            await ended([repeating])
+
     async def found(self, patience_s: float | None, waiting: Callable[[str], None]) -> None:
         """Return when the founding record is decided; ``waiting`` is told who is missing, or has not accepted it yet.
 
@@ -133,7 +156,7 @@ class Founder:
         so, or is cancelled, those who came are told, which takes GIVE_UP_S at most.
         """
         try:
-            origin, snapshots = await self._beginning.load()
+            origin, snapshots = await self._loaded(waiting)
             manifest = self._around.manifest
             origin = dataclasses.replace(origin, rules=AdmissionPolicy(manifest.run_id, manifest.admission))
             for snapshot in snapshots:

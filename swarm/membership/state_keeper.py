@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,8 +17,9 @@ from swarm.state.snapshot import Snapshot
 class Beginning(Protocol):
     """Where the state comes from that a run begins with."""
 
-    async def load(self) -> tuple[Origin, list[Snapshot]]:
-        """What the founding record says of it, and every part of it. Raises StateError when it is not to be had."""
+    async def load(self, told: Callable[[int, int], None]) -> tuple[Origin, list[Snapshot]]:
+        """What the founding record says of it, and every part of it; ``told`` is told how many parts are ready, and of
+        how many. Raises StateError when it is not to be had."""
 
 
 class StateKeeper(AbstractAsyncContextManager[Any], Protocol):

@@ -165,12 +165,8 @@ class ModelFamily(ABC):
     """
 
     def __init__(self, model: ModelConfig) -> None:
-        self.name, self.vocab_size, self.context = model.family, model.vocab_size, model.context
-
-    @property
-    @abstractmethod
-    def layers(self) -> int:
-        """Return the number of layers to cut into stages."""
+        self.name, self.layers = model.family, model.layers
+        self.vocab_size, self.context = model.vocab_size, model.context
 
     @property
     @abstractmethod
@@ -187,10 +183,6 @@ class ModelFamily(ABC):
         """Whether layers have a loss of their own, for which a stage must know how many targets a microbatch counts
         (:mod:`swarm.models.balance`)."""
         return False
-
-    @abstractmethod
-    def check(self) -> None:
-        """Raise ConfigError where the keys of ``[model]`` do not fit each other."""
 
     # --- parts ---------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,9 @@ from swarm.models.lora_config import LoraConfig
 from swarm.models.spec import DType
 from swarm.schema import Section
 
+LINEAR = ("query", "key", "value", "output", "gate", "up", "down")
+"""What the linear modules of its layers are called: those that may have adapters."""
+
 
 class GptConfig(Section):
     """A decoder-only transformer: RMSNorm, rotary positions, SwiGLU, no biases, untied head.
@@ -79,3 +82,7 @@ class GptConfig(Section):
                 f"a divisor of model.heads = {self.heads}",
                 "Change it or leave it out.",
             )
+        targets = () if self.lora is None else self.lora.targets
+        if targets and not any(name.rpartition(".")[2] in LINEAR for name in targets):
+            remedy = "Name some of them, or leave it out for all."
+            raise ConfigError("model.lora.targets", ", ".join(targets), ", ".join(LINEAR), remedy)

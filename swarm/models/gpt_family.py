@@ -30,20 +30,11 @@ class GptFamily(ModelFamily):
         self._model = model
 
     @property
-    def layers(self) -> int:
-        """See :class:`~swarm.models.family.ModelFamily`."""
-        return self._model.layers
-
-    @property
     def described(self) -> str:
         """See :class:`~swarm.models.family.ModelFamily`."""
         model = self._model
         blocks = f"{model.layers} block{'' if model.layers == 1 else 's'}"
         return f"{blocks} of width {model.dim}, context {model.context}, computed in {model.compute}"
-
-    def check(self) -> None:
-        """See :class:`~swarm.models.family.ModelFamily`."""
-        self._model.check()
 
     def build(self, spec: PartSpec) -> PartModule:
         """See :class:`~swarm.models.family.ModelFamily`: :class:`~swarm.models.gpt.Ends` or

@@ -44,11 +44,6 @@ class LoraFamily(ModelFamily):
         self.inner, self.lora = inner, lora
 
     @property
-    def layers(self) -> int:
-        """See :class:`~swarm.models.family.ModelFamily`."""
-        return self.inner.layers
-
-    @property
     def described(self) -> str:
         """See :class:`~swarm.models.family.ModelFamily`."""
         return f"{self.inner.described}; LoRA of rank {self.lora.rank} beside it in {self.lora.base}"
@@ -62,10 +57,6 @@ class LoraFamily(ModelFamily):
     def balances(self) -> bool:
         """See :class:`~swarm.models.family.ModelFamily`."""
         return self.inner.balances
-
-    def check(self) -> None:
-        """See :class:`~swarm.models.family.ModelFamily`."""
-        self.inner.check()
 
     def parts(self, split: Any) -> tuple[PartSpec, ...]:
         """See :class:`~swarm.models.family.ModelFamily`."""

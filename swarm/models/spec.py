@@ -20,12 +20,17 @@ DType = Literal["float32", "bfloat16"]
 class ModelConfig(Protocol):
     """The common fields of any family's ``[model]``; all others are the family's own.
 
-    ``family`` is its name in the registry, ``vocab_size`` the number of token ids, ``context`` that of tokens in a row.
+    ``family`` is its name in the registry, ``layers`` the number of layers to cut into stages, ``vocab_size`` that of
+    token ids, ``context`` that of tokens in a row.
     """
 
     @property
     def family(self) -> str:
         """Name of the family."""
+
+    @property
+    def layers(self) -> int:
+        """Layers to cut into stages."""
 
     @property
     def vocab_size(self) -> int:
@@ -38,6 +43,9 @@ class ModelConfig(Protocol):
     @property
     def compute(self) -> DType:
         """What its parts compute in; their weights are float32."""
+
+    def check(self) -> None:
+        """Raise ConfigError where the keys do not fit each other. Without torch."""
 
 
 class SplitConfig(Section):

@@ -11,7 +11,7 @@ time first: Graham 1969, SIAM J. Appl. Math. 17). Both are then improved by sing
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -32,8 +32,21 @@ DEALT_AT_ONCE = 96
 """Of larger classes, into about so many portions each is dealt out."""
 
 
+Told = Callable[[str, int, int], None]
+"""Is told of what is done how much, of how much."""
+
+
+def _tells_nobody(what: str, done: int, total: int) -> None:
+    return None
+
+
 def search(
-    work: Workload, classes: Sequence[PeerClass], *, stages: Sequence[int] = (), rows: Sequence[int] = ()
+    work: Workload,
+    classes: Sequence[PeerClass],
+    *,
+    stages: Sequence[int] = (),
+    rows: Sequence[int] = (),
+    told: Told = _tells_nobody,
 ) -> list[StepForecast]:
     """Return the best layouts that were found, the fastest first, each with another number of stages, rows or
     checkpointing; none where no layout fits.
@@ -43,20 +56,24 @@ def search(
         classes: Who may train it; not all of them need a place.
         stages: Numbers of stages to choose from; any by default.
         rows: Rows of a microbatch to choose from; by default powers of two, and what the manifest says.
+        told: Told how far it is.
 
     Cost: seconds for a hundred peers.
     """
     peers = sum(one.count for one in classes)
     numbers = [n for n in (stages or range(1, work.layers + 1)) if n <= min(work.layers, peers - 1)]
     choices = [CutChoice(*one) for one in itertools.product(numbers, rows or row_choices(work), (False, True))]
-    dense, alone = (_begun(work, classes, choices, sparse=sparse) for sparse in (False, True))
+    dense, alone = (_begun(work, classes, choices, sparse=sparse, told=told) for sparse in (False, True))
     begun = [one for pair in itertools.zip_longest(dense, alone) for one in pair if one is not None]
     if is_small(work, classes):
         exact = [*_exact(work, classes, numbers, rows or row_choices(work), begun)]
         begun = sorted([*begun, *exact], key=_order)
-        better = [improve(work, classes, one) for one in begun[:SMALL_IMPROVED]]
+        better = []
+        for number, one in enumerate(chosen := begun[:SMALL_IMPROVED]):
+            told("layouts improved", number, len(chosen))
+            better.append(improve(work, classes, one))
     else:
-        better = [*_improved(work, classes, dense), *_improved(work, classes, alone)]
+        better = [*_improved(work, classes, dense, told), *_improved(work, classes, alone, told)]
     found: dict[tuple[int, int, bool], StepForecast] = {}
     for one in better:
         if not one.problems:
@@ -65,18 +82,29 @@ def search(
     return sorted(found.values(), key=lambda one: (-one.tokens_s * one.available, len(one.layout.stages)))
 
 
-def _improved(work: Workload, classes: Sequence[PeerClass], begun: Sequence[StepForecast]) -> Iterator[StepForecast]:
-    tried = sorted((improve(work, classes, one, BRIEFLY) for one in begun[:IMPROVED]), key=_order)
-    for number, one in enumerate(tried):
+def _improved(
+    work: Workload, classes: Sequence[PeerClass], begun: Sequence[StepForecast], told: Told
+) -> Iterator[StepForecast]:
+    tried: list[StepForecast] = []
+    for one in begun[:IMPROVED]:
+        told("layouts improved", len(tried), len(begun[:IMPROVED]))
+        tried.append(improve(work, classes, one, BRIEFLY))
+    for number, one in enumerate(sorted(tried, key=_order)):
+        if number < THOROUGHLY:
+            told("best layouts improved further", number, THOROUGHLY)
         yield improve(work, classes, one) if number < THOROUGHLY else one
 
 
 def _begun(
-    work: Workload, classes: Sequence[PeerClass], choices: Sequence[CutChoice], *, sparse: bool
+    work: Workload, classes: Sequence[PeerClass], choices: Sequence[CutChoice], *, sparse: bool, told: Told
 ) -> list[StepForecast]:
     """What dealing peers out gives, the best first."""
-    layouts = (deal(work, classes, choice, sparse=sparse) for choice in choices)
-    return sorted((predict(work, classes, layout) for layout in layouts if layout is not None), key=_order)
+    found: list[StepForecast] = []
+    for number, choice in enumerate(choices):
+        told("layouts dealt out sparsely" if sparse else "layouts dealt out", number, len(choices))
+        if (layout := deal(work, classes, choice, sparse=sparse)) is not None:
+            found.append(predict(work, classes, layout))
+    return sorted(found, key=_order)
 
 
 def row_choices(work: Workload) -> list[int]:

@@ -4,7 +4,7 @@ checkpoint by itself as soon as one is whole at the peers that are there, and re
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,8 +14,10 @@ from peers.chaos.invariants.findings import Limits
 from peers.chaos.plan import FaultPlan, On, Strike
 from peers.simulate.local_swarm import founder_id
 from peers.simulate.sim_swarm import SimSwarm
-from swarm.events import JourneyCompleted, PeerLost, StepGivenUp, Waiting, WentBack
+from swarm.consensus.changes import ChangeRules
+from swarm.events import Event, JourneyCompleted, PeerLost, StepGivenUp, Waiting, WentBack
 from swarm.sim.loop import run_world
+from swarm.step.leader.rescue import Rescuing
 from tests.harness.faults_memory import MemoryWorld
 
 STEPS = 20
@@ -75,6 +77,36 @@ def test_run_waits_for_a_part_without_a_whole_checkpoint_as_long_as_its_manifest
     waits = [event.what for event in swarm.events(Waiting) if "next:" in event.what]
     assert any("no checkpoint is whole at the peers that are here" in what for what in waits)
     assert any("next: start trainer-0 where it was" in what for what in waits)
+
+
+async def judged_by_nobody(self: Any, proof: Any, asking: Any) -> None:
+    """A leader that asks nobody, and no person, before it proposes that the run goes back."""
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_run_goes_back_only_once_a_person_has_said_so_whatever_its_leader_proposes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: bool
+) -> None:
+    swarm = swarm_of(tmp_path, 2, 1, run={"rewind": "ask", "wait_for_lost_s": 60.0}, may_fail=True)
+    words, check = list[bool](), ChangeRules.check_wanted
+
+    def checked(self: Any, now: Any, wanted: Any, record: str) -> None:
+        words.append(wanted is not None)
+        check(self, now, wanted, record)
+
+    def say_so(event: Event) -> None:
+        """As ``swarm rewind`` does, once the run waits for it."""
+        if isinstance(event, Waiting) and "once that is wanted" in event.what:
+            cast(Any, swarm.peers["host-0"].membership).situation.may_go_back = True
+
+    monkeypatch.setattr(ChangeRules, "check_wanted", checked)
+    if not asks:
+        monkeypatch.setattr(Rescuing, "_judged", judged_by_nobody)
+    swarm.on_added.append(lambda name: swarm.peers[name].events.listeners.append(say_so))
+    strike(swarm, Kill(("trainer-0",)), Restart("trainer-0"), when=working(8), ends=DONE if asks else "")
+    assert {event.step for event in swarm.events(WentBack)} == ({6} if asks else set())
+    assert any(words) == asks
+    assert not all(words)  # it was proposed, or looked for, without
 
 
 MODES: dict[str, dict[str, Any]] = {

@@ -35,11 +35,6 @@ class HfFamily(ModelFamily):
         self._model = model
 
     @property
-    def layers(self) -> int:
-        """See :class:`~swarm.models.family.ModelFamily`."""
-        return self._model.layers
-
-    @property
     def described(self) -> str:
         """See :class:`~swarm.models.family.ModelFamily`."""
         model = self._model
@@ -57,10 +52,6 @@ class HfFamily(ModelFamily):
     def balances(self) -> bool:
         """See :class:`~swarm.models.family.ModelFamily`."""
         return self._model.balanced
-
-    def check(self) -> None:
-        """See :class:`~swarm.models.family.ModelFamily`. Without transformers."""
-        self._model.check()
 
     def build(self, spec: PartSpec) -> PartModule:
         """See :class:`~swarm.models.family.ModelFamily`. Raises ConfigError also where transformers is not installed,

@@ -17,6 +17,7 @@ from swarm.consensus.changes import (
     Changes,
     Departure,
     OpenStepFacts,
+    PersonsWord,
     Reassign,
     each_grant_once,
 )
@@ -187,6 +188,15 @@ class ChangeRequests:
         if (move.peer, move.part) != (peer, part):
             raise Violation(f"asked to hold {part} it answers for {move.peer} and {move.part}", peer=peer)
         self._changes.check_reassign(self.now, move)
+
+    def checked(self, wanted: PersonsWord | None, record: str) -> PersonsWord | None:
+        """Return a person's word that the run may go back to the record with this hash; None for one that members would
+        refuse."""
+        try:
+            self._changes.check_wanted(self.now, wanted, record)
+        except (Refused, Violation):
+            return None
+        return wanted
 
     def give_up(
         self, moves: Sequence[Reassign], joins: Sequence[Admission], absent: Collection[PeerId]

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from swarm.consensus.admissions import Admissions
-from swarm.consensus.changes import Admission, Changes, Reassign
+from swarm.consensus.changes import Admission, Changes, PersonsWord, Reassign
 from swarm.consensus.copies import copy_holders
 from swarm.consensus.proof import Proof, proven_among
 from swarm.consensus.records import CloseRecord
@@ -66,6 +66,7 @@ class Rescuing:
         self._context, self._book, self._term, self._policy, self._batch = context, book, term, policy, batch
         self._roster = book.roster
         self._found: Proof | None = None
+        self._wanted: PersonsWord | None = None
         self._looked, self._asked = -math.inf, set[str]()
         self._in_the_way, self._asked_for = "", False
         self._ties = TieEvidence(ResultSigning(context.rules.run, book.step, book.now.previous), context.verify)
@@ -240,23 +241,27 @@ class Rescuing:
             changes, roster, said = granted
             most = context.rules.max_members
             record = gone_back(head, self._term, roster, changes.absent, most, proof.record)
-            return self._proposed(record, changes.model_copy(update={"back": proof}), said)
+            return self._proposed(record, changes.model_copy(update={"back": proof, "wanted": self._wanted}), said)
         return None
 
     async def _judged(self, proof: Proof, asking: Sequence[Admission]) -> str | None:
         """Why those that vote would not accept that the run goes back to this record, or a person has to agree; None
-        where nothing is in the way. Of those that ask to join a person's word counts, too."""
+        where nothing is in the way. Those that ask to join are asked for a person's word, too: they may be members."""
         there = [peer for peer in self._roster.peers if peer not in self._lost]
         there += [PeerId(join.member.peer) for join in asking if join.member.peer not in there]
-        body, step = JudgeRequest(step=proof.record.step, record=proof.record.hash()), proof.record.step
+        step, previous = proof.record.step, self._context.history.head_hash
+        body = JudgeRequest(step=step, record=proof.record.hash(), previous=previous)
         answers = await asyncio.gather(*(self._judges(peer, body) for peer in there))
         said = {peer: answer for peer, answer in zip(there, answers, strict=True) if answer is not None}
         electors = self._batch.electors()
         known = sum(said[peer].known for peer in electors if peer in said)
         if not proven_among(proof, self._context.history.head.members) and 2 * known <= len(electors):
             return f"too few of those that vote know that step {step} was so decided"
-        if self._context.rules.rewind == "ask" and not any(one.agreed for one in said.values()):
-            return f"the run goes back to step {step} once that is wanted: {Advice.SAY_SO}"
+        if self._context.rules.rewind == "ask":
+            words = (self._book.requests.checked(one.wanted, body.record) for one in said.values())
+            self._wanted = next((word for word in words if word is not None), None)
+            if self._wanted is None:
+                return f"the run goes back to step {step} once that is wanted: {Advice.SAY_SO}"
         return None
 
     async def _judges(self, peer: PeerId, body: JudgeRequest) -> Judgement | None:

@@ -104,6 +104,8 @@ class AcceptanceRules:
         """Raises Refused for a record that those of the open step have not decided, or that does not follow what we
         know. One with which the run begins names its own electorate: it counts with our signature only."""
         record = decision.record
+        if record.repeats and self._rules.rewind == "never":
+            raise Refused("the manifest says that this run never goes back")
         try:
             self._history.check(record)
         except OutOfSync as error:
@@ -214,8 +216,6 @@ class AcceptanceRules:
             raise Refused(f"a copy of {min(lost)} is here")
         if proof is None:
             raise Refused("it goes back to a step of which it proves nothing")
-        if self._rules.rewind == "never":
-            raise Refused("the manifest says that this run never goes back")
         try:
             decided = proof.standing() == "decided"
         except StateError as error:
@@ -234,6 +234,10 @@ class AcceptanceRules:
             proof = body.changes.back
             if proof is None or proof.record.run != head.run or proof.record.step > head.step or head.provisional:
                 raise Violation("it goes back to no step of this run")
+            if self._rules.rewind == "never":
+                raise Refused("the manifest says that this run never goes back")
+            if self._rules.rewind == "ask":
+                self._changes.check_wanted(now, body.changes.wanted, proof.record.hash())
             expected = gone_back(head, record.term, following, absent, most, proof.record)
         else:
             expected = given_up(head, record.previous, record.term, following, absent, most)

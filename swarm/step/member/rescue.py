@@ -5,8 +5,8 @@
     the void record                      weights and cursors as they were, and a roster in which every part is held
 
 So no more is lost than the open step, and its microbatches are fed again. Where nobody holds a copy, the run goes back
-to a checkpoint, once a person agrees if the manifest asks for that. Who holds copies: ``swarm.consensus.copies``; the
-leader's side: ``swarm.step.leader.rescue``.
+to a checkpoint, once a person agrees if the manifest asks for that, whose signed word every member checks. Who holds
+copies: ``swarm.consensus.copies``; the leader's side: ``swarm.step.leader.rescue``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from swarm.consensus.changes import Reassign, reassign_bytes
+from swarm.consensus.changes import PersonsWord, Reassign, reassign_bytes, wanted_bytes
 from swarm.consensus.history import History
 from swarm.consensus.roster import Roster, lost_parts
 from swarm.errors import Busy, Refused
@@ -42,18 +42,19 @@ class Consent(Message):
 
 
 class JudgeRequest(Message):
-    """Do you know this record, of a step to which the run may go back, and has a person where you are said that it
-    may?"""
+    """Do you know this record, of a step to which the run may go back from the record with the hash ``previous``, and
+    has a person where you are said that it may?"""
 
     step: Count
     record: DigestField
+    previous: DigestField
 
 
 class Judgement(Message):
-    """Whether the record is known, and whether a person agrees."""
+    """Whether the record is known, and the word of a person who agrees; None where nobody has said so."""
 
     known: bool
-    agreed: bool
+    wanted: PersonsWord | None = None
 
 
 JUDGE = Rpc("rescue/1/judge", JudgeRequest, Judgement)
@@ -87,7 +88,11 @@ class RescueService:
         return [CONSENT.handled(self._on_consent), JUDGE.handled(self._on_judge)]
 
     async def _on_judge(self, caller: PeerId, body: JudgeRequest) -> Judgement:
-        return Judgement(known=await self.knows(body.step, body.record), agreed=self.agreed())
+        known, wanted = await self.knows(body.step, body.record), None
+        if self.agreed():
+            signature = self.sign(wanted_bytes(self.run, body.previous, body.record))
+            wanted = PersonsWord(peer=self.me, signature=signature)
+        return Judgement(known=known, wanted=wanted)
 
     async def _on_consent(self, caller: PeerId, body: ConsentRequest) -> Consent:
         await self.member.from_leader(caller, body.step, body.term)

@@ -42,6 +42,14 @@ class ForeignConfig(Section):
     def vocab_size(self) -> int:
         return int(self.theirs["vocab"])
 
+    @property
+    def layers(self) -> int:
+        return int(self.theirs["depth"])
+
+    def check(self) -> None:
+        if "depth" not in self.theirs:
+            raise ConfigError("model.config", self.config, "a depth", "Add it.")
+
 
 class Layer(nn.Module):
     scale: Tensor
@@ -95,16 +103,8 @@ class ForeignFamily(ModelFamily):
         self._model = model
 
     @property
-    def layers(self) -> int:
-        return int(self._model.theirs["depth"])
-
-    @property
     def described(self) -> str:
         return f"foreign, {self.layers} layers"
-
-    def check(self) -> None:
-        if "depth" not in self._model.theirs:
-            raise ConfigError("model.config", self._model.config, "a depth", "Add it.")
 
     def build(self, spec: PartSpec) -> PartModule:
         with torch.device("meta"):

@@ -9,7 +9,6 @@ import pytest
 
 from swarm.errors import ConfigError
 from swarm.models.hf.hf_config import MAX_CONFIG_BYTES, HfConfig, canonical, read_config
-from swarm.models.registry import family_of
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -28,7 +27,6 @@ def nested(levels: int) -> dict[str, Any]:
 
 def test_config_as_people_have_it_is_taken() -> None:
     model().check()
-    family_of(model()).check()
     assert json.loads(canonical(LLAMA | {"_name_or_path": "/home/somebody"})) == LLAMA
 
 
@@ -100,4 +98,4 @@ def test_text_that_is_no_config_is_refused(text: str, words: str) -> None:
 )
 def test_run_says_what_its_config_says(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        family_of(model(**changes)).check()
+        model(**changes).check()

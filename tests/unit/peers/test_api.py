@@ -106,5 +106,9 @@ def test_options_that_cannot_be_used_are_refused_before_anything_is_started() ->
         peers.join("swarm1:mine", max_uplod="2MB")
     with pytest.raises(TypeError, match="no option 'stage'"):
         peers.found(preset="tiny", stage=1)
+    invite = "swarm1:" + 30 * "AbC-"
+    with pytest.raises(ConfigError, match="run = 'swarm1:(AbC-){13}A…'") as refused:
+        peers.load(invite)
+    assert invite not in str(refused.value)
     with pytest.raises(ConfigError, match="--max-upload = '2'"):
         peers.join("swarm1:mine", max_upload="2")

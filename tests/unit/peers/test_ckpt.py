@@ -337,7 +337,7 @@ async def test_resume_takes_the_newest_whole_step_and_says_what_it_passed_over(
     found = find_resumable(None, None)
     assert (found.directory, found.step, found.manifest) == (kept, 10, run.manifest)
     assert found.passed_over == ("step 20 lacks stage-1 here",)
-    origin, snapshots = await FromCheckpoint(kept.checkpoints, 10, run.manifest.run_id).load()
+    origin, snapshots = await FromCheckpoint(kept.checkpoints, 10, run.manifest.run_id).load(lambda *_: None)
     record = next(one.record for one in run.decisions if one.record.step == 10)
     assert (origin.step, origin.previous, origin.cursors) == (10, record.hash(), record.cursors)
     assert {snapshot.part: origin.digests[snapshot.part] for snapshot in snapshots} == record.digests
@@ -355,7 +355,7 @@ def test_resume_falls_back_from_a_step_with_a_flipped_bit(kept: RunDirectory, ru
 async def test_resume_checks_again_what_changed_meanwhile(kept: RunDirectory, run: KeptRun) -> None:
     flip(part_path(kept.checkpoints, 10, ENDS))
     with pytest.raises(StateError, match="ends"):
-        await FromCheckpoint(kept.checkpoints, 10, run.manifest.run_id).load()
+        await FromCheckpoint(kept.checkpoints, 10, run.manifest.run_id).load(lambda *_: None)
 
 
 def test_resume_without_a_part_names_it_and_the_command(kept: RunDirectory, typed: Typed, snapshot: Any) -> None:

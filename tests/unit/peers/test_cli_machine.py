@@ -170,6 +170,8 @@ def test_revoke_that_costs_a_part_is_agreed_to_at_a_terminal_or_with_yes(
     assert "nobody else" in said.err
     assert ("revoke ana --yes" in said.err) == (code != 0)
     assert typed("revoke ana --yes").out == "ana is revoked\n"
+    told = json.loads(typed("revoke ana --yes --json").out)
+    assert told == {"schema": 1, "peer": "brave-otter", "said": "ana is revoked"}
 
 
 def test_invites_roles_are_those_that_can_be_granted() -> None:
@@ -411,6 +413,7 @@ def test_commands_with_several_peers_of_one_run_ask_any_that_answers(
     otter: Served, mole: Served, home: Path, typed: Typed, snapshot: Snapshot
 ) -> None:
     assert typed("invite").out == f"{INVITE}\n"
+    assert [one["invite"] for one in json.loads(typed("invite --json").out)["invites"]] == [INVITE]
     (home / "1" / "control.sock").unlink()  # brave-otter is only starting
     said = [typed("peers"), typed("drain")]
     assert [one.code for one in said] == [0, 2]

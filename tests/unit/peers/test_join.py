@@ -21,6 +21,7 @@ from peers.home.last_events import last_event
 from peers.home.place_state import read_state
 from peers.home.places import take_place
 from peers.invites.invite import Contacts, Granted, Invite
+from peers.options.model import PeerOptions
 from peers.settings import PeerSettings
 from swarm.clock import SystemClock
 from swarm.errors import ConfigError
@@ -284,14 +285,23 @@ def test_last_event_passes_over_torn_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("granted", "role", "next_"),
-    [("trainer", "stage", "--role trainer"), ("stage", "trainer", "--role stage"), ("observer", "stage", "dashboard")],
+    ("granted", "said", "blamed", "next_"),
+    [
+        ("trainer", {"role": "stage"}, "--role", "--role trainer --data TEXT"),
+        ("trainer", {}, "INVITE", "--role trainer --data TEXT"),
+        ("stage", {"role": "trainer"}, "--role", "--role stage"),
+        ("stage", {"data": Path("notes")}, "--data", "--role stage"),
+        ("observer", {}, "INVITE", "dashboard"),
+    ],
 )
-def test_invite_for_another_role_is_refused_before_anybody_is_dialled(granted: Any, role: Any, next_: str) -> None:
+def test_invite_for_another_role_is_refused_before_anybody_is_dialled(
+    granted: Any, said: Any, blamed: str, next_: str
+) -> None:
     issuer, key = PrivateIdentity(bytes(32)), PrivateIdentity(bytes([1]) * 32)
     grant = Grant(run="ab" * 32, serial="0" * 16, name="ana", role=granted, until_step=9, key=key.peer)
     contacts = Contacts(addresses=(), granted=Granted(grant=sign_grant(grant, issuer)))
-    with pytest.raises(ConfigError, match=next_):
-        _checked_role(contacts, role)
+    with pytest.raises(ConfigError, match=next_) as refused:
+        _checked_role(contacts, PeerOptions(**said))
+    assert refused.value.key == blamed
     if granted != "observer":
-        _checked_role(contacts, granted)
+        assert _checked_role(contacts, PeerOptions(role=granted)) == granted

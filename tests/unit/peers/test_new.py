@@ -102,6 +102,12 @@ def test_new_says_what_the_run_is_like_and_who_can_read_the_text(
     assert [f"{label}: {text}" for label, text in told] == snapshot
 
 
+def test_new_says_which_parts_one_peer_alone_will_hold(file: Path, tokenizer: Path) -> None:
+    file.write_text("[run]\ncopies = 0\nstart_when = { stage_hosts = 3, trainers = 1 }\n")
+    told = dict(summary(founded(Foundation(file=file, tokenizer=tokenizer))))
+    assert told["on one machine"].startswith("only, at the start: 1 stage and the ends; run.copies = 0")
+
+
 def test_make_run_takes_the_tokenizer_beside_the_file(tmp_path: Path) -> None:
     tokenizer = train_tokenizer([TEXT], 300)
     (tmp_path / "tokenizer.json").write_bytes(tokenizer)

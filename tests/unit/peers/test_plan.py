@@ -122,13 +122,13 @@ def test_workload_has_the_parts_that_a_run_has(ends: str, peers: Path) -> None:
         assert needs.held == sum(part_bytes(manifest, spec).values())
     assert work.hosted == (ends == "hosted")
     assert work.rows == 256
-    assert plan_for(manifest, read_peers(peers, "float32"), "a file").best.step_s > 0
+    assert plan_for(manifest, read_peers(peers, "float32"), "a file", print).best.step_s > 0
 
 
 def test_hosted_ends_leave_trainers_without_work_but_one_is_needed(peers: Path) -> None:
     manifest = manifest_named("tiny")
     hosted = manifest.model_copy(update={"split": manifest.split.model_copy(update={"ends": "hosted"})})
-    best = plan_for(hosted, read_peers(peers, "float32"), "a file").best
+    best = plan_for(hosted, read_peers(peers, "float32"), "a file", print).best
     assert best.layout.trainers >= 1
     assert best.parts[-1].needs.parameters == 0
 

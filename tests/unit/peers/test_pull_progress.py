@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from peers.checkpoints.pull_progress import EVERY_S, FetchProgress, span
+from peers.checkpoints.pull_progress import EVERY_S, FetchProgress
+from peers.console.lasting import Lasting, span
 from swarm.ids import ENDS, PartName
 from tests.harness.expect import eventually
 from tests.harness.rigs.clocks import FakeClock
@@ -66,3 +67,12 @@ async def test_fetch_to_which_nothing_comes_says_so() -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(40, "40 s"), (660, "11 min"), (8280, "2.3 h")])
 def test_time_that_is_left_in_words(seconds: float, text: str) -> None:
     assert span(seconds) == text
+
+
+def test_what_lasts_is_said_after_a_moment_and_then_every_few_seconds() -> None:
+    clock, said = FakeClock(), list[str]()
+    lasting = Lasting(said.append, "{:g} B".format, clock.monotonic)
+    for later_s, what, done in ((1.0, "a", 1), (1.0, "a", 10), (4.0, "a", 20), (2.0, "b", 0), (5.5, "b", 50)):
+        clock.now += later_s
+        lasting.told(what, done, 100)
+    assert said == ["a: 10 B of 100 B, about 9 s left", "b: 0 B of 100 B", "b: 50 B of 100 B, about 6 s left"]

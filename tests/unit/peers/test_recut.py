@@ -92,7 +92,7 @@ async def test_run_that_was_cut_anew_begins_where_the_record_says_and_can_be_res
     founded = resumed(keep(deep, tmp_path), layers_per_stage="1,3")
     directory, manifest = founded.resumed.directory, founded.manifest
     decided = next(one.record for one in deep.decisions if one.record.step == 10)
-    origin, snapshots = await FromCheckpoint(directory.checkpoints, 10, manifest.run_id).load()
+    origin, snapshots = await FromCheckpoint(directory.checkpoints, 10, manifest.run_id).load(lambda *_: None)
     assert (origin.step, origin.previous, origin.cursors) == (10, decided.hash(), decided.cursors)
     assert {one.part for one in snapshots} == {ENDS, stage_part(0), stage_part(1)}
     # Its founder may die before anybody came: it is a run like any other.

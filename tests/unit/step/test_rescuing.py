@@ -15,10 +15,12 @@ from swarm.consensus.acceptor import has_majority
 from swarm.consensus.changes import (
     Admission,
     Departure,
+    PersonsWord,
     Reassign,
     admission_bytes,
     departure_bytes,
     reassign_bytes,
+    wanted_bytes,
 )
 from swarm.consensus.copies import copy_holders
 from swarm.consensus.proof import Proof
@@ -73,7 +75,8 @@ class Scene:
         self.asked: list[PeerId] = []
         self.told: list[tuple[PeerId, str]] = []
         self.hears: Callable[[PeerId], object] = lambda peer: None
-        self.waits, self.whole, self.agreed, self.knows = list[str](), False, False, True
+        self.waits, self.whole, self.knows = list[str](), False, True
+        self.word: PeerId | None = None
         rules = dataclasses.replace(RULES, stages=2, parts=PARTS, **more)
         self.desk = LeadService(rules, T, self._open, verify)
         self.desk.open_step(1, ROSTER, HEAD.hash())
@@ -99,7 +102,9 @@ class Scene:
             self.hears(peer)
             return Empty()
         if rpc == JUDGE:
-            return Judgement(known=self.knows, agreed=self.agreed)
+            signed = wanted_bytes(RUN, HEAD.hash(), body.record)
+            word = None if self.word is None else PersonsWord(peer=self.word, signature=sign(self.word, signed))
+            return Judgement(known=self.knows, wanted=word)
         self.asked.append(peer)
         said = self.says.get(peer, lambda: Consent(reassign=reassign(peer)))()
         if isinstance(said, PeerError):
@@ -358,7 +363,10 @@ async def test_run_goes_back_to_no_checkpoint_where_its_manifest_says_so_or_nobo
     going = asyncio.create_task(scene.record())
     await asyncio.sleep(5)
     assert f"the run goes back to step 0 once that is wanted: {Advice.SAY_SO}" in scene.waits[-1]
-    scene.agreed = True
+    scene.word = STRANGER  # who asks to join an open run may be anybody
+    await asyncio.sleep(5)
+    assert not going.done()
+    scene.word = A  # who is lost may be there again, and ask to hold its part
     record = await going
     assert record is not None
     assert record.repeats == 1
