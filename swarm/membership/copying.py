@@ -6,7 +6,6 @@ Which ones is read off the newest record's roster (``swarm.consensus.copies``), 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -131,18 +130,13 @@ class Copying:
         which copies this peer keeps. Waits at most TAKE_S for an update on its way; None when the copy is not at this
         step then. Cancelled, it may be given up for nothing."""
         kept = self._kept.get(part)
-        if kept is None:
-            return None
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(TAKE_S):
-                await kept.copy.reach(step)
-        if self.copies.held(part, step) is None:
+        if kept is None or not await kept.copy.reach(step, TAKE_S):
             return None
         self._taken.add(part)  # first: meanwhile another copy of it would be begun
         await self._stop(part)
-        snapshot = await kept.copy.snapshot()
+        snapshot = await kept.copy.snapshot(step)
         await kept.copy.drop("it is taken as this peer's own part")
-        return snapshot if snapshot is not None and snapshot.step == step else None
+        return snapshot
 
     async def keep(self, state: Snapshot, record: CloseRecord) -> None:
         """Keep what was this peer's own part until this record as a copy, if it shall keep one of it: it is here
@@ -169,20 +163,14 @@ class Copying:
     async def left(self, record: CloseRecord) -> list[Snapshot]:
         """All our copies at the state after this record, which no other follows, once :meth:`run` has ended: nothing
         leads them on any more, but the update to it may be here."""
-        found = []
-        for copy in [kept.copy for kept in self._kept.values()]:
+        copies = [kept.copy for kept in self._kept.values()]
+        for copy in copies:
             await copy.finish(record)
-            snapshot = await copy.snapshot()
-            if snapshot is not None and snapshot.step == record.step:
-                found.append(snapshot)
-        return found
+        found = [await copy.snapshot(record.step) for copy in copies]
+        return [snapshot for snapshot in found if snapshot is not None]
 
     async def _reached(self, copy: PartCopy, step: int) -> Snapshot | None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_S):
-                await copy.reach(step)
-        snapshot = await copy.snapshot() if copy.holds(step) else None
-        return snapshot if snapshot is not None and snapshot.step == step else None
+        return await copy.snapshot(step) if await copy.reach(step, LAST_S) else None
 
     # --- duties --------------------------------------------------------------------------------------------------
 

@@ -35,10 +35,12 @@ class Copy:
         self._run, self._part, self.step, self._late_s, self._snapshot_s = run, part, step, late_s, snapshot_s
         self._ahead = ahead
 
-    async def reach(self, step: int) -> None:
+    async def reach(self, step: int, within_s: float) -> bool:
         """See :class:`swarm.membership.part_copy.PartCopy`."""
-        await asyncio.sleep(self._late_s)
-        self.step = step
+        await asyncio.sleep(min(self._late_s, within_s))
+        if self._late_s <= within_s:
+            self.step = step
+        return self.step == step
 
     async def finish(self, record: CloseRecord) -> bool:
         """See :class:`swarm.membership.part_copy.PartCopy`."""
@@ -46,14 +48,11 @@ class Copy:
             self.step = record.step
         return self.step == record.step
 
-    def holds(self, step: int) -> bool:
-        """As it says."""
-        return self.step == step
-
-    async def snapshot(self) -> Any:
+    async def snapshot(self, step: int) -> Any:
         """Some numbers."""
         await asyncio.sleep(self._snapshot_s)
-        return self._run.states(self.step or 0)[self._part]
+        found = self._run.states(self.step or 0)[self._part]
+        return found if found.step == step else None
 
     async def give_up(self, decision: Decision) -> None:
         """Nothing."""

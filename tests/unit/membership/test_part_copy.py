@@ -16,7 +16,7 @@ from swarm.consensus.records import CloseRecord, Decision
 from swarm.errors import OutOfSync, PeerError, StateError, Unreachable, WrongStep
 from swarm.events import CopyDropped, CopyHeld
 from swarm.ids import PartName, PeerId
-from swarm.membership import part_copy
+from swarm.membership import download, part_copy
 from swarm.membership.observer import ObserverContext
 from swarm.membership.part_copy import DECIDED_S, CopyContext, PartCopy, RecentRecords
 from swarm.membership.parts import Sparing
@@ -122,7 +122,7 @@ class Scene:
             disk_refuses=lambda what, reason: self.refused.append((what, reason)),
         )
         monkeypatch.setattr(part_copy, "Observer", lambda context, donors, name: Scripted(self, context, donors))
-        monkeypatch.setattr(part_copy, "Download", lambda context, wanted, sink: self)
+        monkeypatch.setattr(download, "Download", lambda context, wanted, sink: self)
         self.copy = PartCopy(context, STAGE)
         self.given = {DONOR: 10, OTHER: 2}
 
