@@ -55,8 +55,7 @@ def _knows_none(step: int) -> None:
 class ObserverContext:
     """``observe`` is told of every verified decision, with its update, when our part is brought to it
     (``Member.observe``). ``known`` are records that this peer verified itself, by step: no other is believed;
-    ``newest`` is the newest step of which it knows by itself that it was decided, -1 for none.
-    ``spare``: let those who join go first (see :class:`~swarm.step.observe_messages.StartRequest`)."""
+    ``newest`` is the newest step of which it knows by itself that it was decided, -1 for none."""
 
     run: RunId
     endpoint: Endpoint
@@ -65,7 +64,6 @@ class ObserverContext:
     observe: Observe
     known: Known = _knows_none
     newest: Callable[[], int] = lambda: -1
-    spare: bool = False
 
 
 class Observer:
@@ -92,19 +90,23 @@ class Observer:
         return self._guides.peers
 
     async def start(
-        self, contact: PeerId | None, known: CloseRecord | None = None, wanted: CloseRecord | None = None
+        self,
+        contact: PeerId | None,
+        known: CloseRecord | None = None,
+        wanted: CloseRecord | None = None,
+        *,
+        spare: bool = False,
     ) -> Decision:
         """Be taken by some donors, which pin the same state for us; returns the decision that vouches for that state.
 
         ``known`` is a record that was verified before: its members vouch when the contact has gone, or there is none
         (None: nobody is believed alone). ``wanted`` is the
-        verified record of the very state that is wanted, of which a part is here already. Raises the gravest PeerError
-        of the donors, or the contact's when nobody else vouches; Violation when they tell different histories.
+        verified record of the very state that is wanted, of which a part is here already. ``spare``: let those who join
+        go first (see :class:`~swarm.step.observe_messages.StartRequest`). Raises the gravest PeerError of the donors,
+        or the contact's when nobody else vouches; Violation when they tell different histories.
         """
         context = self._context
-        start = ObserverStart(
-            context.run, context.endpoint, context.verify, self._name, contact, known, wanted, context.spare
-        )
+        start = ObserverStart(context.run, context.endpoint, context.verify, self._name, contact, known, wanted, spare)
         decision, peers = await begin(start, self._candidates)
         self._head = decision.record
         self._guides.set(peers)

@@ -37,7 +37,7 @@ from swarm.optim.part import PartState
 from swarm.security.signing import verify
 from swarm.state.donation import BURST_BYTES
 from swarm.state.snapshot import Cut, Snapshot
-from swarm.waiting import ExponentialBackoff, News, TokenBucket, first_done
+from swarm.waiting import ExponentialBackoff, News, TokenBucket, ended, first_done
 
 logger = logging.getLogger(__name__)
 
@@ -73,8 +73,8 @@ class CopyContext:
 
 
 class PartCopy:
-    """Run it until it is not wanted any more, then :meth:`drop` it. Memory per parameter: 12 bytes with AdamW, 4 more
-    for an update that is not decided yet, and the updates that others want of it."""
+    """:meth:`follow` until it is not wanted any more, :meth:`stop`, then :meth:`drop` it. Memory per parameter: 12
+    bytes with AdamW, 4 more for an update that is not decided yet, and the updates that others want of it."""
 
     def __init__(self, context: CopyContext, part: PartName) -> None:
         self._context, self.part = context, part
@@ -93,6 +93,7 @@ class PartCopy:
         self._record: CloseRecord | None = None
         self._ahead: _Ahead | None = None
         self._moved = News()
+        self._following: asyncio.Task[None] | None = None
         self._failures = self._late = 0
 
     @property
@@ -131,7 +132,7 @@ class PartCopy:
         return found if found is not None and step in (None, found.step) else None
 
     async def begin(self, state: Snapshot, record: CloseRecord) -> None:
-        """Hold this state, that after the record, as if it had been fetched. Before :meth:`run`."""
+        """Hold this state, that after the record, as if it had been fetched. Before :meth:`follow`."""
         held = self._empty()
         await self._context.host.run(held.install, state)
         self._state = held
@@ -143,6 +144,21 @@ class PartCopy:
             async with asyncio.timeout(within_s):
                 await self._moved.wait(lambda: self.step is not None and self.step >= step)
         return self.holds(step)
+
+    def follow(self, over: Callable[[], None]) -> None:
+        """Begin to :meth:`run`; ``over`` is called when that ends."""
+        self._following = asyncio.create_task(self.run())
+        self._following.add_done_callback(lambda _: over())
+
+    async def stop(self) -> None:
+        """Follow no longer."""
+        if self._following is not None:
+            await ended([self._following])
+
+    def check(self) -> None:
+        """Raises what has ended :meth:`run`, which only a bug does."""
+        if self._following is not None and self._following.done():
+            self._following.result()
 
     async def run(self) -> None:
         """Follow, until cancelled. What fails is tried again, with others first: when a step closes, or after a pause.
@@ -191,13 +207,12 @@ class PartCopy:
         """Never returns. Raises PeerError, StateError or OutOfSync when nobody is left who leads on."""
         if self._record is not None and self._record.step < head.step and not await self.finish(head):
             await self.drop(f"it was at step {self._record.step}, and nobody keeps what came after it")
-        observing = dataclasses.replace(self._observing, spare=self._record is None)
-        observer = self._observer = Observer(observing, self._donors(head.members), self.part)
+        observer = self._observer = Observer(self._observing, self._donors(head.members), self.part)
         me = self._context.around.endpoint.peer
         if self._record is None:
             async with self._context.turn:
                 await self._have_frozen(head.members)
-                await self._fetch(observer, await observer.start(me, wanted=self._context.records.head))
+                await self._fetch(observer, await observer.start(me, wanted=self._context.records.head, spare=True))
         else:
             await observer.start(me, wanted=self._record)
             observer.resume(self._state)

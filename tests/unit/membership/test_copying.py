@@ -11,7 +11,7 @@ import pytest
 from swarm.consensus.records import CloseRecord, Decision
 from swarm.ids import ENDS, PartName, PeerId, stage_part
 from swarm.membership import copying
-from swarm.membership.copying import Copies, Copying, KeptCopy
+from swarm.membership.copying import Copies, Copying
 from swarm.membership.rules import rules_of
 from tests.harness.rigs.membership import LoopClock
 from tests.harness.rigs.peers import KeptRun, kept_run
@@ -68,7 +68,7 @@ def copies(run: KeptRun, me: PeerId, **kept: Copy) -> Copying:
     peer = SimpleNamespace(around=around, rules=rules_of(run.manifest), situation=situation)
     found = Copying(cast(Any, peer), here, cast(Any, desk))
     for name, copy in kept.items():
-        here.kept[PartName(name.replace("_", "-"))] = KeptCopy(cast(Any, copy), cast(Any, None))
+        here.kept[PartName(name.replace("_", "-"))] = cast(Any, copy)
     return found
 
 

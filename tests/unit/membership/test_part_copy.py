@@ -49,8 +49,9 @@ class Scripted:
         self.scene, self.context, self.donors = scene, context, donors
         scene.observers.append(self)
 
-    async def start(self, contact: PeerId, *, wanted: CloseRecord) -> Decision:
+    async def start(self, contact: PeerId, *, wanted: CloseRecord, spare: bool = False) -> Decision:
         """The decision that is wanted, or a failure."""
+        self.scene.spared.append(spare)
         error = self.scene.starts.pop(0) if self.scene.starts else None
         if error is not None:
             raise error
@@ -93,6 +94,7 @@ class Scene:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.run, self.clock, self.events = Run(), HandClock(), EventList()
         self.observers: list[Scripted] = []
+        self.spared: list[bool] = []
         self.starts: list[PeerError | None] = []
         self.ahead: list[torch.Tensor] = []
         self.state: Snapshot | None = None
@@ -281,7 +283,7 @@ async def test_copy_whose_donors_are_gone_keeps_the_newest_state_and_asks_on(mon
         assert scene.copy.holds(0), "it may be all that is left"
         await scene.clock.advance(1.0)
     assert scene.resumed == 1, "one of them came back"
-    assert [one.context.spare for one in scene.observers] == [True, False, False, False, False], "nothing to download"
+    assert scene.spared == [True, False, False, False, False], "nothing to download"
     assert [one.donors[0] for one in scene.observers[:3]] == [DONOR, OTHER, DONOR], "another first each time"
     assert not scene.events.of(CopyDropped)
     await scene.decide(arrives=True)
