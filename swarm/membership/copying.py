@@ -99,7 +99,7 @@ class Copying:
         made beside this."""
         record = decision.record
         for copy in list(self._kept.values()) if record.void else ():
-            await copy.give_up(decision)  # first: a copy that is behind what is known here is dropped
+            await copy.finish(record)  # first: a copy that is behind what is known here is dropped
         if self._decided is not None and record.step <= self._decided.step and record.hash() != self._decided.hash():
             self._rewound = frozenset(self._kept)
         self._decided = record

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -185,14 +184,6 @@ class PartCopy:
         if observer is not None:
             await observer.close()
 
-    async def give_up(self, decision: Decision) -> None:
-        """The step after the one held here was given up, as this peer knows itself: what is held is the state after it,
-        too. Nobody may be left who could tell."""
-        state, record = self.state, self._record
-        if state is not None and record is not None and decision.record.previous == record.hash():
-            await self._context.host.run(_skip, state, decision.record.step)
-            await self._observe(dataclasses.replace(decision, mean=None))
-
     async def drop(self, reason: str) -> None:
         """Hold nothing any more, and free the memory. Not while it runs."""
         if self._record is not None:
@@ -246,24 +237,24 @@ class PartCopy:
         return True
 
     async def finish(self, record: CloseRecord) -> bool:
-        """Take the update that is here for ``record``, of which this peer knows itself that it was decided; a step that
-        was given up needs none. False when there is none, or it is not the one that was decided: then nothing has
-        changed."""
+        """Take the update that is here for ``record``, of which this peer knows itself that it was decided. A step that
+        was given up needs none: the state that is held is the next one's, too, and nobody may be left who could tell.
+        False when there is none, or it is not the one that was decided: then nothing has changed."""
         state, ahead, before = self._state, self._ahead, self._record
         if self.step == record.step:
             return self._is(record)  # given up, as we were told before
-        if state is None or before is None or not (record.void or self.takes(record.step)):
+        if state is None or before is None or record.previous != before.hash():
+            return False
+        if not (record.void or self.takes(record.step)):
             return False
         mean = None if record.void or ahead is None else ahead.mean
         try:
-            if record.previous != before.hash():
-                return False
             await self._context.host.run(take_update, state, record, mean)
         except (PeerError, StateError) as error:
             logger.info("the copy of %s: %s", self.part, error)
             return False
         finally:
-            self._ahead = None
+            self._ahead = None  # only now: until then it :meth:`takes` the step
         await self._observe(Decision(record, {}, mean))
         return True
 
@@ -306,11 +297,6 @@ class PartCopy:
             self._late = self._failures = 0
         await self._context.copied(self.part, decision)
         await self._moved.tell()
-
-
-def _skip(state: PartState, step: int) -> None:
-    if state.step < step:
-        state.give_up()
 
 
 # --- the newest records decided at this peer, for those that follow them ---------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from swarm.consensus.records import CloseRecord, Decision
+from swarm.consensus.records import CloseRecord
 from swarm.ids import ENDS, PartName, PeerId, stage_part
 from swarm.membership import copying
 from swarm.membership.copying import Copies, Copying
@@ -53,9 +53,6 @@ class Copy:
         await asyncio.sleep(self._snapshot_s)
         found = self._run.states(self.step or 0)[self._part]
         return found if found.step == step else None
-
-    async def give_up(self, decision: Decision) -> None:
-        """Nothing."""
 
 
 def copies(run: KeptRun, me: PeerId, **kept: Copy) -> Copying:
