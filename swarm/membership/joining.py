@@ -148,13 +148,13 @@ class Joining:
         head = self._at.head
         return (-1 if head is None else head.step), self._state.verified_bytes
 
-    async def again(self, part: TrainedPart | None, known: CloseRecord | None, invited_by: PeerId | None) -> None:
+    async def again(self, part: TrainedPart | None, known: CloseRecord | None, contact: PeerId | None = None) -> None:
         """Come back into a run that went on without us, with the part that we hold. Which record is the newest, more
-        than half of those in the roster of ``known`` have to say; when they have gone, the peer whose invite was
-        followed (None for a founder). Raises as :meth:`run`."""
+        than half of those in the roster of ``known`` have to say; when they have gone, ``contact``, by default the peer
+        whose invite was followed; nobody where this peer founded the run. Raises as :meth:`run`."""
         self._state.part, self._known = part, known
         self._prepared = part is not None or self._run.situation.part is None
-        self._invited_by = invited_by
+        self._invited_by = contact or (None if self._run.founds else self._run.contact)
         if known is None or not await self._went_back(known):
             await self.run(None)
 
