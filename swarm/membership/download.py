@@ -34,9 +34,9 @@ class PartDownload:
     Args:
         around: What the peer works with.
         record: The record after which the part is wanted.
-        part: The part to be.
+        part: The part that is to have that state.
         donor: How a peer is asked; by default for a state in its memory.
-        pace: Holds back what is fetched for others only, of which no progress is told: a copy.
+        pace: Holds back what is fetched for a copy, of which no progress is told. None for this peer's own part.
     """
 
     def __init__(
