@@ -24,9 +24,9 @@ from swarm.errors import Busy, PeerError, StateError, Violation
 from swarm.events import CaughtUp
 from swarm.ids import PeerId
 from swarm.membership.holding import RoleManager
+from swarm.membership.observer import prepare_update, update_bytes, update_in
 from swarm.membership.run import RunContext
 from swarm.network.protocols import AnyMethod
-from swarm.optim.clipping import factor
 from swarm.optim.local_part import LocalPart
 from swarm.step.member.open_step import Mean, OpenStep
 from swarm.step.member.service import MemberService
@@ -86,7 +86,7 @@ class CatchingUp:
             for donor in self._donors(part, record):
                 try:
                     mean = await self._fetch(donor, part, record)
-                    digest = await self._around.device.run(_prepared, part, record, mean, donor)
+                    digest = await self._around.device.run(prepare_update, part, record, mean, donor, part.prepare_late)
                 except (PeerError, StateError) as error:
                     logger.info("step %d, %s does not bring the update: %s", record.step, donor, error)
                     continue
@@ -114,30 +114,15 @@ class CatchingUp:
 
     async def _fetch(self, donor: PeerId, part: LocalPart, record: CloseRecord) -> torch.Tensor:
         """Return the mean of the step, float32 on CPU. Raises PeerError."""
-        averaged = part.averaged(record.step)
-        size = 4 * (averaged.stop - averaged.start)
-        body = NextRequest(part=part.spec.name, step=record.step)
+        size, body = update_bytes(part, record.step), NextRequest(part=part.spec.name, step=record.step)
         timeout_s = self._run.round_deadline(part.spec.name, False).seconds
         decided, payload = await self._around.endpoint.call(
             donor, NEXT, body, timeout_s=timeout_s, max_reply_bytes=size
         )
-        if decided.record.hash() != record.hash() or len(payload) != size:
-            raise Violation(f"an update of {len(payload)} bytes instead of {size}, or of another record", peer=donor)
-        return torch.frombuffer(payload, dtype=torch.float32)
+        if decided.record.hash() != record.hash():
+            raise Violation(f"an update of another record of step {record.step}", peer=donor)
+        return update_in(payload, size, donor)
 
 
 async def _given(mean: torch.Tensor) -> Mean:
     return Mean(mean, Averaged(digest="", sq_norm=0.0, cursor=None))
-
-
-def _prepared(part: LocalPart, record: CloseRecord, mean: torch.Tensor, donor: PeerId) -> str:
-    """Return the digest of the state after the record, which is the record's. Raises Violation, with nothing
-    changed."""
-    if not bool(torch.isfinite(mean).all()):
-        raise Violation("an update that is not finite", peer=donor)
-    clip = factor(record.clip, record.caps.get(part.spec.name, 1.0))
-    digest = part.prepare_late(mean, lr=record.lr, clip=clip, step=record.step)
-    if digest != record.digests.get(part.spec.name):
-        part.discard()
-        raise Violation("an update that does not give what the record says", peer=donor)
-    return digest

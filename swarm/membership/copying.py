@@ -6,10 +6,8 @@ Which ones is read off the newest record's roster (``swarm.consensus.copies``), 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -22,7 +20,6 @@ from swarm.membership.part_copy import CopyContext, PartCopy, RecentRecords
 from swarm.membership.run import RunContext
 from swarm.optim.part import PartState
 from swarm.state.snapshot import Snapshot
-from swarm.waiting import ended
 
 logger = logging.getLogger(__name__)
 
@@ -32,43 +29,35 @@ TAKE_S, LAST_S = 10.0, 5.0
 """How long a copy that is taken may need for an update on its way; and one with whose state the run is over."""
 
 
-@dataclass(slots=True)
-class KeptCopy:
-    """A copy, and the task that leads it on."""
-
-    copy: PartCopy
-    following: asyncio.Task[None]
-
-
 class Copies:
     """The copies that are here, by part; :class:`Copying` adds and drops them."""
 
     def __init__(self) -> None:
-        self.kept: dict[PartName, KeptCopy] = {}
+        self.kept: dict[PartName, PartCopy] = {}
 
     @property
     def parts(self) -> tuple[PartName, ...]:
         """Return the parts of which a copy is here, sorted."""
-        return tuple(sorted(part for part, kept in self.kept.items() if kept.copy.step is not None))
+        return tuple(sorted(part for part, copy in self.kept.items() if copy.step is not None))
 
     def tensors(self) -> list[torch.Tensor]:
         """What the copies hold now."""
-        return [tensor for kept in self.kept.values() for tensor in kept.copy.tensors()]
+        return [tensor for copy in self.kept.values() for tensor in copy.tensors()]
 
     def held(self, part: PartName, step: int) -> PartState | None:
         """Return our copy, if it is exactly at the state after this step. It goes on with the run:
         :meth:`Copying.take` it to keep it there."""
-        kept = self.kept.get(part)
-        return kept.copy.state if kept is not None and kept.copy.holds(step) else None
+        copy = self.kept.get(part)
+        return copy.state if copy is not None and copy.holds(step) else None
 
     def takes(self, part: PartName, step: int) -> bool:
         """Return whether our copy is just being brought to the state after this step."""
-        return part in self.kept and self.kept[part].copy.takes(step)
+        return part in self.kept and self.kept[part].takes(step)
 
     async def snapshot(self, part: PartName) -> Snapshot | None:
         """Return our copy's state, for others; None for a part of which there is none."""
-        kept = self.kept.get(part)
-        return None if kept is None else await kept.copy.snapshot()
+        copy = self.kept.get(part)
+        return None if copy is None else await copy.snapshot()
 
 
 class Copying:
@@ -103,14 +92,14 @@ class Copying:
                 self._changed.clear()
                 await self._adjust()
         finally:
-            await ended([kept.following for kept in self._kept.values()])
+            await asyncio.gather(*(copy.stop() for copy in self._kept.values()))
 
     async def decided(self, decision: Decision) -> None:
         """A record was decided here. What this peer shall keep may be something else from now on; the change itself is
         made beside this."""
         record = decision.record
-        for kept in list(self._kept.values()) if record.void else ():
-            await kept.copy.give_up(decision)  # first: a copy that is behind what is known here is dropped
+        for copy in list(self._kept.values()) if record.void else ():
+            await copy.finish(record)  # first: a copy that is behind what is known here is dropped
         if self._decided is not None and record.step <= self._decided.step and record.hash() != self._decided.hash():
             self._rewound = frozenset(self._kept)
         self._decided = record
@@ -130,19 +119,14 @@ class Copying:
         """Our copy's state after this step, for a part to train; it is a copy no longer, until the next record says
         which copies this peer keeps. Waits at most TAKE_S for an update on its way; None when the copy is not at this
         step then. Cancelled, it may be given up for nothing."""
-        kept = self._kept.get(part)
-        if kept is None:
-            return None
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(TAKE_S):
-                await kept.copy.reach(step)
-        if self.copies.held(part, step) is None:
+        copy = self._kept.get(part)
+        if copy is None or not await copy.reach(step, TAKE_S):
             return None
         self._taken.add(part)  # first: meanwhile another copy of it would be begun
-        await self._stop(part)
-        snapshot = await kept.copy.snapshot()
-        await kept.copy.drop("it is taken as this peer's own part")
-        return snapshot if snapshot is not None and snapshot.step == step else None
+        await self._kept.pop(part).stop()
+        snapshot = await copy.snapshot(step)
+        await copy.drop("it is taken as this peer's own part")
+        return snapshot
 
     async def keep(self, state: Snapshot, record: CloseRecord) -> None:
         """Keep what was this peer's own part until this record as a copy, if it shall keep one of it: it is here
@@ -158,7 +142,7 @@ class Copying:
     async def last(self, record: CloseRecord) -> list[Snapshot]:
         """Our copies of the parts that only one machine holds, at the state after this record, with which the run is
         over: it may not live to keep them. Waits at most LAST_S for those that have all but the last update."""
-        sole = [kept.copy for part, kept in self._kept.items() if record.members.spread(part) == 1]
+        sole = [copy for part, copy in self._kept.items() if record.members.spread(part) == 1]
         near = [copy for copy in sole if copy.step is not None and copy.step >= record.step - 1]
         found = await asyncio.gather(*(self._reached(copy, record.step) for copy in near))
         there = [snapshot for snapshot in found if snapshot is not None]
@@ -169,20 +153,14 @@ class Copying:
     async def left(self, record: CloseRecord) -> list[Snapshot]:
         """All our copies at the state after this record, which no other follows, once :meth:`run` has ended: nothing
         leads them on any more, but the update to it may be here."""
-        found = []
-        for copy in [kept.copy for kept in self._kept.values()]:
+        copies = list(self._kept.values())
+        for copy in copies:
             await copy.finish(record)
-            snapshot = await copy.snapshot()
-            if snapshot is not None and snapshot.step == record.step:
-                found.append(snapshot)
-        return found
+        found = [await copy.snapshot(record.step) for copy in copies]
+        return [snapshot for snapshot in found if snapshot is not None]
 
     async def _reached(self, copy: PartCopy, step: int) -> Snapshot | None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_S):
-                await copy.reach(step)
-        snapshot = await copy.snapshot() if copy.holds(step) else None
-        return snapshot if snapshot is not None and snapshot.step == step else None
+        return await copy.snapshot(step) if await copy.reach(step, LAST_S) else None
 
     # --- duties --------------------------------------------------------------------------------------------------
 
@@ -191,26 +169,18 @@ class Copying:
         for part in sorted((self._kept.keys() - self._wanted) | (self._kept.keys() & rewound)):
             if part not in self._kept:
                 continue  # it was taken while another was dropped
-            copy = self._kept[part].copy
-            await self._stop(part)
+            copy = self._kept.pop(part)
+            await copy.stop()
             await copy.drop("its steps did not count" if part in rewound else "other peers keep it now")
             await copy.leave()
         for part in sorted(self._wanted - self._kept.keys() - self._taken):
             self._follow(PartCopy(self._context, part))
-        for kept in list(self._kept.values()):
-            if kept.following.done():
-                kept.following.result()  # it ends by a bug only, which ends this peer
+        for copy in self._kept.values():
+            copy.check()
 
     def _follow(self, copy: PartCopy) -> None:
-        following = asyncio.create_task(copy.run())
-        following.add_done_callback(lambda _: self._changed.set())
-        self._kept[copy.part] = KeptCopy(copy, following)
-
-    async def _stop(self, part: PartName) -> None:
-        """Follow a part no longer."""
-        kept = self._kept.pop(part)
-        kept.following.cancel()
-        await asyncio.gather(kept.following, return_exceptions=True)
+        copy.follow(self._changed.set)
+        self._kept[copy.part] = copy
 
     def _part_in(self, record: CloseRecord) -> PartName | None:
         me = self._around.endpoint.peer

@@ -15,10 +15,10 @@ from swarm.membership.part_memory import check_memory
 from swarm.membership.parts import build_empty
 from swarm.membership.roles import PeerContext
 from swarm.models.registry import family_of
-from swarm.optim.part import TrainedPart
+from swarm.optim.part import PartState, TrainedPart
 from swarm.state.download import ChunkDonor, Download, DownloadContext, IntoMemory, PeerChunks, Wanted
-from swarm.state.snapshot import digest, initial_snapshot
-from swarm.waiting import ExponentialBackoff
+from swarm.state.snapshot import Snapshot, digest, initial_snapshot
+from swarm.waiting import ExponentialBackoff, TokenBucket
 
 logger = logging.getLogger(__name__)
 
@@ -28,25 +28,35 @@ BUSY_PAUSE_S = 0.2
 
 
 class PartDownload:
-    """The state of one part that a close record vouches for. Raises StateError when the record names no such part.
-    ``donor`` is how a peer is asked; by default for a state in its memory."""
+    """The state of one part that a close record vouches for, on its way to this peer. Raises StateError when the record
+    names no such part.
+
+    Args:
+        around: What the peer works with.
+        record: The record after which the part is wanted.
+        part: The part that is to have that state.
+        donor: How a peer is asked; by default for a state in its memory.
+        pace: Holds back what is fetched for a copy, of which no progress is told. None for this peer's own part.
+    """
 
     def __init__(
         self,
         around: PeerContext,
         record: CloseRecord,
-        part: TrainedPart,
+        part: PartState,
         donor: Callable[[PeerId], ChunkDonor] | None = None,
+        pace: TokenBucket | None = None,
     ) -> None:
         self._around, self.record, self.part = around, record, part
         name = part.spec.name
         if name not in record.digests:
             raise StateError(f"the record of step {record.step} names no {name}")
-        self._started = self._told = around.clock.monotonic()
+        self._began = self._told = around.clock.monotonic()
         context = DownloadContext(
             donor=donor or partial(PeerChunks, around.endpoint),
             clock=around.clock,
-            progress=self._progress,
+            pace=pace,
+            progress=self._progress if pace is None else (lambda *_: None),
             dropped=self._dropped,
         )
         wanted = Wanted(part=name, step=record.step, digest=record.digests[name], layout=part.layout)
@@ -62,22 +72,30 @@ class PartDownload:
         """Donors that gave what is not the state."""
         return frozenset(self._download.liars)
 
+    @property
+    def seconds(self) -> float:
+        """How long ago it began."""
+        return self._around.clock.monotonic() - self._began
+
+    async def fetch(self, donors: Sequence[PeerId]) -> tuple[Snapshot, tuple[PeerId, ...]]:
+        """Fetch what is missing from these donors at once; returns the whole, and who gave of it, the most first.
+        Call it again after a failure: see :meth:`swarm.state.download.Download.fetch` for what it raises. Progress is
+        told a few times a second."""
+        snapshot, given = await self._download.fetch(donors), self._download.given
+        return snapshot, tuple(sorted(given, key=lambda donor: -given[donor]))
+
     async def run(self, donors: Sequence[PeerId]) -> None:
-        """Fetch what is missing from these donors at once, and install the whole. Call it again after a failure: see
-        :meth:`swarm.state.download.Download.fetch` for what it raises. Progress is told a few times a second."""
-        around, name = self._around, self.part.spec.name
-        snapshot = await self._download.fetch(donors)
-        await around.device.run(self.part.install, snapshot)
-        given = self._download.given
-        gave = sorted(given, key=lambda donor: -given[donor])
-        around.events.emit(
+        """As :meth:`fetch`, and install the whole as this peer's own part."""
+        snapshot, gave = await self.fetch(donors)
+        await self._around.device.run(self.part.install, snapshot)
+        self._around.events.emit(
             StateDownloaded(
-                part=name,
+                part=self.part.spec.name,
                 step=self.record.step,
                 donor=gave[0] if gave else donors[0],
                 bytes_received=self.verified_bytes,
-                seconds=around.clock.monotonic() - self._started,
-                donors=tuple(gave),
+                seconds=self.seconds,
+                donors=gave,
                 bytes_refetched=self._download.refetched_bytes,
             )
         )

@@ -43,7 +43,7 @@ class Returning:
         run.around.events.emit(WentBack(step=record.step, repeats=record.repeats, absent=absent))
         if not run.position.names(record):
             self._let_in()
-            return await self._joining.again(None, record, None if run.founds else run.contact)
+            return await self._joining.again(None, record)
         name, part, why = record.members[me].part, None, f"the run went back to step {record.step}"
         run.assigned(None if name is None else PartName(name), why, record)
         if name is not None:
@@ -54,7 +54,7 @@ class Returning:
                 run.position.loading = False
             if part is None:  # the run may go back further, with this peer as one that asks to join
                 self._let_in()
-                return await self._joining.again(None, record, None if run.founds else run.contact)
+                return await self._joining.again(None, record)
             if run.around.manifest.averaging.feeds_back:
                 run.around.events.emit(ResidualLost(step=record.step, part=PartName(name), peer=me, reason=why))
         await self._following.prepare(part, record)
@@ -154,4 +154,4 @@ class Entering:
                 f"the run went on without this peer, which knows of nobody else in it: {reason}", Ending.UNREACHABLE
             )
         self._run.situation.wait_for(f"a member that can help to come back: {reason}")
-        await self._joining.again(self._holding.part, known, None if self._run.founds else self._run.contact)
+        await self._joining.again(self._holding.part, known)

@@ -146,13 +146,13 @@ class Joining:
         head = self._at.head
         return (-1 if head is None else head.step), self._state.verified_bytes
 
-    async def again(self, part: TrainedPart | None, known: CloseRecord | None, invited_by: PeerId | None) -> None:
+    async def again(self, part: TrainedPart | None, known: CloseRecord | None, contact: PeerId | None = None) -> None:
         """Come back into a run that went on without us, with the part that we hold. Which record is the newest, more
-        than half of those in the roster of ``known`` have to say; when they have gone, the peer whose invite was
-        followed (None for a founder). Raises as :meth:`run`."""
+        than half of those in the roster of ``known`` have to say; when they have gone, ``contact``, by default the peer
+        whose invite was followed; nobody where this peer founded the run. Raises as :meth:`run`."""
         self._state.part, self._known = part, known
         self._prepared = part is not None or self._run.situation.part is None
-        self._invited_by = invited_by
+        self._invited_by = contact or (None if self._run.founds else self._run.contact)
         if known is None or not await self._went_back(known):
             await self.run(None)
 
@@ -284,10 +284,7 @@ class Joining:
         return [peer for peer in peers if peer not in self._state.liars and peer != me]
 
     async def _join(self, donors: Sequence[PeerId], contact: PeerId | None, known: CloseRecord) -> None:
-        observer = await self._went_on(donors)
-        if observer is None:
-            observer = Observer(self._context, donors, self._run.situation.part)
-            await self._begin(observer, contact, known)
+        observer = await self._went_on(donors) or await self._begun(donors, contact, known)
         while not self._at.is_member:
             self._learn(await self._next(observer))
         await observer.close()
@@ -329,15 +326,24 @@ class Joining:
         part = self._state.part
         return self._prepared and (self._run.situation.part is None if part is None else part.step == record.step)
 
-    async def _begin(self, observer: Observer, contact: PeerId | None, known: CloseRecord) -> None:
+    async def _begun(self, donors: Sequence[PeerId], contact: PeerId | None, known: CloseRecord) -> Observer:
+        """Have some of the donors keep updates from one state on, and our part at that state: as it is, or fetched."""
+        name = self._run.situation.part
+        observer = Observer(self._context, donors, name)
         decision = await self._start(observer, contact, known)
         record, ours = decision.record, self._at.head
         if ours is not None and record.age < ours.age:
             raise WrongStep(f"it is at step {record.step}, this peer at {ours.step}", peer=observer.donors[0])
         if ours is not None and record.hash() == ours.hash() and self._holds(record):
             observer.resume(self._state.part)  # only the donors are others
-        else:
-            await self._install(observer, decision)
+            return observer
+        if name is not None:
+            await self._state.run(name, observer.donors, record)
+        if not self._prepared:
+            await self._prepare(self._state.part, record)
+            self._prepared = True
+        await observer.begin(decision, self._state.part)
+        return observer
 
     async def _start(self, observer: Observer, contact: PeerId | None, known: CloseRecord) -> Decision:
         """From the state that is here in part, as long as somebody keeps it; else from the newest."""
@@ -347,15 +353,6 @@ class Joining:
             except (PeerError, StateError) as error:
                 logger.info("nobody gives more of step %d: %s", begun.step, error)
         return await observer.start(contact, known)
-
-    async def _install(self, observer: Observer, decision: Decision) -> None:
-        name = self._run.situation.part
-        if name is not None:
-            await self._state.run(name, observer.donors, decision.record)
-        if not self._prepared:
-            await self._prepare(self._state.part, decision.record)
-            self._prepared = True
-        await observer.begin(decision, self._state.part)
 
     async def _ask(self, head: CloseRecord) -> None:
         """Ask the leader of the open step to be in its record's roster. A no is for this step only."""

@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -26,7 +26,7 @@ from swarm.errors import DeadlineMissed, OutOfSync, PeerError, Refused, StateErr
 from swarm.ids import PartName, PeerId, RunId
 from swarm.membership.observer_sources import UpdateSources, UpdateTimeout
 from swarm.membership.observer_start import ObserverStart, begin
-from swarm.network.protocols import Endpoint
+from swarm.network.protocols import Endpoint, ReplyT, Rpc
 from swarm.optim.clipping import factor
 from swarm.optim.part import PartState
 from swarm.step.observe_messages import AHEAD, NEXT, STANDING, AheadRequest, Decided, NextRequest, StandingRequest
@@ -55,8 +55,7 @@ def _knows_none(step: int) -> None:
 class ObserverContext:
     """``observe`` is told of every verified decision, with its update, when our part is brought to it
     (``Member.observe``). ``known`` are records that this peer verified itself, by step: no other is believed;
-    ``newest`` is the newest step of which it knows by itself that it was decided, -1 for none.
-    ``spare``: let those who join go first (see :class:`~swarm.step.observe_messages.StartRequest`)."""
+    ``newest`` is the newest step of which it knows by itself that it was decided, -1 for none."""
 
     run: RunId
     endpoint: Endpoint
@@ -65,7 +64,6 @@ class ObserverContext:
     observe: Observe
     known: Known = _knows_none
     newest: Callable[[], int] = lambda: -1
-    spare: bool = False
 
 
 class Observer:
@@ -92,19 +90,23 @@ class Observer:
         return self._guides.peers
 
     async def start(
-        self, contact: PeerId | None, known: CloseRecord | None = None, wanted: CloseRecord | None = None
+        self,
+        contact: PeerId | None,
+        known: CloseRecord | None = None,
+        wanted: CloseRecord | None = None,
+        *,
+        spare: bool = False,
     ) -> Decision:
         """Be taken by some donors, which pin the same state for us; returns the decision that vouches for that state.
 
         ``known`` is a record that was verified before: its members vouch when the contact has gone, or there is none
         (None: nobody is believed alone). ``wanted`` is the
-        verified record of the very state that is wanted, of which a part is here already. Raises the gravest PeerError
-        of the donors, or the contact's when nobody else vouches; Violation when they tell different histories.
+        verified record of the very state that is wanted, of which a part is here already. ``spare``: let those who join
+        go first (see :class:`~swarm.step.observe_messages.StartRequest`). Raises the gravest PeerError of the donors,
+        or the contact's when nobody else vouches; Violation when they tell different histories.
         """
         context = self._context
-        start = ObserverStart(
-            context.run, context.endpoint, context.verify, self._name, contact, known, wanted, context.spare
-        )
+        start = ObserverStart(context.run, context.endpoint, context.verify, self._name, contact, known, wanted, spare)
         decision, peers = await begin(start, self._candidates)
         self._head = decision.record
         self._guides.set(peers)
@@ -173,15 +175,26 @@ class Observer:
                 logger.error("looking for a stand-in failed", exc_info=ended)
 
     async def _take_step(self, guide: PeerId) -> Decision:
-        decided, payload = await self._next(guide, self.head.step + 1)
+        part, step = self._part, self.head.step + 1
+        size = 0 if part is None else update_bytes(part, step)
+        decided, payload = await self._asked(guide, NEXT, NextRequest(part=self._name, step=step), size)
+        void = decided.record.void
+        mean = update_in(payload, 0 if void else size, guide)
         self._check(decided, guide)
         decision = decided.decision()
-        if self._part is not None:
-            mean = None if decided.record.void else torch.frombuffer(payload, dtype=torch.float32)
-            await self._context.device.run(take_update, self._part, decided.record, mean, guide)
-            decision = replace(decision, mean=mean)
+        if part is not None:
+            decision = replace(decision, mean=None if void else mean)
+            await self._context.device.run(take_update, part, decided.record, decision.mean, guide)
         self._head = decided.record
         return decision
+
+    async def _bring_ahead(self, guide: PeerId) -> torch.Tensor | None:
+        part, step = self._part, self.head.step + 1
+        if part is None:
+            raise StateError("whoever holds nothing needs no update")
+        size = update_bytes(part, step)
+        _, payload = await self._asked(guide, AHEAD, AheadRequest(part=part.spec.name, step=step), size)
+        return update_in(payload, size, guide) if payload else None
 
     def _check(self, decided: Decided, guide: PeerId) -> None:
         """Raises Violation for a record that is not the run's next."""
@@ -198,60 +211,35 @@ class Observer:
         except Refused as refused:
             raise Violation(refused.reason, peer=guide) from refused
 
-    async def _next(self, guide: PeerId, step: int) -> tuple[Decided, memoryview]:
-        most = 0 if self._part is None else _update_bytes(self._part, step)
-        body = NextRequest(part=self._name, step=step)
+    async def _asked(
+        self, guide: PeerId, rpc: Rpc[Any, ReplyT], body: NextRequest | AheadRequest, size: int
+    ) -> tuple[ReplyT, memoryview]:
+        """Ask for an update of ``size`` bytes, again and again while the guide is alive and may yet have it."""
         self._patience.begin(guide)
+        timeout_s = self._patience.seconds
         while True:
-            wait = _Wait(guide, step, most, self._patience.seconds, self._heard(guide))
+            before = self._heard(guide)
             try:
-                decided, payload = await self._context.endpoint.call(
-                    guide, NEXT, body, timeout_s=wait.seconds, max_reply_bytes=most
-                )
+                return await self._context.endpoint.call(guide, rpc, body, timeout_s=timeout_s, max_reply_bytes=size)
             except DeadlineMissed:
-                await self._check_alive(wait)
+                await self._check_alive(guide, body.step, size, timeout_s, self._heard(guide) - before)
                 await self._guides.stay()
-                continue
-            expected = 0 if decided.record.void else most
-            if len(payload) != expected:
-                raise Violation(f"an update of {len(payload)} bytes instead of {expected}", peer=guide)
-            return decided, payload
+            longer_s = doubled(timeout_s, 1, MAX_PATIENCE_S) if rpc is AHEAD else 0.0
+            timeout_s = max(self._patience.seconds, longer_s)
 
-    async def _bring_ahead(self, guide: PeerId) -> torch.Tensor | None:
-        step, part, call = self.head.step + 1, self._part, self._context.endpoint.call
-        if part is None:
-            raise StateError("whoever holds nothing needs no update")
-        self._patience.begin(guide)
-        size, patience_s = _update_bytes(part, step), self._patience.seconds
-        body = AheadRequest(part=part.spec.name, step=step)
-        while True:
-            wait = _Wait(guide, step, size, patience_s, self._heard(guide))
-            try:
-                _, payload = await call(guide, AHEAD, body, timeout_s=patience_s, max_reply_bytes=size)
-                break
-            except DeadlineMissed:
-                await self._check_alive(wait)
-                await self._guides.stay()
-                patience_s = max(self._patience.seconds, doubled(patience_s, 1, MAX_PATIENCE_S))
-        if len(payload) not in (0, size):
-            raise Violation(f"an update of {len(payload)} bytes instead of {size}", peer=guide)
-        return torch.frombuffer(payload, dtype=torch.float32) if payload else None
-
-    async def _check_alive(self, wait: _Wait) -> None:
-        """After a question without an answer: the step is still open, or its update needs more time. Raises
-        DeadlineMissed for a donor that has fallen silent, WrongStep for one that cannot have the update any more, does
-        not bring it, or does not go on though the step was decided. Two that follow each other would else wait for
-        ever."""
-        call, guide, step = self._context.endpoint.call, wait.guide, wait.step
-        brought = self._heard(guide) - wait.heard
-        standing, _ = await call(guide, STANDING, StandingRequest(), timeout_s=ALIVE_S)
+    async def _check_alive(self, guide: PeerId, step: int, size: int, waited_s: float, brought: int) -> None:
+        """After a question without an answer in ``waited_s``, in which the guide ``brought`` so many bytes of whatever:
+        the step is still open, or its update needs more time. Raises DeadlineMissed for a donor that has fallen silent,
+        WrongStep for one that cannot have the update any more, does not bring it, or does not go on though the step was
+        decided. Two that follow each other would else wait for ever."""
+        standing, _ = await self._context.endpoint.call(guide, STANDING, StandingRequest(), timeout_s=ALIVE_S)
         closed, newest = -1 if standing.closed is None else standing.closed, self._context.newest()
         if closed >= step + KEPT_UPDATES:
             raise WrongStep(f"it closed step {closed}, and gives no update of step {step}", peer=guide)
         if closed >= step:
             if newest >= step + KEPT_UPDATES - 1:  # the others are about to let go of it
                 raise WrongStep(f"step {newest} is decided, and it gives no update of step {step}", peer=guide)
-            why = self._patience.late(wait.seconds, brought, wait.size)
+            why = self._patience.late(waited_s, brought, size)
             if why:
                 raise WrongStep(f"it closed step {closed}, and gives no update of step {step}: {why}", peer=guide)
         elif newest >= step:
@@ -264,39 +252,49 @@ class Observer:
         return self._context.endpoint.statistics().bytes_received.get(guide, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Wait:
-    """One question to a guide: for the update of ``step``, ``size`` bytes; ``heard`` is what came from it before."""
-
-    guide: PeerId
-    step: int
-    size: int
-    seconds: float
-    heard: int
+# --- what a part takes to come to the next step ----------------------------------------------------------------------
 
 
-def _update_bytes(part: PartState, step: int) -> int:
+def update_bytes(part: PartState, step: int) -> int:
+    """Return the size of the update with which the part comes to the state after ``step``."""
     averaged = part.averaged(step)
     elements: int = averaged.stop - averaged.start
     return 4 * elements
 
 
+def update_in(payload: memoryview, size: int, guide: PeerId) -> torch.Tensor:
+    """Return the update that ``guide`` brought, float32 on CPU. Raises Violation for one of another size."""
+    if len(payload) != size:
+        raise Violation(f"an update of {len(payload)} bytes instead of {size}", peer=guide)
+    return torch.frombuffer(payload, dtype=torch.float32) if size else torch.empty(0)
+
+
 def take_update(part: PartState, record: CloseRecord, mean: torch.Tensor | None, guide: str = "") -> None:
-    """Bring the part to the state after ``record`` with this mean gradient, which ``guide`` brought. Without one the
-    step was given up, and a copy may know that already. Where the part is worked on. Raises Violation or StateError,
-    with nothing changed, for a mean that does not give what the record says. Cost: one step of AdamW and a digest."""
+    """Bring the part to the state after ``record`` with this mean gradient; see :func:`prepare_update`. Without one the
+    step was given up, and a copy may know that already."""
     if mean is None:
         if part.step < record.step:
             part.give_up()
         return
+    prepare_update(part, record, mean, guide, part.prepare)
+    part.swap()
+
+
+def prepare_update(
+    part: PartState, record: CloseRecord, mean: torch.Tensor, guide: str, prepare: Callable[..., str]
+) -> str:
+    """Prepare the part for the state after ``record`` with this mean gradient, which ``guide`` brought; return its
+    digest, which the record names. Where the part is worked on. Raises Violation or StateError, with nothing changed,
+    for a mean that does not give what the record says. ``prepare`` is a method of the part. Cost: one step of AdamW and
+    a digest."""
     if not bool(torch.isfinite(mean).all()):
         raise Violation("an update that is not finite", peer=guide)
     clip = factor(record.clip, record.caps.get(part.spec.name, 1.0))
-    found = part.prepare(mean, lr=record.lr, clip=clip, step=record.step)
+    found = prepare(mean, lr=record.lr, clip=clip, step=record.step)
     if found != record.digests.get(part.spec.name):
         part.discard()
         raise StateError(
             f"the update of {part.spec.name} for step {record.step} from {guide or 'one of its replicas'} gives digest "
             f"{found[:12]}…, which the record does not name: it was not applied"
         )
-    part.swap()
+    return found

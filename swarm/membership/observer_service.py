@@ -12,7 +12,6 @@ do: what all replicas of a part have averaged before they died is not lost with 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -50,6 +49,7 @@ from swarm.step.observe_messages import (
     Staying,
     StayRequest,
 )
+from swarm.waiting import News
 
 NO_RECORD_YET = "this peer has no record of the run yet"
 """Said before the genesis, and by a peer that was started anew: whether the run has begun it cannot know."""
@@ -90,7 +90,7 @@ class ObserverService:
         self._updates = Updates()
         self._averaged: _Averaged | None = None
         self._decisions = RecentDecisions(KEPT_UPDATES)
-        self._published = asyncio.Condition()
+        self._published = News()
 
     def methods(self) -> list[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
@@ -133,24 +133,24 @@ class ObserverService:
         for name, elements in self._frozen.items():
             if name != part:
                 self._keep(name, replace(decision, mean=torch.zeros(elements)))
-        await self._tell()
+        await self._published.tell()
 
     async def averaged(self, part: PartName, step: int, mean: torch.Tensor) -> None:
         """Our part has a mean gradient for the open step: float32 on CPU, not written to any more. Copies may have it
         now; another attempt replaces it."""
         self._averaged = _Averaged(part, step, mean)
-        await self._tell()
+        await self._published.tell()
 
     async def copied(self, part: PartName, decision: Decision) -> None:
         """Our copy of another part has the result of this decision, whose mean is that part's."""
         self._keep(part, decision)
-        await self._tell()
+        await self._published.tell()
 
     async def dropped(self, part: PartName) -> None:
         """It is copied here no more: who follows it with our help is told so."""
         if part != self._own:
             self._updates.forget(part)
-        await self._tell()
+        await self._published.tell()
 
     def _keep(self, part: PartName, decision: Decision) -> None:
         self.observers.expire()
@@ -163,10 +163,6 @@ class ObserverService:
 
     def _trim(self, part: PartName) -> None:
         self._updates.trim(part, min(self.observers.steps(part), default=None))
-
-    async def _tell(self) -> None:
-        async with self._published:
-            self._published.notify_all()
 
     async def _on_standing(self, caller: PeerId, body: StandingRequest) -> RunStanding:
         self.observers.asked_standing(caller)
@@ -287,15 +283,13 @@ class ObserverService:
         """Until ``step`` is closed here; only the next one is waited for. The caller's deadline ends the waiting."""
         if step > (self.closed if self.closed is not None else -1) + 1:
             raise WrongStep(f"step {step} is far from closed here")
-        async with self._published:
-            await self._published.wait_for(lambda: self.closed is not None and self.closed >= step)
+        await self._published.wait(lambda: self.closed is not None and self.closed >= step)
 
     async def _wait_reached(self, part: PartName, step: int) -> None:
         """Until ``step`` is closed here and ``part`` has its result; only the next one is waited for. Raises Refused
         when the part is held here no more."""
         await self._wait_closed(step)
-        async with self._published:
-            await self._published.wait_for(lambda: (at := self._updates.reached(part)) is None or at >= step)
+        await self._published.wait(lambda: (at := self._updates.reached(part)) is None or at >= step)
         if self._updates.reached(part) is None:
             raise Refused(f"{part} is not held here any more")
 
@@ -313,8 +307,7 @@ class ObserverService:
 
         if self.closed is not None and step > self.closed + 2:
             raise WrongStep(f"step {step} is far from closed here")
-        async with self._published:
-            await self._published.wait_for(lambda: over() or mean() is not None)
+        await self._published.wait(lambda: over() or mean() is not None)
         if self._updates.reached(part) is None:
             raise Refused(f"{part} is not held here any more")
         return mean() if self.closed is not None and self.closed < step else self._updates.at(part, step)

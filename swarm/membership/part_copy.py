@@ -10,12 +10,11 @@ copy has taken it the step cannot be had from it.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -25,8 +24,9 @@ from swarm.consensus.records import CloseRecord, Decision, RecentDecisions
 from swarm.consensus.roster import Roster
 from swarm.device import Executor
 from swarm.errors import OutOfSync, PeerError, StateError
-from swarm.events import CopyDropped, CopyHeld, DonorDropped
+from swarm.events import CopyDropped, CopyHeld
 from swarm.ids import PartName, PeerId
+from swarm.membership.download import PartDownload
 from swarm.membership.observer import Observer, ObserverContext, take_update
 from swarm.membership.observers import LEASE_S
 from swarm.membership.parts import Sparing, ensure_frozen
@@ -35,9 +35,8 @@ from swarm.membership.rules import spec_of, update_of
 from swarm.optim.part import PartState
 from swarm.security.signing import verify
 from swarm.state.donation import BURST_BYTES
-from swarm.state.download import Download, DownloadContext, IntoMemory, PeerChunks, Wanted
 from swarm.state.snapshot import Cut, Snapshot
-from swarm.waiting import ExponentialBackoff, TokenBucket, first_done
+from swarm.waiting import ExponentialBackoff, News, TokenBucket, ended, first_done
 
 logger = logging.getLogger(__name__)
 
@@ -73,8 +72,8 @@ class CopyContext:
 
 
 class PartCopy:
-    """Run it until it is not wanted any more, then :meth:`drop` it. Memory per parameter: 12 bytes with AdamW, 4 more
-    for an update that is not decided yet, and the updates that others want of it."""
+    """:meth:`follow` until it is not wanted any more, :meth:`stop`, then :meth:`drop` it. Memory per parameter: 12
+    bytes with AdamW, 4 more for an update that is not decided yet, and the updates that others want of it."""
 
     def __init__(self, context: CopyContext, part: PartName) -> None:
         self._context, self.part = context, part
@@ -92,7 +91,8 @@ class PartCopy:
         self._state: PartState | None = None
         self._record: CloseRecord | None = None
         self._ahead: _Ahead | None = None
-        self._moved = asyncio.Condition()
+        self._moved = News()
+        self._following: asyncio.Task[None] | None = None
         self._failures = self._late = 0
 
     @property
@@ -123,23 +123,41 @@ class PartCopy:
         held = [] if state is None else [one for kind in state.tensors().values() for one in kind]
         return held if ahead is None else [*held, ahead.mean]
 
-    async def snapshot(self) -> Snapshot | None:
-        """The state, for others; None while there is none. Waits for an update that is being taken."""
+    async def snapshot(self, step: int | None = None) -> Snapshot | None:
+        """The state, for others; None while there is none, or none of this ``step``. Waits for an update that is being
+        taken."""
         state = self.state
-        return None if state is None else await self._context.host.run(state.snapshot)
+        found = None if state is None else await self._context.host.run(state.snapshot)
+        return found if found is not None and step in (None, found.step) else None
 
     async def begin(self, state: Snapshot, record: CloseRecord) -> None:
-        """Hold this state, that after the record, as if it had been fetched. Before :meth:`run`."""
-        manifest = self._context.around.manifest
-        held = PartState.of(spec_of(manifest, self.part), manifest.model, update_of(manifest))
+        """Hold this state, that after the record, as if it had been fetched. Before :meth:`follow`."""
+        held = self._empty()
         await self._context.host.run(held.install, state)
         self._state = held
         await self._observe(Decision(record, {}, None))
 
-    async def reach(self, step: int) -> None:
-        """Return when it holds this step's state or a later one."""
-        async with self._moved:
-            await self._moved.wait_for(lambda: self.step is not None and self.step >= step)
+    async def reach(self, step: int, within_s: float) -> bool:
+        """Wait so long at most for an update on its way; whether it holds just this step's state then."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._moved.wait(lambda: self.step is not None and self.step >= step)
+        return self.holds(step)
+
+    def follow(self, over: Callable[[], None]) -> None:
+        """Begin to :meth:`run`; ``over`` is called when that ends."""
+        self._following = asyncio.create_task(self.run())
+        self._following.add_done_callback(lambda _: over())
+
+    async def stop(self) -> None:
+        """Follow no longer."""
+        if self._following is not None:
+            await ended([self._following])
+
+    def check(self) -> None:
+        """Raises what has ended :meth:`run`, which only a bug does."""
+        if self._following is not None and self._following.done():
+            self._following.result()
 
     async def run(self) -> None:
         """Follow, until cancelled. What fails is tried again, with others first: when a step closes, or after a pause.
@@ -166,14 +184,6 @@ class PartCopy:
         if observer is not None:
             await observer.close()
 
-    async def give_up(self, decision: Decision) -> None:
-        """The step after the one held here was given up, as this peer knows itself: what is held is the state after it,
-        too. Nobody may be left who could tell."""
-        state, record = self.state, self._record
-        if state is not None and record is not None and decision.record.previous == record.hash():
-            await self._context.host.run(_skip, state, decision.record.step)
-            await self._observe(dataclasses.replace(decision, mean=None))
-
     async def drop(self, reason: str) -> None:
         """Hold nothing any more, and free the memory. Not while it runs."""
         if self._record is not None:
@@ -188,13 +198,12 @@ class PartCopy:
         """Never returns. Raises PeerError, StateError or OutOfSync when nobody is left who leads on."""
         if self._record is not None and self._record.step < head.step and not await self.finish(head):
             await self.drop(f"it was at step {self._record.step}, and nobody keeps what came after it")
-        observing = dataclasses.replace(self._observing, spare=self._record is None)
-        observer = self._observer = Observer(observing, self._donors(head.members), self.part)
+        observer = self._observer = Observer(self._observing, self._donors(head.members), self.part)
         me = self._context.around.endpoint.peer
         if self._record is None:
             async with self._context.turn:
                 await self._have_frozen(head.members)
-                await self._fetch(observer, await observer.start(me, wanted=self._context.records.head))
+                await self._fetch(observer, await observer.start(me, wanted=self._context.records.head, spare=True))
         else:
             await observer.start(me, wanted=self._record)
             observer.resume(self._state)
@@ -228,24 +237,24 @@ class PartCopy:
         return True
 
     async def finish(self, record: CloseRecord) -> bool:
-        """Take the update that is here for ``record``, of which this peer knows itself that it was decided; a step that
-        was given up needs none. False when there is none, or it is not the one that was decided: then nothing has
-        changed."""
+        """Take the update that is here for ``record``, of which this peer knows itself that it was decided. A step that
+        was given up needs none: the state that is held is the next one's, too, and nobody may be left who could tell.
+        False when there is none, or it is not the one that was decided: then nothing has changed."""
         state, ahead, before = self._state, self._ahead, self._record
         if self.step == record.step:
             return self._is(record)  # given up, as we were told before
-        if state is None or before is None or not (record.void or self.takes(record.step)):
+        if state is None or before is None or record.previous != before.hash():
+            return False
+        if not (record.void or self.takes(record.step)):
             return False
         mean = None if record.void or ahead is None else ahead.mean
         try:
-            if record.previous != before.hash():
-                return False
             await self._context.host.run(take_update, state, record, mean)
         except (PeerError, StateError) as error:
             logger.info("the copy of %s: %s", self.part, error)
             return False
         finally:
-            self._ahead = None
+            self._ahead = None  # only now: until then it :meth:`takes` the step
         await self._observe(Decision(record, {}, mean))
         return True
 
@@ -260,38 +269,26 @@ class PartCopy:
 
     async def _fetch(self, observer: Observer, decision: Decision) -> None:
         """The state after this decision, at a limited rate."""
-        around, record = self._context.around, decision.record
-        manifest, began = around.manifest, around.clock.monotonic()
-        state = PartState.of(spec_of(manifest, self.part), manifest.model, update_of(manifest))
-        wanted = Wanted(part=self.part, step=record.step, digest=record.digests[self.part], layout=state.layout)
+        around, record, state = self._context.around, decision.record, self._empty()
         rate = copy_rate(Cut.of(state.layout).total_bytes, self._context.records.step_s)
-        context = DownloadContext(
-            donor=partial(PeerChunks, around.endpoint),
-            clock=around.clock,
-            pace=TokenBucket(rate, BURST_BYTES),
-            dropped=self._donor_dropped(record),
-        )
-        download = Download(context, wanted, IntoMemory(wanted))
-        await self._context.host.run(state.install, await download.fetch(observer.donors))
+        download = PartDownload(around, record, state, pace=TokenBucket(rate, BURST_BYTES))
+        snapshot, gave = await download.fetch(observer.donors)
+        await self._context.host.run(state.install, snapshot)
         self._state, self._late = state, self._late + 1  # until it has caught up
         await observer.begin(decision, state)
-        given = download.given
         around.events.emit(
             CopyHeld(
                 part=self.part,
                 step=record.step,
-                donor=max(given, key=lambda donor: given[donor]),
-                bytes_received=sum(given.values()),
-                seconds=around.clock.monotonic() - began,
+                donor=gave[0],
+                bytes_received=download.verified_bytes,
+                seconds=download.seconds,
             )
         )
 
-    def _donor_dropped(self, record: CloseRecord) -> Callable[[PeerId, PeerError], None]:
-        def tell(donor: PeerId, error: PeerError) -> None:
-            event = DonorDropped(part=self.part, step=record.step, donor=donor, code=error.code, reason=error.reason)
-            self._context.around.events.emit(event)
-
-        return tell
+    def _empty(self) -> PartState:
+        manifest = self._context.around.manifest
+        return PartState.of(spec_of(manifest, self.part), manifest.model, update_of(manifest))
 
     async def _observe(self, decision: Decision) -> None:
         """The copy holds the result of this decision."""
@@ -299,13 +296,7 @@ class PartCopy:
         if decision.record.step >= self._context.records.head.step:
             self._late = self._failures = 0
         await self._context.copied(self.part, decision)
-        async with self._moved:
-            self._moved.notify_all()
-
-
-def _skip(state: PartState, step: int) -> None:
-    if state.step < step:
-        state.give_up()
+        await self._moved.tell()
 
 
 # --- the newest records decided at this peer, for those that follow them ---------------------------------------------
@@ -319,7 +310,7 @@ class RecentRecords:
         self._clock = clock
         self._decisions = RecentDecisions(KEPT_UPDATES)
         self._came: deque[float] = deque(maxlen=KEPT_UPDATES)
-        self._added = asyncio.Condition()
+        self._added = News()
 
     @property
     def head(self) -> CloseRecord:
@@ -348,11 +339,9 @@ class RecentRecords:
         if not self._decisions.add(decision):
             self._came.clear()
         self._came.append(self._clock.monotonic())
-        async with self._added:
-            self._added.notify_all()
+        await self._added.tell()
 
     async def wait(self, step: int) -> CloseRecord:
         """The newest record, once it is of this step or a later one."""
-        async with self._added:
-            await self._added.wait_for(lambda: self.newest >= step)
+        await self._added.wait(lambda: self.newest >= step)
         return self.head

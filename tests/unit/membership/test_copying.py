@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from swarm.consensus.records import CloseRecord, Decision
+from swarm.consensus.records import CloseRecord
 from swarm.ids import ENDS, PartName, PeerId, stage_part
 from swarm.membership import copying
-from swarm.membership.copying import Copies, Copying, KeptCopy
+from swarm.membership.copying import Copies, Copying
 from swarm.membership.rules import rules_of
 from tests.harness.rigs.membership import LoopClock
 from tests.harness.rigs.peers import KeptRun, kept_run
@@ -35,10 +35,12 @@ class Copy:
         self._run, self._part, self.step, self._late_s, self._snapshot_s = run, part, step, late_s, snapshot_s
         self._ahead = ahead
 
-    async def reach(self, step: int) -> None:
+    async def reach(self, step: int, within_s: float) -> bool:
         """See :class:`swarm.membership.part_copy.PartCopy`."""
-        await asyncio.sleep(self._late_s)
-        self.step = step
+        await asyncio.sleep(min(self._late_s, within_s))
+        if self._late_s <= within_s:
+            self.step = step
+        return self.step == step
 
     async def finish(self, record: CloseRecord) -> bool:
         """See :class:`swarm.membership.part_copy.PartCopy`."""
@@ -46,17 +48,11 @@ class Copy:
             self.step = record.step
         return self.step == record.step
 
-    def holds(self, step: int) -> bool:
-        """As it says."""
-        return self.step == step
-
-    async def snapshot(self) -> Any:
+    async def snapshot(self, step: int) -> Any:
         """Some numbers."""
         await asyncio.sleep(self._snapshot_s)
-        return self._run.states(self.step or 0)[self._part]
-
-    async def give_up(self, decision: Decision) -> None:
-        """Nothing."""
+        found = self._run.states(self.step or 0)[self._part]
+        return found if found.step == step else None
 
 
 def copies(run: KeptRun, me: PeerId, **kept: Copy) -> Copying:
@@ -69,7 +65,7 @@ def copies(run: KeptRun, me: PeerId, **kept: Copy) -> Copying:
     peer = SimpleNamespace(around=around, rules=rules_of(run.manifest), situation=situation)
     found = Copying(cast(Any, peer), here, cast(Any, desk))
     for name, copy in kept.items():
-        here.kept[PartName(name.replace("_", "-"))] = KeptCopy(cast(Any, copy), cast(Any, None))
+        here.kept[PartName(name.replace("_", "-"))] = cast(Any, copy)
     return found
 
 
