@@ -14,6 +14,7 @@ from peers.data.text import built_in_corpus
 from peers.foreign_model import find_model
 from peers.frozen import with_frozen
 from peers.home.run_directory import RunDirectory
+from peers.local.fork_client import PRELOAD
 from peers.manifest_file import write_manifest
 from swarm.models.hf.hf_config import HfConfig
 from swarm.optim.schedules import OptimizerConfig
@@ -33,6 +34,8 @@ from tests.benchmarks._parity_run import (
 
 VOCABULARY, CONTEXT, CHARACTERS = 300, 16, 20_000
 LAYOUT = Layout(name="2 stages × 2, private ends", stages=2, replicas=2, ends="private")
+PRELOAD_HF = ("swarm.models.hf.skeleton", "transformers.models.auto.modeling_auto", "transformers.modeling_utils")
+"""What every peer would import again: seconds each."""
 VICTIMS = {1: "stage-0-2", 2: "stage-1-2"}
 """Who is killed when the bootstrap has closed the step."""
 
@@ -128,7 +131,7 @@ def _documents() -> list[str]:
 
 def train_and_kill(root: Path, scale: Scale, chosen: Pretrained) -> tuple[TrainedRun, tuple[str, ...]]:
     """Train in a swarm of processes, and kill :data:`VICTIMS`; return the run, and who was killed."""
-    group = WiredGroup(root / "launch.log")
+    group = WiredGroup(root / "launch.log", preload=(*PRELOAD, *PRELOAD_HF))
     try:
         group.open()
         return _train(group, root, scale, chosen)

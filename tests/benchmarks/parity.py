@@ -80,44 +80,38 @@ def run(size: Size) -> Result:
         try:
             group.open()
             data = build_data(root / "data", scale)
-            comparisons = [
+            measured = [
                 _measure(group, root, layout, scale, data, reproducible=reproducible)
                 for layout in layouts
                 for reproducible in (False, True)
             ]
-            wirings = _wire_again(group, root, layouts[0], scale, data)
+            many = next(trained for trained, compared in measured if compared.reproducible)
+            one = _wire_again(group, root, many, data)
         finally:
             group.stop()
-    return _result(comparisons, wirings)
+    return _result([compared for _, compared in measured], (many, one))
 
 
 def _measure(
     group: WiredGroup, root: Path, layout: Layout, scale: Scale, data: Data, *, reproducible: bool
-) -> Comparison:
+) -> tuple[TrainedRun, Comparison]:
     from tests.benchmarks._parity_compare import compare_exact, compare_plain
 
     _tell(f"{layout.name}, {_sums(reproducible)} …")
     manifest = make_manifest(layout, scale, data, reproducible=reproducible)
-    group.in_flight = None
+    group.in_flight = MANY_IN_FLIGHT if reproducible else None
     trained = train(group, _root(root, layout, reproducible), layout, manifest, data)
     compared = compare_exact(trained) if reproducible else compare_plain(trained)
     _tell(f"  {compared.run_s:.1f} s run, {compared.replay_s:.1f} s replay, max rel diff {compared.distance.rel:.3g}")
-    return compared
+    return trained, compared
 
 
-def _wire_again(
-    group: WiredGroup, root: Path, layout: Layout, scale: Scale, data: Data
-) -> tuple[TrainedRun, TrainedRun]:
-    """The same manifest and the same peers twice, with many journeys under way and with one."""
-    manifest = make_manifest(layout, scale, data, reproducible=True)
-    peers = _root(root, layout, True)
-    runs = []
-    for in_flight in (MANY_IN_FLIGHT, ONE_IN_FLIGHT):
-        _tell(f"{layout.name}, reproducible, {in_flight} in flight …")
-        group.in_flight = in_flight
-        runs.append(train(group, root / f"wired-{in_flight}", layout, manifest, data, same_peers_as=peers))
-    many, one = runs
-    return many, one
+def _wire_again(group: WiredGroup, root: Path, many: TrainedRun, data: Data) -> TrainedRun:
+    """The same manifest and the same peers, with one journey under way where there were many."""
+    _tell(f"{many.layout.name}, reproducible, {ONE_IN_FLIGHT} in flight …")
+    group.in_flight = ONE_IN_FLIGHT
+    peers = many.directory.root
+    return train(group, root / "wired", many.layout, many.manifest, data, same_peers_as=peers)
 
 
 def routes_differing(one: TrainedRun, other: TrainedRun) -> int:

@@ -37,7 +37,8 @@ STARVED = ROOT / "docker" / "scenarios" / "rebalance.toml"
 """Real processes: four of the five hosts of one of two stages are killed."""
 FEWER = {
     "replicas = 5": "replicas = 3", "layers = 16": "layers = 4", "copies = 4": "copies = 2",
-    "microbatches_per_step = 40": "microbatches_per_step = 20", "steps = 12": "steps = 8",
+    "microbatches_per_step = 40": "microbatches_per_step = 12", "steps = 12": "steps = 6", "step = 5": "step = 3",
+    '"host-*"\ncpus = 0.1': '"host-*"\ncpus = 0.2',
     '"host-1-1", "host-1-2", "host-1-3", "host-1-4"': '"host-1-1", "host-1-2"',
 }  # fmt: skip
 """What a smoke has of it."""

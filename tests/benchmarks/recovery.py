@@ -74,7 +74,7 @@ class Extent:
 
 
 EXTENTS = {
-    Size.SMOKE: Extent(stages=2, replicas=2, microbatches=6, warm_steps=2, kills=1, pauses=1, budget_s=600.0),
+    Size.SMOKE: Extent(stages=1, replicas=2, microbatches=4, warm_steps=1, kills=1, pauses=1, budget_s=600.0),
     Size.DEFAULT: Extent(kills=10, pauses=5, budget_s=200.0),
     Size.FULL: Extent(kills=100, pauses=50, budget_s=3600.0),
 }

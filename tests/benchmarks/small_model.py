@@ -10,17 +10,17 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
-import subprocess
-import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.runner import ROOT, Cell, Result, Size
+from tests.benchmarks.runner import Cell, Result, Size
 
 KEYS = (
     "parameters", "tokens", "tokens_per_s", "minutes", "loss_last", "bits_per_byte", "xz_bits_per_byte",
@@ -151,12 +151,15 @@ def _write_model(directory: Path, extent: Extent, texts: Sequence[str]) -> None:
 
 
 def _swarm(*arguments: str) -> dict[str, Any]:
-    """Return what a command of ours says in JSON. Raises RuntimeError with the end of its words where it fails."""
-    command = [sys.executable, "-m", "peers.cli", *arguments, "--json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"swarm {arguments[0]} ended with {done.returncode}: {(done.stderr or done.stdout)[-2000:]}")
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    """Return what a command of ours says in JSON. Here, because torch and transformers take seconds to import. Raises
+    RuntimeError with the end of its words where it fails."""
+    from peers.cli.app import run as swarm
+
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+        code = swarm([*arguments, "--json"])
+    if code:
+        raise RuntimeError(f"swarm {arguments[0]} ended with {code}: {(err.getvalue() or out.getvalue())[-2000:]}")
+    answer: dict[str, Any] = json.loads(out.getvalue().splitlines()[-1])
     return answer
 
 

@@ -98,7 +98,7 @@ def steps() -> list[Step]:
         Step(Phase("tests: the rest", 120, least_s=15), (*two, "--part", "rest", "--durations=15"), drawing),
         Step(Phase("long tests", 1000, least_s=15), (*two, "-m", "long", "--durations=15"), drawing),
         Step(
-            Phase("benchmarks", 450, least_s=15), (*two, "-m", "smoke", *quiet, "--durations=0"), drawing,
+            Phase("benchmarks", 280, least_s=15), (*two, "-m", "smoke", *quiet, "--durations=0"), drawing,
         ),
         Step(
             Phase("golden", 80, least_s=30), (*contained, PYTHON, "-m", "tests.golden", "--seeds", "1"),

@@ -1,8 +1,8 @@
 """A whole fake swarm: peers that write the events a real run would, and the bootstrap its checkpoints.
 
 How it goes is read from the environment: ``FAKE_FAULT``, ``<peer> <what>``, makes that peer misbehave in step 2, and
-the others give up, unless ``what`` is ``fall``: then they do without it. ``pause`` alone keeps every peer waiting in
-step 2 until it is told to stop; ``no-checkpoint`` alone writes none.
+the others give up. ``pause`` alone keeps every peer waiting in step 2 until it is told to stop; ``no-checkpoint`` alone
+writes none.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -76,13 +75,13 @@ class _Fake:
         name, _, what = fault.partition(" ")
         if name == self.settings.name:
             (self.root / "struck").touch()
-            if what in ("kill", "fall"):
+            if what == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             if what == "leave":
                 self.emit("PeerStopped", reason="left", exit_code=0)
                 return 0
             raise ValueError("a bug in the peer")
-        if what and what != "fall":
+        if what:
             while not (self.root / "struck").exists():
                 signal.sigtimedwait([], 0.01)
             self.emit("PeerStopped", reason=f"cannot do without {name}", exit_code=3)
@@ -131,7 +130,7 @@ def main() -> None:
     from peers.cli import main as swarm
     from peers.local.launch import PeerGroup
 
-    make_group = functools.partial(PeerGroup, entry="tests.harness.fake_swarm:run", preload=sys.argv.pop(1).split(","))
+    make_group = functools.partial(PeerGroup, entry="tests.harness.fake_swarm:run", preload=())
     peers.commands.quickstart.quickstart.__kwdefaults__["make_group"] = make_group
     swarm()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import ci
-from tests.harness.budget import GOOD, Phase, drawn_first, measure, share, slowness
+from tests.harness.budget import GOOD, Phase, drawn_first, share, slowness
 from tests.harness.ci import Step, run_phase
 from tests.harness.drawn import OUTCOMES, told
 from tests.harness.expect import LONG_S, wait_until
@@ -24,12 +24,6 @@ def test_slowness_of_a_machine_counts_what_tests_are_made_of() -> None:
     assert slowness(third) == pytest.approx(3)
     slow_disk = GOOD | {"disk": GOOD["disk"] / 100}
     assert 1 < slowness(slow_disk) < slowness(GOOD | {"python": GOOD["python"] / 100})
-
-
-def test_measure_of_this_machine_finds_every_meter() -> None:
-    found = measure(0.01)
-    assert found.keys() == GOOD.keys()
-    assert min(found.values()) > 0
 
 
 def test_share_is_what_others_do_not_need_and_by_what_each_needs_where_time_is_short() -> None:

@@ -39,6 +39,7 @@ def test_trace_of_a_swarm_counts_what_its_peer_enters(subject: str, capsys: pyte
     assert sys.getprofile() is None
 
 
+@pytest.mark.long
 def test_trace_of_the_command_counts_its_process() -> None:
     command = [sys.executable, "-m", "tests.harness.trace", "status", "--files"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

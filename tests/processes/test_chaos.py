@@ -30,14 +30,14 @@ microbatches_per_step = 4
 [swarm.manifest.run]
 copies = 0
 [until]
-steps = 12
+steps = 9
 {rest}
 """
 KILL = """
 [[fault]]
 do = "kill"
 peers = ["host-1-1"]
-on = { event = "StepClosed", where = { step = 6 } }
+on = { event = "StepClosed", where = { step = 4 } }
 [expect]
 looked_at = ["I13", "I14"]
 happened = { PeerLost = 1 }
@@ -68,7 +68,7 @@ def test_a_scenario_is_played_judged_and_drawn(tmp_path: Path) -> None:
     code, lines, report = _play(tmp_path, SCENARIO.format(replicas=2, rest=KILL))
     assert (code, report["verdict"], report["problems"]) == (0, "kept", []), lines
     assert report["faults_by_kind"] == {"kill": 1}
-    assert (report["faults"], report["steps"], report["lost"], report["duplicated"]) == (1, 12, 0, 0)
+    assert (report["faults"], report["steps"], report["lost"], report["duplicated"]) == (1, 9, 0, 0)
     assert report["participation"] > 0.5
     assert report["throughput_retained"] is not None
     assert report["invariants"]["I5"]["looked"] > 0
@@ -86,7 +86,7 @@ def test_a_bar_that_is_missed_and_a_fault_that_does_not_happen_are_told_and_exit
     assert (code, report["verdict"]) == (1, "broken")
     told = "\n".join(report["problems"])
     assert "never: kill did not fire; 0 of 1 events seen" in told
-    assert "steps is 12, at least 1000 was expected" in told
+    assert "steps is 9, at least 1000 was expected" in told
     assert any(line.startswith("BROKEN: ") for line in lines)
     assert (tmp_path / "play" / "homes").is_dir(), "evidence stays"
 

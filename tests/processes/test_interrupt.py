@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -54,11 +55,17 @@ def test_quickstart_interrupted_in_any_phase_leaves_nothing(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
     wait_until(lambda: PHASES[phase](out) or process.poll() is not None, what=phase)
-    if process.poll() is None:
-        (os.killpg if whom == "group" else os.kill)(process.pid, number)
+    for _ in range(2 if phase == "it trains" else 1):
+        if process.poll() is None:
+            (os.killpg if whom == "group" else os.kill)(process.pid, number)
     output, _ = process.communicate(timeout=LONG_S)
     assert process.returncode in (*CODES[number], 0), output
     assert process.returncode != 0 or phase == "it is over", output
     if process.returncode > 0:
         assert "Traceback" not in output
+    if phase == "it trains":
+        assert f"interrupted: {number.name}: all peers stopped" in output
+        assert "; kept " in output
+        report = json.loads((out / "report.json").read_text())
+        assert (report["exit_reason"], report["steps"] > 0) == ("interrupted", True)
     assert set(os.listdir(tempfile.gettempdir())) == temporary

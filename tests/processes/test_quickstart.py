@@ -34,5 +34,9 @@ def test_quickstart_trains_reports_and_leaves_nothing_else(tmp_path: Path) -> No
     assert all(math.isfinite(report[key]) and report[key] > 0 for key in figures), report
     assert report["microbatches_committed"] > 0
     assert report["bytes_per_step"] > 0
+    assert (out / "loss.svg").read_text().startswith("<svg")
+    assert "done: 3 steps, training loss" in ended.stdout
+    assert "swarm sample " in ended.stdout
+    assert ended.stdout.count("look: ") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.json", "run", "scratch"]
     assert list(scratch.rglob("*")) == []

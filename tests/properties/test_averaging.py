@@ -55,8 +55,8 @@ def test_cut_of_any_vector_covers_it_exactly_once_in_order(elements: int, shares
 @QUICK
 @given(
     weights=weights_of_members,
-    elements=st.integers(0, 200),
-    chunk_elements=st.integers(1, 40),
+    elements=st.integers(0, 60),
+    chunk_elements=st.integers(1, 20),
     dtype=st.sampled_from(["float32", "float64"]),
     seed=st.integers(0, 1000),
 )
@@ -145,7 +145,7 @@ class Claiming(Network):
 
 
 @QUICK
-@given(members=st.integers(2, 6), elements=st.integers(1, 120), orders=st.tuples(st.integers(), st.integers()))
+@given(members=st.integers(2, 6), elements=st.integers(1, 40), orders=st.tuples(st.integers(), st.integers()))
 def test_reduce_in_another_order_of_arrival_gives_the_same_bits(
     members: int, elements: int, orders: tuple[int, int]
 ) -> None:

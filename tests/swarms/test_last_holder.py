@@ -84,7 +84,7 @@ async def followed(swarm: SimSwarm) -> None:
     """Until the bootstrap has a copy of the ends, and has led it on by a step."""
     await eventually(lambda: swarm.peers["bootstrap"].events.of(CopyHeld), deadline_s=LONG_S)
     (held,) = swarm.peers["bootstrap"].events.of(CopyHeld)
-    copy = membership_of(swarm, "bootstrap")._chain.copying._kept[ENDS].copy
+    copy = membership_of(swarm, "bootstrap")._chain.copying._kept[ENDS]
     await eventually(lambda: copy.step is not None and copy.step > held.step, deadline_s=LONG_S)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from peers.chaos.faults import Kill, Partition
 from peers.chaos.plan import On, Strike
 from peers.simulate.local_swarm import founder_id
@@ -100,15 +98,14 @@ def test_who_went_on_alone_gives_it_up_when_a_majority_did_too(tmp_path: Path) -
         assert (tmp_path / name / "history-1.jsonl").exists(), "what was given up is kept aside"
 
 
-@pytest.mark.parametrize("mode", ["open", "token"])
-def test_of_two_lineages_the_one_that_did_more_counts(tmp_path: Path, mode: str) -> None:
+def test_of_two_lineages_the_one_that_did_more_counts(tmp_path: Path) -> None:
     """Where one must be admitted each side asks the other, of which its own newest record knows nothing."""
     swarm = story(
         tmp_path,
         Strike("boot", On(StepClosed, peer="host-0"), Kill(("bootstrap",))),
         cut_at_step_2(WHOLE, OTHERS, 40.0),
         steps=20,
-        mode=mode,
+        mode="token",
     )
     assert who(swarm, LineageBegan) == {*WHOLE, *OTHERS}
     (confirmed,) = swarm.events(LineageConfirmed)

@@ -102,12 +102,6 @@ def check_both_sides_say_so(swarm: SimSwarm, few: tuple[str, ...], *, told: bool
     assert missed == ids
 
 
-def test_few_that_are_cut_off_wait_and_come_back_to_the_one_history(tmp_path: Path) -> None:
-    swarm, _ = story(tmp_path, at_step_3(cut(*FEW)), healed(3))
-    assert leader_at_the_cut(swarm) in FEW
-    check_both_sides_say_so(swarm, FEW)
-
-
 @pytest.mark.parametrize("deaf", [True, False])
 def test_link_that_works_one_way_only_counts_as_cut(tmp_path: Path, deaf: bool) -> None:
     """One hears nobody, or nobody hears it."""

@@ -287,7 +287,7 @@ def test_special_tokens_in_a_file_of_text_are_counted_once_or_taken_wherever_a_b
     monkeypatch.setattr("peers.data.encoder._FEW_BYTES", 1 << 15)
     document = rig.FAMILIES[family]()
     end = Tokenizer(document).end_token
-    times = 400_000 // len(end)
+    times = 200_000 // len(end)
     text = f"{end}{end[:-1]}" * times + end  # a line: blocks end within it
     (tmp_path / "a.txt").write_text(text)
     (file,) = source_files(tmp_path / "a.txt", "TEXT")
@@ -300,7 +300,7 @@ def test_special_tokens_in_a_file_of_text_are_counted_once_or_taken_wherever_a_b
     assert Shard.open(tmp_path / "taken").tokens.tolist() == expected, "it has an end token last already"
 
 
-@pytest.mark.parametrize(("family", "size"), [*((family, 1 << 15) for family in rig.FAMILIES), ("byte_bpe", 1 << 20)])
+@pytest.mark.parametrize(("family", "size"), [*((family, 1 << 15) for family in rig.FAMILIES), ("byte_bpe", 1 << 17)])
 def test_text_with_bad_lines_near_the_ends_of_blocks_has_the_tokens_of_the_whole_without_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, size: int
 ) -> None:
@@ -329,12 +329,15 @@ def test_text_with_bad_lines_near_the_ends_of_blocks_has_the_tokens_of_the_whole
     assert total.records == len(lost) or size < 100_000  # a line that is longer than a block is judged in parts
 
 
-def test_one_line_of_3_mb_and_a_long_record_have_the_tokens_of_the_whole(tmp_path: Path) -> None:
+def test_line_of_several_blocks_and_a_long_record_have_the_tokens_of_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1 << 17)
     document = rig.FAMILIES["prepend"]()
-    line = rig.texts(3 << 20)["line"]
+    line = rig.texts(3 << 17)["line"]
     (tmp_path / "a.txt").write_text(line)
-    (tmp_path / "b.jsonl").write_text(json.dumps({"text": line[: 1 << 19]}))
-    for name, size in (("a.txt", len(line)), ("b.jsonl", 1 << 19)):
+    (tmp_path / "b.jsonl").write_text(json.dumps({"text": line[: 1 << 18]}))
+    for name, size in (("a.txt", len(line)), ("b.jsonl", 1 << 18)):
         build(document, tmp_path / "shard" / name, tmp_path / name)
         shard = Shard.open(tmp_path / "shard" / name)
         expected = BackendTokenizer.from_str(document.decode()).encode(line[:size], add_special_tokens=False).ids

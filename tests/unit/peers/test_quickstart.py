@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import psutil
 import pytest
 
 from tests.harness.expect import wait_until
-from tests.harness.rigs.peers import SLOW_IMPORT, START_S, TEXT, Typed, gone
+from tests.harness.rigs.peers import START_S, TEXT, Typed, gone
 
 
 def also(*values: Any) -> Any:
@@ -24,7 +23,7 @@ def also(*values: Any) -> Any:
 class Command:
     """``swarm quickstart`` with a fake swarm, in a process of its own and a directory of its own."""
 
-    def __init__(self, directory: Path, *arguments: str, preload: str = "", fault: str = "") -> None:
+    def __init__(self, directory: Path, *arguments: str, fault: str) -> None:
         self.out = directory / "run"
         self.scratch = directory / "scratch"
         self.scratch.mkdir()
@@ -36,7 +35,7 @@ class Command:
         }
         flags = ["--text", "text.txt", "--out", "run", "--report", "copy.json", *arguments]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.harness.fake_swarm", preload, "quickstart", *flags],
+            [sys.executable, "-m", "tests.harness.fake_swarm", "quickstart", *flags],
             cwd=directory, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
@@ -59,37 +58,6 @@ class Command:
         assert (self.out.parent / "copy.json").read_text() == text
         report: dict[str, Any] = json.loads(text)
         return report
-
-
-@pytest.mark.long
-def test_quickstart_whole_run_leaves_report_plot_and_a_model_to_sample(tmp_path: Path) -> None:
-    command = Command(tmp_path, "--steps", "3", "--peers", "3", "--stages", "2", "--trainers", "2", preload="torch")
-    code, out, err = command.finish()
-    assert (code, err) == (0, ""), out
-    report = command.report()
-    assert report["exit_reason"] == "completed"
-    assert (report["steps"], report["loss_first"], report["loss_last"]) == (3, 7.0, 5.0)
-    assert report["eval_first"] == pytest.approx(7.6, abs=0.2)
-    assert report["eval_last"] == pytest.approx(7.6, abs=0.2)
-    counted = [report[f"microbatches_{what}"] for what in ("committed", "lost", "duplicated")]
-    assert counted == [6, 0, 0]
-    assert report["bytes_per_step"] == 6000
-    assert report["replicas_digest_mismatches"] == 0
-    assert 0 < report["seconds_to_first_step"] < report["seconds"]
-    assert (command.out / "loss.svg").read_text().startswith("<svg")
-    assert "done: 3 steps, training loss 7.00 → 5.00" in out
-    assert "swarm sample run" in out
-    assert out.count("look: ") == 1
-    assert "swarm dashboard run\n" in out.replace("-m peers.cli", "swarm")
-    sample = [sys.executable, "-m", "peers.cli", "sample", str(command.out), "--tokens", "5", "--json"]
-    made = [subprocess.run(sample, capture_output=True, text=True, check=True).stdout for _ in range(2)]
-    assert made[0] == made[1]
-    assert json.loads(made[0])["step"] == 3
-    (tmp_path / "out").mkdir()
-    command.out.rename(tmp_path / "out" / "newest")
-    unnamed = [word for word in sample if word != str(command.out)]
-    told = subprocess.run(unnamed, capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert told.stderr.startswith("from: step 3 of out/newest\n")
 
 
 @pytest.mark.parametrize(
@@ -115,15 +83,6 @@ def test_quickstart_peer_failing_is_named_and_everything_stopped(
 
 
 @pytest.mark.long
-def test_quickstart_peer_that_the_others_can_do_without_ends_nothing(tmp_path: Path) -> None:
-    command = Command(tmp_path, "--steps", "4", "--peers", "3", "--trainers", "1", fault="stage-1-1 fall")
-    code, out, err = command.finish()
-    assert (code, err) == (0, ""), out
-    report = command.report()
-    assert (report["exit_reason"], report["steps"]) == ("completed", 4)
-
-
-@pytest.mark.long
 def test_quickstart_fork_server_killed_says_what_died_and_what_to_do(tmp_path: Path) -> None:
     command = Command(tmp_path, "--steps", "4", "--peers", "2", "--trainers", "1", fault="pause")
     wait_until((command.out / "peers" / "trainer-0" / "paused").exists, deadline_s=START_S)
@@ -138,30 +97,6 @@ def test_quickstart_fork_server_killed_says_what_died_and_what_to_do(tmp_path: P
     assert check.startswith("  check: run/launch.log")
     assert following.endswith("swarm quickstart")
     assert command.report()["exit_reason"] == "error"
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), also(signal.SIGTERM, 143)])
-def test_quickstart_interrupted_while_training_stops_all_and_says_what_is_kept(
-    tmp_path: Path, number: signal.Signals, code: int
-) -> None:
-    command = Command(tmp_path, "--steps", "4", "--peers", "2", "--trainers", "1", fault="pause")
-    for peer in ("bootstrap", "stage-0-1", "stage-1-1", "trainer-0"):
-        wait_until((command.out / "peers" / peer / "paused").exists, deadline_s=START_S)
-    _interrupt(command, number, code)
-    assert command.report()["exit_reason"] == "interrupted"
-    assert command.report()["steps"] == 1
-
-
-@pytest.mark.parametrize("moment", [also("preload"), also("directory"), "shards"])
-def test_quickstart_interrupted_early_stops_all(tmp_path: Path, moment: str) -> None:
-    command = Command(tmp_path, preload=SLOW_IMPORT)
-    awaited: dict[str, Callable[[], bool]] = {
-        "preload": (command.out / "run.toml").exists,
-        "directory": command.out.exists,
-        "shards": (command.out / "shards").exists,
-    }
-    wait_until(awaited[moment], deadline_s=START_S)
-    _interrupt(command, signal.SIGINT, 130)
 
 
 AT_ONCE = """
@@ -225,16 +160,6 @@ def test_quickstart_interrupted_once_it_is_decided_how_it_ended_reports_that(tmp
     assert result.returncode == 3
     assert result.stderr.startswith("error: stage-0-1 died\n")
     assert json.loads((tmp_path / "run" / "report.json").read_text())["failed_peer"] == "stage-0-1"
-
-
-def _interrupt(command: Command, number: signal.Signals, expected: int) -> None:
-    command.process.send_signal(number)
-    command.process.send_signal(number)
-    code, _, err = command.finish()
-    assert code == expected
-    assert err.count("\n") == 1
-    assert err.startswith(f"interrupted: {number.name}: all peers stopped")
-    assert "kept run" in err
 
 
 @pytest.mark.long

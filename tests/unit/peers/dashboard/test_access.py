@@ -13,9 +13,9 @@ from peers.dashboard.place import TOKEN_VARIABLE
 from peers.dashboard.server import ASSETS, Connections, application
 from peers.dashboard.start import token_for
 from swarm.errors import ConfigError
-from tests.benchmarks._admission_http import UNTOKENED, attempts, status_of, tried_routes
 from tests.harness.rigs.dashboard import served
 from tests.harness.sources import PACKAGES, ROOT
+from tests.harness.stranger_requests import UNTOKENED, attempts, status_of, tried_routes
 
 TOKEN = "right-token-of-the-run"
 
