@@ -12,8 +12,8 @@ from swarm.models.registry import family_of
 from swarm.models.spec import SplitConfig
 from tests.unit.models.test_hf_config import model
 
+model().check()
 invited = family_of(model())
-invited.check()
 invited.parts(SplitConfig())
 invited.boundary(1, 16)
 assert "transformers" not in sys.modules, "an invite is read without it"
