@@ -110,7 +110,7 @@ class ConfigError(SwarmError):
 
     def __init__(self, key: str, value: object, allowed: str, remedy: str, *, why: str = "") -> None:
         value, allowed, remedy, why = map(_shortened, (value, allowed, remedy, why))
-        super().__init__(f"{key} = {value!r}: expected {allowed}{f'; {why}' if why else ''}. {remedy}")
+        super().__init__(_shortened(f"{key} = {value!r}: expected {allowed}{f'; {why}' if why else ''}. {remedy}"))
         self.key, self.value, self.allowed, self.remedy, self.why = key, value, allowed, remedy, why
 
 

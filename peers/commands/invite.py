@@ -102,13 +102,13 @@ def _give(place: PlaceInfo, wishes: Mapping[str, Any], out: Path | None, *, word
     text = str(ask(place.control, "invite", who=place.described, **wishes))
     invite = parse_invite(text)
     made = None if out is None else write_invite(out, text, option="--out")
+    if out is not None:  # at any rate: the next one may fail
+        _say(f"The invite is in {out}{f', in the new directory {made}' if made else ''}.")
     if not words:
         return invite
     if out is None:
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
-    else:
-        _say(f"The invite is in {out}{f', in the new directory {made}' if made else ''}.")
     said = "Anybody with this invite can join the run."
     grant = None if invite.granted is None else invite.granted.grant.grant
     if grant is not None:

@@ -33,18 +33,18 @@ class Lasting:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._say, self._amount, self._now = say, amount, now
-        self._what, self._began = "", now()
+        self._what, self._began, self._had = "", now(), 0.0
         self._next = self._began + FIRST_S
 
     def told(self, what: str, done: float, total: float) -> None:
         """Note that so much of ``what`` is done; say a line where it is time for one."""
         now = self._now()
         if what != self._what:
-            self._what, self._began = what, now
+            self._what, self._began, self._had = what, now, done
         if now < self._next:
             return
         self._next = now + EVERY_S
         text = f"{what}: {self._amount(done)} of {self._amount(total)}"
-        if 0 < done < total and now > self._began:
-            text += f", about {span((total - done) * (now - self._began) / done)} left"
+        if self._had < done < total and now > self._began:
+            text += f", about {span((total - done) * (now - self._began) / (done - self._had))} left"
         self._say(text)

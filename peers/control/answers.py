@@ -242,9 +242,11 @@ class NodeCommands:
                                "for nobody", check=f"those that vote are {listed(voters)}",
                                next_=f"on the machine of one of them: {command_name()} rewind --peer NAME",
                                exit_code=EXIT_USAGE)  # fmt: skip
-        self._membership.situation.may_go_back = True
         waits = with_commands(self._membership.situation.waiting_for)
-        return f"the run may go back to a checkpoint; {f'it waits for {waits}' if waits else 'nothing is lost now'}"
+        if not waits:
+            return "nothing is waited for here, so nothing happens: say it again while a part is lost"
+        self._membership.situation.may_go_back = True
+        return f"the run may go back to a checkpoint; it waits for {waits}"
 
     async def _invite(self, request: Mapping[str, Any]) -> str:
         if self._manifest is None or self._endpoint is None:

@@ -204,7 +204,7 @@ def take_place(home: Path, name: str | None = None, *, clock: Clock, tenant: Ten
     Of free ones, that of somebody with the tenant's role in its run comes first: who was killed and is started again
     is who it was, and a trainer goes on in its text. Of several trainers' that is the one with the same data; with
     other data, only the place of a trainer who was alone, who may have changed its text. One that had another role in
-    the run is left alone, and one that was let in by an invite for somebody else.
+    the run is left alone, and by who has an invite for one peer also one that was let in by another's.
 
     Raises ConfigError when that place is taken (it says by which process) or belongs to somebody else, or when ``home``
     cannot be used: also where another user could read the key there, or put one of his own in its place.
@@ -280,9 +280,11 @@ def _numbers(home: Path, tenant: Tenant) -> Iterator[str]:
     places = [place for place in list_places(home) if place.name.isdigit()] if tenant.run else []
     known = {place.name: place.state for place in places if place.state is not None and place.state.run == tenant.run}
     alike = {name: state.data for name, state in known.items() if state.role == tenant.role}
-    if tenant.holder:  # who was let in by the same invite, then who needed none
+    if tenant.holder:
         let_in = {name: _let_in(home / name, tenant.run) for name in alike}
-        alike = {name: alike[name] for holder in (tenant.holder, "") for name in alike if let_in[name] == holder}
+        own = [name for name in alike if let_in[name] == tenant.holder]  # whatever its data: another would be refused
+        yield from sorted(own, key=lambda name: alike[name] != tenant.data)
+        alike = {name: had for name, had in alike.items() if not let_in[name]}
     yield from (name for name, had in alike.items() if had == tenant.data or len(alike) == 1)
     yield from (name for name in map(str, count(1)) if name not in known)
 

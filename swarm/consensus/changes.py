@@ -125,8 +125,8 @@ def wanted_bytes(run: RunId, previous: str, record: str) -> bytes:
 
 
 def may_agree(roster: Roster, issuers: Collection[str], peer: str) -> bool:
-    """Return whether the word of a person where this peer is counts: it may vote, or is an issuer of the run. Anybody
-    can join an open run, so the word of others does not."""
+    """Return whether the word of a person where this peer is counts: it may vote, or is an issuer of the run. One such
+    word is enough, the leader's too."""
     return peer in issuers or (peer in roster and roster[PeerId(peer)].entitled)
 
 

@@ -18,6 +18,7 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     StringConstraints,
     model_serializer,
+    model_validator,
 )
 from pydantic_core import CoreSchema, core_schema
 
@@ -190,6 +191,13 @@ class CloseRecord(Message):
     admissions: Admissions | None = None
     confirmation: Confirmation | None = None
     previous: DigestField
+
+    @model_validator(mode="after")
+    def _back_means_void(self) -> Self:
+        """What goes back keeps nothing of the open step: a record that had results, too, would be checked for these."""
+        if self.repeats and not (self.void and self.step < self.repeats):
+            raise ValueError("a record that goes back is void, and of a step before the open one")
+        return self
 
     @model_serializer(mode="wrap")
     def _as_ever(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from swarm.membership.part_copy import CopyContext, PartCopy, RecentRecords
 from swarm.membership.run import RunContext
 from swarm.optim.part import PartState
 from swarm.state.snapshot import Snapshot
+from swarm.waiting import ended
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ class Copying:
                 self._changed.clear()
                 await self._adjust()
         finally:
-            await asyncio.gather(*(copy.stop() for copy in self._kept.values()))
+            await ended([copy.following for copy in self._kept.values() if copy.following is not None])
 
     async def decided(self, decision: Decision) -> None:
         """A record was decided here. What this peer shall keep may be something else from now on; the change itself is
@@ -120,7 +121,7 @@ class Copying:
         which copies this peer keeps. Waits at most TAKE_S for an update on its way; None when the copy is not at this
         step then. Cancelled, it may be given up for nothing."""
         copy = self._kept.get(part)
-        if copy is None or not await copy.reach(step, TAKE_S):
+        if copy is None or not await copy.reach(step, TAKE_S) or self._kept.get(part) is not copy:
             return None
         self._taken.add(part)  # first: meanwhile another copy of it would be begun
         await self._kept.pop(part).stop()

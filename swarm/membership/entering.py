@@ -40,6 +40,7 @@ class Returning:
         run, decision, me = self._run, self._run.returns[-1], self._run.around.endpoint.peer
         record, absent = decision.record, tuple(map(PeerId, decision.record.absent))
         run.learn(record.members)
+        run.situation.may_go_back = False  # it was for this record
         run.around.events.emit(WentBack(step=record.step, repeats=record.repeats, absent=absent))
         if not run.position.names(record):
             self._let_in()

@@ -140,7 +140,8 @@ class Founder:
         async def repeat() -> None:
             while True:
                 await self._around.clock.sleep(TELL_S)
-                waiting(f"the state that the run begins with: {done} of {total} parts are ready")
+                so_far = f": {done} of {total} parts are ready" if total else ""
+                waiting(f"the state that the run begins with{so_far}")
 
         repeating = asyncio.ensure_future(repeat())
         try:

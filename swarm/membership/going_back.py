@@ -141,7 +141,10 @@ async def _offers(donor: Donor) -> list[Offer[Donor]]:
 
 async def went_back(run: RunContext, known: CloseRecord, peers: Sequence[PeerId]) -> Decision | None:
     """Ask these peers whether the run went back to a checkpoint after ``known``, a record of our own chain; returns the
-    decision with which it did, once it is proven by those who took part then; None where nobody shows one."""
+    decision with which it did, once it is proven by those who took part then; None where nobody shows one, and where
+    the manifest says that it never does."""
+    if run.rules.rewind == "never":
+        return None
     body = BackRequest(previous=known.hash(), returns=known.returns)
 
     async def ask(peer: PeerId) -> Decision | None:

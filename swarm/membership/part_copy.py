@@ -92,7 +92,7 @@ class PartCopy:
         self._record: CloseRecord | None = None
         self._ahead: _Ahead | None = None
         self._moved = News()
-        self._following: asyncio.Task[None] | None = None
+        self.following: asyncio.Task[None] | None = None
         self._failures = self._late = 0
 
     @property
@@ -146,18 +146,18 @@ class PartCopy:
 
     def follow(self, over: Callable[[], None]) -> None:
         """Begin to :meth:`run`; ``over`` is called when that ends."""
-        self._following = asyncio.create_task(self.run())
-        self._following.add_done_callback(lambda _: over())
+        self.following = asyncio.create_task(self.run())
+        self.following.add_done_callback(lambda _: over())
 
     async def stop(self) -> None:
         """Follow no longer."""
-        if self._following is not None:
-            await ended([self._following])
+        if self.following is not None:
+            await ended([self.following])
 
     def check(self) -> None:
         """Raises what has ended :meth:`run`, which only a bug does."""
-        if self._following is not None and self._following.done():
-            self._following.result()
+        if self.following is not None and self.following.done():
+            self.following.result()
 
     async def run(self) -> None:
         """Follow, until cancelled. What fails is tried again, with others first: when a step closes, or after a pause.

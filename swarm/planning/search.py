@@ -91,7 +91,7 @@ def _improved(
         tried.append(improve(work, classes, one, BRIEFLY))
     for number, one in enumerate(sorted(tried, key=_order)):
         if number < THOROUGHLY:
-            told("best layouts improved further", number, THOROUGHLY)
+            told("best layouts improved further", number, min(len(tried), THOROUGHLY))
         yield improve(work, classes, one) if number < THOROUGHLY else one
 
 

@@ -210,7 +210,8 @@ class AcceptanceRules:
     def check_back(self, body: Propose, known: bool, copied: Collection[str]) -> None:
         """Raises Refused unless the run may go back, and the step to which it does was decided: as this peer's own
         checkpoint has it (``known``), or as more than half of those that vote now have signed; and where this peer
-        keeps a copy of one of the parts that are lost, ``copied``: nothing need be done again then."""
+        keeps a copy of one of the parts that are lost, ``copied``: nothing need be done again then. In later terms,
+        too: more than half of those that vote knew it, or it is proven to all."""
         record, proof = body.record, body.changes.back
         if lost := set(lost_parts(self._history.head.members, record.absent)).intersection(copied):
             raise Refused(f"a copy of {min(lost)} is here")
@@ -220,8 +221,6 @@ class AcceptanceRules:
             decided = proof.standing() == "decided"
         except StateError as error:
             raise Violation(str(error)) from error
-        if record.term < body.term:
-            return  # it was accepted by others in that term, and may have been decided
         if not known and not (decided and proven_among(proof, self._history.head.members)):
             raise Refused(f"that step {record.step} was so decided is not known here, nor proven by those that vote")
 

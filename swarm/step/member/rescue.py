@@ -5,8 +5,8 @@
     the void record                      weights and cursors as they were, and a roster in which every part is held
 
 So no more is lost than the open step, and its microbatches are fed again. Where nobody holds a copy, the run goes back
-to a checkpoint, once a person agrees if the manifest asks for that, whose signed word every member checks. Who holds
-copies: ``swarm.consensus.copies``; the leader's side: ``swarm.step.leader.rescue``.
+to a checkpoint, once a person agrees if the manifest asks for that, whose signed word every member that votes checks.
+Who holds copies: ``swarm.consensus.copies``; the leader's side: ``swarm.step.leader.rescue``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from swarm.consensus.changes import PersonsWord, Reassign, reassign_bytes, wanted_bytes
 from swarm.consensus.history import History
+from swarm.consensus.records import NO_RECORD
 from swarm.consensus.roster import Roster, lost_parts
 from swarm.errors import Busy, Refused
 from swarm.ids import PartName, PeerId, RunId, stage_of
@@ -89,7 +90,8 @@ class RescueService:
 
     async def _on_judge(self, caller: PeerId, body: JudgeRequest) -> Judgement:
         known, wanted = await self.knows(body.step, body.record), None
-        if self.agreed():
+        here = self.history.head_hash in (NO_RECORD, body.previous)  # who was started anew knows no newest record
+        if self.agreed() and known and here:
             signature = self.sign(wanted_bytes(self.run, body.previous, body.record))
             wanted = PersonsWord(peer=self.me, signature=signature)
         return Judgement(known=known, wanted=wanted)
