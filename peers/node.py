@@ -358,6 +358,7 @@ class Node:
             raise ConfigError(key, error.value, error.allowed, error.remedy, why=error.why) from None
         finally:
             given_up.set()
+        self._events.emit(data_opened(manifest, source.microbatches_per_epoch, made.unused, held_out=True))
         return HeldOutRows(source=source, every=options.eval_every or math.ceil(manifest.run.steps / 10))
 
     async def _become_member(

@@ -98,7 +98,7 @@ def describe(event: Event) -> tuple[str, str] | None:
             made_of = f"{count(event.stages, 'stage')}, {count(event.steps, 'step')}, wire version {event.wire}"
             return "run", f"{event.name}, {event.run[:12]}: {made_of}; from {event.source}"
         case DataOpened():
-            return "data", read_over(event.tokens, event.microbatches, event.times) + event.unused
+            return _data(event)
         case RunStarted():
             return "started", swarm_of(event)
         case PeerReady():
@@ -113,6 +113,12 @@ def describe(event: Event) -> tuple[str, str] | None:
             return "relays", relaying_text(event.fields())
         case _:
             return _describe_place(event) or _describe_others(event)
+
+
+def _data(event: DataOpened) -> tuple[str, str]:
+    if event.held_out:
+        return "held out", f"{event.tokens:,} tokens, of which the loss is measured{event.unused}"
+    return "data", read_over(event.tokens, event.microbatches, event.times) + event.unused
 
 
 def _describe_place(event: Event) -> tuple[str, str] | None:

@@ -177,7 +177,8 @@ class LeftOut:
         """What is left out, and what is empty, in words."""
         said = []
         if self.total.records:
-            said.append(f"{self._amount} left out: {self.first[0]}")
+            more = ", …" if self.total.records > len(self.first) else ""
+            said.append(f"{self._amount} left out: {', '.join(self.first)}{more}")
         if self.total.empty:
             said.append(f"{count(self.total.empty, 'record')} without text: {self._empty}")
         if self._others:

@@ -70,8 +70,8 @@ class DataGiven:
 
 @dataclass(frozen=True, slots=True)
 class ShardMade:
-    """The directory of the shard that a trainer reads. ``unused`` is what of its text is not in it, in words for behind
-    the rest."""
+    """The directory of the shard that a trainer reads. ``unused`` is of how much text it is, and what of that is not in
+    it, in words for behind the rest."""
 
     path: Path
     unused: str = ""
@@ -216,15 +216,16 @@ def check_tokenizer(manifest: Manifest, tokenizer_json: bytes) -> None:
         )
 
 
-def data_opened(manifest: Manifest, microbatches: int, unused: str = "") -> DataOpened:
+def data_opened(manifest: Manifest, microbatches: int, unused: str = "", *, held_out: bool = False) -> DataOpened:
     """Say how much a trainer's text of so many microbatches is in a run that keeps the trainers it starts with, if they
-    feed alike; ``unused`` as in :class:`ShardMade`. Pure."""
+    feed alike; ``unused`` as in :class:`ShardMade`; ``held_out`` for text of which the loss is measured. Pure."""
     fed = manifest.run.steps * manifest.step_microbatches / max(1, manifest.run.start_when.trainers)
     return DataOpened(
         tokens=microbatches * manifest.batch.microbatch_size * manifest.model.context,
         microbatches=microbatches,
         times=fed / microbatches,
         unused=unused,
+        held_out=held_out,
     )
 
 
@@ -275,7 +276,7 @@ def _encoding(data: DataGiven, tokenizer_json: bytes, manifest: Manifest) -> Enc
 
 
 def _build_given(data: DataGiven, encoding: Encoding, into: Path, given_up: Callable[[], bool]) -> str:
-    """Build the shard; return what of the text is not in it, in words."""
+    """Build the shard; return of how much text it is, and what of that is not in it, in words."""
 
     def told(progress: BuildProgress) -> None:
         if given_up():
@@ -286,7 +287,9 @@ def _build_given(data: DataGiven, encoding: Encoding, into: Path, given_up: Call
     except BaseException:
         discard_build(into)
         raise
-    return "".join(f"; {line}" for line in report.keys.lines("--data-special-tokens"))
+    of = f"of {report.shard.tokens:,} tokens in {count(report.shard.documents, 'document')}"
+    lines = [of, *report.left_out.lines(), *report.keys.lines("--data-special-tokens")]
+    return "".join(f"; {line}" for line in lines)
 
 
 def _unless(given_up: Callable[[], bool], documents: Iterable[str]) -> Iterator[str]:

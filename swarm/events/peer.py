@@ -204,12 +204,14 @@ class PeerReady(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataOpened(Event):
     """A trainer's text: the tokens that it reads of it, in so many microbatches, ``times`` over in the whole run.
-    ``unused`` is what of its records is not in them, in words: names of keys, and counts."""
+    ``unused`` is of how much text they are, and what of its records is not in them, in words. Of text that is
+    ``held_out`` the loss is measured."""
 
     tokens: int
     microbatches: int
     times: float
     unused: str = ""
+    held_out: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

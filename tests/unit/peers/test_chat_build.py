@@ -231,8 +231,9 @@ def test_join_takes_conversations_with_a_template(tmp_path: Path, chats: Path) -
     given = DataGiven(chats, template=tmp_path / "model", allow_bad=True)
     assert "left out: " not in check_data(given).words
     assert check_data(given).digest != check_data(DataGiven(chats, template=model_template(tmp_path))).digest
-    path = shard_for(given, model.read_bytes(), manifest, tmp_path / "new", "me").path
-    assert learnt(path).startswith(f"fine, thanks.{END}four")
+    made = shard_for(given, model.read_bytes(), manifest, tmp_path / "new", "me")
+    assert made.unused.startswith("; of 83 tokens in 3 documents; 1 of 4 records (101 of 475 bytes) left out: ")
+    assert learnt(made.path).startswith(f"fine, thanks.{END}four")
     with pytest.raises(ConfigError, match="neither chat_template.jinja"):
         check_data(DataGiven(chats, template=tmp_path))
 

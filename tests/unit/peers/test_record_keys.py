@@ -401,12 +401,12 @@ def test_trainer_is_told_what_of_its_data_is_not_used(tmp_path: Path) -> None:
     given = DataGiven(tmp_path / "a.jsonl")
     made = shard_for(given, document, manifest, tmp_path / "plain", "me")
     assert made.unused == (
-        "; key meta: 1 record: not used; text of special tokens: 1 place: taken as ordinary characters; "
+        "; of 22 tokens in 1 document; key meta: 1 record: not used; text of special tokens: 1 place: taken as ordinary characters; "
         "--data-special-tokens takes them as tokens"
     )
     assert describe(data_opened(manifest, 1, made.unused))[1].endswith(made.unused)  # type: ignore[index]
     special = DataGiven(tmp_path / "a.jsonl", special_in_text=True)
     taken = shard_for(special, document, manifest, tmp_path / "special", "me")
-    assert taken.unused == "; key meta: 1 record: not used"
+    assert taken.unused.endswith(" in 1 document; key meta: 1 record: not used")
     assert read_manifest(taken.path).tokens < read_manifest(made.path).tokens
     assert check_data(given).digest != check_data(special).digest
