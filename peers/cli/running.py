@@ -411,7 +411,7 @@ def status(
         print("\n".join(detail_lines(seen[0])))
     elif seen:
         shown = seen if everything else of_late(seen, datetime.now(UTC).timestamp())
-        print("\n".join([*status_lines(shown), *hidden_line(len(seen) - len(shown))]).strip())
+        print("\n".join([*status_lines(shown), *hidden_line(len(seen) - len(shown), root)]).strip())
     sys.stdout.flush()
     if peer is not None:
         raise typer.Exit(EXIT_OK if seen[0].standing is not None or seen[0].comes_back else EXIT_UNREACHABLE)

@@ -67,12 +67,13 @@ def export_adapter(chosen: ChosenStep, into: Path, told: Callable[[str], None]) 
 
 def load_adapter(into: Path, chosen: ChosenStep) -> str:
     """Return a line that loads the adapters beside their model, ready to paste."""
-    base, _ = _named_base(chosen)
+    base, known = _loadable_base(chosen)
     program = (
         "from transformers import AutoModelForCausalLM as M; from peft import PeftModel; "
-        f"print(PeftModel.from_pretrained(M.from_pretrained({json.dumps(base or 'BASE')}), {json.dumps(str(into))}))"
+        f"print(PeftModel.from_pretrained(M.from_pretrained({json.dumps(base)}), {json.dumps(str(into))}))"
     )
-    return f"python -c {shlex.quote(program)}"
+    note = "" if known else f" (with the directory of the model in the place of {base})"
+    return f"python -c {shlex.quote(program)}{note}"
 
 
 def _named_base(chosen: ChosenStep) -> tuple[str, str]:
@@ -82,8 +83,17 @@ def _named_base(chosen: ChosenStep) -> tuple[str, str]:
     return (model.source, model.revision) if isinstance(model, HfConfig) and not model.scratch else ("", "")
 
 
+def _loadable_base(chosen: ChosenStep) -> tuple[str, bool]:
+    """What transformers loads the model by, and whether that is known: a hub's name is, while of a directory a run
+    keeps the name alone, since its path is its founder's. Then it is a placeholder to replace."""
+    name, revision = _named_base(chosen)
+    return (name, True) if revision else (f"PATH-OF-{name or 'BASE'}", False)
+
+
 def _card(chosen: ChosenStep, family: LoraFamily, size: int) -> str:
     run, lora, (base, _) = chosen.manifest.run, family.lora, _named_base(chosen)
+    loaded, known = _loadable_base(chosen)
+    note = "" if known else "  # a placeholder: the directory of that model on this machine"
     return f"""---
 library_name: peft
 base_model: {base or "unknown"}
@@ -99,7 +109,7 @@ were, kept in {lora.base}: rank {lora.rank}, alpha {lora.alpha:g}, {size_text(si
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-model = AutoModelForCausalLM.from_pretrained({json.dumps(base or "BASE")})
+model = AutoModelForCausalLM.from_pretrained({json.dumps(loaded)}){note}
 model = PeftModel.from_pretrained(model, ".")
 ```
 

@@ -17,9 +17,9 @@ from peers.console.words import CommandError, command_name, listed, short_addres
 from peers.doctor.contacts import Knock, knock_at
 from peers.exit_codes import EXIT_UNREACHABLE, EXIT_USAGE
 from peers.home.last_events import newest_closing
-from peers.home.places import RUNS, PlaceInfo, check_nobody_here, list_places, runs_still
-from peers.home.run_directory import known_runs, said_run_id
-from peers.home.sessions import founded_in, sessions_of
+from peers.home.places import LOCK_FILE, RUNS, PlaceInfo, check_nobody_here, home_option, list_places, runs_still
+from peers.home.run_directory import RunDirectory, known_runs, said_run_id
+from peers.home.sessions import SESSIONS, founded_in, sessions_of
 from peers.invites.invite import MAX_ADDRESSES, Invite
 from swarm.config import Manifest
 from swarm.errors import ConfigError
@@ -212,6 +212,7 @@ def check_gone(home: Path, manifest: Manifest, *, on_purpose: bool, whole: bool 
     if answered := [knock.address for knock in knocks if knock.answered == "peer"]:
         files = next((one.founded for one in seen.founders if one.founded is not None), None)
         back = _joining(seen, answered) if files is None else f"{command_name()} new {shlex.quote(str(files))}"
+        back += "" if files is None else home_option(home)
         raise CommandError(f"that run lives: a peer of it answers, at {_shown(answered)}; to begin from a checkpoint "
                            "beside it would make two runs of one",
                            check="swarm status, on its machine: does it train, or wait for the run to go on?",
@@ -235,10 +236,11 @@ def _unknown(knocks: Sequence[Knock]) -> list[str]:
 
 def _taken(place: PlaceInfo) -> CommandError:
     """Return the error for a founder whose place, and with it its identity, a peer of another run has now."""
-    swarm = command_name()
+    swarm, at = command_name(), home_option(place.path.parent)
     return CommandError(f"the place of the run's founder, {place.name}, has a peer of another run: {place.described}",
-                        check=f"{swarm} status --peer {place.name}", exit_code=EXIT_USAGE,
-                        next_=f"have that leave: {swarm} drain --peer {place.name}; then the same command")  # fmt: skip
+                        check=f"{swarm} status --peer {place.name}{at}", exit_code=EXIT_USAGE,
+                        next_=f"have that leave: {swarm} drain --peer {place.name}{at}; "
+                        "then the same command")  # fmt: skip
 
 
 def _joining(seen: RunKnown, answered: Sequence[str]) -> str:
@@ -247,10 +249,33 @@ def _joining(seen: RunKnown, answered: Sequence[str]) -> str:
     return f"{command_name()} join {Invite(run=seen.run, name=seen.name, at=at).text() if at else 'INVITE'}"
 
 
+def check_founded_nowhere(file: Path, run: RunId, home: Path) -> None:
+    """Check that a run of which this home knows nothing was not founded with this file: then the file lies where a
+    place of another home, or a run, keeps it. Raises CommandError."""
+    real = file.resolve()
+    session = real.parent.parent.name == SESSIONS and (real.parents[2] / LOCK_FILE).is_file()
+    kept = RunDirectory(real.parent)
+    if not (session or kept.checkpoints.is_dir()) or real != kept.manifest or said_run_id(kept) != run:
+        return
+    if real.is_relative_to(home.resolve()):
+        return
+    swarm, at = command_name(), ""
+    back = f"once all its peers are gone: {swarm} new --resume {shlex.quote(str(file.parent))}"
+    if session or real.parent.parent.name == RUNS:
+        at = home_option(real.parents[3 if session else 2])
+        back = f"to come back to it: {swarm} new {shlex.quote(str(file))}{at}"
+    raise CommandError("the run was founded with this file before, and this home knows nothing of it: to found it here "
+                       "would make two runs of one id",
+                       check=f"{swarm} status --all{at}: who is, or was, in it?",
+                       next_=f"{back}; to found another run: the same command with --name NAME, or a copy of the file "
+                       "with another [run] nonce", exit_code=EXIT_USAGE)  # fmt: skip
+
+
 def nobody_left(seen: RunKnown) -> str:
     """Say what to do where no peer of a run is left. Pure."""
     swarm = command_name()
     resume = f"{swarm} new --resume {seen.run[:12]}"
+    resume += home_option(seen.witnesses[0].place.path.parent) if seen.witnesses else ""
     if seen.kept is None:
         resume = f"{swarm} new --resume, with a checkpoint of the machines that keep one ({swarm} ckpt pull --from DIR)"
     anew = "the same command with --name NAME, and with another --invite-file if there is one"

@@ -97,7 +97,7 @@ def new(
     store = frozen_store(options.home) if founded.resumed is None else store_of(founded.resumed.directory)
     if past is None and foundation.file is not None and not foundation.resume:
         founded = _as_known(founded, home, store, say)
-        past = _past(founded.manifest, home, options, say)
+        past = _past(founded.manifest, foundation.file, home, options, say)
         if past is not None and past.contacts:
             return _come_back(past, options, words=words, json_lines=json_lines, back=back)
     if past is not None:
@@ -227,14 +227,19 @@ def _as_known(founded: Founded, home: Path, store: FrozenStore, say: Callable[[s
     return founded
 
 
-def _past(manifest: Manifest, home: Path, options: PeerOptions, say: Callable[[str, str], None]) -> Past | None:
+def _past(
+    manifest: Manifest, file: Path, home: Path, options: PeerOptions, say: Callable[[str, str], None]
+) -> Past | None:
     """Find here the founder of a run that was founded before, so that it comes back or founds it again; None where the
-    run is to be founded first. Raises CommandError and ConfigError as :func:`peers.commands.comeback.judge`."""
-    from peers.commands.comeback import seen_here, way_back
+    run is to be founded first. Raises CommandError and ConfigError as :func:`peers.commands.comeback.judge`, and
+    CommandError for a ``file`` with which it was founded elsewhere."""
+    from peers.commands.comeback import check_founded_nowhere, seen_here, way_back
 
     seen = seen_here(home, manifest.run_id, manifest.run.name, manifest.admission.issuers)
     past = way_back(home, seen, options.place)
-    if past is not None:
+    if past is None:
+        check_founded_nowhere(file, manifest.run_id, home)
+    else:
         here = past.place.described
         say("known", f"the run has begun: {here} comes back to it" if past.contacts else f"{here} founds it again")
     return past

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 from peers.commands.look import Seen
 from peers.console.words import (
@@ -20,6 +21,7 @@ from peers.console.words import (
 )
 from peers.control.status import ALONE, MemberReport, StatusReport
 from peers.home.place_state import PlaceState
+from peers.home.places import home_option
 from swarm.disk import size_text
 from swarm.membership.status_types import MemoryReport, PartTurnout
 
@@ -138,11 +140,12 @@ def device_text(standing: StatusReport) -> str:
     return f"{amount(standing.device_use.flops_per_s)}FLOP/s (PaLM){mfu}"
 
 
-def hidden_line(number: int) -> list[str]:
-    """Return the line about hidden peers, if there are any."""
+def hidden_line(number: int, home: Path) -> list[str]:
+    """Return the line about hidden peers of a home, if there are any."""
     if not number:
         return []
-    return ["", f"not shown: {count(number, 'peer')} that ended more than a day ago ({command_name()} status --all)"]
+    command = f"{command_name()} status --all{home_option(home)}"
+    return ["", f"not shown: {count(number, 'peer')} that ended more than a day ago ({command})"]
 
 
 def detail_lines(seen: Seen) -> list[str]:

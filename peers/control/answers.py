@@ -14,6 +14,7 @@ from peers.control.admitting import Admitting, granted_by, open_run
 from peers.control.server import Command
 from peers.control.status import MemberReport, Revocation, StatusReport, SwarmLook
 from peers.exit_codes import EXIT_USAGE
+from peers.home.places import home_option
 from peers.invites.invite import invite_to
 from peers.settings import PeerSettings
 from swarm.config import Manifest
@@ -31,6 +32,14 @@ from swarm.step.blocked import few_voters
 
 LOOKUP_S = 1.0
 """How long the directory may take: the command that asks gives up after two seconds."""
+
+_NOT_ASKED = {
+    "auto": "nothing is to be said: where a part is lost, the run goes back once run.wait_for_lost_s is over; to "
+    "have it go back before: end the run, then {swarm} new --resume",
+    "never": "have a holder of the lost part come back: the command that started it; where none can, end the run, then "
+    "{swarm} new --resume",
+}
+"""What to do instead, where a run does not ask whether it may go back."""
 
 
 class NodeCommands:
@@ -232,8 +241,13 @@ class NodeCommands:
         if self._membership is None or self._manifest is None:
             raise RunEnded("this peer has not found its run yet: try again in a moment", Ending.FAILED)
         if self._manifest.run.rewind != "ask":
+            swarm, control = command_name(), self._settings.control
+            at = home_option(None if control is None else control.parent.parent)
             said = {"auto": "by itself", "never": "never"}[self._manifest.run.rewind]
-            raise RunEnded(f"this run goes back to a checkpoint {said}, as its manifest says", Ending.MISUSED)
+            raise CommandError(f"this run goes back to a checkpoint {said}, as its manifest says",
+                               check=f"{swarm} status{at}: does the run wait, and for what?",
+                               next_=_NOT_ASKED[self._manifest.run.rewind].format(swarm=swarm),
+                               exit_code=EXIT_USAGE)  # fmt: skip
         roster = self._membership.roster
         issuers = (self._manifest.admission if roster.admissions is None else roster.admissions).issuers
         if len(roster) and not may_agree(roster, issuers, self._peer):

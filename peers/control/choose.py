@@ -11,7 +11,7 @@ from peers.commands.look import Seen, look_at_all
 from peers.console.words import CommandError, command_name
 from peers.exit_codes import EXIT_OK, EXIT_UNREACHABLE, EXIT_USAGE
 from peers.home.place_state import PlaceState
-from peers.home.places import PlaceInfo, cut_off_founding, list_places
+from peers.home.places import PlaceInfo, cut_off_founding, home_option, list_places
 from swarm.membership.status_types import ENDED
 
 _LEAST_PREFIX = 10
@@ -86,17 +86,17 @@ def matching(places: Sequence[PlaceInfo], wanted: str) -> list[PlaceInfo]:
 
 def nobody_here(home: Path) -> CommandError:
     """Return the error for a machine without a running peer."""
-    swarm, places = command_name(), list_places(home)
-    offers = [f"{swarm} new --preset tiny to start a run", f"{swarm} join INVITE to join one"]
+    swarm, places, at = command_name(), list_places(home), home_option(home)
+    offers = [f"{swarm} new --preset tiny{at} to start a run", f"{swarm} join INVITE{at} to join one"]
     if (directory := _sampled(home, _newest(places))) is not None:
         offers.insert(0, f"{swarm} sample {shlex.quote(str(directory))} for text from what was learned")
     if (relay := _relay(places)) is not None:
-        offers.insert(0, f"{swarm} relay --place {relay} (and its options) to relay again as who it was")
+        offers.insert(0, f"{swarm} relay --place {relay}{at} (and its options) to relay again as who it was")
     if (founding := cut_off_founding(places)) is not None:
-        again = f"{swarm} new {shlex.quote(str(founding))} (and the options of its peer)"
+        again = f"{swarm} new {shlex.quote(str(founding))}{at} (and the options of its peer)"
         offers.insert(0, f"{again} to come back to the run that was founded here")
     if _cut_short(places):
-        offers.append(f"{swarm} new --resume to go on with one whose peers are all gone")
+        offers.append(f"{swarm} new --resume{at} to go on with one whose peers are all gone")
     return CommandError("no peer runs here", check=f"places are looked for in {home} (--home, SWARM_HOME)",
                      next_=", ".join(offers), exit_code=EXIT_UNREACHABLE)  # fmt: skip
 
@@ -154,10 +154,10 @@ def _only(found: Sequence[PlaceInfo], command: str, meant: str) -> PlaceInfo:
     distinct = len(titles) == len(found) and " " not in found[0].title
     # Nobody should drain the first of a list because a line was there to paste.
     example = "NAME" if command == "drain" else found[0].title if distinct else found[0].name
-    swarm = command_name()
-    all_of_them = f"; all of them: {swarm} drain --all" if command == "drain" and not meant else ""
+    swarm, at = command_name(), home_option(found[0].path.parent)
+    all_of_them = f"; all of them: {swarm} drain --all{at}" if command == "drain" and not meant else ""
     raise CommandError(f"there are {len(found)} peers here{meant}", check=_told_apart(found),
-                    next_=f"{swarm} {command} --peer {example}{all_of_them}", exit_code=EXIT_USAGE)  # fmt: skip
+                    next_=f"{swarm} {command} --peer {example}{at}{all_of_them}", exit_code=EXIT_USAGE)  # fmt: skip
 
 
 def _told_apart(places: Sequence[PlaceInfo]) -> str:
@@ -175,10 +175,10 @@ def _unknown(wanted: str, places: Sequence[PlaceInfo], home: Path) -> CommandErr
     if not wanted:
         return CommandError("a peer must be named, but the name is empty",
                          check="did the command in $(…) print anything?",
-                         next_=f"{command_name()} status", exit_code=EXIT_UNREACHABLE)  # fmt: skip
+                         next_=f"{command_name()} status{home_option(home)}", exit_code=EXIT_UNREACHABLE)  # fmt: skip
     return CommandError(f"no peer here is called {wanted!r}",
                      check=f"there are {known}" if known else f"there is none in {home} (--home, SWARM_HOME)",
-                     next_=f"{command_name()} status", exit_code=EXIT_UNREACHABLE)  # fmt: skip
+                     next_=f"{command_name()} status{home_option(home)}", exit_code=EXIT_UNREACHABLE)  # fmt: skip
 
 
 def _not_running(wanted: str, places: Sequence[PlaceInfo], home: Path) -> CommandError:
@@ -187,8 +187,8 @@ def _not_running(wanted: str, places: Sequence[PlaceInfo], home: Path) -> Comman
         return _unknown(wanted, [place for place in places if place.live], home)
     end = dead[0].state.end if dead[0].state else None
     how = f"it ended: {end.reason} (exit code {end.exit_code})" if end else "it was killed, or its machine went down"
-    return CommandError(f"{dead[0].described} does not run", check=how, next_=f"{command_name()} status",
-                     exit_code=EXIT_UNREACHABLE)  # fmt: skip
+    return CommandError(f"{dead[0].described} does not run", check=how,
+                     next_=f"{command_name()} status{home_option(home)}", exit_code=EXIT_UNREACHABLE)  # fmt: skip
 
 
 def begins(peer: str, wanted: str) -> bool:

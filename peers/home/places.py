@@ -14,6 +14,7 @@ import fcntl
 import os
 import pwd
 import re
+import shlex
 import stat
 import struct
 from collections.abc import Iterator, Sequence
@@ -61,6 +62,17 @@ def home_directory(given: Path | str | None = None) -> Path:
     except RuntimeError as error:
         raise ConfigError("home", None if named is None else str(named), "a directory for this machine's peers",
                           "Name one with --home or SWARM_HOME.", why=str(error)) from None  # fmt: skip
+
+
+def home_option(home: Path | None) -> str:
+    """Return `` --home HOME`` for a command that is to be typed about this home; "" where the command finds it
+    unsaid."""
+    if home is None:
+        return ""
+    with contextlib.suppress(ConfigError):
+        if home.absolute() == home_directory().absolute():
+            return ""
+    return f" --home {shlex.quote(str(home))}"
 
 
 class HeldPlace:
@@ -260,10 +272,10 @@ def check_nobody_here(home: Path, run: str) -> None:
 
 def runs_still(place: PlaceInfo) -> CommandError:
     """Return the error for a run that is not to be begun beside the peer of this place, which is in it."""
-    swarm = command_name()
+    swarm, at = command_name(), home_option(place.path.parent)
     return CommandError(f"{place.described} is here, in that run, and runs still",
-                        check=f"{swarm} status --peer {place.name}", exit_code=EXIT_USAGE,
-                        next_=f"have it leave first: {swarm} drain --peer {place.name}")  # fmt: skip
+                        check=f"{swarm} status --peer {place.name}{at}", exit_code=EXIT_USAGE,
+                        next_=f"have it leave first: {swarm} drain --peer {place.name}{at}")  # fmt: skip
 
 
 def cut_off_founding(places: Sequence[PlaceInfo]) -> Path | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from peers.console.words import CommandError, another_path, command_name
 from peers.exit_codes import EXIT_USAGE
-from peers.home.places import FROZEN, RUNS, cut_off_founding, home_directory, list_places
+from peers.home.places import FROZEN, RUNS, cut_off_founding, home_directory, home_option, list_places
 from swarm.clock import Clock
 from swarm.errors import ConfigError
 from swarm.schema import TOKENIZER_FILE
@@ -114,8 +114,8 @@ def find_run_directory(given: Path | None, home: Path | str | None = None, *, ke
         runs = known_runs(home)
         if not runs:
             founding = cut_off_founding(list_places(home_directory(home)))
-            again = f"come back to the run founded here: {command_name()} new {shlex.quote(str(founding))} (and the "
-            again += "options of its peer); or "
+            again = f"come back to the run founded here: {command_name()} new {shlex.quote(str(founding))}"
+            again += f"{home_option(home_directory(home))} (and the options of its peer); or "
             raise CommandError(
                 "no run is kept here",
                 check=f"runs are looked for in {OUT.absolute()} and in {_joined(home)} (--home, SWARM_HOME)",

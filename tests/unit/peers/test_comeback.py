@@ -216,7 +216,7 @@ def test_place_of_a_founder_that_a_peer_of_another_run_has_is_named(killed: Kill
     with take_place(killed.home, "1", clock=SystemClock()) as place:
         place.open_session(name="x", peer="", role="stage", run="a" * 64, run_name="another")
         assert killed.type() == EXIT_USAGE
-    assert "drain --peer 1; then the same command" in capsys.readouterr().err
+    assert f"drain --peer 1 --home {killed.home}; then the same command" in capsys.readouterr().err
     assert killed.started == []
 
 
@@ -400,7 +400,8 @@ def test_of_two_that_found_a_run_first_one_begins(
         return place
 
     at_once(begin)
-    assert killed.type("--home", str(tmp_path / "empty")) == EXIT_USAGE
+    shutil.copytree(killed.files.parent, tmp_path / "copy")
+    assert killed.type("--home", str(tmp_path / "empty"), files=tmp_path / "copy" / "run.toml") == EXIT_USAGE
     assert "drain --peer 1" in capsys.readouterr().err
     assert killed.started == []
 
@@ -468,7 +469,7 @@ def test_run_does_not_go_on_from_a_checkpoint_beside_a_peer_that_answers(
     home, started = resumable
     knocking.append("peer")
     assert run(["new", "--resume", "--home", str(home)]) == EXIT_USAGE
-    assert "/run.toml to take part in it" in capsys.readouterr().err
+    assert f"/run.toml --home {home} to take part in it" in capsys.readouterr().err
     assert started == []
     # Who answers may wait for just this, as a peer that a supervisor starts again and again.
     assert run(["new", "--resume", str(home / "runs/kept/checkpoints/step-00000010"), "--home", str(home)]) == EXIT_OK
@@ -525,12 +526,31 @@ def test_run_that_nobody_here_knows_is_founded(killed: Killed, tmp_path: Path) -
     assert judge(seen, "mine", []) is None
 
 
+@pytest.mark.parametrize("kept", ["in its session", "in its home", "beside checkpoints"])
+def test_run_is_not_founded_in_another_home_with_the_file_of_its_founding(
+    killed: Killed, tmp_path: Path, capsys: Any, kept: str
+) -> None:
+    file, home, other = killed.files, killed.home, str(tmp_path / "other")
+    if kept != "in its session":
+        directory = (home / "runs" if kept == "in its home" else tmp_path) / "tiny"
+        shutil.copytree(file.parent, directory)
+        (directory / "checkpoints").mkdir()
+        file = directory / "run.toml"
+    assert run(["new", str(file), "--home", other]) == EXIT_USAGE
+    said = capsys.readouterr().err
+    back = f"new --resume {file.parent}" if kept == "beside checkpoints" else f"new {file} --home {home}"
+    assert "two runs of one id" in said
+    assert back in said
+    assert not killed.started
+    assert run(["new", str(file), "--name", "again", "--home", other]) == EXIT_OK
+
+
 @pytest.mark.parametrize("command", [["status"], ["new", "--resume"]])
 def test_where_a_founder_was_killed_the_command_that_brings_it_back_is_named(
     killed: Killed, capsys: Any, command: list[str]
 ) -> None:
     run([*command, "--home", str(killed.home)])
-    assert f"swarm new {killed.files}" in capsys.readouterr().err
+    assert f"swarm new {killed.files} --home {killed.home}" in capsys.readouterr().err
 
 
 def test_founder_that_is_kept_is_told_from_its_second_start_on_to_come_back_to_what_it_founded(
