@@ -233,8 +233,10 @@ class Rescuing:
             self._in_the_way = "no checkpoint is whole at the peers that are here"
         elif offers.unsure or (waited_s < SILENT_PART_S and any(self._may_come_back(one, anew) for one in bare)):
             self._in_the_way = f"else the run goes back to step {proof.record.step}, once nobody is expected back"
+            self._in_the_way += f" and that is wanted: {Advice.SAY_SO}" if context.rules.rewind == "ask" else ""
         elif granted is None:
             self._in_the_way = f"the run then goes back to step {proof.record.step}"
+            self._in_the_way += f" once that is wanted: {Advice.SAY_SO}" if context.rules.rewind == "ask" else ""
         elif (said_no := await self._judged(proof, asking)) is not None:
             self._in_the_way = said_no
         else:
