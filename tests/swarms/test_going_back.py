@@ -76,7 +76,7 @@ def test_run_waits_for_a_part_without_a_whole_checkpoint_as_long_as_its_manifest
     swarm = swarm_of(tmp_path, 2, 1, run={"wait_for_lost_s": 60.0}, may_fail=True)
     strike(swarm, Kill(("trainer-0",)), when=working(2), ends="nobody took it over for 6")
     waits = [event.what for event in swarm.events(Waiting) if "next:" in event.what]
-    assert any("no checkpoint is whole at the peers that are here" in what for what in waits)
+    assert any("the peers that are here lack" in what for what in waits)
     assert any("next: start trainer-0 where it was" in what for what in waits)
 
 
