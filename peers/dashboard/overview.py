@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from peers.console.event_words import harmless
 from peers.console.words import codecs_text, named
 from peers.dashboard.folds import Contributions, Gone, KnownPeers, Log, Rates, StepPoint, StepSeries, changes, clean
-from peers.dashboard.liveness import Pulse, Signs, fresh, standing
+from peers.dashboard.liveness import Pulse, Signs, Silences, fresh, standing
 from peers.dashboard.peer_rows import UNANSWERING, PeerRows, unanswered
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import TRAINERS, Roster, lost_parts, lost_replicas
@@ -29,6 +29,7 @@ from swarm.events import (
     RunStarted,
     StepClosed,
     Waiting,
+    WentBack,
 )
 from swarm.ids import PartName, PeerId
 from swarm.monitoring.reader import Recorded
@@ -59,6 +60,8 @@ class Overview:
         self._run["codecs"] = ""
         self._batch_tokens = 0
         self._record: CloseRecord | None = None
+        self._decided, self._back = 0, (0, 0)  # up to which step records are known; where the run went back last
+        self._back_at: float | None = None
         self._before = Roster(())
         self._known = KnownPeers()
         self._look: Mapping[str, Any] = {}
@@ -92,6 +95,8 @@ class Overview:
                 self._moved(event, at)
             case Waiting():
                 self.pulse.waits_for = self._text(event.what)
+            case WentBack():
+                self._went_back(event.step, event.repeats, at)
         self.logs["events"].tell(event, at, recorded.peer, self._text)
 
     def _of_peer(self, teller: str, event: Event, at: float) -> None:
@@ -120,10 +125,7 @@ class Overview:
             self._begin()
         known = self._record
         if known is not None and record.step <= known.step:  # what was closed since did not count
-            self.shares.rewind(record.step)
-            self.steps.rewind(record.step)
-            if self._held_out is not None and self._held_out[0] >= record.step:
-                self._held_out = None
+            self._rewind(record.step + bool(record.repeats))  # to whose step the run goes back, that one counts
         before = self._before if known is None else known.members
         self._run["id"] = self._run["id"] or record.run
         self._run["codecs"] = codecs_text(record.codecs) or self._run["codecs"]
@@ -147,7 +149,25 @@ class Overview:
         if known is not None:  # of the first that is seen nobody knows who came with it
             timed = self.steps.point(record.step)
             self._changed(record, before, timed.at if at is None and timed is not None else at)
-        self._before, self._record = before, record
+        self._before, self._record, self._decided = before, record, record.step
+        if record.repeats:
+            self._went_back(record.step, record.repeats, at)
+
+    def _rewind(self, step: int) -> None:
+        """Steps from this one on did not count."""
+        self.shares.rewind(step)
+        self.steps.rewind(step)
+        if self._held_out is not None and self._held_out[0] >= step:
+            self._held_out = None
+
+    def _went_back(self, step: int, repeats: int, at: float | None) -> None:
+        """The steps after ``step`` are done again, by peers of which none is silent yet. Every peer tells it, one after
+        another, and a record does: the first counts."""
+        self._back_at = self._back_at if at is None else at
+        if (step, repeats) != self._back:
+            self._rewind(step + 1)
+            self._back, self._decided = (step, repeats), min(step, self._decided)
+            self._known.silences, self.pulse.waits_for = Silences(), ""
 
     def look(self, look: Mapping[str, Any]) -> None:
         """Take what is the case now: :class:`peers.control.status.SwarmLook` as plain data; ``seen`` may be missing,
@@ -181,7 +201,7 @@ class Overview:
     @property
     def _step(self) -> int:
         """The newest step that is known to be closed."""
-        return max(self.steps.last, 0 if self._record is None else self._record.step)
+        return max(self.steps.last, self._decided)
 
     def _fell_silent(self, peer: str, why: str, at: float | None) -> None:
         if self._record is not None and peer not in self._record.members:
@@ -202,7 +222,7 @@ class Overview:
 
     def _closed(self, event: StepClosed, at: float) -> None:
         record, step = self._record, event.step
-        if record is None or step > record.step or self.steps.point(step) is not None:
+        if step > self._decided or self.steps.point(step) is not None:
             loss = event.loss if event.microbatches and math.isfinite(event.loss) else None
             members = len(record.roster) if record is not None and record.step == step else None
             seconds = event.seconds if event.whole else None
@@ -308,7 +328,8 @@ class Overview:
         record, newest, steps, pulse = self._record, self.steps.newest, self._run["steps"], self.pulse
         waits = seen.get("phase") in ("starting", "waiting")
         begun = not waits and (record is not None or self.steps.last > 0)
-        step_at = None if newest is None else newest.at
+        times = (None if newest is None else newest.at, self._back_at)
+        step_at = max((time for time in times if time is not None), default=None)
         return Signs(
             step_at=pulse.tick(at, self._step if begun else -1, step_at),
             at=at,

@@ -17,7 +17,7 @@ from peers.home.run_directory import RunDirectory
 from peers.home.sessions import HISTORY
 from swarm.consensus.history import HistoryLine
 from swarm.errors import ConfigError
-from swarm.events import StepClosed
+from swarm.events import StepClosed, WentBack
 from swarm.monitoring.reader import EventTail, Recorded
 
 EVENTS = "events.jsonl"
@@ -87,10 +87,13 @@ class FilesSource:
         """See :class:`RunSource`."""
         told, lines = await asyncio.to_thread(self._read)
         for record in told:
-            overview.event(record)
-            event = record.event
-            while isinstance(event, StepClosed) and lines and lines[0].record.step <= event.step:
-                overview.record(lines.popleft().record)  # what happened later is told later
+            returned = isinstance(record.event, WentBack)
+            if not returned:  # what happened later is told later
+                overview.event(record)
+            for line in _due(record.event, lines):
+                overview.record(line.record)
+            if returned:  # its record said who was lost, and the event says that nobody is
+                overview.event(record)
         for line in lines:
             overview.record(line.record)
         if self._looking is not None and self._looking.done():
@@ -108,6 +111,18 @@ class FilesSource:
         told = [one.record for tail in self._events for one in tail.read()]
         told.sort(key=lambda record: record.wall)
         return told, deque(() if self._history is None else self._history.read())
+
+
+def _due(event: object, lines: deque[HistoryLine]) -> Iterator[HistoryLine]:
+    """Take out of the lines those of the records that were decided by this event."""
+    match event:
+        case WentBack():
+            known = [line.record.repeats for line in lines]
+            for _ in range(known.index(event.repeats) + 1 if event.repeats in known else 0):
+                yield lines.popleft()
+        case StepClosed():  # what follows on a return is of steps that are done again
+            while lines and lines[0].record.step <= event.step and not lines[0].record.repeats:
+                yield lines.popleft()
 
 
 class PlaceSource:

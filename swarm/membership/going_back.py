@@ -16,6 +16,7 @@ from functools import partial
 
 from swarm.consensus.proof import Proof
 from swarm.consensus.records import MAX_VOTERS, CloseRecord, Decision, check_confirmed, valid_acceptances
+from swarm.consensus.roster import Roster
 from swarm.errors import PeerError, Refused, StateError
 from swarm.ids import PartName, PeerId
 from swarm.membership.download import PartDownload
@@ -24,7 +25,7 @@ from swarm.membership.parts import build_empty
 from swarm.membership.run import RunContext
 from swarm.optim.part import TrainedPart
 from swarm.security.signing import verify
-from swarm.state.checkpoints.donors import DirectoryDonor, Donor, Offer, PeerDonor, plans
+from swarm.state.checkpoints.donors import DirectoryDonor, Donor, Offer, PeerDonor, lacking, plans
 from swarm.state.checkpoints.files import decode_manifest, held, part_path, read_manifest
 from swarm.state.checkpoints.parts import load_part
 from swarm.state.checkpoints.proof import proof_in
@@ -48,9 +49,9 @@ class Checkpoints:
 
     # --- where to ------------------------------------------------------------------------------------------------
 
-    async def newest(self, peers: Sequence[PeerId]) -> Proof | None:
-        """Return the newest record of which these peers have every part, with its proof; None for none. Whether it is
-        the run's, others judge. Cost: a list from each of them."""
+    async def newest(self, peers: Sequence[PeerId]) -> Proof | str:
+        """Return the newest record of which these peers have every part, with its proof; else what they lack. Whether
+        it is the run's, others judge. Cost: a list from each of them."""
         head, parts = self._run.history.head, self._run.rules.parts
         last = head.step - 1 if head.repeats else head.step  # that one was not to be had after all
         donors = [donor for peer in peers if (donor := self._donor(peer)) is not None]
@@ -60,7 +61,8 @@ class Checkpoints:
                 proof = await self._proof(donor, plan.step)
                 if proof is not None and proof.record.digests == plan.digests:
                     return proof
-        return None
+        held = [offer for offer in offers if offer.step <= last and set(offer.digests) == set(parts)]
+        return _lack(lacking(held, (), parts), head.members, peers)
 
     async def knows(self, step: int, record: str) -> bool:
         """Return whether the record of a step, by its hash, was decided here, or lies with a checkpoint here."""
@@ -129,6 +131,19 @@ class Checkpoints:
                 path = part_path(root, record.step, name)
                 path.rename(path.with_suffix(".damaged"))
             return None
+
+
+def _lack(known: Sequence[tuple[int, Sequence[PartName]]], roster: Roster, here: Sequence[PeerId]) -> str:
+    """What these peers lack of the newest checkpoint that they know, in words, and who held it last. Pure."""
+    if not known or not known[0][1]:
+        return "the peers that are here lack a part of each checkpoint: start who held it"
+    step, parts = known[0]
+    gone = [peer for part in parts for peer in roster.replicas(part) if peer not in here]
+    names = ", ".join(dict.fromkeys(roster[peer].name or peer for peer in gone))
+    held = f"; {names} held it last" if names else ""
+    return (
+        f"the peers that are here lack {' and '.join(parts)} of the newest checkpoint they know, of step {step}{held}"
+    )
 
 
 async def _offers(donor: Donor) -> list[Offer[Donor]]:

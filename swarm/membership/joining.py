@@ -37,6 +37,7 @@ from swarm.membership.run import RunContext
 from swarm.membership.survey import Survey
 from swarm.optim.part import TrainedPart
 from swarm.security.signing import verify
+from swarm.step.blocked import ONCE_WANTED
 from swarm.step.member.service import MemberService
 from swarm.step.messages import JOIN
 from swarm.waiting import ExponentialBackoff, first_done
@@ -227,7 +228,8 @@ class Joining:
         """Ask to hold a part whose state nobody gives: the run may go back to a checkpoint with this peer. Returns when
         it does, or after a moment, for the part may be held again."""
         part = self._run.situation.part
-        self._run.situation.wait_for(f"{part}, or for the run to go back to a checkpoint with this peer: {why}")
+        asks = f"; {ONCE_WANTED}" if self._run.rules.rewind == "ask" else ""
+        self._run.situation.wait_for(f"{part}, or for the run to go back to a checkpoint with this peer: {why}{asks}")
         await first_done(self._keep_asking(head, at_once=True), self._see_return(head))
 
     async def _see_return(self, head: CloseRecord) -> None:

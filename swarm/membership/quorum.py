@@ -11,7 +11,7 @@ from swarm.consensus.branches import Fork
 from swarm.consensus.records import CloseRecord, voters
 from swarm.events import LineageBegan, QuorumBack, QuorumLost
 from swarm.membership.run import RunContext
-from swarm.step.blocked import awaited_holders, awaited_majority
+from swarm.step.blocked import awaited_holders, awaited_majority, awaited_word
 from swarm.step.leader.provisional import may_go_on_alone
 
 
@@ -88,7 +88,7 @@ class MissingReplicas:
         around = run.around
         self._watch, self._at, self._situation = around.watch, run.position, run.situation
         self._me, self._copies, self._how = around.endpoint.peer, around.manifest.run.copies, around.how_to_join
-        self._said = ""
+        self._asks, self._said = around.manifest.run.rewind == "ask", ""
 
     async def run(self) -> None:
         """Judge until cancelled."""
@@ -110,4 +110,5 @@ class MissingReplicas:
             return ""
         if not has_majority(voters(at.roster, at.head.hash()), gone):
             return ""  # who is cut off judges nobody
-        return awaited_holders(at.roster, gone, self._copies, how=self._how)
+        word = awaited_word(at.roster, gone, self._copies) if self._asks else ""
+        return "; ".join(filter(None, (awaited_holders(at.roster, gone, self._copies, how=self._how), word)))

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from swarm.clock import moment
 from swarm.consensus.copies import copy_holders
 from swarm.consensus.roster import TRAINERS, HowToJoin, Roster, join_words, lost_parts, lost_replicas
+from swarm.errors import Advice
 from swarm.ids import ENDS, PartName, PeerId
 
 
@@ -99,6 +100,16 @@ def _holder(
         return f"{part} to be taken over from a copy: {_named(roster, replicas)} lost"
     who = "a trainer" if part == ENDS else "a stage host"
     return f"{who} to join for {part} ({how(PartName(part))}): {_named(roster, replicas)} lost; a copy is kept"
+
+
+ONCE_WANTED = f"the run goes back to a checkpoint once that is wanted: {Advice.SAY_SO}"
+"""What is said beside such parts by who does not lead, in a run that asks."""
+
+
+def awaited_word(roster: Roster, gone: Collection[PeerId], copies: int) -> str:
+    """What a run that asks waits for, too, where nobody who is there should keep a copy of a lost part; else ""."""
+    lost = [PartName(part) for part in lost_parts(roster, gone) if part != TRAINERS]
+    return ONCE_WANTED if any(set(copy_holders(roster, part, copies)) <= set(gone) for part in lost) else ""
 
 
 def awaited_return(then: str, until: float) -> str:

@@ -44,8 +44,8 @@ async def _knows_none(step: int, record: str) -> bool:
     return False
 
 
-async def _none_whole(peers: Sequence[PeerId]) -> Proof | None:
-    return None
+async def _none_whole(peers: Sequence[PeerId]) -> Proof | str:
+    return "nobody keeps checkpoints"
 
 
 async def _nobody_knows(peers: Collection[PeerId], reason: str) -> None:
@@ -92,7 +92,7 @@ class CloseContext:
     since the epoch) those that are there go on without a majority, None: never; ``refused`` whether we vetoed the
     record with this hash in the open step; ``orders`` are those about admission that no record has carried
     out; ``opened_at`` (monotonic seconds) is when that step opened here. ``checkpoint`` finds the newest one of which
-    these peers have every part, with its proof, None for none."""
+    these peers have every part, with its proof, else what they lack."""
 
     rules: StepRules
     calls: StepCalls
@@ -111,4 +111,4 @@ class CloseContext:
     refused: Callable[[str], bool] = lambda _: False
     orders: Callable[[], Collection[Order]] = lambda: ()
     opened_at: Callable[[], float] = lambda: -math.inf
-    checkpoint: Callable[[Sequence[PeerId]], Awaitable[Proof | None]] = _none_whole
+    checkpoint: Callable[[Sequence[PeerId]], Awaitable[Proof | str]] = _none_whole

@@ -15,6 +15,7 @@ from peers.chaos.plan import FaultPlan, On, Strike
 from peers.simulate.local_swarm import founder_id
 from peers.simulate.sim_swarm import SimSwarm
 from swarm.consensus.changes import ChangeRules
+from swarm.errors import Advice
 from swarm.events import Event, JourneyCompleted, PeerLost, StepGivenUp, Waiting, WentBack
 from swarm.sim.loop import run_world
 from swarm.step.leader.rescue import Rescuing
@@ -75,7 +76,7 @@ def test_run_waits_for_a_part_without_a_whole_checkpoint_as_long_as_its_manifest
     swarm = swarm_of(tmp_path, 2, 1, run={"wait_for_lost_s": 60.0}, may_fail=True)
     strike(swarm, Kill(("trainer-0",)), when=working(2), ends="nobody took it over for 6")
     waits = [event.what for event in swarm.events(Waiting) if "next:" in event.what]
-    assert any("no checkpoint is whole at the peers that are here" in what for what in waits)
+    assert any("the peers that are here lack" in what for what in waits)
     assert any("next: start trainer-0 where it was" in what for what in waits)
 
 
@@ -88,15 +89,17 @@ def test_run_goes_back_only_once_a_person_has_said_so_whatever_its_leader_propos
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: bool
 ) -> None:
     swarm = swarm_of(tmp_path, 2, 1, run={"rewind": "ask", "wait_for_lost_s": 60.0}, may_fail=True)
-    words, check = list[bool](), ChangeRules.check_wanted
+    words, said, check = list[bool](), list[bool](), ChangeRules.check_wanted
 
     def checked(self: Any, now: Any, wanted: Any, record: str) -> None:
         words.append(wanted is not None)
         check(self, now, wanted, record)
 
     def say_so(event: Event) -> None:
-        """As ``swarm rewind`` does, once the run waits for it."""
-        if isinstance(event, Waiting) and "once that is wanted" in event.what:
+        """As ``swarm rewind`` does, once the run waits for nothing else."""
+        waits = event.what if isinstance(event, Waiting) else ""
+        said.append("with this peer:" in waits and Advice.SAY_SO in waits)
+        if "the run goes back to step 6 once that is wanted" in waits:
             cast(Any, swarm.peers["host-0"].membership).situation.may_go_back = True
 
     monkeypatch.setattr(ChangeRules, "check_wanted", checked)
@@ -106,6 +109,7 @@ def test_run_goes_back_only_once_a_person_has_said_so_whatever_its_leader_propos
     strike(swarm, Kill(("trainer-0",)), Restart("trainer-0"), when=working(8), ends=DONE if asks else "")
     assert {event.step for event in swarm.events(WentBack)} == ({6} if asks else set())
     assert any(words) == asks
+    assert any(said)  # who was started again says what it takes, too
     assert not all(words)  # it was proposed, or looked for, without
 
 

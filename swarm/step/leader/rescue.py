@@ -65,7 +65,7 @@ class Rescuing:
     ) -> None:
         self._context, self._book, self._term, self._policy, self._batch = context, book, term, policy, batch
         self._roster = book.roster
-        self._found: Proof | None = None
+        self._found: Proof | str = ""
         self._wanted: PersonsWord | None = None
         self._looked, self._asked = -math.inf, set[str]()
         self._in_the_way, self._asked_for = "", False
@@ -229,12 +229,14 @@ class Rescuing:
         bare = [part for part in lost if part != TRAINERS and not offers.said.get(part)]
         granted = self._granted(await self._present(asking), offers.said)
         self._asked_for = granted is not None
-        if (proof := self._found) is None:
-            self._in_the_way = "no checkpoint is whole at the peers that are here"
+        if isinstance(proof := self._found, str):
+            self._in_the_way = proof
         elif offers.unsure or (waited_s < SILENT_PART_S and any(self._may_come_back(one, anew) for one in bare)):
             self._in_the_way = f"else the run goes back to step {proof.record.step}, once nobody is expected back"
+            self._in_the_way += f" and that is wanted: {Advice.SAY_SO}" if context.rules.rewind == "ask" else ""
         elif granted is None:
             self._in_the_way = f"the run then goes back to step {proof.record.step}"
+            self._in_the_way += f" once that is wanted: {Advice.SAY_SO}" if context.rules.rewind == "ask" else ""
         elif (said_no := await self._judged(proof, asking)) is not None:
             self._in_the_way = said_no
         else:

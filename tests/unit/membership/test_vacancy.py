@@ -17,7 +17,7 @@ from swarm.ids import ENDS, PeerId, stage_part
 from swarm.membership.founding_record import genesis
 from swarm.membership.quorum import MissingReplicas, Quorum
 from swarm.membership.status import PeerStatus
-from swarm.step.blocked import awaited_holders
+from swarm.step.blocked import ONCE_WANTED, awaited_holders, awaited_word
 from tests.harness.rigs.membership import RUN, EventList, FakeClock
 from tests.harness.standing_peer import standing
 
@@ -54,7 +54,7 @@ class Scene:
         around = SimpleNamespace(
             watch=watch,
             endpoint=SimpleNamespace(peer=PeerId(me)),
-            manifest=SimpleNamespace(run=SimpleNamespace(copies=KEPT)),
+            manifest=SimpleNamespace(run=SimpleNamespace(copies=KEPT, rewind="ask")),
             how_to_join=command_to_join,
             clock=self.clock,
         )
@@ -142,6 +142,11 @@ def test_member_without_a_majority_judges_nobody() -> None:
 def test_who_must_come_is_said_for_each_lost_part(there: Roster, gone: str, copies: int, said: str) -> None:
     lost = {PeerId(name): "silent" for name in gone}
     assert awaited_holders(there, lost, copies) == said
+
+
+def test_run_that_asks_names_the_word_it_waits_for_where_nobody_keeps_a_copy() -> None:
+    lost = {PeerId("b"): "silent"}
+    assert (awaited_word(SMALL, lost, 0), awaited_word(SMALL, lost, KEPT)) == (ONCE_WANTED, "")
 
 
 def test_leader_that_knows_that_no_copy_is_there_says_so() -> None:

@@ -93,8 +93,8 @@ class Scene:
     async def _open(self, step: int) -> None:
         return None
 
-    async def _checkpoint(self, peers: Sequence[PeerId]) -> Proof | None:
-        return Proof(record=HEAD) if self.whole else None
+    async def _checkpoint(self, peers: Sequence[PeerId]) -> Proof | str:
+        return Proof(record=HEAD) if self.whole else "they lack it"
 
     async def ask(self, peer: PeerId, rpc: Rpc[Any, Any], body: Any, **_: Any) -> Consent | Judgement | Empty:
         if rpc == OVER:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,17 @@ from peers.dashboard.folds import MAX_POINTS, Log, Rates, StepPoint, StepSeries,
 from peers.dashboard.overview import Overview
 from peers.dashboard.sources import FilesSource, HistoryTail, directory_source
 from swarm.errors import ConfigError
-from swarm.events import HeldOutLoss, HopMoved, PeerBack, PeerLost, PeerStarted, RosterChanged, RunFound
+from swarm.events import (
+    HeldOutLoss,
+    HopMoved,
+    PeerBack,
+    PeerLost,
+    PeerStarted,
+    RosterChanged,
+    RunFound,
+    Waiting,
+    WentBack,
+)
 from swarm.ids import PeerId, RunId
 from swarm.membership.vitals import LinkVitals, ParoleVitals
 from tests.harness.rigs.clocks import turns
@@ -230,6 +241,36 @@ def test_look_is_plain_data() -> None:
 
 
 # --- from files ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("history", [True, False])
+async def test_run_that_went_back_waits_for_nobody_and_counts_its_steps_again(
+    monkeypatch: pytest.MonkeyPatch, history: bool
+) -> None:
+    """Its history begins anew with the record of the return; the events of before are still there. Where a peer that is
+    gone left the longest history, no record says that the run went back."""
+    lines = eventful().lines
+    back = lines[4].record.model_copy(update={"void": True, "repeats": 7, "returns": 1, "committed": (), "tokens": 0})
+    again = [dataclasses.replace(lines[4], record=back), *lines[5:6]]
+    gone = [PeerLost(peer=HERON, name="heron", reason="no answer"), Waiting(what="a replica of ends: heron")]
+    events = [closed(step, wall=90.0 + step).record for step in range(1, 7)] + [
+        told(one, wall=97.0).record for one in gone
+    ]
+    went = [
+        told(WentBack(step=4, repeats=7, absent=(HERON,)), name, wall).record
+        for name, wall in (("a", 150.0), ("b", 152.0))
+    ]
+    overview, files = Overview({"kind": "peer", "label": "a test"}), FilesSource({}, None)
+    records = [again[:1], again[1:]] if history else [lines, []]
+    reads = iter(zip([[*events, went[0]], [closed(5, wall=151.0).record, went[1]]], map(deque, records), strict=True))
+    monkeypatch.setattr(files, "_read", lambda: next(reads))
+    await files.poll(overview, watched=False)
+    assert overview.document(155.0)["state"] == "training", "the time of a step begins with the return"
+    assert overview.document(180.0)["why"].startswith("no step has closed for 30 s, where one took 0.5 s")
+    await files.poll(overview, watched=False)
+    state = overview.document(153.0)
+    assert (state["step"], state["state"], state["why"]) == (5, "training", "")
+    assert [(row[0], row[-1]) for row in state["steps"]] == [(1, 91.0), (2, 92.0), (3, 93.0), (4, 94.0), (5, 151.0)]
 
 
 async def test_directory_of_a_run_shows_its_records_as_they_are_written(tmp_path: Path) -> None:
