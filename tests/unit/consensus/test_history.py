@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from swarm.consensus import history as history_file
 from swarm.consensus import history as history_module
@@ -185,6 +186,13 @@ def test_history_keeps_who_accepted_a_record_in_which_term(path: Path) -> None:
     decision = line.pop("decision")
     assert CloseRecord.model_validate_json(json.dumps(line)) == ONE
     assert (decision["term"], set(decision["acceptances"])) == (4, {"A", "B", "T"})
+
+
+@pytest.mark.parametrize("said", [{"repeats": 5}, {"repeats": 5, "step": 5, "void": True}])
+def test_record_that_goes_back_is_void_and_of_a_step_before_the_open_one(said: dict[str, Any]) -> None:
+    """Else a leader could have results of its own choice decided as if nobody had to know them."""
+    with pytest.raises(ValidationError, match="a record that goes back is void"):
+        CloseRecord.model_validate_json(json.dumps(json.loads(ONE.model_dump_json()) | said))
 
 
 @pytest.mark.parametrize(
