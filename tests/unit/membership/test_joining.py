@@ -185,6 +185,7 @@ class World:
                 one_reduces=False,
                 frozen={},
                 wait_for_lost_s=WAIT_FOR_LOST_S,
+                rewind="auto",
             ),  # fmt: skip
             position=self.position,
             situation=self.situation,

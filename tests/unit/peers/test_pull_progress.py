@@ -75,4 +75,4 @@ def test_what_lasts_is_said_after_a_moment_and_then_every_few_seconds() -> None:
     for later_s, what, done in ((1.0, "a", 1), (1.0, "a", 10), (4.0, "a", 20), (2.0, "b", 0), (5.5, "b", 50)):
         clock.now += later_s
         lasting.told(what, done, 100)
-    assert said == ["a: 10 B of 100 B, about 9 s left", "b: 0 B of 100 B", "b: 50 B of 100 B, about 6 s left"]
+    assert said == ["a: 10 B of 100 B, about 10 s left", "b: 0 B of 100 B", "b: 50 B of 100 B, about 6 s left"]
