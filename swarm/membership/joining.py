@@ -15,12 +15,14 @@ from swarm.consensus.roster import Member as Listed
 from swarm.errors import (
     Advice,
     Busy,
+    DeadlineMissed,
     Ending,
     OutOfSync,
     PeerError,
     Refused,
     RunEnded,
     StateError,
+    Superseded,
     Unadmitted,
     Unreachable,
     WrongStep,
@@ -230,7 +232,7 @@ class Joining:
         part = self._run.situation.part
         asks = f"; {ONCE_WANTED}" if self._run.rules.rewind == "ask" else ""
         self._run.situation.wait_for(f"{part}, or for the run to go back to a checkpoint with this peer: {why}{asks}")
-        await first_done(self._keep_asking(head, at_once=True), self._see_return(head))
+        await first_done(self._keep_asking(head, lost=True), self._see_return(head))
 
     async def _see_return(self, head: CloseRecord) -> None:
         until = self._around.clock.monotonic() + ASK_TIMEOUT_S
@@ -302,12 +304,12 @@ class Joining:
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
 
-    async def _keep_asking(self, head: CloseRecord, *, at_once: bool = False) -> None:
+    async def _keep_asking(self, head: CloseRecord, *, lost: bool = False) -> None:
+        if lost:
+            await self._ask(head, lost=True)
         while True:
-            if not at_once:
-                await self._around.clock.sleep(ASK_AGAIN_S)
-            at_once = False
-            await self._ask(head)
+            await self._around.clock.sleep(ASK_AGAIN_S)
+            await self._ask(head, lost=lost)
 
     async def _went_on(self, donors: Sequence[PeerId]) -> Observer | None:
         """One more step from the state that we hold already, when somebody still keeps what comes after it for us."""
@@ -356,8 +358,10 @@ class Joining:
                 logger.info("nobody gives more of step %d: %s", begun.step, error)
         return await observer.start(contact, known)
 
-    async def _ask(self, head: CloseRecord) -> None:
-        """Ask the leader of the open step to be in its record's roster. A no is for this step only."""
+    async def _ask(self, head: CloseRecord, *, lost: bool = False) -> None:
+        """Ask the leader of the open step to be in its record's roster. A no is for this step only. Where a part is
+        ``lost`` the step may stay open: also after an answer of who was itself started anew, and knows of no open step,
+        the next of the succession is asked."""
         around, step = self._around, head.step + 1
         self._check_place(head)
         me = around.endpoint.peer
@@ -393,8 +397,10 @@ class Joining:
                 if len(refusals) == min(UNADMITTED, len(others)):
                     raise not_admitted(error) from error
                 self._run.situation.wait_for(f"step {step} to close, to ask again: {error.reason}")
-            except PeerError as error:  # another may lead: who was itself started anew knows of no open step
+            except PeerError as error:
                 logger.info("not in step %d: %s", step, error)
                 if isinstance(error, Refused):
                     self._run.situation.wait_for(f"step {step} to close, to ask again: {error.reason}")
+                    return
+                if not lost and not isinstance(error, (Superseded, Unreachable, DeadlineMissed)):
                     return

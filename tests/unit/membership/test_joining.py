@@ -567,7 +567,7 @@ async def test_joiner_that_is_refused_asks_again_with_the_next_step(
 
 
 @pytest.mark.parametrize("said", [WrongStep("step 0 is open"), Busy("full"), Superseded("another leads")])
-async def test_joiner_asks_those_that_lead_after_the_first_of_a_step(
+async def test_who_asks_for_a_lost_part_asks_those_that_lead_after_the_first_of_a_step(
     monkeypatch: pytest.MonkeyPatch, said: PeerError
 ) -> None:
     """The first may itself have been started anew, and know of no open step."""
@@ -579,7 +579,7 @@ async def test_joiner_asks_those_that_lead_after_the_first_of_a_step(
             raise said
 
     monkeypatch.setattr(world, "ask", ask, raising=False)
-    await world.joining.run(CONTACT)
+    await world.joining._ask(world.run.head, lost=True)
     assert [peer for peer, _ in world.admissions] == list(OBSERVED.succession(3)[:2])
 
 
