@@ -103,7 +103,7 @@ def rewind(peer: Peer = None, home: Home = None, as_json: AsJson = False) -> Non
 
 
 def _told(peer: str, said: str) -> str:
-    """What a peer answered, for programs."""
+    """Return what a peer answered, for programs."""
     return json.dumps({"schema": SCHEMA, "peer": peer, "said": said})
 
 

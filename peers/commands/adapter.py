@@ -84,8 +84,8 @@ def _named_base(chosen: ChosenStep) -> tuple[str, str]:
 
 
 def _loadable_base(chosen: ChosenStep) -> tuple[str, bool]:
-    """What transformers loads the model by, and whether that is known: a hub's name is, while of a directory a run
-    keeps the name alone, since its path is its founder's. Then it is a placeholder to replace."""
+    """Return what transformers loads the model by, and whether that is known: a hub's name is, while of a directory a
+    run keeps the name alone, since its path is its founder's. Then it is a placeholder to replace."""
     name, revision = _named_base(chosen)
     return (name, True) if revision else (f"PATH-OF-{name or 'BASE'}", False)
 

@@ -34,12 +34,12 @@ LOOKUP_S = 1.0
 """How long the directory may take: the command that asks gives up after two seconds."""
 
 _NOT_ASKED = {
-    "auto": "nothing is to be said: where a part is lost, the run goes back once run.wait_for_lost_s is over; to "
-    "have it go back before: end the run, then {swarm} new --resume",
-    "never": "have a holder of the lost part come back: the command that started it; where none can, end the run, then "
-    "{swarm} new --resume",
-}
-"""What to do instead, where a run does not ask whether it may go back."""
+    "auto": ("by itself", "start who held the lost part where it was: the run goes back as soon as every part of a "
+             "checkpoint is at peers that are there"),
+    "never": ("never", "start who held the lost part where it was; where nobody can, end the run, then "
+              "{swarm} new --resume"),
+}  # fmt: skip
+"""When a run goes back that does not ask whether it may, and what to do instead."""
 
 
 class NodeCommands:
@@ -243,11 +243,10 @@ class NodeCommands:
         if self._manifest.run.rewind != "ask":
             swarm, control = command_name(), self._settings.control
             at = home_option(None if control is None else control.parent.parent)
-            said = {"auto": "by itself", "never": "never"}[self._manifest.run.rewind]
-            raise CommandError(f"this run goes back to a checkpoint {said}, as its manifest says",
+            when, instead = _NOT_ASKED[self._manifest.run.rewind]
+            raise CommandError(f"this run goes back to a checkpoint {when}, as its manifest says",
                                check=f"{swarm} status{at}: does the run wait, and for what?",
-                               next_=_NOT_ASKED[self._manifest.run.rewind].format(swarm=swarm),
-                               exit_code=EXIT_USAGE)  # fmt: skip
+                               next_=instead.format(swarm=swarm), exit_code=EXIT_USAGE)  # fmt: skip
         roster = self._membership.roster
         issuers = (self._manifest.admission if roster.admissions is None else roster.admissions).issuers
         if len(roster) and not may_agree(roster, issuers, self._peer):

@@ -302,7 +302,7 @@ def _numbers(home: Path, tenant: Tenant) -> Iterator[str]:
 
 
 def _let_in(place: Path, run: str) -> str:
-    """For whom the invite was that let this place's peer into the run; "" where none is kept that says it."""
+    """Return for whom the invite was that let this place's peer into the run; "" where none is kept that says it."""
     kept = _kept_credential(place, run)
     if kept is None:
         return ""
