@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from peers.chaos.invariants.evidence import Evidence, FaultFact
+from swarm.ids import MicrobatchId, PeerId
 
 FAULTS = ("kill", "pause")
 
@@ -15,8 +16,9 @@ FAULTS = ("kill", "pause")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
     """What one fault did. ``moved`` counts the hops that were sent to another replica in the victim's place while it
-    was away, ``reroute_s`` is from the fault to the last of them, None when there were none; ``commit_gap_s`` is from
-    the fault to the next closed step, less a normal step."""
+    was away. ``reroute_s`` is the longest time until that, from the fault or, where that was later, from when the
+    microbatch set out; None when there were none. ``commit_gap_s`` is from the fault to the next closed step, less a
+    normal step."""
 
     kind: str
     moved: int
@@ -29,6 +31,9 @@ def recoveries(evidence: Evidence) -> tuple[list[Recovery], float]:
     """One for each kill and pause after which a step was closed, and the seconds of a normal step."""
     closed = closings(evidence)
     absences = [(fault, back(evidence, fault)) for fault in evidence.faults if fault.kind in FAULTS]
+    set_out: dict[tuple[PeerId, int, MicrobatchId], float] = {}
+    for fact in evidence.of("JourneyStarted"):
+        set_out.setdefault((fact.peer, fact.step, fact.microbatch), fact.wall)
     normal_s = normal(list(closed.values()), [(fault.wall, until) for fault, until in absences])
     found = []
     for fault, until in absences:
@@ -36,7 +41,11 @@ def recoveries(evidence: Evidence) -> tuple[list[Recovery], float]:
         if math.isinf(to_close_s):
             continue
         moves = [fact for fact in evidence.of("HopMoved") if str(fact.fields["old"]) == fault.peers[0]]
-        waits = [fact.wall - fault.wall for fact in moves if fault.wall < fact.wall < until]
+        waits = [
+            fact.wall - max(fault.wall, set_out.get((fact.peer, fact.step, fact.microbatch), 0.0))
+            for fact in moves
+            if fault.wall < fact.wall < until
+        ]
         recovery = Recovery(
             kind=fault.kind,
             moved=len(waits),

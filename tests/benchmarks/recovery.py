@@ -216,8 +216,8 @@ def notes(report: Report, extent: Extent, left_out: int) -> list[str]:
     told = [
         f"{extent.layout.name} stages and replicas, {TRAINERS} trainers; simulated devices, real processes and bytes",
         f"{report.steps} steps; a fault strikes at a contribution of its victim, two steps after the last one",
-        "reroute: from the fault to the last hop sent to another in the victim's place; before 2026-11-29 it was the "
-        "longest wait of a microbatch under way, with contributions that were done again",
+        "reroute: per fault the longest time until a hop was sent to another in the victim's place, from the fault or "
+        "from when the microbatch set out after it; before 2026-11-29 from when its turn came",
         "gap: from the fault to the next closed step, less step_s, the median step without anybody away",
     ]
     return told + ([f"{left_out} faults were left out: no time"] if left_out else [])

@@ -22,9 +22,10 @@ def fact(wall: float, kind: str, peer: PeerId = TRAINER, **fields: Any) -> Fact:
 
 
 def moved(wall: float, old: PeerId = VICTIM) -> Fact:
-    return fact(wall, "HopMoved", step=5, old=old, new=OTHER)
+    return fact(wall, "HopMoved", step=5, microbatch=MICROBATCH, old=old, new=OTHER)
 
 
+MICROBATCH = (TRAINER, "ab" * 8, 0, 0)
 CLOSED = [fact(wall, "StepClosed", step=step) for step, wall in enumerate((3.0, 5.0, 7.0, 9.0, 14.5), 1)]
 
 
@@ -43,6 +44,8 @@ def test_commit_gap_is_what_the_next_step_takes_beyond_a_normal_one() -> None:
 def test_reroute_ends_with_the_last_hop_that_was_moved_off_the_victim_while_it_was_away() -> None:
     found = recovery(moved(9.0), moved(10.5), moved(11.5), moved(12.0, OTHER))
     assert (found.moved, found.reroute_s) == (2, 1.5)
+    later = fact(11.25, "JourneyStarted", step=5, microbatch=MICROBATCH)
+    assert recovery(later, moved(11.5)).reroute_s == 0.25, "it set out after the fault"
     again = recovery(moved(10.5), moved(12.5), fault=PAUSE, more=(FaultFact(11.0, "resume", (VICTIM,)),))
     assert (again.kind, again.moved, again.reroute_s) == ("pause", 1, 0.5)
 
