@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from tests.benchmarks._stage import Size as Shape
     from tests.benchmarks._worker import Worker
 
-TARGETS = {"ours_over_bare_small": 0.80, "ours_over_bare_medium": 0.85, "ours_over_hivemind_small": 2.0}
-CANDIDATES = {
-    "small": ("bare 2 threads", "bare 2 processes", "ours", "hivemind"),
-    "medium": ("bare 2 threads", "bare 2 processes", "ours"),
-}
+TARGETS = {
+    "ours_over_bare_small": 0.80, "ours_over_bare_medium": 0.85, "ours_over_hivemind_small": 2.0,
+    "ours_over_as_many_small": 0.90, "ours_over_as_many_medium": 0.95,
+}  # fmt: skip
+BARE = {"bare 2 threads": (1, 2), "bare 2 processes": (2, 1), "bare 4 processes": (4, 1)}
+"""Processes and threads of each. As many processes as there are stages show what sharing the cores costs by itself."""
+CANDIDATES = {"small": (*BARE, "ours", "hivemind"), "medium": (*BARE, "ours")}
 KEYS = (
     *TARGETS,
     *(f"{name}_target" for name in TARGETS),
@@ -99,7 +101,7 @@ async def opened(model: str, shape: str) -> AsyncIterator[list[Candidate]]:
     from tests.benchmarks._pipeline_load import SIZES
 
     makers: dict[str, Callable[[str, Shape], contextlib.AbstractAsyncContextManager[Candidate]]]
-    makers = {"bare 2 threads": _bare, "bare 2 processes": _bare, "ours": _ours, "hivemind": _hivemind}
+    makers = dict.fromkeys(BARE, _bare) | {"ours": _ours, "hivemind": _hivemind}
     async with contextlib.AsyncExitStack() as stack:
         yield [await stack.enter_async_context(makers[name](name, SIZES[shape])) for name in CANDIDATES[model]]
 
@@ -130,7 +132,7 @@ def _order(span: Span, pids: Mapping[str, Sequence[int]]) -> Order:
 
 @dataclass(frozen=True, slots=True)
 class Bare:
-    """One process with two threads, or two with one."""
+    """Torch alone, each process with all four blocks."""
 
     name: str
     size: Shape
@@ -147,7 +149,7 @@ class Bare:
 
 @contextlib.asynccontextmanager
 async def _bare(name: str, size: Shape) -> AsyncIterator[Bare]:
-    processes, threads = (1, 2) if name == "bare 2 threads" else (2, 1)
+    processes, threads = BARE[name]
     async with _workers() as start:
         starting = (start("bare", size.name, str(threads)) for _ in range(processes))
         yield Bare(name, size, await asyncio.gather(*starting))
@@ -311,17 +313,17 @@ def medians(rounds: Sequence[Figures]) -> Figures:
 
 
 def to_result(found: Mapping[str, Sequence[Figures]], rounds: int) -> Result:
-    """Table and summary. Bare torch is the better of its two forms."""
+    """Table and summary. Bare torch is the best of its forms."""
     all_of = {name: medians(figures) for name, figures in found.items()}
     rates = {name: figures["tokens_per_s"] for name, figures in all_of.items()}
-    bare = {
-        model: max(rates.get(f"{model} bare 2 threads", 0.0), rates.get(f"{model} bare 2 processes", 0.0))
-        for model in CANDIDATES
-    }
+    bare = {model: max(rates.get(f"{model} {form}", 0.0) for form in BARE) for model in CANDIDATES}
     summary: dict[str, Any] = {
         "ours_over_bare_small": _ratio(rates.get("small ours"), bare["small"]),
         "ours_over_bare_medium": _ratio(rates.get("medium ours"), bare["medium"]),
         "ours_over_hivemind_small": _ratio(rates.get("small ours"), rates.get("small hivemind")),
+    } | {
+        f"ours_over_as_many_{model}": _ratio(rates.get(f"{model} ours"), rates.get(f"{model} bare 4 processes"))
+        for model in CANDIDATES
     }
     summary |= {f"{name}_target": target for name, target in TARGETS.items()}
     names = [f"{model} {name}" for model, names in CANDIDATES.items() for name in names]

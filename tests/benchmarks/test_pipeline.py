@@ -25,14 +25,16 @@ def test_figures_of_processes_side_by_side_add_up() -> None:
     assert found["core-ms bare"] == pytest.approx(450)
 
 
-def test_result_compares_with_the_better_bare_torch() -> None:
+def test_result_compares_with_the_best_bare_torch_and_with_as_many_processes() -> None:
     rates = {
         "small bare 2 threads": 90.0,
         "small bare 2 processes": 100.0,
+        "small bare 4 processes": 88.0,
         "small ours": 80.0,
         "small hivemind": 32.0,
         "medium bare 2 threads": 50.0,
         "medium bare 2 processes": 40.0,
+        "medium bare 4 processes": 45.0,
         "medium ours": 45.0,
     }
     found = {
@@ -44,6 +46,7 @@ def test_result_compares_with_the_better_bare_torch() -> None:
     }
     summary = pipeline.to_result(found, 3).summary
     assert (summary["ours_over_bare_small"], summary["ours_over_bare_medium"]) == (0.8, 0.9)
+    assert (summary["ours_over_as_many_small"], summary["ours_over_as_many_medium"]) == (0.909, 1.0)
     assert summary["ours_over_hivemind_small"] == 2.5
     assert summary["tokens_per_s small ours"] == 80
 
