@@ -16,8 +16,6 @@ import asyncio
 import contextvars
 import heapq
 import itertools
-import logging
-import sys
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -34,17 +32,21 @@ class Stalled(BugError):
     """Nothing is ready, no timer is set, and the world has not ended: whatever it waits for never comes."""
 
 
-class SimLoop(asyncio.AbstractEventLoop):
-    """See the module; made by :func:`swarm.sim.loop.run_world`."""
+class SimLoop(asyncio.BaseEventLoop):
+    """See the module; made by :func:`swarm.sim.loop.run_world`.
+
+    asyncio's own loop with another turn: where that one waits for sockets and time, this one goes to the next timer.
+    """
+
+    _ready: deque[asyncio.Handle]
+    _scheduled: list[_Timer]
+    _stopping: bool
 
     def __init__(self, *, longest_s: float = 1e7) -> None:
+        super().__init__()
         self._now, self._longest = 0.0, longest_s
         self._numbers = itertools.count()
-        self._ready: deque[_Callback | _Timer] = deque()
-        self._timers: list[tuple[float, int, _Timer]] = []
-        self._frozen: dict[str, list[_Callback | _Timer]] = {}
-        self._running = self._stopping = self._closed = self._debug = False
-        self._handler: Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None = None
+        self._frozen: dict[str, list[asyncio.Handle]] = {}
         self.turns = 0
         """Callbacks that have run."""
 
@@ -54,29 +56,16 @@ class SimLoop(asyncio.AbstractEventLoop):
         """Virtual seconds since the world began."""
         return self._now
 
-    def call_soon(  # type: ignore[override]
-        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.Handle:
-        """See asyncio."""
-        handle = _Callback(callback, args, self, context)
-        self._ready.append(handle)
-        return handle
-
-    call_soon_threadsafe = call_soon  # type: ignore[assignment]  # there are no threads
-
-    def call_later(  # type: ignore[override]
-        self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.TimerHandle:
-        """See asyncio."""
-        return self.call_at(self._now + max(0.0, delay), callback, *args, context=context)
+    call_soon_threadsafe = asyncio.BaseEventLoop.call_soon  # there are no threads
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         """See asyncio. Timers of one moment run in the order in which they were set."""
-        handle = _Timer(when, callback, args, self, context)
-        heapq.heappush(self._timers, (when, next(self._numbers), handle))
-        return handle
+        timer = _Timer(when, callback, args, self, context)
+        timer.number = next(self._numbers)
+        heapq.heappush(self._scheduled, timer)
+        return timer
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """asyncio's own name: a cancelled timer is dropped when it is due."""
@@ -103,90 +92,37 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     # --- running -------------------------------------------------------------------------------------------------
 
-    def run_forever(self) -> None:
-        """See asyncio. Raises :class:`Stalled`."""
-        if self._running or self._closed:
-            raise RuntimeError("this loop is running or closed")
-        self._running = True
-        before, hooks = asyncio._get_running_loop(), sys.get_asyncgen_hooks()
-        asyncio._set_running_loop(self)
-        sys.set_asyncgen_hooks(finalizer=self._finalize)
-        try:
-            while not self._stopping:
-                self._turn()
-        finally:
-            self._running = self._stopping = False
-            asyncio._set_running_loop(before)
-            sys.set_asyncgen_hooks(*hooks)
+    def _run_once(self) -> None:
+        """asyncio's own name: run what is ready; when nothing is, go to the next moment at which something will be.
 
-    def run_until_complete(self, future: Any) -> Any:
-        """See asyncio."""
-        task: asyncio.Future[Any] = asyncio.ensure_future(future, loop=self)
-        task.add_done_callback(self._end)
-        try:
-            self.run_forever()
-        finally:
-            task.remove_done_callback(self._end)
-        if not task.done():
-            raise RuntimeError("the loop was stopped before its future was done")
-        return task.result()
-
-    def _finalize(self, generator: Any) -> None:
-        """A generator was dropped before its end."""
-        if not self._closed:
-            self.create_task(generator.aclose())
-
-    def _end(self, task: object) -> None:
-        self.stop()
-
-    def _turn(self) -> None:
-        """Run what is ready; when nothing is, go to the next moment at which something will be."""
+        Raises :class:`Stalled`."""
         if not self._ready:
             self._advance()
-        while self._timers and self._timers[0][0] <= self._now:
-            timer = heapq.heappop(self._timers)[2]
+        while self._scheduled and self._scheduled[0].when() <= self._now:
+            timer = heapq.heappop(self._scheduled)
             if not timer.cancelled():
                 self._ready.append(timer)
         for _ in range(len(self._ready)):
             handle = self._ready.popleft()
             if handle.cancelled():
                 continue
-            if self._frozen and (held := self._frozen.get(handle.peer)) is not None:
+            if self._frozen and (held := self._frozen.get(_whose(handle))) is not None:
                 held.append(handle)
                 continue
             self.turns += 1
             handle._run()
 
     def _advance(self) -> None:
-        while self._timers and self._timers[0][2].cancelled():
-            heapq.heappop(self._timers)
-        if not self._timers:
+        while self._scheduled and self._scheduled[0].cancelled():
+            heapq.heappop(self._scheduled)
+        if not self._scheduled:
             if self._stopping:
                 return
             frozen = f", and {', '.join(self._frozen)} stand still" if self._frozen else ""
             raise Stalled(f"at {self._now:.3f} s nothing is ready and no timer is set{frozen}")
-        self._now = max(self._now, self._timers[0][0])
+        self._now = max(self._now, self._scheduled[0].when())
         if self._now > self._longest:
             raise Stalled(f"the world went on for {self._now:.0f} s, {self._longest:.0f} were allowed")
-
-    def stop(self) -> None:
-        """See asyncio."""
-        self._stopping = True
-
-    def is_running(self) -> bool:
-        """See asyncio."""
-        return self._running
-
-    def is_closed(self) -> bool:
-        """See asyncio."""
-        return self._closed
-
-    def close(self) -> None:
-        """See asyncio."""
-        self._closed = True
-        self._ready.clear()
-        self._timers.clear()
-        self._frozen.clear()
 
     # --- making things -------------------------------------------------------------------------------------------
 
@@ -195,10 +131,10 @@ class SimLoop(asyncio.AbstractEventLoop):
         return _Future(loop=self)
 
     def create_task(
-        self, coro: Any, *, name: str | None = None, context: contextvars.Context | None = None
+        self, coro: Any, *, name: object = None, context: contextvars.Context | None = None
     ) -> asyncio.Task[Any]:
         """See asyncio."""
-        return _Task(coro, loop=self, name=name or f"task-{next(self._numbers)}", context=context)
+        return _Task(coro, loop=self, name=str(name or f"task-{next(self._numbers)}"), context=context)
 
     def number(self) -> int:
         """A number that no other thing of this world has."""
@@ -216,64 +152,22 @@ class SimLoop(asyncio.AbstractEventLoop):
         return future
 
     async def shutdown_asyncgens(self) -> None:
-        """See asyncio: nothing is kept of them here."""
-
-    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
-        """See asyncio: there is none."""
-
-    # --- odds and ends -------------------------------------------------------------------------------------------
-
-    def get_debug(self) -> bool:
-        """See asyncio."""
-        return self._debug
-
-    def set_debug(self, enabled: bool) -> None:
-        """See asyncio."""
-        self._debug = enabled
-
-    def get_task_factory(self) -> Any:
-        """Tasks are always the loop's own."""
-        return None
-
-    def set_exception_handler(self, handler: Any) -> None:
-        """See asyncio."""
-        self._handler = handler
-
-    def get_exception_handler(self) -> Any:
-        """See asyncio."""
-        return self._handler
-
-    def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """See asyncio."""
-        if self._handler is not None:
-            self._handler(self, context)
-        else:
-            self.default_exception_handler(context)
-
-    def default_exception_handler(self, context: dict[str, Any]) -> None:
-        """See asyncio: it is logged."""
-        error = context.get("exception")
-        logging.getLogger("asyncio").error("%s", context.get("message"), exc_info=error)
+        """See asyncio, which would close what is left in the order of a set of addresses."""
 
 
-class _Callback(asyncio.Handle):
-    """A callback that knows whose it is."""
-
-    __slots__ = ("peer",)
-
-    def __init__(self, callback: Any, args: Any, loop: SimLoop, context: contextvars.Context | None) -> None:
-        super().__init__(callback, args, loop, context)
-        self.peer: str = PEER.get() if context is None else context.get(PEER, "")
+def _whose(handle: asyncio.Handle) -> str:
+    whose: str = handle._context.get(PEER, "")  # type: ignore[attr-defined]
+    return whose
 
 
 class _Timer(asyncio.TimerHandle):
-    __slots__ = ("peer",)
+    __slots__ = ("number",)
+    number: int
 
-    def __init__(
-        self, when: float, callback: Any, args: Any, loop: SimLoop, context: contextvars.Context | None
-    ) -> None:
-        super().__init__(when, callback, args, loop, context)
-        self.peer: str = PEER.get() if context is None else context.get(PEER, "")
+    def __lt__(self, other: object) -> bool:
+        if not isinstance(other, _Timer):
+            return NotImplemented
+        return (self.when(), self.number) < (other.when(), other.number)
 
 
 class _Future(asyncio.Future[Any]):
@@ -322,7 +216,7 @@ class LoopClock:
 
 def new_loop(longest_s: float = 1e7) -> SimLoop:
     """A loop at time 0. Sockets, signals and child processes are not for it: it has none of those methods."""
-    return SimLoop(longest_s=longest_s)  # type: ignore[abstract]
+    return SimLoop(longest_s=longest_s)
 
 
 def run_world(main: Coroutine[Any, Any, T], *, longest_s: float = 1e7) -> T:
