@@ -163,9 +163,9 @@ class StageRole:
         )
         self.service = StageServer(settings, context, Participants.of(roster.trainers, roster.stages()))
 
-    def open_step(self, record: CloseRecord, after: str) -> None:
-        """The step after this record, whose hash begins with ``after``, opens now."""
-        roster = record.members
+    def opened(self, record: CloseRecord) -> None:
+        """The step after this record is open."""
+        roster, after = record.members, record.hash()[:AFTER_CHARS]
         open_boundary(self._manifest, self._specs, record)
         places = Participants.of(roster.trainers, roster.stages())
         self.service.open_step(record.step + 1, places, after, record.previous[:AFTER_CHARS])
@@ -228,10 +228,10 @@ class TrainerRole:
             in_flight=InFlight(self._wiring, len(roster.trainers), most=journeys_of_a_trainer(specs), fixed=in_flight),
         )
 
-    def open_step(self, record: CloseRecord, after: str) -> None:
-        """The step after this record, whose hash begins with ``after``, opens now, and our shard continues where the
-        record says; its work is started by the step loop."""
-        roster, cursor = record.members, record.cursors.get(self._peer)
+    def opened(self, record: CloseRecord) -> None:
+        """The step after this record is open, and our shard continues where the record says; its work is started by
+        the step loop."""
+        roster, cursor, after = record.members, record.cursors.get(self._peer), record.hash()[:AFTER_CHARS]
         open_boundary(self._manifest, self._specs, record)
         self._wiring.know_links(codec_rules(self._manifest).link_seconds(record))
         follows, trainers = (after, record.previous[:AFTER_CHARS]), len(roster.trainers)
