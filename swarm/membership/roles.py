@@ -35,12 +35,10 @@ from swarm.pipeline.compute import EndsCompute, StageCompute
 from swarm.pipeline.retention import RETENTION_BYTES
 from swarm.pipeline.stage.admission import Participants, StageContext, StageSettings
 from swarm.pipeline.stage.server import StageServer
-from swarm.pipeline.trainer.context import JourneyContext
-from swarm.pipeline.trainer.flight import InFlight
+from swarm.pipeline.trainer.flight import EarlyRules, InFlight
 from swarm.pipeline.trainer.held_out import HeldOut, HeldOutRows
-from swarm.pipeline.trainer.journey import FinishedJourney
+from swarm.pipeline.trainer.journey import FinishedJourney, JourneyContext
 from swarm.pipeline.trainer.pace import ReplicaChoice
-from swarm.pipeline.trainer.taken import EarlyRules
 from swarm.pipeline.trainer.trainer import Trainer
 from swarm.pipeline.wiring import Wiring
 from swarm.planning.costs import (

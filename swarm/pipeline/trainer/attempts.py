@@ -15,10 +15,10 @@ from swarm.ids import PeerId
 from swarm.pipeline.trainer.directives import (
     Directive,
     MoveHop,
-    OwnWork,
     PauseHop,
     SendHop,
     SuspectReplica,
+    Warn,
     WithdrawHop,
 )
 from swarm.pipeline.trainer.pace import ReplicaChoice, Work
@@ -235,7 +235,7 @@ class HopAttempts:
         hop = self._way.hops[at]
         asked = hop.asked.get(hop.replica)
         if asked is not None and self._replicas.silence.passed(hop.replica, asked[0]):
-            self._ask_for(OwnWork.WARN, f"{hop.replica} said nothing in its turn")
+            self._ask_for(Warn(), f"{hop.replica} said nothing in its turn")
 
     def suspect(self, at: int, peer: PeerId, reason: str, now: float) -> None:
         """It does not answer, or not in time: it is left out for a while, and the health watch looks at it."""
@@ -264,5 +264,5 @@ class HopAttempts:
             self._replicas.wiring.fail(at, other, now=now, reason=why)
         hop.failed.clear()
 
-    def _ask_for(self, action: SendHop | PauseHop | WithdrawHop | MoveHop | SuspectReplica | OwnWork, why: str) -> None:
+    def _ask_for(self, action: SendHop | PauseHop | WithdrawHop | MoveHop | SuspectReplica | Warn, why: str) -> None:
         self._asked.append(Directive(action, why))

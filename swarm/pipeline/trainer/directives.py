@@ -1,4 +1,7 @@
-"""What a journey's state machine can ask for: the actions, each of which comes with its reason. Pure."""
+"""What a journey's state machine can ask for: the actions, each of which comes with its reason. Pure.
+
+A :class:`JourneyPhase` is one too: the journey goes on with what is done in it.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,22 @@ from swarm.ids import PeerId
 from swarm.pipeline.messages import Direction
 
 
-class OwnWork(Enum):
-    """What the trainer does by itself."""
+class JourneyPhase(Enum):
+    """How far a microbatch has come."""
 
-    EMBED = "make what the first stage gets"
-    LOSS = "compute loss and gradient of the output that is here"
-    ADD = "add to the sums of the private ends"
-    WARN = "have all journeys look again: a replica has fallen silent"
-    END = "nothing follows"
+    CHOOSING = "choosing"  # its replicas, one a stage
+    EMBEDDING = "embedding"  # what the first stage gets is being made
+    FORWARD = "forward"
+    LOSS = "loss"
+    BACKWARD = "backward"
+    ADDING = "adding"  # every stage has added it; the trainer's own ends do so now
+    COMPLETE = "complete"
+    VOID = "void"  # it cannot be computed, whoever tries
+    LOST = "lost"  # nobody wants it any more
+
+
+class Warn(NamedTuple):
+    """Have all journeys look again: a replica has fallen silent."""
 
 
 class SendHop(NamedTuple):
@@ -75,7 +86,9 @@ class DropHop(NamedTuple):
     peer: PeerId
 
 
-JourneyAction = OwnWork | SendHop | PauseHop | WithdrawHop | SupplyTargets | MoveHop | SuspectReplica | DropHop
+JourneyAction = (
+    JourneyPhase | Warn | SendHop | PauseHop | WithdrawHop | SupplyTargets | MoveHop | SuspectReplica | DropHop
+)
 
 
 class Directive(NamedTuple):

@@ -9,10 +9,11 @@ import pytest
 from swarm.errors import Refused
 from swarm.ids import MicrobatchId, PeerId
 from swarm.pipeline.retention import Retention
+from swarm.pipeline.trainer.issued import IssuedTable
 from swarm.pipeline.trainer.pace import YOUNG, JourneyDeadlines
 from swarm.pipeline.trainer.route import Receipt, RouteState
-from swarm.pipeline.trainer.taken import Issued
 from swarm.pipeline.wiring import FIRST_LEAVE_S, LONGEST_LEAVE_S, Wiring
+from tests.harness.rigs.common import issued, set_aside
 
 A, B, C, D = (PeerId(name) for name in "abcd")
 SIGNED = Receipt(b"signed")
@@ -201,12 +202,12 @@ def test_itinerary_knows_whose_turn_has_passed() -> None:
 
 
 def test_taken_knows_where_the_shard_continues() -> None:
-    taken = Issued()
+    taken = IssuedTable()
     for position in range(5):
-        taken.add(1, named(position))
-    taken.set_aside(1, named(0))
+        taken.add(issued(1, named(position)))
+    set_aside(taken, 1, named(0))
     assert taken.started(1) == tuple(named(i) for i in range(5))
-    assert taken.keep(1, 3) == (named(3), named(4))
+    assert [row.work.microbatch for row in taken.keep(1, 3)] == [named(3), named(4)]
     assert taken.started(1) == (named(0), named(1), named(2))
     assert taken.first_left(1, {named(1)}) == (0, 2)
     assert taken.first_left(1, {named(1), named(2)}) == (0, 3)
@@ -217,14 +218,14 @@ def test_taken_knows_where_the_shard_continues() -> None:
 
 
 def test_taken_again_counts_again_and_what_is_not_kept_is_not_set_aside_either() -> None:
-    taken = Issued()
+    taken = IssuedTable()
     for position in range(4):
-        taken.add(1, named(position))
-    taken.set_aside(1, named(2))
-    assert taken.keep(1, 1) == (named(1), named(2), named(3))
-    taken.set_aside(1, named(1))
+        taken.add(issued(1, named(position)))
+    set_aside(taken, 1, named(2))
+    assert [row.work.microbatch for row in taken.keep(1, 1)] == [named(1), named(2), named(3)]
+    set_aside(taken, 1, named(1))
     assert taken.started(1) == (named(0),)
     assert taken.first_left(1, {named(0)}) == (0, 1)
-    taken.add(1, named(1))
-    assert [taken.counts(1, named(i)) for i in range(4)] == [True, True, False, False]
+    taken.add(issued(1, named(1)))
+    assert [row.standing for row in taken] == ["counts", "counts", "left", "left"]
     assert taken.first_left(1, {named(0), named(1)}) == (0, 2)
