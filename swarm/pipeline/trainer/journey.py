@@ -42,22 +42,22 @@ from swarm.pipeline.messages import (
     Targets,
 )
 from swarm.pipeline.retention import payload_bytes
-from swarm.pipeline.trainer.directives import (
+from swarm.pipeline.trainer.flight import NOTHING_EARLY, EarlyRules
+from swarm.pipeline.trainer.hops import (
     Directive,
     DropHop,
     JourneyPhase,
     MoveHop,
     PauseHop,
+    Receipt,
     SendHop,
     SupplyTargets,
     SuspectReplica,
     Warn,
     WithdrawHop,
 )
-from swarm.pipeline.trainer.flight import NOTHING_EARLY, EarlyRules
 from swarm.pipeline.trainer.journey_state import JourneyState
 from swarm.pipeline.trainer.pace import ReplicaChoice
-from swarm.pipeline.trainer.route import Receipt
 from swarm.schema import Empty
 from swarm.security.signing import receipt_bytes
 from swarm.waiting import retry_while_busy

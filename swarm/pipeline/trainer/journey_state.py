@@ -12,18 +12,21 @@ from __future__ import annotations
 from swarm.errors import DeadlineMissed, PeerError, Refused, Unreachable
 from swarm.ids import PeerId
 from swarm.pipeline.messages import Blocked
-from swarm.pipeline.trainer.attempts import GONE, POISON, HopAttempts
-from swarm.pipeline.trainer.directives import (
+from swarm.pipeline.trainer.hops import (
+    GONE,
+    POISON,
     Directive,
     DropHop,
+    HopAttempts,
     JourneyAction,
     JourneyPhase,
     PauseHop,
+    Receipt,
+    RouteState,
     SupplyTargets,
     WithdrawHop,
 )
 from swarm.pipeline.trainer.pace import ReplicaChoice, Work
-from swarm.pipeline.trainer.route import Receipt, RouteState
 from swarm.waiting import ExponentialBackoff
 
 LOOK_EVERY_S = 1.0

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
-from swarm.errors import PeerError, Refused, StateError, WrongStep
+from swarm.clock import Clock
+from swarm.errors import DeadlineMissed, PeerError, Refused, StateError, Unreachable, WrongStep
 from swarm.events import JourneyCompleted, JourneySetAside
 from swarm.ids import MicrobatchId, PeerId, StepWork
-from swarm.network.protocols import Answer, AnyMethod, Incoming
+from swarm.network.protocols import Answer, AnyMethod, Endpoint, Incoming
 from swarm.pipeline.activity import PipelineActivity
 from swarm.pipeline.batch import BatchSource
 from swarm.pipeline.messages import (
+    ATTEND,
     BLOCKED,
     GRADIENT,
     HOP,
@@ -28,6 +30,7 @@ from swarm.pipeline.messages import (
     InputGradient,
     JourneyMessage,
     Output,
+    ProbeRequest,
     What,
 )
 from swarm.pipeline.retention import RETENTION_BYTES, HeldOfMicrobatches
@@ -44,7 +47,6 @@ from swarm.pipeline.trainer.journey import (
     OwnFailure,
     Poisoned,
 )
-from swarm.pipeline.trainer.liveness import LivenessProbes
 from swarm.pipeline.window import StepWindow
 from swarm.schema import Empty
 from swarm.waiting import first_done
@@ -54,6 +56,10 @@ DONE = Empty()
 TAKEN = Answer(DONE)
 LOOK_S = 0.5
 """How often is looked whether a stage has a replica again that is there, before more is leased."""
+QUESTION_S = 20.0
+ANSWER_S = 30.0
+"""A question is answered after QUESTION_S; who has not answered after ANSWER_S may be stalled, which is for the hops'
+deadlines to find out."""
 OWN_FAILURES = 3
 """So many microbatches one after the other fail here before it is not put down to them: to set one after the other
 aside would take the shard's whole epoch out of the training."""
@@ -525,3 +531,45 @@ class TrainerTasks:
             self._ending = False
         if not kept:
             self.probes.close()
+
+
+class LivenessProbes:
+    """Notices at once that a replica died, by an open question to it, whose connection breaks with it. One each until
+    :meth:`close`, as tasks that ``begin`` begins. ``lost`` is told who broke off, once, and may call :meth:`need` again
+    later. Costs one call in 20 s per replica in use."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        clock: Clock,
+        begin: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None] | None],
+        lost: Callable[[PeerId, str], None],
+    ) -> None:
+        self._endpoint, self._clock, self._begin, self._lost = endpoint, clock, begin, lost
+        self._asked: dict[PeerId, asyncio.Task[None]] = {}
+
+    def need(self, peers: Iterable[PeerId]) -> None:
+        """Attend to these as well; to nobody any more where nothing is begun."""
+        for peer in peers:
+            if peer not in self._asked and (task := self._begin(self._attend(peer))) is not None:
+                self._asked[peer] = task
+
+    def close(self) -> None:
+        """Withdraw all questions, until one is needed again."""
+        for task in self._asked.values():
+            task.cancel()
+        self._asked = {}
+
+    async def _attend(self, peer: PeerId) -> None:
+        body = ProbeRequest(seconds=QUESTION_S)
+        while True:
+            try:
+                await self._endpoint.call(peer, ATTEND, body, timeout_s=ANSWER_S)
+            except DeadlineMissed:
+                continue
+            except Unreachable as error:
+                self._asked.pop(peer, None)
+                self._lost(peer, error.reason)
+                return
+            except PeerError:  # it does not answer such questions, or not now
+                await self._clock.sleep(QUESTION_S)

@@ -13,10 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, Unreachable, Violation
 from swarm.ids import PeerId
 from swarm.pipeline.messages import Blocked
-from swarm.pipeline.trainer.directives import (
+from swarm.pipeline.trainer.hops import (
     Directive,
     JourneyPhase,
     PauseHop,
+    Receipt,
     SendHop,
     SuspectReplica,
     Warn,
@@ -24,7 +25,6 @@ from swarm.pipeline.trainer.directives import (
 )
 from swarm.pipeline.trainer.journey_state import JourneyState
 from swarm.pipeline.trainer.pace import JourneyDeadlines, ReplicaChoice
-from swarm.pipeline.trainer.route import Receipt
 from swarm.pipeline.wiring import Wiring
 from tests.harness.rigs.pipeline import microbatch
 

@@ -13,8 +13,7 @@ from swarm.events import HopMoved, JourneyCompleted, JourneySetAside
 from swarm.ids import PeerId
 from swarm.models.dropout import dropout_seed
 from swarm.pipeline.messages import Blocked
-from swarm.pipeline.trainer.attempts import EXTRA_TURNS
-from swarm.pipeline.trainer.directives import JourneyPhase, SuspectReplica
+from swarm.pipeline.trainer.hops import EXTRA_TURNS, JourneyPhase, SuspectReplica
 from swarm.pipeline.trainer.journey_state import JourneyState
 from swarm.pipeline.trainer.pace import JourneyDeadlines, ReplicaChoice
 from swarm.pipeline.trainer.trainer import OWN_FAILURES

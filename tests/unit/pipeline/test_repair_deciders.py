@@ -9,9 +9,9 @@ import pytest
 from swarm.errors import Refused
 from swarm.ids import MicrobatchId, PeerId
 from swarm.pipeline.retention import Retention
+from swarm.pipeline.trainer.hops import Receipt, RouteState
 from swarm.pipeline.trainer.issued import IssuedTable
 from swarm.pipeline.trainer.pace import YOUNG, JourneyDeadlines
-from swarm.pipeline.trainer.route import Receipt, RouteState
 from swarm.pipeline.wiring import FIRST_LEAVE_S, LONGEST_LEAVE_S, Wiring
 from tests.harness.rigs.common import issued, set_aside
 
