@@ -209,31 +209,21 @@ class IssuedMicrobatch:
 # --- one journey ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _AtHome:
-    """What the trainer has of its microbatch: what it sends, wire-encoded, to the first stage and to the last one (the
-    gradient, or for hosted ends the targets); the last stage's output; and of its private ends the graph of the
-    embedding, and what the head is to add."""
-
-    first: Payload = b""
-    targets: Payload = b""
-    gradient: Payload = b""
-    output: Payload = b""
-    graph: Any = None
-    head: Any = None
-    loss_sum: float = 0.0
-    tokens: int = 0
-    returned_s: float | None = None
-
-
 class Journey:
-    """A journey belongs to one (step, parameter version) for life; its trainer alone decides its route."""
+    """A journey belongs to one (step, parameter version) for life; its trainer alone decides its route. ``returned_s``
+    says how long it took until the gradient was home, and nothing but receipts missing; None before."""
 
     def __init__(self, context: JourneyContext, kept: IssuedMicrobatch, hooks: JourneyHooks) -> None:
         self._context, self._kept, self._hooks = context, kept, hooks
         replicas = context.replicas.of(kept.work.version) if kept.work.early else context.replicas
         self._state = JourneyState(replicas, context.stages, hosted=context.ends is None)
-        self._home = _AtHome()
+        self.returned_s: float | None = None
+        self._first: Payload = b""  # what the first stage is sent
+        self._targets: Payload = b""  # hosted ends: what the last one is sent
+        self._output: Payload = b""
+        self._graph: Any = None  # of the embedding
+        self._head: Any = None  # what the head is to add
+        self._counts = Receipt(b"")
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
         self._bug: Exception | None = None
@@ -250,11 +240,6 @@ class Journey:
     def route(self) -> tuple[PeerId, ...]:
         """One replica per stage, as it is now."""
         return self._state.way.route
-
-    @property
-    def returned_s(self) -> float | None:
-        """How long it took until the gradient was home, and nothing but receipts missing; None before."""
-        return self._home.returned_s
 
     async def travel(self) -> FinishedJourney:
         """Go all the way, whoever fails on it; wait while a stage has nobody.
@@ -299,7 +284,7 @@ class Journey:
     def _finished(self) -> FinishedJourney:
         self._kept.route = self.route
         receipts = [hop.receipts[hop.replica] for hop in self._state.way.hops]
-        counts = receipts[-1] if self._context.ends is None else self._home
+        counts = receipts[-1] if self._context.ends is None else self._counts
         return FinishedJourney(
             key=self.key,
             early=self._kept.work.early,
@@ -320,8 +305,8 @@ class Journey:
     def _happened(self, directives: Iterable[Directive]) -> None:
         """Do what follows from it, and look again."""
         self._do(directives)
-        if self._home.returned_s is None and self._state.way.returned:
-            self._home.returned_s = self._now() - self._started
+        if self.returned_s is None and self._state.way.returned:
+            self.returned_s = self._now() - self._started
         self._wake.set()
 
     def _do(self, directives: Iterable[Directive]) -> None:
@@ -353,16 +338,16 @@ class Journey:
 
     async def _embed(self) -> None:
         """Make what the first stage gets, and set out."""
-        batch, home, ends, of = self._kept.batch, self._home, self._context.ends, self._kept.work
+        batch, ends, of = self._kept.batch, self._context.ends, self._kept.work
         self._started = self._now()
         self._context.events.emit(JourneyStarted(step=of.step, microbatch=batch.id, route=self.route))
         if ends is None:
-            home.first = self._context.specs.joined(INT32.encode(batch.inputs, going_forward(of)), RowNotes.of(batch))
-            home.targets = INT32.encode(batch.targets, going_forward(of))
+            self._first = self._context.specs.joined(INT32.encode(batch.inputs, going_forward(of)), RowNotes.of(batch))
+            self._targets = INT32.encode(batch.targets, going_forward(of))
         else:
             seed = dropout_seed(self._context.seed, batch.id)
             try:
-                home.first, home.graph = await self._on_device(ends.embed, batch.inputs, seed, of, RowNotes.of(batch))
+                self._first, self._graph = await self._on_device(ends.embed, batch.inputs, seed, of, RowNotes.of(batch))
             except Violation as error:  # not finite, and nothing has come yet from anybody
                 raise OwnFailure(f"the trainer's own part: {error.reason}") from error
         self._hooks.attend(self.route)
@@ -370,25 +355,25 @@ class Journey:
 
     async def _loss(self) -> None:
         """Compute loss and gradient. An output of which no finite loss can be had is computed by another replica."""
-        kept, home, ends, output = self._kept, self._home, self._context.ends, self._home.output
-        home.output = b""
+        kept, ends, output = self._kept, self._context.ends, self._output
+        self._output = b""
         assert ends is not None  # noqa: S101 - with hosted ends no output is taken
         try:
             found = await self._on_device(ends.loss, output, kept.batch.targets, self._kept.work)
         except Violation as error:
             self._do(self._state.output_unusable(error, self._now()))
             return
-        home.loss_sum, home.tokens, home.gradient, home.head = found
-        kept.output, kept.loss_gradient = output, home.gradient
+        loss_sum, tokens, kept.loss_gradient, self._head = found
+        self._counts, kept.output = Receipt(b"", loss_sum, tokens), output
         self._do(self._state.loss_computed(self._now()))
 
     async def _add(self) -> None:
         """Add to the private ends' sums."""
-        home, ends, gradient = self._home, self._context.ends, self._kept.gradient
+        ends, gradient = self._context.ends, self._kept.gradient
         assert ends is not None  # noqa: S101 - hosted ends add nothing here
         assert gradient is not None  # noqa: S101 - the way is complete with it
         try:
-            await self._on_device(ends.finish, home.graph, gradient, home.head, self._kept.work)
+            await self._on_device(ends.finish, self._graph, gradient, self._head, self._kept.work)
         except Violation as error:  # not finite
             raise Poisoned(f"the trainer's own part: {error.reason}") from error
         self._do(self._state.added())
@@ -431,7 +416,7 @@ class Journey:
         about: dict[str, Any] = self.key._asdict() | {"attempt": send.attempt, "route": send.route, "hop": send.at}
         if send.verb == "adopt":
             about |= {"within_s": send.within_s, "pass_on": send.pass_on}
-        payload = {"forward": self._home.first, "backward": self._home.gradient}.get(send.verb, b"")
+        payload = {"forward": self._first, "backward": self._kept.loss_gradient}.get(send.verb) or b""
         await self._context.endpoint.call(send.peer, rpc, kind(**about), timeout_s=send.within_s, payload=payload)
 
     async def _supply(self, last: PeerId) -> None:
@@ -439,7 +424,7 @@ class Journey:
         within_s, body = self._context.send_timeout_s, Targets(**self.key._asdict(), route=self.route)
 
         async def call() -> None:
-            await self._context.endpoint.call(last, TARGETS, body, timeout_s=within_s, payload=self._home.targets)
+            await self._context.endpoint.call(last, TARGETS, body, timeout_s=within_s, payload=self._targets)
 
         try:
             await retry_while_busy(call, self._context.clock, within_s=within_s)
@@ -467,7 +452,7 @@ class Journey:
         state.check_sender(caller, attempt, state.way.last, now)
         directives = state.output(caller, now)
         if directives:
-            self._home.output = payload
+            self._output = payload
             self._happened(directives)
 
     def deliver_gradient(self, caller: PeerId, attempt: int, payload: Payload) -> None:
