@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, nullcontext
+from statistics import fmean
 from typing import Any, TypeVar
 
 from swarm.device import is_out_of_memory
@@ -15,7 +17,6 @@ from swarm.ids import stage_part
 from swarm.models.dropout import dropout_seed
 from swarm.network.protocols import Payload
 from swarm.phases import Phases, advance
-from swarm.pipeline.activity import ComputePace
 from swarm.pipeline.compute import Contributed, Graph, Material
 from swarm.pipeline.messages import Direction
 from swarm.pipeline.stage.admission import StageContext, StageSettings
@@ -257,3 +258,22 @@ class Worker:
 
     def _seed(self, state: MicrobatchState) -> int:
         return dropout_seed(self._settings.seed, state.key.microbatch)
+
+
+class ComputePace:
+    """The time that the newest pieces of one replica's work took on its device; ``weights`` are what a backward left to
+    do."""
+
+    def __init__(self) -> None:
+        self.microbatches = 0
+        self._seconds = {work: deque[float](maxlen=32) for work in ("forward", "backward", "weights")}
+
+    def observe(self, work: Work, seconds: float) -> None:
+        """A piece is done; with its backward a microbatch is, for those who wait for it."""
+        self._seconds[work].append(seconds)
+        self.microbatches += work == "backward"
+
+    @property
+    def compute_s(self) -> float:
+        """Mean seconds of a microbatch, both directions together; 0.0 before the first."""
+        return sum(fmean(seconds) for seconds in self._seconds.values() if seconds)
