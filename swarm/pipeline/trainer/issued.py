@@ -1,5 +1,5 @@
 """The trainer's table: each microbatch that it took of its shard for an open step, how it stands, and what is retained
-of it. Pure.
+of it.
 
 A row is found by what counts once at each part (:class:`~swarm.ids.StepWork`). It is there from when the microbatch is
 taken until its step is closed.

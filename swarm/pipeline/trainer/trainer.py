@@ -331,7 +331,7 @@ class Trainer:
     def _forgo_early(self, step: int) -> None:
         """The step before has room for more: what was fed early of this one is taken again, and counts there first. So
         no shard goes on behind what a record leaves out."""
-        if any(row.standing != "left" for row in self._issued.of(step)):
+        if self._issued.started(step):
             rows = self._issued.forgo(step)
             for row in rows:
                 row.withdraw()
