@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from peers.options.fields import Setting, settings_of
-from peers.options.model import PeerOptions
 
 # --- options that are made from a model ------------------------------------------------------------------------------
 
@@ -49,7 +48,16 @@ def _annotated(setting: Setting) -> Any:
 # --- options that the commands for this machine's peers share --------------------------------------------------------
 
 
-Home = _annotated(settings_of(PeerOptions)["home"])
+# As the model has it: not made from it, for a command that only looks starts without the model.
+Home = Annotated[
+    str | None,
+    typer.Option(
+        "--home",
+        metavar="DIR",
+        help="Directory of this machine's places and runs.  "
+        "[default: $SWARM_HOME, else $XDG_DATA_HOME/swarm, else ~/.local/share/swarm]",
+    ),
+]
 Peer = Annotated[
     str | None,
     typer.Option(

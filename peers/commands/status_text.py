@@ -20,8 +20,7 @@ from peers.console.words import (
     short_id,
 )
 from peers.control.status import ALONE, MemberReport, StatusReport
-from peers.home.place_state import PlaceState
-from peers.home.places import home_option
+from peers.home.places import PlaceState, home_option
 from swarm.disk import size_text
 from swarm.membership.status_types import MemoryReport, PartTurnout
 

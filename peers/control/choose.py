@@ -10,8 +10,7 @@ from pathlib import Path
 from peers.commands.look import Seen, look_at_all
 from peers.console.words import CommandError, command_name
 from peers.exit_codes import EXIT_OK, EXIT_UNREACHABLE, EXIT_USAGE
-from peers.home.place_state import PlaceState
-from peers.home.places import PlaceInfo, cut_off_founding, home_option, list_places
+from peers.home.places import PlaceInfo, PlaceState, cut_off_founding, home_option, list_places
 from swarm.membership.status_types import ENDED
 
 _LEAST_PREFIX = 10

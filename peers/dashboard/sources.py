@@ -11,8 +11,7 @@ from typing import Any, Protocol
 from peers.console.words import CommandError
 from peers.control.client import ask
 from peers.dashboard.overview import Overview
-from peers.home.place_state import PlaceState
-from peers.home.places import PlaceInfo, look_at_place
+from peers.home.places import PlaceInfo, PlaceState, look_at_place
 from peers.home.run_directory import RunDirectory
 from peers.home.sessions import HISTORY
 from swarm.consensus.history import HistoryLine

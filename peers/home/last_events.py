@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peers.home.place_state import PlaceState
-from peers.home.places import list_places
+from peers.home.places import PlaceState, list_places
 from swarm.disk import older
 from swarm.parsing import parse_json
 

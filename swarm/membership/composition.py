@@ -30,7 +30,6 @@ from swarm.membership.observers import Observers
 from swarm.membership.parts import blank
 from swarm.membership.quorum import MissingReplicas, Quorum
 from swarm.membership.roles import PeerContext
-from swarm.membership.rounds import Rounds
 from swarm.membership.run import RunContext, open_run
 from swarm.membership.settings import MemberSettings
 from swarm.membership.state_keeper import StateKeeper
@@ -50,6 +49,7 @@ from swarm.step.member.open_step import Attempt
 from swarm.step.member.remote_leader import RemoteLeader
 from swarm.step.member.rescue import RescueService
 from swarm.step.member.service import MemberService
+from swarm.step.rounds import Rounds
 
 LATER_DOWNLOADS = 4
 """Downloads of states that a peer serves at a time; a founder serves all of the genesis at once."""
@@ -102,10 +102,21 @@ def _chain(run: RunContext) -> RunChain:
     copying = Copying(run, copies, observers)
 
     # How it follows what is decided, and takes part in a step, as a member and as its leader.
-    quorum, missing, lead = Quorum(run), MissingReplicas(run), _lead(run)
-    following = Following(run, holding, lead, copying, observers, (quorum, missing))
-    allreduce, mixing = AllReduce(endpoint, clock), LocalSGD(run, holding)
-    average = Rounds(around, allreduce, run.round_deadline, observers.averaged, run.history)
+    quorum, missing, lead, mixing = Quorum(run), MissingReplicas(run), _lead(run), LocalSGD(run, holding)
+    handover, allreduce = ResidualHandover(run, holding), AllReduce(endpoint, clock)
+    opens = (lead, mixing, holding, handover)  # with every step, in this order
+    following = Following(run, holding, opens, copying, observers, (quorum, missing))
+    average = Rounds(
+        me=endpoint.peer,
+        averaging=manifest.averaging,
+        seed=manifest.run.seed,
+        reproducible=manifest.run.reproducible,
+        allreduce=allreduce,
+        events=around.events,
+        history=run.history,
+        deadline=run.round_deadline,
+        averaged=observers.averaged,
+    )
     member = _member(run, holding, following, average, leader, copies)
     run.situation.memory = MemoryAccount(run, holding, copies, average, observers).report
     run.situation.activity = functools.partial(holding.activity, average)
@@ -122,8 +133,7 @@ def _chain(run: RunContext) -> RunChain:
     checkpoints, joining = Checkpoints(run), Joining(run, member, following.prepare)
     entering = Entering(run, first, found, holding, following, joining)
     returning = Returning(run, checkpoints, following, member, joining)
-    handover, parting = ResidualHandover(run, holding), ExitBarrier()
-    leaving = Leaving(run, observers.observers, announcer, handover)
+    parting, leaving = ExitBarrier(), Leaving(run, observers.observers, announcer, handover)
     last = LastHolder(run, holding, observers.observers)
     watch_leader = LeaderWatch(endpoint.peer, run.position, lead, watch, clock, run.question_s)
     steps = StepLoop(member, _closing(run, lead, checkpoints), parting, holding.feed(), entering.again, watch_leader)

@@ -21,10 +21,8 @@ from swarm.membership.run import RunContext
 from swarm.membership.step_events import StepEvents
 from swarm.optim.local_part import LocalPart
 from swarm.optim.part import TrainedPart
-from swarm.schema import AFTER_CHARS
 from swarm.state.snapshot import digest
 from swarm.step.lateness import lacking, owed_tokens
-from swarm.step.leader.service import LeadService
 
 MOVED, CALLED = "all that held it are lost, and a copy was here", "it had the least capacity, and a copy was here"
 
@@ -36,22 +34,29 @@ class Onlooker(Protocol):
         """Judge once."""
 
 
+class OpensWithStep(Protocol):
+    """Begins anew with every step."""
+
+    def opened(self, record: CloseRecord) -> None:
+        """The step after this record is open."""
+
+
 class Following:
     """Follows the run with the part that this peer holds: see :class:`swarm.step.context.PartHolder`.
 
-    ``events`` tells of each step that closed.
+    ``opens`` are told of each step that opens, in this order; ``events`` tells of each that closed.
     """
 
     def __init__(
         self,
         run: RunContext,
         holding: RoleManager,
-        lead: LeadService,
+        opens: Sequence[OpensWithStep],
         copying: Copying,
         observers: ObserverService,
         onlookers: Sequence[Onlooker],
     ) -> None:
-        self._run, self._at, self._holding, self._lead = run, run.position, holding, lead
+        self._run, self._at, self._holding, self._opens = run, run.position, holding, opens
         self._copying, self._observers, self._onlookers = copying, observers, onlookers
         self.events = StepEvents(run)
         self._was_member, self._has_been_ready = False, False
@@ -166,16 +171,8 @@ class Following:
                 onlooker.look()
         if me in roster and not inside:
             return lacks  # an earlier life of this peer is in it, for which it votes at most
-        digest = record.hash()
-        self._lead.open_step(
-            record.step + 1,
-            roster,
-            digest,
-            record.cursors,
-            before=record.previous,
-            may_end=not record.provisional,
-        )
-        self._holding.open_step(record, digest[:AFTER_CHARS])
+        for each in self._opens:
+            each.opened(record)
         if inside and not self._was_member and not lacks:
             self._ready(record)
         return lacks

@@ -40,14 +40,13 @@ HAND_OVER = Rpc("residual/1/hand-over", Residual, Empty)
 
 
 class ResidualHandover:
-    """Both sides of it. ``decided`` is told of each record that is followed here."""
+    """Both sides of it."""
 
     def __init__(self, run: RunContext, holding: RoleManager) -> None:
         self._run, self._holding, self._device = run, holding, run.around.device
         self._me = run.around.endpoint.peer
         self._members = Roster(())
         self._left: OrderedDict[PeerId, tuple[PartName, int]] = OrderedDict()
-        holding.opened = self._opened
 
     def methods(self) -> list[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
@@ -55,7 +54,7 @@ class ResidualHandover:
 
     # --- taking it -----------------------------------------------------------------------------------------------
 
-    def _opened(self, record: CloseRecord) -> None:
+    def opened(self, record: CloseRecord) -> None:
         """Remember who left in order with this record, as a replica of our part."""
         before, self._members = self._members, record.members
         part = self._holding.part

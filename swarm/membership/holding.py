@@ -7,7 +7,7 @@ lost one over. :class:`LocalSGD` runs its mixing while replicas train apart.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from swarm.averaging.gossip.mixing import Held, Mix, Mixing, MixingContext, MixingRules, Taking
@@ -20,7 +20,6 @@ from swarm.consensus.roster import Roster
 from swarm.events import Event, EventSink, Mixed
 from swarm.ids import MicrobatchId, PeerId, StepWork, stage_of
 from swarm.membership.roles import PeerContext, Role, StageRole, TrainerRole
-from swarm.membership.rounds import Rounds
 from swarm.membership.rules import reach_of
 from swarm.membership.run import RunContext
 from swarm.membership.status import PeerStatus
@@ -30,20 +29,17 @@ from swarm.optim.part import TrainedPart
 from swarm.pipeline.activity import PipelineActivity
 from swarm.step.loop import Feed
 from swarm.step.member.remote_leader import RemoteLeader
+from swarm.step.rounds import Rounds
 
 
 class RoleManager:
-    """The role of one peer. Empty until :meth:`take`; a bootstrap's stays so.
-    ``leg_over`` is called on the device thread after each leg of a part that trains apart, ``opened`` with the record
-    after which a step opens."""
+    """The role of one peer. Empty until :meth:`take`; a bootstrap's stays so."""
 
     def __init__(self, run: RunContext, leader: RemoteLeader) -> None:
         self._settings, self._around, self._leader = run.settings, run.around, leader
         self._role: Role | None = None
         self._changed = asyncio.Event()
         self.ready = asyncio.Event()
-        self.leg_over: Callable[[], None] = lambda: None
-        self.opened: Callable[[CloseRecord], None] = lambda record: None
 
     @property
     def role(self) -> Role | None:
@@ -124,14 +120,10 @@ class RoleManager:
 
     # --- from step to step ---------------------------------------------------------------------------------------
 
-    def open_step(self, record: CloseRecord, after: str) -> None:
-        """The step after this record, whose hash begins with ``after``, is open."""
-        part = self.part
-        if isinstance(part, LocalPart):
-            part.replicas, part.leg_over = len(record.members.replicas(part.spec.name)), self.leg_over
+    def opened(self, record: CloseRecord) -> None:
+        """The step after this record is open."""
         if self._role is not None:
-            self._role.open_step(record, after)
-        self.opened(record)
+            self._role.opened(record)
 
     def rewound(self) -> None:
         """A lineage was given up: nothing that was done in its steps counts, and its leaders are others."""
@@ -182,7 +174,17 @@ class LocalSGD:
         )
         mixes = self._mixes(context, around)
         self._mixing = Mixing(mixes, self._held, averaging.local.sync_every)
-        holding.leg_over = self._mixing.leg_over
+
+    def opened(self, record: CloseRecord) -> None:
+        """The step after this record is open: its roster says how many share a batch."""
+        part = self._holding.part
+        if isinstance(part, LocalPart):
+            part.replicas = len(record.members.replicas(part.spec.name))
+            part.leg_over = self._leg_over
+
+    def _leg_over(self) -> None:
+        if self._mixing is not None:
+            self._mixing.leg_over()
 
     def _mixes(self, context: MixingContext, around: PeerContext) -> Mix:
         averaging, seed = around.manifest.averaging, around.manifest.run.seed

@@ -21,7 +21,6 @@ from swarm.membership.holding import RoleManager
 from swarm.membership.observer_service import ObserverService
 from swarm.membership.part_memory import MemoryContext, lacking_memory, part_bytes
 from swarm.membership.roles import Role
-from swarm.membership.rounds import Rounds
 from swarm.membership.rules import spec_of, update_of
 from swarm.membership.run import RunContext
 from swarm.membership.status_types import MemoryReport
@@ -29,6 +28,7 @@ from swarm.models.spec import PartSpec
 from swarm.optim.part import TrainedPart
 from swarm.pipeline.retention import RETENTION_BYTES
 from swarm.planning.costs import MemoryKind, copy_bytes
+from swarm.step.rounds import Rounds
 
 KINDS: tuple[MemoryKind, ...] = get_args(MemoryKind)
 

@@ -35,12 +35,10 @@ from swarm.pipeline.compute import EndsCompute, StageCompute
 from swarm.pipeline.retention import RETENTION_BYTES
 from swarm.pipeline.stage.admission import Participants, StageContext, StageSettings
 from swarm.pipeline.stage.server import StageServer
-from swarm.pipeline.trainer.context import JourneyContext
-from swarm.pipeline.trainer.flight import InFlight
+from swarm.pipeline.trainer.flight import EarlyRules, InFlight
 from swarm.pipeline.trainer.held_out import HeldOut, HeldOutRows
-from swarm.pipeline.trainer.journey import FinishedJourney
+from swarm.pipeline.trainer.journey import FinishedJourney, JourneyContext
 from swarm.pipeline.trainer.pace import ReplicaChoice
-from swarm.pipeline.trainer.taken import EarlyRules
 from swarm.pipeline.trainer.trainer import Trainer
 from swarm.pipeline.wiring import Wiring
 from swarm.planning.costs import (
@@ -163,9 +161,9 @@ class StageRole:
         )
         self.service = StageServer(settings, context, Participants.of(roster.trainers, roster.stages()))
 
-    def open_step(self, record: CloseRecord, after: str) -> None:
-        """The step after this record, whose hash begins with ``after``, opens now."""
-        roster = record.members
+    def opened(self, record: CloseRecord) -> None:
+        """The step after this record is open."""
+        roster, after = record.members, record.hash()[:AFTER_CHARS]
         open_boundary(self._manifest, self._specs, record)
         places = Participants.of(roster.trainers, roster.stages())
         self.service.open_step(record.step + 1, places, after, record.previous[:AFTER_CHARS])
@@ -228,10 +226,10 @@ class TrainerRole:
             in_flight=InFlight(self._wiring, len(roster.trainers), most=journeys_of_a_trainer(specs), fixed=in_flight),
         )
 
-    def open_step(self, record: CloseRecord, after: str) -> None:
-        """The step after this record, whose hash begins with ``after``, opens now, and our shard continues where the
-        record says; its work is started by the step loop."""
-        roster, cursor = record.members, record.cursors.get(self._peer)
+    def opened(self, record: CloseRecord) -> None:
+        """The step after this record is open, and our shard continues where the record says; its work is started by
+        the step loop."""
+        roster, cursor, after = record.members, record.cursors.get(self._peer), record.hash()[:AFTER_CHARS]
         open_boundary(self._manifest, self._specs, record)
         self._wiring.know_links(codec_rules(self._manifest).link_seconds(record))
         follows, trainers = (after, record.previous[:AFTER_CHARS]), len(roster.trainers)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
-from statistics import fmean
-from typing import Literal
 
 from swarm.ids import PeerId
-from swarm.pipeline.messages import Direction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,22 +28,3 @@ class PipelineActivity:
     compute_s: float = 0.0
     averaging: bool = False
     parole: tuple[Parole, ...] = ()
-
-
-class ComputePace:
-    """The time that the newest pieces of one replica's work took on its device; ``weights`` are what a backward left to
-    do."""
-
-    def __init__(self) -> None:
-        self.microbatches = 0
-        self._seconds = {work: deque[float](maxlen=32) for work in ("forward", "backward", "weights")}
-
-    def observe(self, work: Direction | Literal["weights"], seconds: float) -> None:
-        """A piece is done; with its backward a microbatch is, for those who wait for it."""
-        self._seconds[work].append(seconds)
-        self.microbatches += work == "backward"
-
-    @property
-    def compute_s(self) -> float:
-        """Mean seconds of a microbatch, both directions together; 0.0 before the first."""
-        return sum(fmean(seconds) for seconds in self._seconds.values() if seconds)

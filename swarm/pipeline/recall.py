@@ -1,5 +1,4 @@
-"""Give again what was sent before: from what is retained, else computed anew, else fetched from a neighbour first; and
-take over a hop whose forward was somebody else's, with what is fetched so.
+"""Give again what was sent before: from what is retained, else computed anew, else fetched from a neighbour first.
 
 An output needs the input, which is the output of the stage before, up to the trainer. The gradient of an input needs
 that and the gradient of the output, which comes from the stage after, down to the trainer. So what waits for what is
@@ -23,9 +22,8 @@ from swarm.pipeline.compute import Material
 from swarm.pipeline.messages import RECALL, TRAINER_RECALL, Recall, TrainerRecall, TrainerWhat, What
 from swarm.pipeline.stage.admission import StageContext, StageSettings
 from swarm.pipeline.stage.memory import MemoryRelief
-from swarm.pipeline.stage.microbatch_state import Action, MicrobatchState
+from swarm.pipeline.stage.microbatch_state import MicrobatchState
 from swarm.pipeline.stage.table import MicrobatchTable
-from swarm.pipeline.stage.worker import Handover, Worker
 from swarm.schema import Empty
 from swarm.waiting import retry_while_busy
 
@@ -276,92 +274,3 @@ class Recalls:
         finally:
             del self._running[key]
             future.cancel()
-
-
-class Takeover:
-    """Prepares contributions whose forward was somebody else's. No method raises a PeerError: the trainer is told which
-    neighbour cannot give what it should, and decides."""
-
-    def __init__(
-        self, settings: StageSettings, table: MicrobatchTable, recalls: Recalls, worker: Worker, handover: Handover
-    ) -> None:
-        self._settings, self._table, self._recalls = settings, table, recalls
-        self._worker, self._handover = worker, handover
-
-    async def adopt(self, state: MicrobatchState, within_s: float, *, pass_on: bool = True) -> None:
-        """Fetch what is missing for at most ``within_s`` seconds, then queue the contribution. What was fetched before
-        it failed is kept for the next attempt; one adoption of a microbatch goes on at a time. Of a contribution that
-        was made before the input's gradient is computed anew and passed on only if ``pass_on``."""
-        decision = state.after_adopt()
-        if decision.action is Action.TELL_BACKWARD:
-            await self._handover.report_backward(state, None)
-        if decision.action is Action.HURRY:
-            self._worker.hurry(state)
-        if pass_on and decision.action in (Action.TELL_BACKWARD, Action.HURRY):
-            await self._pass_again(state, within_s)
-        if decision.action is not Action.FETCH:
-            return
-        state.adopting = True
-        try:
-            await self._fetch(state, within_s)
-            if not state.dropped:
-                self._worker.queue("backward", state)
-        except Missing as missing:
-            await self._blocked(state, missing)
-        finally:
-            state.adopting = False
-
-    async def adopt_unasked(self, state: MicrobatchState, within_s: float) -> None:
-        """The same where a gradient came and nothing else: the stage after says that there is such a microbatch. Where
-        that cannot be had whole it is forgotten, and its trainer, told so, asks for it anew if it is one of his."""
-        key = state.key
-        await self.adopt(state, within_s)
-        if state.key == key and not state.here and not state.dropped:
-            self._table.drop(state, "what its backward takes cannot be had")
-
-    async def _fetch(self, state: MicrobatchState, within_s: float) -> None:
-        """Both neighbours at once. Where the route changed meanwhile, the rest is fetched along the new one."""
-        while True:
-            route, errand = state.route, Errand.of(state, within_s)
-            back = self._recalls.targets if self._settings.computes_loss else self._recalls.output_gradient
-            results = await asyncio.gather(self._recalls.input(errand), back(errand), return_exceptions=True)
-            failed = next((result for result in results if isinstance(result, BaseException)), None)
-            if failed is None:
-                return
-            if state.route == route or not isinstance(failed, PeerError):
-                raise failed
-
-    async def tell_again(self, state: MicrobatchState, within_s: float) -> None:
-        """The report and the input's gradient of a contribution that was added before: one of them was lost, or what
-        it was sent to."""
-        await self._handover.report_backward(state, None)
-        await self._pass_again(state, within_s)
-
-    async def hurry(self, state: MicrobatchState, within_s: float) -> None:
-        """The same of one whose weights' gradients are still to be added: its report follows when they are."""
-        self._worker.hurry(state)
-        await self._pass_again(state, within_s)
-
-    async def _pass_again(self, state: MicrobatchState, within_s: float) -> None:
-        try:
-            gradient = await self._recalls.input_gradient(Errand.of(state, within_s))
-        except Missing as missing:
-            await self._blocked(state, missing)
-        except PeerError as error:
-            await self._handover.report_blocked(state.key, state.route, self._settings.stage, "backward", error)
-        else:
-            await self._handover.pass_backward(state, gradient)
-
-    async def send_again(self, state: MicrobatchState, within_s: float) -> None:
-        """The output, along the microbatch's route; computed anew where it is not held any more."""
-        try:
-            output = await self._recalls.output(Errand.of(state, within_s))
-        except Missing as missing:
-            await self._handover.report_blocked(state.key, state.route, max(0, missing.hop), "forward", missing.error)
-        except PeerError as error:
-            await self._handover.report_blocked(state.key, state.route, self._settings.stage, "forward", error)
-        else:
-            await self._handover.pass_forward(state, output)
-
-    async def _blocked(self, state: MicrobatchState, missing: Missing) -> None:
-        await self._handover.report_blocked(state.key, state.route, missing.hop, "backward", missing.error)

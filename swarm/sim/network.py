@@ -302,7 +302,7 @@ class SimEndpoint:
         whatever becomes of us, ends with us when we die, and a stopped server does not hold up who gives it up."""
         size = memoryview(payload).nbytes
         try:
-            admitted = server._admit(self.peer, request, size)
+            admitted = server._context.copy().run(server._admit, self.peer, request, size)
         except PeerError as error:
             await self._travel(self, server, wire_bytes(len(request)))  # a refused payload stays where it is
             raise await self._fail(server, error) from error
@@ -348,7 +348,7 @@ class SimEndpoint:
             raise await caller._fail(self, error) from error
 
     def _admit(self, caller: PeerId, request: bytes, payload_bytes: int) -> Admitted:
-        """What a server does with a request's first frame."""
+        """What a server does with a request's first frame, as itself, whoever called."""
         envelope = unpack_request(request)
         public = envelope.method.startswith((PUBLIC_PREFIX, RELAY_PREFIX))
         return self.desk.admit(caller, envelope, payload_bytes, public=public)

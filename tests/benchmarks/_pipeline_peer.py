@@ -37,9 +37,8 @@ from swarm.pipeline.boundary import BoundarySpecs, RowNotes
 from swarm.pipeline.compute import StageCompute
 from swarm.pipeline.stage.admission import Participants, StageContext, StageSettings
 from swarm.pipeline.stage.server import StageServer
-from swarm.pipeline.trainer.context import JourneyContext
 from swarm.pipeline.trainer.flight import InFlight
-from swarm.pipeline.trainer.journey import FinishedJourney
+from swarm.pipeline.trainer.journey import FinishedJourney, JourneyContext
 from swarm.pipeline.trainer.pace import ReplicaChoice
 from swarm.pipeline.trainer.trainer import Trainer
 from swarm.pipeline.wiring import Wiring

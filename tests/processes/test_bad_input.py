@@ -17,7 +17,7 @@ from data_shards.build import build_shard
 from data_shards.tokenize import train_tokenizer
 from peers.chaos.forks import Forked, Forks
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_OK, EXIT_UNREACHABLE, EXIT_USAGE
-from peers.home.place_state import read_state
+from peers.home.places import read_state
 from peers.invites.invite import Invite, parse_invite
 from swarm.ids import RunId
 from swarm.security.signing import PrivateIdentity

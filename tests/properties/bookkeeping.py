@@ -20,14 +20,14 @@ from swarm.ids import MicrobatchId, PartName, PeerId, RunId, stage_part
 from swarm.membership.founding_record import genesis
 from swarm.network.protocols import Rpc
 from swarm.optim.schedules import OptimizerConfig
-from swarm.pipeline.trainer.taken import Issued
+from swarm.pipeline.trainer.issued import IssuedTable
 from swarm.pipeline.wiring import Wiring
 from swarm.step.decisions import cursors, totals
 from swarm.step.leader.service import LeadService
 from swarm.step.member.remote_leader import RemoteLeader
 from swarm.step.messages import COMPLETE, Averaged
 from swarm.step.rules import StepRules
-from tests.harness.rigs.common import asked
+from tests.harness.rigs.common import asked, issued
 
 STAGES = [[PeerId(f"{stage}{number}") for number in range(3)] for stage in "xy"]
 TRAINERS = [PeerId(f"t{number}") for number in range(3)]
@@ -70,7 +70,7 @@ class Feeder:
     position: int = 0
 
     def __post_init__(self) -> None:
-        self.taken = Issued()
+        self.taken = IssuedTable()
         self.under_way: dict[MicrobatchId, list[PeerId]] = {}
         self.home: dict[MicrobatchId, Contribution] = {}
         self.remote.begun = self
@@ -81,15 +81,15 @@ class Feeder:
 
     def keep(self, step: int, count: int) -> None:
         """See :class:`~swarm.step.member.remote_leader.Begun`."""
-        for microbatch in self.taken.keep(step, count):
-            self.under_way.pop(microbatch, None)
-            self.home.pop(microbatch, None)
+        for row in self.taken.keep(step, count):
+            self.under_way.pop(row.work.microbatch, None)
+            self.home.pop(row.work.microbatch, None)
 
     def take(self, step: int) -> MicrobatchId:
         """The next of the shard."""
         microbatch = MicrobatchId(self.me, "00" * 8, 0, self.position)
         self.position += 1
-        self.taken.add(step, microbatch)
+        self.taken.add(issued(step, microbatch))
         return microbatch
 
 

@@ -15,6 +15,7 @@ from swarm.consensus.records import CloseRecord, Contribution
 from swarm.errors import Refused
 from swarm.ids import MicrobatchId, PeerId, stage_of
 from swarm.step.messages import COMPLETE, Complete
+from tests.harness.rigs.common import set_aside
 from tests.properties.bookkeeping import NO, RULES, STAGES, TRAINERS, Blocked, Books, Feeder
 
 PEERS = [*STAGES[0], *STAGES[1], *TRAINERS]
@@ -111,7 +112,7 @@ class BooksMachine(RuleBasedStateMachine):
             return
         microbatch = sorted(feeder.under_way)[pick % len(feeder.under_way)]
         del feeder.under_way[microbatch]
-        feeder.taken.set_aside(step, microbatch)
+        set_aside(feeder.taken, step, microbatch)
         self.put_aside.add(microbatch)
         try:
             self.books.told(feeder, feeder.remote.put_aside(step, microbatch, "poison"))

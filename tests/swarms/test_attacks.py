@@ -23,7 +23,7 @@ from swarm.membership.founder import Founder
 from swarm.network.protocols import Answer, Incoming
 from swarm.pipeline.compute import Contributed, Material, StageCompute
 from swarm.pipeline.stage.microbatch_state import MicrobatchState
-from swarm.pipeline.stage.worker import Handover
+from swarm.pipeline.stage.sender import Sender
 from swarm.schema import Empty
 from swarm.sim.links import Links
 from swarm.sim.loop import PEER, LoopClock, run_world
@@ -71,17 +71,17 @@ def test_replica_whose_sum_is_huge_stops_nobody_else(
 def test_replica_that_claims_to_take_no_time_gets_its_share_and_a_half_at_most(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest, lies = Handover._report, 0
+    honest, lies = Sender._report, 0
 
     async def report(
-        handover: Handover, state: MicrobatchState, direction: Any, took: tuple[float, float] | None, **more: Any
+        sender: Sender, state: MicrobatchState, direction: Any, took: tuple[float, float] | None, **more: Any
     ) -> None:
         nonlocal lies
         if PEER.get() == "host-0" and took is not None:
             took, lies = (sum(took), 1e-9), lies + 1
-        await honest(handover, state, direction, took, **more)
+        await honest(sender, state, direction, took, **more)
 
-    monkeypatch.setattr(Handover, "_report", report)
+    monkeypatch.setattr(Sender, "_report", report)
     batch = {"microbatch_size": 1, "microbatches_per_step": 48}
     shape = {**LEARNS, "hosts": 3, "run": {"steps": 3}, "split": {"stages": 1}, "batch": batch}
     swarm = SimSwarm(tmp_path, links=Links.parse({"default": {"latency_ms": 20}}), **shape)

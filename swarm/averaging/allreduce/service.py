@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from swarm.averaging.allreduce.exchange import Exchange
+from swarm.averaging.allreduce.exchange import Exchange, Means, Run
 from swarm.averaging.allreduce.inbox import Inbox
 from swarm.averaging.allreduce.messages import (
     ABORT,
@@ -26,7 +26,6 @@ from swarm.averaging.allreduce.messages import (
 )
 from swarm.averaging.allreduce.output import Floats, Reducer, weighted_mean
 from swarm.averaging.allreduce.plan import RoundKey, RoundPlan, RoundResult
-from swarm.averaging.allreduce.questions import Means, Run
 from swarm.clock import Clock
 from swarm.errors import BugError, Busy, PeerError, Refused, RoundFailed, Violation
 from swarm.ids import PeerId

@@ -2,8 +2,8 @@
 
 A message arrives and is admitted, before its payload is read and once more when it is here (``admission.py``); its
 microbatch decides what follows and why (``microbatch_state.py``); :meth:`StageServer._do` has it done: by the worker,
-one piece at a time on the device thread, or beside it, where results are handed on (``worker.py``) and what others lost
-is given again or fetched (``recall.py``).
+one piece at a time on the device thread (``worker.py``), or beside it, where results are sent (``sender.py``) and what
+others lost is given again or fetched (``recall.py``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
-from swarm.errors import Busy, Refused, WrongStep
+from swarm.errors import Busy, PeerError, Refused, WrongStep
 from swarm.events import RetentionDropped
 from swarm.ids import PeerId, StepWork, stage_part
 from swarm.network.protocols import Answer, AnyMethod, Incoming
@@ -39,14 +39,15 @@ from swarm.pipeline.messages import (
     Resend,
     Targets,
 )
-from swarm.pipeline.recall import Recalls, Takeover
+from swarm.pipeline.recall import Errand, Missing, Recalls
 from swarm.pipeline.retention import HeldOfMicrobatches
 from swarm.pipeline.settle import Assigned, StageSettling, settle
 from swarm.pipeline.stage.admission import AdmissionRules, Participants, StageContext, StageSettings
 from swarm.pipeline.stage.memory import MemoryRelief
 from swarm.pipeline.stage.microbatch_state import Action, MicrobatchState, Next, Phase
+from swarm.pipeline.stage.sender import Sender
 from swarm.pipeline.stage.table import MicrobatchTable
-from swarm.pipeline.stage.worker import Handover, Worker
+from swarm.pipeline.stage.worker import Worker
 from swarm.schema import Empty
 
 logger = logging.getLogger(__name__)
@@ -63,11 +64,10 @@ class StageServer:
         self._of_journeys: set[asyncio.Task[None]] = set()
         self._table = MicrobatchTable(settings.retention_bytes, settings.max_queue, self._let_go, ahead=settings.ahead)
         self._rules = AdmissionRules(settings, context, self._table, participants)
-        self._handover = Handover(settings, context)
         memory = MemoryRelief(settings, context, self._table)
-        self._worker = Worker(settings, context, self._table, self._handover, memory, self._send)
         self._recalls = Recalls(settings, context, self._table, memory, self._spawn)
-        self._takeover = Takeover(settings, self._table, self._recalls, self._worker, self._handover)
+        self._sender = Sender(settings, context, self._recalls)
+        self._worker = Worker(settings, context, self._table, self._sender, memory, self._send)
         self._settling = StageSettling(settings, context, self._table, self._recalls, self._rules.replicas)
 
     # --- what arrives --------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class StageServer:
     async def _on_adopt(self, caller: PeerId, body: Adopt) -> Empty:
         self._rules.adopt(caller, body)
         state, _ = self._table.note(body, body.route)
-        self._send(self._takeover.adopt(state, body.within_s, pass_on=body.pass_on))
+        self._send(self._adopt(state, body.within_s, pass_on=body.pass_on))
         return DONE
 
     async def _on_recall(self, caller: PeerId, body: Recall, incoming: Incoming) -> Answer[Empty]:
@@ -176,18 +176,68 @@ class StageServer:
             case Action.QUEUE_BACKWARD:
                 self._worker.queue("backward", state)
             case Action.FETCH:
-                self._send(self._takeover.adopt_unasked(state, within_s))
+                self._send(self._adopt_unasked(state, within_s))
             case Action.SEND_OUTPUT:
-                self._send(self._takeover.send_again(state, within_s))
+                self._send(self._sender.send_output_again(state))
             case Action.TELL_FORWARD:
-                self._send(self._handover.report_forward(state, None))
-                self._send(self._takeover.send_again(state, within_s))
-            case Action.TELL_BACKWARD:
-                self._send(self._takeover.tell_again(state, within_s))
-            case Action.HURRY:
-                self._send(self._takeover.hurry(state, within_s))
+                self._send(self._sender.report_forward(state, None))
+                self._send(self._sender.send_output_again(state))
+            case Action.TELL_BACKWARD | Action.HURRY:
+                self._send(self._back_again(state, follows.action, within_s))
             case Action.NOTHING:
                 pass
+
+    async def _back_again(
+        self, state: MicrobatchState, action: Action, within_s: float, *, pass_on: bool = True
+    ) -> None:
+        """Report a contribution that was added before, or have it added next; and if ``pass_on`` send the input's
+        gradient again: one of them was lost, or what it was sent to."""
+        if action is Action.TELL_BACKWARD:
+            await self._sender.report_backward(state, None)
+        else:
+            self._worker.hurry(state)
+        if pass_on:
+            await self._sender.send_gradient_again(state, within_s)
+
+    async def _adopt(self, state: MicrobatchState, within_s: float, *, pass_on: bool = True) -> None:
+        """Take a hop over whose forward was somebody else's: fetch what is missing for at most ``within_s`` seconds,
+        then queue the contribution. What was fetched before it failed is kept for the next attempt; one adoption of a
+        microbatch goes on at a time. Of a contribution that was made before the input's gradient is computed anew and
+        passed on only if ``pass_on``. What a neighbour cannot give the trainer is told of, and decides."""
+        action = state.after_adopt().action
+        if action in (Action.TELL_BACKWARD, Action.HURRY):
+            await self._back_again(state, action, within_s, pass_on=pass_on)
+        if action is not Action.FETCH:
+            return
+        state.adopting = True
+        try:
+            await self._fetch(state, within_s)
+            if not state.dropped:
+                self._worker.queue("backward", state)
+        except Missing as missing:
+            await self._sender.report_blocked(state.key, state.route, missing.hop, "backward", missing.error)
+        finally:
+            state.adopting = False
+
+    async def _adopt_unasked(self, state: MicrobatchState, within_s: float) -> None:
+        """The same where a gradient came and nothing else: the stage after says that there is such a microbatch. Where
+        that cannot be had whole it is forgotten, and its trainer, told so, asks for it anew if it is one of his."""
+        key = state.key
+        await self._adopt(state, within_s)
+        if state.key == key and not state.here and not state.dropped:
+            self._table.drop(state, "what its backward takes cannot be had")
+
+    async def _fetch(self, state: MicrobatchState, within_s: float) -> None:
+        """Both neighbours at once. Where the route changed meanwhile, the rest is fetched along the new one."""
+        while True:
+            route, errand = state.route, Errand.of(state, within_s)
+            back = self._recalls.targets if self._settings.computes_loss else self._recalls.output_gradient
+            results = await asyncio.gather(self._recalls.input(errand), back(errand), return_exceptions=True)
+            failed = next((result for result in results if isinstance(result, BaseException)), None)
+            if failed is None:
+                return
+            if state.route == route or not isinstance(failed, PeerError):
+                raise failed
 
     async def run(self) -> None:
         """Work until cancelled."""

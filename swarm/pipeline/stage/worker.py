@@ -1,44 +1,30 @@
-"""Compute what a replica has admitted in the order of its queue, and hand the results on."""
+"""Compute what a replica has admitted, in the order of its queue; what comes of it is sent on beside."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, nullcontext
+from statistics import fmean
 from typing import Any, TypeVar
 
 from swarm.device import is_out_of_memory
-from swarm.errors import BugError, PeerError, Refused, WrongStep
+from swarm.errors import BugError, PeerError, WrongStep
 from swarm.events import Accumulated
-from swarm.ids import JourneyKey, PeerId, stage_part
+from swarm.ids import stage_part
 from swarm.models.dropout import dropout_seed
-from swarm.network.protocols import Payload, RequestT, Rpc
+from swarm.network.protocols import Payload
 from swarm.phases import Phases, advance
-from swarm.pipeline.activity import ComputePace
 from swarm.pipeline.compute import Contributed, Graph, Material
-from swarm.pipeline.messages import (
-    BACKWARD,
-    BLOCKED,
-    FORWARD,
-    GRADIENT,
-    HOP,
-    OUTPUT,
-    Backward,
-    Blocked,
-    Direction,
-    Forward,
-    HopReport,
-    InputGradient,
-    Output,
-)
+from swarm.pipeline.messages import Direction
 from swarm.pipeline.stage.admission import StageContext, StageSettings
 from swarm.pipeline.stage.memory import MemoryRelief
 from swarm.pipeline.stage.microbatch_state import Action, MicrobatchState, Work
+from swarm.pipeline.stage.sender import Sender
 from swarm.pipeline.stage.table import MicrobatchTable
-from swarm.schema import Empty
-from swarm.security.signing import receipt_bytes
-from swarm.waiting import first_done, retry_while_busy
+from swarm.waiting import first_done
 
 logger = logging.getLogger(__name__)
 
@@ -59,12 +45,12 @@ class Worker:
         settings: StageSettings,
         context: StageContext,
         table: MicrobatchTable,
-        handover: Handover,
+        sender: Sender,
         memory: MemoryRelief,
         spawn: Spawn,
     ) -> None:
         self._settings, self._context, self._table = settings, context, table
-        self._handover, self._memory, self._spawn = handover, memory, spawn
+        self._sender, self._memory, self._spawn = sender, memory, spawn
         self._wake = asyncio.Event()
         self._adding, self._under_way = asyncio.Semaphore(MAX_ADDING), 0
         self.pace = ComputePace()
@@ -146,7 +132,7 @@ class Worker:
             return
         key, route = state.key, state.route
         self._table.drop(state, f"its {direction} failed: {error}")
-        self._spawn(self._handover.report_blocked(key, route, self._settings.stage, direction, error))
+        self._spawn(self._sender.report_blocked(key, route, self._settings.stage, direction, error))
 
     async def _forward(self, state: MicrobatchState, queued: float) -> None:
         started = self._context.clock.monotonic()
@@ -166,8 +152,8 @@ class Worker:
         if follows.action is not Action.TELL_FORWARD:
             return
         took = self._took("forward", queued, started)
-        self._spawn(self._handover.report_forward(state, took))
-        self._spawn(self._handover.pass_forward(state, output))
+        self._spawn(self._sender.report_forward(state, took))
+        self._spawn(self._sender.send_output(state, output))
 
     async def _contribute(self, state: MicrobatchState, queued: float) -> None:
         """Both directions, or the way back, in one piece."""
@@ -183,7 +169,7 @@ class Worker:
         if state.dropped:  # its lineage was given up meanwhile: nothing of it counts
             return
         self._added(state, self._took("backward", queued, started))
-        self._spawn(self._handover.pass_backward(state, result.gradient))
+        self._spawn(self._sender.send_gradient(state, result.gradient))
 
     async def _turn_back(self, state: MicrobatchState, queued: float) -> None:
         """What the stage before waits for; the rest when there is nothing else to do, or at once where that would be
@@ -196,10 +182,10 @@ class Worker:
             return
         state.took = self._took("backward", queued, started)
         if state.turn_back(rest, self._context.clock.monotonic()):
-            self._spawn(self._handover.report_turned(state))
+            self._spawn(self._sender.report_turned(state))
         elif state.accumulated:  # at the step's closing
-            self._spawn(self._handover.report_backward(state, state.took))
-        self._spawn(self._handover.pass_backward(state, contributed.gradient))
+            self._spawn(self._sender.report_backward(state, state.took))
+        self._spawn(self._sender.send_gradient(state, contributed.gradient))
         if self._table.deferred_bytes <= self._settings.deferred_bytes:
             self._defer(state)
         elif state.start() == "weights":
@@ -259,7 +245,7 @@ class Worker:
         """Tell that a microbatch is in the sum."""
         part = stage_part(self._settings.stage)
         self._context.events.emit(Accumulated(part=part, **state.work._asdict()))
-        self._spawn(self._handover.report_backward(state, took))
+        self._spawn(self._sender.report_backward(state, took))
         self._table.retention.hold(state)
 
     def _took(self, work: Work, queued: float, started: float) -> tuple[float, float]:
@@ -274,123 +260,20 @@ class Worker:
         return dropout_seed(self._settings.seed, state.key.microbatch)
 
 
-class Handover:
-    """What leaves a replica: tensors to its neighbours on the route, reports to the trainer.
+class ComputePace:
+    """The time that the newest pieces of one replica's work took on its device; ``weights`` are what a backward left to
+    do."""
 
-    Every method returns when the message was taken or cannot be delivered, and raises no PeerError: what a neighbour
-    does not take is reported to the trainer, which alone decides what to do."""
+    def __init__(self) -> None:
+        self.microbatches = 0
+        self._seconds = {work: deque[float](maxlen=32) for work in ("forward", "backward", "weights")}
 
-    def __init__(self, settings: StageSettings, context: StageContext) -> None:
-        self._settings, self._context = settings, context
-        self._unheard: dict[PeerId, int] = {}
+    def observe(self, work: Work, seconds: float) -> None:
+        """A piece is done; with its backward a microbatch is, for those who wait for it."""
+        self._seconds[work].append(seconds)
+        self.microbatches += work == "backward"
 
-    async def pass_forward(self, state: MicrobatchState, output: Payload) -> None:
-        """The output, to the next stage or home. Under way, the microbatch may be sent along another route."""
-        key, route, hop = state.key, state.route, self._settings.stage + 1
-        fields: dict[str, Any] = key._asdict()
-        try:
-            if self._settings.last:
-                await self._home(key, OUTPUT, Output(**fields), output)
-                state.tensors.output = None
-            else:
-                await self._send(route[hop], FORWARD, Forward(**fields, route=route, hop=hop), output)
-        except PeerError as error:
-            await self.report_blocked(key, route, hop, "forward", error)
-
-    async def pass_backward(self, state: MicrobatchState, gradient: Payload | None) -> None:
-        """The input's gradient, to the stage before or home; nothing where the input was token ids."""
-        key, route, hop = state.key, state.route, self._settings.stage - 1
-        fields: dict[str, Any] = key._asdict()
-        if gradient is None:
-            return
-        if self._settings.first:
-            await self._home(key, GRADIENT, InputGradient(**fields), gradient)
-            return
-        try:
-            upstream = Backward(**fields, route=route, hop=hop)
-            await self._hand_back(route[hop], BACKWARD, upstream, gradient)
-        except PeerError as error:
-            await self.report_blocked(key, route, hop, "backward", error)
-
-    async def _home(self, key: JourneyKey, rpc: Rpc[RequestT, Empty], body: RequestT, payload: Payload) -> None:
-        """To the trainer, whom nobody needs to tell that it cannot be reached: its deadlines deal with it."""
-        try:
-            await self._hand_back(key.microbatch.trainer, rpc, body, payload)
-        except Refused as refused:
-            logger.debug("trainer %s no longer waits for this microbatch: %s", key.microbatch.trainer, refused)
-        except PeerError as error:
-            logger.info("trainer %s does not take %s: %s", key.microbatch.trainer, rpc.name, error)
-
-    async def _hand_back(self, target: PeerId, rpc: Rpc[RequestT, Empty], body: RequestT, payload: Payload) -> None:
-        """Only this peer can take it, so a busy one is asked again."""
-        await retry_while_busy(
-            lambda: self._send(target, rpc, body, payload),
-            self._context.clock,
-            within_s=self._settings.send_timeout_s,
-        )
-
-    async def _send(self, target: PeerId, rpc: Rpc[RequestT, Empty], body: RequestT, payload: Payload) -> None:
-        await self._context.endpoint.call(target, rpc, body, timeout_s=self._settings.send_timeout_s, payload=payload)
-
-    async def report_forward(self, state: MicrobatchState, took: tuple[float, float] | None) -> None:
-        """A hop on the way out is done. ``took`` is (queued, computed) in seconds, None when this was told before."""
-        await self._report(state, "forward", took)
-
-    async def report_turned(self, state: MicrobatchState) -> None:
-        """The gradient was handed on; the contribution's report, with receipt and time, follows."""
-        await self._report(state, "backward", None)
-
-    async def report_backward(self, state: MicrobatchState, took: tuple[float, float] | None) -> None:
-        """A contribution was added: with the receipt, and where the loss is computed the loss."""
-        key, stage = state.key, self._settings.stage
-        loss_sum, tokens = state.loss
-        receipt = self._context.sign(receipt_bytes(self._settings.run, key, stage, tokens))
-        await self._report(state, "backward", took, receipt=receipt, loss_sum=loss_sum, tokens=tokens)
-
-    async def _report(
-        self, state: MicrobatchState, direction: Direction, took: tuple[float, float] | None, **contributed: Any
-    ) -> None:
-        key = state.key
-        queued, computed = took or (0.0, 0.0)
-        report = HopReport(
-            **key._asdict(),
-            hop=self._settings.stage,
-            direction=direction,
-            queued_s=max(0.0, queued),
-            compute_s=max(0.0, computed),
-            again=took is None,
-            **contributed,
-        )
-        try:
-            await self._context.endpoint.notify(
-                key.microbatch.trainer, HOP, report, timeout_s=self._settings.send_timeout_s
-            )
-        except PeerError as error:
-            self._cannot_tell(key.microbatch.trainer, key.step, error)
-
-    async def report_blocked(
-        self, key: JourneyKey, route: tuple[PeerId, ...], hop: int, direction: Direction, error: PeerError
-    ) -> None:
-        """A hop can not be done. Says which attempt that was: another may be under way by now."""
-        peer = route[hop] if 0 <= hop < len(route) else key.microbatch.trainer
-        blocked = Blocked(
-            **key._asdict(),
-            hop=max(0, min(hop, self._settings.stages - 1)),
-            direction=direction,
-            peer=peer,
-            code=error.code,
-            reason=error.reason[:400],
-        )
-        trainer = key.microbatch.trainer
-        try:
-            await self._send(trainer, BLOCKED, blocked, b"")
-        except Refused as refused:
-            logger.debug("trainer %s no longer waits for this microbatch: %s", trainer, refused)
-        except PeerError as error:  # its own deadline and the health watch deal with it
-            self._cannot_tell(trainer, key.step, error)
-
-    def _cannot_tell(self, trainer: PeerId, step: int, error: PeerError) -> None:
-        """Said once a step of each trainer: one that is gone is told nothing of any of its microbatches."""
-        if self._unheard.get(trainer, -1) < step:
-            self._unheard[trainer] = step
-            logger.info("cannot tell trainer %s: %s", trainer, error)
+    @property
+    def compute_s(self) -> float:
+        """Mean seconds of a microbatch, both directions together; 0.0 before the first."""
+        return sum(fmean(seconds) for seconds in self._seconds.values() if seconds)

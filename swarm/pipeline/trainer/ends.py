@@ -11,14 +11,13 @@ from swarm.errors import BugError, Busy, PeerError, Refused, SwarmError, Violati
 from swarm.ids import MicrobatchId, PeerId, StepWork
 from swarm.models.dropout import dropout_seed
 from swarm.network.protocols import Answer, Incoming, Payload
-from swarm.pipeline.batch import BatchSource
+from swarm.pipeline.batch import Batch, BatchSource
 from swarm.pipeline.boundary import RowNotes, going_forward
 from swarm.pipeline.compute import EndsCompute, EndsMaterial
 from swarm.pipeline.messages import RECALL, Recall, TrainerRecall, What
 from swarm.pipeline.recall import MAX_RECALLS, NESTED_SHARE
-from swarm.pipeline.retention import Retained, Retention
-from swarm.pipeline.trainer.context import JourneyContext
-from swarm.pipeline.trainer.taken import IssuedMicrobatch, read_again
+from swarm.pipeline.trainer.issued import IssuedTable
+from swarm.pipeline.trainer.journey import IssuedMicrobatch, JourneyContext
 from swarm.pipeline.window import StepWindow
 from swarm.schema import Empty
 from swarm.waiting import retry_while_busy
@@ -34,56 +33,20 @@ class _Need:
 
 
 class TrainerEnds:
-    """What one trainer retains of its work in the steps of ``window``, and gives again. Implements
-    :class:`~swarm.pipeline.settle.Settling` for the private ends."""
+    """Gives again what one trainer retains of its work in the steps of ``window``, the open one of which takes from our
+    shard from ``begin`` on. Implements :class:`~swarm.pipeline.settle.Settling` for the private ends."""
 
-    def __init__(
-        self,
-        context: JourneyContext,
-        source: BatchSource,
-        window: StepWindow,
-        *,
-        retention_bytes: int,
-    ) -> None:
+    def __init__(self, context: JourneyContext, source: BatchSource, window: StepWindow, issued: IssuedTable) -> None:
         self._context, self._source = context, source
-        self._window = window
-        self._kept: dict[StepWork, IssuedMicrobatch] = {}
-        self._retention = Retention(retention_bytes, _let_go)
-        self._begin = source.cursor
-        self._recalls = 0
-
-    def keep(self, kept: IssuedMicrobatch) -> None:
-        """Retain a microbatch from now on."""
-        self._kept[kept.work] = kept
-
-    def came_home(self, kept: IssuedMicrobatch) -> None:
-        """Its journey is over: from now on it may be dropped for want of space."""
-        kept.loss_gradient, kept.complete = None, True
-        self._retention.hold(kept)
-
-    def open_step(self, step: int, begin: tuple[int, int]) -> None:
-        """Forget closed steps. This one takes from our shard from ``begin`` on."""
-        self._begin = begin
-        for work in [work for work in self._kept if work.step < step]:
-            self._retention.forget(self._kept.pop(work))
-
-    def rewound(self) -> None:
-        """What was retained belongs to steps that do not count."""
-        for kept in self._kept.values():
-            self._retention.forget(kept)
-        self._kept.clear()
-
-    @property
-    def retained_bytes(self) -> int:
-        """Bytes that are retained now. Cost: a pass over the microbatches of the open step."""
-        return sum(kept.retained_bytes for kept in self._kept.values())
+        self._window, self._issued = window, issued
+        self.begin, self._recalls = source.cursor, 0
 
     def _find(self, work: StepWork) -> IssuedMicrobatch:
         """What is retained, or for once what can be read again: nobody can make us hold more by asking."""
-        if (kept := self._kept.get(work)) is not None:
+        if (kept := self._issued.find(work)) is not None:
             return kept
-        batch, after = read_again(self._source, work.microbatch), self._window.after_of(work)
-        return IssuedMicrobatch(work.step, batch, after, work.early, complete=True)
+        batch, after = _read_again(self._source, work.microbatch), self._window.after_of(work)
+        return IssuedMicrobatch(work, batch, after, complete=True)
 
     def _check_fed(self, work: StepWork) -> None:
         """Our shard is private: what is retained was fed, and of the open step what its quota reaches may have been fed
@@ -91,11 +54,11 @@ class TrainerEnds:
         microbatch = work.microbatch
         if microbatch.trainer != self._context.endpoint.peer:
             raise Refused(f"{microbatch} is another trainer's")
-        if work in self._kept:
+        if self._issued.find(work) is not None:
             return
         if work.step != self._window.step:
             raise WrongStep(f"step {work.step} is not open here, step {self._window.step} is")
-        each, (epoch, position) = self._source.microbatches_per_epoch, self._begin
+        each, (epoch, position) = self._source.microbatches_per_epoch, self.begin
         beyond = (microbatch.epoch - epoch) * each + microbatch.position - position
         if microbatch.position >= each or not 0 <= beyond < self._context.target:
             raise Refused(f"{microbatch} is not of step {work.step}")
@@ -163,7 +126,7 @@ class TrainerEnds:
         if kept.output is not None:
             return kept.output
         payload = kept.output = await self._recall(need, self._context.stages - 1, "output")
-        self._hold(kept)
+        self._issued.hold(kept)
         return payload
 
     async def _gradient(self, need: _Need) -> Payload:
@@ -172,20 +135,15 @@ class TrainerEnds:
         if kept.gradient is not None:
             return kept.gradient
         payload = kept.gradient = await self._recall(need, 0, "gradient")
-        self._hold(kept)
+        self._issued.hold(kept)
         return payload
-
-    def _hold(self, kept: IssuedMicrobatch) -> None:
-        """Count what it holds now, which may let go of it at once. One that was read again for once is not counted."""
-        if self._kept.get(kept.work) is kept:
-            self._retention.hold(kept)
 
     async def _recall(self, need: _Need, at: int, what: What) -> Payload:
         microbatch, within_s = need.kept.batch.id, NESTED_SHARE * need.within_s
-        size = self._size(what, need.kept.step)
+        size = self._size(what, need.kept.work.step)
         if len(need.route) != self._context.stages:
             raise Refused(f"the {what} of {microbatch} was dropped, and its route is not known")
-        where: dict[str, Any] = {"step": need.kept.step, "microbatch": microbatch, "after": need.kept.after}
+        where: dict[str, Any] = {"step": need.kept.work.step, "microbatch": microbatch, "after": need.kept.after}
         body = Recall(**where, route=need.route, hop=at, what=what)
 
         async def call() -> Payload:
@@ -195,7 +153,7 @@ class TrainerEnds:
             return payload
 
         payload = await retry_while_busy(call, self._context.clock, within_s=within_s)
-        self.check_size(what, need.kept.step, memoryview(payload).nbytes, need.route[at])
+        self.check_size(what, need.kept.work.step, memoryview(payload).nbytes, need.route[at])
         return payload
 
     def check_size(self, what: What, step: int, size: int, peer: PeerId) -> None:
@@ -254,5 +212,16 @@ class TrainerEnds:
             raise PeerError(f"{type(error).__name__}: {error}") from error
 
 
-def _let_go(retained: Retained, size: int) -> None:
-    """Nobody is told: what a trainer dropped its stages give again."""
+def _read_again(source: BatchSource, microbatch: MicrobatchId) -> Batch:
+    """A microbatch of our shard, by its name; the cursor stays where it is. Raises Refused for another shard's."""
+    if microbatch.shard != source.shard:
+        raise Refused(f"{microbatch} is not of the shard that is open here")
+    cursor = source.cursor
+    source.seek((microbatch.epoch, microbatch.position))
+    try:
+        batch = source.take()
+    finally:
+        source.seek(cursor)
+    if batch.id != microbatch:
+        raise Refused(f"{microbatch} is another trainer's")
+    return batch

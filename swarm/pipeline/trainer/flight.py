@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 from swarm.pipeline.wiring import Wiring
@@ -98,3 +99,25 @@ class InFlight:
         stage_s = {stage: median(recent) for stage, recent in self._compute_s.items()}
         round_trip_s, rates = median(self._round_trips), self._known_rates()
         return journeys_in_flight(round_trip_s, stage_s, rates, self._trainers, most=self._most, unlike=self._unlike)[0]
+
+
+# --- what is fed early ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyRules:
+    """How much of a step may be fed early: ``share`` of its ``target`` microbatches, in equal shares of all trainers;
+    nothing after the ``last`` step. ``exact``: neither more nor less of a trainer's microbatches are early, whenever
+    they begin, so that timing changes nothing that is computed."""
+
+    share: float = 0.0
+    target: int = 0
+    last: int = 0
+    exact: bool = False
+
+    def quota(self, step: int, trainers: int) -> int:
+        """Return how many microbatches of a step each of so many trainers may feed early."""
+        return math.floor(self.share * self.target / max(1, trainers)) if step <= self.last else 0
+
+
+NOTHING_EARLY = EarlyRules()

@@ -19,7 +19,7 @@ from swarm.network.protocols import Payload
 from swarm.pipeline.batch import Batch, BatchSource
 from swarm.pipeline.boundary import RowNotes, going_forward
 from swarm.pipeline.messages import EVALUATE, Evaluate, Evaluated
-from swarm.pipeline.trainer.context import JourneyContext
+from swarm.pipeline.trainer.journey import JourneyContext
 from swarm.waiting import retry_while_busy
 
 logger = logging.getLogger(__name__)

@@ -9,17 +9,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, Protocol
 
+from swarm.clock import Clock
 from swarm.compression.dense import INT32
+from swarm.device import Device
 from swarm.errors import PeerError, Refused, SwarmError, Violation
-from swarm.events import HopMoved, JourneyStarted
-from swarm.ids import JourneyKey, PeerId
+from swarm.events import EventSink, HopMoved, JourneyStarted
+from swarm.ids import JourneyKey, PeerId, RunId, StepWork
 from swarm.models.dropout import dropout_seed
-from swarm.network.protocols import Payload, Rpc
-from swarm.pipeline.boundary import RowNotes, going_forward
+from swarm.network.protocols import Endpoint, Payload, Rpc
+from swarm.pipeline.batch import Batch
+from swarm.pipeline.boundary import BoundarySpecs, RowNotes, going_forward
+from swarm.pipeline.compute import EndsCompute
 from swarm.pipeline.messages import (
     ADOPT,
     BACKWARD,
@@ -37,21 +41,23 @@ from swarm.pipeline.messages import (
     Resend,
     Targets,
 )
-from swarm.pipeline.trainer.context import JourneyContext, JourneyHooks
-from swarm.pipeline.trainer.directives import (
+from swarm.pipeline.retention import payload_bytes
+from swarm.pipeline.trainer.flight import NOTHING_EARLY, EarlyRules
+from swarm.pipeline.trainer.hops import (
     Directive,
     DropHop,
+    JourneyPhase,
     MoveHop,
-    OwnWork,
     PauseHop,
+    Receipt,
     SendHop,
     SupplyTargets,
     SuspectReplica,
+    Warn,
     WithdrawHop,
 )
-from swarm.pipeline.trainer.journey_state import JourneyPhase, JourneyState
-from swarm.pipeline.trainer.route import Receipt
-from swarm.pipeline.trainer.taken import IssuedMicrobatch
+from swarm.pipeline.trainer.journey_state import JourneyState
+from swarm.pipeline.trainer.pace import ReplicaChoice
 from swarm.schema import Empty
 from swarm.security.signing import receipt_bytes
 from swarm.waiting import retry_while_busy
@@ -65,6 +71,49 @@ RPCS: dict[str, tuple[Rpc[Any, Empty], type[JourneyMessage]]] = {
     "adopt": (ADOPT, Adopt),
 }
 """Verb of a call → how it is made, and with what."""
+
+
+class ReceiptCheck(Protocol):
+    """Verifies a signature by a peer."""
+
+    def __call__(self, peer: PeerId, data: bytes, signature: bytes) -> bool:
+        """Whether ``signature`` over ``data`` is ``peer``'s."""
+
+
+@dataclass(slots=True, kw_only=True)
+class JourneyContext:
+    """What all journeys of one trainer share. ``suspect`` asks the health watch to look at a peer; ``seed`` is the
+    run's, ``specs`` what crosses its boundaries, ``target`` how many microbatches a step has, ``early`` how many of
+    them may be fed early."""
+
+    run: RunId
+    stages: int
+    endpoint: Endpoint
+    device: Device
+    specs: BoundarySpecs
+    ends: EndsCompute | None
+    replicas: ReplicaChoice
+    events: EventSink
+    clock: Clock
+    verify: ReceiptCheck
+    suspect: Callable[[PeerId, str], None]
+    seed: int = 0
+    target: int = 0
+    early: EarlyRules = NOTHING_EARLY
+    send_timeout_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class JourneyHooks:
+    """What a trainer lends its journeys while it feeds: ``attend`` notices the death of peers, ``spawn`` does small
+    things beside, ``warn`` has all its journeys look again."""
+
+    attend: Callable[[Iterable[PeerId]], None]
+    spawn: Callable[[Coroutine[Any, Any, None]], object]
+    warn: Callable[[], None] = lambda: None
+
+
+# --- a microbatch, and what comes of it -------------------------------------------------------------------------------
 
 
 class Poisoned(Exception):
@@ -91,33 +140,91 @@ class FinishedJourney:
     compute_s: dict[int, float]
 
 
-@dataclass(slots=True)
-class _AtHome:
-    """What the trainer has of its microbatch: what it sends, wire-encoded, to the first stage and to the last one (the
-    gradient, or for hosted ends the targets); the last stage's output; and of its private ends the graph of the
-    embedding, and what the head is to add."""
+Standing = Literal["counts", "left", "set aside", "forgone"]
+"""``left``: the shard goes back to it, so that it is taken again before any other, in this step or in another.
+``forgone``: it was taken back, and is begun anew if it is taken again. What is ``set aside`` never counts; the step's
+leader must know of it as of what may."""
+Outcome = FinishedJourney | Poisoned
 
-    first: Payload = b""
-    targets: Payload = b""
-    gradient: Payload = b""
-    output: Payload = b""
-    graph: Any = None
-    head: Any = None
-    loss_sum: float = 0.0
-    tokens: int = 0
-    returned_s: float | None = None
+
+@dataclass(slots=True, eq=False)
+class IssuedMicrobatch:
+    """One row. ``journey`` is there while it is under way, ``outcome`` when that is over, ``task`` while either goes on
+    or what came of it is told. It is not ``leased`` while it was fed early and its leader has not granted it;
+    ``untold`` says that its end waits for that. It is computed with the parameters of the record whose hash begins with
+    ``after``. Implements :class:`~swarm.pipeline.retention.Retained`.
+
+    ``output`` is the last stage's, ``gradient`` that of the first stage's input, both wire-encoded as they came;
+    ``loss_gradient`` spares computing it from the output while the journey is under way. The batch itself is small, and
+    read again from the shard where it is not known any more.
+    """
+
+    work: StepWork
+    batch: Batch
+    after: str = ""
+    standing: Standing = "counts"
+    leased: bool = True
+    untold: bool = False
+    journey: Journey | None = None
+    outcome: Outcome | None = None
+    task: asyncio.Task[None] | None = None
+    route: tuple[PeerId, ...] = ()
+    output: Payload | None = None
+    gradient: Payload | None = None
+    loss_gradient: Payload | None = None
+    complete: bool = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether it is under way, or its outcome is known."""
+        return self.task is not None or self.outcome is not None
+
+    @property
+    def awaited(self) -> bool:
+        """Whether its gradient is still to come home: not of what waits for receipts alone, or is only being told to
+        one who may have stalled."""
+        returned = self.journey is not None and self.journey.returned_s is not None
+        return self.task is not None and self.outcome is None and not returned
+
+    @property
+    def retained_bytes(self) -> int:
+        """See :class:`~swarm.pipeline.retention.Retained`."""
+        return payload_bytes(self.output, self.gradient, self.loss_gradient)
+
+    def clear(self) -> None:
+        """Let go of everything large."""
+        self.output = self.gradient = self.loss_gradient = None
+
+    def stop(self) -> None:
+        """What is done for it now ends; its outcome stays."""
+        if self.task is not None:
+            self.task.cancel()
+
+    def withdraw(self) -> None:
+        """Nobody wants it any more, nor what came of it."""
+        self.outcome = None
+        self.stop()
+
+
+# --- one journey ------------------------------------------------------------------------------------------------------
 
 
 class Journey:
-    """A journey belongs to one (step, parameter version) for life; its trainer alone decides its route."""
+    """A journey belongs to one (step, parameter version) for life; its trainer alone decides its route. ``returned_s``
+    says how long it took until the gradient was home, and nothing but receipts missing; None before."""
 
     def __init__(self, context: JourneyContext, kept: IssuedMicrobatch, hooks: JourneyHooks) -> None:
         self._context, self._kept, self._hooks = context, kept, hooks
-        replicas = context.replicas.of(kept.work.version) if kept.early else context.replicas
+        replicas = context.replicas.of(kept.work.version) if kept.work.early else context.replicas
         self._state = JourneyState(replicas, context.stages, hosted=context.ends is None)
-        self._home = _AtHome()
+        self.returned_s: float | None = None
+        self._first: Payload = b""  # what the first stage is sent
+        self._targets: Payload = b""  # hosted ends: what the last one is sent
+        self._output: Payload = b""
+        self._graph: Any = None  # of the embedding
+        self._head: Any = None  # what the head is to add
+        self._counts = Receipt(b"")
         self._calls: dict[int, asyncio.Task[None]] = {}
-        self._work: OwnWork | None = None
         self._wake = asyncio.Event()
         self._bug: Exception | None = None
         self._started = 0.0
@@ -127,17 +234,12 @@ class Journey:
     @property
     def key(self) -> JourneyKey:
         """The current attempt."""
-        return JourneyKey(self._kept.step, self._kept.batch.id, self._state.way.attempt, self._kept.after)
+        return JourneyKey(self._kept.work.step, self._kept.batch.id, self._state.way.attempt, self._kept.after)
 
     @property
     def route(self) -> tuple[PeerId, ...]:
         """One replica per stage, as it is now."""
         return self._state.way.route
-
-    @property
-    def returned_s(self) -> float | None:
-        """How long it took until the gradient was home, and nothing but receipts missing; None before."""
-        return self._home.returned_s
 
     async def travel(self) -> FinishedJourney:
         """Go all the way, whoever fails on it; wait while a stage has nobody.
@@ -148,9 +250,15 @@ class Journey:
         state = self._state
         try:
             self._do(state.begin(self._now()))
-            while not state.ended:
-                work, self._work = self._work, None
-                await (self._look() if work is None else self._own(work))
+            await self._past(JourneyPhase.CHOOSING)
+            await self._embed()
+            while not (state.way.back or state.ended):
+                await self._past(JourneyPhase.FORWARD)
+                if state.phase is JourneyPhase.LOSS:
+                    await self._loss()
+            await self._past(JourneyPhase.BACKWARD)
+            if state.phase is JourneyPhase.ADDING:
+                await self._add()
         except Poisoned as poison:
             self._do(state.spoilt(str(poison)))
             raise
@@ -160,13 +268,26 @@ class Journey:
             raise Poisoned(state.why)
         return self._finished()
 
+    async def _past(self, phase: JourneyPhase) -> None:
+        """Wait until the journey is past a phase; what fails meanwhile is repaired."""
+        while self._state.phase is phase:
+            self._wake.clear()
+            if self._bug is not None:
+                raise self._bug
+            now = self._now()
+            self._do(self._state.look(now))
+            if self._state.phase is phase:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._state.wait_s(now)):
+                        await self._wake.wait()
+
     def _finished(self) -> FinishedJourney:
         self._kept.route = self.route
         receipts = [hop.receipts[hop.replica] for hop in self._state.way.hops]
-        counts = receipts[-1] if self._context.ends is None else self._home
+        counts = receipts[-1] if self._context.ends is None else self._counts
         return FinishedJourney(
             key=self.key,
-            early=self._kept.early,
+            early=self._kept.work.early,
             route=self.route,
             tokens=counts.tokens,
             loss_sum=counts.loss_sum,
@@ -176,19 +297,6 @@ class Journey:
             compute_s=self._compute_s,
         )
 
-    async def _look(self) -> None:
-        """Wait until something happens, or is due."""
-        self._wake.clear()
-        if self._bug is not None:
-            raise self._bug
-        now = self._now()
-        self._do(self._state.look(now))
-        if self._work is not None:
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._state.wait_s(now)):
-                await self._wake.wait()
-
     def _now(self) -> float:
         return self._context.clock.monotonic()
 
@@ -197,13 +305,13 @@ class Journey:
     def _happened(self, directives: Iterable[Directive]) -> None:
         """Do what follows from it, and look again."""
         self._do(directives)
-        if self._home.returned_s is None and self._state.way.returned:
-            self._home.returned_s = self._now() - self._started
+        if self.returned_s is None and self._state.way.returned:
+            self.returned_s = self._now() - self._started
         self._wake.set()
 
     def _do(self, directives: Iterable[Directive]) -> None:
         for action, reason in directives:
-            logger.debug("step %d, microbatch %s: %s: %s", self._kept.step, self._kept.batch.id, action, reason)
+            logger.debug("step %d, microbatch %s: %s: %s", self._kept.work.step, self._kept.batch.id, action, reason)
             match action:
                 case SendHop() | PauseHop():
                     self._calls[action.at] = asyncio.create_task(self._attempt(action))
@@ -217,10 +325,10 @@ class Journey:
                     self._hooks.spawn(self._supply(action.peer))
                 case DropHop():
                     self._hooks.spawn(self._drop(action))
-                case OwnWork.WARN:
+                case Warn():
                     self._hooks.warn()
-                case OwnWork():
-                    self._work = action
+                case JourneyPhase():
+                    pass  # :meth:`travel` goes on with it
 
     def _moved(self, move: MoveHop, reason: str) -> None:
         self._hooks.attend([move.new])
@@ -228,47 +336,46 @@ class Journey:
             step, microbatch, _ = self._kept.work
             self._context.events.emit(HopMoved(step=step, microbatch=microbatch, reason=reason, **move._asdict()))
 
-    async def _own(self, work: OwnWork) -> None:
-        try:
-            await {OwnWork.EMBED: self._embed, OwnWork.LOSS: self._loss, OwnWork.ADD: self._add}[work]()
-        except Violation as error:  # not finite: ours alone where nothing has come yet from anybody
-            ours = OwnFailure if work is OwnWork.EMBED else Poisoned
-            raise ours(f"the trainer's own part: {error.reason}") from error
-
     async def _embed(self) -> None:
         """Make what the first stage gets, and set out."""
-        batch, home, ends, of = self._kept.batch, self._home, self._context.ends, self._kept.work
+        batch, ends, of = self._kept.batch, self._context.ends, self._kept.work
         self._started = self._now()
         self._context.events.emit(JourneyStarted(step=of.step, microbatch=batch.id, route=self.route))
         if ends is None:
-            home.first = self._context.specs.joined(INT32.encode(batch.inputs, going_forward(of)), RowNotes.of(batch))
-            home.targets = INT32.encode(batch.targets, going_forward(of))
+            self._first = self._context.specs.joined(INT32.encode(batch.inputs, going_forward(of)), RowNotes.of(batch))
+            self._targets = INT32.encode(batch.targets, going_forward(of))
         else:
             seed = dropout_seed(self._context.seed, batch.id)
-            home.first, home.graph = await self._on_device(ends.embed, batch.inputs, seed, of, RowNotes.of(batch))
+            try:
+                self._first, self._graph = await self._on_device(ends.embed, batch.inputs, seed, of, RowNotes.of(batch))
+            except Violation as error:  # not finite, and nothing has come yet from anybody
+                raise OwnFailure(f"the trainer's own part: {error.reason}") from error
         self._hooks.attend(self.route)
         self._do(self._state.embedded(self._now()))
 
     async def _loss(self) -> None:
         """Compute loss and gradient. An output of which no finite loss can be had is computed by another replica."""
-        kept, home, ends, output = self._kept, self._home, self._context.ends, self._home.output
-        home.output = b""
+        kept, ends, output = self._kept, self._context.ends, self._output
+        self._output = b""
         assert ends is not None  # noqa: S101 - with hosted ends no output is taken
         try:
             found = await self._on_device(ends.loss, output, kept.batch.targets, self._kept.work)
         except Violation as error:
             self._do(self._state.output_unusable(error, self._now()))
             return
-        home.loss_sum, home.tokens, home.gradient, home.head = found
-        kept.output, kept.loss_gradient = output, home.gradient
+        loss_sum, tokens, kept.loss_gradient, self._head = found
+        self._counts, kept.output = Receipt(b"", loss_sum, tokens), output
         self._do(self._state.loss_computed(self._now()))
 
     async def _add(self) -> None:
         """Add to the private ends' sums."""
-        home, ends, gradient = self._home, self._context.ends, self._kept.gradient
+        ends, gradient = self._context.ends, self._kept.gradient
         assert ends is not None  # noqa: S101 - hosted ends add nothing here
         assert gradient is not None  # noqa: S101 - the way is complete with it
-        await self._on_device(ends.finish, home.graph, gradient, home.head, self._kept.work)
+        try:
+            await self._on_device(ends.finish, self._graph, gradient, self._head, self._kept.work)
+        except Violation as error:  # not finite
+            raise Poisoned(f"the trainer's own part: {error.reason}") from error
         self._do(self._state.added())
 
     async def _on_device(self, work: Callable[..., Any], *about: Any) -> Any:
@@ -309,7 +416,7 @@ class Journey:
         about: dict[str, Any] = self.key._asdict() | {"attempt": send.attempt, "route": send.route, "hop": send.at}
         if send.verb == "adopt":
             about |= {"within_s": send.within_s, "pass_on": send.pass_on}
-        payload = {"forward": self._home.first, "backward": self._home.gradient}.get(send.verb, b"")
+        payload = {"forward": self._first, "backward": self._kept.loss_gradient}.get(send.verb) or b""
         await self._context.endpoint.call(send.peer, rpc, kind(**about), timeout_s=send.within_s, payload=payload)
 
     async def _supply(self, last: PeerId) -> None:
@@ -317,7 +424,7 @@ class Journey:
         within_s, body = self._context.send_timeout_s, Targets(**self.key._asdict(), route=self.route)
 
         async def call() -> None:
-            await self._context.endpoint.call(last, TARGETS, body, timeout_s=within_s, payload=self._home.targets)
+            await self._context.endpoint.call(last, TARGETS, body, timeout_s=within_s, payload=self._targets)
 
         try:
             await retry_while_busy(call, self._context.clock, within_s=within_s)
@@ -345,7 +452,7 @@ class Journey:
         state.check_sender(caller, attempt, state.way.last, now)
         directives = state.output(caller, now)
         if directives:
-            self._home.output = payload
+            self._output = payload
             self._happened(directives)
 
     def deliver_gradient(self, caller: PeerId, attempt: int, payload: Payload) -> None:

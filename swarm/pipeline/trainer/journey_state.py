@@ -9,42 +9,29 @@ in order; ``attempts.py`` decides how a hop gets done. ``now`` is monotonic seco
 
 from __future__ import annotations
 
-from enum import Enum
-
 from swarm.errors import DeadlineMissed, PeerError, Refused, Unreachable
 from swarm.ids import PeerId
 from swarm.pipeline.messages import Blocked
-from swarm.pipeline.trainer.attempts import GONE, POISON, HopAttempts
-from swarm.pipeline.trainer.directives import (
+from swarm.pipeline.trainer.hops import (
+    GONE,
+    POISON,
     Directive,
     DropHop,
+    HopAttempts,
     JourneyAction,
-    OwnWork,
+    JourneyPhase,
     PauseHop,
+    Receipt,
+    RouteState,
     SupplyTargets,
     WithdrawHop,
 )
 from swarm.pipeline.trainer.pace import ReplicaChoice, Work
-from swarm.pipeline.trainer.route import Receipt, RouteState
 from swarm.waiting import ExponentialBackoff
 
 LOOK_EVERY_S = 1.0
 """How often a journey asks who is believed to be gone, when nothing else happens."""
 POSTPONE_S = 0.05
-
-
-class JourneyPhase(Enum):
-    """How far a microbatch has come."""
-
-    CHOOSING = "choosing"  # its replicas, one a stage
-    EMBEDDING = "embedding"  # what the first stage gets is being made
-    FORWARD = "forward"
-    LOSS = "loss"
-    BACKWARD = "backward"
-    ADDING = "adding"  # every stage has added it; the trainer's own ends do so now
-    COMPLETE = "complete"
-    VOID = "void"  # it cannot be computed, whoever tries
-    LOST = "lost"  # nobody wants it any more
 
 
 _ENDS = frozenset({JourneyPhase.COMPLETE, JourneyPhase.VOID, JourneyPhase.LOST})
@@ -87,8 +74,7 @@ class JourneyState:
                 return self._decided()
             self.way.extend(chosen[0])
             self._choosing = None
-        self.phase = JourneyPhase.EMBEDDING
-        self._decide(OwnWork.EMBED, "every stage has a replica")
+        self._enter(JourneyPhase.EMBEDDING, "every stage has a replica")
         return self._decided()
 
     def embedded(self, now: float) -> list[Directive]:
@@ -209,8 +195,7 @@ class JourneyState:
         if self.phase is JourneyPhase.FORWARD:
             self._observe(self.way.last, peer, now)
             if self.way.forwarded(self.way.last, peer):
-                self.phase = JourneyPhase.LOSS
-                self._decide(OwnWork.LOSS, f"{peer} sent the output")
+                self._enter(JourneyPhase.LOSS, f"{peer} sent the output")
         return self._decided()
 
     def contributed(self, at: int, peer: PeerId, receipt: Receipt, now: float) -> list[Directive]:
@@ -374,12 +359,15 @@ class JourneyState:
         if self._choosing is not None:
             self._decide(WithdrawHop(self.way.last + 1), why)
         self._attempts.close(why)
-        self.phase, self.why = phase, why
-        gone = set(self._replicas.gone())
+        self.why, gone = why, set(self._replicas.gone())
         for at, hop in enumerate(self.way.hops):
             for peer in hop.named - {hop.replica} - set(hop.receipts) - gone:
                 self._decide(DropHop(at, peer), f"{hop.replica} does it")
-        self._decide(OwnWork.END, why)
+        self._enter(phase, why)
+
+    def _enter(self, phase: JourneyPhase, why: str) -> None:
+        self.phase = phase
+        self._decide(phase, why)
 
     def _decide(self, action: JourneyAction, reason: str) -> None:
         self._asked.append(Directive(action, reason))
@@ -391,8 +379,7 @@ class JourneyState:
                 self._end(JourneyPhase.COMPLETE, why)
             else:  # no late answer changes the route any more
                 self._attempts.close(why)
-                self.phase = JourneyPhase.ADDING
-                self._decide(OwnWork.ADD, why)
+                self._enter(JourneyPhase.ADDING, why)
         decided = self._asked[:]
         self._asked.clear()
         return decided

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 
 from swarm.consensus.changes import Admission, Departure, OpenStepFacts
-from swarm.consensus.records import NO_RECORD
+from swarm.consensus.records import NO_RECORD, CloseRecord
 from swarm.consensus.roster import Roster, owner
 from swarm.errors import Refused, Superseded, Violation, WrongStep
 from swarm.ids import JourneyKey, PeerId
@@ -63,6 +63,11 @@ class LeadService:
             JOIN.handled(self._on_join),
             LEAVE.handled(self._on_leave),
         ]
+
+    def opened(self, record: CloseRecord) -> None:
+        """The step after this record is open: open its book."""
+        before, may_end = record.previous, not record.provisional
+        self.open_step(record.step + 1, record.members, record.hash(), record.cursors, before=before, may_end=may_end)
 
     def open_step(
         self,

@@ -12,9 +12,11 @@ import torch
 
 from swarm.events import EventList as EventList
 from swarm.events import EventT as EventT
-from swarm.ids import PeerId, RunId
+from swarm.ids import MicrobatchId, PeerId, RunId, StepWork
 from swarm.network.protocols import Incoming, Service
 from swarm.phases import OnePhase
+from swarm.pipeline.trainer.issued import IssuedTable
+from swarm.pipeline.trainer.journey import IssuedMicrobatch
 from swarm.schema import Message
 
 T = TypeVar("T")
@@ -23,6 +25,7 @@ RUN = RunId("ab" * 32)
 """The run of all who do not care which."""
 NOTHING_BESIDE = Incoming(memoryview(b""), 1e9)
 """No payload, and all the time there is."""
+NO_BATCH: Any = None
 
 
 def sign(peer: PeerId, data: bytes) -> bytes:
@@ -33,6 +36,18 @@ def sign(peer: PeerId, data: bytes) -> bytes:
 def verify(peer: PeerId, data: bytes, signature: bytes) -> bool:
     """Return whether :func:`sign` made the signature."""
     return signature == sign(peer, data)
+
+
+def issued(step: int, microbatch: MicrobatchId) -> IssuedMicrobatch:
+    """Return a row of a trainer's table of which nobody wants the tensors."""
+    return IssuedMicrobatch(StepWork(step, microbatch), NO_BATCH)
+
+
+def set_aside(table: IssuedTable, step: int, microbatch: MicrobatchId) -> None:
+    """As a trainer does with a microbatch that cannot be computed, if it counts."""
+    row = table.find(StepWork(step, microbatch))
+    if row is not None and row.standing == "counts":
+        row.standing = "set aside"
 
 
 async def asked(service: Service, body: Message, caller: PeerId) -> Any:

@@ -52,7 +52,7 @@ class Home:
 
     def __init__(self) -> None:
         self.part = parts()[0]
-        self.holding = SimpleNamespace(part=self.part, opened=None)
+        self.holding = SimpleNamespace(part=self.part)
         self.position = SimpleNamespace(open_step=STEP, cut_off="", head=None)
         self.others, self.events = Others(), EventList()
         around = SimpleNamespace(endpoint=self.others, device=InlineDevice(), events=self.events, clock=FakeClock())
@@ -66,7 +66,7 @@ class Home:
     def opened(self, step: int, members: Roster, absent: tuple[PeerId, ...] = ()) -> None:
         self.position.head = SimpleNamespace(step=step, members=members, absent=absent)
         self.position.open_step = step + 1
-        self.holding.opened(self.position.head)
+        self.handover.opened(cast(Any, self.position.head))
 
     async def take(self, caller: PeerId, values: torch.Tensor) -> None:
         payload = memoryview(bytearray(INT8.encode(values, EncodeContext(step=STEP, direction="sum"))))

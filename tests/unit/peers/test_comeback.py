@@ -18,8 +18,16 @@ from peers.commands.comeback import PlaceInRun, RunKnown, judge, seen_here, whom
 from peers.commands.history_source import RunMemory
 from peers.doctor.contacts import Answered, Knock
 from peers.exit_codes import EXIT_OK, EXIT_UNREACHABLE, EXIT_USAGE
-from peers.home.place_state import read_state, write_state
-from peers.home.places import HeldPlace, Tenant, cut_off_founding, list_places, look_at_place, take_place
+from peers.home.places import (
+    HeldPlace,
+    Tenant,
+    cut_off_founding,
+    list_places,
+    look_at_place,
+    read_state,
+    take_place,
+    write_state,
+)
 from peers.home.sessions import HISTORY, KEPT_SESSIONS
 from peers.invites.invite import Invite
 from peers.invites.invite_file import write_invite

@@ -18,8 +18,7 @@ from peers.commands.preflight import check_checkpoints, check_listen
 from peers.console import interrupt
 from peers.exit_codes import EXIT_DRAINED, EXIT_INCOMPATIBLE, EXIT_OK, EXIT_USAGE
 from peers.home.last_events import last_event
-from peers.home.place_state import read_state
-from peers.home.places import take_place
+from peers.home.places import read_state, take_place
 from peers.invites.invite import Contacts, Granted, Invite
 from peers.options.model import PeerOptions
 from peers.settings import PeerSettings

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
 from peers.cli.app import run
+from peers.cli.options import Home, _annotated
 from peers.dashboard.place import TOKEN_VARIABLE
 from peers.options.fields import settings_of
 from peers.options.foundation import Foundation, Invocation
@@ -193,6 +194,13 @@ def test_secrets_are_in_no_text_of_a_model() -> None:
     secret = {key for key, one in PEER.items() if one.option.secret}
     assert secret == {"invite"}
     assert not any(f"{key}=" in repr(PeerOptions(invite=("hush",))) for key in secret)
+
+
+def test_home_of_a_command_that_only_looks_is_as_the_model_has_it() -> None:
+    (kind, shown), (wanted, made) = get_args(Home), get_args(_annotated(PEER["home"]))
+    assert (kind, shown.param_decls, shown.metavar, shown.help) == (
+        wanted, made.param_decls, made.metavar, made.help
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("command", ["join", "new", "quickstart"])

@@ -14,8 +14,18 @@ from pathlib import Path
 import pytest
 
 from peers.home.identity import friendly_name
-from peers.home.place_state import STATE_FILE, PlaceEnd, PlaceState, read_state, write_state
-from peers.home.places import Tenant, home_directory, list_places, look_at_place, take_place
+from peers.home.places import (
+    STATE_FILE,
+    PlaceEnd,
+    PlaceState,
+    Tenant,
+    home_directory,
+    list_places,
+    look_at_place,
+    read_state,
+    take_place,
+    write_state,
+)
 from peers.home.sessions import KEPT_SESSIONS
 from peers.session import know_thyself, warn_of_copy
 from peers.settings import VOTE_FILE

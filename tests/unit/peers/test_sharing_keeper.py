@@ -18,8 +18,7 @@ from peers.commands.look import Seen
 from peers.commands.status_text import status_lines
 from peers.exit_codes import EXIT_CODES, EXIT_PAUSED, FINAL, TRANSIENT, worth_a_retry
 from peers.guards import watch_pauses
-from peers.home.place_state import PlaceEnd, PlaceState
-from peers.home.places import PlaceInfo, take_place
+from peers.home.places import PlaceEnd, PlaceInfo, PlaceState, take_place
 from peers.local.peer_order import PeerOrder
 from peers.options.model import PeerOptions
 from peers.preemption.local import CommandSource

@@ -1,4 +1,4 @@
-"""Open questions to replicas, from the first need of them to the end of the journeys."""
+"""Open questions to replicas, from the first need of them to the end of the tasks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from swarm.ids import PeerId
-from swarm.pipeline.trainer.journey_table import JourneyTable
+from swarm.pipeline.trainer.trainer import TrainerTasks
 from swarm.sim.network import SimNetwork
 from tests.harness.rigs.pipeline import HandClock
 
@@ -18,7 +18,7 @@ REPLICA = PeerId("R")
 
 @dataclass
 class FakeContext:
-    """As much of a :class:`~swarm.pipeline.trainer.context.JourneyContext` as questions take."""
+    """As much of a :class:`~swarm.pipeline.trainer.journey.JourneyContext` as questions take."""
 
     endpoint: Any
     clock: Any
@@ -27,17 +27,17 @@ class FakeContext:
 async def test_need_of_a_peer_while_the_group_is_ending_is_nobody_s_error(recwarn: pytest.WarningsRecorder) -> None:
     clock, attended = HandClock(), []
     context = FakeContext(SimNetwork(clock).endpoint(PeerId("T")), clock)
-    journeys = JourneyTable(context, lambda kept, finished: None, lambda peer, reason: None)  # type: ignore[arg-type]
+    tasks = TrainerTasks(context, lambda peer, reason: None)  # type: ignore[arg-type]
 
     async def need_it_late() -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            journeys._probes.need([REPLICA])
-            attended.append(REPLICA in journeys._probes._asked)
+            tasks.probes.need([REPLICA])
+            attended.append(REPLICA in tasks.probes._asked)
 
-    journeys._begin(need_it_late())
+    tasks.begin(need_it_late())
     await asyncio.sleep(0)
-    await journeys.end()
+    await tasks.end()
     assert attended == [False]
     assert not recwarn.list

@@ -148,7 +148,7 @@ async def test_trainer_whose_reports_are_not_acknowledged_goes_on_feeding() -> N
         await eventually(lambda: len(leader.finished) == 4)
         await stop(feeding)
     assert crew.side.events.of(JourneyCompleted) == []
-    assert not crew.side.trainer._journeys.travelling
+    assert not crew.side.trainer._under_way()
 
 
 async def test_trainer_whose_leader_does_not_count_a_microbatch_goes_on() -> None:
@@ -157,7 +157,7 @@ async def test_trainer_whose_leader_does_not_count_a_microbatch_goes_on() -> Non
     leader.error = Refused("no more were leased")
     async with crew.working():
         feeding = asyncio.create_task(crew.side.trainer.feed(1, leader))
-        await eventually(lambda: len(crew.side.part.held) == 3 and not crew.side.trainer._journeys.travelling)
+        await eventually(lambda: len(crew.side.part.held) == 3 and not crew.side.trainer._under_way())
         assert not feeding.done()
         await stop(feeding)
     assert crew.side.events.of(JourneyCompleted) == []
@@ -172,7 +172,7 @@ async def test_trainer_ends_with_what_its_leader_object_raises(error: Exception)
         with pytest.raises(type(error)) as caught:
             await crew.side.trainer.feed(1, leader)
     assert caught.value is error
-    assert crew.side.trainer._journeys.travelling == {}
+    assert crew.side.trainer._under_way() == []
 
 
 # --- replicas that only take notes -----------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ class Walk:
     async def __aexit__(self, *details: Any) -> None:
         self.feeding.cancel()
         await asyncio.gather(self.feeding, return_exceptions=True)
-        assert self.side.trainer._journeys.travelling == {}
+        assert self.side.trainer._under_way() == []
 
     async def started(self) -> Walk:
         await eventually(lambda: self.boxes[A0].of("forward"))
@@ -356,5 +356,5 @@ async def test_trainer_keeps_no_more_under_way_than_it_may_and_cancelled_leaves_
         walk.leader.quota = 10
         await eventually(lambda: len(walk.boxes[A0].of("forward")) == 3)
         await turns()
-        assert (walk.leader.leased, len(walk.side.trainer._journeys.travelling)) == (3, 3)
+        assert (walk.leader.leased, len(walk.side.trainer._under_way())) == (3, 3)
         assert walk.side.trainer.cursor == (0, 3)

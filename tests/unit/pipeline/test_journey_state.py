@@ -13,10 +13,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, Unreachable, Violation
 from swarm.ids import PeerId
 from swarm.pipeline.messages import Blocked
-from swarm.pipeline.trainer.directives import Directive, OwnWork, PauseHop, SendHop, SuspectReplica, WithdrawHop
-from swarm.pipeline.trainer.journey_state import JourneyPhase, JourneyState
+from swarm.pipeline.trainer.hops import (
+    Directive,
+    JourneyPhase,
+    PauseHop,
+    Receipt,
+    SendHop,
+    SuspectReplica,
+    Warn,
+    WithdrawHop,
+)
+from swarm.pipeline.trainer.journey_state import JourneyState
 from swarm.pipeline.trainer.pace import JourneyDeadlines, ReplicaChoice
-from swarm.pipeline.trainer.route import Receipt
 from swarm.pipeline.wiring import Wiring
 from tests.harness.rigs.pipeline import microbatch
 
@@ -85,8 +93,10 @@ def told(directives: list[Directive]) -> list[str]:
                 words.append(f"{action.verb} {action.at} by {action.peer}: {reason}")
             case PauseHop():
                 words.append(f"pause {action.at} {action.seconds:.3f}: {reason}")
-            case OwnWork():
+            case JourneyPhase():
                 words.append(f"{action.name.lower()}: {reason}")
+            case Warn():
+                words.append(f"warn: {reason}")
             case _:
                 words.append(f"{type(action).__name__} {' '.join(map(str, action[:3]))}: {reason}")
     return words
@@ -102,7 +112,7 @@ STRANGER = Refused("a stranger", peer="x")
 LATE = "no answer in the time that it has"
 
 TABLE: list[tuple[str, list[Event], Event, list[str]]] = [
-    ("begins", [], ("begin",), ["embed: every stage has a replica"]),
+    ("begins", [], ("begin",), ["embedding: every stage has a replica"]),
     ("finds nobody", [("gone", "a0", "a1")], ("begin",), ["pause 0 0.005: stage 0 has nobody to choose"]),
     ("waits longer", [("gone", "a0", "a1"), ("begin",)], ("paused", 0),
      ["pause 0 0.010: stage 0 has nobody to choose"]),
@@ -161,18 +171,18 @@ TABLE: list[tuple[str, list[Event], Event, list[str]]] = [
      [*BACK, ("sent", 2), ("contributed", 1, "b0", SIGNED), ("contributed", 0, "a0", SIGNED), ("gradient",),
       ("heard", "c0", 1.0)],
      ("look", 1.5), ["adopt 2 by c0: others have gone on from there: only its report is missing"]),
-    ("is home", HOME[:-1], ("gradient",), ["add: every stage has added it"]),
+    ("is home", HOME[:-1], ("gradient",), ["adding: every stage has added it"]),
     ("loses a replica when it is home", HOME, ("lost", "a0", "it broke"), []),
-    ("is complete", HOME, ("added",), ["end: every part has added it"]),
+    ("is complete", HOME, ("added",), ["complete: every part has added it"]),
     ("fails where another does not exist", [*ON_ITS_WAY, ("output", "c0"),
      ("output_unusable", Violation("NaN", peer="c0")), ("sent", 2), ("output", "c1")],
      ("output_unusable", Violation("NaN", peer="c1")),
-     ["DropHop 2 c0: c1 does it", "end: stage 2 failed on c0, c1: violation: NaN"]),
+     ["DropHop 2 c0: c1 does it", "void: stage 2 failed on c0, c1: violation: NaN"]),
     ("is given up in a call", [*SET_OUT, ("not_sent", 0, FULL)], ("abandoned", "the step is closed"),
-     ["WithdrawHop 0: the step is closed", "DropHop 0 a0: a1 does it", "end: the step is closed"]),
+     ["WithdrawHop 0: the step is closed", "DropHop 0 a0: a1 does it", "lost: the step is closed"]),
     ("is given up while it is chosen", [("gone", "a0", "a1"), ("begin",)], ("abandoned", "the step is closed"),
-     ["WithdrawHop 0: the step is closed", "end: the step is closed"]),
-    ("cannot be embedded", SET_OUT[:1], ("spoilt", "no memory"), ["end: no memory"]),
+     ["WithdrawHop 0: the step is closed", "lost: the step is closed"]),
+    ("cannot be embedded", SET_OUT[:1], ("spoilt", "no memory"), ["void: no memory"]),
     ("is given up twice", [*SET_OUT, ("spoilt", "no memory")], ("abandoned", "the step is closed"), []),
 ]  # fmt: skip
 
@@ -204,7 +214,7 @@ def test_journey_with_hosted_ends_brings_targets_and_ends_without_the_trainers_p
     with pytest.raises(Refused, match="computed by its last stage"):
         case.on(("output", "c0"))
     case.on(("contributed", 1, "b0", SIGNED))
-    assert told(case.on(("contributed", 0, "a0", SIGNED))) == ["end: every stage has added it"]
+    assert told(case.on(("contributed", 0, "a0", SIGNED))) == ["complete: every stage has added it"]
     assert case.state.phase is JourneyPhase.COMPLETE
 
 
@@ -266,7 +276,7 @@ class JourneyMachine(RuleBasedStateMachine):
         )
         self.state, self.hosted = JourneyState(choice, 3, hosted=hosted), hosted
         self.calls: dict[int, SendHop | PauseHop] = {}
-        self.work: OwnWork | None = None
+        self.work: JourneyPhase | None = None
         self.ends = 0
         self.do(self.state.begin(self.now))
 
@@ -281,9 +291,9 @@ class JourneyMachine(RuleBasedStateMachine):
                     self.calls[action.at] = action
                 case WithdrawHop():
                     del self.calls[action.at]
-                case OwnWork.END:
+                case JourneyPhase.COMPLETE | JourneyPhase.VOID | JourneyPhase.LOST:
                     self.ends += 1
-                case OwnWork.EMBED | OwnWork.LOSS | OwnWork.ADD:
+                case JourneyPhase():
                     assert self.work is None, f"{action} beside {self.work}"
                     self.work = action
 
@@ -304,9 +314,9 @@ class JourneyMachine(RuleBasedStateMachine):
     @rule(fine=st.booleans())
     def own_work_ends(self, fine: bool) -> None:
         work, self.work = self.work, None
-        if work is OwnWork.EMBED:
+        if work is JourneyPhase.EMBEDDING:
             self.do(self.state.embedded(self.now))
-        elif work is OwnWork.ADD:
+        elif work is JourneyPhase.ADDING:
             self.do(self.state.added())
         elif fine:
             self.do(self.state.loss_computed(self.now))

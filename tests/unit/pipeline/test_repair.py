@@ -13,11 +13,10 @@ from swarm.events import HopMoved, JourneyCompleted, JourneySetAside
 from swarm.ids import PeerId
 from swarm.models.dropout import dropout_seed
 from swarm.pipeline.messages import Blocked
-from swarm.pipeline.trainer.attempts import EXTRA_TURNS
-from swarm.pipeline.trainer.directives import SuspectReplica
-from swarm.pipeline.trainer.journey_state import JourneyPhase, JourneyState
-from swarm.pipeline.trainer.journey_table import OWN_FAILURES
+from swarm.pipeline.trainer.hops import EXTRA_TURNS, JourneyPhase, SuspectReplica
+from swarm.pipeline.trainer.journey_state import JourneyState
 from swarm.pipeline.trainer.pace import JourneyDeadlines, ReplicaChoice
+from swarm.pipeline.trainer.trainer import OWN_FAILURES
 from swarm.pipeline.wiring import Wiring
 from tests.harness.expect import eventually
 from tests.harness.rigs.pipeline import PHASES, Crew, FakeLeader, microbatch, quick, spoil, stop, turns
@@ -73,7 +72,7 @@ async def test_neighbours_struck_together_cost_nothing(pair: tuple[int, int], ph
     crew = await Crew.of(STAGES, in_flight=2, pace=quick())
 
     def both(victim: PeerId) -> None:
-        journey = next(iter(crew.side.trainer._journeys))
+        journey = crew.side.trainer._under_way()[0]
         for stage in pair:
             crew.kill(journey.route[stage])
 
@@ -245,7 +244,7 @@ async def test_replica_lost_when_its_work_has_come_home_counts_all_the_same(stag
     finish, lost = crew.side.part.embed_backward, list[PeerId]()
 
     def lose(*args: Any) -> Any:
-        (journey,) = crew.side.trainer._journeys.travelling.values()
+        (journey,) = crew.side.trainer._under_way()
         lost.append(journey.route[stage])
         crew.side.trainer.lost(lost[-1], "its connection broke")
         return finish(*args)
@@ -262,7 +261,7 @@ async def test_late_answer_while_the_ends_finish_changes_no_route() -> None:
     usual = crew.side.context.device.run
 
     async def run(fn: Any, /, *args: Any) -> Any:
-        (journey,) = crew.side.trainer._journeys.travelling.values()
+        (journey,) = crew.side.trainer._under_way()
         if journey._state.phase is JourneyPhase.ADDING:  # meanwhile somebody is believed gone, and says it has no place
             gone.add(journey.route[1])
             journey.lost(journey.route[1], "it is gone")
@@ -297,8 +296,8 @@ async def test_replica_that_says_the_same_again_and_again_takes_no_memory() -> N
     leader = FakeLeader(1)
     async with crew.working():
         feeding = asyncio.create_task(leader.fed_by(crew.side.trainer))
-        await eventually(lambda: crew.side.trainer._journeys.travelling)
-        (journey,) = crew.side.trainer._journeys.travelling.values()
+        await eventually(lambda: crew.side.trainer._under_way())
+        (journey,) = crew.side.trainer._under_way()
         for _ in range(100):
             journey.deliver_blocked(journey.route[0], blocked(0, journey.route[0], "refused"))
         assert len(journey._state._blocked) == 1
@@ -413,12 +412,12 @@ async def test_opening_a_step_cancels_what_is_under_way_and_goes_back_to_the_cur
     trainer, leader = crew.side.trainer, FakeLeader(9)
     async with crew.working():
         feeding = asyncio.create_task(leader.fed_by(trainer))
-        await eventually(lambda: len(trainer._journeys.travelling) == 3)
+        await eventually(lambda: len(trainer._under_way()) == 3)
         assert trainer.started(1) == tuple(microbatch(i) for i in range(3))
         assert trainer.cursor_after(1, {microbatch(0)}) == (0, 1)
         trainer.open_step(2, [A, B], 1, (0, 1))
         await turns()
-        assert (trainer._journeys.travelling, trainer.started(1), trainer.cursor) == ({}, (), (0, 1))
+        assert (trainer._under_way(), trainer.started(1), trainer.cursor) == ([], (), (0, 1))
         feeding.cancel()
         await asyncio.gather(feeding, return_exceptions=True)
 
@@ -431,7 +430,7 @@ async def test_nothing_is_left_behind_when_feeding_ends() -> None:
         feeding = asyncio.create_task(crew.side.trainer.feed(1, FakeLeader(20)))
         await eventually(lambda: crew.struck)
         await stop(feeding)
-        assert crew.side.trainer._journeys.travelling == {}
+        assert crew.side.trainer._under_way() == []
     await turns(100)
     assert {
         task for task in asyncio.all_tasks() - before if "_attend" in repr(task) or "_attempt" in repr(task)

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 import pytest
 
 from swarm.errors import Refused
-from swarm.ids import MicrobatchId, PeerId
+from swarm.ids import MicrobatchId, PeerId, StepWork
 from swarm.pipeline.retention import Retention
+from swarm.pipeline.trainer.hops import Receipt, RouteState
+from swarm.pipeline.trainer.issued import IssuedTable
+from swarm.pipeline.trainer.journey import IssuedMicrobatch
 from swarm.pipeline.trainer.pace import YOUNG, JourneyDeadlines
-from swarm.pipeline.trainer.route import Receipt, RouteState
-from swarm.pipeline.trainer.taken import Issued
 from swarm.pipeline.wiring import FIRST_LEAVE_S, LONGEST_LEAVE_S, Wiring
+from tests.harness.rigs.common import NO_BATCH, issued, set_aside
 
 A, B, C, D = (PeerId(name) for name in "abcd")
 SIGNED = Receipt(b"signed")
@@ -201,12 +203,12 @@ def test_itinerary_knows_whose_turn_has_passed() -> None:
 
 
 def test_taken_knows_where_the_shard_continues() -> None:
-    taken = Issued()
+    taken = IssuedTable()
     for position in range(5):
-        taken.add(1, named(position))
-    taken.set_aside(1, named(0))
+        taken.add(issued(1, named(position)))
+    set_aside(taken, 1, named(0))
     assert taken.started(1) == tuple(named(i) for i in range(5))
-    assert taken.keep(1, 3) == (named(3), named(4))
+    assert [row.work.microbatch for row in taken.keep(1, 3)] == [named(3), named(4)]
     assert taken.started(1) == (named(0), named(1), named(2))
     assert taken.first_left(1, {named(1)}) == (0, 2)
     assert taken.first_left(1, {named(1), named(2)}) == (0, 3)
@@ -217,14 +219,40 @@ def test_taken_knows_where_the_shard_continues() -> None:
 
 
 def test_taken_again_counts_again_and_what_is_not_kept_is_not_set_aside_either() -> None:
-    taken = Issued()
+    taken = IssuedTable()
     for position in range(4):
-        taken.add(1, named(position))
-    taken.set_aside(1, named(2))
-    assert taken.keep(1, 1) == (named(1), named(2), named(3))
-    taken.set_aside(1, named(1))
+        taken.add(issued(1, named(position)))
+    set_aside(taken, 1, named(2))
+    assert [row.work.microbatch for row in taken.keep(1, 1)] == [named(1), named(2), named(3)]
+    set_aside(taken, 1, named(1))
     assert taken.started(1) == (named(0),)
     assert taken.first_left(1, {named(0)}) == (0, 1)
-    taken.add(1, named(1))
-    assert [taken.counts(1, named(i)) for i in range(4)] == [True, True, False, False]
+    taken.add(issued(1, named(1)))
+    assert [row.standing for row in taken] == ["counts", "counts", "left", "left"]
     assert taken.first_left(1, {named(0), named(1)}) == (0, 2)
+
+
+def test_row_that_is_begun_anew_leaves_nothing_of_the_former_one_in_the_budget() -> None:
+    taken, former = IssuedTable(), issued(1, named(0))
+    former.output = b"12345678"
+    taken.add(former)
+    taken.hold(former)
+    assert (taken.retained_bytes, taken._retention.bytes) == (8, 8)
+    assert [row.work.microbatch for row in taken.forgo(1)] == [named(0)]
+    assert (taken.started(1), taken.first_left(1, ())) == ((), None)
+    taken.add(issued(1, named(0)))
+    assert (taken.started(1), taken.retained_bytes, taken._retention.bytes) == ((named(0),), 0, 0)
+    taken.hold(former)  # what of it is still under way
+    assert taken._retention.bytes == 0
+
+
+def test_microbatch_that_was_fed_early_and_is_taken_again_is_one_row_of_its_step() -> None:
+    taken, early = IssuedTable(), IssuedMicrobatch(StepWork(1, named(0), early=True), NO_BATCH, leased=False)
+    taken.add(early)
+    assert taken.keep(1, 0) == [early]
+    assert taken.first_left(1, ()) == (0, 0)
+    again = issued(1, named(0))
+    taken.add(again)
+    again.standing = "set aside"
+    assert (taken.of(1), taken.first_left(1, ())) == ([again], None)
+    assert taken.drop_before(2) == [early, again]

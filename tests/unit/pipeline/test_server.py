@@ -603,7 +603,7 @@ async def test_server_whose_loss_is_no_number_adds_nothing() -> None:
 async def test_server_says_once_a_step_that_a_trainer_cannot_be_told(
     scene: ReplicaScene, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "swarm.pipeline.stage.worker")
+    caplog.set_level(logging.INFO, "swarm.pipeline.stage.sender")
     scene.network.kill(TRAINER)
     for position in range(5):
         await scene.there(position)

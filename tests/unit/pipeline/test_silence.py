@@ -6,8 +6,8 @@ import pytest
 
 from swarm.events import HopMoved
 from swarm.ids import PeerId
+from swarm.pipeline.trainer.hops import RouteState
 from swarm.pipeline.trainer.pace import JourneyDeadlines, UnresponsivePeers, Work
-from swarm.pipeline.trainer.route import RouteState
 from tests.harness.rigs.pipeline import Crew, FakeLeader
 
 A, B = ([PeerId(f"{stage}{number}") for number in range(2)] for stage in "ab")

@@ -15,8 +15,8 @@ from swarm.errors import WrongStep
 from swarm.events import Accumulated, JourneyStarted
 from swarm.ids import MicrobatchId, PeerId, StepWork
 from swarm.pipeline.compute import EndsCompute
+from swarm.pipeline.trainer.flight import EarlyRules
 from swarm.pipeline.trainer.journey import FinishedJourney
-from swarm.pipeline.trainer.taken import EarlyRules
 from tests.harness.expect import eventually
 from tests.harness.rigs.pipeline import (
     ACTIVATION_BYTES,
@@ -107,7 +107,7 @@ async def test_microbatch_that_was_left_is_taken_again_before_any_other_and_comm
     else:
         leader.listens.clear()
     async with feeding(crew, leader):
-        await eventually(lambda: len(trainer._journeys.travelling if how_far == "under way" else leader.reports) == 3)
+        await eventually(lambda: len(trainer._under_way() if how_far == "under way" else leader.reports) == 3)
         trainer.keep(1, leader.back(trainer.started(1)))
         assert (trainer.started(1), trainer.cursor) == ((microbatch(0),), (0, 1))
         gate.set()
@@ -131,14 +131,14 @@ async def test_microbatch_that_was_left_and_not_taken_again_is_fed_to_the_next_s
     leader.others(1)
     crew.replicas[B0].device.gate = asyncio.Event()
     async with feeding(crew, leader):
-        await eventually(lambda: len(trainer._journeys.travelling) == 3)
+        await eventually(lambda: len(trainer._under_way()) == 3)
         trainer.keep(1, leader.back(trainer.started(1)))
         crew.replicas[B0].device.gate.set()
         await eventually(lambda: leader.ledger.committed())
         assert trainer.cursor_after(1, {microbatch(0)}) == (0, 1)
         trainer.open_step(2, [[A0], [B0]], 1, (0, 1))
         await turns()
-        assert (trainer._journeys.travelling, trainer._journeys.outcomes, trainer.cursor) == ({}, {}, (0, 1))
+        assert (list(trainer._issued), trainer.cursor) == ([], (0, 1))
 
 
 async def test_microbatch_that_was_left_is_taken_again_before_what_was_fed_early_to_the_next_step() -> None:

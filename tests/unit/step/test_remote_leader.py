@@ -13,13 +13,14 @@ from swarm.consensus.ledger import Ledger
 from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, Superseded, Unreachable, Violation, WrongStep
 from swarm.ids import MicrobatchId, PeerId
 from swarm.network.protocols import Rpc
-from swarm.pipeline.trainer.taken import Issued
+from swarm.pipeline.trainer.issued import IssuedTable
 from swarm.schema import Empty
 from swarm.step.calls import LiveCalls, StepCalls
 from swarm.step.member.remote_leader import RemoteLeader, TrainerBook
 from swarm.step.messages import ASIDE, COMPLETE, LEASE, RESUME, Feed, Leased, Propose, TrainerResumed
 from swarm.step.rules import StepRules
 from tests.harness.expect import eventually
+from tests.harness.rigs.common import issued, set_aside
 from tests.harness.rigs.step import (
     COMMITTED,
     LEADER,
@@ -49,10 +50,10 @@ class Begun:
     """A trainer's work under way, as a trainer keeps account of it."""
 
     def __init__(self, count: int = 0) -> None:
-        self.taken = Issued()
+        self.taken = IssuedTable()
         self.kept: list[int] = []
         for position in range(count):
-            self.taken.add(1, microbatch(position))
+            self.taken.add(issued(1, microbatch(position)))
 
     def started(self, step: int) -> Sequence[MicrobatchId]:
         """See :class:`~swarm.step.member.remote_leader.Begun`."""
@@ -275,7 +276,7 @@ async def test_microbatch_put_aside_is_told_with_its_reason_as_far_as_there_is_r
 async def test_what_was_put_aside_behind_what_a_new_leader_counts_is_forgotten_with_it() -> None:
     here = await desk(begun=3)
     assert await here.leader.lease(1, 3) == 3
-    here.begun.taken.set_aside(1, microbatch(2))
+    set_aside(here.begun.taken, 1, microbatch(2))
     await here.leader.put_aside(1, microbatch(2), "poison")
     here.instead(SUCCESSOR, RESUME, lambda body: TrainerResumed(kept=1))
     await here.follow(1)
@@ -321,7 +322,7 @@ async def test_leader_with_less_room_keeps_the_first_and_hears_nothing_of_the_ot
 
 async def test_what_was_put_aside_is_told_to_the_next_leader_with_what_was_begun() -> None:
     here = await desk(begun=3)
-    here.begun.taken.set_aside(1, microbatch(1))
+    set_aside(here.begun.taken, 1, microbatch(1))
     await here.leader.put_aside(1, microbatch(1), "no number")
     await here.follow(1)
     await here.leader.lease(1, 1)
@@ -337,7 +338,7 @@ async def test_what_the_next_leader_has_no_room_for_is_not_reported_and_no_longe
     here = await desk(begun=3)
     for body in (COMMITTED[1], COMMITTED[0]):
         await here.leader.complete(1, body, RECEIPTS)
-    here.begun.taken.set_aside(1, microbatch(2))
+    set_aside(here.begun.taken, 1, microbatch(2))
     here.instead(LEADER, ASIDE, no(Busy("later")))
     putting = asyncio.create_task(here.leader.put_aside(1, microbatch(2), "no number"))
     await eventually(lambda: here.told(LEADER, ASIDE))
@@ -347,8 +348,8 @@ async def test_what_the_next_leader_has_no_room_for_is_not_reported_and_no_longe
         await putting
     assert here.told(SUCCESSOR, ASIDE) == []
     assert [body.contribution for body in here.told(SUCCESSOR, COMPLETE) if body.term == 1] == [COMMITTED[0]]
-    here.begun.taken.add(1, microbatch(1))
-    here.begun.taken.add(1, microbatch(2))  # both are taken again, and may come home this time
+    here.begun.taken.add(issued(1, microbatch(1)))
+    here.begun.taken.add(issued(1, microbatch(2)))  # both are taken again, and may come home this time
     await here.follow(2)
     await here.leader.lease(1, 1)
     (resumed,) = here.told(THIRD, RESUME)

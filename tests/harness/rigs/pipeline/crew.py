@@ -118,7 +118,7 @@ class Crew:
             stage = self.replicas[peer].stage - (phase == "handed on")
             victim = peer
             if phase == "handed on":
-                journey = next(iter(self.side.trainer._journeys))
+                journey = self.side.trainer._under_way()[0]
                 victim = journey.route[stage]
             fault(victim)
 

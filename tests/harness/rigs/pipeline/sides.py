@@ -15,11 +15,9 @@ from swarm.pipeline.boundary import BoundarySpecs
 from swarm.pipeline.compute import EndsCompute, StageCompute
 from swarm.pipeline.stage.admission import Participants, StageContext, StageSettings
 from swarm.pipeline.stage.server import StageServer
-from swarm.pipeline.trainer.context import JourneyContext
-from swarm.pipeline.trainer.flight import InFlight
-from swarm.pipeline.trainer.journey import FinishedJourney
+from swarm.pipeline.trainer.flight import NOTHING_EARLY, EarlyRules, InFlight
+from swarm.pipeline.trainer.journey import FinishedJourney, JourneyContext
 from swarm.pipeline.trainer.pace import JourneyDeadlines, ReplicaChoice
-from swarm.pipeline.trainer.taken import NOTHING_EARLY, EarlyRules
 from swarm.pipeline.trainer.trainer import Trainer
 from swarm.pipeline.wiring import Wiring
 from swarm.sim.network import SimEndpoint, SimNetwork

@@ -7,7 +7,7 @@ import pytest
 from swarm.averaging.schedules.costs import LinkCost
 from swarm.consensus.records import NO_RECORD, CloseRecord
 from swarm.consensus.roster import Member
-from swarm.membership.rounds import ASSUMED_BYTES_PER_S, dial_only, links_of, site_of
+from swarm.step.rounds import ASSUMED_BYTES_PER_S, dial_only, links_of, site_of
 
 
 def member(peer: str, *addresses: str) -> Member:

@@ -6,21 +6,22 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 
 from swarm.averaging.allreduce.plan import RoundKey, RoundResult
 from swarm.averaging.allreduce.round import RoundCall, average, plan_rounds
 from swarm.averaging.allreduce.service import AllReduce
+from swarm.averaging.config import AveragingConfig
 from swarm.averaging.deadline import RoundDeadline
 from swarm.averaging.schedules.costs import LinkCost
 from swarm.averaging.strategies.sites import plainest, strategy_at
 from swarm.consensus.history import History
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Member
-from swarm.events import SumTaken
+from swarm.events import EventSink, SumTaken
 from swarm.ids import PartName, PeerId
-from swarm.membership.roles import PeerContext
 from swarm.schema import AFTER_CHARS
 from swarm.step.member.open_step import Round
 
@@ -29,64 +30,61 @@ ROUND_SHARE = 0.8
 
 logger = logging.getLogger(__name__)
 
-Averaged = Callable[[PartName, int, torch.Tensor], Awaitable[None]]
 
-
+@dataclass(slots=True, kw_only=True)
 class Rounds:
-    """See :class:`swarm.step.member.open_step.Average`. ``deadline`` is how long it takes for a leader to give up on a
-    part, plainly or not, where the leader itself says no less; ``averaged``
-    is told of every mean (part, step, float32 on CPU). ``history`` ends with the record before the open step, which
-    says to all replicas alike what their links are."""
+    """See :class:`swarm.step.member.open_step.Average`. ``averaging``, ``seed`` and ``reproducible`` are the
+    manifest's. ``deadline`` is how long it takes for a leader to give up on a part, plainly or not, where the leader
+    itself says no less; ``averaged`` is told of every mean (part, step, float32 on CPU). ``history`` ends with the
+    record before the open step, which says to all replicas alike what their links are. ``sums`` is what is averaged
+    just now."""
 
-    def __init__(
-        self,
-        around: PeerContext,
-        allreduce: AllReduce,
-        deadline: Callable[[PartName, bool], RoundDeadline],
-        averaged: Averaged,
-        history: History,
-    ) -> None:
-        self._around, self._allreduce, self._deadline = around, allreduce, deadline
-        self._averaged, self._history = averaged, history
-        self._under_way: torch.Tensor | None = None
+    me: PeerId
+    averaging: AveragingConfig
+    seed: int
+    reproducible: bool
+    allreduce: AllReduce
+    events: EventSink
+    history: History
+    deadline: Callable[[PartName, bool], RoundDeadline]
+    averaged: Callable[[PartName, int, torch.Tensor], Awaitable[None]]
+    sums: torch.Tensor | None = None
 
     @property
     def held_bytes(self) -> int:
         """Bytes of the sum that is averaged just now, and of the mean that comes of it."""
-        sums = self._under_way
-        return 0 if sums is None else sums.nbytes + 4 * sums.numel()
+        return 0 if self.sums is None else self.sums.nbytes + 4 * self.sums.numel()
 
     async def __call__(self, wanted: Round, sums: torch.Tensor) -> RoundResult:
         """All rounds of our part's averaging. Raises RoundFailed."""
         # Before anything is waited for: what is added from now on is written after it.
-        self._around.events.emit(SumTaken(step=wanted.step, part=wanted.part, attempt=wanted.attempt))
-        manifest = self._around.manifest
-        allowed = self._deadline(wanted.part, wanted.plainly)
+        self.events.emit(SumTaken(step=wanted.step, part=wanted.part, attempt=wanted.attempt))
+        allowed = self.deadline(wanted.part, wanted.plainly)
         logger.debug("step %d, the leader waits %.3g s: %s", wanted.step, allowed.seconds, allowed.reason)
         call = RoundCall(
-            key=RoundKey(wanted.step, wanted.part, wanted.attempt, after=self._history.head_hash[:AFTER_CHARS]),
+            key=RoundKey(wanted.step, wanted.part, wanted.attempt, after=self.history.head_hash[:AFTER_CHARS]),
             replicas=tuple(wanted.weights),
             weights=wanted.weights,
             elements=sums.numel(),
             timeout_s=ROUND_SHARE * min(allowed.seconds, wanted.within_s or math.inf),
-            dtype="float64" if manifest.run.reproducible else "float32",
-            codec=manifest.averaging.codec,
-            seed=manifest.run.seed,
-            schedule=manifest.averaging.schedule,
+            dtype="float64" if self.reproducible else "float32",
+            codec=self.averaging.codec,
+            seed=self.seed,
+            schedule=self.averaging.schedule,
             turn=wanted.attempt if wanted.plainly else 0,
-            links=links_of(self._history.head),
-            dial_only=dial_only(self._history.head),
+            links=links_of(self.history.head),
+            dial_only=dial_only(self.history.head),
         )
-        name = manifest.averaging.closing_strategy
+        name = self.averaging.closing_strategy
         strategy = plainest(wanted.attempt, wanted.members) if wanted.plainly else strategy_at(name, wanted.members)
         # Comparing schedules for many members takes longer than a loop should stand still.
-        plans = await asyncio.to_thread(plan_rounds, call, strategy, self._around.endpoint.peer)
-        self._under_way = sums
+        plans = await asyncio.to_thread(plan_rounds, call, strategy, self.me)
+        self.sums = sums
         try:
-            result = await average(self._allreduce, plans, sums, self._around.events)
+            result = await average(self.allreduce, plans, sums, self.events)
         finally:
-            self._under_way = None
-        await self._averaged(wanted.part, wanted.step, result.tensor)
+            self.sums = None
+        await self.averaged(wanted.part, wanted.step, result.tensor)
         return result
 
 

@@ -1,0 +1,178 @@
+"""What leaves a replica: results to its neighbours on the route, and reports to the trainer."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from swarm.errors import PeerError, Refused
+from swarm.ids import JourneyKey, PeerId
+from swarm.network.protocols import Payload, RequestT, Rpc
+from swarm.pipeline.messages import (
+    BACKWARD,
+    BLOCKED,
+    FORWARD,
+    GRADIENT,
+    HOP,
+    OUTPUT,
+    Backward,
+    Blocked,
+    Direction,
+    Forward,
+    HopReport,
+    InputGradient,
+    Output,
+)
+from swarm.pipeline.recall import Errand, Missing, Recalls
+from swarm.pipeline.stage.admission import StageContext, StageSettings
+from swarm.pipeline.stage.microbatch_state import MicrobatchState
+from swarm.schema import Empty
+from swarm.security.signing import receipt_bytes
+from swarm.waiting import retry_while_busy
+
+logger = logging.getLogger(__name__)
+
+
+class Sender:
+    """Sends what leaves a replica, for the first time and again: tensors to its neighbours on the route, reports to the
+    trainer. What is sent again is had anew of ``recalls`` where it is not held any more.
+
+    Every method returns when the message was taken or cannot be delivered, and raises no PeerError: what a neighbour
+    does not take, or cannot give, is reported to the trainer, which alone decides what to do."""
+
+    def __init__(self, settings: StageSettings, context: StageContext, recalls: Recalls) -> None:
+        self._settings, self._context, self._recalls = settings, context, recalls
+        self._unheard: dict[PeerId, int] = {}
+
+    async def send_output(self, state: MicrobatchState, output: Payload) -> None:
+        """The output, to the next stage or home. Under way, the microbatch may be sent along another route."""
+        key, route, hop = state.key, state.route, self._settings.stage + 1
+        fields: dict[str, Any] = key._asdict()
+        try:
+            if self._settings.last:
+                await self._home(key, OUTPUT, Output(**fields), output)
+                state.tensors.output = None
+            else:
+                await self._send(route[hop], FORWARD, Forward(**fields, route=route, hop=hop), output)
+        except PeerError as error:
+            await self.report_blocked(key, route, hop, "forward", error)
+
+    async def send_gradient(self, state: MicrobatchState, gradient: Payload | None) -> None:
+        """The input's gradient, to the stage before or home; nothing where the input was token ids."""
+        key, route, hop = state.key, state.route, self._settings.stage - 1
+        fields: dict[str, Any] = key._asdict()
+        if gradient is None:
+            return
+        if self._settings.first:
+            await self._home(key, GRADIENT, InputGradient(**fields), gradient)
+            return
+        try:
+            upstream = Backward(**fields, route=route, hop=hop)
+            await self._hand_back(route[hop], BACKWARD, upstream, gradient)
+        except PeerError as error:
+            await self.report_blocked(key, route, hop, "backward", error)
+
+    async def send_output_again(self, state: MicrobatchState) -> None:
+        """The output, along the microbatch's route; computed anew where it is not held any more."""
+        try:
+            output = await self._recalls.output(Errand.of(state, self._settings.send_timeout_s))
+        except Missing as missing:
+            await self.report_blocked(state.key, state.route, max(0, missing.hop), "forward", missing.error)
+        except PeerError as error:
+            await self.report_blocked(state.key, state.route, self._settings.stage, "forward", error)
+        else:
+            await self.send_output(state, output)
+
+    async def send_gradient_again(self, state: MicrobatchState, within_s: float) -> None:
+        """The input's gradient of what was handed on before: that was lost, or what it was sent to."""
+        try:
+            gradient = await self._recalls.input_gradient(Errand.of(state, within_s))
+        except Missing as missing:
+            await self.report_blocked(state.key, state.route, missing.hop, "backward", missing.error)
+        except PeerError as error:
+            await self.report_blocked(state.key, state.route, self._settings.stage, "backward", error)
+        else:
+            await self.send_gradient(state, gradient)
+
+    async def _home(self, key: JourneyKey, rpc: Rpc[RequestT, Empty], body: RequestT, payload: Payload) -> None:
+        """To the trainer, whom nobody needs to tell that it cannot be reached: its deadlines deal with it."""
+        try:
+            await self._hand_back(key.microbatch.trainer, rpc, body, payload)
+        except Refused as refused:
+            logger.debug("trainer %s no longer waits for this microbatch: %s", key.microbatch.trainer, refused)
+        except PeerError as error:
+            logger.info("trainer %s does not take %s: %s", key.microbatch.trainer, rpc.name, error)
+
+    async def _hand_back(self, target: PeerId, rpc: Rpc[RequestT, Empty], body: RequestT, payload: Payload) -> None:
+        """Only this peer can take it, so a busy one is asked again."""
+        await retry_while_busy(
+            lambda: self._send(target, rpc, body, payload),
+            self._context.clock,
+            within_s=self._settings.send_timeout_s,
+        )
+
+    async def _send(self, target: PeerId, rpc: Rpc[RequestT, Empty], body: RequestT, payload: Payload) -> None:
+        await self._context.endpoint.call(target, rpc, body, timeout_s=self._settings.send_timeout_s, payload=payload)
+
+    async def report_forward(self, state: MicrobatchState, took: tuple[float, float] | None) -> None:
+        """A hop on the way out is done. ``took`` is (queued, computed) in seconds, None when this was told before."""
+        await self._report(state, "forward", took)
+
+    async def report_turned(self, state: MicrobatchState) -> None:
+        """The gradient was handed on; the contribution's report, with receipt and time, follows."""
+        await self._report(state, "backward", None)
+
+    async def report_backward(self, state: MicrobatchState, took: tuple[float, float] | None) -> None:
+        """A contribution was added: with the receipt, and where the loss is computed the loss."""
+        key, stage = state.key, self._settings.stage
+        loss_sum, tokens = state.loss
+        receipt = self._context.sign(receipt_bytes(self._settings.run, key, stage, tokens))
+        await self._report(state, "backward", took, receipt=receipt, loss_sum=loss_sum, tokens=tokens)
+
+    async def _report(
+        self, state: MicrobatchState, direction: Direction, took: tuple[float, float] | None, **contributed: Any
+    ) -> None:
+        key = state.key
+        queued, computed = took or (0.0, 0.0)
+        report = HopReport(
+            **key._asdict(),
+            hop=self._settings.stage,
+            direction=direction,
+            queued_s=max(0.0, queued),
+            compute_s=max(0.0, computed),
+            again=took is None,
+            **contributed,
+        )
+        try:
+            await self._context.endpoint.notify(
+                key.microbatch.trainer, HOP, report, timeout_s=self._settings.send_timeout_s
+            )
+        except PeerError as error:
+            self._cannot_tell(key.microbatch.trainer, key.step, error)
+
+    async def report_blocked(
+        self, key: JourneyKey, route: tuple[PeerId, ...], hop: int, direction: Direction, error: PeerError
+    ) -> None:
+        """A hop can not be done. Says which attempt that was: another may be under way by now."""
+        peer = route[hop] if 0 <= hop < len(route) else key.microbatch.trainer
+        blocked = Blocked(
+            **key._asdict(),
+            hop=max(0, min(hop, self._settings.stages - 1)),
+            direction=direction,
+            peer=peer,
+            code=error.code,
+            reason=error.reason[:400],
+        )
+        trainer = key.microbatch.trainer
+        try:
+            await self._send(trainer, BLOCKED, blocked, b"")
+        except Refused as refused:
+            logger.debug("trainer %s no longer waits for this microbatch: %s", trainer, refused)
+        except PeerError as error:  # its own deadline and the health watch deal with it
+            self._cannot_tell(trainer, key.step, error)
+
+    def _cannot_tell(self, trainer: PeerId, step: int, error: PeerError) -> None:
+        """Said once a step of each trainer: one that is gone is told nothing of any of its microbatches."""
+        if self._unheard.get(trainer, -1) < step:
+            self._unheard[trainer] = step
+            logger.info("cannot tell trainer %s: %s", trainer, error)
