@@ -151,6 +151,7 @@ _WORDS: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
     "MoveDeclined": lambda name, fields: f"{fields['peer']} does not move to {fields['part']}: {fields['reason']}",
     "DigestMismatch": lambda name, fields: f"{name} found that replicas of {fields['part']} differ",
     "PartsCapped": lambda name, fields: f"{' and '.join(fields['caps'])} is far out, and scaled down by itself",
+    "SumLeftOut": lambda name, fields: f"{name} leaves out the sum of {fields['peer']}: far from the others'",
     "ClosedWithout": lambda name, fields: f"step {fields['step']} closes without {', '.join(fields['late'])}, late",
     "LateWorkLost": lambda name, fields: f"{fields['tokens']} tokens of {fields['peer']} are lost: {fields['reason']}",
     "StateLeftBehind": lambda name, fields: f"{name} ends with the only {fields['part']} of step {fields['step']}",

@@ -77,6 +77,7 @@ from swarm.events import (
     StateDownloaded,
     StateLeftBehind,
     StepGivenUp,
+    SumLeftOut,
     TermBegan,
     Waiting,
     WentBack,
@@ -261,8 +262,12 @@ def _describe_repair(event: Event) -> tuple[str, str] | None:
 
 
 def _describe_late(event: Event) -> tuple[str, str] | None:
-    """Describe a close that does not wait for all, where replicas train apart, and what is lost with who ends."""
+    """Describe work that a close goes without: of who is late where replicas train apart, far from the others', or lost
+    with who ends."""
     match event:
+        case SumLeftOut():
+            share = f"{event.share:.0%} of the mean of {event.part} that is computed here"
+            return "left out", f"the sum of {event.peer} in step {event.step}, of {share}: far from the others'"
         case ClosedWithout():
             late = "; ".join(f"{peer}: {why}" for peer, why in event.late.items())
             return "late", harmless(f"step {event.step} closes without some, who are averaged later: {late}")

@@ -68,6 +68,9 @@ class AveragingConfig(Section):
     what was rounded off to its next contribution."""
     schedule: Literal["auto", "direct", "ring", "tree", "halving", "butterfly"] = "direct"
     """Route of sums: ``direct``, along trees, or ``auto``, the fastest over the measured links."""
+    guard: Annotated[Literal["none", "leave-out"], Field(exclude_if=lambda value: value == "none")] = "none"
+    """``leave-out``: a replica's sum that is far from the others' is left out of the mean, where three or more
+    contribute."""
     local: LocalConfig = LocalConfig()
 
     @property
@@ -119,6 +122,8 @@ def check_averaging(averaging: AveragingConfig, *, reproducible: bool) -> None:
             "direct or auto, unless strategy = everyone and codec = float32: all members must round alike at each hop",
             "Leave averaging.schedule out, or the other two.",
         )
+    if averaging.guard != "none":
+        _check_guard(averaging, reproducible=reproducible)
     if averaging.mode == "local":
         _check_fragments(averaging)
         _check_quorum(averaging)
@@ -127,6 +132,25 @@ def check_averaging(averaging: AveragingConfig, *, reproducible: bool) -> None:
     if averaging.feeds_back:
         _check_feedback(averaging)
     _check_mode(averaging, reproducible=reproducible)
+
+
+def _check_guard(averaging: AveragingConfig, *, reproducible: bool) -> None:
+    """Refuse where a mean may not leave a sum out, or where sums of several replicas travel as one."""
+    for key, value, wanted, why in (
+        ("run.reproducible", reproducible, False, "the bits would depend on which replica computed what"),
+        ("averaging.mode", averaging.mode, "sync", "replicas that train apart are far from each other by design"),
+        ("averaging.strategy", averaging.strategy, "everyone", "the others add up sums of several replicas"),
+        ("averaging.schedule", averaging.schedule, "direct", "along trees sums of several replicas travel as one"),
+    ):
+        if value != wanted:
+            said = str(wanted).lower() if isinstance(wanted, bool) else f'"{wanted}"'
+            raise ConfigError(
+                key,
+                value,
+                f'{said} with averaging.guard = "{averaging.guard}"',
+                f"Set {key} to {said}, or leave averaging.guard out.",
+                why=why,
+            )
 
 
 def _check_fragments(averaging: AveragingConfig) -> None:

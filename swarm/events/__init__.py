@@ -12,6 +12,7 @@ from swarm.events.averaging import ResidualHandedOver as ResidualHandedOver
 from swarm.events.averaging import ResidualLost as ResidualLost
 from swarm.events.averaging import RoundDone as RoundDone
 from swarm.events.averaging import RoundVoid as RoundVoid
+from swarm.events.averaging import SumLeftOut as SumLeftOut
 from swarm.events.averaging import SumTaken as SumTaken
 from swarm.events.base import Event as Event
 from swarm.events.base import EventList as EventList

@@ -75,6 +75,17 @@ class ResidualLost(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SumLeftOut(Event):
+    """This replica left ``peer``'s sum out of ``share`` of the mean that it computed for all: it was far from the
+    others' sums."""
+
+    step: int
+    part: PartName
+    peer: PeerId
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundVoid(Event):
     """A group's all-reduce failed here and gave nothing: all of the step's rounds are repeated as another attempt.
     ``culprit`` is the member on which it broke, None when that is not known."""

@@ -74,6 +74,7 @@ class Rounds:
             turn=wanted.attempt if wanted.plainly else 0,
             links=links_of(self.history.head),
             dial_only=dial_only(self.history.head),
+            guarded=self.averaging.guard != "none",
         )
         name = self.averaging.closing_strategy
         strategy = plainest(wanted.attempt, wanted.members) if wanted.plainly else strategy_at(name, wanted.members)

@@ -16,7 +16,7 @@ from swarm.averaging.allreduce.messages import ReduceRequest
 from swarm.averaging.allreduce.service import AllReduce
 from swarm.consensus.placement import Candidate
 from swarm.consensus.records import CloseRecord
-from swarm.events import DigestMismatch, JourneySetAside, PartsCapped, StepClosed
+from swarm.events import DigestMismatch, JourneySetAside, PartsCapped, StepClosed, SumLeftOut
 from swarm.ids import MicrobatchId, PeerId
 from swarm.membership.following import Following
 from swarm.membership.founder import Founder
@@ -63,6 +63,18 @@ def test_replica_whose_sum_is_huge_stops_nobody_else(
     assert losses(swarm)[-1] < 0.9 * losses(swarm)[0], "with one factor for all nobody learns anything"
     for record in swarm.history()[1:]:
         assert record["clip"] > 1e-3
+
+
+def test_replica_whose_sum_is_turned_around_is_left_out_and_named_by_those_that_guard(tmp_path: Path) -> None:
+    swarm = SimSwarm(tmp_path, **LEARNS | {"hosts": 6, "averaging": {"guard": "leave-out"}})
+    with spoils_sums("host-0", lambda sums: sums * -10) as spoilt:
+        run_world(swarm.run())
+    assert list(spoilt) == list(range(1, 11))
+    liar = swarm.peers["host-0"].endpoint.peer
+    told = [event for event in swarm.events(SumLeftOut) if event.part == "stage-0"]
+    assert {event.peer for event in told} == {liar}
+    assert {event.step for event in told} == set(spoilt)
+    assert losses(swarm)[-1] < 0.9 * losses(swarm)[0]
 
 
 # --- lies about the time that a hop takes ----------------------------------------------------------------------------

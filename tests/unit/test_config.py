@@ -23,6 +23,26 @@ def test_manifest_with_int8_averaging_is_another_run() -> None:
     assert plain.run_id != rounded.run_id
 
 
+@pytest.mark.parametrize(
+    ("key", "sections"),
+    [
+        ("run.reproducible", {"run": {"reproducible": True}}),
+        ("averaging.mode", {"averaging": {"mode": "local"}}),
+        ("averaging.strategy", {"averaging": {"strategy": "grid"}}),
+        ("averaging.schedule", {"averaging": {"schedule": "auto"}}),
+    ],
+)
+def test_manifest_with_a_guard_is_another_run_and_refuses_what_it_cannot_guard(
+    key: str, sections: dict[str, Any]
+) -> None:
+    plain, guarded = (parse_manifest(document(averaging=one), "a test") for one in ({}, {"guard": "leave-out"}))
+    assert plain.run_id != guarded.run_id
+    sections = sections | {"averaging": {**sections.get("averaging", {}), "guard": "leave-out"}}
+    with pytest.raises(ConfigError, match="leave averaging.guard out") as caught:
+        parse_manifest(document(**sections), "a test")
+    assert caught.value.key == key
+
+
 def test_manifest_that_is_reproducible_refuses_int8_averaging_and_says_why() -> None:
     with pytest.raises(ConfigError, match="depends on which replica computed what") as caught:
         parse_manifest(document(averaging={"codec": "int8"}, run={"reproducible": True}), "a test")

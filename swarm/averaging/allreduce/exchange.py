@@ -9,11 +9,12 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from swarm.averaging.allreduce.guard import far_out
 from swarm.averaging.allreduce.inbox import Inbox
 from swarm.averaging.allreduce.messages import AGREE, CHUNK, ENTER, STAY, Agreement, ReduceRequest, RoundMessage
 from swarm.averaging.allreduce.output import Floats, Leftover, ReducedVector, Reducer
 from swarm.averaging.allreduce.partition import ReduceChunk
-from swarm.averaging.allreduce.plan import RoundPlan, WireType
+from swarm.averaging.allreduce.plan import RoundPlan
 from swarm.clock import Clock
 from swarm.errors import Busy, DeadlineMissed, PeerError, RoundFailed, Violation
 from swarm.ids import PeerId
@@ -71,6 +72,7 @@ class Exchange:
         self.output = ReducedVector(self._plan)
         sends = self._plan.weights[self._me] > 0
         self.left = Leftover(self._plan, local, sends=sends) if self._plan.feeds_back else None
+        self.left_out: Counter[PeerId] = Counter()
 
     @property
     def bytes_sent(self) -> int:
@@ -199,22 +201,28 @@ class Exchange:
         return encoded
 
     def _reduce(self, chunk: ReduceChunk, sums: Mapping[PeerId, Payload]) -> memoryview:
-        result = self._total(chunk, sums, self._plan.divisor, self._plan.result_dtype)
+        decoded, divisor = self._decoded_all(chunk, sums), self._plan.divisor
+        if self._plan.guarded:
+            for peer in far_out(decoded, self._plan.weights):
+                del decoded[peer]
+                divisor -= self._plan.weights[peer]
+                self.left_out[peer] += chunk.elements
+        result = self._means.reducer(decoded, list(decoded), divisor, self._plan.result_dtype)
         encoded = self.output.settle(chunk, result)
         if self.left is not None:
-            self.left.settled(chunk, result, self.output.vector[chunk.start : chunk.stop])
+            self.left.settled(chunk, result, self.output.vector[chunk.start : chunk.stop], divisor)
         return encoded
 
     def _added(self, chunk: ReduceChunk, sums: Mapping[PeerId, Payload]) -> Payload:
         """Return these sums, added and encoded as one sum for another member; nothing for none."""
         if not sums:
             return b""
-        return self._plan.sums.encode(self._total(chunk, sums, 1, self._plan.dtype), chunk)
+        decoded = self._decoded_all(chunk, sums)
+        return self._plan.sums.encode(self._means.reducer(decoded, list(decoded), 1, self._plan.dtype), chunk)
 
-    def _total(self, chunk: ReduceChunk, encoded: Mapping[PeerId, Payload], divisor: int, dtype: WireType) -> Floats:
-        sums = {peer: self._decoded(peer, chunk, payload) for peer, payload in encoded.items()}
-        order = [peer for peer in self._plan.members if peer in sums]
-        return self._means.reducer(sums, order, divisor, dtype)
+    def _decoded_all(self, chunk: ReduceChunk, encoded: Mapping[PeerId, Payload]) -> dict[PeerId, Floats]:
+        """Sums by member, in rank order."""
+        return {peer: self._decoded(peer, chunk, encoded[peer]) for peer in self._plan.members if peer in encoded}
 
     def _decoded(self, peer: PeerId, chunk: ReduceChunk, payload: Payload) -> Floats:
         try:

@@ -89,7 +89,6 @@ class Leftover:
     """
 
     def __init__(self, plan: RoundPlan, local: Floats | None, *, sends: bool) -> None:
-        self._divisor = np.float32(plan.divisor)
         whole = local is not None and not sends
         self.vector: Floats = local.copy() if whole and local is not None else np.zeros(plan.elements, np.float32)
 
@@ -97,10 +96,10 @@ class Leftover:
         """Our sum of a chunk, and what its reducer makes of its bytes."""
         np.subtract(values, received, out=self.vector[chunk.start : chunk.stop])
 
-    def settled(self, chunk: ReduceChunk, mean: Floats, received: Floats) -> None:
+    def settled(self, chunk: ReduceChunk, mean: Floats, received: Floats, divisor: int) -> None:
         """A mean that was computed here, and what all make of its bytes: the difference is added to our sum, so it
         counts as often as the mean is divided."""
-        self.vector[chunk.start : chunk.stop] += (mean - received) * self._divisor
+        self.vector[chunk.start : chunk.stop] += (mean - received) * np.float32(divisor)
 
 
 def squared_norm(values: NDArray[Any]) -> float:
@@ -141,7 +140,8 @@ in the round in which it does."""
 
 
 class Reducer(Protocol):
-    """Sums of one chunk by peer, the rank order, the divisor, the result's type → what everybody gets.
+    """Sums of one chunk by peer, the rank order, the divisor, the result's type → what everybody gets: for tests and
+    benchmarks that look on, or strike in the midst of it.
 
     Must not depend on the order in which ``sums`` was filled. Raises Violation naming a member whose sum no honest
     member sends, one without which the result would fit among them.

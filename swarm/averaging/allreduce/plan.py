@@ -116,8 +116,9 @@ class RoundPlan:
     way that sums travel, for a ``reason`` in words. ``aligned`` cuts parts between chunks, so that groups of
     other sizes name the same result by the same digest and norm. ``outgoing`` members call the others and are called by
     nobody: they reduce nothing, and hear of each other from those they call. In a ``signed`` round all tell each other
-    what they hold before anybody returns; in others who uses the results compares them. ``timeout_s`` counts from the
-    local start and need not be the same everywhere.
+    what they hold before anybody returns; in others who uses the results compares them. In a ``guarded`` round a
+    sum that is far from the others' is left out of a chunk's mean. ``timeout_s`` counts from the local start and need
+    not be the same everywhere.
     Raises BugError for a plan that cannot be carried out.
     """
 
@@ -136,8 +137,25 @@ class RoundPlan:
     reason: str = ""
     outgoing: frozenset[PeerId] = frozenset()
     signed: bool = True
+    guarded: bool = False
 
     def __post_init__(self) -> None:
+        self._check_members()
+        if self.elements < 0 or self.chunk_elements < 1 or not self.timeout_s > 0:
+            raise BugError(f"round {self.key}: elements, chunk size and time-out must be positive")
+        if not self.sums.exact and self.schedule != "direct":
+            raise BugError(f"round {self.key}: {self.codec} would be rounded again at each hop of {self.schedule}")
+        several = self.gives == "sum" or self.key.round > 0
+        if self.feeds_back and several:
+            raise BugError(f"round {self.key}: what {self.codec} rounds off a sum of several members is nobody's")
+        if self.guarded and (several or self.schedule != "direct"):
+            raise BugError(f"round {self.key}: a sum of several members is nobody's, and cannot be left out")
+        if not self.signed and (self.schedule != "direct" or self.outgoing):
+            raise BugError(f"round {self.key}: results that others pass on have to be signed")
+        object.__setattr__(self, "weights", MappingProxyType(dict(self.weights)))
+        object.__setattr__(self, "shares", MappingProxyType(dict(self.shares)))
+
+    def _check_members(self) -> None:
         if not self.members or len(set(self.members)) != len(self.members):
             raise BugError(f"round {self.key}: members must be distinct and at least one")
         if set(self.weights) != set(self.members) or min(self.weights.values()) < 0 or self.total_weight == 0:
@@ -148,16 +166,6 @@ class RoundPlan:
             raise BugError(f"round {self.key}: no member reduces anything")
         if any(self._share(peer) for peer in self.outgoing if len(self.members) > 1):
             raise BugError(f"round {self.key}: nobody can call those that are to reduce")
-        if self.elements < 0 or self.chunk_elements < 1 or not self.timeout_s > 0:
-            raise BugError(f"round {self.key}: elements, chunk size and time-out must be positive")
-        if not self.sums.exact and self.schedule != "direct":
-            raise BugError(f"round {self.key}: {self.codec} would be rounded again at each hop of {self.schedule}")
-        if self.feeds_back and (self.gives == "sum" or self.key.round > 0):
-            raise BugError(f"round {self.key}: what {self.codec} rounds off a sum of several members is nobody's")
-        if not self.signed and (self.schedule != "direct" or self.outgoing):
-            raise BugError(f"round {self.key}: results that others pass on have to be signed")
-        object.__setattr__(self, "weights", MappingProxyType(dict(self.weights)))
-        object.__setattr__(self, "shares", MappingProxyType(dict(self.shares)))
 
     @cached_property
     def total_weight(self) -> int:
@@ -237,6 +245,7 @@ class RoundPlan:
             self.schedule,
             sorted(self.outgoing),
             self.signed,
+            self.guarded,
         ]
         return hashlib.sha256(json.dumps(agreed, separators=(",", ":")).encode()).hexdigest()
 
@@ -272,6 +281,7 @@ class RoundResult:
     between members of one plan, and of aligned ones). ``bytes_sent`` counts payload this member put on the wire,
     ``contributors`` are those whose sums are in it, ``heard`` is what was measured of the links to the others. All
     members were in ``formed_s`` after this one had begun.
+    ``left_out`` are the elements of whose mean this member, as their reducer, left another's sum out.
     ``left`` is what the round did not bring to all of this member's sum, float32 (elements,), where the codec feeds
     that back: see :class:`~swarm.averaging.allreduce.output.Leftover`.
     """
@@ -284,6 +294,7 @@ class RoundResult:
     seconds: float
     formed_s: float = 0.0
     heard: Mapping[PeerId, LinkMeasurement] = field(default_factory=dict)
+    left_out: Mapping[PeerId, int] = field(default_factory=dict)
     left: torch.Tensor | None = None
 
 

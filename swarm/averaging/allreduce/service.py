@@ -89,12 +89,9 @@ class AllReduce:
     def expect(self, plan: RoundPlan) -> None:
         """Let the others' messages of a round in, which starts here within its time-out.
 
-        Idempotent. Raises BugError for a round that ended, or was announced under another plan, and for one in which
-        the reducer would be given sums of several members for those of one.
+        Idempotent. Raises BugError for a round that ended, or was announced under another plan.
         Costs memory only for what arrives: at most a window of chunks from each contributor.
         """
-        if self._means.reducer is not weighted_mean:
-            _check_own_sums(plan)
         inbox = self._find(plan.key)
         if plan.key in self._ended or (inbox is not None and inbox.plan.digest != plan.digest):
             raise BugError(f"round {plan.key} is known already: repeat it as a new attempt")
@@ -151,6 +148,7 @@ class AllReduce:
             formed_s=exchange.formed_s,
             heard=inbox.meter.heard(),
             seconds=self._means.clock.monotonic() - began,
+            left_out=exchange.left_out,
             left=None if exchange.left is None else torch.from_numpy(exchange.left.vector),
         )
 
@@ -294,21 +292,6 @@ class AllReduce:
         if inbox is None:
             raise Busy(f"round {message.key} is not expected yet")
         return inbox
-
-
-def _check_own_sums(plan: RoundPlan) -> None:
-    """Raises BugError where what is added up are not the members' own sums, but partly sums of sums.
-
-    Only adding may be done in several goes: a trimmed mean of partial sums is no trimmed mean, and nothing would show
-    it.
-    """
-    several = plan.gives == "sum" or plan.key.round > 0
-    if several or plan.schedule != "direct":
-        how = "in several rounds" if several else f"along {plan.schedule}"
-        raise BugError(
-            f"round {plan.key} adds partial sums {how}, which only the weighted mean stands: another reducer needs"
-            " every member's own sum, so average by everyone or server, with schedule direct"
-        )
 
 
 async def _completed(exchange: Exchange) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import tracemalloc
 from typing import Any
 
@@ -11,15 +10,12 @@ import pytest
 import torch
 
 from swarm.averaging.allreduce.messages import CHUNK, ENTER, ReduceRequest, RoundMessage
-from swarm.averaging.allreduce.output import Floats, weighted_mean
 from swarm.averaging.allreduce.partition import CHUNK_ELEMENTS
-from swarm.averaging.allreduce.plan import RoundKey, RoundPlan
-from swarm.averaging.allreduce.service import MAX_EXPECTED, AllReduce
+from swarm.averaging.allreduce.plan import RoundPlan
+from swarm.averaging.allreduce.service import MAX_EXPECTED
 from swarm.errors import BugError, Busy, Refused
 from tests.harness.rigs.averaging import (
-    LoopClock,
     Network,
-    inline,
     make_plan,
     names,
     only_results,
@@ -158,26 +154,6 @@ async def test_reduce_of_a_round_that_ended_is_a_bug() -> None:
         await services[P0].reduce(plan, torch.zeros(8))
     with pytest.raises(BugError):
         services[P0].expect(plan)
-
-
-@pytest.mark.parametrize(
-    ("change", "how"),
-    [
-        ({"schedule": "ring"}, "along ring"),
-        ({"gives": "sum"}, "in several rounds"),
-        ({"key": RoundKey(1, make_plan([1], 1).key.part, 0, round=1)}, "in several rounds"),
-    ],
-)
-async def test_reducer_that_does_not_only_add_is_refused_partial_sums(change: dict[str, Any], how: str) -> None:
-    def middle(sums: Any, order: Any, divisor: int, dtype: Any) -> Floats:
-        return weighted_mean(sums, order, divisor, dtype)
-
-    endpoint = await Network().join(P0)
-    service = AllReduce(endpoint, LoopClock(), run=inline, reducer=middle)
-    plan = make_plan([1], 8)
-    with pytest.raises(BugError, match=f"{how}.*average by everyone"):
-        await service.reduce(dataclasses.replace(plan, **change), torch.ones(8))
-    assert (await service.reduce(plan, torch.ones(8))).tensor.tolist() == [1.0] * 8
 
 
 async def test_reduce_on_threads_does_not_hold_the_loop_up() -> None:
