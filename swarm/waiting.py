@@ -10,6 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, Generic, TypeVar
 
 from swarm.clock import Clock
@@ -112,6 +113,10 @@ class AdaptiveDeadline:
     def observe(self, seconds: float) -> None:
         """Add one completed piece of work."""
         self._recent.append(seconds)
+
+    def typical(self) -> float:
+        """The median of what was observed lately; something was."""
+        return median(self._recent)
 
     def seconds(self) -> float:
         """How long to wait for the next piece."""

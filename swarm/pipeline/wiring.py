@@ -171,8 +171,8 @@ class Wiring:
     def claimed(
         self, stage: int, peer: PeerId, seconds: float, work: str, turn: tuple[float, float] | None = None
     ) -> float:
-        """Take a replica's claim that it computed this piece of ``work``, a direction, for so many seconds, and end
-        its parole. Not what the piece waited: a queue is what trainers sent there, and is gone before a choice made by
+        """Take a replica's claim that it computed this piece of ``work``, a direction, for so many seconds. Not what
+        the piece waited: a queue is what trainers sent there, and is gone before a choice made by
         it takes effect. With it, equal replicas got shares of a step that differed by a quarter.
 
         ``turn`` is from when to when it was its turn here, None where that is not known. Returns what is believed of
@@ -181,11 +181,6 @@ class Wiring:
         replica = self._stages[stage].get(peer)
         if replica is None:
             return seconds
-        if replica.on_parole:  # what it was left out of is not owed to it
-            replica.leave_s = replica.left_out_until = replica.soonest = 0.0
-            replica.tried = False
-            replica.leaves.restart()
-            replica.key = max(replica.key, self._lowest(stage))
         replica.claims[work] = self._moved(replica.claims.get(work), seconds)
         if turn is not None:  # what it has at once it does one after the other
             began, now = turn
@@ -195,6 +190,16 @@ class Wiring:
         replica.believed_s = max(self._computes(stage, replica), least)
         self._slowest_s = max(self._slowest_s, replica.believed_s)
         return max(seconds, least * self._share(stage, (work,)))
+
+    def in_time(self, stage: int, peer: PeerId) -> None:
+        """A replica did a hop while it was its turn, which ends its parole. Who answers late, time after time, is tried
+        with one microbatch after longer and longer leaves."""
+        replica = self._stages[stage].get(peer)
+        if replica is not None and replica.on_parole:  # what it was left out of is not owed to it
+            replica.leave_s = replica.left_out_until = replica.soonest = 0.0
+            replica.tried = False
+            replica.leaves.restart()
+            replica.key = max(replica.key, self._lowest(stage))
 
     def _moved(self, old: float | None, new: float) -> float:
         return new if old is None else self._gamma * new + (1 - self._gamma) * old

@@ -290,7 +290,9 @@ class JourneysPlay:
     def _told(self, trip: Trip, replica: SimReplica, seconds: float, direction: str) -> None:
         """The trainer hears what a hop took."""
         turn, trip.turn = (trip.turn, self._heap.now), self._heap.now
-        trip.trainer.replicas.wiring.claimed(replica.stage, replica.peer, seconds, direction, turn)
+        wiring = trip.trainer.replicas.wiring
+        wiring.in_time(replica.stage, replica.peer)
+        wiring.claimed(replica.stage, replica.peer, seconds, direction, turn)
 
     # --- hops --------------------------------------------------------------------------------------------------------
 

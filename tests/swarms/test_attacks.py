@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from swarm.network.protocols import Answer, Incoming
 from swarm.pipeline.compute import Contributed, Material, StageCompute
 from swarm.pipeline.stage.microbatch_state import MicrobatchState
 from swarm.pipeline.stage.sender import Sender
+from swarm.pipeline.stage.worker import Worker
 from swarm.schema import Empty
 from swarm.sim.links import Links
 from swarm.sim.loop import PEER, LoopClock, run_world
@@ -130,6 +132,30 @@ def test_replica_that_hands_on_500_fold_gradients_spoils_no_sum(
     committed = {MicrobatchId(*one["microbatch"]) for record in swarm.history() for one in record["committed"]}
     assert not committed & lies
     assert losses(swarm)[-1] < 0.8 * losses(swarm)[0]
+
+
+# --- a host that gets slower and slower ------------------------------------------------------------------------------
+
+
+def test_host_that_delays_each_forward_longer_than_the_last_is_waited_for_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, delays = Worker._forward, [0.05]
+
+    async def forward(worker: Worker, state: MicrobatchState, queued: float) -> None:
+        if PEER.get() == "host-0":
+            delays.append(delays[-1] * 1.25)
+            await LoopClock().sleep(delays[-1])
+        if not state.dropped:
+            await honest(worker, state, queued)
+
+    monkeypatch.setattr(Worker, "_forward", forward)
+    swarm = SimSwarm(tmp_path, **LEARNS | {"hosts": 3, "split": {"stages": 1}, "run": {"steps": 24}})
+    run_world(swarm.run())
+    took = [event.seconds for event in swarm.peers["bootstrap"].events.of(StepClosed)]
+    assert delays[-1] > 10, "its own deadline would have grown with it"
+    assert max(took) < 15
+    assert median(took[-8:]) < 2 * median(took[:4])
 
 
 # --- founding --------------------------------------------------------------------------------------------------------

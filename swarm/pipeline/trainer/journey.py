@@ -496,6 +496,8 @@ class Journey:
         longest, began = now - self._started, self._state.way.asked_at(report.hop, caller)  # it may claim anything
         turn = None if began is None else (began, now)
         compute_s, wiring = min(report.compute_s, longest), self._context.replicas.wiring
+        if caller == self._state.way.hops[report.hop].replica:
+            wiring.in_time(report.hop, caller)
         compute_s = wiring.claimed(report.hop, caller, compute_s, report.direction, turn)
         self._queued_s += min(report.queued_s, longest)
         self._compute_s[report.hop] = self._compute_s.get(report.hop, 0.0) + compute_s

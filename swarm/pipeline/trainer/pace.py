@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Literal
 
 from swarm.errors import Refused
@@ -24,6 +25,10 @@ YOUNG = 64
 under way grows as soon as a few have come home, so those of the next step wait in queues four times as long. (Measured
 on two cores: a healthy swarm moved work to and fro in its first three steps.)"""
 
+OTHERS, SLOWER, LATER_S = 2, 8.0, 5.0
+"""Of so many others at least: who is so many times slower than their median, and by more than so many seconds, is late
+however long it took before."""
+
 Work = Literal["forward", "backward", "weights", "adopt"]
 """``weights`` is adding a contribution whose gradient was handed on, which a replica does when there is nothing else to
 do; ``adopt`` is taking a hop over: fetching what it takes, and both directions."""
@@ -31,11 +36,11 @@ do; ``adopt`` is taking a hop over: fetching what it takes, and both directions.
 
 class JourneyDeadlines:
     """Deadlines in seconds per (peer, kind of work): a multiple of a high quantile of its recent durations, within
-    bounds. Pure.
+    bounds, and within what is usual among the others where there are two. Pure.
 
-    Of a peer that was never measured the other peers' durations are expected, and the ceiling before anything was
-    measured: an unknown peer on an unknown link gets all the time there is. Memory: 64 numbers per peer and kind.
-    Asking costs O(window log window), some microseconds.
+    So who takes a little longer each time cannot teach anybody to wait for it. Of a peer that was never measured the
+    other peers' durations are expected, and the ceiling before anything was measured: an unknown peer on an unknown
+    link gets all the time there is. Memory: 64 numbers per peer and kind. Asking costs O(peers · window log window).
     """
 
     def __init__(self, *, floor_s: float = FLOOR_S, ceiling_s: float = CEILING_S, factor: float = 3.0) -> None:
@@ -61,10 +66,19 @@ class JourneyDeadlines:
             return self.ceiling_s
         known = self._peers.get((peer, work)) or self._all.get(work)
         if known is not None:
-            return known.seconds()
+            own = known.seconds()
+            return own if own <= LATER_S else min(own, self._most(peer, work))
         if work == "adopt":  # nobody has taken over anything yet: twice what both directions may take
             return min(self.ceiling_s, 2 * (self.seconds(peer, "forward") + self.seconds(peer, "backward")))
         return self.ceiling_s
+
+    def _most(self, peer: PeerId, work: Work) -> float:
+        """The longest that anybody is waited for, by what the others take."""
+        others = [kept.typical() for (other, what), kept in self._peers.items() if what == work and other != peer]
+        if len(others) < OTHERS:
+            return self.ceiling_s
+        usual_s = median(others)
+        return max(SLOWER * usual_s, usual_s + LATER_S)
 
     def follow(self, peers: Collection[PeerId]) -> None:
         """Forget everybody else."""

@@ -12,7 +12,7 @@ from swarm.pipeline.retention import Retention
 from swarm.pipeline.trainer.hops import Receipt, RouteState
 from swarm.pipeline.trainer.issued import IssuedTable
 from swarm.pipeline.trainer.journey import IssuedMicrobatch
-from swarm.pipeline.trainer.pace import YOUNG, JourneyDeadlines
+from swarm.pipeline.trainer.pace import LATER_S, SLOWER, YOUNG, JourneyDeadlines
 from swarm.pipeline.wiring import FIRST_LEAVE_S, LONGEST_LEAVE_S, Wiring
 from tests.harness.rigs.common import NO_BATCH, issued, set_aside
 
@@ -41,6 +41,22 @@ def test_pace_is_each_peers_own_in_each_direction_and_else_what_others_take() ->
     assert pace.seconds(B, "forward") == pytest.approx(0.3)
     assert pace.seconds(C, "forward") == pytest.approx(3.0)
     assert pace.seconds(A, "backward") == 60.0
+
+
+def test_pace_waits_for_nobody_much_longer_than_two_others_take_however_slowly_it_got_there() -> None:
+    pace, seconds = JourneyDeadlines(), 0.1
+    for _ in range(40):
+        seconds = min(seconds * 1.25, pace.seconds(A, "forward"))
+        pace.observe(A, "forward", seconds)
+        pace.observe(B, "forward", 0.1)
+    assert pace.seconds(A, "forward") == pace.ceiling_s, "of two nobody knows who is slow"
+    pace.observe(C, "forward", 0.3)
+    assert pace.seconds(A, "forward") == pytest.approx(0.2 + LATER_S)
+    for _ in range(40):
+        pace.observe(B, "forward", 2.0)
+        pace.observe(C, "forward", 2.0)
+    assert pace.seconds(A, "forward") == pytest.approx(SLOWER * 2.0)
+    assert pace.seconds(B, "forward") == pytest.approx(6.0), "its own"
 
 
 def test_pace_allows_a_takeover_both_directions_twice() -> None:
@@ -91,6 +107,8 @@ def test_wiring_leaves_out_who_failed_then_tries_it_with_one_microbatch() -> Non
     after = [wiring.choose(0, now=11.1)[0] for _ in range(6)]
     assert after.count(A) == 1
     wiring.claimed(0, A, 0.001, "forward")
+    assert wiring.statistics()[0][A].on_parole, "it may have come late"
+    wiring.in_time(0, A)
     assert not wiring.statistics()[0][A].on_parole
     assert chosen(wiring, 11.2) >= {A}
 
