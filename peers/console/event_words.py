@@ -267,7 +267,7 @@ def _describe_late(event: Event) -> tuple[str, str] | None:
     match event:
         case SumLeftOut():
             share = f"{event.share:.0%} of the mean of {event.part} that is computed here"
-            return "left out", f"the sum of {event.peer} in step {event.step}, of {share}: far from the others'"
+            return "left out", f"the sum of {event.peer}, in step {event.step} from {share}: far from the others'"
         case ClosedWithout():
             late = "; ".join(f"{peer}: {why}" for peer, why in event.late.items())
             return "late", harmless(f"step {event.step} closes without some, who are averaged later: {late}")

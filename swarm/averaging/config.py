@@ -141,8 +141,9 @@ def _check_guard(averaging: AveragingConfig, *, reproducible: bool) -> None:
         ("averaging.mode", averaging.mode, "sync", "replicas that train apart are far from each other by design"),
         ("averaging.strategy", averaging.strategy, "everyone", "the others add up sums of several replicas"),
         ("averaging.schedule", averaging.schedule, "direct", "along trees sums of several replicas travel as one"),
+        ("averaging.codec", averaging.codec, "float32", "what a replica is owed would be lost with a sum left out"),
     ):
-        if value != wanted:
+        if value != wanted and not (key == "averaging.codec" and not averaging.feeds_back):
             said = str(wanted).lower() if isinstance(wanted, bool) else f'"{wanted}"'
             raise ConfigError(
                 key,

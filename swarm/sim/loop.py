@@ -215,7 +215,7 @@ class LoopClock:
 
 
 def new_loop(longest_s: float = 1e7) -> SimLoop:
-    """A loop at time 0. Sockets, signals and child processes are not for it: it has none of those methods."""
+    """A loop at time 0. Sockets, signals, names and child processes are not for it: asking is an error."""
     return SimLoop(longest_s=longest_s)
 
 

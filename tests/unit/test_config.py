@@ -30,6 +30,7 @@ def test_manifest_with_int8_averaging_is_another_run() -> None:
         ("averaging.mode", {"averaging": {"mode": "local"}}),
         ("averaging.strategy", {"averaging": {"strategy": "grid"}}),
         ("averaging.schedule", {"averaging": {"schedule": "auto"}}),
+        ("averaging.codec", {"averaging": {"codec": "int4h"}}),
     ],
 )
 def test_manifest_with_a_guard_is_another_run_and_refuses_what_it_cannot_guard(

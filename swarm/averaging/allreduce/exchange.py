@@ -210,7 +210,7 @@ class Exchange:
         result = self._means.reducer(decoded, list(decoded), divisor, self._plan.result_dtype)
         encoded = self.output.settle(chunk, result)
         if self.left is not None:
-            self.left.settled(chunk, result, self.output.vector[chunk.start : chunk.stop], divisor)
+            self.left.settled(chunk, result, self.output.vector[chunk.start : chunk.stop])
         return encoded
 
     def _added(self, chunk: ReduceChunk, sums: Mapping[PeerId, Payload]) -> Payload:

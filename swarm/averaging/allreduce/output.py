@@ -89,6 +89,7 @@ class Leftover:
     """
 
     def __init__(self, plan: RoundPlan, local: Floats | None, *, sends: bool) -> None:
+        self._divisor = np.float32(plan.divisor)
         whole = local is not None and not sends
         self.vector: Floats = local.copy() if whole and local is not None else np.zeros(plan.elements, np.float32)
 
@@ -96,10 +97,10 @@ class Leftover:
         """Our sum of a chunk, and what its reducer makes of its bytes."""
         np.subtract(values, received, out=self.vector[chunk.start : chunk.stop])
 
-    def settled(self, chunk: ReduceChunk, mean: Floats, received: Floats, divisor: int) -> None:
+    def settled(self, chunk: ReduceChunk, mean: Floats, received: Floats) -> None:
         """A mean that was computed here, and what all make of its bytes: the difference is added to our sum, so it
         counts as often as the mean is divided."""
-        self.vector[chunk.start : chunk.stop] += (mean - received) * np.float32(divisor)
+        self.vector[chunk.start : chunk.stop] += (mean - received) * self._divisor
 
 
 def squared_norm(values: NDArray[Any]) -> float:

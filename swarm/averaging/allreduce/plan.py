@@ -148,8 +148,8 @@ class RoundPlan:
         several = self.gives == "sum" or self.key.round > 0
         if self.feeds_back and several:
             raise BugError(f"round {self.key}: what {self.codec} rounds off a sum of several members is nobody's")
-        if self.guarded and (several or self.schedule != "direct"):
-            raise BugError(f"round {self.key}: a sum of several members is nobody's, and cannot be left out")
+        if self.guarded and (several or self.schedule != "direct" or self.feeds_back):
+            raise BugError(f"round {self.key}: what is left out has to be one member's, and owed to nobody")
         if not self.signed and (self.schedule != "direct" or self.outgoing):
             raise BugError(f"round {self.key}: results that others pass on have to be signed")
         object.__setattr__(self, "weights", MappingProxyType(dict(self.weights)))
@@ -245,7 +245,7 @@ class RoundPlan:
             self.schedule,
             sorted(self.outgoing),
             self.signed,
-            self.guarded,
+            *(["guarded"] if self.guarded else []),
         ]
         return hashlib.sha256(json.dumps(agreed, separators=(",", ":")).encode()).hexdigest()
 
@@ -274,12 +274,13 @@ class RoundPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RoundResult:
-    """What a round gives, bit for bit the same at every member but for ``bytes_sent``, ``heard``, ``left`` and seconds.
+    """What a round gives, bit for bit the same at every member but for ``bytes_sent``, ``heard``, seconds, ``left`` and
+    ``left_out``.
 
     ``tensor`` is what the plan gives, (elements,) on the CPU, to be read only: the last answers to others may still be
     on their way. ``squared_norm`` is its squared L2 norm in float64, ``digest`` names its content (hex; comparable
     between members of one plan, and of aligned ones). ``bytes_sent`` counts payload this member put on the wire,
-    ``contributors`` are those whose sums are in it, ``heard`` is what was measured of the links to the others. All
+    ``contributors`` are those whose sums were given, ``heard`` is what was measured of the links to the others. All
     members were in ``formed_s`` after this one had begun.
     ``left_out`` are the elements of whose mean this member, as their reducer, left another's sum out.
     ``left`` is what the round did not bring to all of this member's sum, float32 (elements,), where the codec feeds

@@ -30,8 +30,10 @@ class IssuedTable:
         return self._rows.get(work)
 
     def of(self, step: int) -> list[IssuedMicrobatch]:
-        """Return the rows of a step that were not taken back."""
-        return [row for row in self._rows.values() if row.work.step == step and row.standing != "forgone"]
+        """Return the rows of a step that were not taken back, in the shard's order: one that was fed early may be taken
+        again after those behind it."""
+        rows = (row for row in self._rows.values() if row.work.step == step and row.standing != "forgone")
+        return sorted(rows, key=lambda row: (row.work.microbatch.epoch, row.work.microbatch.position))
 
     def begun(self, step: int, microbatch: MicrobatchId, *, early: bool) -> IssuedMicrobatch | None:
         """Return the row of a microbatch that was left and is on its way or at its end already, as it began, which may

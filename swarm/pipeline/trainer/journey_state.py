@@ -4,7 +4,7 @@
          └──────────┴─────────┴───────┴────────┴─────────┴────→ void, lost
 
 Hosted ends have neither loss nor adding. Every method named for an event returns the directives that follow from it,
-in order; ``attempts.py`` decides how a hop gets done. ``now`` is monotonic seconds.
+in order; ``hops.py`` decides how a hop gets done. ``now`` is monotonic seconds.
 """
 
 from __future__ import annotations

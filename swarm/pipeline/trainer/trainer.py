@@ -159,7 +159,8 @@ class Trainer:
         begin = self._issued.first_left(step, ()) or self._source.cursor
         try:
             if cursor is not None and cursor != begin:  # something of the step before comes first
-                self._issued.keep(step, 0)
+                for row in self._issued.keep(step, 0):
+                    row.leased = True  # nobody waits for a lease of what is left
                 self._source.seek(cursor)
         finally:
             self._ends.begin = self._issued.first_left(step, ()) or self._source.cursor

@@ -74,8 +74,19 @@ def test_of_two_nobody_is_left_out_nor_of_three_that_are_alike() -> None:
     sums[names(2)[1]] *= -100
     assert far_out(sums, two) == []
     alike = {peer: np.ones(8, np.float32) for peer in names(3)}
-    alike[names(3)[0]] = np.nextafter(alike[names(3)[0]], np.float32(2))
-    assert far_out(alike, dict.fromkeys(names(3), 64)) == []
+    for change in (np.float32(1e-7), np.float32(9e-4)):
+        alike[names(3)[0]] = np.ones(8, np.float32) + change
+        assert far_out(alike, dict.fromkeys(names(3), 64)) == []
+
+
+def test_member_that_saw_tokens_which_others_did_not_is_left_in() -> None:
+    weights = dict.fromkeys(names(5), 64)
+    sums = honest(weights, 256)
+    for peer in names(5)[2:]:
+        sums[peer][:] = 0
+    assert far_out(sums, weights) == []
+    three = dict.fromkeys(names(3), 64)
+    assert far_out({peer: sums[peer] for peer in three}, three) == []
 
 
 def test_sum_that_is_not_finite_is_left_to_the_mean_which_names_its_sender() -> None:
@@ -85,7 +96,7 @@ def test_sum_that_is_not_finite_is_left_to_the_mean_which_names_its_sender() -> 
     assert far_out(sums, by_peer) == []
 
 
-@pytest.mark.parametrize(("codec", "error"), [("float32", 1e-6), ("int8", 0.05), ("int4h", 0.3)])
+@pytest.mark.parametrize(("codec", "error"), [("float32", 1e-6), ("int8", 0.05)])
 async def test_guarded_round_gives_all_the_mean_of_the_others_and_tells_whom_it_left_out(
     codec: str, error: float
 ) -> None:
@@ -120,6 +131,6 @@ async def test_guarded_round_of_honest_members_gives_the_bits_of_one_that_is_not
 
 
 def test_round_whose_sums_are_several_members_cannot_be_guarded() -> None:
-    for change in ({"schedule": "ring"}, {"gives": "sum"}):
+    for change in ({"schedule": "ring"}, {"gives": "sum"}, {"codec": "int4h"}):
         with pytest.raises(BugError, match="left out"):
             make_plan([1, 1, 1], 8, guarded=True, **change)

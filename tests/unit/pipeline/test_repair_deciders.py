@@ -264,6 +264,17 @@ def test_row_that_is_begun_anew_leaves_nothing_of_the_former_one_in_the_budget()
     assert taken._retention.bytes == 0
 
 
+def test_rows_are_in_the_shards_order_where_one_fed_early_is_taken_again_behind_others() -> None:
+    taken = IssuedTable()
+    for position, early in ((5, True), (6, True), (7, False), (8, False)):
+        taken.add(IssuedMicrobatch(StepWork(1, named(position), early), NO_BATCH))
+    assert [row.work.microbatch.position for row in taken.keep(1, 0)] == [5, 6, 7, 8]
+    for position in (5, 6, 7):
+        taken.add(issued(1, named(position)))
+    assert taken.started(1) == (named(5), named(6), named(7))
+    assert [row.work.microbatch for row in taken.keep(1, 2)] == [named(7)], "those left are always its last ones"
+
+
 def test_microbatch_that_was_fed_early_and_is_taken_again_is_one_row_of_its_step() -> None:
     taken, early = IssuedTable(), IssuedMicrobatch(StepWork(1, named(0), early=True), NO_BATCH, leased=False)
     taken.add(early)
