@@ -5,7 +5,7 @@ A ballot is a term; every term has one owner, who proposes at most one record in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container
+from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -15,19 +15,39 @@ from swarm.consensus.changes import NO_CHANGES, Changes
 from swarm.consensus.records import CloseRecord
 from swarm.errors import Busy, OutOfSync, Refused, Superseded, Violation
 from swarm.ids import PeerId
-from swarm.schema import Count, Message, PeerIdField, SignatureField
+from swarm.schema import Count, DigestField, Message, PartField, PeerIdField, SignatureField
 
 MAX_LEAP = 1 << 16
 """How far beyond the term that it knows a member follows a leader. Honest leaders climb by a few terms at a time; one
 that could name any would have all others run out of the numbers that their questions are counted with."""
 
 
+class RecordEvidence(Message):
+    """What bears out a record that has results, whoever shows it, and in whichever term: the signatures of trainers
+    under their ``rows``, and of replicas under their ``results`` in the part's attempt with that number of
+    ``attempts`` (``swarm.step.results``)."""
+
+    rows: Annotated[dict[PeerIdField, SignatureField], Field(max_length=20_000)] = {}
+    results: Annotated[dict[PeerIdField, SignatureField], Field(max_length=20_000)] = {}
+    attempts: Annotated[dict[PartField, Count], Field(max_length=1025)] = {}
+
+
+NO_EVIDENCE = RecordEvidence()
+
+
 class Vote(Message):
-    """The record that a member accepted last, in which term, and the requests that explain its roster."""
+    """The record that a member accepted last, in which term, the requests that explain its roster, and what bears it
+    out."""
 
     term: Count
     record: CloseRecord
     changes: Changes = NO_CHANGES
+    evidence: RecordEvidence = NO_EVIDENCE
+
+    @property
+    def accepted(self) -> tuple[int, str]:
+        """The term, and the record's hash."""
+        return self.term, self.record.hash()
 
 
 class BranchHead(Message):
@@ -76,6 +96,22 @@ class Acceptor:
         self.free = max(self.free, term)
 
 
+class SignedPromise(Message):
+    """What a voter signed with its promise to follow a term, as others are shown it: in which term it accepted which
+    record last, by its hash, and what is ``free`` (:class:`Acceptor`)."""
+
+    accepted: tuple[Count, DigestField] | None
+    free: Count
+    signature: SignatureField
+
+
+def promise_bytes(step: tuple[str, int, str], term: int, accepted: tuple[int, str] | None, free: int) -> bytes:
+    """Return the bytes that a voter signs when it promises to follow a term of a step: of a run, with a number, after a
+    record with a hash."""
+    said = "none" if accepted is None else f"{accepted[0]}:{accepted[1]}"
+    return f"promise|{'|'.join(map(str, step))}|{term}|{said}|{free}".encode()
+
+
 @dataclass(frozen=True, slots=True)
 class Promised:
     """One member's promise, as the leader that asked for it sees it."""
@@ -111,6 +147,30 @@ def must_propose(promises: list[Promised]) -> Vote | None:
     free = max((promise.free for promise in promises), default=0)
     votes = [promise.vote for promise in promises if promise.vote is not None and promise.vote.term >= free]
     return max(votes, key=lambda vote: vote.term, default=None)
+
+
+def may_be_decided(digest: str, accepted: Mapping[PeerId, str | None], electors: Collection[PeerId]) -> bool:
+    """Return whether a majority of the electors can have accepted a record, by its hash, where some of them have told
+    which they accepted last."""
+    return sum(accepted.get(peer, digest) == digest for peer in electors) >= majority(len(electors))
+
+
+def has_to_be_proposed(
+    digest: str, promises: Mapping[PeerId, SignedPromise], electors: Collection[PeerId], leader: PeerId
+) -> bool:
+    """Return whether these promises show that a record may have been decided in an earlier term: then its ``leader``
+    must propose it, and whoever sees them accept it. Of its own word alone it may not make use: another leader can."""
+    told = {peer: promises[peer] for peer in electors if peer in promises}
+    free = max((one.free for one in told.values()), default=0)
+    accepted = {peer: one.accepted for peer, one in told.items()}
+    newest = max((one for one in accepted.values() if one is not None and one[0] >= free), default=(0, ""))
+    hashes = {peer: None if one is None else one[1] for peer, one in accepted.items()}
+    return (
+        len(told) >= majority(len(electors))
+        and newest[1] == digest
+        and any(one == digest for peer, one in hashes.items() if peer != leader)
+        and may_be_decided(digest, hashes, electors)
+    )
 
 
 def majority(voters: int) -> int:

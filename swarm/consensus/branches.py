@@ -16,10 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from swarm.consensus.acceptor import Acceptor, BranchHead, Vote, has_majority
+from swarm.consensus.acceptor import Acceptor, BranchHead, Vote
 from swarm.consensus.history import History
 from swarm.consensus.records import CloseRecord, Confirmation, check_confirmed, valid_acceptances, voters
-from swarm.consensus.roster import Roster
 from swarm.errors import OutOfSync, Refused, Violation
 from swarm.ids import PeerId
 
@@ -59,12 +58,6 @@ def check_lineage(record: CloseRecord, head: CloseRecord, fork: Fork | None) -> 
         raise Refused("it confirms what is not provisional")
     if fork is not None:
         fork.check(record.confirmation)
-
-
-def check_alone(record: CloseRecord, roster: Roster, previous: str, gone: Mapping[PeerId, str]) -> None:
-    """Check that a member that can ask a majority does not fork. Raises Refused."""
-    if has_majority(voters(roster, previous), gone):
-        raise Refused(f"a majority is there, as far as is known here: step {record.step} is not closed without it")
 
 
 @dataclass(slots=True)
@@ -116,12 +109,14 @@ class Fork:
         signed = dict(self.acceptances)
         return BranchHead(vote=self.candidate, samples=self.closed, term=self.term, acceptances=signed)
 
-    def accept(self, vote: Vote) -> None:
-        """Vote in a later term, on our candidate or another's. Raises Superseded, Refused, Violation."""
+    def accept(self, vote: Vote, *, may_be_decided: bool) -> None:
+        """Vote in a later term, on our candidate or another's. That one must have been closed without all of ours,
+        unless it ``may_be_decided`` already. Raises Superseded, Refused, Violation."""
         record, ours = vote.record, self.candidate.record
         if record.hash() != ours.hash():
-            if self.me not in record.absent:
-                raise Refused("this member is of another lineage")
+            with_us = set(self.ours) - set(record.absent)
+            if self.me in with_us or (with_us and not may_be_decided):
+                raise Refused(f"{min(with_us)} is of another lineage")
             try:
                 self.history().check(record)
             except OutOfSync as error:

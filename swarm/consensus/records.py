@@ -57,6 +57,12 @@ MAX_PACE_US = 1 << 42
 """Microseconds that a microbatch is believed to take at most: weeks."""
 
 
+MAX_SQ_NORM = 1e100
+"""More than any mean gradient has: its numbers fit into float32, so that their squares are below 1.2e77 each."""
+
+SquaredNorm = Annotated[float, Field(ge=0, le=MAX_SQ_NORM)]
+
+
 Late = tuple[Annotated[int, Field(ge=1, le=1 << 10)], Count]
 """Closes that a replica has missed in a row, and the tokens of what it did in them."""
 Cap = Annotated[float, Field(gt=0, lt=1)]
@@ -132,7 +138,7 @@ class Confirmation(Message):
 
 
 _LEFT_OUT = frozenset(
-    {"links", "paces", "codecs", "ended", "caps", "late", "spread_ms", "admissions", "repeats", "returns"}
+    {"links", "paces", "codecs", "ended", "norms", "caps", "late", "spread_ms", "admissions", "repeats", "returns"}
 )
 """Fields of a record that are not written where they say nothing."""
 
@@ -153,11 +159,12 @@ class CloseRecord(Message):
     nobody can check: nothing but speed depends on it, the next step's schedules and codecs, its moves, and how much of
     its work a replica gets. ``paces`` are the microseconds that a stage's replicas say they compute one microbatch for,
     and ``codecs`` those of the *next* step, by boundary from the trainers' embedding to their head, which everybody
-    finds in the same way (``swarm.step.boundary_codecs``); empty where the manifest says them. ``caps`` are factors for
-    the means of parts whose norm was far out (``swarm.optim.clipping``), beside ``clip``. ``late`` are the replicas
-    that were not ready for the close, and are members as before, with what they are owed; ``spread_ms`` is how much
-    arrivals usually differ (``swarm.step.lateness``). ``admissions`` are there in a run that not
-    everybody may join. Size: see :func:`record_bytes`.
+    finds in the same way (``swarm.step.boundary_codecs``); empty where the manifest says them. ``norms`` are the
+    squared norms of all parts' means. From them follow ``grad_norm``, ``clip`` and ``caps``: the factors for all means,
+    and for those of parts whose norm was far out (``swarm.optim.clipping``). ``late`` are the replicas that were not
+    ready for the close, and are members as before, with what they are owed; ``spread_ms`` is how much arrivals usually
+    differ (``swarm.step.lateness``). ``admissions`` are there in a run that not everybody may join. Size: see
+    :func:`record_bytes`.
 
     ``lineage`` is 0 for what a majority decided. Without one it is the step of the first record that those who were
     there closed by themselves (``swarm.consensus.branches``), until one that carries its ``confirmation``.
@@ -185,6 +192,7 @@ class CloseRecord(Message):
     links: Annotated[dict[PeerIdField, MeasuredLink], Field(max_length=20_000)] = {}
     paces: Annotated[dict[PeerIdField, Annotated[int, Field(gt=0, le=MAX_PACE_US)]], Field(max_length=20_000)] = {}
     codecs: Annotated[tuple[CodecPair, ...], Field(max_length=1025)] = ()
+    norms: Annotated[dict[PartField, SquaredNorm], Field(max_length=1025)] = {}
     caps: Annotated[dict[PartField, Cap], Field(max_length=1025)] = {}
     late: Annotated[dict[PeerIdField, Late], Field(max_length=20_000)] = {}
     spread_ms: Annotated[int, Field(ge=0, le=10_000_000)] = 0
@@ -324,6 +332,14 @@ def rows_bytes(run: str, step: int, previous: str, rows: Sequence[Contribution])
         for one in rows
     )
     return f"rows|{run}|{step}|{previous}|{hashlib.sha256(said.encode()).hexdigest()}".encode()
+
+
+def by_trainer(committed: Sequence[Contribution]) -> dict[PeerId, list[Contribution]]:
+    """Return each trainer's rows of a step, in their order."""
+    rows: dict[PeerId, list[Contribution]] = {}
+    for one in committed:
+        rows.setdefault(PeerId(one.microbatch.trainer), []).append(one)
+    return rows
 
 
 MAX_VOTERS = 11

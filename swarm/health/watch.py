@@ -162,6 +162,19 @@ class HealthWatch:
             _, open_still = await asyncio.wait(running, timeout=CHECK_S)
             self._health.missing.update(running[probe] for probe in open_still)
 
+    async def taking_part(self, peers: Collection[PeerId]) -> set[PeerId]:
+        """Return those that answer now that they take part, each asked once: for who watches nobody yet."""
+        body = Heartbeat(incarnation=self.incarnation)
+
+        async def takes_part(peer: PeerId) -> bool:
+            try:
+                said, _ = await self._endpoint.call(peer, BEAT, body, timeout_s=PING_TIMEOUT_S)
+            except PeerError:
+                return False
+            return said.member
+
+        return {peer for peer, does in zip(peers, await asyncio.gather(*map(takes_part, peers)), strict=True) if does}
+
     def follow(self, roster: Sequence[PeerId], lives: Mapping[PeerId, int] | None = None) -> None:
         """Watch this roster from now on; an empty one stops the watching. What is believed of those that stay in it is
         kept. ``lives`` says which life of each takes part: who was let in again by the very record in which it was lost

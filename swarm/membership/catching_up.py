@@ -90,7 +90,10 @@ class CatchingUp:
                 except (PeerError, StateError) as error:
                     logger.info("step %d, %s does not bring the update: %s", record.step, donor, error)
                     continue
-                state.applied = Apply(step=record.step, term=record.term, lr=record.lr, clip=record.clip, sq_norms={})
+                norms = {str(part): norm for part, norm in record.norms.items()}
+                state.applied = Apply(
+                    step=record.step, term=record.term, lr=record.lr, clip=record.clip, sq_norms=norms
+                )
                 state.digest = digest
                 state.averaging = asyncio.create_task(_given(mean))  # we serve others with it, as who was in the round
                 await state.wait_mean()

@@ -215,6 +215,7 @@ def _member(
             doubted=lambda: around.watch.doubted,
             suspect=around.watch.suspect,
             check=around.watch.check,
+            taking_part=around.watch.taking_part,
             catch_up=CatchingUp(run, holding).prepare,
             knows=Checkpoints(run).knows,
             leaving=lambda: run.exit.asked,

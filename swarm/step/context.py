@@ -48,6 +48,10 @@ async def _none_whole(peers: Sequence[PeerId]) -> Proof | str:
     return "nobody keeps checkpoints"
 
 
+async def _none_there(peers: Collection[PeerId]) -> Collection[PeerId]:
+    return ()
+
+
 async def _nobody_knows(peers: Collection[PeerId], reason: str) -> None:
     return None
 
@@ -59,7 +63,8 @@ class MemberContext:
     ``attempt`` is how it gets its mean gradient; ``gone`` are those whom the health watch believes to be lost,
     ``fell_silent`` whether one of them may only be cut off (:func:`~swarm.step.calls.fell_silent`), ``doubted`` those
     that did not answer when they were asked last. ``suspect`` and ``check`` have it find out at once about some, the
-    latter to the end (:meth:`~swarm.step.calls.Liveness.check`). ``catch_up`` prepares the result of a decided record
+    latter to the end (:meth:`~swarm.step.calls.Liveness.check`); ``taking_part`` asks who answers as a member, for one
+    that watches nobody. ``catch_up`` prepares the result of a decided record
     whose rounds were made without this peer (:mod:`swarm.membership.catching_up`). ``knows`` says whether a checkpoint
     on this disk has that record, ``leaving`` whether this peer was asked to leave; ``copied`` are the parts of which it
     keeps a copy just as it was after a step.
@@ -77,6 +82,7 @@ class MemberContext:
     fell_silent: Callable[[PeerId], bool] = lambda peer: True
     suspect: Callable[[PeerId, str], None] = lambda peer, reason: None
     check: Callable[[Collection[PeerId], str], Awaitable[None]] = _nobody_knows
+    taking_part: Callable[[Collection[PeerId]], Awaitable[Collection[PeerId]]] = _none_there
     catch_up: Callable[[OpenStep, CloseRecord], Awaitable[None]] = _never_late
     knows: Callable[[int, str], Awaitable[bool]] = _knows_none
     leaving: Callable[[], bool] = lambda: False

@@ -10,9 +10,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from swarm.consensus.acceptor import BranchHead, Vote
+from swarm.consensus.acceptor import NO_EVIDENCE, BranchHead, RecordEvidence, SignedPromise, Vote
 from swarm.consensus.changes import NO_CHANGES, Admission, Changes, Departure
-from swarm.consensus.records import MAX_PACE_US, CloseRecord, Committed, Contribution, MeasuredLink, Quarantined
+from swarm.consensus.records import (
+    MAX_PACE_US,
+    MAX_VOTERS,
+    CloseRecord,
+    Committed,
+    Contribution,
+    MeasuredLink,
+    Quarantined,
+    SquaredNorm,
+)
 from swarm.network.protocols import Rpc
 from swarm.schema import (
     LISTED,
@@ -27,11 +36,6 @@ from swarm.schema import (
 )
 from swarm.security.credentials import Credential
 from swarm.step.turnout import MAX_TOLD, REASON_CHARS
-
-MAX_SQ_NORM = 1e100
-"""More than any mean gradient has: its numbers fit into float32, so that their squares are below 1.2e77 each."""
-
-SquaredNorm = Annotated[float, Field(ge=0, le=MAX_SQ_NORM)]
 
 
 class Lease(Message):
@@ -111,12 +115,23 @@ class Prepare(Message):
 class Promise(Message):
     """The receiver follows the term. ``vote`` is what it accepted last, ``free`` see :class:`Acceptor`; ``candidate``
     what it closed without a majority. With ``votes_only`` it was started anew: it has its vote in this step, and
-    nothing else."""
+    nothing else. Vote and free are ``signed``: see :class:`SignedPromise`."""
 
     vote: Vote | None
     free: Count
     candidate: BranchHead | None = None
     votes_only: bool = False
+    signed: Annotated[bytes, Field(max_length=64)] = b""
+
+    @property
+    def accepted(self) -> tuple[int, str] | None:
+        """The term and the hash of the vote."""
+        return None if self.vote is None else self.vote.accepted
+
+    @property
+    def shown(self) -> SignedPromise:
+        """What others are shown of it."""
+        return SignedPromise(accepted=self.accepted, free=self.free, signature=self.signed)
 
 
 class Arrive(Message):
@@ -213,14 +228,18 @@ class Prepared(Message):
 
 
 class Propose(Message):
-    """The close record, the signed requests that explain its roster, and the signatures of the trainers that are there
-    under their ``rows``. For step 0 it is the genesis: install your part before you accept. ``credentials`` are those
-    of the members of a founding record, in a run that not everybody may join."""
+    """The close record, the signed requests that explain its roster, and what bears it out. For step 0 it is the
+    genesis: install your part before you accept. ``credentials`` are those of the members of a founding record, in a
+    run that not everybody may join. ``promises`` are those of this term that show that a record of an earlier one may
+    have been decided."""
 
     record: CloseRecord
     changes: Changes = NO_CHANGES
     term: Count = 0
-    rows: Annotated[dict[PeerIdField, SignatureField], Field(max_length=20_000)] = {}
+    evidence: RecordEvidence = NO_EVIDENCE
+    promises: Annotated[
+        dict[PeerIdField, SignedPromise], Field(max_length=MAX_VOTERS, exclude_if=lambda promises: not promises)
+    ] = {}
     credentials: Annotated[
         tuple[Credential, ...], Field(max_length=20_000, exclude_if=lambda credentials: not credentials)
     ] = ()

@@ -8,24 +8,20 @@ anew from the last record; after a second one the part counts as lost, and who k
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from swarm.consensus.changes import Verify
 from swarm.consensus.roster import Roster
 from swarm.errors import Violation
-from swarm.ids import PartName, PeerId, RunId, stage_of
+from swarm.ids import PartName, PeerId, stage_of
 from swarm.network.protocols import Rpc
 from swarm.schema import Count, DigestField, Empty, Message, PartField, PeerIdField, SignatureField
 from swarm.step.decisions import Disagreement, alike
-from swarm.step.messages import Apply, Reconcile
+from swarm.step.results import Asked, ResultSigning, Verify, What
 
-What = Literal["gradient", "weights"]
 _RESULT = r"^[0-9a-f]{16,64}(/0x[01]\.[0-9a-f]{1,13}p(\+[0-9]{1,3}|-[0-9]{1,4}))?$"
 
 
@@ -57,60 +53,24 @@ class Tied(Message):
 TIED = Rpc("step/1/tied", Tied, Empty)
 
 
-@dataclass(frozen=True, slots=True)
-class ResultSigning:
-    """What is signed under a result of the step after the record whose hash is ``previous``."""
-
-    run: RunId
-    step: int
-    previous: str
-
-    def data(self, part: str, attempt: int, what: What, asked: str, digest: str) -> bytes:
-        """Return the bytes that a replica signs."""
-        return f"result|{self.run}|{self.step}|{self.previous}|{part}|{attempt}|{what}|{asked}|{digest}".encode()
-
-    def check(self, body: Tied, roster: Roster, gone: Collection[str], verify: Verify) -> None:
-        """Raises Violation unless the part's replicas that are not ``gone`` were tied in two attempts."""
-        part, replicas = PartName(body.part), roster.replicas(PartName(body.part))
-        if stage_of(part) is None:
-            raise Violation(f"nobody takes {part} over from a copy")
-        attempts = [{(one.attempt, one.what, one.asked) for one in said} for said in (body.first, body.second)]
-        if any(len(each) != 1 for each in attempts) or body.first[0].attempt == body.second[0].attempt:
-            raise Violation(f"two ties of {part} are of one attempt each, and not of the same")
-        for said in (body.first, body.second):
-            digests = {PeerId(one.peer): one.digest for one in said}
-            if len(digests) != len(said) or not set(digests) <= set(replicas) <= {*digests, *gone}:
-                raise Violation(f"a tie of {part} is between all its replicas that are there")
-            if Disagreement("", part, digests).dissenters or all(alike(said[0].digest, one.digest) for one in said):
-                raise Violation(f"the replicas of {part} were not tied")
-            for one in said:
-                signed = self.data(part, one.attempt, one.what, one.asked, one.digest)
-                if not verify(PeerId(one.peer), signed, one.signature):
-                    raise Violation(f"the result of {one.peer} is forged")
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What a leader asked in one attempt. Whom it asked for different things may answer different things."""
-
-    reconcile: Reconcile
-    apply: Apply | None = None
-
-    @property
-    def attempts(self) -> Mapping[str, int]:
-        """The number of each part's attempt."""
-        return self.reconcile.attempts
-
-    def inputs(self, part: str, what: What) -> str:
-        """Return the hash of all on which the result of a part depends."""
-        said, apply = self.reconcile, self.apply if what == "weights" else None
-        asked = [
-            part,
-            [one.model_dump(mode="json") for one in said.committed],
-            said.live,
-            None if apply is None else [apply.lr, apply.clip, sorted(apply.sq_norms.items())],
-        ]
-        return hashlib.sha256(json.dumps(asked, separators=(",", ":")).encode()).hexdigest()
+def check_tied(body: Tied, signing: ResultSigning, roster: Roster, gone: Collection[str], verify: Verify) -> None:
+    """Raises Violation unless the part's replicas that are not ``gone`` were tied in two attempts."""
+    part, replicas = PartName(body.part), roster.replicas(PartName(body.part))
+    if stage_of(part) is None:
+        raise Violation(f"nobody takes {part} over from a copy")
+    attempts = [{(one.attempt, one.what, one.asked) for one in said} for said in (body.first, body.second)]
+    if any(len(each) != 1 for each in attempts) or body.first[0].attempt == body.second[0].attempt:
+        raise Violation(f"two ties of {part} are of one attempt each, and not of the same")
+    for said in (body.first, body.second):
+        digests = {PeerId(one.peer): one.digest for one in said}
+        if len(digests) != len(said) or not set(digests) <= set(replicas) <= {*digests, *gone}:
+            raise Violation(f"a tie of {part} is between all its replicas that are there")
+        if Disagreement("", part, digests).dissenters or all(alike(said[0].digest, one.digest) for one in said):
+            raise Violation(f"the replicas of {part} were not tied")
+        for one in said:
+            signed = signing.data(part, one.attempt, one.what, one.asked, one.digest)
+            if not verify(PeerId(one.peer), signed, one.signature):
+                raise Violation(f"the result of {one.peer} is forged")
 
 
 @dataclass(slots=True)
@@ -123,18 +83,12 @@ class TieEvidence:
 
     def unsigned(self, found: Disagreement, asked: Asked, signed: Mapping[PeerId, bytes]) -> list[PeerId]:
         """Return those of a tie that did not sign what they answered: of them nothing can be proven."""
-        attempt, inputs = asked.attempts[found.part], asked.inputs(found.part, found.what)
-        return [
-            peer
-            for peer, digest in found.digests.items()
-            if not self.verify(
-                peer, self.signing.data(found.part, attempt, found.what, inputs, digest), signed.get(peer, b"")
-            )
-        ]
+        said = {peer: (digest, signed.get(peer, b"")) for peer, digest in found.digests.items()}
+        return asked.unsigned(self.signing, found.what, found.part, said, self.verify)
 
     def second(self, term: int, found: Disagreement, asked: Asked, signed: Mapping[PeerId, bytes]) -> Tied | None:
         """Keep a tie in which all have signed; returns what proves the second one of the part, None after the first."""
-        attempt, inputs = asked.attempts[found.part], asked.inputs(found.part, found.what)
+        attempt, inputs = asked.attempts[found.part], asked.inputs(found.what)
         said = tuple(
             Statement(peer=peer, attempt=attempt, what=found.what, asked=inputs, digest=digest, signature=signed[peer])
             for peer, digest in sorted(found.digests.items())

@@ -17,6 +17,7 @@ from swarm.ids import PeerId
 from swarm.sim.loop import run_world
 from tests.harness.bad_leaders import Attack, bends_quota, evicts, forges_rows, striking, sybils_join, victim_of
 from tests.harness.expect import eventually
+from tests.harness.made_up import Inventor
 from tests.swarms.story import DONE
 
 STEP, STEPS = 3, 6
@@ -90,3 +91,31 @@ def test_members_that_never_worked_have_no_vote_and_stop_nobody_when_they_vanish
         assert not set(voters(record.members, record.hash())) & set(inside)
     assert set(inside) == {event.peer for event in swarm.events(PeerLost)} & set(inside)
     assert max(event.seconds for event in swarm.events(StepClosed) if event.step > 1) < 60.0
+
+
+def test_records_that_one_voter_makes_up_are_accepted_by_nobody_in_any_term(tmp_path: Path) -> None:
+    swarm = SimSwarm(tmp_path, hosts=4, trainers=2, run={"steps": 20}, stage_s={"forward": 0.3, "backward": 0.3})
+    inventors: list[Inventor] = []
+
+    async def live() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(swarm.run(timeout_s=3600.0))
+            await eventually(lambda: len({event.step for event in swarm.events(StepClosed)}) >= 3)
+            inventors.append(Inventor(swarm, "host-0"))
+            while len(inventors[0].made) < 200:
+                await inventors[0].strike()
+                await inventors[0].wait_next()
+
+    run_world(live())
+    (inventor,) = inventors
+    kinds = {kind for kind, _ in inventor.verdicts}
+    assert kinds == {"numbers", "evicts", "forks", "gives up", "goes back", "ends"}
+    judged = {"Refused", "Violation", "Busy"}
+    for about, said in inventor.verdicts.items():
+        assert set(said) <= judged | {"WrongStep", "Superseded"}, about
+        assert any(said[one] for one in judged), f"nobody has looked at {about}"
+    assert {peer.outcome for peer in swarm.peers.values()} == {DONE}
+    chain = records(swarm)
+    assert [record.step for record in chain] == list(range(21))
+    assert not {record.hash() for record in chain} & inventor.made
+    assert not any(record.absent or record.void for record in chain)

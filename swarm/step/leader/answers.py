@@ -10,8 +10,8 @@ from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from swarm.consensus.acceptor import Promised, Vote, check_promise, majority
-from swarm.consensus.records import Contribution, acceptance_bytes, check_acceptances, rows_bytes
+from swarm.consensus.acceptor import Promised, Vote, check_promise, may_be_decided, promise_bytes
+from swarm.consensus.records import Contribution, acceptance_bytes, by_trainer, check_acceptances, rows_bytes
 from swarm.consensus.roster import Roster, owner
 from swarm.errors import OutOfSync, Refused, Violation, WrongStep
 from swarm.ids import PartName, PeerId
@@ -19,8 +19,8 @@ from swarm.schema import Message
 from swarm.step.context import CloseContext
 from swarm.step.decisions import Disagreement
 from swarm.step.member.acceptance import AcceptanceRules
-from swarm.step.member.conduct import by_trainer
-from swarm.step.messages import Accepted, Averaged, Promise, Propose
+from swarm.step.messages import Accepted, Averaged, Prepared, Promise, Propose
+from swarm.step.results import Asked, ResultSigning
 
 MAX_VOID = 3
 """Void rounds of a part that are put up with: then who is blamed for as many is left out. Where that is nobody, its
@@ -158,14 +158,14 @@ class AnswerRules:
 
     def may_ignore(self, vote: Vote, given: Mapping[PeerId, Promise], electors: Collection[PeerId]) -> bool:
         """Return whether a record that somebody accepted need not be proposed again: it cannot have been decided, for
-        too few of the voters can have accepted it, and we vetoed it, or it calls us lost, or only its own leader
-        accepted it."""
+        too few of the voters can have accepted it, and it keeps no work, we vetoed it, it calls us lost, or only its
+        own leader accepted it."""
         digest, said = vote.record.hash(), {peer: given[peer].vote for peer in electors if peer in given}
-        accepted = {peer for peer, voted in said.items() if voted is not None and voted.record.hash() == digest}
-        if len(accepted) + len(electors) - len(said) >= majority(len(electors)):
+        hashes = {peer: None if voted is None else voted.record.hash() for peer, voted in said.items()}
+        if may_be_decided(digest, hashes, electors):
             return False
-        alone = accepted <= {owner(self._roster, self._step, vote.term)}
-        return alone or self._refused(digest) or self._me in vote.record.absent
+        alone = {peer for peer in hashes if hashes[peer] == digest} <= {owner(self._roster, self._step, vote.term)}
+        return vote.record.void or alone or self._refused(digest) or self._me in vote.record.absent
 
     def unsigned(self, committed: Sequence[Contribution], averaged: Mapping[PeerId, Averaged]) -> list[PeerId]:
         """Return the trainers that answered without their signature under their rows of the step."""
@@ -178,10 +178,23 @@ class AnswerRules:
             )
         ]
 
+    def unproven(self, asked: Asked, prepared: Mapping[PeerId, Prepared]) -> list[PeerId]:
+        """Return the replicas that answered without their signature under the digest of the state after the step."""
+        signing = ResultSigning(self._run, self._step, self._history.head_hash)
+        silent: list[PeerId] = []
+        for part in self._roster.parts:
+            replicas = [peer for peer in self._roster.replicas(part) if peer in prepared]
+            said = {peer: (prepared[peer].digest, prepared[peer].signed) for peer in replicas}
+            silent += asked.unsigned(signing, "weights", part, said, self._verify)
+        return silent
+
     def _check_promise(self, peer: PeerId, answer: Promise) -> None:
         """A record that a member says it accepted has to be proposed again: it must be one that others can accept."""
         if self._history.next_step != self._step:
             raise WrongStep(f"step {self._step} is closed, step {self._history.next_step} is open")
+        step, accepted = (self._run, self._step, self._history.head_hash), answer.accepted
+        if not self._verify(peer, promise_bytes(step, self._term, accepted, answer.free), answer.signed):
+            raise Violation("its signature under its promise is forged", peer=peer)
         candidate = answer.candidate
         offered = None if candidate is None else candidate.vote
         check_promise(Promised(answer.vote, answer.free, offered), self._term, self._history.check)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
-from swarm.consensus.acceptor import Promised, Vote, must_propose
+from swarm.consensus.acceptor import Promised, SignedPromise, Vote, must_propose
 from swarm.consensus.branches import best
 from swarm.consensus.changes import Changes, Reassign
 from swarm.consensus.ledger import reassigned
@@ -44,7 +44,7 @@ from swarm.step.messages import (
     Propose,
     Reconcile,
 )
-from swarm.step.ties import Asked
+from swarm.step.results import Asked, evidence_of
 from swarm.waiting import ExponentialBackoff, first_done
 
 
@@ -74,6 +74,7 @@ class StepClose:
         self._asks = TermCalls(context, book, term)
         self._batch = BatchCollection(context, book, term, self._policy, self.electors)
         self._rescuing = Rescuing(context, book, term, self._policy, self._batch)
+        self._promises: dict[str, SignedPromise] = {}
         self._decision: tuple[CloseRecord, Decide] | None = None
 
     @property
@@ -152,7 +153,12 @@ class StepClose:
         vote = await self.promises()
         self.book.begin_term(self.term, self._context.liveness.gone)
         self._batch.quota_again()
-        return None if vote is None else Propose(record=vote.record, changes=vote.changes, term=self.term)
+        return None if vote is None else self._again(vote)
+
+    def _again(self, vote: Vote) -> Propose:
+        """Return a record that was proposed before, with what bears it out, and what has us propose it."""
+        again = Propose(record=vote.record, changes=vote.changes, term=self.term, evidence=vote.evidence)
+        return again.model_copy(update={"promises": self._promises})
 
     async def promises(self) -> Vote | None:
         """Ask for promises to follow this term, and return the record that must be proposed."""
@@ -163,6 +169,7 @@ class StepClose:
         given = await self._asks.majority(electors, PREPARE, Prepare(step=self.book.step, term=self.term))
         vote = must_propose([Promised(given[peer].vote, given[peer].free) for peer in electors if peer in given])
         if vote is not None and not self._asks.believes.may_ignore(vote, given, electors):
+            self._promises = {peer: given[peer].shown for peer in electors if peer in given}
             return vote
         return best(answer.candidate for answer in given.values() if answer.candidate is not None)
 
@@ -227,6 +234,9 @@ class StepClose:
             applied.digests()
         except Disagreement as found:
             await self._differ(found, Asked(table.asked, asked), answers)
+        if silent := self._asks.believes.unproven(Asked(table.asked, asked), answers):
+            self._policy.holds_up(dict.fromkeys(silent, "it does not sign its result"))
+            raise _Retry(f"{silent[0]} does not sign its result")  # none would accept its part from us
         return applied
 
     # --- decide --------------------------------------------------------------------------------------------------
@@ -251,8 +261,9 @@ class StepClose:
         most = self._context.rules.max_members
         record = applied.record(before, self.book.now.previous, changes, following, most, **more)
         record = record.model_copy(update={"codecs": self._context.rules.codecs.following(before, record)})
-        rows: dict[str, bytes] = {peer: answer.rows for peer, answer in averaged.items() if answer.rows}
-        return Propose(record=record, changes=changes, term=self.term, rows=rows)
+        rows = {peer: answer.rows for peer, answer in averaged.items()}
+        results = {peer: answer.signed for peer, answer in applied.answers.items()}
+        return Propose(record=record, changes=changes, term=self.term, evidence=evidence_of(attempt, rows, results))
 
     def _late(self, attempt: Reconcile) -> dict[str, Any]:
         """Return what the record says of those that were late, and of arrivals."""

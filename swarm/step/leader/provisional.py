@@ -24,7 +24,6 @@ from swarm.step.leader.book import StepBook
 from swarm.step.leader.close import StepClose
 from swarm.step.member.position import Position
 from swarm.step.member.service import MemberService
-from swarm.step.messages import Propose
 from swarm.step.observe_messages import NEXT, START, NextRequest, StartRequest
 from swarm.waiting import ExponentialBackoff, first_done
 
@@ -71,7 +70,7 @@ class Confirming(StepClose):
         vote = await self.promises()
         if vote is None:
             raise OutOfSync("nobody offers a candidate, not even this peer, which did not answer itself in time")
-        await self.decide(Propose(record=vote.record, changes=vote.changes, term=self.term))
+        await self.decide(self._again(vote))
         return vote.record
 
 

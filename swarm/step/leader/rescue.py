@@ -32,7 +32,8 @@ from swarm.step.leader.exclusion import ExclusionPolicy
 from swarm.step.member.rescue import CONSENT, JUDGE, Consent, ConsentRequest, Judgement, JudgeRequest, choose
 from swarm.step.messages import Propose
 from swarm.step.observe_messages import STANDING, StandingRequest
-from swarm.step.ties import TIED, Asked, ResultSigning, TieEvidence
+from swarm.step.results import Asked, ResultSigning
+from swarm.step.ties import TIED, TieEvidence
 from swarm.step.turnout import REASON_CHARS
 from swarm.waiting import ExponentialBackoff, first_done
 

@@ -105,6 +105,7 @@ class AppliedTable:
             grad_norm=self.clipped.norm,
             clip=self.asked.clip,
             lr=self.asked.lr,
+            norms=self.asked.sq_norms,
             caps={str(part): cap for part, cap in self.clipped.caps.items()},
             digests={str(part): value for part, value in self.digests().items()},
             cursors=cursors(before, attempt.committed, averaged, following, most),

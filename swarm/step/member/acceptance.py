@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from swarm.consensus.acceptor import Vote, has_majority
+from swarm.consensus.acceptor import NO_EVIDENCE, Vote, has_majority, has_to_be_proposed, promise_bytes
 from swarm.consensus.changes import ChangeRules, OpenStepFacts, with_work
 from swarm.consensus.history import History
 from swarm.consensus.proof import proven_among
 from swarm.consensus.records import CloseRecord, Decision, check_acceptances, check_confirmed, voters
-from swarm.consensus.roster import Roster, lost_parts, needed, part_lost
+from swarm.consensus.roster import Roster, lost_parts, needed, owner, part_lost
 from swarm.errors import Busy, OutOfSync, Refused, RunEnded, StateError, Violation
 from swarm.ids import PartName, PeerId
 from swarm.security.credentials import Credential
 from swarm.step.decisions import ATTEMPTS_PER_TERM, NORM_TOLERANCE, given_up, gone_back, totals
 from swarm.step.member.open_step import Mean, OpenStep
 from swarm.step.messages import Apply, Propose, Reconcile
+from swarm.step.results import unproven
 from swarm.step.rules import StepRules
 
 
@@ -120,42 +121,57 @@ class AcceptanceRules:
         check(record, electorate, decision.acceptances, self._verify, decision.term)
 
     def check_proposal(self, roster: Roster, name: PartName | None, state: OpenStep, body: Propose) -> None:
-        """Raises Refused unless the record is the one that this member's own results give.
+        """Raises Refused unless the record is possible, and in its own term the one that this member's results give.
 
         One that does not hold the results, because it was thought lost, or because the record was proposed first in a
         term of which it did not hear, votes on it all the same, and cannot swap to it: so a majority may decide
-        although few could compute.
-
-        What a leader found in the promises only it has seen: that a record of a lower term is the one that it must
-        propose is believed, if it could be a record of this step at all. A leader that lies there may have a record
-        decided that nobody can compute; it becomes nobody's state, for a member swaps only to the step that it
-        prepared itself, and an observer only to what has the record's digest: all are cut off, and the run goes on
-        from its newest checkpoint. To refuse what is not ours instead would let a step hang, in good faith, whenever
-        those who hold a result that may be decided are a minority.
+        although few could compute. That the others computed it their signatures show (:meth:`unproven`).
         """
         record = body.record
         if record.term < body.term <= state.ballot.free:
             raise Violation("its leader closes the step anew in this term, and proposes a record of an earlier one")
         self._check_following(roster, body)
         outside = self._me in record.absent or self._me in record.late
-        if not outside and (record.term >= body.term or self._mine(name, state, record)):
+        if record.term == body.term and not outside:
             self._check_result(name, state, record)
         self._check_content(roster, record)  # what is accepted must be possible, or later leaders could not go on
 
     def check_possible(self, roster: Roster, vote: Vote) -> None:
         """Raises Refused or Violation for a record that no member can have accepted in this step, whoever says that it
         did: what every member can check, and would refuse as well."""
-        body = Propose(record=vote.record, changes=vote.changes, term=vote.term)
+        body = Propose(record=vote.record, changes=vote.changes, term=vote.term, evidence=vote.evidence)
         if vote.record.void:
-            self._check_void(roster, body)
-        else:
-            self._check_following(roster, body)
-            self._check_content(roster, vote.record)
+            self.check_void(roster, body)
+            return
+        self._check_following(roster, body)
+        self._check_content(roster, vote.record)
+        if why := self.unproven(roster, body):
+            raise Refused(why)
+
+    def unproven(self, roster: Roster, body: Propose) -> str:
+        """Say what of a record that has results its evidence does not bear out; "" where it is all there."""
+        record = body.record
+        return "" if record.void else unproven(roster, record, body.evidence, self._verify)
+
+    def may_be_decided(self, roster: Roster, body: Propose) -> bool:
+        """Return whether the promises with a record show that it may have been decided in an earlier term: then it is
+        accepted whatever we know about who is lost. Those that accepted it may be too few by now to decide it again."""
+        step, electors = body.record.decides, voters(roster, self._history.head_hash)
+        about = (self._rules.run, step, self._history.head_hash)
+        signed = {
+            peer: one
+            for peer in electors
+            if (one := body.promises.get(peer)) is not None
+            and self._verify(peer, promise_bytes(about, body.term, one.accepted, one.free), one.signature)
+        }
+        return has_to_be_proposed(body.record.hash(), signed, electors, owner(roster, step, body.term))
 
     def _check_following(self, roster: Roster, body: Propose) -> None:
         """That the record is of this step, with the roster and the sums that it must have. Raises Refused or
         Violation."""
-        record = body.record
+        record, told = body.record, body.evidence
+        if not {*told.results, *told.rows} <= set(roster.peers) or not set(told.attempts) <= set(roster.parts):
+            raise Violation("it shows signatures of peers, or attempts at parts, that do not take part")
         self._check_next(record)
         self._check_roster(roster, body)
         for contribution in record.committed:
@@ -182,8 +198,11 @@ class AcceptanceRules:
             raise Refused("the record tells of links or paces of peers that are not in its roster")
         if record.codecs != self._rules.codecs.following(self._history.head, record):
             raise Refused("the record's codecs are not those that its links and paces give")
-        if not set(record.caps) <= set(roster.parts):
-            raise Refused("the record caps parts that there are not")
+        if set(record.norms) != set(roster.parts):
+            raise Refused("the record's norms are not those of the run's parts")
+        found = self._rules.clipped(record.norms)
+        if (record.grad_norm, record.clip, record.caps) != (found.norm, found.clip, found.caps):
+            raise Refused("the record's scalars and caps are not those that the parts' norms give")
         if set(record.digests) != set(map(str, roster.parts)):
             raise Refused("the record's digests are not those of the run's parts")
 
@@ -196,22 +215,16 @@ class AcceptanceRules:
             raise Refused("the record owes those that were late something else than they did")
         rules.check_staying(roster, record)
 
-    def check_given_up(self, roster: Roster, body: Propose, gone: Collection[str]) -> None:
-        """Raises Refused or Violation unless the record gives its step up as it must: nothing but the roster changes,
-        and in that every part is held again. Raises Busy where we believe that one is there of those that it calls
-        lost, or are one: we may accept it yet."""
-        record = body.record
-        self._check_void(roster, body)
-        if record.term < body.term:
-            return  # it was accepted by others in that term, and may have been decided
+    def check_lost(self, roster: Roster, record: CloseRecord, gone: Collection[str]) -> None:
+        """Raises Busy where we believe that one is there of those that a void record calls lost, or are one: we may
+        accept it yet."""
         if there := sorted(needed(roster, lost_parts(roster, record.absent)) - set(gone)):
             raise Busy(f"{there[0]} is there, as far as is known here")
 
     def check_back(self, body: Propose, known: bool, copied: Collection[str]) -> None:
         """Raises Refused unless the run may go back, and the step to which it does was decided: as this peer's own
         checkpoint has it (``known``), or as more than half of those that vote now have signed; and where this peer
-        keeps a copy of one of the parts that are lost, ``copied``: nothing need be done again then. In later terms,
-        too: more than half of those that vote knew it, or it is proven to all."""
+        keeps a copy of one of the parts that are lost, ``copied``: nothing need be done again then."""
         record, proof = body.record, body.changes.back
         if lost := set(lost_parts(self._history.head.members, record.absent)).intersection(copied):
             raise Refused(f"a copy of {min(lost)} is here")
@@ -224,8 +237,12 @@ class AcceptanceRules:
         if not known and not (decided and proven_among(proof, self._history.head.members)):
             raise Refused(f"that step {record.step} was so decided is not known here, nor proven by those that vote")
 
-    def _check_void(self, roster: Roster, body: Propose) -> None:
+    def check_void(self, roster: Roster, body: Propose) -> None:
+        """Raises Refused or Violation unless the record gives its step up as it must: nothing but the roster changes,
+        and in that every part is held again."""
         record, head, most = body.record, self._history.head, self._rules.max_members
+        if body.evidence != NO_EVIDENCE:
+            raise Violation("it shows results of a step that is given up")
         self._check_next(record)
         now = OpenStepFacts(record.decides, roster, self._history.head_hash, provisional=record.provisional)
         following, absent = self._changes.give_up(now, body.changes), body.changes.absent
@@ -245,10 +262,6 @@ class AcceptanceRules:
         if record.term > body.term or record != expected:
             raise Violation("a record that gives its step up changes more than the roster")
 
-    def _mine(self, name: PartName | None, state: OpenStep, record: CloseRecord) -> bool:
-        committed = None if state.reconciled is None else state.reconciled.committed
-        return committed == record.committed and (name is None or record.digests.get(name) == state.digest)
-
     def _check_result(self, name: PartName | None, state: OpenStep, record: CloseRecord) -> None:
         if state.mean is None or state.applied is None or state.reconciled is None:
             raise Refused("nothing was averaged and applied for this step yet")
@@ -256,10 +269,8 @@ class AcceptanceRules:
             raise Refused("the record's microbatches are not those that were averaged")
         if set(state.reconciled.late) != set(record.late):
             raise Refused("the record calls others late than its averaging was made without")
-        if (record.lr, record.clip) != (state.applied.lr, state.applied.clip):
+        if (record.lr, record.norms) != (state.applied.lr, state.applied.sq_norms):
             raise Refused("the record's scalars are not those that were applied")
-        if record.caps != self._rules.clipped(state.applied.sq_norms).caps:
-            raise Refused("the record's caps are not those that the parts' norms give")
         if name is not None and record.digests.get(name) != state.digest:
             raise Refused(f"the record's digest of {name} is not ours")
         said = state.mean.answer.cursor

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from swarm.consensus.acceptor import Vote
-from swarm.consensus.branches import Fork, check_alone, check_lineage
+from swarm.consensus.acceptor import Vote, has_majority
+from swarm.consensus.branches import Fork, check_lineage
 from swarm.consensus.history import History
 from swarm.consensus.incarnation import Incarnation
-from swarm.consensus.records import CloseRecord, Decision
+from swarm.consensus.records import CloseRecord, Decision, voters
 from swarm.consensus.roster import Roster, owner
 from swarm.errors import Refused
 from swarm.ids import PeerId
 from swarm.step.member.open_step import OpenStep
-from swarm.step.messages import Decide, Promise, Propose
+from swarm.step.messages import Decide, Propose
 
 
 class Forking:
@@ -36,23 +36,8 @@ class Forking:
 
     # --- what others ask of the step after the fork point --------------------------------------------------------
 
-    def promise(self, caller: PeerId, step: int, term: int) -> Promise | None:
-        """Follow a term of that step, and offer our candidate; None when it is another step. Raises Refused and
-        Superseded as any step."""
-        fork = self._at(caller, step, term)
-        if fork is None:
-            return None
-        return Promise(vote=fork.acceptor.vote, free=fork.acceptor.free, candidate=fork.offer())
-
-    def accept(self, caller: PeerId, body: Propose) -> bool:
-        """Vote in that step; whether it was asked about. Raises as :meth:`promise`, and for what no honest leader
-        proposes."""
-        fork = self._at(caller, body.record.decides, body.term)
-        if fork is not None:
-            fork.accept(Vote(term=body.term, record=body.record, changes=body.changes))
-        return fork is not None
-
-    def _at(self, caller: PeerId, step: int, term: int) -> Fork | None:
+    def asked(self, caller: PeerId, step: int, term: int) -> Fork | None:
+        """Follow a term of that step; None when it is another step. Raises Refused and Superseded as any step."""
         fork = self.fork
         if fork is None or step != fork.step:
             return None
@@ -81,12 +66,22 @@ class Forking:
 
     # --- what our lineage does -----------------------------------------------------------------------------------
 
-    def check(self, body: Propose, roster: Roster) -> None:
-        """That a record may follow our newest, as far as lineages go. Raises Refused."""
-        history, record, me = self._history, body.record, self._me
-        check_lineage(record, history.head, self.fork)
-        if record.forks and record.term == body.term and me not in record.absent:
-            check_alone(record, roster, history.head_hash, self._gone())
+    def check(self, body: Propose, roster: Roster, candidate: Vote | None) -> None:
+        """That a record may follow our newest, as far as lineages go; ``candidate`` is what we closed without a
+        majority. Raises Refused."""
+        record = body.record
+        check_lineage(record, self._history.head, self.fork)
+        if not record.forks or self._me in record.absent:
+            return
+        if record.term == body.term:
+            self.check_alone(roster)
+        elif candidate is None or candidate.record.hash() != record.hash():
+            raise Refused("it was not closed without a majority by this member, as it says")
+
+    def check_alone(self, roster: Roster) -> None:
+        """That a member that can ask a majority does not fork. Raises Refused."""
+        if has_majority(voters(roster, self._history.head_hash), self._gone()):
+            raise Refused("a majority is there, as far as is known here: no step is closed without it")
 
     async def closed(self, decision: Decision, point: CloseRecord | None, state: OpenStep) -> None:
         """A step was closed here; ``point`` is the record before it. Raises OSError.

@@ -3,23 +3,22 @@
 A leader cannot be believed about who is lost, what trainers reported, or how the batch was shared out. Every member
 knows some of it itself: whom it hears, which rows are its own, what a trainer's quota was. Who vetoes answers Busy, so
 that an honest leader whose view differs goes on asking, and the next in the succession leads at once
-(:mod:`swarm.step.member.leader_watch`). A record that comes back in a later term is not judged again: a majority may
-have accepted it before. Pure.
+(:mod:`swarm.step.member.leader_watch`). A record that comes back in a later term is judged in the same way. Only where
+the voters' promises show that it may have been decided before, what a member knows of its own counts for nothing: else
+who knows otherwise would hold the step up for ever. Pure.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from swarm.consensus.changes import Verify
-from swarm.consensus.records import CloseRecord, Contribution, rows_bytes
+from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Roster, unserved
 from swarm.ids import PeerId
 from swarm.step.leader.exclusion import STALLED_S
-from swarm.step.messages import Propose
 from swarm.step.rules import StepRules
 
 
@@ -64,25 +63,23 @@ class LeaderConduct:
 
 @dataclass(frozen=True, slots=True)
 class Vetoes:
-    """One member's judgement of fresh proposals."""
+    """One member's judgement of what it is asked to accept."""
 
     me: PeerId
     rules: StepRules
-    verify: Verify
 
-    def find(self, roster: Roster, body: Propose, conduct: LeaderConduct, gone: Collection[str], now: float) -> str:
-        """Return why this proposal is vetoed, "" when it is not; ``gone`` are those whom this member does not hear."""
-        record = body.record
-        if record.term < body.term or record.founding:
-            return ""
+    def find(
+        self, roster: Roster, record: CloseRecord, conduct: LeaderConduct, gone: Collection[str], now: float
+    ) -> str:
+        """Return why this record is vetoed, "" when it is not; ``gone`` are those whom this member does not hear."""
         if record.void:
             return self._absence(roster, record, conduct, {*gone, *conduct.tied}, now)
+        if record.forks and self.me in record.absent:
+            return ""  # those that closed it have signed that they saw no majority: what we heard is another side
+        if (why := self._absence(roster, record, conduct, gone, now)) or record.term > 0:
+            return why
         there = [peer for peer in roster.trainers if peer not in record.absent and peer not in conduct.missed]
-        return (
-            self._absence(roster, record, conduct, gone, now)
-            or self._rows(record, body.rows)
-            or (self._quota(record, there) if body.term == 0 else "")
-        )
+        return self._quota(record, there)
 
     def _absence(
         self, roster: Roster, record: CloseRecord, conduct: LeaderConduct, gone: Collection[str], now: float
@@ -98,29 +95,11 @@ class Vetoes:
             heard = [peer for peer in heard if roster[peer].role != "trainer" or peer in worked]
         return f"{heard[0]} is there, as far as is known here, and was asked nothing in this term" if heard else ""
 
-    def _rows(self, record: CloseRecord, vouched: Mapping[str, bytes]) -> str:
-        """Name the trainer whose rows are not as it signed them. One that is absent cannot sign."""
-        for trainer, rows in by_trainer(record.committed).items():
-            if trainer in record.absent:
-                continue
-            signed = rows_bytes(record.run, record.step, record.previous, rows)
-            if not self.verify(trainer, signed, vouched.get(trainer, b"")):
-                return f"the rows of {trainer} are not what it reported"
-        return ""
-
     def _quota(self, record: CloseRecord, there: Sequence[PeerId]) -> str:
         """Name the trainer that fed more of the step than is its share among those that were there throughout. Asked of
-        the first term only: what was computed when a leader was lost counts whoever did it."""
+        the first term's records: what was computed when a leader was lost counts whoever did it."""
         most, fed = self.rules.quota(record.step, there), Counter(one.microbatch.trainer for one in record.committed)
         for trainer in there:
             if fed[trainer] > most[trainer]:
                 return f"{trainer} fed {fed[trainer]} microbatches of the step where {most[trainer]} are its quota"
         return ""
-
-
-def by_trainer(committed: Sequence[Contribution]) -> dict[PeerId, list[Contribution]]:
-    """Return each trainer's rows of a step, in their order."""
-    rows: dict[PeerId, list[Contribution]] = {}
-    for one in committed:
-        rows.setdefault(PeerId(one.microbatch.trainer), []).append(one)
-    return rows

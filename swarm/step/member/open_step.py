@@ -13,13 +13,13 @@ from swarm.averaging.allreduce.plan import RoundResult
 from swarm.consensus.acceptor import Vote
 from swarm.consensus.ballot import Ballot
 from swarm.consensus.ledger import assigned, weights
-from swarm.consensus.records import CloseRecord, Contribution, Late
+from swarm.consensus.records import CloseRecord, Contribution, Late, by_trainer
 from swarm.consensus.roster import Member, Roster
 from swarm.device import Device
 from swarm.errors import PeerError, Refused, RoundFailed, Superseded
 from swarm.ids import MicrobatchId, PartName, PeerId, StepWork, stage_of
 from swarm.step.lateness import weight
-from swarm.step.member.conduct import LeaderConduct, by_trainer
+from swarm.step.member.conduct import LeaderConduct
 from swarm.step.messages import Apply, Averaged, Reconcile
 
 MAX_HEARD = 1024

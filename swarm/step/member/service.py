@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
-from swarm.consensus.acceptor import Vote
+from swarm.consensus.acceptor import Vote, promise_bytes
 from swarm.consensus.records import CloseRecord, Decision, acceptance_bytes
 from swarm.consensus.roster import owner
 from swarm.errors import Busy, Ending, OutOfSync, Refused, RunEnded, WrongStep
@@ -28,7 +28,8 @@ from swarm.step.member.conduct import LeaderConduct, Vetoes
 from swarm.step.member.open_step import HeldPart, Mean, OpenStep
 from swarm.step.member.position import Position
 from swarm.step.messages import Accepted, Apply, Decide, Over, Prepare, Prepared, Promise, Propose, Reconcile
-from swarm.step.ties import TIED, Asked, ResultSigning, Tied, What
+from swarm.step.results import Asked, ResultSigning, What
+from swarm.step.ties import TIED, Tied, check_tied
 
 
 class MemberService:
@@ -131,10 +132,16 @@ class MemberService:
         ]
 
     async def _on_prepare(self, caller: PeerId, body: Prepare) -> Promise:
-        if (promise := self._at.forking.promise(caller, body.step, body.term)) is not None:
-            return promise
-        ballot = (await self.from_leader(caller, body.step, body.term)).ballot
-        return Promise(vote=ballot.vote, free=ballot.free, votes_only=not self._at.named)
+        at = self._at
+        if (fork := at.forking.asked(caller, body.step, body.term)) is not None:
+            previous, acceptor = fork.point.hash(), fork.acceptor
+            promise = Promise(vote=acceptor.vote, free=acceptor.free, candidate=fork.offer())
+        else:
+            ballot = (await self.from_leader(caller, body.step, body.term)).ballot
+            previous = at.history.head_hash
+            promise = Promise(vote=ballot.vote, free=ballot.free, votes_only=not at.named)
+        said = promise_bytes((at.rules.run, body.step, previous), body.term, promise.accepted, promise.free)
+        return promise.model_copy(update={"signed": self._context.sign(said)})
 
     async def _on_reconcile(self, caller: PeerId, body: Reconcile) -> messages.Averaged:
         state = await self.from_leader(caller, body.step, body.term, votes_only=False)
@@ -144,7 +151,9 @@ class MemberService:
                 if context.me not in body.live:
                     raise Refused("this attempt is made without this member")
                 self._accepts.check_reconcile(self._at.roster, body)
-                if not body.provisional:
+                if body.provisional:
+                    self._at.forking.check_alone(self._at.roster)
+                else:
                     state.ballot.begun_free(body.term)
                 state.conduct.asked(body.term)
                 state.conduct.attempt(body.term, body.live)
@@ -157,7 +166,7 @@ class MemberService:
         """Return our signature under our result of an attempt; b"" where there is none."""
         if not digest or name is None:
             return b""
-        attempt, inputs = asked.attempts.get(name, 0), asked.inputs(name, what)
+        attempt, inputs = asked.attempts.get(name, 0), asked.inputs(what)
         return self._context.sign(self._signing.data(name, attempt, what, inputs, digest))
 
     @property
@@ -192,37 +201,62 @@ class MemberService:
 
     async def _on_propose(self, caller: PeerId, body: Propose) -> Accepted:
         record, context, at = body.record, self._context, self._at
-        if at.forking.accept(caller, body):
-            return Accepted(signature=context.sign(acceptance_bytes(record, body.term)))
+        vote = Vote(term=body.term, record=record, changes=body.changes, evidence=body.evidence)
+        if (fork := at.forking.asked(caller, record.decides, body.term)) is not None:
+            rules, roster = AcceptanceRules(context.me, at.rules, fork.history(), context.verify), fork.point.members
+            rules.check_possible(roster, vote)
+            fork.accept(vote, may_be_decided=rules.may_be_decided(roster, body))
+        else:
+            await self._vote(caller, body, vote)
+        return Accepted(signature=context.sign(acceptance_bytes(record, body.term)))
+
+    async def _vote(self, caller: PeerId, body: Propose, vote: Vote) -> None:
+        record, context, at = body.record, self._context, self._at
         founding, state, known = self._accepts.may_found(caller, record, at.founder), at.open, False
+        there: Collection[str] = ()
         if not founding:
             state = await self.from_leader(caller, record.decides, body.term)
-            await self._find_out(state, body)
+            there = await self._find_out(state, record)
             proof = body.changes.back
             known = proof is not None and await context.knows(proof.record.step, proof.record.hash())
         async with self._still(state):
-            vote, changes = state.ballot.vote, body.changes
-            if vote is not None and vote.record.hash() == record.hash():
-                changes = vote.changes  # which were found to explain its roster
+            before = state.ballot.vote
+            if before is not None and before.record.hash() == record.hash():
+                vote = before.model_copy(update={"term": body.term})  # with what was found to explain it
             elif founding:
                 self._accepts.check_founding(record, body.credentials)
                 await context.holder.install(record, caller)
-            elif record.void:
-                gone: Collection[str] = [*context.gone(), *state.conduct.tied]
-                if not at.named:  # started anew, as others may be, who answer and are not the members that they were
-                    gone = record.absent
-                self._accepts.check_given_up(at.roster, body, gone)
-                if record.repeats:
-                    self._accepts.check_back(body, known, context.copied(record.repeats - 1))
-                await self._check_conduct(state, body)
             else:
-                at.forking.check(body, at.roster)
-                self._accepts.check_proposal(at.roster, self._part_name(), state, body)
-                await self._check_conduct(state, body)
-            if vote is None or (vote.term, vote.record.hash()) != (body.term, record.hash()):
+                await self._check(state, body, known, there)
+            if before is None or before.accepted != vote.accepted:
                 state.conduct.asked(body.term)
-            await state.accept(Vote(term=body.term, record=record, changes=changes), context.me)
-        return Accepted(signature=context.sign(acceptance_bytes(record, body.term)))
+            await state.accept(vote, context.me)
+
+    async def _check(self, state: OpenStep, body: Propose, known: bool, there: Collection[str]) -> None:
+        """Raises Refused or Violation for a record that cannot be that of this step, whoever looks at it; and, unless
+        it may have been decided already, Busy and Refused for one that goes against what is known here alone."""
+        record, at, accepts = body.record, self._at, self._accepts
+        if record.void:
+            accepts.check_void(at.roster, body)
+        else:
+            at.forking.check(body, at.roster, state.candidate)
+            accepts.check_proposal(at.roster, self._part_name(), state, body)
+        why = accepts.unproven(at.roster, body)
+        if not why and not accepts.may_be_decided(at.roster, body):
+            gone: Collection[str] = {*self._context.gone(), *state.conduct.tied}
+            if not at.named:
+                gone = set(record.absent) - set(there)
+            if record.void:
+                accepts.check_lost(at.roster, record, gone)
+            if record.repeats:
+                accepts.check_back(body, known, self._context.copied(record.repeats - 1))
+            if at.named:
+                vetoes, now = Vetoes(self._context.me, at.rules), self._context.clock.monotonic()
+                why = vetoes.find(at.roster, record, state.conduct, self._unheard(), now)
+        if why:
+            state.conduct.veto(body.term, record, why)
+            await at.news.tell()  # our loop may lead
+            raise Busy(why)
 
     def _suspect(self, state: OpenStep, body: Reconcile) -> None:
         """Ask those at once without whom this attempt is made: by the time the record is proposed we know."""
@@ -234,30 +268,20 @@ class MemberService:
         """Return who is lost here, or may be: it did not answer when it was asked last."""
         return {*self._context.gone(), *self._context.doubted()}
 
-    async def _find_out(self, state: OpenStep, body: Propose) -> None:
-        """Ask those at once whom the leader calls lost, and who are not lost here yet: it may have found out first."""
+    async def _find_out(self, state: OpenStep, record: CloseRecord) -> Collection[str]:
+        """Ask those at once whom the leader calls lost, and who are not lost here yet: it may have found out first.
+        Return those of them that are there, where we were started anew, know nothing of the step and watch nobody."""
+        absent = [PeerId(peer) for peer in record.absent if peer != self._context.me]
         if not self._at.named:
-            return
-        absent = set(body.record.absent) - {self._context.me}
-        if suspects := state.conduct.unexplained(body.term, absent, self._unheard()):
+            return await self._context.taking_part(absent) if record.void else ()
+        if suspects := state.conduct.unexplained(record.term, absent, self._unheard()):
             await self._context.check(suspects, "its leader calls it lost")
-
-    async def _check_conduct(self, state: OpenStep, body: Propose) -> None:
-        """Raise Busy for what we veto (see :mod:`swarm.step.member.conduct`), and let our loop know: it may lead. Who
-        has only the vote of an earlier life knows nothing of the step, and vetoes nothing."""
-        context, at = self._context, self._at
-        if not at.named:
-            return
-        vetoes = Vetoes(context.me, at.rules, context.verify)
-        if why := vetoes.find(at.roster, body, state.conduct, self._unheard(), context.clock.monotonic()):
-            state.conduct.veto(body.term, body.record, why)
-            await at.news.tell()
-            raise Busy(why)
+        return ()
 
     async def _on_tied(self, caller: PeerId, body: Tied) -> Empty:
         """Count the replicas of a part that are tied as lost, once it is proven."""
         async with self._still(await self.from_leader(caller, body.step, body.term)) as state:
-            self._signing.check(body, self._at.roster, self._context.gone(), self._context.verify)
+            check_tied(body, self._signing, self._at.roster, self._context.gone(), self._context.verify)
             state.conduct.tied |= {PeerId(one.peer): f"{body.part} is tied" for one in body.second}
         return Empty()
 

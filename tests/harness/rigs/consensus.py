@@ -7,6 +7,7 @@ check_acceptances(first, ROSTER, acceptances(first), verify, 0)
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -15,7 +16,16 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from swarm.consensus.acceptor import Acceptor, Promised, Vote, majority, must_propose
+from swarm.consensus.acceptor import (
+    Acceptor,
+    Promised,
+    RecordEvidence,
+    SignedPromise,
+    Vote,
+    has_to_be_proposed,
+    majority,
+    must_propose,
+)
 from swarm.consensus.changes import (
     Admission,
     ChangeRules,
@@ -25,13 +35,13 @@ from swarm.consensus.changes import (
     admission_bytes,
     departure_bytes,
 )
-from swarm.consensus.records import CloseRecord, Contribution, acceptance_bytes, rows_bytes
+from swarm.consensus.records import CloseRecord, Contribution, acceptance_bytes, by_trainer, rows_bytes
 from swarm.consensus.roster import Member, Roster
 from swarm.errors import Superseded
 from swarm.ids import ENDS, MicrobatchId, PartName, PeerId, stage_part
 from swarm.membership.founding_record import genesis
-from swarm.step.decisions import totals
-from swarm.step.member.conduct import by_trainer
+from swarm.step.decisions import ATTEMPTS_PER_TERM, totals
+from swarm.step.results import ResultSigning, record_inputs
 from tests.harness.rigs.common import RUN as RUN
 from tests.harness.rigs.common import sign as sign
 from tests.harness.rigs.common import verify as verify
@@ -76,9 +86,10 @@ def record(before: CloseRecord = GENESIS, **changes: Any) -> CloseRecord:
         "committed": COMMITTED,
         "tokens": tokens,
         "loss_sum": loss_sum,
-        "grad_norm": 2.0,
+        "grad_norm": math.sqrt(0.5),
         "clip": 1.0,
         "lr": 0.5,
+        "norms": {"ends": 0.25, "stage-0": 0.25},
         "digests": {name: weights_digest(name, step, 0.5, 1.0) for name in ("ends", "stage-0")},
         "cursors": {T: CURSOR},
         "roster": ROSTER.members,
@@ -93,13 +104,35 @@ def acceptances(accepted: CloseRecord, term: int = 0, signers: Collection[PeerId
     return {peer: sign(peer, signed) for peer in signers}
 
 
-def signed_rows(proposed: CloseRecord, trainers: Collection[PeerId] | None = None) -> dict[str, bytes]:
-    """Return what these trainers sign of a record's microbatches; by default all whose they are."""
-    rows = by_trainer(proposed.committed)
+def signed_rows(proposed: CloseRecord) -> dict[str, bytes]:
+    """Return what trainers sign of a record's microbatches."""
     return {
-        trainer: sign(trainer, rows_bytes(RUN, proposed.step, proposed.previous, rows[trainer]))
-        for trainer in (rows if trainers is None else trainers)
+        trainer: sign(trainer, rows_bytes(RUN, proposed.step, proposed.previous, rows))
+        for trainer, rows in by_trainer(proposed.committed).items()
     }
+
+
+def evidence(
+    proposed: CloseRecord, roster: Roster = ROSTER, signers: Collection[PeerId] | None = None
+) -> RecordEvidence:
+    """Return what bears a record out: the rows of all trainers, and the results of all replicas of ``roster`` that
+    closed the step, or of ``signers`` only. Nothing, of a record without results."""
+    if not proposed.committed:
+        return RecordEvidence()
+    signing, inputs = ResultSigning(RUN, proposed.step, proposed.previous), record_inputs(roster, proposed)
+    attempt = proposed.term * ATTEMPTS_PER_TERM + 1
+    results = {
+        peer: sign(peer, signing.data(part, attempt, "weights", inputs, proposed.digests.get(part, "")))
+        for part in roster.parts
+        for peer in roster.replicas(part)
+        if (signers is None or peer in signers) and peer not in {*proposed.absent, *proposed.late}
+    }
+    return RecordEvidence(rows=signed_rows(proposed), results=results, attempts=dict.fromkeys(roster.parts, attempt))
+
+
+def voted(term: int, accepted: CloseRecord, roster: Roster = ROSTER) -> Vote:
+    """Return a vote of a term, with what bears the record out."""
+    return Vote(term=term, record=accepted, evidence=evidence(accepted, roster))
 
 
 # --- who joins and who leaves ----------------------------------------------------------------------------------------
@@ -289,5 +322,22 @@ class Ballots(RuleBasedStateMachine):
         """Check that leaders after a decision propose nothing else."""
         done = [(term, digest) for (term, digest), by in self.accepted.items() if len(by) >= majority(VOTERS)]
         first, decided = min(done, default=(len(RECORDS), ""))
-        later = {one.proposal.record.hash() for one in self.leaders[first + 1 :] if one.proposal is not None}
-        assert later <= {decided}
+        leading = [one for one in self.leaders[first + 1 :] if one.proposal is not None]
+        assert {one.proposal.record.hash() for one in leading if one.proposal is not None} <= {decided}
+        for one in leading:
+            self.check_shown(one, decided)
+
+    def check_shown(self, leader: TermLeader, decided: str) -> None:
+        """Check that whoever sees a leader's promises accepts what was decided, whatever he knows otherwise, but where
+        only the leader itself has accepted it: then the others' promises show it to the leader of another term."""
+        promises = {
+            PeerId(f"{voter}"): SignedPromise(
+                accepted=None if one.vote is None else one.vote.accepted, free=one.free, signature=bytes(64)
+            )
+            for voter, one in leader.promises.items()
+        }
+        electors, me = [PeerId(f"{voter}") for voter in range(VOTERS)], PeerId(f"{leader.term % VOTERS}")
+        accepted = {peer for peer, one in promises.items() if one.accepted and one.accepted[1] == decided}
+        assert has_to_be_proposed(decided, promises, electors, me) is (accepted != {me})
+        if accepted == {me}:
+            assert has_to_be_proposed(decided, promises, electors, next(peer for peer in electors if peer != me))

@@ -5,9 +5,20 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, settings
 
-from swarm.consensus.acceptor import MAX_LEAP, Acceptor, Promised, Vote, check_promise, majority, must_propose
+from swarm.consensus.acceptor import (
+    MAX_LEAP,
+    Acceptor,
+    Promised,
+    SignedPromise,
+    Vote,
+    check_promise,
+    has_to_be_proposed,
+    majority,
+    must_propose,
+)
 from swarm.consensus.history import History
 from swarm.errors import Busy, Refused, Superseded, Violation
+from swarm.ids import PeerId
 from tests.harness.rigs.consensus import GENESIS, Ballots, record, vote
 
 OFFERED = Vote(term=2, record=record(term=2, lineage=1))
@@ -106,6 +117,31 @@ class BlindBallots(Ballots):
 
     def on_prepare(self, term: int, voter: int) -> None:
         self.leaders[term].anew = True
+
+
+SHOWN: list[tuple[str, str, bool]] = [
+    ("a x b - c -", "a", False),  # the leader's own word
+    ("b x c - d -", "a", True),
+    ("b x c -", "a", False),  # no majority has promised
+    ("b x a - c - d -", "a", False),  # at most two of five can have accepted it
+    ("b x c x a - d -", "a", True),
+    ("b x c y d -", "a", False),  # another was accepted later
+    ("b x c free d -", "a", False),  # a later leader was free
+]
+
+
+@pytest.mark.parametrize(("told", "leader", "shown"), SHOWN)
+def test_promises_show_what_may_be_decided_and_nothing_else(told: str, leader: str, shown: bool) -> None:
+    """``x`` was accepted in term 1, ``y`` in term 2."""
+    words, hashes = iter(told.split()), {"x": (1, "x" * 64), "y": (2, "y" * 64)}
+    promises = {
+        PeerId(peer): SignedPromise.model_construct(
+            accepted=hashes.get(said), free=2 if said == "free" else 0, signature=bytes(64)
+        )
+        for peer, said in zip(words, words, strict=True)
+    }
+    electors = [PeerId(peer) for peer in "abcde"]
+    assert has_to_be_proposed("x" * 64, promises, electors, PeerId(leader)) is shown
 
 
 TestBallots = Ballots.TestCase

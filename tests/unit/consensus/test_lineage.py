@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from swarm.consensus.acceptor import Acceptor, BranchHead, Promised, Vote, majority, must_propose
 from swarm.consensus.ballot import VoteFile
-from swarm.consensus.branches import Fork, best, check_alone, check_lineage
-from swarm.consensus.changes import NO_CHANGES
+from swarm.consensus.branches import Fork, best, check_lineage
+from swarm.consensus.changes import Changes
 from swarm.consensus.incarnation import Incarnation
 from swarm.consensus.records import CloseRecord, Confirmation, Decision, check_acceptances, check_confirmed
 from swarm.consensus.roster import Roster, owner
@@ -21,8 +21,8 @@ from swarm.errors import Busy, Refused, Superseded, Violation
 from swarm.ids import PeerId
 from swarm.step.member.open_step import Mean, OpenStep
 from swarm.step.messages import Propose
-from tests.harness.rigs.consensus import GENESIS, ROSTER, A, B, T, acceptances, record, verify
-from tests.harness.rigs.step import MemberBench
+from tests.harness.rigs.consensus import COMMITTED, GENESIS, ROSTER, A, B, T, acceptances, record, verify
+from tests.harness.rigs.step import MemberBench, reconcile
 
 ALONE = Roster([ROSTER[T]])
 
@@ -82,25 +82,42 @@ def test_lineage_is_left_only_with_the_proof_that_it_was_confirmed() -> None:
         check_lineage(record(confirmation=proof), GENESIS, None)
 
 
-def test_nobody_goes_on_alone_who_sees_a_majority() -> None:
+async def test_nobody_averages_alone_or_says_that_it_did_who_sees_a_majority() -> None:
+    """So what replicas sign under the results of a record without a majority says that they saw none."""
+    bench = MemberBench(me=T)
+    alone = reconcile().model_copy(update={"provisional": True})
+    bench.gone |= {A: "silent"}
     with pytest.raises(Refused, match="a majority is there"):
-        check_alone(forked(A), ROSTER, GENESIS.hash(), {A: "silent"})
-    check_alone(forked(A, B), ROSTER, GENESIS.hash(), {A: "silent", B: "silent"})
+        await bench.ask(alone)
+    earlier = forked(A, term=0)
+    changes = Changes(absent=(A,))
+    with pytest.raises(Refused, match="not closed without a majority by this member"):
+        await bench.ask(Propose(record=earlier, changes=changes, term=1))
+    bench.gone |= {B: "silent"}
+    await bench.ask(alone.model_copy(update={"term": 1, "attempts": {"ends": 1025, "stage-0": 1025}}))
+    assert len(bench.average.begun) == 1
 
 
 def test_member_of_a_lineage_votes_for_its_own_or_for_one_that_leaves_it_out() -> None:
     mine, other = fork(), forked(T, term=2)
     for wrong in (forked(B, term=2), forked(T, term=2, previous="ab" * 32)):
         with pytest.raises(Refused):
-            mine.accept(Vote(term=4, record=wrong))
+            mine.accept(Vote(term=4, record=wrong), may_be_decided=True)
     with pytest.raises(Violation):
-        mine.accept(Vote(term=2, record=other))
-    mine.accept(Vote(term=4, record=other))
+        mine.accept(Vote(term=2, record=other), may_be_decided=False)
+    mine.accept(Vote(term=4, record=other), may_be_decided=False)
     with pytest.raises(Superseded):
-        mine.accept(Vote(term=3, record=mine.candidate.record))
+        mine.accept(Vote(term=3, record=mine.candidate.record), may_be_decided=False)
     assert mine.decided(other.hash(), 4, acceptances(other, 4, [A, B])) == other
     with pytest.raises(Refused):
         mine.decided(other.hash(), 4, acceptances(other, 4, [A]))
+
+
+def test_member_of_a_lineage_votes_for_none_that_counts_on_another_of_it_unless_it_may_be_decided() -> None:
+    mine, other = fork(candidate=forked(B)), forked(T, term=2)
+    with pytest.raises(Refused, match="A is of another lineage"):
+        mine.accept(Vote(term=4, record=other), may_be_decided=False)
+    mine.accept(Vote(term=4, record=other), may_be_decided=True)
 
 
 def test_member_whose_candidate_a_majority_accepts_keeps_the_proof() -> None:
@@ -307,6 +324,7 @@ async def _stubborn(gate: asyncio.Event) -> Mean:
 
 async def test_later_life_does_not_take_what_lies_there_for_all_that_was_voted(tmp_path: Path) -> None:
     votes, candidate = VoteFile(tmp_path / "vote"), forked(T, B)
+    by_b = tuple(one.model_copy(update={"route": (B,)}) for one in COMMITTED)
     bench = MemberBench(me=A, life=Incarnation(A, votes=votes))
     state = OpenStep(Incarnation(A, votes=votes).ballot(GENESIS))
     await state.accept(Vote(term=1, record=candidate), A)
@@ -314,6 +332,6 @@ async def test_later_life_does_not_take_what_lies_there_for_all_that_was_voted(t
     await bench.position.forking.closed(Decision(candidate, {}, term=1), GENESIS, state)
     with pytest.raises(Busy, match="closed without a majority"):
         await state.ballot.follow(9)
-    other = Propose(record=forked(A, B, term=2), changes=NO_CHANGES, term=3)
-    assert bench.position.forking.accept(owner(ROSTER, 1, 3), other)
+    other = Propose(record=forked(A, term=2, committed=by_b), changes=Changes(absent=(A,)), term=3)
+    assert await bench.ask(other, caller=owner(ROSTER, 1, 3))
     assert not Incarnation(A, 2, votes).inherits(GENESIS)

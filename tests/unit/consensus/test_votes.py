@@ -21,7 +21,7 @@ from swarm.consensus.roster import Member, Roster
 from swarm.errors import Busy, Refused, Superseded
 from swarm.step.messages import Decide, Propose
 from tests.harness.expect import eventually
-from tests.harness.rigs.consensus import COMMITTED, GENESIS, ROSTER, RUN, A, B, acceptances, record, sign
+from tests.harness.rigs.consensus import COMMITTED, GENESIS, ROSTER, RUN, A, B, acceptances, record, sign, voted
 from tests.harness.rigs.step import MemberBench, apply, decide, prepare, reconcile
 
 ONE = record()
@@ -270,11 +270,11 @@ async def test_member_is_not_heard_before_its_vote_is_on_the_disk(path: Path, mo
     await bench.ask(Propose(record=ONE))
     left = VoteFile(path).read()
     assert left is not None
-    assert left.vote == Vote(term=0, record=ONE)
+    assert left.vote == voted(0, ONE)
     await bench.ask(prepare())
     left = VoteFile(path).read()
     assert left is not None
-    assert (left.term, left.vote) == (1, Vote(term=0, record=ONE))
+    assert (left.term, left.vote) == (1, voted(0, ONE)), "with what bears it out"
 
 
 async def test_member_started_anew_without_its_disk_answers_nothing_in_the_open_step() -> None:

@@ -4,14 +4,14 @@ import math
 
 import pytest
 
-from swarm.consensus.records import Contribution
+from swarm.consensus.records import MAX_SQ_NORM, Contribution
 from swarm.consensus.roster import Roster
 from swarm.errors import OutOfSync
 from swarm.ids import MicrobatchId, PartName, PeerId
 from swarm.membership.founding_record import genesis
 from swarm.optim.clipping import clip_factor, clip_parts
 from swarm.step.decisions import Disagreement, agreed, cursors, part_norms
-from swarm.step.messages import MAX_SQ_NORM, Averaged
+from swarm.step.messages import Averaged
 from tests.harness.rigs.step import RUN, listed
 
 ROSTER = Roster([listed("a"), listed("b"), listed("t", "trainer", "ends"), listed("z", "bootstrap", None)])

@@ -13,8 +13,7 @@ from swarm.consensus.roster import Roster
 from swarm.ids import PeerId
 from swarm.step.leader.exclusion import STALLED_S
 from swarm.step.member.conduct import LeaderConduct, Vetoes
-from swarm.step.messages import Propose
-from tests.harness.rigs.consensus import COMMITTED, A, B, T, listed, record, signed_rows, verify
+from tests.harness.rigs.consensus import COMMITTED, A, B, T, listed, record
 from tests.harness.rigs.step.member import RULES
 
 C, U = PeerId("C"), PeerId("U")
@@ -25,16 +24,13 @@ TO_ONE = tuple(one.model_copy(update={"route": (A,)}) for one in COMMITTED)
 def found(
     proposed: CloseRecord,
     *,
-    term: int = 0,
     conduct: LeaderConduct | None = None,
     gone: Collection[str] = (),
     now: float = 1.0,
     **rules: Any,
 ) -> str:
-    body = Propose(record=proposed, term=term, rows=signed_rows(proposed, [T]) if proposed.committed else {})
-    vetoes = Vetoes(A, replace(RULES, **rules), verify)
-    lost = {PeerId(peer): "silent" for peer in gone}
-    return vetoes.find(ROSTER, body, conduct or LeaderConduct(began=0.0), lost, now)
+    vetoes, lost = Vetoes(A, replace(RULES, **rules)), {PeerId(peer): "silent" for peer in gone}
+    return vetoes.find(ROSTER, proposed, conduct or LeaderConduct(began=0.0), lost, now)
 
 
 def test_absence_of_one_that_is_heard_is_vetoed() -> None:
@@ -47,7 +43,6 @@ def test_absence_of_one_that_is_heard_is_vetoed() -> None:
     [
         {"gone": [B]},
         {"conduct": LeaderConduct(began=0.0, missed={B})},
-        {"term": 1},  # accepted by others before, maybe
     ],
 )
 def test_absence_of_one_that_was_lost_to_us_too_is_not(changes: dict[str, Any]) -> None:
@@ -58,7 +53,7 @@ def test_absence_of_one_with_which_the_leader_tried_in_this_term_is_not() -> Non
     conduct = LeaderConduct(began=0.0)
     conduct.attempt(0, [A, B, C, T, U])
     assert found(record(absent=(B,)), conduct=conduct) == ""
-    assert "B is there" in found(record(absent=(B,), term=1), term=1, conduct=conduct)
+    assert "B is there" in found(record(absent=(B,), term=1), conduct=conduct)
 
 
 def test_our_own_absence_is_for_others_to_judge() -> None:
@@ -73,9 +68,8 @@ def test_absence_of_a_trainer_of_whose_work_nothing_came_is_vetoed_before_a_minu
 
 def test_replica_that_nobody_can_call_is_left_out_with_the_one_that_served_it() -> None:
     outgoing = Roster([m.model_copy(update={"outgoing": m.peer in (B, C)}) for m in ROSTER.members])
-    body = Propose(record=record(absent=(A, C)), rows=signed_rows(record(), [T]))
-    vetoes = Vetoes(T, replace(RULES, served=True), verify)
-    assert vetoes.find(outgoing, body, LeaderConduct(began=0.0), {A: "silent"}, 1.0) == ""
+    vetoes = Vetoes(T, replace(RULES, served=True))
+    assert vetoes.find(outgoing, record(absent=(A, C)), LeaderConduct(began=0.0), {A: "silent"}, 1.0) == ""
 
 
 def test_void_record_evicts_nobody_that_is_heard_and_whose_part_is_not_tied() -> None:
@@ -86,17 +80,7 @@ def test_void_record_evicts_nobody_that_is_heard_and_whose_part_is_not_tied() ->
     assert found(void, conduct=tied) == ""
 
 
-def test_rows_count_as_their_trainer_signed_them() -> None:
-    assert found(record(committed=TO_ONE)) == "", "by which replica is the leader's to say"
-    rows = signed_rows(record(), [T])
-    forged = record(committed=tuple(one.model_copy(update={"loss_sum": 0.5}) for one in COMMITTED))
-    vetoes = Vetoes(A, RULES, verify)
-    for proposed, said in ((forged, rows), (record(), {}), (record(), {T: bytes(64)})):
-        body = Propose(record=proposed, rows=said)
-        assert "rows of T" in vetoes.find(ROSTER, body, LeaderConduct(began=0.0), {}, 1.0)
-
-
 def test_quota_is_asked_of_the_first_term_and_of_those_that_were_there_throughout() -> None:
     assert "T fed 2 microbatches" in found(record(), max_share=0.5)
-    assert found(record(term=1), term=1, max_share=0.5) == ""
+    assert found(record(term=1), max_share=0.5) == ""
     assert found(record(), max_share=0.5, conduct=LeaderConduct(began=0.0, missed={U})) == ""

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from swarm.consensus.acceptor import BranchHead, Vote
+from swarm.consensus.acceptor import BranchHead
 from swarm.consensus.records import acceptance_bytes
 from swarm.consensus.roster import Roster
 from swarm.errors import PeerError, Refused, Superseded, Unreachable, Violation, WrongStep
@@ -30,6 +30,7 @@ from tests.harness.rigs.step import (
     stage,
     stop,
     verify,
+    voted,
 )
 
 
@@ -58,7 +59,7 @@ async def test_successor_closes_the_step_anew_when_nobody_accepted_anything() ->
 @pytest.mark.parametrize("voter", [SUCCESSOR, T])
 async def test_successor_proposes_what_a_member_accepted_and_computes_nothing_again(voter: PeerId) -> None:
     here = await successor()
-    here.puppets[voter].instead[PREPARE] = lambda body: Promise(vote=Vote(term=0, record=record()), free=0)
+    here.puppets[voter].instead[PREPARE] = lambda body: Promise(vote=voted(0, record()), free=0)
     closed = await here.leading(1).run()
     assert closed == record()
     assert not here.asked(RECONCILE)
@@ -69,7 +70,7 @@ async def test_successor_proposes_what_a_member_accepted_and_computes_nothing_ag
 
 async def test_successor_is_free_when_a_later_leader_was() -> None:
     here = await successor()
-    here.puppets[SUCCESSOR].instead[PREPARE] = lambda body: Promise(vote=Vote(term=0, record=record()), free=0)
+    here.puppets[SUCCESSOR].instead[PREPARE] = lambda body: Promise(vote=voted(0, record()), free=0)
     here.puppets[T].instead[PREPARE] = lambda body: Promise(vote=None, free=2)
     running = asyncio.create_task(here.leading(4).run())
     await eventually(lambda: here.puppets[T].told(AGAIN))
@@ -85,20 +86,20 @@ BEYOND_NUMBERS = tuple(one.model_copy(update={"loss_sum": 1.7e308}) for one in C
     "lie",
     [
         Promise(vote=None, free=9),
-        Promise(vote=Vote(term=8, record=record(previous="f" * 64)), free=0),
-        Promise(vote=Vote(term=0, record=record(roster=ROSTER.members[1:])), free=0),
-        Promise(vote=Vote(term=0, record=record(tokens=7)), free=0),
-        Promise(vote=Vote(term=0, record=record(committed=BEYOND_NUMBERS)), free=0),
-        Promise(vote=Vote(term=0, record=record(lr=9.0)), free=0),
-        Promise(vote=Vote(term=0, record=record(digests={})), free=0),
-        Promise(vote=Vote(term=0, record=record(void=True, committed=(), tokens=0, loss_sum=0.0)), free=0),
-        Promise(vote=None, free=0, candidate=BranchHead(vote=Vote(term=0, record=record(lineage=1)), samples=10**9)),
+        Promise(vote=voted(8, record(previous="f" * 64)), free=0),
+        Promise(vote=voted(0, record(roster=ROSTER.members[1:])), free=0),
+        Promise(vote=voted(0, record(tokens=7)), free=0),
+        Promise(vote=voted(0, record(committed=BEYOND_NUMBERS)), free=0),
+        Promise(vote=voted(0, record(lr=9.0)), free=0),
+        Promise(vote=voted(0, record(digests={})), free=0),
+        Promise(vote=voted(0, record(void=True, committed=(), tokens=0, loss_sum=0.0)), free=0),
+        Promise(vote=None, free=0, candidate=BranchHead(vote=voted(0, record(lineage=1)), samples=10**9)),
     ],
     ids=["free", "previous", "roster", "sums", "no sum", "rate", "digests", "void", "candidate"],
 )
 async def test_promise_that_would_hide_what_was_accepted_counts_for_nothing(lie: Promise) -> None:
     here = await successor()
-    here.puppets[SUCCESSOR].instead[PREPARE] = lambda body: Promise(vote=Vote(term=0, record=record()), free=0)
+    here.puppets[SUCCESSOR].instead[PREPARE] = lambda body: Promise(vote=voted(0, record()), free=0)
     lies = iter([lie])
     here.puppets[T].instead[PREPARE] = lambda body: next(lies, None)
     assert await here.leading(1).run() == record()
@@ -110,7 +111,7 @@ async def test_candidate_that_those_who_were_there_signed_is_proposed_where_noth
     here = await successor()
     alone = record(lineage=1)
     signed = acceptances(alone, 0, [A, T])
-    offered = BranchHead(vote=Vote(term=0, record=alone), samples=2, term=0, acceptances=signed)
+    offered = BranchHead(vote=voted(0, alone), samples=2, term=0, acceptances=signed)
     here.puppets[T].instead[PREPARE] = lambda body: Promise(vote=None, free=0, candidate=offered)
     assert await here.leading(1).run() == alone
 

@@ -69,7 +69,7 @@ async def test_member_asked_everything_twice_answers_the_same_and_does_it_once(m
         ("reconcile", Propose(record=record()), "nothing was averaged and applied"),
         ("reconcile", decide(record()), "not accepted here"),
         ("apply", decide(record()), "not accepted here"),
-        ("propose", Propose(record=record(grad_norm=3.0)), "another record"),
+        ("propose", Propose(record=record(cursors={})), "another record"),
         ("propose", decide(record(grad_norm=3.0)), "not accepted here"),
     ],
 )
@@ -131,7 +131,9 @@ async def test_member_asked_for_other_scalars_prepares_those_and_accepts_no_othe
     with pytest.raises(Refused, match="scalars"):
         await bench.ask(Propose(record=record()))
     digests = {name: weights_digest(name, 1, 0.5, other.clip) for name in ("ends", "stage-0")}
-    clipped = record(clip=other.clip, digests=digests)
+    clipped = record(
+        clip=other.clip, digests=digests, norms=other.sq_norms, grad_norm=RULES.clipped(other.sq_norms).norm
+    )
     await bench.ask(Propose(record=clipped))
     await bench.ask(decide(clipped))
     assert bench.part.swapped == [answer.digest]
@@ -145,10 +147,11 @@ async def test_member_whose_part_is_far_out_caps_it_and_accepts_only_a_record_th
     await bench.ask(far)
     clip, cap = far.clip, 2.0 / 1e30  # the norm of the ends, which is the lower of two
     digests = {"ends": weights_digest("ends", 1, 0.5, clip), "stage-0": weights_digest("stage-0", 1, 0.5, clip * cap)}
+    said = {"clip": clip, "digests": digests, "norms": far.sq_norms, "grad_norm": RULES.clipped(far.sq_norms).norm}
     for caps in ({}, {"stage-0": 0.5}, {"stage-0": cap, "ends": 0.5}):
         with pytest.raises(Refused, match="caps"):
-            await bench.ask(Propose(record=record(clip=clip, digests=digests, caps=caps)))
-    capped = record(clip=clip, digests=digests, caps={"stage-0": cap})
+            await bench.ask(Propose(record=record(**said, caps=caps)))
+    capped = record(**said, caps={"stage-0": cap})
     await bench.ask(Propose(record=capped))
     await bench.ask(decide(capped))
     assert bench.part.swapped == [digests["stage-0"]]
@@ -180,6 +183,9 @@ LIES: list[tuple[dict[str, Any], str]] = [
     ({"loss_sum": 0.5}, "sums of its microbatches"),
     ({"lr": 0.25}, "scalars"),
     ({"clip": 0.5}, "scalars"),
+    ({"grad_norm": 9.0}, "scalars"),
+    ({"norms": {"ends": 4.0, "stage-0": 0.25}}, "scalars"),
+    ({"norms": {"ends": 0.25}}, "scalars"),
     ({"digests": {"stage-0": "f" * 64}}, "digest of stage-0"),
     ({"digests": {}}, "digest of stage-0"),
     ({"previous": "f" * 64}, "follows"),

@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from typing import Any
 
 import pytest
 
+from swarm.consensus.acceptor import RecordEvidence, SignedPromise, promise_bytes
 from swarm.consensus.changes import Changes
 from swarm.consensus.records import NO_RECORD, CloseRecord, Decision, acceptance_bytes
-from swarm.consensus.roster import Roster
+from swarm.consensus.roster import Roster, owner
 from swarm.errors import Busy, PeerError, Refused, RunEnded, Superseded, Violation, WrongStep
 from swarm.ids import PeerId
-from swarm.step.decisions import ATTEMPTS_PER_TERM
+from swarm.step.decisions import ATTEMPTS_PER_TERM, given_up
 from swarm.step.messages import Decide, Over, Propose
 from tests.harness.expect import eventually
+from tests.harness.rigs.consensus import signed_rows
 from tests.harness.rigs.step import (
     COMMITTED,
     GENESIS,
     ROSTER,
+    RUN,
     A,
     B,
     FakeAverage,
     MemberBench,
     T,
     acceptances,
+    admission,
     apply,
     brought_to,
     decide,
+    evidence,
     listed,
     prepare,
     reconcile,
@@ -263,13 +269,83 @@ async def test_member_without_the_result_does_not_vote_on_a_record_of_this_term(
         await bench.ask(Propose(record=record(term=1), term=1))
 
 
-async def test_member_with_another_result_votes_on_an_old_record_and_is_cut_off() -> None:
+async def test_member_with_another_result_votes_on_an_old_record_that_others_signed_and_is_cut_off() -> None:
     bench = await brought_to("reconcile")
     await bench.ask(apply(ends=4.0))
     await bench.ask(Propose(record=record(), term=1))
     await bench.ask(decide(record(), term=1))
     assert bench.position.cut_off
     assert bench.part.swapped == []
+
+
+UNPROVEN = {
+    "nothing": RecordEvidence(rows=signed_rows(record())),
+    "half of a part": evidence(record(), signers=[A, T]),
+    "another part only": evidence(record(), signers=[A, B]),
+    "another digest": evidence(record(digests=record().digests | {"stage-0": "f" * 64})),
+    "other norms": evidence(record(norms={"ends": 0.25, "stage-0": 0.26})),
+    "other members": evidence(record(absent=(B,)), signers=ROSTER.peers),
+    "another term": evidence(record(term=2)),
+    "no majority": evidence(record(lineage=1)),
+    "no rows": evidence(record()).model_copy(update={"rows": {}}),
+}
+
+
+@pytest.mark.parametrize("term", [0, 1])
+@pytest.mark.parametrize("told", UNPROVEN.values(), ids=UNPROVEN)
+async def test_member_accepts_no_record_that_others_have_not_signed_that_they_computed(
+    told: RecordEvidence, term: int
+) -> None:
+    """In its own term neither, and whatever the member has computed itself."""
+    bench = await brought_to("apply")
+    with pytest.raises(Busy, match="have not signed that they computed|are not what it reported"):
+        await bench.ask(Propose(record=record(), evidence=told, term=term))
+    assert (bench.position.open.ballot.vote, bench.position.open.conduct.vetoed_in) == (None, term)
+    await bench.ask(Propose(record=record(), term=term))
+
+
+async def test_member_keeps_no_signatures_of_who_does_not_take_part() -> None:
+    bench, told = await brought_to("apply"), evidence(record())
+    more = told.model_copy(update={"results": told.results | {"X": bytes(64)}})
+    with pytest.raises(Violation, match="do not take part"):
+        await bench.ask(Propose(record=record(), evidence=more))
+
+
+WITHOUT_B: dict[str, Any] = {
+    "absent": (B,),
+    "roster": Roster([member for member in ROSTER.members if member.peer != B]).members,
+    "committed": tuple(one.model_copy(update={"route": (A,)}) for one in COMMITTED),
+}
+
+
+def promised(term: int, accepted: CloseRecord, by: Collection[PeerId], free: int = 0) -> dict[str, SignedPromise]:
+    """The promises of B and T to follow a term; those of ``by`` accepted the record in term 0."""
+    said: dict[PeerId, tuple[int, str] | None] = {peer: (0, accepted.hash()) if peer in by else None for peer in (B, T)}
+    step = (RUN, 1, GENESIS.hash())
+    return {
+        peer: SignedPromise(accepted=one, free=free, signature=sign(peer, promise_bytes(step, term, one, free)))
+        for peer, one in said.items()
+    }
+
+
+@pytest.mark.parametrize("kind", ["ordinary", "void"])
+async def test_member_that_hears_who_is_called_lost_accepts_it_only_where_it_may_be_decided(kind: str) -> None:
+    """Who leads term 1 cannot show that by its own word, nor by promises of another term, nor forged ones."""
+    bench, closed, changes = MemberBench(), record(**WITHOUT_B), Changes(absent=(B,))
+    if kind == "void":
+        new = listed("N", "trainer", "ends")
+        changes = Changes(joins=(admission(new, step=1, previous=GENESIS.hash()),), absent=(T,))
+        following = Roster([*(member for member in ROSTER.members if member.peer != T), new])
+        closed = given_up(GENESIS, GENESIS.hash(), 0, following, (T,), 8)
+    leader = owner(ROSTER, 1, 1)
+    (other,) = {B, T} - {leader} if leader in (B, T) else {T}
+    shown, forged = promised(1, closed, [other]), promised(1, closed, [other])
+    forged[other] = forged[other].model_copy(update={"signature": bytes(64)})
+    none_of_these = [{}, promised(1, closed, [leader]), promised(2, closed, [other]), promised(1, closed, [other], 1)]
+    for untrue in [*none_of_these, forged]:
+        with pytest.raises(Busy, match="is there, as far as is known here"):
+            await bench.ask(Propose(record=closed, changes=changes, term=1, promises=untrue))
+    await bench.ask(Propose(record=closed, changes=changes, term=1, promises=shown))
 
 
 @pytest.mark.parametrize("stage", ["", "apply"])

@@ -100,6 +100,7 @@ def test_record_hash_depends_on_every_field() -> None:
         "links": {A: (1, 2)},
         "paces": {A: 3},
         "codecs": (("int8h", "float32"),),
+        "norms": {"stage-0": 0.5},
         "caps": {"stage-0": 0.5},
         "late": {A: (1, 8)},
         "spread_ms": 5,

@@ -35,6 +35,7 @@ from tests.harness.rigs.step import (
     Stage,
     T,
     acceptances,
+    evidence,
     listed,
     no,
     record,
@@ -63,7 +64,7 @@ class Reunited:
         self.stage, self.bench = await Stage(FIVE, leader=ME).set(), MemberBench(me=ME, genesis=BEGINNING)
         forking, state = self.bench.position.forking, OpenStep(Incarnation(ME).ballot(BEGINNING))
         changes = NO_CHANGES.model_copy(update={"absent": OTHERS})
-        await state.accept(Vote(term=1, record=CANDIDATE, changes=changes), ME)
+        await state.accept(Vote(term=1, record=CANDIDATE, changes=changes, evidence=evidence(CANDIDATE, FIVE)), ME)
         self.bench.history.append(CANDIDATE)
         proof = acceptances(CANDIDATE, 1, OURS)
         await forking.closed(Decision(CANDIDATE, proof, term=1), BEGINNING, state)

@@ -11,7 +11,8 @@ from swarm.errors import Violation
 from swarm.ids import PartName, PeerId
 from swarm.step.decisions import Disagreement
 from swarm.step.messages import Apply, Averaged, Reconcile
-from swarm.step.ties import Asked, ResultSigning, Statement, Tied, TieEvidence
+from swarm.step.results import Asked, ResultSigning
+from swarm.step.ties import Statement, Tied, TieEvidence, check_tied
 from tests.harness.rigs.consensus import RUN, A, B, T, listed, sign, verify
 
 C = PeerId("C")
@@ -29,7 +30,7 @@ def asked(attempt: int, clip: float = 1.0) -> Asked:
 def said(
     peer: PeerId, digest: str, attempt: int, *, signer: PeerId | None = None, what: Any = "weights", clip: float = 1.0
 ) -> Statement:
-    inputs = asked(attempt, clip).inputs(PART, what)
+    inputs = asked(attempt, clip).inputs(what)
     signature = sign(signer or peer, SIGNING.data(PART, attempt, what, inputs, digest))
     return Statement(peer=peer, attempt=attempt, what=what, asked=inputs, digest=digest, signature=signature)
 
@@ -44,11 +45,11 @@ def tied(**changes: Any) -> Tied:
 
 
 def test_two_ties_that_both_replicas_signed_are_a_proof() -> None:
-    SIGNING.check(tied(), ROSTER, (), verify)
+    check_tied(tied(), SIGNING, ROSTER, (), verify)
     three = Roster([*ROSTER.members, listed(C)])
-    SIGNING.check(tied(), three, (C,), verify)
+    check_tied(tied(), SIGNING, three, (C,), verify)
     norms = {"A": ONE + "/" + (4.0).hex(), "B": ONE + "/" + (0.0).hex()}  # one mean, of which one lies
-    SIGNING.check(tied(first=tie(1, **norms), second=tie(2, **norms)), ROSTER, (), verify)
+    check_tied(tied(first=tie(1, **norms), second=tie(2, **norms)), SIGNING, ROSTER, (), verify)
 
 
 @pytest.mark.parametrize(
@@ -68,13 +69,13 @@ def test_two_ties_that_both_replicas_signed_are_a_proof() -> None:
 )
 def test_what_proves_no_tie_is_a_violation(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(Violation, match=words):
-        SIGNING.check(tied(**changes), ROSTER, (), verify)
+        check_tied(tied(**changes), SIGNING, ROSTER, (), verify)
 
 
 def test_replica_that_was_not_asked_makes_it_no_tie_unless_it_is_gone() -> None:
     three = Roster([*ROSTER.members, listed(C)])
     with pytest.raises(Violation, match="between all its replicas"):
-        SIGNING.check(tied(), three, (), verify)
+        check_tied(tied(), SIGNING, three, (), verify)
 
 
 def test_evidence_is_whole_with_the_second_tie_of_a_part_and_names_who_did_not_sign() -> None:

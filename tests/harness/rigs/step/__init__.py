@@ -35,9 +35,11 @@ from tests.harness.rigs.consensus import T as T
 from tests.harness.rigs.consensus import acceptances as acceptances
 from tests.harness.rigs.consensus import admission as admission
 from tests.harness.rigs.consensus import departure as departure
+from tests.harness.rigs.consensus import evidence as evidence
 from tests.harness.rigs.consensus import listed as listed
 from tests.harness.rigs.consensus import microbatch as microbatch
 from tests.harness.rigs.consensus import record as record
+from tests.harness.rigs.consensus import voted as voted
 from tests.harness.rigs.consensus import weights_digest as weights_digest
 from tests.harness.rigs.step.leader import HOSTED as HOSTED
 from tests.harness.rigs.step.leader import LEADER as LEADER

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
+from swarm.consensus.acceptor import promise_bytes
 from swarm.consensus.history import History
-from swarm.consensus.records import CloseRecord, Contribution, acceptance_bytes, rows_bytes
+from swarm.consensus.records import CloseRecord, Contribution, acceptance_bytes, by_trainer, rows_bytes
 from swarm.consensus.roster import Roster
 from swarm.errors import WrongStep
 from swarm.ids import MicrobatchId, PeerId
@@ -19,7 +20,6 @@ from swarm.step.calls import StepCalls
 from swarm.step.context import CloseContext
 from swarm.step.leader.close import StepClose
 from swarm.step.leader.service import LeadService
-from swarm.step.member.conduct import by_trainer
 from swarm.step.messages import (
     AGAIN,
     APPLY,
@@ -33,6 +33,7 @@ from swarm.step.messages import (
     RECONCILE,
     RESUME,
     Accepted,
+    Apply,
     Averaged,
     Complete,
     Lease,
@@ -43,6 +44,7 @@ from swarm.step.messages import (
     TrainerResumed,
 )
 from swarm.step.observe_messages import NEXT, START
+from swarm.step.results import Asked, ResultSigning
 from tests.harness.rigs.clocks import LoopClock
 from tests.harness.rigs.common import RUN, EventList, asked, sign, verify
 from tests.harness.rigs.consensus import COMMITTED, CURSOR, GENESIS, ROSTER, A, B, T, listed
@@ -73,9 +75,9 @@ class Puppet:
         self.peer, self.desk = peer, desk
         self.bodies: list[tuple[Rpc[Any, Any], Any]] = []
         self.instead: dict[Rpc[Any, Any], Callable[[Any], Any]] = {}
-        part = str(roster[peer].part) if roster[peer].part else ""
-        self.gradient = {"stage-0": "a" * 64, "ends": "b" * 64}.get(part, "")
-        self.weights = {"stage-0": "c" * 64, "ends": "d" * 64}.get(part, "")
+        self.part = str(roster[peer].part) if roster[peer].part else ""
+        self.gradient = {"stage-0": "a" * 64, "ends": "b" * 64}.get(self.part, "")
+        self.weights = {"stage-0": "c" * 64, "ends": "d" * 64}.get(self.part, "")
         self.cursor = CURSOR if roster[peer].role == "trainer" else None
         self.sq_norm, self.previous = 3.0, GENESIS.model_copy(update={"roster": roster.members}).hash()
 
@@ -91,7 +93,7 @@ class Puppet:
         kinds: list[tuple[Rpc[Any, Any], Callable[[Any], Any]]] = [
             (PREPARE, lambda body: Promise(vote=None, free=0)),
             (RECONCILE, self._averaged),
-            (APPLY, lambda body: Prepared(digest=self.weights)),
+            (APPLY, self._prepared),
             (PROPOSE, lambda b: Accepted(signature=sign(self.peer, acceptance_bytes(b.record, b.term)))),
             (DECIDE, lambda body: Empty()),
             (OVER, lambda body: Empty()),
@@ -113,12 +115,23 @@ class Puppet:
         rows = sign(self.peer, rows_bytes(RUN, body.step, self.previous, own)) if own else b""
         return Averaged(digest=self.gradient, sq_norm=self.sq_norm, cursor=self.cursor, rows=rows)
 
+    def _prepared(self, body: Apply) -> Prepared:
+        if not self.weights:
+            return Prepared(digest="")
+        asked, signing = Asked(self.told(RECONCILE)[-1], body), ResultSigning(RUN, body.step, self.previous)
+        signed = signing.data(self.part, asked.attempts[self.part], "weights", asked.inputs("weights"), self.weights)
+        return Prepared(digest=self.weights, signed=sign(self.peer, signed))
+
     def _handler(self, rpc: Rpc[Any, Any], usual: Callable[[Any], Any]) -> Any:
         async def handle(caller: PeerId, body: Any) -> Any:
             self.bodies.append((rpc, body))
             answer = self.instead.get(rpc, usual)(body)
             answer = await answer if asyncio.iscoroutine(answer) else answer
-            return usual(body) if answer is None else answer
+            answer = usual(body) if answer is None else answer
+            if isinstance(answer, Promise) and not answer.signed:
+                said = promise_bytes((RUN, body.step, self.previous), body.term, answer.accepted, answer.free)
+                return answer.model_copy(update={"signed": sign(self.peer, said)})
+            return answer
 
         return handle
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from swarm.averaging.allreduce.plan import RoundResult
+from swarm.consensus.acceptor import NO_EVIDENCE
 from swarm.consensus.history import History
 from swarm.consensus.incarnation import Incarnation
 from swarm.consensus.records import CloseRecord, Contribution, Decision, rows_bytes
@@ -39,9 +40,9 @@ from tests.harness.rigs.consensus import (
     B,
     T,
     acceptances,
+    evidence,
     microbatch,
     record,
-    signed_rows,
     weights_digest,
 )
 
@@ -261,9 +262,9 @@ class MemberBench:
         return sign(self.me, rows_bytes(RUN, step, self.history.head_hash, rows))
 
     async def ask(self, body: Message, *, caller: PeerId | None = None) -> Any:
-        """Return what the member answers; by default the right leader asks, and the trainers have signed their rows."""
-        if isinstance(body, Propose) and not body.rows:
-            body = body.model_copy(update={"rows": signed_rows(body.record)})
+        """Return what the member answers; by default the right leader asks, and all have signed what they did."""
+        if isinstance(body, Propose) and body.evidence == NO_EVIDENCE:
+            body = body.model_copy(update={"evidence": evidence(body.record)})
         step = body.record.step if isinstance(body, Propose) else body.step  # type: ignore[attr-defined]
         leader = T if step == 0 else owner(ROSTER, step, getattr(body, "term", 0))
         return await asked(self.member, body, caller or leader)
