@@ -355,6 +355,19 @@ def test_answer_ends_where_the_template_ends_a_turn() -> None:
     assert evaluate.answer_text(loaded, [1, 2], evaluate.Sampling(prompt="", tokens=9)) == "fine"
 
 
+def test_chat_says_by_which_seed_it_answers(
+    spoken: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = []
+    for seed in ("1", "1", "2"):
+        monkeypatch.setattr("sys.stdin", io.StringIO("Some words\n"))
+        assert swarm(["sample", str(spoken / "run"), "--chat", "--tokens", "8", "--seed", seed]) == EXIT_OK
+        said = capsys.readouterr()
+        assert f"seed {seed}: the same conversation gets the same answers; for others give --seed N" in said.err
+        answers.append(said.out)
+    assert answers[0] == answers[1] != answers[2]
+
+
 @pytest.mark.parametrize("more", [["--raw"], ["--prompt", "x"], []])
 def test_chat_with_what_does_not_chat_is_refused(
     more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
