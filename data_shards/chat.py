@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from data_shards.messages import Chat, Message, Span, UnusableRecord, chat_of
+from data_shards.messages import Chat, Message, Span, UnusableRecord
 from data_shards.template import ANOTHER, LONGEST_RENDERED, ChatTemplate, RenderingFailed
 from data_shards.tokenize import Tokenizer
 from swarm.errors import ConfigError
@@ -44,22 +44,10 @@ class ChatEncoder:
         self._template = template
         self._special = tokenizer.special_text
 
-    def encode(
-        self, given: Sequence[Any], beside: Mapping[str, Any] | None = None, prompt: int = 0
-    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_], frozenset[str]]:
+    def encode(self, chat: Chat) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_], frozenset[str]]:
         """The tokens of a conversation, an end token last, which of them are learnt, and what of it is in none of them:
-        keys of messages and of what is beside them, and roles.
-
-        Args:
-            given: Its messages.
-            beside: What its record says beside them.
-            prompt: So many of the first are not learnt. All three as for :func:`data_shards.messages.chat_of`.
-
-        Raises:
-            UnusableRecord: It is no conversation, has no answer, or the template refuses it.
-            ConfigError: The template rewrites earlier turns, or writes too much.
-        """
-        chat = chat_of(given, beside or {}, prompt)
+        keys of messages and of what is beside them, and roles. Raises UnusableRecord where the template refuses it, or
+        writes no answer of it, ConfigError where that rewrites earlier turns, or writes too much."""
         mark = _unused([*chat.messages, chat.variables], self._template.source.text)
         messages = [_marked(message, self._special, mark) for message in chat.messages]
         variables = _marked(chat.variables, self._special, mark)

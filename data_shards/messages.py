@@ -75,7 +75,7 @@ def chat_of(given: Sequence[Any], beside: Mapping[str, Any], prompt: int = 0) ->
 
     Args:
         given: Its messages, ``{"role": …, "content": …}`` or ``{"from": …, "value": …}``.
-        beside: What its record says beside them, under the names of :data:`BESIDE`.
+        beside: Its record, of which the names in :data:`BESIDE` are read.
         prompt: So many of the first are not learnt, whoever says them.
 
     Raises:

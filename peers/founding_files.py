@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_shards.tokenize import tokenizer_digest, train_tokenizer
 from peers.commands.comeback import check_gone
+from peers.console.lasting import Lasting
 from peers.console.words import another_path, command_name
 from peers.data.files import source_files
 from peers.data.source import check_tokenizer
@@ -27,7 +28,7 @@ from peers.plan.sizing import SizedStages, stages_for
 from peers.presets import load_preset, preset_names
 from peers.profiles import PROFILES, keys_of, profile_of, value_at, with_profile
 from swarm.config import Manifest, load_manifest, new_nonce, parse_manifest
-from swarm.disk import read_named
+from swarm.disk import read_named, size_text
 from swarm.errors import ConfigError, Incompatible
 from swarm.models.hf.hf_config import HfConfig
 from swarm.parsing import parse_toml
@@ -36,6 +37,9 @@ from swarm.state.checkpoints.files import step_called
 
 if TYPE_CHECKING:
     from peers.checkpoints.resume import Resumable
+
+Say = Callable[[str, str], None]
+"""Is told how far work is that takes long, as (label, text)."""
 
 FOR_ADAPTERS = {"lr": ADAPTER_LR, "weight_decay": 0.0}
 
@@ -60,6 +64,10 @@ class Founded:
     said: tuple[tuple[str, str], ...] = ()
     model_files: Path | None = None
     profile: str | None = None
+
+
+def _says_nothing(label: str, text: str) -> None:
+    return None
 
 
 def load_foundation(foundation: Foundation) -> dict[str, Any]:
@@ -226,9 +234,9 @@ def make_run(foundation: Foundation, document: dict[str, Any], made: tuple[bytes
     )
 
 
-def resume_run(foundation: Foundation, home: Path | str | None) -> Founded:
+def resume_run(foundation: Foundation, home: Path | str | None, say: Say = _says_nothing) -> Founded:
     """The run that is to go on, from its newest checkpoint that is complete and verified; or, with other stages, the
-    one that goes on with that checkpoint in its place.
+    one that goes on with that checkpoint in its place. Says how far it is.
 
     Raises ConfigError for a flag that would make it another run, and as
     :func:`peers.checkpoints.resume.find_resumable` and :func:`peers.checkpoints.recut.recut_run`.
@@ -252,7 +260,7 @@ def resume_run(foundation: Foundation, home: Path | str | None) -> Founded:
 
     said = list[tuple[str, str]]()
     try:
-        found = find_resumable(given, home)
+        found = find_resumable(given, home, Lasting(functools.partial(say, "checking"), size_text).told)
     except NotWhole:
         if directory is not None:  # of a run that lives the parts that lack are no matter
             check_gone(home_directory(home), load_manifest(directory.manifest), on_purpose=False, whole=False)
@@ -262,7 +270,7 @@ def resume_run(foundation: Foundation, home: Path | str | None) -> Founded:
         check_gone(home_directory(home), found.manifest, on_purpose=named)
     if cut_anew:
         try:
-            sized = _sized(foundation, found.manifest)
+            sized = _sized(foundation, found.manifest, say)
             said = [] if sized is None else sized.said()
             changes = ({} if sized is None else sized.changes()) | foundation.changes
             recut = recut_run(found, changes, home)
@@ -273,14 +281,15 @@ def resume_run(foundation: Foundation, home: Path | str | None) -> Founded:
 
 
 def sized_document(
-    foundation: Foundation, document: dict[str, Any]
+    foundation: Foundation, document: dict[str, Any], say: Say = _says_nothing
 ) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
-    """What :func:`load_foundation` gave, cut as suits the peers of ``--peers`` best, and why, as (label, text).
+    """What :func:`load_foundation` gave, cut as suits the peers of ``--peers`` best, and why, as (label, text). Says
+    how far it is.
 
     What was typed of numbers of peers stays. Raises ConfigError, also where sizes are said by hand, and as
     :func:`peers.plan.sizing.stages_for`.
     """
-    sized = _sized(foundation, parse_manifest(pending(_uncut(document)), _origin(foundation)))
+    sized = _sized(foundation, parse_manifest(pending(_uncut(document)), _origin(foundation)), say)
     if sized is None:
         return document, ()
     document.get("split", {}).pop("layers_per_stage", None)
@@ -300,14 +309,15 @@ def _uncut(document: dict[str, Any]) -> dict[str, Any]:
     return document | {"split": kept, "run": run | {"start_when": {"stage_hosts": 1, "trainers": 1}}}
 
 
-def _sized(foundation: Foundation, manifest: Manifest) -> SizedStages | None:
+def _sized(foundation: Foundation, manifest: Manifest, say: Say) -> SizedStages | None:
     """The cut that suits the peers of ``--peers`` best; None without."""
     if foundation.peers is None:
         return None
     if foundation.layers_per_stage is not None:
         allowed = "no --layers-per-stage beside it, which says the sizes"
         raise ConfigError("--peers", str(foundation.peers), allowed, "Leave one of the two out.")
-    return stages_for(manifest, foundation.peers, foundation.stages)
+    lasting = Lasting(functools.partial(say, "searching"))
+    return stages_for(manifest, foundation.peers, foundation.stages, lasting.told)
 
 
 def given_tokenizer(foundation: Foundation, document: dict[str, Any]) -> tuple[bytes, str] | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from peers.console.lasting import Lasting, Told, tells_nobody
 from peers.console.words import command_name
 from peers.home.places import FROZEN, RUNS, home_directory
 from peers.home.run_directory import RunDirectory, known_runs
@@ -35,7 +36,13 @@ def frozen_store(home: Path | str | None) -> FrozenStore:
     return FrozenStore(home_directory(home) / FROZEN)
 
 
-def with_frozen(manifest: Manifest, files: Path | None, store: FrozenStore, told: Callable[[str], None]) -> Manifest:
+def with_frozen(
+    manifest: Manifest,
+    files: Path | None,
+    store: FrozenStore,
+    told: Callable[[str], None],
+    lasting: Told = tells_nobody,
+) -> Manifest:
     """Return the manifest with the digests of its frozen weights, all of which are in the store from then on.
 
     Args:
@@ -43,6 +50,7 @@ def with_frozen(manifest: Manifest, files: Path | None, store: FrozenStore, told
         files: The directory of the model's files; None for a model that begins with random weights.
         store: Where to keep them.
         told: Called with a line for each part that was made.
+        lasting: Told how many bytes are made, and of how many.
 
     Raises:
         ConfigError: No module of the model is a target of an adapter.
@@ -58,8 +66,12 @@ def with_frozen(manifest: Manifest, files: Path | None, store: FrozenStore, told
         remedy = "Name some of them, or leave it out for all."
         raise ConfigError("model.lora.targets", ", ".join(family.lora.targets), ", ".join(there), remedy)
     said, digests = family.lora.digests, dict[PartName, str]()
-    for spec in specs:
-        layout, name = family.base(spec), spec.name
+    layouts = {spec: family.base(spec) for spec in specs}
+    done, total = 0, sum(layout.bytes for layout in layouts.values())
+    for spec, layout in layouts.items():
+        name = spec.name
+        lasting("weights beside adapters", done, total)
+        done += layout.bytes
         if name in said and store.holds(wanted_frozen(name, layout, said[name])):
             digests[name] = said[name]
             continue
@@ -183,7 +195,8 @@ def remove_frozen(home: Path | str | None, wanted: str, *, unused: bool) -> list
 
 def add_frozen(directory: RunDirectory, files: Path, told: Callable[[str], None]) -> None:
     """Make the frozen weights of a run of the model's files on this machine. Raises as :func:`with_frozen`."""
-    with_frozen(load_manifest(directory.manifest), files, store_of(directory), told)
+    lasting = Lasting(told, size_text).told
+    with_frozen(load_manifest(directory.manifest), files, store_of(directory), told, lasting)
 
 
 def _files_that_name(home: Path | str | None) -> Iterator[Path]:

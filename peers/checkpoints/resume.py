@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from peers.checkpoints.verify import CheckedStep, check_step, named_files
+from peers.console.lasting import Told, tells_nobody
 from peers.console.words import CommandError, command_name, gathering, listed
 from peers.exit_codes import EXIT_USAGE
 from peers.home.last_events import newest_closing
@@ -69,14 +70,14 @@ class FromCheckpoint:
         return Origin.after(proof.record), snapshots
 
 
-def find_resumable(given: Path | None, home: Path | str | None) -> Resumable:
+def find_resumable(given: Path | None, home: Path | str | None, told: Told = tells_nobody) -> Resumable:
     """The run in the directory given (or whose id begins like that, or the newest) and the checkpoint to go on from.
 
     The newest step that is complete and right to the last bit; older ones stand in for those that are not, but for the
     last step of the run. With the directory of a checkpoint it is that one, whatever else is there. Raises ConfigError
     when there is no such run, StateError when its files are damaged, NotWhole when parts are missing, with the command
     that gets them, CommandError when it has no checkpoint, or when the run is over. Reads whole steps: minutes for a
-    large model.
+    large model; ``told`` is told how many bytes are read, and of how many.
     """
     given, chosen = _asked_for(given)
     directory = find_run_directory(given, home, key="--resume")
@@ -95,7 +96,7 @@ def find_resumable(given: Path | None, home: Path | str | None) -> Resumable:
         )
     passed: list[CheckedStep] = []
     for step in reversed(present):
-        checked = check_step(directory, manifest.run_id, step)
+        checked = check_step(directory, manifest.run_id, step, told)
         lacking = _lacking(checked, manifest)
         if checked.good and not lacking:
             if step >= manifest.run.steps:
@@ -103,8 +104,8 @@ def find_resumable(given: Path | None, home: Path | str | None) -> Resumable:
             last = _over_with(directory, manifest, passed, home) if chosen is None else None
             if last is not None and step < last:
                 raise _last_step_elsewhere(directory, manifest, passed, step, last)
-            told = tuple(_told(one, manifest) for one in passed)
-            return Resumable(directory=directory, manifest=manifest, files=files, step=step, passed_over=told)
+            said = tuple(_told(one, manifest) for one in passed)
+            return Resumable(directory=directory, manifest=manifest, files=files, step=step, passed_over=said)
         passed.append(checked)
     raise _incomplete(directory, manifest, passed)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from peers.console.interrupt import check
+from peers.console.lasting import Told, tells_nobody
 from peers.console.words import CommandError, command_name, reason_of, with_commands
 from peers.exit_codes import EXIT_USAGE
 from peers.home.run_directory import RunDirectory
@@ -39,9 +40,9 @@ class CheckedStep:
         return bool(self.parts) and not self.missing and not self.bad
 
 
-def check_step(directory: RunDirectory, run: RunId, step: int) -> CheckedStep:
+def check_step(directory: RunDirectory, run: RunId, step: int, told: Told = tells_nobody) -> CheckedStep:
     """Read a step whole: the record and its signatures, every part against its digest. Costs a part's state in memory,
-    twice for a moment. What is wrong is in the answer."""
+    twice for a moment. What is wrong is in the answer. ``told`` is told how many bytes are read, and of how many."""
     root = directory.checkpoints
     where = step_directory(root, step) / RECORD
     try:
@@ -56,11 +57,14 @@ def check_step(directory: RunDirectory, run: RunId, step: int) -> CheckedStep:
     except StateError as error:
         bad.append(f"{where}: {reason_of(error)}")
     missing, good, size = [], [], 0
-    for part in map(PartName, record.parts):
+    files = {part: part_path(root, step, part) for part in map(PartName, record.parts)}
+    total = sum(file.stat().st_size for file in files.values() if file.exists())
+    for part, file in files.items():
         check()
-        if not part_path(root, step, part).exists():
+        if not file.exists():
             missing.append(part)
             continue
+        told(f"step {step}", size, total)
         try:
             size += verify_part(root, record, part)
             good.append(part)

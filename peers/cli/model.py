@@ -286,6 +286,8 @@ def sample(
         made = sample_text(loaded, sampling)
         told(said, made, said + made)
         return
+    if chat and not as_json:
+        typer.echo(f"seed {seed}: the same conversation gets the same answers; for others give --seed N", err=True)
     lines = _lines_typed(asks=not as_json) if chat else [said]
     for question, answer in _conversation(loaded, replace(encoding, key="--prompt"), sampling, lines):
         told(question, answer, answer)

@@ -14,7 +14,6 @@ from peers.cli.options import AsJson, Home, Peer
 from peers.exit_codes import EXIT_OK, EXIT_UNREACHABLE, EXIT_USAGE
 
 if TYPE_CHECKING:
-    from peers.console.words import CommandError
     from peers.home.identity import PlaceIdentity
 
 
@@ -25,6 +24,7 @@ def drain(
         bool, typer.Option("--wait/--no-wait", help="Wait until the peer has left, or only tell it to leave.")
     ] = True,
     home: Home = None,
+    as_json: AsJson = False,
 ) -> None:
     """Have a peer leave its run in order.
 
@@ -34,18 +34,16 @@ def drain(
     order: nothing is lost, and `swarm new --resume` continues it. Exits with 0
     when the peer has left; with --all it tells every peer, also when some do
     not answer, and exits with the worst code. Ctrl-C ends the waiting; the
-    peer goes on leaving.
+    peer goes on leaving. With --json the line comes when all have left.
 
     Example: swarm drain --peer brave-otter
 
     Example: swarm drain --all
     """
-    from peers.commands.leave import follow
-    from peers.console.interrupt import Interrupted
-    from peers.console.words import CommandError, command_name
+    from peers.commands.leave import leave
+    from peers.console.words import CommandError
     from peers.control.choose import choose_all_live, choose_live
-    from peers.control.client import ask
-    from peers.home.places import home_directory, look_at_place
+    from peers.home.places import home_directory
 
     if everyone and peer is not None:
         raise CommandError(
@@ -53,32 +51,10 @@ def drain(
         )
     root = home_directory(home)
     places = choose_all_live(root) if everyone else [choose_live(root, peer, command="drain")]
-    told, codes = [], [EXIT_OK]
-    for place in places:
-        try:
-            print(f"{place.title}: {ask(place.control, 'drain', who=place.described)}", flush=True)
-            told.append(place)
-        except CommandError as trouble:  # the others are to hear of it all the same
-            codes.append(_reported(trouble))
-    for place in told if wait else ():
-        try:
-            codes.append(follow(place, lambda line: print(line, flush=True)))
-        except CommandError as trouble:
-            codes.append(_reported(trouble))
-        except Interrupted:
-            look = f"{command_name()} status{'' if everyone else f' --peer {place.name}'}"
-            for one in told[told.index(place) :]:
-                if look_at_place(one.path).live:
-                    print(f"{one.title}: goes on leaving; how far it is: {look}", flush=True)
-            raise
-    raise typer.Exit(max(codes))
-
-
-def _reported(trouble: CommandError) -> int:
-    from peers.console.words import report_error
-
-    report_error(trouble)
-    return trouble.exit_code
+    codes, peers = leave(places, (lambda line: None) if as_json else (lambda line: print(line, flush=True)), wait=wait)
+    if as_json:
+        print(json.dumps({"schema": SCHEMA, "peers": peers}), flush=True)
+    raise typer.Exit(max(codes, default=EXIT_OK))
 
 
 def rewind(peer: Peer = None, home: Home = None, as_json: AsJson = False) -> None:

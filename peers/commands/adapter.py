@@ -56,7 +56,7 @@ def export_adapter(chosen: ChosenStep, into: Path, told: Callable[[str], None]) 
         found = adapter_tensors(family, spec, weights)
         told(f"{spec.name}: {count(len(found) // 2, 'adapter')}")
         tensors |= found
-    base, revision = _named_base(chosen)
+    (base, _), (_, revision) = _loadable_base(chosen), _named_base(chosen)
     files = named_files(chosen.directory, chosen.manifest)
     with making(into) as hidden:
         size = write_tensors(hidden / WEIGHTS, {k: ("F32", one.shape, bytes_of(one)) for k, one in tensors.items()})
@@ -72,7 +72,7 @@ def load_adapter(into: Path, chosen: ChosenStep) -> str:
         "from transformers import AutoModelForCausalLM as M; from peft import PeftModel; "
         f"print(PeftModel.from_pretrained(M.from_pretrained({json.dumps(base)}), {json.dumps(str(into))}))"
     )
-    note = "" if known else f" (with the directory of the model in the place of {base})"
+    note = "" if known else f" (with the directory of the model in the place of {base}, here and in {CONFIG})"
     return f"python -c {shlex.quote(program)}{note}"
 
 

@@ -18,7 +18,7 @@ from peers.doctor.contacts import Knock, knock_at
 from peers.exit_codes import EXIT_UNREACHABLE, EXIT_USAGE
 from peers.home.last_events import newest_closing
 from peers.home.places import LOCK_FILE, RUNS, PlaceInfo, check_nobody_here, home_option, list_places, runs_still
-from peers.home.run_directory import RunDirectory, known_runs, said_run_id
+from peers.home.run_directory import RunDirectory, known_runs, run_id_in, said_run_id
 from peers.home.sessions import SESSIONS, founded_in, sessions_of
 from peers.invites.invite import MAX_ADDRESSES, Invite
 from swarm.config import Manifest
@@ -250,17 +250,16 @@ def _joining(seen: RunKnown, answered: Sequence[str]) -> str:
 
 
 def check_founded_nowhere(file: Path, run: RunId, home: Path) -> None:
-    """Check that a run of which this home knows nothing was not founded with this file: then the file lies where a
-    place of another home, or a run, keeps it. Raises CommandError."""
+    """Check that a run of which this home knows nothing was not founded with this file: then the file says the run's
+    id, as those say that a founder or a run keeps, and copies of them. Raises CommandError."""
     real = file.resolve()
+    if run_id_in(real) != run or real.is_relative_to(home.resolve()):
+        return
     session = real.parent.parent.name == SESSIONS and (real.parents[2] / LOCK_FILE).is_file()
-    kept = RunDirectory(real.parent)
-    if not (session or kept.checkpoints.is_dir()) or real != kept.manifest or said_run_id(kept) != run:
-        return
-    if real.is_relative_to(home.resolve()):
-        return
     swarm, at = command_name(), ""
-    back = f"once all its peers are gone: {swarm} new --resume {shlex.quote(str(file.parent))}"
+    back = f"where it was founded, to come back to it: {swarm} new FILES/run.toml"
+    if RunDirectory(real.parent).checkpoints.is_dir():
+        back = f"once all its peers are gone: {swarm} new --resume {shlex.quote(str(file.parent))}"
     if session or real.parent.parent.name == RUNS:
         at = home_option(real.parents[3 if session else 2])
         back = f"to come back to it: {swarm} new {shlex.quote(str(file))}{at}"

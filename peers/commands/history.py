@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -178,7 +179,8 @@ class HistoryAnswer:
     """The content of a history. ``rows`` are its last ones, ``records`` how many it has and ``steps`` its first and
     last.
 
-    ``torn``: an unfinished line lies behind them. ``broken`` says what ends the reading early, path and line in it;
+    ``before`` are the files beside it from which it goes on, where they were verified with it. ``torn``: an unfinished
+    line lies behind them. ``broken`` says what ends the reading early, path and line in it;
     empty for a history that is in order. ``check`` is None unless it was verified.
     """
 
@@ -191,20 +193,22 @@ class HistoryAnswer:
     broken: str
     check: ChainCheck | None
     earlier: tuple[Path, ...]
+    before: tuple[Path, ...] = ()
 
 
 def read(source: HistorySource, *, last: int | None, verify: bool) -> HistoryAnswer:
     """Read a history; of its rows the ``last`` are kept (None: all). Costs a parse and a hash of every record, and with
-    ``verify`` 0.1 ms for each signature. Raises ConfigError for a file that cannot be opened or has no record; what is
-    wrong with a record is in the answer."""
+    ``verify`` 0.1 ms for each signature, also of what lies beside it from before the run went back. Raises ConfigError
+    for a file that cannot be opened or has no record; what is wrong with a record is in the answer."""
     reader, rows = HistoryReader(source.path), deque[Row](maxlen=last)
-    check = _checker() if verify else None
+    check, led = (_checker(), _led_to(source.path)) if verify else (None, [])
+    wrong = "" if check is None else _take(check, led)
     before: Roster | None = None
     codecs: tuple[tuple[str, str], ...] | None = None
     run, broken, number, first, newest = "", "", 0, 0, 0
     try:
         for line in reader:
-            if check is not None:
+            if check is not None and not wrong:
                 check.take(line)
             rows.append(row_of(line, before, codecs))
             first, newest = (first if number else line.record.step), line.record.step
@@ -221,8 +225,36 @@ def read(source: HistorySource, *, last: int | None, verify: bool) -> HistoryAns
         raise _unusable(source.path, "it has no record yet")
     return HistoryAnswer(
         source=source, run=run, rows=tuple(rows), records=number, steps=(first, newest), torn=reader.torn,
-        broken=broken, check=check, earlier=tuple(earlier(source.path)),
+        broken=wrong or broken, check=check, earlier=tuple(earlier(source.path)), before=tuple(led),
     )  # fmt: skip
+
+
+def _led_to(path: Path) -> list[Path]:
+    """The files beside a history from which it goes on, as where the run went back to a checkpoint; the oldest
+    first."""
+    found = list[Path]()
+    try:
+        with closing(iter(HistoryReader(path))) as lines:
+            previous = next((line.record.previous for line in lines), None)
+        for file in reversed(earlier(path)):
+            records = [(line.record.previous, line.record.hash()) for line in HistoryReader(file)]
+            if records and records[-1][1] == previous:
+                found.insert(0, file)
+                previous = records[0][0]
+    except (StateError, OSError):  # what cannot be read leads to nothing
+        return found
+    return found
+
+
+def _take(check: ChainCheck, files: Iterable[Path]) -> str:
+    """Verify these one after the other; returns what is wrong, path and line in it, "" for nothing."""
+    for file in files:
+        for number, line in enumerate(HistoryReader(file), 1):  # it was read a moment ago
+            try:
+                check.take(line)
+            except StateError as error:
+                return f"{file}, line {number} (step {line.record.step}): {error}"
+    return ""
 
 
 def lines(told: HistoryAnswer) -> list[str]:
@@ -235,7 +267,7 @@ def lines(told: HistoryAnswer) -> list[str]:
     if told.earlier:
         found.append(f"before it: {', '.join(path.name for path in told.earlier)} beside it (--file)")
     if told.check is not None and not told.broken:
-        found.append(_verified(told.check))
+        found.append(_verified(told.check, told.before))
     return found
 
 
@@ -271,13 +303,14 @@ def _title(told: HistoryAnswer) -> str:
     return f"run {name}({told.run[:12]}), steps {first} to {newest}{keeper}{shown}: {told.source.path}"
 
 
-def _verified(check: ChainCheck) -> str:
+def _verified(check: ChainCheck, before: Sequence[Path]) -> str:
     trust = "" if check.trusted is None else (
         f"; the first, of step {check.trusted}, is taken on trust: the record before it is not here"
     )  # fmt: skip
     trust += "" if check.provisional is None else f"; provisional since step {check.provisional}: no majority yet"
-    return (f"verified: {count(check.records, 'record')}, each follows the one before it and is signed by those who "
-            f"decide; {check.microbatches} microbatches, none twice{trust}")  # fmt: skip
+    beside = f", with those of {listed([path.name for path in before])} before the run went back" if before else ""
+    return (f"verified: {count(check.records, 'record')}{beside}, each follows the one before it and is signed by "
+            f"those who decide; {check.microbatches} microbatches, none twice{trust}")  # fmt: skip
 
 
 def _unusable(path: Path, why: str) -> ConfigError:

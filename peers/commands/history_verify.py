@@ -2,7 +2,8 @@
 
 What it proves: each record follows the one before, and more than half of those whom that one names have signed it. So
 whoever believes the first record can believe the last. The first is proven too where a run begins with it, as everybody
-in it has signed it; the one with which a peer joined a run in progress is taken on trust. Pure.
+in it has signed it; the one with which a peer joined a run in progress is taken on trust. A chain that begins where the
+run went back to a checkpoint goes on from the one before, of which what was since counts no more. Pure.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class ChainCheck:
         if record.forks and before is not None:
             self._fork = (record, before.members)
         self.provisional = record.lineage or None
+        if record.repeats:
+            self._committed = {microbatch: step for microbatch, step in self._committed.items() if step <= record.step}
         self._committed |= {one.microbatch: record.step for one in record.committed}
         self.before, self.before_hash, self.records = record, record.hash(), self.records + 1
 
@@ -62,7 +65,7 @@ class ChainCheck:
         yield from _sums(record)
         yield from self._repeated(record)
         if before is not None:
-            yield from _cursors(record, before)
+            yield from () if record.repeats else _cursors(record, before)
             yield from self._lineage(record, before)
         electorate = before.members if before is not None else record.members if record.founding else None
         if electorate is not None:
@@ -100,15 +103,17 @@ def _beginning(record: CloseRecord) -> Iterator[str]:
 def _link(record: CloseRecord, before: CloseRecord, before_hash: str) -> Iterator[str]:
     if record.run != before.run:
         yield f"it is of run {record.run[:12]}, the one before of {before.run[:12]}"
-    if record.step != before.step + 1:
-        yield f"step {record.step} does not follow step {before.step}"
+    if record.decides != before.step + 1:
+        yield f"step {record.decides} does not follow step {before.step}"
+    if record.returns != before.returns + bool(record.repeats):
+        yield f"it counts {record.returns} returns to a checkpoint, the one before it {before.returns}"
     if record.previous != before_hash:
         yield f"it follows the record {record.previous[:12]}, the one before it here is {before_hash[:12]}"
     if before.ended:
         yield f"step {before.step} ended the run: nothing follows it"
     if record.founding:
         yield "it commits no microbatch: a run does not begin in its middle"
-    if record.void and (record.committed or record.digests != before.digests):
+    if record.void and not record.repeats and (record.committed or record.digests != before.digests):
         yield "it gives its step up, and yet weights change with it"
 
 

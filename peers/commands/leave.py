@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from peers.commands.look import look_at
-from peers.console.words import CommandError, one_line
+from peers.console.interrupt import Interrupted
+from peers.console.words import CommandError, command_name, one_line, report_error
+from peers.control.client import ask
 from peers.exit_codes import EXIT_DRAINED, EXIT_ERROR, EXIT_OK
 from peers.home.places import PlaceInfo, look_at_place
 
@@ -16,6 +19,43 @@ LOOK_EVERY_S = 1.0
 """How often the peer is asked what it still waits for. Its end is seen at once, whatever this is."""
 
 IN_ORDER = (EXIT_OK, EXIT_DRAINED)
+
+
+def leave(
+    places: Sequence[PlaceInfo], say: Callable[[str], None], *, wait: bool
+) -> tuple[list[int], list[dict[str, Any]]]:
+    """Tell the peers of these places to leave, and with ``wait`` :func:`follow` each that was told; one that fails
+    keeps from no other, and is reported. Returns exit codes for a command, and of each peer what it said, as plain
+    data. Raises Interrupted, having said of each that it goes on leaving."""
+    told, codes = list[tuple[PlaceInfo, dict[str, Any]]](), list[int]()
+    peers = list[dict[str, Any]]()
+    for place in places:
+        peers.append({"peer": place.title, "place": place.name, "said": "", "exit_code": None})
+    for place, found in zip(places, peers, strict=True):
+        try:
+            found["said"] = str(ask(place.control, "drain", who=place.described))
+            say(f"{place.title}: {found['said']}")
+            told.append((place, found))
+        except CommandError as trouble:
+            codes.append(_reported(trouble))
+    for number, (place, found) in enumerate(told if wait else ()):
+        try:
+            found["exit_code"] = follow(place, say)
+            codes.append(found["exit_code"])
+        except CommandError as trouble:
+            codes.append(_reported(trouble))
+        except Interrupted:
+            look = f"{command_name()} status{f' --peer {place.name}' if len(places) == 1 else ''}"
+            for one, _ in told[number:]:
+                if look_at_place(one.path).live:
+                    say(f"{one.title}: goes on leaving; how far it is: {look}")
+            raise
+    return codes, peers
+
+
+def _reported(trouble: CommandError) -> int:
+    report_error(trouble)
+    return trouble.exit_code
 
 
 def follow(place: PlaceInfo, say: Callable[[str], None], *, look_every_s: float = LOOK_EVERY_S) -> int:

@@ -6,9 +6,11 @@ import dataclasses
 import json
 import shlex
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from peers.commands.preflight import check_announce, check_listen, check_output, check_reporting, check_through
+from peers.console.lasting import Lasting
 from peers.console.words import command_name, count, listed, print_error
 from peers.doctor.contacts import knock_at_relays
 from peers.doctor.machine import check_before_start
@@ -92,7 +94,7 @@ def new(
     _check(options, home, say)
     founded = _founded(foundation, options, say)
     from peers.checkpoints.writer import keep_run
-    from peers.frozen import frozen_store, store_of, with_frozen
+    from peers.frozen import frozen_store, store_of
 
     store = frozen_store(options.home) if founded.resumed is None else store_of(founded.resumed.directory)
     if past is None and foundation.file is not None and not foundation.resume:
@@ -103,8 +105,7 @@ def new(
     if past is not None:
         options = dataclasses.replace(options, place=past.place.name)
     options = _as_issuer(founded, home, options, say)
-    frozen = with_frozen(founded.manifest, founded.model_files, store, lambda text: say("frozen", text))
-    founded = dataclasses.replace(founded, manifest=frozen)
+    founded = _frozen(founded, store, say)
     taken = take_place(
         home, options.place, clock=SystemClock(), tenant=Tenant(run=founded.manifest.run_id, role="bootstrap")
     )
@@ -211,20 +212,28 @@ def _check(options: PeerOptions, home: Path, say: Callable[[str, str], None]) ->
 def _as_known(founded: Founded, home: Path, store: FrozenStore, say: Callable[[str, str], None]) -> Founded:
     """Return a run as its founder here completed it, so that its id is known: with the digests of its frozen weights
     and the issuer that its file may leave out. Raises as :func:`peers.frozen.with_frozen`."""
-    from peers.frozen import with_frozen
     from peers.home.sessions import sessions_of
     from swarm.models.registry import lora_of
 
-    manifest = founded.manifest
-    if (lora := lora_of(manifest.model)) is not None and not lora.digests:
-        frozen = with_frozen(manifest, founded.model_files, store, lambda text: say("frozen", text))
-        founded = dataclasses.replace(founded, manifest=frozen)
+    if (lora := lora_of(founded.manifest.model)) is not None and not lora.digests:
+        founded = _frozen(founded, store, say)
     for place in list_places(home):
         if place.state is not None and place.state.peer:
             completed = with_issuer(founded, PeerId(place.state.peer))
             if sessions_of(place.path, completed.manifest.run_id):
                 return completed
     return founded
+
+
+def _frozen(founded: Founded, store: FrozenStore, say: Callable[[str, str], None]) -> Founded:
+    """Return a run with its frozen weights in the store, and says how far that is. Raises as
+    :func:`peers.frozen.with_frozen`."""
+    from peers.frozen import with_frozen
+
+    told = partial(say, "frozen")
+    lasting = Lasting(partial(say, "freezing"), size_text).told
+    manifest = with_frozen(founded.manifest, founded.model_files, store, told, lasting)
+    return dataclasses.replace(founded, manifest=manifest)
 
 
 def _past(
@@ -422,10 +431,10 @@ def _founded(foundation: Foundation, options: PeerOptions, say: Callable[[str, s
     if foundation.resume:
         if foundation.cut_said:
             say("cut anew", "the checkpoint is read three times and written once: some 20 s a GB")
-        return resume_run(foundation, options.home)
+        return resume_run(foundation, options.home, say)
     if foundation.model is not None:
         say("model", f"{foundation.model}: is tried, cut and whole; some seconds")
-    document, said = sized_document(foundation, load_foundation(foundation))
+    document, said = sized_document(foundation, load_foundation(foundation), say)
     if foundation.tokenizer is None and foundation.model is None and "tokenizer" not in document:
         say("tokenizer", "is made from text: some seconds")
     founded = make_run(foundation, document)

@@ -421,7 +421,6 @@ def _who(member: dict[str, object]) -> str:
 
 
 _PLAIN = {
-    "dial backoff": "not called again so soon after it could not be reached",
     "deadline, no answer to health/1/beat in": "none came in",
 }
 """What the network's own words mean."""

@@ -9,6 +9,14 @@ FIRST_S, EVERY_S = 1.5, 5.0
 """Who waits for longer wants to know for what."""
 
 
+Told = Callable[[str, float, float], None]
+"""Is told of what so much is done, of how much."""
+
+
+def tells_nobody(what: str, done: float, total: float) -> None:
+    """Say nothing: for those who asked for quiet."""
+
+
 def span(seconds: float) -> str:
     """Return a time to wait in words: ``40 s``, ``11 min``, ``2.3 h``."""
     if seconds < 100:

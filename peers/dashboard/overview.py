@@ -60,7 +60,7 @@ class Overview:
         self._run["codecs"] = ""
         self._batch_tokens = 0
         self._record: CloseRecord | None = None
-        self._decided, self._back = 0, (0, 0)  # up to which step records are known; where the run went back last
+        self._decided, self._returns = 0, 0  # up to which step records are known; how often the run went back
         self._back_at: float | None = None
         self._before = Roster(())
         self._known = KnownPeers()
@@ -96,7 +96,7 @@ class Overview:
             case Waiting():
                 self.pulse.waits_for = self._text(event.what)
             case WentBack():
-                self._went_back(event.step, event.repeats, at)
+                self._went_back(event.step, event.returns, at)
         self.logs["events"].tell(event, at, recorded.peer, self._text)
 
     def _of_peer(self, teller: str, event: Event, at: float) -> None:
@@ -151,7 +151,7 @@ class Overview:
             self._changed(record, before, timed.at if at is None and timed is not None else at)
         self._before, self._record, self._decided = before, record, record.step
         if record.repeats:
-            self._went_back(record.step, record.repeats, at)
+            self._went_back(record.step, record.returns, at)
 
     def _rewind(self, step: int) -> None:
         """Steps from this one on did not count."""
@@ -160,13 +160,13 @@ class Overview:
         if self._held_out is not None and self._held_out[0] >= step:
             self._held_out = None
 
-    def _went_back(self, step: int, repeats: int, at: float | None) -> None:
+    def _went_back(self, step: int, returns: int, at: float | None) -> None:
         """The steps after ``step`` are done again, by peers of which none is silent yet. Every peer tells it, one after
         another, and a record does: the first counts."""
         self._back_at = self._back_at if at is None else at
-        if (step, repeats) != self._back:
+        if returns > self._returns:
             self._rewind(step + 1)
-            self._back, self._decided = (step, repeats), min(step, self._decided)
+            self._returns, self._decided = returns, min(step, self._decided)
             self._known.silences, self.pulse.waits_for = Silences(), ""
 
     def look(self, look: Mapping[str, Any]) -> None:

@@ -116,8 +116,8 @@ def _due(event: object, lines: deque[HistoryLine]) -> Iterator[HistoryLine]:
     """Take out of the lines those of the records that were decided by this event."""
     match event:
         case WentBack():
-            known = [line.record.repeats for line in lines]
-            for _ in range(known.index(event.repeats) + 1 if event.repeats in known else 0):
+            known = [line.record.returns if line.record.repeats else 0 for line in lines]
+            for _ in range(known.index(event.returns) + 1 if event.returns in known else 0):
                 yield lines.popleft()
         case StepClosed():  # what follows on a return is of steps that are done again
             while lines and lines[0].record.step <= event.step and not lines[0].record.repeats:

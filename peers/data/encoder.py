@@ -205,7 +205,7 @@ class BlockEncoder:
         if self._chat is None:
             raise chat_without_template(self._encoding.key, place)
         try:
-            tokens, counted, unused = self._chat.encode(found.messages, found.beside, found.prompt)
+            tokens, counted, unused = self._chat.encode(found.chat)
         except ConfigError as error:
             why = f"{error.why}; " if error.why else ""
             raise ConfigError(error.key, error.value, error.allowed, error.remedy, why=f"{why}at {place}") from None

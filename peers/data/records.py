@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from codecs import BOM_UTF8 as BYTE_ORDER_MARK
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from data_shards.messages import BESIDE, MARKS, UnusableRecord, check_marks
+from data_shards.messages import BESIDE, MARKS, Chat, UnusableRecord, chat_of, check_marks
 from data_shards.privacy import Private
 from data_shards.tokenize import Passage
 from peers.console.words import command_name
@@ -20,20 +20,15 @@ from swarm.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Conversation(Private):
-    """A document of messages, as its record has them.
-
-    ``text_bytes`` are those of the record; ``beside`` and ``prompt`` as for :func:`data_shards.messages.chat_of`.
-    """
+    """A document of messages, of which a chat template may write a text. ``text_bytes`` are those of the record."""
 
     line: int
-    messages: list[Any]
+    chat: Chat
     text_bytes: int
-    beside: Mapping[str, Any] = field(default_factory=dict)
-    prompt: int = 0
 
     def private_size(self) -> str:
         """See :class:`Private`."""
-        return f"{len(self.messages)} messages"
+        return self.chat.private_size()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -140,16 +135,16 @@ def _document(line: int, record: bytes, field: str | None, keys: KeyCount) -> Do
         _refuse(row, MEDIA + PREFERENCES)
         raise _without(value, name if field is None else field, field)
     document: Document
+    if isinstance(row[name], list) or (field is None and name in (PAIR[0], ALPACA[0])):
+        _refuse(row, MEDIA if field is not None else MEDIA + PREFERENCES)
     if field is None and name == PAIR[0]:
         document, used = _pair(line, row, len(record))
     elif field is None and name == ALPACA[0]:
-        document, used = Conversation(line, _asked(row), len(record), _beside(row)), {*ALPACA, *BESIDE}
+        document, used = Conversation(line, chat_of(_asked(row), row), len(record)), {*ALPACA, *BESIDE}
     elif isinstance(row[name], list):
-        document, used = Conversation(line, row[name], len(record), _beside(row)), {name, *BESIDE}
+        document, used = Conversation(line, chat_of(row[name], row), len(record)), {name, *BESIDE}
     else:
         document, used = _text_of(row[name], name), {name}
-    if not isinstance(document, str):
-        _refuse(row, MEDIA if field is not None else MEDIA + PREFERENCES)
     within = "" if field is None or field == name else field.removesuffix(name)
     for key in [*beside, *(within + key for key in row if key not in used and not is_empty(row[key]))]:
         keys.note(key)
@@ -235,17 +230,13 @@ def _called(value: object) -> str:
 # --- records of more than a text -------------------------------------------------------------------------------------
 
 
-def _beside(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: row[key] for key in BESIDE if key in row}
-
-
 def _pair(line: int, row: Mapping[str, Any], size: int) -> tuple[Conversation | Completion, set[str]]:
     """A prompt with its completion, and the keys that it is made of."""
     prompt, completion = (row[key] for key in PAIR)
     if isinstance(row.get("label"), bool):
         _refuse(row, ("label",))
     if isinstance(prompt, list) and isinstance(completion, list):
-        return Conversation(line, [*prompt, *completion], size, _beside(row), len(prompt)), {*PAIR, *BESIDE}
+        return Conversation(line, chat_of([*prompt, *completion], row, len(prompt)), size), {*PAIR, *BESIDE}
     if not isinstance(prompt, str) or not isinstance(completion, str):
         raise UnusableRecord("its prompt and completion are neither two texts nor two lists of messages")
     check_marks(row)

@@ -22,6 +22,7 @@ from data_shards.documents import rows_of
 from data_shards.manifest import MANIFEST_FILE, REBUILD, ShardManifest, read_manifest
 from data_shards.shard import Shard
 from data_shards.tokenize import Tokenizer, tokenizer_digest
+from peers.console.lasting import Told, tells_nobody
 from peers.console.words import another_path, command_name, count
 from peers.data.blocks import blocks_of
 from peers.data.building import BuildProgress, build_from_files, discard_build
@@ -29,6 +30,7 @@ from peers.data.encoder import Encoding
 from peers.data.files import source_files
 from peers.data.flaws import LeftOut
 from peers.data.foreign_tokenizer import check_foreign_tokenizer
+from peers.data.keys import KeyCount
 from peers.data.records import Completion, Conversation, usable_in
 from peers.data.text import built_in_corpus
 from peers.data.tokenizer_files import read_template, run_encoding
@@ -114,14 +116,13 @@ def held_out_given(options: PeerOptions) -> DataGiven | None:
     )
 
 
-def check_data(
-    data: DataGiven, key: str = DATA, told: Callable[[str, float, float], None] = lambda what, done, total: None
-) -> DataFound:
+def check_data(data: DataGiven, key: str = DATA, told: Told = tells_nobody) -> DataFound:
     """Check the data, which an option ``key`` named, as far as possible without the run's tokenizer, and return its
     description. ``told`` is told how many bytes are read, and of how many.
 
-    A built shard is verified; text must be UTF-8, and each record hold a text: what does not is counted. Cost: the data
-    is read once, some ten seconds per gigabyte. Raises ConfigError naming the path, the cause and what to do.
+    A built shard is verified; text must be UTF-8, and each record hold a text, or a conversation with an answer: what
+    does not is counted, all but what the chat template refuses. Cost: the data is read once, some ten seconds per
+    gigabyte. Raises ConfigError naming the path, the cause and what to do.
     """
     path = data.path
     if is_shard(path):
@@ -130,19 +131,19 @@ def check_data(
     template = None if data.template is None else read_template(data.template, TEMPLATE).digest
     how = json.dumps([data.field, template, data.special_in_text])
     files, found = source_files(path, key), hashlib.sha256(how.encode())
-    characters, left_out = 0, LeftOut(key, allow_bad=data.allow_bad)
+    characters, left_out, keys = 0, LeftOut(key, allow_bad=data.allow_bad), KeyCount()
     left_out.pass_by(path)
     *before, total = accumulate((file.bytes for file in files), initial=0)
     placed = zip(before, files, strict=True)
     for read, block in ((read, block) for read, file in placed for block in blocks_of(file, key, data.field)):
         found.update(block.digest.encode())
         told(str(path), read + block.read, total)
-        for document in usable_in(block, left_out, data.field):
+        for document in usable_in(block, left_out, data.field, keys):
             if isinstance(document, (Conversation, Completion)):
                 characters += document.text_bytes
             else:
                 characters += len(document_text(document))
-    left_out.check(path, some=bool(characters))
+    left_out.check(path, some=bool(characters), keys=keys)
     kind = "text file" if all(file.kind == "text" for file in files) else "file"
     return DataFound(
         words=f"{count(len(files), kind)}, {characters:,} characters{left_out.words}", digest=found.hexdigest()

@@ -153,8 +153,13 @@ def known_runs(home: Path | str | None = None) -> list[RunDirectory]:
 def said_run_id(directory: RunDirectory) -> str:
     """The run id that the first line of ``run.toml`` says, "" when it says none. Cheap and not verified: the id follows
     from the manifest's content."""
+    return run_id_in(directory.manifest)
+
+
+def run_id_in(manifest: Path) -> str:
+    """As :func:`said_run_id`, of a manifest wherever it lies. What a run is founded with says it, as nobody types."""
     try:
-        with directory.manifest.open(encoding="utf-8", errors="replace") as file:
+        with manifest.open(encoding="utf-8", errors="replace") as file:
             found = _FIRST_LINE.match(file.readline(200))
     except OSError:
         return ""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from peers.console.lasting import Told, tells_nobody
 from peers.console.words import CommandError, command_name, count, listed
 from peers.plan.peers_file import read_peers
 from swarm.config import Manifest
@@ -71,18 +72,19 @@ class SizedStages:
             yield part.name, "; ".join([f"{what}: for {listed(here)}", *refused])
 
 
-def stages_for(manifest: Manifest, peers: Path, stages: int | None) -> SizedStages:
+def stages_for(manifest: Manifest, peers: Path, stages: int | None, told: Told = tells_nobody) -> SizedStages:
     """Return the cut of a manifest's model that suits the peers of a file best: ``stages``, or any number of them.
 
     Exact for up to 3 classes of 8 peers each and 16 layers, one way of recomputing, and private ends or one stage; the
-    pace is found to 1 in 16,000. Cost: seconds for a hundred peers. Raises ConfigError as
-    :func:`~peers.plan.peers_file.read_peers`, CommandError where no cut fits.
+    pace is found to 1 in 16,000. Cost: seconds for a hundred peers; ``told`` is told how far it is. Raises ConfigError
+    as :func:`~peers.plan.peers_file.read_peers`, CommandError where no cut fits.
     """
     classes = read_peers(peers, manifest.model.compute)
     from peers.plan.work import workload_of  # torch: after the file is known to be right
 
     work = workload_of(manifest)
-    found = search(work, classes, stages=() if stages is None else (stages,), rows=(manifest.batch.microbatch_size,))
+    number, rows = () if stages is None else (stages,), (manifest.batch.microbatch_size,)
+    found = search(work, classes, stages=number, rows=rows, told=told)
     if not found:
         raise _does_not_fit(manifest, work, classes, stages)
     return SizedStages(work=work, classes=classes, best=found[0], origin=str(peers))

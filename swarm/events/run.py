@@ -32,11 +32,12 @@ class StepGivenUp(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WentBack(Event):
     """The run went back to the checkpoint of ``step``, for nobody held a part any more, nor a copy of it, when the step
-    ``repeats`` was open: the steps after ``step`` before that one are done again. ``absent`` were lost in it. Told by
-    every peer that takes part then."""
+    ``repeats`` was open: the steps after ``step`` before that one are done again. ``absent`` were lost in it.
+    ``returns`` counts how often the run went back, this time too. Told by every peer that takes part then."""
 
     step: int
     repeats: int
+    returns: int
     absent: tuple[PeerId, ...]
 
 

@@ -41,7 +41,8 @@ class Returning:
         record, absent = decision.record, tuple(map(PeerId, decision.record.absent))
         run.learn(record.members)
         run.situation.may_go_back = False  # it was for this record
-        run.around.events.emit(WentBack(step=record.step, repeats=record.repeats, absent=absent))
+        back = WentBack(step=record.step, repeats=record.repeats, returns=record.returns, absent=absent)
+        run.around.events.emit(back)
         if not run.position.names(record):
             self._let_in()
             return await self._joining.again(None, record)

@@ -49,13 +49,14 @@ logger = logging.getLogger(__name__)
 ASK_TIMEOUT_S = 30.0
 ASK_AGAIN_S = 3.0
 """How often a step's leader is asked while the step is open."""
-LOOK_S = 0.5
-"""How often others are asked whether the run went back to a checkpoint: they begin at once, and count on this peer."""
+LOOK_S, MAX_LOOKED = 0.5, 4
+"""How often others are asked whether the run went back to a checkpoint, and how many at a time: they begin at once, and
+count on this peer."""
 FIRST_PAUSE_S = 0.2
 UNADMITTED = 2
 """So many peers, where there are as many, must say that our invite does not count, before we believe it."""
 MAX_LEADERS = 4
-"""How many of a step's succession are asked who leads it."""
+"""How many of a step's succession are asked who leads it; all of it where the step waits for just that."""
 LISTEN_EVERY_S = 30.0
 """How often a peer that was started anew listens whether another process takes part in its name."""
 
@@ -81,7 +82,7 @@ class Joining:
         self._invited_by: PeerId | None = None
         self._state = StateFetch(run.around)
         self._prepared, self._attempts, self._asking = False, 0, -1
-        self._listen_at = 0.0
+        self._listen_at, self._looked = 0.0, 0
 
     async def run(self, contact: PeerId | None) -> None:
         """Return when a record names us. Raises RunEnded when there is no place for us, or when nobody could help with
@@ -241,7 +242,10 @@ class Joining:
 
     async def _went_back(self, known: CloseRecord) -> bool:
         """Whether the run went back to a checkpoint after this record, as its members prove."""
-        decision = await went_back(self._run, known, self._witnesses(known)[:MAX_LEADERS])
+        witnesses = self._witnesses(known)
+        first = self._looked % max(1, len(witnesses))
+        self._looked = first + MAX_LOOKED  # others each time: those of one look may all be gone
+        decision = await went_back(self._run, known, (witnesses[first:] + witnesses[:first])[:MAX_LOOKED])
         if decision is not None:
             self._at.go_back(decision)
             await self._at.news.tell()
@@ -360,8 +364,8 @@ class Joining:
 
     async def _ask(self, head: CloseRecord, *, lost: bool = False) -> None:
         """Ask the leader of the open step to be in its record's roster. A no is for this step only. Where a part is
-        ``lost`` the step may stay open: also after an answer of who was itself started anew, and knows of no open step,
-        the next of the succession is asked."""
+        ``lost`` the step stays open: all of the succession are asked then, for many may be gone, until one takes it;
+        also after an answer of who was itself started anew, and knows of no open step."""
         around, step = self._around, head.step + 1
         self._check_place(head)
         me = around.endpoint.peer
@@ -388,7 +392,7 @@ class Joining:
         self._asking = step
         others = [peer for peer in head.members.succession(step) if peer != me]  # an earlier life of ours may be in it
         refusals = list[Unadmitted]()
-        for leader in others[:MAX_LEADERS]:
+        for leader in others if lost else others[:MAX_LEADERS]:
             try:
                 await self._run.calls.ask(leader, JOIN, body, timeout_s=ASK_TIMEOUT_S)
                 return

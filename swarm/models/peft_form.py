@@ -28,7 +28,8 @@ def adapter_tensors(family: LoraFamily, spec: PartSpec, weights: Mapping[str, Te
 
 
 def adapter_config(family: LoraFamily, parts: Sequence[PartSpec], *, base: str, revision: str) -> dict[str, Any]:
-    """Return what peft reads beside the weights. ``base`` and ``revision`` name the model, "" where it has no name."""
+    """Return what peft reads beside the weights. ``base`` is what transformers loads the model by, or
+    stands for it; ``revision`` is "" where it has none."""
     targets, upright = list[str](), False
     for spec in parts:
         part = family.build(spec)

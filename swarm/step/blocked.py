@@ -95,7 +95,9 @@ def _holder(
     there = [peer for peer in copy_holders(roster, PartName(part), copies) if peer not in gone]
     if not (there if kept is None else part in kept):
         lost = lost_replicas(roster, PartName(part), gone)
-        return f"a replica of {part}: {lost}; nobody keeps a copy; next: start {_names(roster, replicas)} where it was"
+        unless = ", unless it is there again" if kept is None else ""  # who asks to join tells the leader alone
+        start = f"start {_names(roster, replicas)} where it was{unless}"
+        return f"a replica of {part}: {lost}; nobody keeps a copy; next: {start}"
     if kept is None and any(_can_be_spared(roster, peer, part, gone) for peer in there):
         return f"{part} to be taken over from a copy: {_named(roster, replicas)} lost"
     who = "a trainer" if part == ENDS else "a stage host"

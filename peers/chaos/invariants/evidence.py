@@ -208,7 +208,7 @@ class Gatherer:
         returns = {record.hash(): record for chain in chains for record in chain.records if record.repeats}
         undone, facts = _undone(chains, returns.values()), self.facts
         for back in returns.values():
-            told = [fact.wall for fact in facts if fact.kind == "WentBack" and fact.fields["repeats"] == back.repeats]
+            told = [fact.wall for fact in facts if fact.kind == "WentBack" and fact.fields["returns"] == back.returns]
             at = min(told, default=math.inf)
             facts = [fact for fact in facts if not (back.step < fact.step <= back.repeats and fact.wall < at)]
         chains = tuple(replace(chain, records=_without(chain.records, undone)) for chain in chains)

@@ -43,7 +43,8 @@ StreamHandler = Callable[[PeerId, asyncio.StreamReader, asyncio.StreamWriter], A
 LINK_ERRORS = (P2PDaemonError, OSError, EOFError, ValueError)
 """What hivemind and the sockets to the daemon raise when the daemon, or a way to a peer, is gone; time-outs too."""
 _ACCEPT_S = 10.0
-_SELF = "dial to self attempted"
+_SELF, _BACKOFF = "dial to self attempted", "dial backoff"
+_TOO_SOON = "not called again so soon after it could not be reached: does it run, and has it a network?"
 _MAX_REASON = 400
 
 
@@ -256,10 +257,15 @@ def _plain(told: str) -> str:
     line = " ".join(told.split())
     dials = re.findall(r"\* \[([^\]]*)\] (.*?)(?= \* \[|$)", line)
     if "all dials failed" in line and dials:
-        reasons = dict.fromkeys(why.rpartition(": ")[2] + " by a relay" * ("p2p-circuit" in at) for at, why in dials)
+        reasons = dict.fromkeys(_reason(at, why.rpartition(": ")[2]) for at, why in dials)
         others = [reason for reason in reasons if reason != _SELF]
         return "; ".join(others or ["all its addresses are ours as well"])[:_MAX_REASON]
-    return re.sub(r"12D3KooW\w{38}(\w{6})", r"…\1", line).replace("failed to dial: ", "")[:_MAX_REASON]
+    line = re.sub(r"12D3KooW\w{38}(\w{6})", r"…\1", line).replace("failed to dial: ", "")
+    return line.replace(_BACKOFF, _TOO_SOON)[:_MAX_REASON]
+
+
+def _reason(address: str, why: str) -> str:
+    return _TOO_SOON if why == _BACKOFF else why + " by a relay" * ("p2p-circuit" in address)
 
 
 @contextlib.contextmanager

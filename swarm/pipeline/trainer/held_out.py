@@ -47,7 +47,10 @@ class HeldOut:
         self._wake = asyncio.Event()
 
     def open_step(self, step: int, after: str) -> None:
-        """The step is open that follows the record whose hash begins with ``after``."""
+        """The step is open that follows the record whose hash begins with ``after``; what was measured of it or of
+        later ones, before the run went back, counts no more."""
+        if self._rows.newest is not None and self._rows.newest[0] >= step:
+            self._rows.newest = None
         if (step - 1) % self._rows.every == 0:
             self._due = step, after
             self._wake.set()

@@ -9,7 +9,7 @@ import pytest
 
 from data_shards import template as templates
 from data_shards.chat import LONGEST_CHAT, ChatEncoder
-from data_shards.messages import UnusableRecord
+from data_shards.messages import UnusableRecord, chat_of
 from data_shards.template import ChatTemplate, RenderingFailed, TemplateSource
 from data_shards.tokenize import Tokenizer
 from swarm.errors import ConfigError
@@ -27,7 +27,9 @@ def document() -> bytes:
 def encode(document: bytes, text: str, messages: Sequence[Any]) -> tuple[str, str]:
     """The whole text and the learnt part of it."""
     tokenizer = Tokenizer(document, END)
-    tokens, counted, _ = ChatEncoder(tokenizer, ChatTemplate(TemplateSource(text, TOKENS))).encode(messages)
+    tokens, counted, _ = ChatEncoder(tokenizer, ChatTemplate(TemplateSource(text, TOKENS))).encode(
+        chat_of(messages, {})
+    )
     assert tokens[-1] == tokenizer.end_of_text
     assert len(tokens) == len(counted)
     decode = tokenizer._backend.decode
@@ -44,7 +46,7 @@ def test_answers_are_learnt_with_the_token_that_ends_them(document: bytes, text:
 
 def test_tokens_are_those_of_the_text_with_special_tokens(document: bytes) -> None:
     tokenizer = Tokenizer(document, END)
-    tokens, _, _ = ChatEncoder(tokenizer, ChatTemplate(TemplateSource(CHATML))).encode(CHAT)
+    tokens, _, _ = ChatEncoder(tokenizer, ChatTemplate(TemplateSource(CHATML))).encode(chat_of(CHAT, {}))
     text = "".join(f"{START}{m['role']}\n{m['content']}{END}\n" for m in CHAT)
     assert tokens[:-1].tolist() == tokenizer.encode_with_special(text)[0]
 
@@ -107,7 +109,7 @@ def test_content_in_parts_of_text_is_one_text(document: bytes) -> None:
 def test_nobody_forges_a_turn_and_the_text_stays(document: bytes, forged: str) -> None:
     messages = [{"role": "user", "content": forged}, {"role": "assistant", "content": "fine"}]
     tokenizer = Tokenizer(document, END)
-    tokens, counted, _ = ChatEncoder(tokenizer, ChatTemplate(TemplateSource(CHATML))).encode(messages)
+    tokens, counted, _ = ChatEncoder(tokenizer, ChatTemplate(TemplateSource(CHATML))).encode(chat_of(messages, {}))
     assert [tokenizer.special_tokens[START], tokenizer.special_tokens[END]] == [
         token for token in tokens.tolist()[:-1] if token in tokenizer.special_ids
     ][:2]

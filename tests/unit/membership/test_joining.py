@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -32,6 +32,7 @@ from swarm.events import LimitSlows, LimitTooLow
 from swarm.ids import PeerId, stage_part
 from swarm.membership import download, joining, memory
 from swarm.membership.contact import AWAY_S, LONGEST_PAUSE_S
+from swarm.membership.founding_record import genesis
 from swarm.membership.joining import LISTEN_EVERY_S, Joining
 from swarm.membership.observer import ObserverContext
 from swarm.membership.rules import step_bytes
@@ -581,6 +582,38 @@ async def test_who_asks_for_a_lost_part_asks_those_that_lead_after_the_first_of_
     monkeypatch.setattr(world, "ask", ask, raising=False)
     await world.joining._ask(world.run.head, lost=True)
     assert [peer for peer, _ in world.admissions] == list(OBSERVED.succession(3)[:2])
+
+
+async def test_who_asks_for_a_lost_part_asks_past_all_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step stays open for it: nobody else would be asked the next time."""
+    world, many = World(monkeypatch), Roster([listed(PeerId(f"p{n}")) for n in range(9)])
+    digests = {part: "0" * 64 for part in ("stage-0", "stage-1", "ends")}
+    head = genesis(RUN, many, cast(Any, digests))
+    gone = set(many.succession(head.step + 1)[:6])
+
+    async def ask(peer: PeerId, rpc: Rpc[Any, Any], body: Admission, *, timeout_s: float) -> None:
+        if peer in gone:
+            raise Unreachable("it is gone", peer=peer)
+        world.admissions.append((peer, body))
+
+    monkeypatch.setattr(world, "ask", ask, raising=False)
+    await world.joining._ask(head, lost=True)
+    assert [peer for peer, _ in world.admissions] == [many.succession(head.step + 1)[6]]
+
+
+async def test_whoever_waits_for_a_return_asks_other_members_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the first look may all be gone, while the run goes back and counts on this peer."""
+    world, asked = World(monkeypatch), list[Sequence[PeerId]]()
+    known: Any = SimpleNamespace(members=SimpleNamespace(peers=tuple(PeerId(f"p{n}") for n in range(9))))
+
+    async def went_back(run: Any, record: Any, peers: Sequence[PeerId]) -> None:
+        asked.append(peers)
+
+    monkeypatch.setattr(joining, "went_back", went_back)
+    for _ in range(3):
+        await world.joining._went_back(known)
+    assert [len(set(peers)) for peers in asked] == [4, 4, 4]
+    assert {peer for peers in asked for peer in peers} == set(known.members.peers)
 
 
 @pytest.mark.parametrize("all_say_so", [True, False])

@@ -67,11 +67,13 @@ def digests(manifest: Manifest) -> dict[PartName, str]:
 
 
 def test_founder_keeps_all_parts_and_names_them(tmp_path: Path) -> None:
-    store, told = FrozenStore(tmp_path), list[str]()
-    manifest = with_frozen(manifest_of(), None, store, told.append)
+    store, told, so_far = FrozenStore(tmp_path), list[str](), list[tuple[str, float, float]]()
+    manifest = with_frozen(manifest_of(), None, store, told.append, lambda *told: so_far.append(told))
     assert set(digests(manifest)) == {"stage-0", "stage-1", "ends"}
     assert {one.digest for one in store.listing()} == set(digests(manifest).values())
     assert len(told) == 3
+    ((_, first, total), *_, (_, last, _)) = so_far
+    assert (len(so_far), first, 0 < last < total) == (3, 0, True)
     assert with_frozen(manifest, None, store, told.append) == manifest
     assert len(told) == 3  # nothing was made again
 

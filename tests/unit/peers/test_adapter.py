@@ -135,7 +135,9 @@ def test_adapters_are_exported_from_copied_directories_which_have_no_frozen_weig
     assert swarm(["export", "--out", str(tmp_path / "direct"), "--run", str(run.root)]) == 0
     # A run keeps no path of its founder, and a name that is none would load another model, or none.
     assert 'M.from_pretrained("PATH-OF-BASE")' in (said := capsys.readouterr().out)
-    assert "in the place of PATH-OF-BASE" in said
+    assert "in the place of PATH-OF-BASE, here and in adapter_config.json" in said
+    config = json.loads((tmp_path / "direct" / "adapter_config.json").read_text(encoding="utf-8"))
+    assert config["base_model_name_or_path"] == "PATH-OF-BASE"
     assert "a placeholder" in (tmp_path / "direct" / "README.md").read_text(encoding="utf-8")
     files = [tmp_path / name / "adapter_model.safetensors" for name in ("gathered", "direct")]
     assert files[0].read_bytes() == files[1].read_bytes()

@@ -125,7 +125,7 @@ def test_every_conversation_is_learnt_once_by_one_trainer_or_held_out(
 def test_what_cannot_be_learnt_is_named_where_it_lies(prepared: tuple[RunDirectory, PreparedRun]) -> None:
     directory, run = prepared
     place = f"{directory.root.parent / 'chats.jsonl'}:{len(NUMBERS) + 2}"
-    left_out = "; 1 of 203 records (66 of 43,094 bytes) left out"
+    left_out = "; 1 of 203 records (67 of 43,094 bytes) left out"
     assert run.left_out == (
         f"{left_out}: {place}: it has no answer of the assistant to learn from; key id: 1 record: not used"
     )
@@ -226,7 +226,7 @@ def test_eval_of_run_and_exported_model_count_answers_alone(
     assert last.startswith("answers and text")
     place = f"{chats}:5: it has no answer of the assistant to learn from"
     assert last.endswith(
-        f"; 1 of 7 records (66 of 1,175 bytes) left out: {place}; "
+        f"; 1 of 7 records (67 of 1,175 bytes) left out: {place}; "
         "key id: 1 record: not used; "
         "text of special tokens: 1 place: taken as ordinary characters; --special-tokens takes them as tokens"
     )
@@ -353,6 +353,19 @@ def test_answer_ends_where_the_template_ends_a_turn() -> None:
 
     loaded = Checkpointed(0, Model(), tokenizer, None)  # type: ignore[arg-type]
     assert evaluate.answer_text(loaded, [1, 2], evaluate.Sampling(prompt="", tokens=9)) == "fine"
+
+
+def test_chat_says_by_which_seed_it_answers(
+    spoken: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = []
+    for seed in ("1", "1", "2"):
+        monkeypatch.setattr("sys.stdin", io.StringIO("Some words\n"))
+        assert swarm(["sample", str(spoken / "run"), "--chat", "--tokens", "8", "--seed", seed]) == EXIT_OK
+        said = capsys.readouterr()
+        assert f"seed {seed}: the same conversation gets the same answers; for others give --seed N" in said.err
+        answers.append(said.out)
+    assert answers[0] == answers[1] != answers[2]
 
 
 @pytest.mark.parametrize("more", [["--raw"], ["--prompt", "x"], []])

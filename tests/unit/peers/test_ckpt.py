@@ -334,7 +334,10 @@ def test_pull_that_breaks_off_keeps_what_it_fetched(run: KeptRun, tmp_path: Path
 async def test_resume_takes_the_newest_whole_step_and_says_what_it_passed_over(
     kept: RunDirectory, run: KeptRun
 ) -> None:
-    found = find_resumable(None, None)
+    told = list[tuple[str, float, float]]()
+    found = find_resumable(None, None, lambda *so_far: told.append(so_far))
+    assert [what for what, _, _ in told] == ["step 20", "step 20", *["step 10"] * 3], "of each part that is here"
+    assert all(0 <= done < total for _, done, total in told)
     assert (found.directory, found.step, found.manifest) == (kept, 10, run.manifest)
     assert found.passed_over == ("step 20 lacks stage-1 here",)
     origin, snapshots = await FromCheckpoint(kept.checkpoints, 10, run.manifest.run_id).load(lambda *_: None)

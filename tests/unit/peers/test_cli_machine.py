@@ -194,6 +194,16 @@ def test_drain_follows_a_process_until_it_has_left(home: Path, typed: Typed) -> 
         assert otter.wait() == 75
 
 
+def test_drain_as_json_is_one_line_when_the_peer_has_left(home: Path, typed: Typed) -> None:
+    with running(home) as otter:
+        (begun,) = typed("drain --no-wait --json").json["peers"]
+        said = typed("drain --json")
+        assert otter.wait() == 75
+    told = {"peer": "brave-otter", "place": "1", "said": "leaves when step 13 closes"}
+    assert begun == told | {"exit_code": None}
+    assert (said.code, said.err, said.json) == (0, "", {"schema": 1, "peers": [told | {"exit_code": 0}]})
+
+
 def test_drain_all_tells_every_peer_of_the_machine_and_follows_them(otter: Served, mole: Served, typed: Typed) -> None:
     said = typed("drain --all")
     lines = said.out.splitlines()
@@ -429,7 +439,7 @@ def test_drain_that_is_interrupted_says_of_each_that_it_goes_on_leaving(
         raise Interrupted(signal.SIGINT)
 
     monkeypatch.setattr(farewell, "follow", pressed)
-    monkeypatch.setattr("peers.control.client.ask", lambda *_, **__: "leaves when step 13 closes")
+    monkeypatch.setattr(farewell, "ask", lambda *_, **__: "leaves when step 13 closes")
     with pytest.raises(Interrupted):
         typed(words)
     said = capsys.readouterr().out.count(": goes on leaving; how far it is: ")

@@ -409,7 +409,9 @@ def test_of_two_that_found_a_run_first_one_begins(
 
     at_once(begin)
     shutil.copytree(killed.files.parent, tmp_path / "copy")
-    assert killed.type("--home", str(tmp_path / "empty"), files=tmp_path / "copy" / "run.toml") == EXIT_USAGE
+    typed = tmp_path / "copy" / "run.toml"
+    typed.write_text(typed.read_text().partition("\n")[2])  # no founding wrote it
+    assert killed.type("--home", str(tmp_path / "empty"), files=typed) == EXIT_USAGE
     assert "drain --peer 1" in capsys.readouterr().err
     assert killed.started == []
 
@@ -534,7 +536,7 @@ def test_run_that_nobody_here_knows_is_founded(killed: Killed, tmp_path: Path) -
     assert judge(seen, "mine", []) is None
 
 
-@pytest.mark.parametrize("kept", ["in its session", "in its home", "beside checkpoints"])
+@pytest.mark.parametrize("kept", ["in its session", "in its home", "beside checkpoints", "copied"])
 def test_run_is_not_founded_in_another_home_with_the_file_of_its_founding(
     killed: Killed, tmp_path: Path, capsys: Any, kept: str
 ) -> None:
@@ -542,11 +544,15 @@ def test_run_is_not_founded_in_another_home_with_the_file_of_its_founding(
     if kept != "in its session":
         directory = (home / "runs" if kept == "in its home" else tmp_path) / "tiny"
         shutil.copytree(file.parent, directory)
-        (directory / "checkpoints").mkdir()
         file = directory / "run.toml"
+        if kept == "copied":
+            file = file.rename(directory / "mine.toml")
+        else:
+            (directory / "checkpoints").mkdir()
     assert run(["new", str(file), "--home", other]) == EXIT_USAGE
     said = capsys.readouterr().err
-    back = f"new --resume {file.parent}" if kept == "beside checkpoints" else f"new {file} --home {home}"
+    named = {"beside checkpoints": f"new --resume {file.parent}", "copied": "where it was founded, to come back to it"}
+    back = named.get(kept, f"new {file} --home {home}")
     assert "two runs of one id" in said
     assert back in said
     assert not killed.started

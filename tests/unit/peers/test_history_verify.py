@@ -14,6 +14,7 @@ from swarm.consensus.history import HistoryLine
 from swarm.consensus.records import Confirmation
 from swarm.errors import StateError
 from swarm.security.signing import verify
+from swarm.step.decisions import gone_back
 from tests.harness.rigs.peers import PEERS, TRAINER, DecidedChain, eventful, printed, signed, write
 
 CHAIN = eventful()
@@ -177,6 +178,32 @@ def test_history_lineage_that_ends_or_begins_without_proof_does_not_hold(chain: 
         check.take(line)
     with pytest.raises(StateError, match=words):
         check.take(chain.lines[-1])
+
+
+def test_history_after_a_return_is_verified_by_what_lies_beside_it_from_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = begun().close().close().close()
+    to = before.lines[1].record
+    back = signed(gone_back(before.head, 0, before.head.members, (), 9, to), THREE)
+    after = DecidedChain(lines=[back], fed=2).close(returns=1).close(returns=1).lines
+    path, aside = write(tmp_path / "history.jsonl", after), tmp_path / "history-1.jsonl"
+    assert swarm(["history", "--file", str(path), "--verify"]) == 0
+    assert "the first, of step 1, is taken on trust: the record before it is not here" in capsys.readouterr().out
+    write(aside, before.lines)
+    write(tmp_path / "history-2.jsonl", LINES)  # of another life, which leads to nothing
+    assert swarm(["history", "--file", str(path), "--verify"]) == 0
+    said = capsys.readouterr().out
+    assert "verified: 7 records, with those of history-1.jsonl before the run went back" in said
+    assert "6 microbatches, none twice" in said
+    assert "on trust" not in said
+    forged = dataclasses.replace(back, acceptances=dict.fromkeys(back.acceptances or {}, bytes(64)))
+    write(path, [forged, *after[1:]])
+    assert swarm(["history", "--file", str(path), "--verify"]) == 1
+    assert "line 1 (step 1): it was not decided" in capsys.readouterr().err
+    write(aside, [*before.lines[:2], changed(2, lr=0.2)[2], *before.lines[3:]])
+    assert swarm(["history", "--file", str(write(path, after)), "--verify"]) == 1
+    assert f"{aside}, line 3 (step 2): " in capsys.readouterr().err
 
 
 def test_history_chain_lets_a_forgotten_trainer_begin_anew() -> None:

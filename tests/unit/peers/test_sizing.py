@@ -132,11 +132,15 @@ def test_new_peers_founds_the_run_and_says_why(
     assert "stage-0" in out
 
 
-def test_checkpoint_is_cut_for_peers(tmp_path: Path) -> None:
+def test_checkpoint_is_cut_for_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = kept_run(layers=4)
     kept = run.keep(tmp_path / "home" / "runs" / f"kept-{run.manifest.run_id[:12]}", 10)
     peers = peers_of(tmp_path, entry("box", 4, 8))
-    made = resume_run(Foundation(file=kept.root, resume=True, peers=peers, stages=3), None)
+    said = list[str]()
+    monkeypatch.setattr("peers.console.lasting.FIRST_S", 0.0)
+    foundation = Foundation(file=kept.root, resume=True, peers=peers, stages=3)
+    made = resume_run(foundation, None, lambda label, text: said.append(f"{label} {text}"))
+    assert [one.partition(":")[0] for one in said] == ["checking step 10", "searching layouts dealt out"]
     assert made.manifest.split.stages == 3
     assert sum(made.manifest.split.layers_per_stage or ()) == 4
     assert made.manifest.run.parent is not None

@@ -89,7 +89,7 @@ def test_read_corpus_takes_a_directory_and_the_texts_of_records(tmp_path: Path) 
     with pytest.raises(ConfigError, match="1 of 3 records .* with --allow-bad") as caught:
         read_corpus([tmp_path])
     assert why in caught.value.why
-    (tmp_path / "b.jsonl").write_text('{"messages": [{"role": "user", "content": "hello"}]}')
+    (tmp_path / "b.jsonl").write_text('{"messages": [{"role": "assistant", "content": "hello"}]}')
     with pytest.raises(ConfigError, match=r"b\.jsonl:1.*chat template"):
         read_corpus([tmp_path])
 

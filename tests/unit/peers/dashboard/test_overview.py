@@ -257,7 +257,7 @@ async def test_run_that_went_back_waits_for_nobody_and_counts_its_steps_again(
         told(one, wall=97.0).record for one in gone
     ]
     went = [
-        told(WentBack(step=4, repeats=7, absent=(HERON,)), name, wall).record
+        told(WentBack(step=4, repeats=7, returns=1, absent=(HERON,)), name, wall).record
         for name, wall in (("a", 150.0), ("b", 152.0))
     ]
     overview, files = Overview({"kind": "peer", "label": "a test"}), FilesSource({}, None)
@@ -271,6 +271,17 @@ async def test_run_that_went_back_waits_for_nobody_and_counts_its_steps_again(
     state = overview.document(153.0)
     assert (state["step"], state["state"], state["why"]) == (5, "training", "")
     assert [(row[0], row[-1]) for row in state["steps"]] == [(1, 91.0), (2, 92.0), (3, 93.0), (4, 94.0), (5, 151.0)]
+
+
+def test_second_return_from_one_step_to_another_is_one_more() -> None:
+    """As where a machine has too little memory for just that step. Others tell the first return late."""
+    overview, shown = Overview({"kind": "files", "label": "a test"}), []
+    first, second = (WentBack(step=4, repeats=7, returns=number, absent=(HERON,)) for number in (1, 2))
+    for wall, event in enumerate((4, 5, 6, first, 5, 6, first, second, first, 5, second)):
+        one = closed(event, wall=float(wall)) if isinstance(event, int) else told(event, "a", float(wall))
+        overview.event(one.record)
+        shown.append(overview.document(float(wall))["step"])
+    assert shown == [4, 5, 6, 4, 5, 6, 6, 4, 4, 5, 5]
 
 
 async def test_directory_of_a_run_shows_its_records_as_they_are_written(tmp_path: Path) -> None:

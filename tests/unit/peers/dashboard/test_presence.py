@@ -128,10 +128,10 @@ def test_before_the_first_step_it_says_what_is_waited_for() -> None:
 
 def test_events_name_peers_and_say_in_plain_words_what_the_network_says() -> None:
     overview = seen()
-    reason = f"{OTTER}: unreachable, dial backoff"
+    reason = f"{OTTER}: deadline, no answer to health/1/beat in 3 s"
     overview.event(told(AttemptFailed(step=7, term=1, reason=reason), wall=1.0).record)
     (event,) = overview.document(200.0)["events"]
-    words = "otter: unreachable, not called again so soon after it could not be reached"
+    words = "otter: none came in 3 s"
     assert event["text"] == f"the closing of step 7: {words}"
 
 
