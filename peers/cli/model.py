@@ -151,7 +151,7 @@ def evaluate(
     allow_bad: Annotated[
         bool, typer.Option("--allow-bad", help="Go on where more than 1 % of the records or bytes cannot be used.")
     ] = False,
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="Compute on auto, mps, cpu, cuda or cuda:N.")] = "cpu",
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="Compute on auto, mps, cpu, cuda or cuda:N.")] = "auto",
     threads: Annotated[int, typer.Option(metavar="N", min=1, max=1024, help="Compute with this many CPU threads.")] = 1,
     home: Home = None,
     as_json: AsJson = False,

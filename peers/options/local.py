@@ -27,6 +27,13 @@ class LocalOptions:
             help="Stage hosts, beside a bootstrap and the trainers; more than stages gives replicas.",
         ),
     ] = None  # fmt: skip
+    minutes: Annotated[
+        Annotated[float, between(0.1, 1e5)] | None,
+        Option(
+            metavar="N", of=_LOCAL, default="1.5, unless the steps are said",
+            help="Train about so long: a measurement chooses the steps, and smaller batches where few would fit.",
+        ),
+    ] = None  # fmt: skip
     text: Annotated[
         tuple[FilePath, ...],
         Option(
@@ -60,5 +67,5 @@ class LocalOptions:
     ] = None
     device: Annotated[
         str, Option(metavar="DEVICE", of=_LOCAL, help="Device of every peer: auto, mps, cpu, cuda or cuda:N.")
-    ] = "cpu"
+    ] = "auto"
     json: Annotated[bool, Option(of=_LOCAL, help="Print the report as one line of JSON, and nothing else.")] = False

@@ -193,9 +193,10 @@ class PeerOptions:
         Devices,
         Option(
             metavar="DEVICE", of=_JOIN,
-            help="Compute on this device (cuda is also AMD's); of several each gets a peer: cuda:0,cuda:1.",
+            help="Compute on this device; auto: a GPU that computes, else the CPU. Of several each gets a peer: "
+            "cuda:0,cuda:1.",
         ),
-    ] = "cpu"  # fmt: skip
+    ] = "auto"  # fmt: skip
     max_memory: Annotated[
         Annotated[float, between(0.1, 1e6)] | None,
         Option(
