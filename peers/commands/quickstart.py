@@ -45,7 +45,7 @@ from peers.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_USAGE, exit_code_of
 from peers.founding_files import Founded, load_foundation, pending
 from peers.home.run_directory import RunDirectory, create_run_directory
 from peers.local.launch import PeerGroup
-from peers.local.pace import BATCH_KEYS, FILLED, MINUTES, fitting, measure
+from peers.local.pace import BATCH_KEYS, MINUTES, fitting, measure
 from peers.local.plot import loss_svg, loss_text
 from peers.local.progress import Progress, RunView
 from peers.local.report import Evaluation, RunFacts, RunOutcome, build_report, render_report, write_report
@@ -67,11 +67,12 @@ BYTES_A_PARAMETER = 12
 """Of a checkpoint with AdamW's state."""
 EVALUATE_S = 4.0
 """Of a run of some minutes as much held-out text is read as this allows, before and after."""
-AROUND_S = 30.0
-"""Start and end of a run of some minutes may take so long beside them, JUDGE_S of it the end."""
-JUDGE_S = 12.0
-START_TIMES = 3.0
-"""A start takes so many times what its first piece does: torch is loaded, and the machine is measured."""
+AROUND_S, JUDGE_S = 28.0, 12.0
+"""Start and end of a run of some minutes may take so long beside them, and the end of that."""
+START_TIMES, JUDGE_TIMES = 4.0, 1.5
+"""Start and end take so many times what the first piece does: torch is loaded, and the machine is measured."""
+LATE = 0.5
+"""A slow start takes this share of the minutes at most: on a machine that has a tenth of a core all takes longer."""
 
 
 PRESET, HOSTS, TRAINERS = "tiny", 4, 2
@@ -234,6 +235,7 @@ class _Quickstart:
         self._announced: set[str] = set()
         self._run: str | None = None
         self._evaluation = Evaluation()
+        self._ends: float | None = None
 
     @property
     def _start(self) -> StartWhen:
@@ -297,18 +299,21 @@ class _Quickstart:
             clock=self._clock,
             on_change=self._show,
             reports=self._reports(),
-            ends=None if minutes is None else self._last_moment(60 * minutes),
+            ends=self._ends,
         ).train()
 
     def _choose_steps(self, minutes: float) -> None:
         """Measure, before anything else makes the machine busy, and have the manifest say what was chosen."""
         self._progress.waiting(f"measuring what fits into {minutes:g} minutes")
         options, manifest = self._options, self._manifest
-        began = self._clock.monotonic()
+        began = self._clock.wall()
         device = str(resolve_device(options.local.device))
         speed = measure(manifest, device, self._clock)
         check()
-        late_s = max(0.0, START_TIMES * (self._clock.monotonic() - began) - (AROUND_S - JUDGE_S))
+        took = self._clock.wall() - began
+        judge_s = max(JUDGE_S, JUDGE_TIMES * took)
+        late_s = min(max(0.0, START_TIMES * took + judge_s - AROUND_S), LATE * 60 * minutes)
+        self._ends = began + 60 * minutes + AROUND_S - judge_s
         said, tokens = options.batch_said, options.text.tokens
         pace = fitting(manifest, speed, minutes, said=said, tokens=tokens, late_s=late_s)
         document = options.document
@@ -317,10 +322,6 @@ class _Quickstart:
         self._options = dataclasses.replace(options, document=document)
         self._manifest = self._options.manifest
         self._done("measured", pace.described(device, minutes))
-
-    def _last_moment(self, seconds: float) -> float:
-        """The time at which peers end that have not done all steps; of a large model the start may take longer."""
-        return float(max(self._began + seconds + AROUND_S - JUDGE_S, self._clock.wall() + FILLED * seconds))
 
     def _reports(self) -> dict[str, Any]:
         """Return what its one reporter is told: it sees the whole run, from the first step on."""

@@ -24,8 +24,8 @@ CLOSING_TOKENS, CLOSING_FLOPS, CLOSING_S = 200, 1e10, 0.05
 """Closing a step takes what so many tokens do, for each replica of a part: optimizer, hashes, averaging, checkpoints.
 Beside them its messages take what so many operations do, and a fast machine so many seconds."""
 FEWEST_STEPS, ENOUGH_STEPS = 6, 80
-"""Fewer teach nothing that can be seen. Batches are made smaller until there are enough, where nobody says how large
-they are."""
+"""Fewer teach nothing that can be seen. Batches are made smaller until there are enough, or closing a step takes as
+long as its batch, where nobody says how large they are."""
 FEWEST_MICROBATCHES, SHORTEST_ROW = 2, 128
 _OPTIONS = {"microbatches": "--batch", "rows": "--rows", "context": "--context"}
 MOST_READINGS = 8.0
@@ -128,7 +128,8 @@ def fitting(
     for tried in batch.smaller(said, fewest):
         step_s = inner * tried.tokens * token_s + closing_s
         steps = int(FILLED * (60 * minutes - late_s) / step_s)
-        if steps * inner >= ENOUGH_STEPS:
+        mostly_closing = inner * tried.tokens * token_s <= closing_s and steps * inner >= FEWEST_STEPS
+        if steps * inner >= ENOUGH_STEPS or mostly_closing:
             break
     if steps * inner < FEWEST_STEPS:
         needed = math.ceil(10 * (FEWEST_STEPS / inner * step_s / FILLED + late_s) / 60) / 10
