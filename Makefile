@@ -33,7 +33,7 @@ setup: ## make .venv with everything in it; does nothing when it is up to date; 
 lock: setup ## renew locks/ after a change of dependencies; ARGS="--upgrade-package numpy" raises a pin, --upgrade all
 	@$(VENV)/bin/python -m tests.harness.locks $(ARGS)
 
-quickstart: setup ## train a small model with a local swarm; ARGS="--steps 5 --peers 2"
+quickstart: setup ## train a small model with a local swarm, within two minutes; ARGS="--minutes 5 --peers 2"
 	@$(VENV)/bin/swarm quickstart $(ARGS)
 
 test: setup ## the tests that need neither root nor Docker, in about eight minutes; BUDGET=7 begins no more after seven; ARGS passed to pytest

@@ -94,7 +94,7 @@ def join(
         data: Text for a trainer, a file or directory, or a shard; it stays on this machine.
         role: ``stage`` holds a slice of the model, ``trainer`` feeds text; ``auto``, the default, is
             trainer with ``data``, else stage.
-        device: ``cpu``, the default, ``cuda``, ``cuda:N``, ``auto``, or several with commas.
+        device: ``auto``, the default, ``cpu``, ``cuda``, ``cuda:N``, or several with commas.
         home: Directory of this machine's places and runs; by default that of the command.
         options: Any other option of ``swarm join`` by its key, as ``max_upload="20mbit"`` or ``port=4001``. What is not
             given is taken from its variable ``SWARM_…``, where that is set.
@@ -141,7 +141,7 @@ def found(
 
 
 def load(
-    run: _Path | None = None, *, step: int | None = None, device: str = "cpu", home: _Path | None = None
+    run: _Path | None = None, *, step: int | None = None, device: str = "auto", home: _Path | None = None
 ) -> PartModule:
     """Return the model of a run's checkpoint, a ``torch.nn.Module`` in evaluation mode, as ``swarm sample`` loads it.
 
@@ -151,7 +151,7 @@ def load(
     Args:
         run: A run's directory, or the beginning of its id (:attr:`Peer.run`); by default the newest on this machine.
         step: The checkpoint after this step; by default the newest complete one.
-        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
         home: As of :func:`join`.
 
     Raises:

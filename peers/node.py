@@ -46,9 +46,9 @@ from peers.reporting.reporter import reporting_of
 from peers.settings import PeerSettings, member_settings
 from swarm.clock import SystemClock
 from swarm.config import Manifest, load_manifest
-from swarm.device import Device, DeviceThread, MeteredDevice, resolve_device
+from swarm.device import Device, DeviceThread, MeteredDevice, choose_device, resolve_device
 from swarm.errors import ConfigError, DeadlineMissed, Ending, PeerError, RunEnded, SwarmError, Unreachable
-from swarm.events import EventSink, PeerStarted, PeerStopped, Resumed, RunFound, Waiting
+from swarm.events import DeviceChosen, EventSink, PeerStarted, PeerStopped, Resumed, RunFound, Waiting
 from swarm.health.watch import HealthWatch
 from swarm.ids import PeerId, RunId
 from swarm.membership.admission import open_gate
@@ -76,16 +76,24 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 """Another one each time that a machine starts; the same in all of its containers."""
 
 
-def open_device(settings: PeerSettings) -> Device:
-    """Return the device that the settings name. Raises ConfigError for one that is not there."""
+def open_device(settings: PeerSettings, events: EventSink) -> Device:
+    """Return the device that the settings name, and tell why it is this one; a founder, which holds no part, has the
+    CPU. Raises ConfigError for one that is not there."""
     options = settings.options
     limit = None if options.max_memory is None else int(options.max_memory * 1e9)
-    device = resolve_device(options.device)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # a reproducible run needs it; before its first use
+    if settings.role == "bootstrap":
+        device = resolve_device("cpu")
+    else:
+        device, why = choose_device(options.device, settings.turn)
+        events.emit(DeviceChosen(device=str(device), why=why))
     return DeviceThread(device, threads=options.threads, max_memory=limit, host_memory=settings.host_bytes)
 
 
-def run_peer(settings: PeerSettings, device: Callable[[PeerSettings], Device] = open_device) -> int:
+OpenDevice = Callable[[PeerSettings, EventSink], Device]
+
+
+def run_peer(settings: PeerSettings, device: OpenDevice = open_device) -> int:
     """Run one peer until its run is over or it has left.
 
     Blocking; owns the process's event loop, and its signals for good: see :meth:`peers.orders.Orders.listen`. Whatever
@@ -114,7 +122,7 @@ def allow_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-async def _run_peer(settings: PeerSettings, device: Callable[[PeerSettings], Device]) -> int:
+async def _run_peer(settings: PeerSettings, device: OpenDevice) -> int:
     orders = Orders(settings.options.grace)
     orders.listen()
     clock = SystemClock()
@@ -191,11 +199,11 @@ class Node:
         self._retiring: asyncio.Future[None] | None = None
         self._first = {identity.peer}
 
-    async def run(self, open_device: Callable[[PeerSettings], Device]) -> tuple[str, int]:
+    async def run(self, open_device: OpenDevice) -> tuple[str, int]:
         """Live on this device; returns why it is over and the exit code. Raises, in an ExceptionGroup, RunEnded or
         another SwarmError when it does not end in order."""
         settings = self._settings
-        device = MeteredDevice(open_device(settings), self._clock)
+        device = MeteredDevice(open_device(settings, self._events), self._clock)
         control = None if settings.control is None else ControlServer(settings.control, self._commands.table())
         try:
             if control is not None:

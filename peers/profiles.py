@@ -98,7 +98,7 @@ def with_profile(document: Document, by_hand: Collection[str]) -> dict[str, Any]
     for choice in _open(name, document, by_hand):
         now = value_at(made, choice.key)
         value = max(now, choice.value) if choice.least and isinstance(now, int) else choice.value
-        made = _put(made, choice.key.split("."), value)
+        made = put(made, choice.key.split("."), value)
     return made
 
 
@@ -154,10 +154,10 @@ def value_at(document: Document, dotted: str) -> Any:
     return found
 
 
-def _put(document: Document, keys: list[str], value: Any) -> dict[str, Any]:
+def put(document: Document, keys: list[str], value: Any) -> dict[str, Any]:
     """A copy with the value at that key; what is no table where one must be is for the manifest to refuse."""
     first, *rest = keys
     inner = document.get(first, {})
     if rest and not isinstance(inner, dict):
         return dict(document)
-    return {**document, first: _put(inner, rest, value) if rest else value}
+    return {**document, first: put(inner, rest, value) if rest else value}

@@ -43,6 +43,7 @@ class PeerSettings(BaseModel):
             not download these.
         frozen: Where this machine keeps frozen weights, for all runs; by default in ``home``.
         beside: The peers with which it was started, one for each device, by the ends of their ids.
+        turn: Its number among the peers of this machine: with device ``auto`` each GPU has its turn.
         host_bytes: Its share of the machine's memory, where it was started beside others; None: all that is free.
         patience_s: How long a bootstrap waits for the peers that the run needs; None: for ever.
         run_directory: Where this machine keeps the run: manifest, its files, and the checkpoints that its peers write
@@ -74,6 +75,7 @@ class PeerSettings(BaseModel):
     model_files: Path | None = None
     frozen: Path | None = None
     beside: BesideField = ()
+    turn: Annotated[int, Field(ge=0)] = 0
     host_bytes: Annotated[int | None, Field(ge=0)] = None
     patience_s: Annotated[float, Field(gt=0)] | None = PATIENCE_S
     run_directory: Path | None = None

@@ -291,17 +291,29 @@ NAMES = "auto, mps, cpu, cuda or cuda:N"
 
 
 def resolve_device(text: str) -> torch.device:
-    """Return a device by its name: ``cpu``, ``cuda`` or ``cuda:N`` (NVIDIA's and, in a build of torch for ROCm, AMD's),
-    ``mps`` (Apple's), or ``auto``, the first of cuda, mps and cpu that is there. Raises ConfigError for another name or
-    an absent GPU.
+    """Return a device by its name: see :func:`choose_device`."""
+    return choose_device(text)[0]
+
+
+def choose_device(text: str, turn: int = 0) -> tuple[torch.device, str]:
+    """Return a device by its name, and the reason for it in words.
 
     Imports torch: seconds, on a cold start.
+
+    Args:
+        text: ``cpu``, ``cuda`` or ``cuda:N`` (NVIDIA's and, in a build of torch for ROCm, AMD's), ``mps`` (Apple's), or
+            ``auto``: a GPU that computes, else the CPU.
+        turn: Number of the peer on this machine: with ``auto`` the first takes the first GPU, and so on, round and
+            round.
+
+    Raises:
+        ConfigError: For another name or an absent GPU.
     """
     import torch
 
     found, apple = torch.cuda.device_count(), torch.backends.mps.is_available()
     if text == "auto":
-        return torch.device("cuda" if found else "mps" if apple else "cpu")
+        return _best_device(turn, found, apple=apple)
     try:
         device = torch.device(text)
     except RuntimeError as error:
@@ -315,7 +327,25 @@ def resolve_device(text: str) -> torch.device:
     if device.type == "mps" and not apple:
         remedy = "Use cpu, or a Mac with Apple silicon and a torch that can use it."
         raise ConfigError("device", text, "cpu here", remedy, why="torch finds no MPS here")
-    return device
+    return device, "as asked"
+
+
+def _best_device(turn: int, gpus: int, *, apple: bool) -> tuple[torch.device, str]:
+    import torch
+
+    cpu = torch.device("cpu")
+    if not gpus and apple:
+        return torch.device("mps"), "Apple's GPU"
+    if not gpus and not (torch.version.cuda or torch.version.hip):
+        return cpu, "this torch is built for the CPU"
+    if not gpus:
+        return cpu, "no CUDA device is visible"
+    device = torch.device("cuda", turn % gpus)
+    try:
+        torch.ones(8, device=device).sum().item()
+    except RuntimeError as error:  # its memory is full, its driver too old, or torch has no kernels for it
+        return cpu, f"{device} does not compute: {str(error).partition(chr(10))[0]}"
+    return device, device_name(device) + (f", the peer's turn among {gpus}" if gpus > 1 else "")
 
 
 # --- memory of an accelerator ----------------------------------------------------------------------------------------

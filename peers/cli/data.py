@@ -33,39 +33,40 @@ def build(
         ),
     ],
     tokenizer: Annotated[Path, typer.Option(metavar="FILE", help="The run's tokenizer.json, or a model's directory.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="New directory for the shard.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Write the shard to this new directory.")],
     field: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Key or column with the text; a.b is b in a.  [default: messages, text]"),
+        typer.Option(
+            metavar="NAME", help="Read the text from this key or column. a.b is b in a.  [default: messages, text]"
+        ),
     ] = None,
     template: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="Chat template, or a model's directory.  [default: beside the tokenizer]"),
+        typer.Option(
+            metavar="PATH",
+            help="Write conversations with this chat template, or that of a model's directory.  [default: "
+            "beside the tokenizer]",
+        ),
     ] = None,
     special_tokens: Annotated[
         bool,
-        typer.Option(
-            "--special-tokens", help="Take the text of special tokens for these tokens, as in a template's output."
-        ),
+        typer.Option("--special-tokens", help="Read special tokens as tokens, not as text."),
     ] = False,
     allow_bad: Annotated[
-        bool, typer.Option("--allow-bad", help="Go on where more than 1 % of the records or bytes cannot be used.")
+        bool, typer.Option("--allow-bad", help="Go on even if more than 1 % of the records or bytes cannot be used.")
     ] = False,
     processes: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=1024, help="Processes that tokenize.  [default: one a core]")
+        int | None, typer.Option(metavar="N", min=1, max=1024, help="Tokenize in N processes.  [default: one a core]")
     ] = None,
-    context: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Length of rows that the packing is shown for.")
-    ] = 1024,
+    context: Annotated[int, typer.Option(metavar="N", min=1, help="Show the packing for rows of N tokens.")] = 1024,
     as_json: AsJson = False,
 ) -> None:
     """Build a shard from text. Nothing leaves this machine.
 
-    The run's tokenizer is beside its run.toml; swarm new prints that directory. swarm join --data TEXT takes the text
-    itself and needs no shard. Of conversations (messages) the assistant's answers are learnt. After an
-    interrupt or a kill the same command goes on where it was. Lines of text and records that cannot be used are left
-    out and counted, and so are keys of records of which nothing is made; where more than 1 % is bad there is no shard
-    without --allow-bad.
+    The run's tokenizer is beside its run.toml. swarm new prints that directory. swarm join --data TEXT takes the text
+    itself, and needs no shard. Conversations (messages) teach the assistant's answers. The same command goes on where
+    it was after an interrupt or a kill. Leaves out and counts lines and records that cannot be used, and keys of which
+    nothing is made. Makes no shard where more than 1 % is bad, unless --allow-bad is given.
 
     Example: swarm data build texts/ notes.jsonl.gz --tokenizer tokenizer.json --out shards/mine
     """
@@ -172,9 +173,9 @@ def stats(
 def sample(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A shard.")],
     tokenizer: Annotated[Path, typer.Option(metavar="FILE", help="The tokenizer.json that it was built with.")],
-    documents: Annotated[int, typer.Option(metavar="N", min=1, help="Documents to show.")] = 3,
-    tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens of each.")] = 200,
-    seed: Annotated[int, typer.Option(metavar="N", help="Another seed shows others.")] = 0,
+    documents: Annotated[int, typer.Option(metavar="N", min=1, help="Show N documents.")] = 3,
+    tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Show N tokens of each.")] = 200,
+    seed: Annotated[int, typer.Option(metavar="N", help="Choose documents by this seed.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Show some documents of a shard as text: it is private. What is learnt stands in «…» where not all is.

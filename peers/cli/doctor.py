@@ -34,7 +34,7 @@ def doctor(
             metavar="DEVICE",
             envvar="SWARM_DEVICE",
             show_envvar=False,
-            help="Try this device: auto, mps, cpu, cuda or cuda:N.  [default: cpu]",
+            help="Try this device: auto, mps, cpu, cuda or cuda:N.  [default: auto]",
         ),
     ] = None,
     threads: Annotated[

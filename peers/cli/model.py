@@ -51,7 +51,7 @@ Model = Annotated[
 
 
 def export(
-    into: Annotated[Path, typer.Option("--out", metavar="DIR", help="A new directory for the model, or an empty one.")],
+    into: Annotated[Path, typer.Option("--out", metavar="DIR", help="Write the model to this new or empty directory.")],
     sources: Annotated[
         list[str] | None,
         typer.Option(
@@ -67,20 +67,20 @@ def export(
         bool,
         typer.Option(
             "--merge",
-            help="Of a run with LoRA: write the model with its adapters in it, in float32, not the adapters alone.",
+            help="Write the whole model of a run with LoRA, with its adapters in it, in float32.",
         ),
     ] = False,
     dtype: Annotated[
-        StoredAs, typer.Option(help="Store the weights in this; bfloat16 is half as large, and rounded.")
+        StoredAs, typer.Option(help="Store the weights in this dtype. bfloat16 is half as large, and rounded.")
     ] = StoredAs.float32,
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a trained model as a directory that transformers loads, with its tokenizer and a model card.
 
-    Works from the checkpoints on this machine, whether the run goes on or not; with --from from those of the run's
-    peers or of other directories, which it gathers where this machine keeps that run. Needs no transformers itself. Of
-    a run with LoRA it writes the adapters, as peft loads them, or with --merge the whole model.
+    Reads the checkpoints on this machine, whether the run goes on or not. --from gathers them first, from the run's
+    peers or from other directories. Needs no transformers itself. Writes the adapters of a run with LoRA, as peft loads
+    them, or the whole model with --merge.
 
     Example: swarm export --out my-model --run out/first
 
@@ -151,7 +151,7 @@ def evaluate(
     allow_bad: Annotated[
         bool, typer.Option("--allow-bad", help="Go on where more than 1 % of the records or bytes cannot be used.")
     ] = False,
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="Compute on auto, mps, cpu, cuda or cuda:N.")] = "cpu",
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="Compute on auto, mps, cpu, cuda or cuda:N.")] = "auto",
     threads: Annotated[int, typer.Option(metavar="N", min=1, max=1024, help="Compute with this many CPU threads.")] = 1,
     home: Home = None,
     as_json: AsJson = False,

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @offer("quickstart", Foundation, LocalOptions)
 def quickstart(**typed: Any) -> None:
-    """Train a small model with a whole swarm on this machine: no network, no account, a few minutes.
+    """Train a small model with a whole swarm on this machine: no network, no account, within two minutes.
 
-    Starts a bootstrap, stage hosts and trainers as separate processes, prints a row per step, and leaves a directory
-    with the manifest, checkpoints, events of every peer, a loss plot and a report. Ctrl-C stops everything.
-    For a quick look: --steps 10.
+    Measures how fast the machine computes, and chooses as many steps as fit into --minutes. Starts a bootstrap, stage
+    hosts and trainers as separate processes, prints a row per step, and leaves a directory with the manifest,
+    checkpoints, events of every peer, a loss plot and a report. Ctrl-C stops everything.
 
     The run is that of a RUN.toml, of a preset (tiny unless it is named), or of a model; options replace what it says.
 

@@ -21,7 +21,7 @@ def drain(
     peer: Peer = None,
     everyone: Annotated[bool, typer.Option("--all", help="Drain all peers of this machine.")] = False,
     wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Wait until the peer has left, or only tell it to leave.")
+        bool, typer.Option("--wait/--no-wait", help="Wait until the peer has left. --no-wait only tells it.")
     ] = True,
     home: Home = None,
     as_json: AsJson = False,
@@ -29,12 +29,14 @@ def drain(
     """Have a peer leave its run in order.
 
     The peer takes no new work, hands over, and leaves at the end of a step. A
-    peer that cannot be spared waits for another to join. When all peers of the
-    run, on all machines, have been asked and nobody joins, the run ends in
-    order: nothing is lost, and `swarm new --resume` continues it. Exits with 0
-    when the peer has left; with --all it tells every peer, also when some do
-    not answer, and exits with the worst code. Ctrl-C ends the waiting; the
-    peer goes on leaving. With --json the line comes when all have left.
+    peer that cannot be spared waits for another to join. The run ends in
+    order when all its peers, on all machines, have been asked and nobody
+    joins. Nothing is lost then, and `swarm new --resume` continues it.
+
+    Exits with 0 when the peer has left. --all tells every peer, also when
+    some do not answer, and exits with the worst code. Ctrl-C ends the waiting.
+    The peer goes on leaving. With --json the
+    line comes when all have left.
 
     Example: swarm drain --peer brave-otter
 
@@ -60,12 +62,11 @@ def drain(
 def rewind(peer: Peer = None, home: Home = None, as_json: AsJson = False) -> None:
     """Say that a run may go back to a checkpoint.
 
-    A run whose manifest says `[run] rewind = "ask"` waits for this where a part
-    of the model is lost with its last holder and no copy is left: then it goes
-    back to the newest checkpoint that the peers that are there have whole, and
-    repeats the steps since. It is enough at one peer that votes or issues
-    invites: the others check its signature. Nothing happens where no part is
-    lost, and where every part is held again before.
+    A run with `[run] rewind = "ask"` waits for this when the last holder of a
+    part is lost and no copy is left. It then goes back to the newest
+    checkpoint that its peers have whole, and repeats the steps since. Say it
+    at one peer that votes or issues invites: the others check its signature.
+    Nothing happens if no part is lost, or if every part is held again before.
 
     Example: swarm rewind
     """
@@ -347,25 +348,26 @@ def status(
             "--peer",
             "--place",
             metavar="PEER",
-            help="Show only this peer, in detail: its name, its place, or the beginning of its peer id.",
+            help="Show this peer alone, in detail: by name, place, or the beginning of its id.",
         ),
     ] = None,
     everything: Annotated[
         bool, typer.Option("--all", "-a", help="Also show peers that ended more than a day ago.")
     ] = False,
     healthy: Annotated[
-        bool, typer.Option("--healthy", help="Only check: print problems alone, and exit with 3 if there are any.")
+        bool, typer.Option("--healthy", help="Print problems alone, and exit with 3 if there are any.")
     ] = False,
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the peers of this machine.
 
-    Shows what each running peer does and waits for and what its memory holds, and how the others ended: those of the
-    last day, or all of them with --all or --json.
-    Exits with 3 when no peer runs, also when all have left in order; with --peer, when that peer does not run or does
-    not answer; with --healthy, when any running peer does not answer. A peer that is paused, or is to be started again,
-    counts as one that runs: its keeper does.
+    Shows what each running peer does, what it waits for, and what its memory holds. Shows how the others ended: those
+    of the last day, or all with --all or --json.
+
+    Exits with 3 when no peer runs, also when all have left in order. With --peer it does so when that peer does not run
+    or does not answer, and with --healthy when any running peer does not answer. A peer that is paused, or is to be
+    started again, counts as one that runs.
 
     Example: swarm status --json
     """

@@ -17,14 +17,14 @@ def join(**typed: Any) -> None:
     """Join a run, in the foreground, until it is over.
 
     Needs an invite, or --invite-file. A trainer without --data trains with text that comes with Python. Ctrl-C leaves
-    in order; a second Ctrl-C leaves at once.
+    in order. A second Ctrl-C leaves at once.
 
-    With --pause-when it leaves in order while a condition holds, and comes back by itself; with --retry also after a
-    crash, and when nobody could be reached, later and later, up to ten minutes apart.
+    With --pause-when it leaves in order while a condition holds, and comes back by itself. With --retry it comes back
+    after a crash, and when nobody could be reached. It waits longer each time, ten minutes at most.
 
-    All options but --port, --config, --quiet and --json can also come from the environment (SWARM_DATA, SWARM_LISTEN,
-    …) or from the --config file, whose keys are named like the options. An option overrides the environment, which
-    overrides the file.
+    All options but --port, --config, --quiet and --json also come from the environment (SWARM_DATA, SWARM_LISTEN, …) or
+    from the --config file, whose keys are named like the options. An option comes before the environment, and that
+    before the file.
 
     Example: swarm join swarm1:eyJydW4… --role trainer --data texts/
     """
@@ -52,21 +52,21 @@ def relay(**typed: Any) -> None:
 def new(**typed: Any) -> None:
     """Start a run that others join, and serve it in the foreground until it is over.
 
-    Prints the invite and the commands for other terminals, waits for the peers that the run needs, and starts it.
+    Prints the invite and the commands for other terminals. Waits for the peers that the run needs, and starts it.
     Listens on all interfaces: anybody who can reach this machine and has the invite can join.
 
-    With --resume it continues a run from its newest complete checkpoint: the run in the given directory, or with the
-    given beginning of an id, or the newest here. A checkpoint's directory (DIR/checkpoints/step-…) names that one. It
-    refuses where a peer of the run that is known here answers; with a checkpoint's directory it does not ask.
-    With --stages too, that checkpoint is cut into so many stages, exactly, and goes on as a run of its own.
+    With --resume it continues a run from its newest complete checkpoint. It takes the run in the given directory, or
+    whose id begins so, or the newest here. DIR/checkpoints/step-… names one checkpoint. It refuses if a peer of the run
+    answers. It does not ask where a checkpoint is named. With --stages that checkpoint is cut into so many stages,
+    exactly. It then goes on as a run of its own.
 
     With --invite-file it suits supervisors that restart it after a crash. If the file holds an invite, the same peer
-    returns to that run instead of founding another, and keeps copies of its parts as before. Without, swarm new
-    FILES/run.toml does the same, where FILES is the directory in the founder's line `files`; swarm status shows it.
-    Where nobody of the run answers it ends with exit code 3. With another --name it founds another run.
-    With --retry it does all that by itself: after a crash, or when nobody could be reached, it comes back to its run.
+    returns to that run, and keeps copies of its parts as before. swarm new FILES/run.toml does the same without it:
+    FILES is the directory in the founder's line `files`, which swarm status shows. It ends with exit code 3 if nobody
+    of the run answers. Another --name founds another run. --retry comes back to its run by itself after a crash, and
+    when nobody could be reached.
 
-    With --print-config it founds nothing, and prints a RUN.toml with every key to change and found a run with.
+    With --print-config it founds nothing. It prints a RUN.toml with every key, to change and to found a run with.
 
     Example: swarm new --preset tiny --steps 100
     """

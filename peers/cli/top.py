@@ -28,19 +28,17 @@ def top(
         ),
     ] = None,
     peer: Peer = None,
-    once: Annotated[
-        bool, typer.Option("--once", help="Print it once, as text, also where there is no terminal.")
-    ] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the run once, as text. It needs no terminal.")] = False,
     home: Home = None,
-    as_json: Annotated[bool, typer.Option("--json", help="With --once: print the run's state as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the run's state as JSON, with --once.")] = False,
 ) -> None:
     """Watch a run in the terminal.
 
-    Shows how far the run is, what each replica of each part does, the loss with the peers that came and went, what each
-    peer contributed, and what happened; anew every second, until you press q. The key ? explains it.
+    Shows how far the run is, what each replica of each part does, the loss, the peers that came and went, what each
+    peer contributed, and what happened. Draws it anew every second, until you press q. The key ? explains it.
 
-    Asks a peer of this machine, as swarm peers does, reads the files of the run in a directory, or follows a run by its
-    invite as an observer that holds nothing. Needs the extra top.
+    Asks a peer of this machine, reads the files of the run in a directory, or follows a run by its invite, as an
+    observer that holds nothing. Needs the extra top.
 
     Example: swarm top
 

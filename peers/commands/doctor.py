@@ -28,7 +28,7 @@ def read_wishes(
         invite=tuple(invite),
         listen=wanted or (ANY_PORT,),
         through=tuple(through),
-        device=typed["device"] or "cpu",
+        device=typed["device"] or "auto",
         threads=int(_number("--threads", typed["threads"] or "1", 1, 1024)),
         limit_s=_number("--timeout", typed["timeout"] or str(LIMIT_S), 5, 3600),
         home=home_directory(typed["home"]),

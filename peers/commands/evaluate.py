@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -131,22 +131,26 @@ def load_checkpoint(
     return Checkpointed(chosen.step, model.to(place).eval(), tokenizer, chosen.manifest, chosen.passed_over, place)
 
 
-def held_out_loss(checkpoint: Checkpointed, shard_path: Path) -> float:
-    """Mean cross entropy in nats per target token over the held-out shard (its first 512 rows at most), packed as the
-    run's are; of conversations the targets are what is learnt of them."""
+def held_out_loss(
+    checkpoint: Checkpointed, shard_path: Path, enough: Callable[[int], bool] = lambda rows: False
+) -> float:
+    """Mean cross entropy in nats per target token over the held-out shard (its first 512 rows at most, or until so many
+    are ``enough``), packed as the run's are; of conversations the targets are what is learnt of them."""
     manifest = checkpoint.manifest
     held_out = rows_of(Shard.open(shard_path), manifest.model.context, manifest.batch.packing)
     held_out.require(1)
     total, count = 0.0, 0
-    rows = min(held_out.count, MAX_ROWS)
-    for first in range(0, rows, ROWS_AT_ONCE):
+    rows, at_once = min(held_out.count, MAX_ROWS), _rows_at_once(manifest.model.context, manifest.model.vocab_size)
+    for first in range(0, rows, at_once):
         check()
-        numbers = list(range(first, min(first + ROWS_AT_ONCE, rows)))
+        numbers = list(range(first, min(first + at_once, rows)))
         read = held_out.read(numbers)
         with packed(None if read.positions is None else torch.from_numpy(read.positions)):
             loss_sum, targets = checkpoint.model.evaluate(torch.from_numpy(read.inputs), torch.from_numpy(read.targets))
         total += loss_sum
         count += targets
+        if enough(numbers[-1] + 1):
+            break
     if not math.isfinite(total):
         raise StateError(f"the loss of step {checkpoint.step} on held-out text is not a number: training diverged")
     return total / count
@@ -316,9 +320,13 @@ def sliding(targets: int, context: int, stride: int) -> Iterator[Window]:
         done = stop
 
 
+def _rows_at_once(context: int, vocab_size: int) -> int:
+    return max(1, min(ROWS_AT_ONCE, LARGEST_SCORES // (context * vocab_size)))
+
+
 def _batches(rows: Iterator[_Row], context: int, vocab_size: int) -> Iterator[list[_Row]]:
     """Put rows together as far as their scores fit."""
-    most = max(1, min(ROWS_AT_ONCE, LARGEST_SCORES // (context * vocab_size)))
+    most = _rows_at_once(context, vocab_size)
     batch: list[_Row] = []
     for row in rows:
         batch.append(row)

@@ -174,6 +174,7 @@ def _peer_settings(place: HeldPlace, who: Who, contacts: Contacts, options: Peer
         identity=place.identity.absolute(),
         role=role,
         name=who.name,
+        turn=max(1, int(place.path.name)) - 1 if place.path.name.isdigit() else 0,
         bootstrap=tuple(dict.fromkeys((*contacts.addresses, *known))),
         run=contacts.run,
         run_directory=kept.absolute(),

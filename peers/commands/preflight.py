@@ -31,12 +31,17 @@ def check_device(device: str, root: Path = Path("/")) -> None:
     """
     if re.fullmatch(DEVICE, device) is None:
         raise ConfigError("--device", device, DEVICE_WORDS, "Correct the name.")
-    if device.startswith("cuda") and not any(any(root.glob(trace)) for trace in GPU_TRACES):
+    if device.startswith("cuda") and not has_gpu_driver(root):
         remedy, why = (
             "Leave --device out to use the CPU. Does nvidia-smi list a GPU?",
             "no GPU driver is on this machine",
         )
         raise ConfigError("--device", device, "cpu here", remedy, why=why)
+
+
+def has_gpu_driver(root: Path = Path("/")) -> bool:
+    """Return whether there is a trace of a driver of a GPU that torch calls ``cuda``, below ``root``."""
+    return any(any(root.glob(trace)) for trace in GPU_TRACES)
 
 
 def check_checkpoints(pattern: Path) -> None:

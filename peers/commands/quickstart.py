@@ -1,5 +1,6 @@
 """``swarm quickstart``: a whole swarm on one machine, from text to a trained model. Read top to bottom:
 
+choose      how many steps fit into the minutes, by a measurement                    (peers.local.pace)
 prepare     tokenizer, shards, manifest, while the fork server imports torch         (peers.data.prepare)
 train       the bootstrap first, then everybody; a row per step                      (peers.local.run)
 judge       held-out loss before and after, a sample                                 (peers.commands.evaluate)
@@ -9,6 +10,7 @@ finish      the plot, the report, what to type next; also after a failure
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 import shutil
 import signal
@@ -29,6 +31,7 @@ from peers.console.words import (
     command_name,
     count,
     learnt_text,
+    listed,
     next_commands,
     one_line,
     print_error,
@@ -42,39 +45,65 @@ from peers.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_USAGE, exit_code_of
 from peers.founding_files import Founded, load_foundation, pending
 from peers.home.run_directory import RunDirectory, create_run_directory
 from peers.local.launch import PeerGroup
-from peers.local.plot import loss_svg
+from peers.local.pace import BATCH_KEYS, MINUTES, fitting, measure
+from peers.local.plot import loss_svg, loss_text
 from peers.local.progress import Progress, RunView
 from peers.local.report import Evaluation, RunFacts, RunOutcome, build_report, render_report, write_report
-from peers.local.run import BOOTSTRAP, LocalRun, RunBroken, peer_names
+from peers.local.run import BOOTSTRAP, CHECKPOINTS_PER_RUN, LocalRun, RunBroken, peer_names
 from peers.options.foundation import Foundation
 from peers.options.local import MOST_PEERS, LocalOptions
+from peers.profiles import put, value_at
 from swarm import __version__
 from swarm.clock import Clock
 from swarm.config import Manifest, StartWhen, parse_manifest
+from swarm.device import resolve_device
+from swarm.disk import size_text
 from swarm.errors import ConfigError, StateError, SwarmError
 from swarm.monitoring.reader import EventTail
 
 SAMPLE_PROMPT = "The"
-SAMPLE_TOKENS = 60
+SAMPLE_TOKENS, SAMPLE_TOKENS_LARGE = 60, 20
+BYTES_A_PARAMETER = 12
+"""Of a checkpoint with AdamW's state."""
+EVALUATE_S = 4.0
+"""Of a run of some minutes as much held-out text is read as this allows, before and after."""
+AROUND_S, JUDGE_S = 28.0, 12.0
+"""Start and end of a run of some minutes may take so long beside them, and the end of that."""
+START_TIMES, JUDGE_TIMES = 4.0, 1.5
+"""Start and end take so many times what the first piece does: torch is loaded, and the machine is measured."""
+LATE = 0.5
+"""A slow start takes this share of the minutes at most: on a machine that has a tenth of a core all takes longer."""
 
 
-PRESET, HOSTS, TRAINERS, STEPS = "tiny", 4, 2, 60
+PRESET, HOSTS, TRAINERS = "tiny", 4, 2
 """What is played where nothing is said: of a RUN.toml its own holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuickstartOptions:
     """The run that ``swarm quickstart`` founds, its manifest as far as it is known without a tokenizer, and what is
-    said of playing it."""
+    said of playing it. Its steps are to take ``minutes``; None: it says how many."""
 
     foundation: Foundation
     document: dict[str, Any]
     local: LocalOptions
+    minutes: float | None
 
     @property
     def manifest(self) -> Manifest:
         """What is known of the run's before its text is read."""
         return parse_manifest(pending(self.document), "quickstart")
+
+    @property
+    def batch_said(self) -> frozenset[str]:
+        """The fields of a :class:`~peers.local.pace.StepShape` that a person named."""
+        read = {} if self.foundation.file is None else self.document
+        said = {
+            name
+            for name, key in BATCH_KEYS.items()
+            if key in self.foundation.changes or value_at(read, key) is not None
+        }
+        return frozenset(said if self.foundation.model is not None else said | {"context"})
 
     @property
     def text(self) -> LocalText:
@@ -89,11 +118,11 @@ def plan_run(foundation: Foundation, local: LocalOptions) -> QuickstartOptions:
     Raises ConfigError naming the option.
     """
     foundation = dataclasses.replace(foundation, text=local.text)  # for a model without a tokenizer.json
+    of_model = foundation.model is not None and foundation.file is None
+    peers_said = local.peers is not None or foundation.trainers is not None
     if foundation.file is None:
         if foundation.preset is None and foundation.model is None:
             foundation = dataclasses.replace(foundation, preset=PRESET)
-        if foundation.preset in (None, PRESET) and foundation.steps is None:
-            foundation = dataclasses.replace(foundation, steps=STEPS)
         trainers = TRAINERS if foundation.trainers is None else foundation.trainers
         foundation = dataclasses.replace(foundation, hosts=local.peers or HOSTS, trainers=trainers)
     elif local.peers is not None:
@@ -102,6 +131,8 @@ def plan_run(foundation: Foundation, local: LocalOptions) -> QuickstartOptions:
         document = load_foundation(foundation)
     except ConfigError as error:
         raise error if foundation.hosts is None else _of_peers(error) from None
+    if of_model and not peers_said:
+        document = _lean(document)
     manifest = parse_manifest(pending(document), "quickstart")
     start = manifest.run.start_when
     for name, number in (("--peers", start.stage_hosts), ("--trainers", start.trainers)):
@@ -109,7 +140,39 @@ def plan_run(foundation: Foundation, local: LocalOptions) -> QuickstartOptions:
             raise ConfigError(name, number, f"from 1 to {MOST_PEERS}", "Choose a number in that range.")
     if foundation.file is None and manifest.averaging.mode == "local":
         document["averaging"]["local"] = FEW_ROUNDS | document["averaging"].get("local", {})
-    return QuickstartOptions(foundation=foundation, document=document, local=local)
+    minutes = _minutes(foundation, local, manifest, value_at(document, "run.steps"))
+    return QuickstartOptions(foundation=foundation, document=document, local=local, minutes=minutes)
+
+
+LARGE_PARAMETERS = 32_000_000
+"""Of a larger model one machine has neither memory nor time for replicas, copies and long samples."""
+
+
+def _lean(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the manifest of a run with as few peers as it takes, if its model is large."""
+    from swarm.models.registry import family_of  # it imports torch, as the model has already
+
+    manifest = parse_manifest(pending(document), "quickstart")
+    family = family_of(manifest.model)
+    cost = family.cost(family.whole, manifest.model.context)
+    if cost.parameters + cost.frozen < LARGE_PARAMETERS:
+        return document
+    few = {"stage_hosts": manifest.split.stages, "trainers": 1}
+    return put(put(document, ["run", "start_when"], few), ["run", "copies"], 0)
+
+
+def _minutes(foundation: Foundation, local: LocalOptions, manifest: Manifest, steps: int | None) -> float | None:
+    """Return how long the steps are to take; None where it is said how many. Raises ConfigError for both."""
+    minutes = local.minutes
+    if minutes is not None and foundation.steps is not None:
+        raise ConfigError("--minutes", minutes, "one of --minutes and --steps", "Leave one of the two out.")
+    if minutes is not None and manifest.run.reproducible:
+        why = "a machine's speed would choose the steps, and so the weights"
+        raise ConfigError("--minutes", minutes, "nothing beside --reproducible", "Say --steps instead.", why=why)
+    in_file = foundation.file is not None and steps is not None
+    if minutes is None and (foundation.steps is not None or manifest.run.reproducible or in_file):
+        return None
+    return minutes or MINUTES
 
 
 FEW_ROUNDS = {"outer_lr": 1.0, "outer_momentum": 0.0}
@@ -166,12 +229,13 @@ class _Quickstart:
         self._options, self._directory, self._group, self._clock = options, directory, group, clock
         self._began = self._phase_began = psutil.Process().create_time()
         self._manifest = options.manifest
-        self._progress = Progress(steps=self._manifest.run.steps, quiet=options.local.json)
+        self._progress = Progress(quiet=options.local.json)
         self._view = RunView()
         self._tail = EventTail({name: directory.events(name) for name in peer_names(self._manifest)})
         self._announced: set[str] = set()
         self._run: str | None = None
         self._evaluation = Evaluation()
+        self._ends: float | None = None
 
     @property
     def _start(self) -> StartWhen:
@@ -212,9 +276,13 @@ class _Quickstart:
 
     def _train(self) -> None:
         self._progress.say(f"swarm {__version__} · {self._size()}, {self._manifest.split.ends} ends", indent=2)
+        minutes = self._options.minutes
+        if minutes is not None:
+            self._choose_steps(minutes)
         self._group.open()
         self._progress.waiting("preparing text")
         founded = self._prepare()
+        self._check_room()
         # Not earlier: what cannot be prepared leaves no directory.
         root = self._directory.root
         self._progress.say(f"everything goes to {root}", indent=2)
@@ -231,7 +299,29 @@ class _Quickstart:
             clock=self._clock,
             on_change=self._show,
             reports=self._reports(),
+            ends=self._ends,
         ).train()
+
+    def _choose_steps(self, minutes: float) -> None:
+        """Measure, before anything else makes the machine busy, and have the manifest say what was chosen."""
+        self._progress.waiting(f"measuring what fits into {minutes:g} minutes")
+        options, manifest = self._options, self._manifest
+        began = self._clock.wall()
+        device = str(resolve_device(options.local.device))
+        speed = measure(manifest, device, self._clock)
+        check()
+        took = self._clock.wall() - began
+        judge_s = max(JUDGE_S, JUDGE_TIMES * took)
+        late_s = min(max(0.0, START_TIMES * took + judge_s - AROUND_S), LATE * 60 * minutes)
+        self._ends = began + 60 * minutes + AROUND_S - judge_s
+        said, tokens = options.batch_said, options.text.tokens
+        pace = fitting(manifest, speed, minutes, said=said, tokens=tokens, late_s=late_s)
+        document = options.document
+        for key, value in pace.changes(manifest).items():
+            document = put(document, key.split("."), value)
+        self._options = dataclasses.replace(options, document=document)
+        self._manifest = self._options.manifest
+        self._done("measured", pace.described(device, minutes))
 
     def _reports(self) -> dict[str, Any]:
         """Return what its one reporter is told: it sees the whole run, from the first step on."""
@@ -257,6 +347,17 @@ class _Quickstart:
             self._progress.say(little, indent=2)
         return prepared.founded
 
+    def _check_room(self) -> None:
+        """Raises StateError where the disk has no room for the checkpoints."""
+        from swarm.models.registry import family_of  # torch, as above
+
+        root, family = self._directory.root, family_of(self._manifest.model)
+        parameters = family.cost(family.whole, self._manifest.model.context).parameters
+        wanted, free = BYTES_A_PARAMETER * parameters * (CHECKPOINTS_PER_RUN + 1), shutil.disk_usage(root).free
+        if free < wanted:
+            there = f"{size_text(free)} are free, and checkpoints take up to {size_text(wanted)}"
+            raise StateError(f"{root}: {there}. Make room, or name a directory on another disk with --out.")
+
     def _show(self) -> None:
         new = self._view.addresses.keys() - self._announced
         self._announced |= new
@@ -265,8 +366,9 @@ class _Quickstart:
             addresses = self._view.addresses[BOOTSTRAP]
             self._done("bootstrap", short_address(addresses[0]) if addresses else "")
         if new and len(self._announced) == everybody:
-            self._done("peers", f"{everybody - 1} connected")
-        self._progress.update(self._view, self._clock.wall())
+            devices = [f"{device} ({why})" for device, why in sorted(self._view.devices.items())]
+            self._done("peers", f"{everybody - 1} connected, computing on {listed(devices)}")
+        self._progress.update(self._view, self._clock.wall(), self._manifest.run.steps)
         if len(self._announced) == everybody:
             self._progress.waiting(
                 f"step {min(self._view.steps.last + 1, self._manifest.run.steps)} of {self._manifest.run.steps}"
@@ -285,7 +387,7 @@ class _Quickstart:
         self._group.stop()
         for told in self._tail.read_rest():
             self._view.add(told)
-        self._progress.update(self._view, self._clock.wall(), final=True)
+        self._progress.update(self._view, self._clock.wall(), self._manifest.run.steps, final=True)
         allow()
 
     def _judge(self) -> None:
@@ -293,12 +395,24 @@ class _Quickstart:
         # Here and not above: torch takes seconds to import, and the peers needed the processor until now.
         from peers.commands.evaluate import Sampling, held_out_loss, load_checkpoint, sample_text
 
-        before = held_out_loss(load_checkpoint(self._directory, 0), self._directory.held_out)
+        read, ends = 0, self._clock.monotonic() + EVALUATE_S
+
+        def enough(rows: int) -> bool:
+            nonlocal read
+            read = rows
+            return self._options.minutes is not None and self._clock.monotonic() > ends
+
+        large = (self._view.parameters or 0) >= LARGE_PARAMETERS
+        threads = len(os.sched_getaffinity(0)) if large else 1
+        initial = load_checkpoint(self._directory, 0, threads=threads)
+        before = held_out_loss(initial, self._directory.held_out, enough)
+        del initial
         check()
-        trained = load_checkpoint(self._directory)
+        trained = load_checkpoint(self._directory, threads=threads)
         check()
-        after = held_out_loss(trained, self._directory.held_out)
-        sampling = Sampling(prompt=SAMPLE_PROMPT, tokens=SAMPLE_TOKENS, seed=self._manifest.run.seed)
+        after = held_out_loss(trained, self._directory.held_out, lambda rows: rows >= read)
+        tokens = SAMPLE_TOKENS_LARGE if large else SAMPLE_TOKENS
+        sampling = Sampling(prompt=SAMPLE_PROMPT, tokens=tokens, seed=self._manifest.run.seed)
         sample = sample_text(trained, sampling)
         self._evaluation = Evaluation(first=before, last=after, last_step=trained.step, sample=sample)
 
@@ -366,9 +480,12 @@ class _Quickstart:
         say(f"done: {outcome.message}", "bold green", indent=6)
         if copies := self._copies():
             say(copies, indent=8)
+        rows = self._view.steps.rows()
+        for line in loss_text([(row.step, row.loss) for row in rows if not row.given_up]):
+            self._progress.command(line)
         say(f"sample: {one_line(SAMPLE_PROMPT + (self._evaluation.sample or ''))}", indent=8)
         say(f"left in {root}: run.toml, tokenizer.json, shards, checkpoints, loss.svg, report.json", indent=8)
-        say("next (with a text of your own: --text FILE):")
+        say("next:")
         for line in next_commands(root):
             self._progress.command(line)
 
@@ -384,7 +501,8 @@ class _Quickstart:
         return f"averaged: {hosts} and {trainers}; replicas of a part had the same bits after every step"
 
     def _interrupted(self, interrupt: Interrupted) -> RunOutcome:
-        steps = f"{self._view.steps.last} of {self._manifest.run.steps} steps closed"
+        closed = f"{self._view.steps.last} of {self._manifest.run.steps} steps closed"
+        steps = closed if self._run is not None else "nothing trained"
         kept = f"{interrupt}: all peers stopped, {steps}; kept {self._directory.root}, {self._last_checkpoint()}"
         return RunOutcome(exit_reason="interrupted", exit_code=interrupt.exit_code, message=kept)
 
@@ -402,13 +520,18 @@ class _Quickstart:
         rows = self._view.steps.rows()
         trained = [f"{row.loss:.2f}" for row in rows if not row.given_up]
         apart = self._manifest.averaging.inner_steps
-        parts = [count(len(rows), "step") + (f" of {apart} batches each" if apart > 1 else "")]
+        wanted = self._manifest.run.steps
+        early = f" of {wanted}, for the time was up" if len(rows) < wanted else ""
+        parts = [count(len(rows), "step") + early + (f" of {apart} batches each" if apart > 1 else "")]
         if len(trained) < len(rows):
             parts.append(f"{len(rows) - len(trained)} of them given up")
         if trained:
             parts.append(f"training loss {' → '.join(dict.fromkeys((trained[0], trained[-1])))}")
         if self._evaluation.first is not None and self._evaluation.last is not None:
-            parts.append(f"held-out {self._evaluation.first:.2f} → {self._evaluation.last:.2f} nats per token")
+            weights = (
+                "" if self._evaluation.last_step == self._view.steps.last else f" at step {self._evaluation.last_step}"
+            )
+            parts.append(f"held-out {self._evaluation.first:.2f} → {self._evaluation.last:.2f} nats per token{weights}")
         learnt, computed = sum(row.tokens for row in rows), sum(row.computed for row in rows)
         parts.append(learnt_text(learnt, computed, amount))
         parts.append(f"{amount(self._view.tokens_per_s or 0)} tokens/s")

@@ -35,6 +35,7 @@ from swarm.events import (
     DaemonRestarted,
     DashboardServed,
     DataOpened,
+    DeviceChosen,
     DigestMismatch,
     DiskRefused,
     DiskTook,
@@ -93,6 +94,8 @@ _AT_ONCE = {"Ctrl-C": "; again leaves at once", "swarm drain": "; Ctrl-C twice l
 def describe(event: Event) -> tuple[str, str] | None:
     """(label, text) of an event that needs nothing else to be understood; None: it is not told."""
     match event:
+        case DeviceChosen() | DaemonLost() | DaemonRestarted():
+            return _of_machine(event)
         case PeerStarted():
             return "listening", _list(event.addresses) or "nowhere that could be found out"
         case RunFound():
@@ -104,16 +107,22 @@ def describe(event: Event) -> tuple[str, str] | None:
             return "started", swarm_of(event)
         case PeerReady():
             return "READY", _ready(event)
-        case DaemonLost():
-            return "lost", f"our own libp2p daemon (exit code {event.exit_code})"
-        case DaemonRestarted():
-            return "restored", f"our own libp2p daemon serves again after {event.seconds:.1f} s"
         case PeerStopped():
             return _end(event)
         case RelayServing():
             return "relays", relaying_text(event.fields())
         case _:
             return _describe_place(event) or _describe_others(event)
+
+
+def _of_machine(event: DeviceChosen | DaemonLost | DaemonRestarted) -> tuple[str, str]:
+    match event:
+        case DeviceChosen():
+            return "device", f"{event.device}: {harmless(event.why)}"
+        case DaemonLost():
+            return "lost", f"our own libp2p daemon (exit code {event.exit_code})"
+        case DaemonRestarted():
+            return "restored", f"our own libp2p daemon serves again after {event.seconds:.1f} s"
 
 
 def _data(event: DataOpened) -> tuple[str, str]:

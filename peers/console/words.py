@@ -211,13 +211,16 @@ def another_path(path: Path) -> str:
 
 def next_commands(root: Path) -> list[str]:
     """Return commands to try after a local run, ready to paste."""
-    swarm = command_name()
-    return [
-        f'{swarm} sample {shlex.quote(str(root))} --prompt "The" --tokens 80',
-        f"{swarm} export --out {shlex.quote(str(root / 'model'))} --run {shlex.quote(str(root))}",
-        f"{swarm} quickstart --stages 4 --peers 8 --trainers 3",
-        f"{swarm} quickstart --help",
-    ]
+    swarm, run = command_name(), shlex.quote(str(root))
+    commands = {
+        f'{swarm} sample {run} --prompt "The"': "more of what it says",
+        f"{swarm} dashboard {run}": "the run as a page",
+        f"{swarm} export --out {shlex.quote(str(root / 'model'))} --run {run}": "the model for transformers",
+        f"{swarm} quickstart --minutes 10": "longer; of your own: --text FILE",
+        f"{swarm} new --preset tiny": "the same in several terminals, or machines",
+    }
+    widest = max(map(len, commands))
+    return [f"{command:<{widest}}  # {what}" for command, what in commands.items()]
 
 
 def gathering(root: Path) -> str:

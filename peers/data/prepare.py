@@ -20,10 +20,11 @@ from peers.console.interrupt import check
 from peers.console.words import count
 from peers.data.building import encoded_documents
 from peers.data.encoder import Encoding
+from peers.data.files import source_files
 from peers.data.flaws import LeftOut
 from peers.data.keys import KeyCount
 from peers.data.source import check_ids_fit
-from peers.data.text import built_in_corpus, read_corpus
+from peers.data.text import BUILT_IN_CHARACTERS, built_in_corpus, read_corpus
 from peers.data.tokenizer_files import run_encoding
 from peers.founding_files import Founded, given_tokenizer, make_run, tokenizer_for
 from peers.home.run_directory import RunDirectory
@@ -36,6 +37,8 @@ from swarm.schema import TOKENIZER_FILE
 
 TEXT = "--text"
 HELD_OUT_FRACTION = 0.05
+BYTES_PER_TOKEN = 3
+"""Of English, with the few thousand tokens of a small run; of others it is more."""
 _MORE_TEXT = "Give more text, or ask for fewer --trainers."
 
 
@@ -47,6 +50,12 @@ class LocalText:
     paths: tuple[Path, ...] = ()
     special_tokens: bool = False
     allow_bad: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """About how many tokens it has."""
+        files = [file for path in self.paths for file in source_files(path, TEXT)]
+        return (sum(file.bytes for file in files) or BUILT_IN_CHARACTERS) // BYTES_PER_TOKEN
 
     @property
     def name(self) -> str:

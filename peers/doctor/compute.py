@@ -5,14 +5,17 @@ Everything is blocking; call it on a thread of its own. Imports torch: seconds.
 
 from __future__ import annotations
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import torch
 
 from swarm.clock import Clock
 from swarm.config import Manifest
-from swarm.device import Device, DeviceThread, resolve_device
-from swarm.ids import PartName
+from swarm.device import Device, DeviceThread, choose_device, resolve_device
+from swarm.ids import ENDS, PartName
 from swarm.membership.part_memory import lacking_memory, part_bytes
 from swarm.membership.rules import spec_of
 from swarm.models.family import PartModule
@@ -69,13 +72,13 @@ class _Planned:
 def try_device(name: str) -> DeviceSeen:
     """Return the device after it has computed something. Raises ConfigError for one that is not there, RuntimeError for
     one on which torch cannot compute."""
-    device = resolve_device(name)
+    device, why = choose_device(name)
     probe = torch.ones((64, 64), device=device, requires_grad=True)
     total = float((probe @ probe).sum().detach())
     if total != 64.0**3:
         raise RuntimeError(f"the sum of a product of ones is {total:g} there, and should be {64**3}")
     planned = DeviceThread(device)
-    title, memory = "the CPU", 0
+    title, memory = f"the CPU ({why})" if name == "auto" else "the CPU", 0
     if device.type == "cuda":
         found = torch.cuda.get_device_properties(device)
         title, memory = str(found.name), int(found.total_memory)
@@ -142,6 +145,58 @@ class DeviceBench:
             whole_s=an_operation * self._flops(self._family.whole),
             measured=f"{layers} layer{'s' if layers != 1 else ''}, {rows} of {wanted} rows, best of {ROUNDS}",
         )
+
+    @property
+    def microbatch_flops(self) -> float:
+        """Operations of a microbatch's forward and backward through the whole model."""
+        return (
+            3.0 * self._flops(self._family.whole) * self._manifest.batch.microbatch_size * self._manifest.model.context
+        )
+
+    def together(self, peers: int, within_s: float) -> float:
+        """Return the seconds from one microbatch to the next through the whole model, while so many peers of this
+        machine compute at once: one layer tells, on a thread for each.
+
+        Takes no longer than about ``within_s`` and three passes of a row. Raises RuntimeError where the memory of the
+        device does not do.
+        """
+        torch.set_num_threads(self._threads)
+        clock, wanted, over = self._clock, self._manifest.batch.microbatch_size, threading.Event()
+        whole = self._family.whole
+        layer = replace(whole, embedding=False, head=False, last_layer=whole.first_layer + 1)
+        modules = [self._filled(layer) for _ in range(peers)]
+        self._pass(modules[0], 1)  # the first of a process makes torch load what it needs
+        once = self._pass(modules[0], 1)
+        rows = max(1, min(wanted, int(within_s / (2 * peers * max(once, 1e-6)))))
+
+        def passes_a_second(module: PartModule) -> float:
+            began, passes = clock.monotonic(), 0
+            while (spent := clock.monotonic() - began) < within_s or not passes:
+                if over.is_set():
+                    break
+                self._pass(module, rows)
+                passes += 1
+            return passes / spent
+
+        began, used = clock.monotonic(), time.process_time()
+        with ThreadPoolExecutor(peers) as pool:
+            try:
+                rate = sum(pool.map(passes_a_second, modules))
+            finally:
+                over.set()
+        cores = (time.process_time() - used) / (clock.monotonic() - began) if self._device.type == "cpu" else 1.0
+        alone = wanted / rows * self._flops(whole) / max(1, self._flops(layer)) / rate
+        # Where each peer has a core, that with the most work lets the others wait.
+        return alone * max(1.0, cores * self._largest_share())
+
+    def _largest_share(self) -> float:
+        """The share of a microbatch's work that falls on one peer, of those that the run starts with, at most."""
+        split, start = self._manifest.split, self._manifest.run.start_when
+        shares = []
+        for spec in self._family.parts(split):
+            replicas = start.trainers if spec.name == ENDS else start.stage_hosts // split.stages
+            shares.append(self._flops(spec) / max(1, replicas))
+        return max(shares) / max(1, self._flops(self._family.whole))
 
     def _bare(self, stage: PartSpec) -> PartSpec:
         """A stage without ends and, where it is large, all its layers but one."""

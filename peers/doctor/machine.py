@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from peers.commands.preflight import GPU_TRACES, check_device, check_listen
+from peers.commands.preflight import check_device, check_listen, has_gpu_driver
 from peers.console.words import command_name, listed
 from peers.doctor.results import CheckResult, raise_first, refused
 from peers.options.model import ANY_PORT
@@ -96,7 +96,7 @@ def look(home: Path, root: Path = Path("/")) -> MachineFacts:
         missing=tuple(name for name in NEEDED if importlib.util.find_spec(name) is None),
         daemon=_daemon_problem(platform.machine()),
         torch=_torch_build(),
-        gpu=any(any(root.glob(trace)) for trace in GPU_TRACES),
+        gpu=has_gpu_driver(root),
         memory_free=free_memory(),
         memory_total=int(psutil.virtual_memory().total),
         disk=place,
@@ -277,7 +277,7 @@ class DoctorWishes:
 
     home: Path
     invite: tuple[str, ...] = ()
-    device: str = "cpu"
+    device: str = "auto"
     listen: tuple[str, ...] = (ANY_PORT,)
     through: tuple[str, ...] = ()
     threads: int = 1
@@ -304,9 +304,11 @@ def _check_device(facts: MachineFacts, devices: str) -> CheckResult:
             check_device(device)
     except ConfigError as error:
         return refused("device", f"{devices} cannot be used", error)
-    base = CheckResult(name="device", found=devices, facts={"device": devices})
-    if devices == "cpu" and facts.gpu and facts.torch is not None and (facts.torch.cuda or facts.torch.rocm):
-        remedy = f"{command_name()} doctor --device cuda, and the same option of join"
+    usable = facts.gpu and facts.torch is not None and bool(facts.torch.cuda or facts.torch.rocm)
+    found = f"auto: {'a GPU' if usable else 'the CPU'}" if devices == "auto" else devices
+    base = CheckResult(name="device", found=found, facts={"device": devices})
+    if devices == "cpu" and usable:
+        remedy = "Leave --device out, here and of join."
         return base.warns("a GPU is here, and would not be used", check="nvidia-smi", next_=remedy)
     return base
 

@@ -1,4 +1,4 @@
-"""The loss curve as an SVG file, drawn by hand: no plotting library for one picture."""
+"""The loss curve as an SVG file and as lines of text, drawn by hand: no plotting library for one picture."""
 
 from __future__ import annotations
 
@@ -47,6 +47,29 @@ def loss_svg(title: str, trained: Sequence[Point], held_out: Sequence[Point]) ->
         f'font-family="sans-serif" font-size="12" role="img">\n'
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#ffffff"/>\n' + "\n".join(body) + "\n</svg>\n"
     )
+
+
+def loss_text(points: Sequence[Point], columns: int = 60, rows: int = 8) -> list[str]:
+    """Return the curve as lines for a terminal, in plain ASCII: each column the mean of its steps. Nothing for fewer
+    than two losses that are finite."""
+    points = [point for point in points if math.isfinite(point[1])]
+    if len(points) < 2:
+        return []
+    first, last = points[0][0], points[-1][0]
+    columns = min(columns, last - first + 1)
+    x = Axis(first, last, 0, columns - 1)
+    by_column: dict[int, list[float]] = {}
+    for step, loss in points:
+        by_column.setdefault(round(x.place(step)), []).append(loss)
+    means = {column: sum(losses) / len(losses) for column, losses in by_column.items()}
+    low, high = min(means.values()), max(means.values())
+    y = Axis(low, max(high, low + 1e-3), rows - 1, 0)
+    lines = []
+    for row in range(rows):
+        label = {0: f"{high:.2f}", rows - 1: f"{low:.2f}"}.get(row, "")
+        marks = ("*" if c in means and round(y.place(means[c])) == row else " " for c in range(columns))
+        lines.append(f"{label:>7} |{''.join(marks)}".rstrip())
+    return [*lines, f"{'':7} +{'-' * columns}", f"{'step':>7}  {first:<{max(1, columns - len(str(last)))}}{last}"]
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:

@@ -18,6 +18,7 @@ from peers.console.words import amount, learnt_text
 from swarm.disk import size_text
 from swarm.events import (
     CheckpointWritten,
+    DeviceChosen,
     Event,
     HopMoved,
     Participation,
@@ -89,9 +90,9 @@ class RunView:
     grow with the run.
 
     Public fields: ``steps``, ``traffic``, ``microbatches`` and ``digests``, the general folds; ``addresses`` of peers
-    that started, by name; ``stopped``, last words by name; ``lost_peers``, names that others reported gone, in order,
-    with the first reason; ``notes``, what happened on the way to each step; ``checkpoint_steps``;
-    ``bytes_at_start``, what everybody downloaded of the initial weights.
+    that started, by name; ``devices`` on which they compute, with the reasons; ``stopped``, last words by name;
+    ``lost_peers``, names that others reported gone, in order, with the first reason; ``notes``, what happened on the
+    way to each step; ``checkpoint_steps``; ``bytes_at_start``, what everybody downloaded of the initial weights.
     """
 
     def __init__(self) -> None:
@@ -100,6 +101,7 @@ class RunView:
         self.addresses: dict[str, tuple[str, ...]] = {}
         self.stopped: dict[str, ExitNotice] = {}
         self.lost_peers: dict[str, str] = {}
+        self.devices: dict[str, str] = {}
         self.notes = StepNotes()
         self.checkpoint_steps: set[int] = set()
         self.parameters: int | None = None
@@ -113,23 +115,29 @@ class RunView:
             self.notes.closed(event.step)
         for view in (self.steps, self.traffic, self.microbatches, self.digests):
             view.add(told.record)
+        self._add_peer(told)
         match event:
-            case PeerStarted(addresses=addresses):
-                self.addresses[told.name] = addresses
-                self.notes.names[told.record.peer] = told.name
-            case PeerStopped(reason=reason, exit_code=code):
-                self.stopped[told.name] = ExitNotice(told.record.wall, reason, code)
             case RunStarted(parameters=parameters):
                 self.parameters = parameters
             case CheckpointWritten(step=step):
                 self.checkpoint_steps.add(step)
             case StateDownloaded(step=0, bytes_received=received):
                 self.bytes_at_start += received
-            case PeerLost(name=name, reason=reason):
-                self.lost_peers.setdefault(name, reason)
             case HopMoved():
                 self.hops_moved += 1
         self._annotate(event)
+
+    def _add_peer(self, told: RecordedEvent) -> None:
+        match told.record.event:
+            case DeviceChosen(device=device, why=why):
+                self.devices[device] = why
+            case PeerStarted(addresses=addresses):
+                self.addresses[told.name] = addresses
+                self.notes.names[told.record.peer] = told.name
+            case PeerStopped(reason=reason, exit_code=code):
+                self.stopped[told.name] = ExitNotice(told.record.wall, reason, code)
+            case PeerLost(name=name, reason=reason):
+                self.lost_peers.setdefault(name, reason)
 
     def _annotate(self, event: Event | RawEvent) -> None:
         """Note it; of a step that was given up, only what is told before its row is there."""
@@ -170,13 +178,11 @@ class Progress:
     piece of news is one line, whatever its length. :meth:`close` is due in the end.
     """
 
-    def __init__(self, *, steps: int, quiet: bool) -> None:
+    def __init__(self, *, quiet: bool) -> None:
         self._console = Console(file=sys.stdout, highlight=False, quiet=quiet, soft_wrap=True)
         # A status line needs a terminal that can move its cursor.
         self._live = self._console.is_terminal and not self._console.is_dumb_terminal and not quiet
         self._status: Status | None = None
-        self._steps = steps
-        self._every = max(1, steps // _ROWS)
         self._printed = 0
         self._header_printed = False
 
@@ -219,15 +225,15 @@ class Progress:
             # An interrupt may have come between hiding the cursor and noting that.
             self._console.show_cursor(True)
 
-    def update(self, view: RunView, now: float, *, final: bool = False) -> None:
-        """Print the rows of steps that are closed and settled. ``now`` is the wall clock of the events."""
+    def update(self, view: RunView, now: float, steps: int, *, final: bool = False) -> None:
+        """Print the rows of steps, of so many, that are closed and settled. ``now`` is the wall clock of the events."""
         while (number := self._printed + 1) in view.steps:
             step = view.steps[number]
             if not (final or now - step.closed_at >= SETTLE_S or number + 1 in view.steps):
                 return
             self._printed = number
             notes = view.notes.by_step.get(number, ())
-            if notes or number in (1, self._steps) or number % self._every == 0:
+            if notes or number in (1, steps) or number % max(1, steps // _ROWS) == 0:
                 self._print_row(row(step, view.traffic.by_step.get(number), notes), "yellow" if notes else "")
 
     def _print_row(self, text: str, style: str) -> None:

@@ -32,7 +32,7 @@ take seconds, on a machine with much else to do a minute."""
 BLAME_S = 0.5
 """How long to listen after the first bad end before naming one: the peer that caused it may be told of second."""
 
-CHECKPOINTS_PER_RUN = 3
+CHECKPOINTS_PER_RUN = 5
 LOCAL = PeerOptions(listen=("/ip4/127.0.0.1/tcp/0",), grace=0.0)
 """What is said of every peer of a local run."""
 
@@ -58,7 +58,7 @@ def peer_names(manifest: Manifest) -> tuple[str, ...]:
 class LocalRun:
     """The shared objects of one run's loop. ``on_change`` is called after every look at the events; ``reports`` are the
     options ``report_to`` and ``report_dir`` of the one peer that reports; the run begins with the weights in
-    ``model_files``."""
+    ``model_files``, and is over at ``ends`` on the wall clock if not before."""
 
     manifest: Manifest
     directory: RunDirectory
@@ -70,10 +70,12 @@ class LocalRun:
     on_change: Callable[[], None]
     model_files: Path | None = None
     reports: Mapping[str, Any] = field(default_factory=dict)
+    ends: float | None = None
     _casualties: list[PeerExit] = field(default_factory=list)
 
     def train(self) -> None:
-        """Start all peers and wait until the last step is closed and every peer that is left has ended well.
+        """Start all peers and wait until the last step is closed and every peer that is left has ended well, or until
+        the time is up.
 
         Raises RunBroken naming the peer to blame when those that are left cannot go on, StateError when the fork server
         fails, Interrupted. Stops nothing.
@@ -83,8 +85,14 @@ class LocalRun:
         others = self._others(self.view.addresses[BOOTSTRAP])
         for settings in others:
             self.group.start(settings)
-        self._until(lambda: self._closed, "the last step")
-        self._until(lambda: not self.group.running, f"{', '.join(self.group.running)} to end")
+        self._until(lambda: self._closed or self.time_is_up, "the last step")
+        self._until(lambda: not self.group.running or self.time_is_up, f"{', '.join(self.group.running)} to end")
+
+    @property
+    def time_is_up(self) -> bool:
+        """Whether the run ends with the steps that it has. Not before there are trained weights to be kept."""
+        late = self.ends is not None and self.clock.wall() > self.ends
+        return late and (self._closed or any(self.view.checkpoint_steps - {0}))
 
     @property
     def _closed(self) -> bool:
@@ -104,11 +112,12 @@ class LocalRun:
 
     def _others(self, bootstrap: tuple[str, ...]) -> list[PeerSettings]:
         peers = []
-        for name in peer_names(self.manifest)[1:]:
+        for turn, name in enumerate(peer_names(self.manifest)[1:]):
             role, number = name.split("-")[:2]
             common: dict[str, Any] = {
                 "home": self.directory.home(name).absolute(),
                 "name": name,
+                "turn": turn,
                 "bootstrap": bootstrap,
                 "run": self.manifest.run_id,
                 "run_directory": self.directory.root.absolute(),

@@ -30,17 +30,17 @@ class Foundation:
         FilePath | None,
         Option(
             names=("RUN.toml",), of=_FOUND,
-            help="The run's manifest; with --resume: its directory, or that of one of its checkpoints.",
+            help="The run's manifest. With --resume: its directory, or that of a checkpoint.",
         ),
     ] = None  # fmt: skip
     print_config: Annotated[
-        bool, Option(of=_NEW, help="Print the manifest with every key and where its value comes from; found nothing.")
+        bool, Option(of=_NEW, help="Print the manifest, every key with the source of its value. Nothing is founded.")
     ] = False
     resume: Annotated[
-        bool, Option(of=_NEW, help="Continue a run whose peers are all gone, from its newest checkpoint.")
+        bool, Option(of=_NEW, help="Continue a run from its newest checkpoint when all its peers are gone.")
     ] = False
     preset: Annotated[
-        str | None, Option(metavar="NAME", of=_FOUND, help="Use a preset instead of a file: tiny, small or medium.")
+        str | None, Option(metavar="NAME", of=_FOUND, help="Use a preset and no file: tiny, small or medium.")
     ] = None
     model: Annotated[
         str | None,
@@ -51,13 +51,16 @@ class Foundation:
             default="our own transformer",
         ),
     ] = None
-    from_scratch: Annotated[
-        bool, Option(of=_FOUND, help="With --model: begin with random weights, not with those of the files.")
-    ] = False
+    from_scratch: Annotated[bool, Option(of=_FOUND, help="Begin with random weights, not with those of --model.")] = (
+        False
+    )
     context: Annotated[
         int | None,
         Option(
-            metavar="N", of=_FOUND, manifest="model.context", help="Tokens in a row, at most those that the model has."
+            metavar="N",
+            of=_FOUND,
+            manifest="model.context",
+            help="Make rows of N tokens, at most those that the model has.",
         ),
     ] = None
     compute: Annotated[
@@ -68,32 +71,32 @@ class Foundation:
         int | None,
         Option(
             metavar="N", of=_FOUND, manifest="model.lora.rank",
-            help="Train adapters of this rank (LoRA), and none of the model's own weights.",
+            help="Train adapters of this rank (LoRA), and not the model's own weights.",
         ),
     ] = None  # fmt: skip
     lora_alpha: Annotated[
         float | None,
-        Option(metavar="X", of=_FOUND, manifest="model.lora.alpha", help="An adapter's weight is this over the rank."),
+        Option(metavar="X", of=_FOUND, manifest="model.lora.alpha", help="Weigh an adapter by this over the rank."),
     ] = None
     lora_targets: Annotated[
         tuple[str, ...],
         Option(
             metavar="NAME", of=_FOUND, manifest="model.lora.targets", default="all",
-            help="Give adapters to linear modules of this name, as q_proj; repeat for more.",
+            help="Give adapters to linear modules of this name, as q_proj. Repeat it for more.",
         ),
     ] = ()  # fmt: skip
     lora_dropout: Annotated[
         float | None,
         Option(
             metavar="X", of=_FOUND, manifest="model.lora.dropout", default="0",
-            help="Hide this fraction of what goes into an adapter from it, in training.",
+            help="Drop this fraction of an adapter's input in training.",
         ),
     ] = None  # fmt: skip
     lora_base: Annotated[
         str | None,
         Option(
             metavar="DTYPE", of=_FOUND, manifest="model.lora.base", default="bfloat16",
-            help="Keep the weights beside adapters in bfloat16, nf4 (4 bits) or float32.",
+            help="Store the weights beside adapters in bfloat16, nf4 (4 bits) or float32.",
         ),
     ] = None  # fmt: skip
     packing: Annotated[
@@ -102,7 +105,7 @@ class Foundation:
             metavar="HOW",
             of=_FOUND,
             manifest="batch.packing",
-            help="What a row is: a part of the stream of all documents, or whole documents that do not see each other.",
+            help="Fill rows from the stream of all documents, or with whole documents that do not see each other.",
             default="stream",
         ),
     ] = None
@@ -110,59 +113,71 @@ class Foundation:
         str | None,
         Option(
             metavar="NAME", of=_FOUND, manifest="speed.profile", default="the file's, or none",
-            help="Suit the run to its links: lan, wan (machines far apart) or thin (under 50 Mbit/s).",
+            help="Choose mode, codecs and batch for these links: lan, wan (machines far apart) or thin (under "
+            "50 Mbit/s).",
         ),
     ] = None  # fmt: skip
     mode: Annotated[
         Literal["sync", "overlap", "local"] | None,
         Option(
             of=_FOUND, default="sync",
-            help="sync: close each step before the next begins; overlap: feed the next while one is closed; local: let "
-            "replicas train apart, and average weights now and then (DiLoCo).",
+            help="sync closes each step before the next begins. overlap feeds the next meanwhile. local lets "
+            "replicas train apart, and averages weights now and then (DiLoCo).",
         ),
     ] = None  # fmt: skip
     local_steps: Annotated[
         Annotated[int, between(1, 1000)] | None,
         Option(
             metavar="N", of=_FOUND, default="8 in mode local",
-            help="Optimizer steps that each replica takes on its own before all average their weights and a step "
-            "closes; more than 1 means mode local, and --steps then counts these.",
+            help="Let each replica take N optimizer steps before all average weights and a step closes. More "
+            "than 1 means mode local. --steps counts optimizer steps.",
         ),
     ] = None  # fmt: skip
     strategy: Annotated[
         str | None,
         Option(
             metavar="NAME", of=_FOUND, manifest="averaging.strategy", default="everyone",
-            help="Who averages with whom: everyone, grid, butterfly-groups, server, hierarchy, random or push-sum.",
+            help="Choose who averages with whom: everyone, grid, butterfly-groups, server, hierarchy, random "
+            "or push-sum.",
         ),
     ] = None  # fmt: skip
     batch: Annotated[
         int | None,
-        Option(metavar="N", of=_FOUND, manifest="batch.microbatches_per_step", help="Microbatches of a step."),
+        Option(metavar="N", of=_FOUND, manifest="batch.microbatches_per_step", help="Make a step of N microbatches."),
     ] = None
     rows: Annotated[
         int | None,
-        Option(metavar="N", of=_FOUND, manifest="batch.microbatch_size", help="Rows of text in a microbatch."),
+        Option(metavar="N", of=_FOUND, manifest="batch.microbatch_size", help="Make a microbatch of N rows of text."),
     ] = None
     ends: Annotated[
         Literal["private", "hosted"] | None,
         Option(
             of=_FOUND, manifest="split.ends", default="private",
-            help="private: token ids and labels never leave a trainer; hosted: stages hold the ends.",
+            help="private keeps token ids and labels at a trainer. hosted has stages hold the ends.",
         ),
     ] = None  # fmt: skip
     reproducible: Annotated[
-        bool, Option(of=_FOUND, manifest="run.reproducible", help="Give the same weights, bit for bit, for any wiring.")
+        bool,
+        Option(
+            of=_FOUND,
+            manifest="run.reproducible",
+            help="Give the same weights, bit for bit, whichever peer computes what.",
+        ),
     ] = False
     name: Annotated[
-        str | None, Option(metavar="NAME", of=_FOUND, manifest="run.name", help="Name of the run, for people.")
+        str | None, Option(metavar="NAME", of=_FOUND, manifest="run.name", help="Call the run so, for people.")
     ] = None
     steps: Annotated[
-        int | None, Option(metavar="N", of=_FOUND, manifest="run.steps", help="Optimizer steps until the run is over.")
+        int | None, Option(metavar="N", of=_FOUND, manifest="run.steps", help="End the run after N optimizer steps.")
     ] = None
     lr: Annotated[
         float | None,
-        Option(metavar="X", of=_FOUND, manifest="optimizer.lr", help="Highest learning rate, after the warm-up."),
+        Option(
+            metavar="X",
+            of=_FOUND,
+            manifest="optimizer.lr",
+            help="Set the highest learning rate, which follows the warm-up.",
+        ),
     ] = None
     stages: Annotated[
         int | None,
@@ -179,7 +194,7 @@ class Foundation:
     peers: Annotated[
         FilePath | None,
         Option(
-            metavar="FILE", of=_NEW, help="Size stages for the classes of peers in this file, as swarm plan --peers.",
+            metavar="FILE", of=_NEW, help="Size stages for the peers in this file, as swarm plan --peers does.",
             default="none",
         ),
     ] = None  # fmt: skip
@@ -203,12 +218,18 @@ class Foundation:
         Literal["open", "token", "organisation"] | None,
         Option(
             metavar="MODE", of=_NEW, manifest="admission.mode", default="open",
-            help="Let anybody join, or by invites for one peer each, or only peers that are named. This peer issues.",
+            help="Let anybody join (open), by invites for one peer each (token), or named peers alone "
+            "(organisation). This peer issues.",
         ),
     ] = None  # fmt: skip
     seed: Annotated[
         int | None,
-        Option(metavar="N", of=_FOUND, manifest="run.seed", help="Seed of the initial weights, but of private ends."),
+        Option(
+            metavar="N",
+            of=_FOUND,
+            manifest="run.seed",
+            help="Draw the initial weights from this seed, but for private ends.",
+        ),
     ] = None
     tokenizer: Annotated[
         FilePath | None,
@@ -217,12 +238,11 @@ class Foundation:
     text: Annotated[
         tuple[FilePath, ...],
         Option(
-            metavar="FILE", of=_NEW, help="Make the tokenizer from this text; repeat for more.", default="Python's own"
+            metavar="FILE", of=_NEW,
+            help="Make the tokenizer from this text. Repeat it for more.", default="Python's own"
         ),
     ] = ()  # fmt: skip
-    allow_bad: Annotated[
-        bool, Option(of=_NEW, help="Take --text even where more than 1 % of its records or bytes cannot be used.")
-    ] = False
+    allow_bad: Annotated[bool, Option(of=_NEW, help="Take --text even if more than 1 % of it cannot be used.")] = False
 
     @property
     def cut_said(self) -> bool:
@@ -261,11 +281,11 @@ class Invocation:
 
     port: Annotated[
         Annotated[int, between(1, 65535)] | None,
-        Option(metavar="N", help="Listen on this TCP port of all interfaces; short for --listen."),
+        Option(metavar="N", help="Listen on this TCP port of all interfaces. It is short for --listen."),
     ] = None
-    config: Annotated[
-        FilePath | None, Option(metavar="FILE", help="Read settings of the peer from this TOML file, one per key.")
-    ] = None
+    config: Annotated[FilePath | None, Option(metavar="FILE", help="Read the peer's settings from this TOML file.")] = (
+        None
+    )
     quiet: Annotated[bool, Option(names=("--quiet", "-q"), help="Print errors only.")] = False
     json: Annotated[bool, Option(help="Print each event as one line of JSON, and nothing else.")] = False
 
@@ -281,5 +301,5 @@ class Installing:
 
     __pydantic_config__: ClassVar[Mapping[str, str]] = MODEL_CONFIG
 
-    unit: Annotated[str, Option(metavar="NAME", of=_JOIN, help="Name of the service.")] = "swarm"
+    unit: Annotated[str, Option(metavar="NAME", of=_JOIN, help="Call the service so.")] = "swarm"
     dry_run: Annotated[bool, Option(of=_JOIN, help="Print the unit, and install nothing.")] = False

@@ -24,41 +24,52 @@ class LocalOptions:
         Annotated[int, between(1, MOST_PEERS)] | None,
         Option(
             metavar="N", of=_LOCAL, default="4; with a RUN.toml its own",
-            help="Stage hosts, beside a bootstrap and the trainers; more than stages gives replicas.",
+            help="Start N stage hosts. More than stages gives replicas. A bootstrap and trainers come beside them.",
+        ),
+    ] = None  # fmt: skip
+    minutes: Annotated[
+        Annotated[float, between(0.1, 1e5)] | None,
+        Option(
+            metavar="N", of=_LOCAL, default="1.5, unless the steps are said",
+            help="Train about so long: a measurement chooses the steps, and smaller batches where few would fit.",
         ),
     ] = None  # fmt: skip
     text: Annotated[
         tuple[FilePath, ...],
         Option(
             metavar="PATH", of=_LOCAL, default="Python's own documentation",
-            help="Train on this file or directory; repeat for more. Conversations need --model, with a chat template.",
+            help="Train on this file or directory. Repeat it for more. Conversations need a --model with a "
+            "chat template.",
         ),
     ] = ()  # fmt: skip
-    special_tokens: Annotated[
-        bool, Option(of=_LOCAL, help="Take the text of special tokens in --text for these tokens.")
-    ] = False
-    allow_bad: Annotated[
-        bool, Option(of=_LOCAL, help="Go on where more than 1 % of its records or bytes cannot be used.")
-    ] = False
+    special_tokens: Annotated[bool, Option(of=_LOCAL, help="Read special tokens in --text as tokens, not as text.")] = (
+        False
+    )
+    allow_bad: Annotated[bool, Option(of=_LOCAL, help="Go on even if more than 1 % of it cannot be used.")] = False
     out: Annotated[
         FilePath | None,
         Option(metavar="DIR", of=_LOCAL, help="Write everything to this new directory.", default="out/<date-time>"),
     ] = None
-    report: Annotated[FilePath | None, Option(metavar="FILE", of=_LOCAL, help="Also write the JSON report here.")] = (
-        None
-    )
+    report: Annotated[
+        FilePath | None, Option(metavar="FILE", of=_LOCAL, help="Write the JSON report to this file, too.")
+    ] = None
     report_to: Annotated[
         Trackers | None,
         Option(
             metavar="TRACKER", of=_LOCAL,
-            help="Hand the run's figures on: tensorboard, wandb, mlflow, or several with commas.",
+            help="Send the run's figures to tensorboard, wandb or mlflow, or several with commas.",
         ),
     ] = None  # fmt: skip
     report_dir: Annotated[
         FilePath | None,
-        Option(metavar="DIR", of=_LOCAL, default="reports/ in --out", help="With --report-to: directory of its files."),
+        Option(
+            metavar="DIR",
+            of=_LOCAL,
+            default="reports/ in --out",
+            help="Write the files of --report-to to this directory.",
+        ),
     ] = None
     device: Annotated[
-        str, Option(metavar="DEVICE", of=_LOCAL, help="Device of every peer: auto, mps, cpu, cuda or cuda:N.")
-    ] = "cpu"
+        str, Option(metavar="DEVICE", of=_LOCAL, help="Compute on auto, mps, cpu, cuda or cuda:N, every peer.")
+    ] = "auto"
     json: Annotated[bool, Option(of=_LOCAL, help="Print the report as one line of JSON, and nothing else.")] = False

@@ -66,27 +66,27 @@ class PeerOptions:
         Split(),
         Option(
             names=("INVITE",), of=_JOIN, secret=True,
-            help="The invite from swarm new or swarm invite, or multiaddrs of peers; - reads it from standard input.",
+            help="The invite of swarm new or swarm invite, or multiaddrs of peers. - reads it from standard input.",
         ),
     ] = field(default=(), repr=False)  # fmt: skip
     role: Annotated[
         Literal["auto", "stage", "trainer"],
         Option(
             of=_JOIN,
-            help="stage: hold a slice of the model; trainer: feed text; auto: trainer with --data, else stage.",
+            help="stage holds a slice of the model. trainer feeds text. auto is trainer with --data, else stage.",
         ),
     ] = "auto"
     data: Annotated[
         FilePath | None,
         Option(
-            metavar="PATH", of=_JOIN, help="Text for a trainer (a file or directory), or a shard; it stays here.",
+            metavar="PATH", of=_JOIN, help="Train on this text: a file, a directory or a shard. It stays here.",
             default="the text that comes with Python",
         ),
     ] = None  # fmt: skip
     data_field: Annotated[
         Text | None,
         Option(
-            metavar="NAME", of=_JOIN, help="Key or column of --data that has the text; a.b is b in a.",
+            metavar="NAME", of=_JOIN, help="Read the text from this key or column of --data. a.b is b in a.",
             default="messages, conversations or text",
         ),
     ] = None  # fmt: skip
@@ -94,40 +94,39 @@ class PeerOptions:
         FilePath | None,
         Option(
             metavar="PATH", of=_JOIN, default="none",
-            help="Chat template of the conversations in --data: a file in Jinja, or a model's directory.",
+            help="Write the conversations of --data with this chat template: a file in Jinja, or a model's directory.",
         ),
     ] = None  # fmt: skip
     data_special_tokens: Annotated[
         bool,
-        Option(of=_JOIN, help="Take the text of special tokens in --data for these tokens, as in a template's output."),
+        Option(of=_JOIN, help="Read special tokens in --data as tokens, not as text."),
     ] = False
     data_allow_bad: Annotated[
         bool,
-        Option(of=_JOIN, help="Train on --data even where more than 1 % of its records or bytes cannot be used."),
+        Option(of=_JOIN, help="Train on --data even if more than 1 % of it cannot be used."),
     ] = False
     eval: Annotated[
         FilePath | None,
         Option(
             metavar="PATH", of=_JOIN, default="none",
-            help="Measure the loss of this text, or shard, while a trainer trains, and learn nothing from it; read as "
-            "--data is.",
+            help="Measure the loss of this text or shard while a trainer trains. Nothing is learnt from it.",
         ),
     ] = None  # fmt: skip
     eval_every: Annotated[
         Annotated[int, between(1)] | None,
-        Option(metavar="N", of=_JOIN, help="Steps from one --eval to the next.", default="a tenth of the run"),
+        Option(metavar="N", of=_JOIN, help="Measure --eval every N steps.", default="a tenth of the run"),
     ] = None
     model_files: Annotated[
         FilePath | None,
         Option(
             names=("--model-files", "--base"), metavar="DIR", of=_JOIN,
-            help="The model's files, where this machine has them: what is in them is read, not downloaded.",
+            help="Read the model's files from this directory. They are not downloaded then.",
         ),
     ] = None  # fmt: skip
     from_hub: Annotated[
         bool,
         Option(
-            of=_JOIN, help="Download the model's files from the hub that the run names. Nothing is asked otherwise."
+            of=_JOIN, help="Download the model's files from the hub that the run names. No hub is asked without it."
         ),
     ] = False
     stage: Annotated[
@@ -139,13 +138,13 @@ class PeerOptions:
         Option(
             metavar="NAME",
             of=_JOIN,
-            help="Name of this peer, for people.",
+            help="Call this peer so, for people.",
             default="whom its invite is for, or two words made of its id",
         ),
     ] = None
     place: Annotated[
         Text | None,
-        Option(metavar="NAME", help="Place to use: a key and a directory of this machine.", default="a free one"),
+        Option(metavar="NAME", help="Use this place of the machine: a key and a directory.", default="a free one"),
     ] = None
     home: Annotated[
         FilePath | None,
@@ -157,63 +156,64 @@ class PeerOptions:
     listen: Annotated[
         Annotated[tuple[Address, ...], lengths(1, 1024, "multiaddrs", "of them")],
         Split(),
-        Option(metavar="ADDR", help="Listen on this multiaddr; repeat for more."),
+        Option(metavar="ADDR", help="Listen on this multiaddr. Repeat it for more."),
     ] = (ANY_PORT,)
     announce: Annotated[
         Addresses,
         Split(),
-        Option(metavar="ADDR", help="Tell others this multiaddr instead of the detected ones; repeat for more."),
+        Option(metavar="ADDR", help="Tell others this multiaddr, not the detected ones. Repeat it for more."),
     ] = ()
     relay: Annotated[
-        Literal["auto", "off"], Option(help="auto: be reached through other peers when nobody can dial this one.")
+        Literal["auto", "off"], Option(help="auto lets others relay to this peer when nobody can dial it.")
     ] = "auto"
     through: Annotated[
         Addresses,
         Split(),
         Option(
             metavar="ADDR", default="none",
-            help="Be reached through the relay at this multiaddr (swarm relay prints it); repeat for more.",
+            help="Be reached through the relay at this multiaddr, which swarm relay prints. Repeat it for more.",
         ),
     ] = ()  # fmt: skip
     region: Annotated[
         Region,
         Option(
             metavar="NAME", of=_JOIN,
-            help="Region of this peer: with strategy hierarchy, a run averages within regions first.",
+            help="Name this peer's region. Strategy hierarchy averages within regions first.",
         ),
     ] = ""  # fmt: skip
     dial_out_only: Annotated[
         bool,
         Option(
             of=_JOIN, default="detected",
-            help="With strategy server: let no other peer call this one for averaging.",
+            help="Let no peer call this one for averaging, with strategy server.",
         ),
     ] = False  # fmt: skip
     device: Annotated[
         Devices,
         Option(
             metavar="DEVICE", of=_JOIN,
-            help="Compute on this device (cuda is also AMD's); of several each gets a peer: cuda:0,cuda:1.",
+            help="Compute on this device; auto: a GPU that computes, else the CPU. Of several each gets a peer: "
+            "cuda:0,cuda:1.",
         ),
-    ] = "cpu"  # fmt: skip
+    ] = "auto"  # fmt: skip
     max_memory: Annotated[
         Annotated[float, between(0.1, 1e6)] | None,
         Option(
             metavar="GB", of=_JOIN, default="all that is free",
-            help="Plan with so much memory of the device at most: for the part, and for what its microbatches keep.",
+            help="Plan with at most so much of the device's memory, for the part and its microbatches.",
         ),
     ] = None  # fmt: skip
     max_upload: Annotated[
         Rate | None,
         Option(
             metavar="RATE", default="none",
-            help="Send no faster in all calls together: 20mbit or 2MB, a second. Such a peer relays for nobody. "
-            "Several devices share it.",
+            help="Send at most so much a second, as 20mbit or 2MB. Such a peer relays for nobody. Several "
+            "devices share it.",
         ),
     ] = None  # fmt: skip
     max_download: Annotated[
         Rate | None,
-        Option(metavar="RATE", default="none", help="Receive no faster in all calls together, as --max-upload."),
+        Option(metavar="RATE", default="none", help="Receive at most so much a second, as --max-upload."),
     ] = None
     threads: Annotated[
         int, between(1, 1024), Option(metavar="N", of=_JOIN, help="Compute with this many CPU threads.")
@@ -222,22 +222,23 @@ class PeerOptions:
         Literal["auto", "on", "off"],
         Option(
             of=_JOIN,
-            help="on: keep only each layer's input for the backward and compute the rest again: 1.4 times the time, "
-            "the same numbers; auto: where memory is short.",
+            help="on keeps each layer's input alone, and computes the rest again: 1.4 times the time, the same "
+            "numbers. auto does so where memory is short.",
         ),
     ] = "auto"
     deferred_weights: Annotated[
         Literal["on", "off"],
         Option(
             of=_JOIN,
-            help="on: hand a gradient on before those of the weights are computed, which fill the time between: less "
-            "waiting, the same numbers, some memory (mode sync).",
+            help="on hands a gradient on first, and computes those of the weights while it waits. It gives the "
+            "same numbers and takes some memory (mode sync).",
         ),
     ] = "on"
     checkpoints: Annotated[
         FilePath | None,
         Option(
-            metavar="DIR", of=_JOIN, help="Keep the run here: manifest, tokenizer, checkpoints of the peer's part.",
+            metavar="DIR", of=_JOIN,
+            help="Keep the run in this directory: manifest, tokenizer and checkpoints of the peer's part.",
             default="runs/ in the home",
         ),
     ] = None  # fmt: skip
@@ -246,21 +247,21 @@ class PeerOptions:
         Option(
             metavar="N",
             of=_JOIN,
-            help="Steps between checkpoints, beside those that all peers keep each tenth of the run.",
+            help="Write a checkpoint every N steps. All peers also write one each tenth of the run.",
             default="a tenth of the run",
         ),
     ] = None
     max_in_flight: Annotated[
         Annotated[int, between(1, 100_000)] | None,
         Option(
-            metavar="N", of=_JOIN, help="Microbatches that a trainer has in flight, at most.",
+            metavar="N", of=_JOIN, help="Have at most N microbatches of a trainer in flight.",
             default="chosen from measurements",
         ),
     ] = None  # fmt: skip
     grace: Annotated[
         float,
         between(0.0, 86_400.0),
-        Option(metavar="S", help="Seconds that leaving in order may take after SIGTERM; 0: leave at once."),
+        Option(metavar="S", help="Take at most so many seconds to leave in order after SIGTERM. 0 leaves at once."),
     ] = GRACE_S
     preemption: Annotated[
         str,
@@ -268,8 +269,8 @@ class PeerOptions:
         understood(read_choice, ALLOWED),
         Option(
             metavar="WHAT",
-            help="Watch for a notice that this machine is taken back, and leave in time: aws, gcp, azure, auto (the "
-            "cloud that answers), file:PATH (it exists), command:CMD (exits with 0) or none.",
+            help="Watch for the notice that this machine is taken back, and leave in time: aws, gcp, azure, "
+            "auto (the cloud that answers), file:PATH (it exists), command:CMD (exits with 0) or none.",
         ),
     ] = "none"
     preemption_url: Annotated[
@@ -284,43 +285,49 @@ class PeerOptions:
         Split(";"),
         Option(
             metavar="WHEN", of=_JOIN, default="none",
-            help="Leave in order when this holds, and come back by itself: battery, hours:22-07 (local time), or "
-            "command:CMD (exits with 0); repeat for more.",
+            help="Pause while this holds: battery, hours:22-07 (local time), or command:CMD (exits with 0). "
+            "Repeat it for more.",
         ),
     ] = ()  # fmt: skip
     resume_after: Annotated[
         float,
         between(1.0, 86_400.0),
-        Option(metavar="S", of=_JOIN, help="Come back when nothing has held for so long; longer after short stays."),
+        Option(
+            metavar="S",
+            of=_JOIN,
+            help="Come back when none has held for so many seconds. It is longer after short stays.",
+        ),
     ] = 60.0
     retry: Annotated[
         bool,
-        Option(help="Start again, later and later, after a crash or when nobody could be reached."),
+        Option(help="Start again after a crash, or when nobody answers. Waits get longer."),
     ] = False
     dashboard: Annotated[
         Annotated[str, understood(listening_place, PLACE_WORDS)] | None,
         Option(
             metavar="PORT", default="none",
-            help="Serve a page about the run at this port of this machine; ADDRESS:PORT for others, with a token.",
+            help="Serve a page about the run at this port of this machine. ADDRESS:PORT serves others, with a token.",
         ),
     ] = None  # fmt: skip
     invite_file: Annotated[
         FilePath | None,
         Option(
             metavar="FILE",
-            help="swarm new: write the invite to this file, or return to the run of the invite in it; swarm join: wait "
-            "for an invite in it.",
+            help="swarm new writes the invite to this file, or returns to the run of the invite in it. swarm "
+            "join waits for an invite in it.",
         ),
     ] = None
     report_to: Annotated[
         Trackers | None,
         Option(
-            metavar="TRACKER", help="Hand the run's figures on: tensorboard, wandb, mlflow, or several with commas."
+            metavar="TRACKER", help="Send the run's figures to tensorboard, wandb or mlflow, or several with commas."
         ),
     ] = None
     report_dir: Annotated[
         FilePath | None,
-        Option(metavar="DIR", help="Directory of the files of --report-to.", default="reports/ in the session"),
+        Option(
+            metavar="DIR", help="Write the files of --report-to to this directory.", default="reports/ in the session"
+        ),
     ] = None
     origins: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
     """The source of each setting that is not its default, by key, in words: an option, a variable, or a file."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from peers.commands.preflight import has_gpu_driver
 from peers.console.words import CommandError, command_name
 from peers.exit_codes import EXIT_DRAINED, EXIT_INTERRUPTED, EXIT_PAUSED, FINAL
 from peers.home.places import home_directory
@@ -141,7 +142,8 @@ def unit_text(options: PeerOptions, files: ServiceFiles, *, version: int, python
         ("RestrictSUIDSGID", "yes"),
         ("RestrictAddressFamilies", "AF_UNIX AF_INET AF_INET6 AF_NETLINK"),
     ]
-    if options.max_memory is not None and options.device == "cpu":
+    on_cpu = options.device == "cpu" or (options.device == "auto" and not has_gpu_driver())
+    if options.max_memory is not None and on_cpu:
         service.append(("MemoryMax", f"{(options.max_memory + PROCESS_GB) * 1e9:.0f}"))
     return "\n".join(
         [

@@ -34,6 +34,7 @@ from swarm.events.peer import DaemonLost as DaemonLost
 from swarm.events.peer import DaemonRestarted as DaemonRestarted
 from swarm.events.peer import DashboardServed as DashboardServed
 from swarm.events.peer import DataOpened as DataOpened
+from swarm.events.peer import DeviceChosen as DeviceChosen
 from swarm.events.peer import Draining as Draining
 from swarm.events.peer import HeldOutLoss as HeldOutLoss
 from swarm.events.peer import Invited as Invited

@@ -10,6 +10,14 @@ from swarm.ids import PartName, PeerId, RunId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceChosen(Event):
+    """The peer computes on this ``device``: ``why`` says what ``auto`` found, or that it was named."""
+
+    device: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PeerStarted(Event):
     """The endpoint is open and announced."""
 

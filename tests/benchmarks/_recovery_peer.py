@@ -10,6 +10,7 @@ from __future__ import annotations
 from peers.node import open_device, run_peer
 from peers.settings import PeerSettings
 from swarm.clock import SystemClock
+from swarm.events import EventSink
 from swarm.sim.device import SimulatedDevice
 
 STAGE_S = {"forward": 0.06, "backward": 0.12}
@@ -20,6 +21,6 @@ def run(settings: PeerSettings) -> int:
     return run_peer(settings, simulated_device)
 
 
-def simulated_device(settings: PeerSettings) -> SimulatedDevice:
+def simulated_device(settings: PeerSettings, events: EventSink) -> SimulatedDevice:
     """The peer's own device, on which stages take their time."""
-    return SimulatedDevice(open_device(settings), SystemClock(), STAGE_S)
+    return SimulatedDevice(open_device(settings, events), SystemClock(), STAGE_S)

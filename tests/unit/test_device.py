@@ -15,6 +15,7 @@ from swarm.device import (
     SWITCH_INTERVAL_S,
     DeviceThread,
     allocated_memory,
+    choose_device,
     compute_reproducibly,
     free_memory,
     is_out_of_memory,
@@ -144,14 +145,35 @@ def test_release_memory_of_a_cpu_does_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "apple", "found"), [(0, False, "cpu"), (0, True, "mps"), (2, False, "cuda"), (1, True, "cuda")]
+    ("gpus", "apple", "cuda", "turn", "found", "why"),
+    [
+        (0, False, None, 0, "cpu", "this torch is built for the CPU"),
+        (0, False, "13.0", 0, "cpu", "no CUDA device is visible"),
+        (0, True, None, 0, "mps", "Apple's GPU"),
+        (1, True, "13.0", 3, "cuda:0", "A GPU"),
+        (2, False, "13.0", 0, "cuda:0", "A GPU, the peer's turn among 2"),
+        (2, False, "13.0", 3, "cuda:1", "A GPU, the peer's turn among 2"),
+    ],
 )
-def test_auto_takes_a_gpu_where_there_is_one(
-    monkeypatch: pytest.MonkeyPatch, gpus: int, apple: bool, found: str
+def test_auto_takes_a_gpu_where_there_is_one_and_each_in_turn(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, apple: bool, cuda: str | None, turn: int, found: str, why: str
 ) -> None:
+    ones = torch.ones
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A GPU")
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch, "ones", lambda count, device: ones(count))
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: apple)
-    assert resolve_device("auto").type == found
+    assert tuple(map(str, choose_device("auto", turn))) == (found, why)
+
+
+def test_auto_takes_the_cpu_where_the_gpu_does_not_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(count: int, device: torch.device) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory\nof a GPU that others use")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch, "ones", full)
+    assert choose_device("auto") == (torch.device("cpu"), "cuda:0 does not compute: CUDA out of memory")
 
 
 def test_apples_device_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 import typer
 
 from peers.cli.app import Commands, app
+from peers.console.words import next_commands
 from peers.exit_codes import EXIT_USAGE
 from peers.invites.invite import Invite
 from swarm import __version__
@@ -133,6 +135,17 @@ def test_cli_list_says_of_each_command_what_its_own_help_says() -> None:
     for name, entry in Commands.entries.items():
         assert group.commands[name].name == name
         assert group.commands[name].get_short_help_str(1000) == entry.said, name
+
+
+def test_commands_that_quickstart_proposes_are_understood() -> None:
+    group, proposed = typer.main.get_group(app), next_commands(Path("out/a run"))
+    context = typer.Context(group, info_name="swarm")
+    for line in proposed:
+        _, name, *words = shlex.split(line, comments=True)
+        command = group.get_command(context, name)
+        assert command is not None
+        command.make_context(name, words, parent=context)
+    assert len(proposed) == 5
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

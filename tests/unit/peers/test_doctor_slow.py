@@ -157,7 +157,7 @@ def test_slow_checks_of_a_device_on_which_torch_fails(looking: Looking, monkeypa
 
     monkeypatch.setattr("peers.doctor.compute.try_device", broken)
     found = looking.with_guest(welcome)
-    assert found["computes"].found == "cpu computes nothing: CUDA error: no kernel image is available"
+    assert found["computes"].found == "auto computes nothing: CUDA error: no kernel image is available"
     assert found["computes"].level == "fail"
     assert (found["parts"].level, found["speed"].level) == ("skipped", "skipped")
 

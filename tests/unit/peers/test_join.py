@@ -77,6 +77,9 @@ def test_join_by_invite_hosts_a_stage_in_the_first_free_place(
     assert "joins mine as a stage host" in said.out
     assert f"(new: {tmp_path}/1/identity.key)" in said.out
     assert "(known: " in typed("join", INVITE, "--home", tmp_path).out
+    with take_place(tmp_path, clock=SystemClock()):
+        typed("join", INVITE, "--home", tmp_path)
+    assert [(one.options.device, one.turn) for one in started] == [("auto", 0), ("auto", 0), ("auto", 1)]
 
 
 def test_join_notes_in_its_place_what_it_joined_and_how_it_ended(tmp_path: Path, started: list[PeerSettings]) -> None:

@@ -24,6 +24,7 @@ from swarm.events import (
     CopyHeld,
     DashboardServed,
     DataOpened,
+    DeviceChosen,
     DonorDropped,
     Draining,
     Event,
@@ -98,6 +99,7 @@ def _step(step: int) -> StepClosed:
 
 
 EVENTS: tuple[Event, ...] = (
+    DeviceChosen(device="cpu", why="no CUDA device is visible"),
     FOUND,
     STARTED,
     Reachability(how="direct", detail="by 2 peers", addresses=()),

@@ -27,7 +27,7 @@ def _lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
 def test_progress_on_a_narrow_terminal_breaks_between_words_but_never_a_command(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    progress = Progress(steps=3, quiet=False)
+    progress = Progress(quiet=False)
     progress.done("text", TEXT, 4.4)
     progress.say("sample: " + "word " * 20, indent=8)
     progress.command("swarm sample " + "x" * 80)
@@ -43,7 +43,7 @@ def test_progress_on_a_narrow_terminal_breaks_between_words_but_never_a_command(
 
 
 def test_progress_without_a_terminal_is_one_plain_line_each(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress(steps=3, quiet=False)
+    progress = Progress(quiet=False)
     progress.waiting("for nobody")
     progress.done("text", TEXT, 4.4)
     progress.close()
@@ -51,26 +51,26 @@ def test_progress_without_a_terminal_is_one_plain_line_each(capsys: pytest.Captu
 
 
 def test_progress_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress(steps=1, quiet=True)
+    progress = Progress(quiet=True)
     progress.say("x")
     view = RunView()
     view.add(closed(1))
-    progress.update(view, 0.0, final=True)
+    progress.update(view, 0.0, 1, final=True)
     progress.close()
     assert capsys.readouterr() == ("", "")
 
 
 def test_progress_rows_wait_for_the_other_peers_and_come_once(capsys: pytest.CaptureFixture[str]) -> None:
-    progress, view = Progress(steps=100, quiet=False), RunView()
+    progress, view = Progress(quiet=False), RunView()
     view.add(closed(1, wall=10.0))
-    progress.update(view, 10.1)
+    progress.update(view, 10.1, 100)
     assert _lines(capsys) == []
-    progress.update(view, 11.0)
+    progress.update(view, 11.0, 100)
     assert [line.split()[0] for line in _lines(capsys)] == ["step", "1"]
     view.add(told(PeerLost(peer=PeerId("b"), name="b", reason="no answer"), "a"))
     for step in (2, 3, 4):
         view.add(closed(step, wall=20.0))
-    progress.update(view, 20.0, final=True)
+    progress.update(view, 20.0, 100, final=True)
     shown = _lines(capsys)
     assert [line.split()[0] for line in shown] == ["2", "4"]
     assert shown[0].endswith("b lost: no answer")

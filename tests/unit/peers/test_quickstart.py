@@ -128,7 +128,7 @@ def _at_once(directory: Path, moment: str, number: signal.Signals) -> subprocess
     """A quickstart that gets a signal, twice, in the very moment in which a function returns; it fails after that."""
     (directory / "text.txt").write_text(TEXT)
     path = os.pathsep.join(filter(None, [str(Path.cwd()), *sys.path]))
-    flags = ["quickstart", "--text", "text.txt", "--out", "run"]
+    flags = ["quickstart", "--text", "text.txt", "--out", "run", "--steps", "60"]
     return subprocess.run(
         [sys.executable, "-c", AT_ONCE, str(int(number)), moment, *flags],
         cwd=directory, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=300,
@@ -149,7 +149,7 @@ def test_quickstart_interrupted_between_two_lines_still_says_what_is_kept(
     result = _at_once(tmp_path, moment, number)
     assert result.returncode == 128 + number
     assert result.stderr == (
-        f"interrupted: {number.name}: all peers stopped, 0 of 60 steps closed; kept run, no checkpoint yet\n"
+        f"interrupted: {number.name}: all peers stopped, nothing trained; kept run, no checkpoint yet\n"
     )
     assert json.loads((tmp_path / "run" / "report.json").read_text())["exit_reason"] == "interrupted"
 
@@ -184,8 +184,9 @@ def test_quickstart_impossible_request_is_explained_and_leaves_nothing(
         typed(f"quickstart --out {words}")
         for words in (
             "run --peers 1", "run --stages 9 --peers 9", "run --reproducible --local-steps 4", "run --trainers 0",
-            "run --text missing.txt", "run --text short.txt --text short.txt", "run --text small.txt",
-            "run --text small.txt short.txt", "run --device banana", "mine",
+            "run --text missing.txt", "run --text short.txt --text short.txt --steps 4",
+            "run --text small.txt --steps 4", "run --text small.txt short.txt", "run --device banana", "mine",
+            "run --minutes 1 --steps 4", "run --minutes 1 --reproducible", "run --minutes 0",
         )
     ]  # fmt: skip
     assert {(one.code, "goes to" in one.out) for one in refused} == {(2, False)}

@@ -12,7 +12,7 @@ import pytest
 from peers.commands.preflight import check_device
 from peers.console.words import CommandError, age_of_checkpoint, command_name, one_line, short_address
 from peers.home.run_directory import create_run_directory, find_run_directory
-from peers.local.plot import loss_svg, ticks
+from peers.local.plot import loss_svg, loss_text, ticks
 from peers.local.progress import RunView
 from peers.local.report import Evaluation, RunFacts, RunOutcome, build_report, closed_steps, render_report, write_report
 from peers.manifest_file import render_manifest
@@ -143,6 +143,20 @@ def test_loss_svg_is_well_formed_and_holds_every_value() -> None:
 @pytest.mark.parametrize("points", [[], [(1, 3.0)], [(1, 3.0), (2, 3.0)]])
 def test_loss_svg_degenerate_run_still_draws(points: list[tuple[int, float]]) -> None:
     ElementTree.fromstring(loss_svg("t", points, []))
+
+
+def test_loss_text_falls_from_the_top_left_to_the_bottom_right() -> None:
+    lines = loss_text([(1, 8.0), (2, float("nan")), (3, 6.0), (4, 4.0)], rows=3)
+    assert lines == ["   8.00 |*", "        |  *", "   4.00 |   *", "        +----", "   step  1  4"]
+    assert loss_text([(1, 3.0)]) == []
+    assert len(loss_text([(1, 3.0), (2, 3.0)])) == 10
+
+
+def test_loss_text_of_many_steps_is_their_means_in_few_columns() -> None:
+    lines = loss_text([(step, 8.0 - step / 100) for step in range(1, 401)], columns=40)
+    assert max(map(len, lines)) == 49
+    assert lines[-1].split() == ["step", "1", "400"]
+    assert sum(line.count("*") for line in lines) == 40
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 60), (3.2, 7.9), (-0.001, 0.001), (1e6, 3e6)])
