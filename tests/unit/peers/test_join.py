@@ -64,32 +64,6 @@ def taken() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-def test_join_by_invite_hosts_a_stage_in_the_first_free_place(
-    tmp_path: Path, started: list[PeerSettings], typed: Typed
-) -> None:
-    said = typed("join", INVITE, "--home", tmp_path)
-    assert said.code == EXIT_OK
-    (settings,) = started
-    assert (settings.role, settings.bootstrap, settings.run) == ("stage", (ADDRESS,), RUN)
-    assert settings.identity == tmp_path / "1" / "identity.key"
-    assert settings.home.parent == tmp_path / "1" / "sessions"
-    assert settings.control == tmp_path / "1" / "control.sock"
-    assert settings.verbose
-    assert "joins mine as a stage host" in said.out
-    assert f"(new: {tmp_path}/1/identity.key)" in said.out
-    assert "(known: " in typed("join", INVITE, "--home", tmp_path).out
-
-
-def test_join_notes_in_its_place_what_it_joined_and_how_it_ended(tmp_path: Path, started: list[PeerSettings]) -> None:
-    assert run(["join", ADDRESS, "--home", str(tmp_path), "--quiet"]) == EXIT_OK
-    state = read_state(tmp_path / "1")
-    assert state is not None
-    assert (state.run, state.run_name, state.role) == (RUN, "mine", "stage")
-    assert state.end is not None
-    assert (state.end.reason, state.end.exit_code) == ("the last step is closed", 0)
-    assert started[0].run is None
-
-
 def test_join_to_train_says_what_on_and_as_json_nothing_but_events(
     tmp_path: Path, started: list[PeerSettings], typed: Typed
 ) -> None:
@@ -104,20 +78,6 @@ def test_join_to_train_says_what_on_and_as_json_nothing_but_events(
     ]  # fmt: skip
     assert started[0].name == "kim"
     assert [(one.json_lines, one.verbose) for one in started[1:]] == [(False, True), (True, False)]
-
-
-def test_join_takes_its_settings_from_the_environment(
-    tmp_path: Path, started: list[PeerSettings], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SWARM_INVITE", INVITE)
-    monkeypatch.setenv("SWARM_HOME", str(tmp_path))
-    monkeypatch.setenv("SWARM_PLACE", "mine")
-    monkeypatch.setenv("SWARM_GRACE", "5")
-    monkeypatch.setenv("SWARM_REGION", "eu-west")
-    assert run(["join", "-q", "--dial-out-only"]) == EXIT_OK
-    assert started[0].options.grace == 5
-    assert (started[0].options.region, started[0].options.dial_out_only) == ("eu-west", True)
-    assert started[0].identity == tmp_path / "mine" / "identity.key"
 
 
 @pytest.fixture

@@ -273,19 +273,6 @@ async def test_run_that_went_back_waits_for_nobody_and_counts_its_steps_again(
     assert [(row[0], row[-1]) for row in state["steps"]] == [(1, 91.0), (2, 92.0), (3, 93.0), (4, 94.0), (5, 151.0)]
 
 
-async def test_directory_of_a_run_shows_its_records_as_they_are_written(tmp_path: Path) -> None:
-    lines = eventful().lines
-    path = write(tmp_path / "peers" / "otter" / "history.jsonl", lines[:3], torn=lines[3].encode()[:9])
-    (path.parent / "events.jsonl").write_text("")
-    source, label = directory_source(tmp_path)
-    overview = Overview({"kind": "files", "label": label})
-    await source.poll(overview, watched=True)
-    assert (label, overview.document(0.0)["step"]) == (tmp_path.name, 2)
-    write(path, lines)
-    await source.poll(overview, watched=True)
-    assert overview.document(0.0)["step"] == 6
-
-
 def test_history_that_was_begun_anew_is_read_from_its_start(tmp_path: Path) -> None:
     lines = eventful().lines
     tail = HistoryTail(write(tmp_path / "history.jsonl", lines))
