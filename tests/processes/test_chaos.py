@@ -27,21 +27,21 @@ microbatches_per_step = 4
 [swarm.manifest.run]
 copies = 0
 [until]
-steps = 12
+steps = 14
 [[fault]]
 do = "slow_links"
 peers = ["host-*"]
 others = ["trainer-*"]
 latency_ms = 15
 jitter_ms = 5
-on = { event = "StepClosed", where = { step = 2 } }
+on = { event = "StepClosed", where = { step = 4 } }
 [[fault]]
 label = "cut"
 do = "partition"
 peers = ["host-1-0"]
 others = ["bootstrap", "host-0-*", "trainer-*"]
 seconds = 1.5
-on = { event = "StepClosed", peer = "trainer-0", where = { step = 3 } }
+on = { event = "StepClosed", peer = "trainer-0", where = { step = 5 } }
 [[fault]]
 label = "pause"
 do = "pause"
@@ -49,6 +49,7 @@ peers = ["host-0-0"]
 seconds = 1.5
 on = { event = "StepClosed", peer = "trainer-0", nth = 2, after = "cut" }
 [[fault]]
+label = "death"
 do = "kill"
 peers = ["host-1-1"]
 on = { event = "StepClosed", peer = "trainer-0", nth = 2, after = "pause" }
@@ -68,7 +69,7 @@ def test_a_scenario_is_played_judged_and_drawn(tmp_path: Path) -> None:
     code, lines, report = done.returncode, done.stdout.splitlines(), json.loads((tmp_path / "r.json").read_text())
     assert (code, report["verdict"], report["problems"]) == (0, "kept", []), lines
     assert report["faults_by_kind"] == {"kill": 1, "partition": 1, "pause": 1, "slow_links": 1}
-    assert (report["faults"], report["steps"], report["lost"], report["duplicated"]) == (4, 12, 0, 0)
+    assert (report["faults"], report["steps"], report["lost"], report["duplicated"]) == (4, 14, 0, 0)
     assert report["participation"] > 0.5
     assert report["throughput_retained"] is not None
     assert report["invariants"]["I5"]["looked"] > 0
@@ -76,5 +77,5 @@ def test_a_scenario_is_played_judged_and_drawn(tmp_path: Path) -> None:
     assert any("host-1-1 is missed" in line for line in lines[struck:])
     svg = ElementTree.fromstring((tmp_path / "play" / "picture.svg").read_text())
     titles = [node.text for node in svg.iter("{http://www.w3.org/2000/svg}title")]
-    assert {"kill: kill-1", "partition: cut", "pause: pause"} <= {*titles}
+    assert {"kill: death", "partition: cut", "pause: pause"} <= {*titles}
     assert not (tmp_path / "play" / "homes").exists(), "what was kept is not looked at"
