@@ -1,8 +1,7 @@
 """A whole fake swarm: peers that write the events a real run would, and the bootstrap its checkpoints.
 
-How it goes is read from the environment: ``FAKE_FAULT``, ``<peer> <what>``, makes that peer misbehave in step 2, and
-the others give up. ``pause`` alone keeps every peer waiting in step 2 until it is told to stop; ``no-checkpoint`` alone
-writes none.
+How it goes is read from the environment: ``FAKE_FAULT``, ``<peer> kill``, has that peer die in step 2, and the others
+give up; with ``no-checkpoint`` none is written.
 """
 
 from __future__ import annotations
@@ -69,19 +68,11 @@ class _Fake:
     def misbehave(self) -> int | None:
         """What the environment asks for."""
         fault = os.environ.get("FAKE_FAULT", "")
-        if fault == "pause":
-            (self.settings.home / "paused").touch()
-            signal.pause()
-        name, _, what = fault.partition(" ")
+        name, killed, _ = fault.partition(" kill")
         if name == self.settings.name:
             (self.root / "struck").touch()
-            if what == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            if what == "leave":
-                self.emit("PeerStopped", reason="left", exit_code=0)
-                return 0
-            raise ValueError("a bug in the peer")
-        if what:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if killed:
             while not (self.root / "struck").exists():
                 signal.sigtimedwait([], 0.01)
             self.emit("PeerStopped", reason=f"cannot do without {name}", exit_code=3)

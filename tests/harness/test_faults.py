@@ -18,25 +18,21 @@ from peers.chaos.faults import (
     CorruptBytes,
     Fault,
     FillDisk,
-    FreeDisk,
     Heal,
-    JoinerStorm,
     Kill,
     KillDaemon,
     Partition,
     Pause,
-    Restart,
     Resume,
     SkewClock,
     SlowDevice,
     SlowLink,
     Twin,
 )
-from peers.chaos.invariants.check import check_run
 from peers.chaos.plan import FaultPlan, On, Strike
 from peers.simulate.sim_swarm import SimSwarm
-from swarm.errors import DeadlineMissed, PeerError, Unreachable
-from swarm.events import Accumulated, PeerReady, RunStarted, StepClosed
+from swarm.errors import DeadlineMissed, PeerError
+from swarm.events import Accumulated, RunStarted, StepClosed
 from swarm.health.heartbeat import PING, Ping
 from swarm.sim.links import LinkShape
 from swarm.sim.loop import run_world
@@ -247,34 +243,6 @@ async def test_one_way_cut_stops_requests_one_way_and_answers_the_other(tmp_path
     assert received["host-1"].get(ids["host-0"], 0) == 0
 
 
-class Recorded(LocalSwarm):
-    """Its peers' events are in their homes."""
-
-    records = True
-
-
-async def test_plan_in_real_time_stops_a_peer_and_the_run_goes_on(tmp_path: Path) -> None:
-    swarm = Recorded(tmp_path, hosts=4, trainers=2, run={"steps": 6})
-    world = MemoryWorld(swarm)
-    plan = FaultPlan(
-        Strike("stop", On(StepClosed, peer="host-0", nth=2), Pause(("host-1",), seconds=0.3)),
-        Strike("cut", On(StepClosed, peer="host-0", nth=4), Partition(("host-2",), ("trainer-0",), seconds=0.3)),
-        world=world,
-    )
-    await swarm.run()
-    plan.assert_fired()
-    check_run([tmp_path]).assert_sound()
-
-
-async def test_killed_peer_in_real_time_is_unreachable(tmp_path: Path) -> None:
-    swarm = LocalSwarm(tmp_path)
-    world = MemoryWorld(swarm)
-    await inflict(swarm, world, Heal())
-    swarm.network.kill(swarm.peers["host-1"].endpoint.peer)
-    assert await pinged(swarm, "host-0", "host-1") is Unreachable
-    await close(swarm)
-
-
 def test_slow_device_takes_longer_at_everything(tmp_path: Path) -> None:
     async def story() -> tuple[float, float]:
         swarm = SimSwarm(tmp_path)
@@ -327,48 +295,6 @@ def test_full_disk_refuses_only_below_that_home(tmp_path: Path) -> None:
                     os.fsync(file.fileno())
         assert disks.refused == 1
     assert not isinstance(getattr(os.fsync, "__self__", None), FullDisks)
-
-
-def test_filled_disk_hits_one_peer_and_can_be_freed(tmp_path: Path) -> None:
-    swarm, plan = struck(
-        tmp_path,
-        Strike("full", On(StepClosed, peer="host-0", nth=2), FillDisk("trainer-0")),
-        Strike("free", On(StepClosed, peer="host-0", nth=1, after="full"), FreeDisk("trainer-0")),
-        Strike("never", On(StepClosed, peer="nobody"), Heal()),
-    )
-    assert "full" in plan.fired
-    assert len(swarm.history("trainer-0")) <= len(swarm.history("host-0")) + 1
-
-
-@pytest.mark.parametrize("keep_disk", [True, False])
-def test_restart_begins_again_with_the_same_identity(tmp_path: Path, keep_disk: bool) -> None:
-    swarm, plan = struck(
-        tmp_path, Strike("again", On(StepClosed, peer="host-0", nth=2), Restart("host-1", keep_disk=keep_disk))
-    )
-    plan.assert_fired()
-    old, new = swarm.peers["host-1"], swarm.peers["host-1-again-1"]
-    assert swarm.is_dead("host-1")
-    assert new.endpoint.peer == old.endpoint.peer
-    assert new.membership is not None or new.outcome is not None
-    copied = len(swarm.history("host-1-again-1")) if (tmp_path / "host-1-again-1" / "history.jsonl").exists() else 0
-    assert copied >= (2 if keep_disk else 0)
-
-
-def test_twin_stands_beside_the_first_with_its_identity(tmp_path: Path) -> None:
-    swarm, plan = struck(tmp_path, Strike("two", On(StepClosed, peer="host-0", nth=2), Twin("host-1")))
-    plan.assert_fired()
-    first, second = swarm.peers["host-1"].endpoint, swarm.peers["host-1-again-1"].endpoint
-    assert first.peer == second.peer
-    assert first is not second
-
-
-@pytest.mark.long
-def test_joiners_of_a_storm_all_start(tmp_path: Path) -> None:
-    swarm, plan = struck(tmp_path, Strike("storm", On(StepClosed, peer="host-0"), JoinerStorm(6)), run={"steps": 12})
-    plan.assert_fired()
-    joiners = [peer for name, peer in swarm.peers.items() if name.startswith("joiner-")]
-    assert len(joiners) == 6
-    assert all(peer.events.of(PeerReady) for peer in joiners)
 
 
 def test_bulk_kill_draws_by_the_seed_from_the_living(tmp_path: Path) -> None:

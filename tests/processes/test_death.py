@@ -109,30 +109,3 @@ def test_daemon_and_bootstrap_killed_are_not_missed_and_the_last_trainer_killed_
         trainer, pid = pid_of(out, "trainer")
         os.kill(pid, signal.SIGKILL)
         ends_naming(process, out, name, trainer)
-
-
-def test_others_notice_a_killed_peer_by_themselves(tmp_path: Path) -> None:
-    """Without a parent that watches processes: the launcher is stopped, so only the peers can find out. They keep
-    copies of what is lost, and wait for somebody who takes it over."""
-    out = tmp_path / "out"
-    with quickstart(out) as process:
-        name, pid = pid_of(out, "stage")
-        parent = psutil.Process(process.pid)
-        others = [home.name for home in sorted((out / "peers").iterdir()) if home.name != name]
-        parent.suspend()
-        try:
-            os.kill(pid, signal.SIGKILL)
-            for other in others:
-                wait_until(
-                    lambda other=other: _waits_for_successor(out, other, name),  # type: ignore[misc]
-                    what=f"{other} finding out by itself",
-                )
-        finally:
-            parent.resume()
-        ends_naming(process, out, name)
-
-
-def _waits_for_successor(out: Path, other: str, lost: str) -> bool:
-    told = [event for event in events(out, other) if event["kind"] in ("PeerLost", "Waiting")]
-    awaited = f"a stage host to join for stage-0 (swarm join INVITE --stage 0): {lost} is lost; a copy is kept"
-    return any(event.get("name") == lost for event in told) and any(event.get("what") == awaited for event in told)

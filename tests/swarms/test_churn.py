@@ -162,11 +162,10 @@ class Churn:
         on(peer, moment, lambda: self.swarm.kill(peer.settings.name))
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_run_goes_on_exactly_whoever_comes_goes_and_vanishes(tmp_path: Path, seed: int) -> None:
+def test_run_goes_on_exactly_whoever_comes_goes_and_vanishes(tmp_path: Path) -> None:
     steps = 30
     swarm = swarm_of(tmp_path, hosts=4, trainers=2, steps=steps)
-    churn = Churn(swarm, seed, until=steps - 6)
+    churn = Churn(swarm, 1, until=steps - 6)
     run_world(train(swarm, lambda _: churn.run()))
 
     assert not swarm.events(DigestMismatch)

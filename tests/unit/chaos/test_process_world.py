@@ -48,8 +48,8 @@ from peers.chaos.shaping import ShapedLinks, shaped
 from peers.chaos.world import PeerSpec
 from peers.console.interrupt import Interrupted
 from swarm.sim.links import LinkShape
+from tests.harness import by_hand
 from tests.harness.expect import wait_until
-from tests.harness.faults_processes import newest
 
 SCRIPT = """
 import json, os, pathlib, signal, subprocess, sys, time, threading
@@ -94,7 +94,8 @@ def world_of(root: Path, *names: str, links: ShapedLinks | None = None, skewed: 
 
 def ticks(world: ProcessWorld, name: str) -> list[dict[str, object]]:
     """What the newest start of a peer has written."""
-    return newest(world, name).events("Tick")
+    one = world.peers[name].starts[-1]
+    return by_hand.Started(one.process, one.output).events("Tick")
 
 
 def fired(plan: FaultPlan, label: str) -> None:

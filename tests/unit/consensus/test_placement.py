@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -110,11 +109,6 @@ def holding(*counts: int) -> Roster:
     return Roster(listed(f"m{stage}x{number}", part=stage_part(stage)) for stage, number in members)
 
 
-def coming(*stages: int | None) -> dict[PeerId, PartName | None]:
-    """Peers on their way to these stages, None where one has not chosen."""
-    return {PeerId(f"c{i}"): None if stage is None else stage_part(stage) for i, stage in enumerate(stages)}
-
-
 def chosen(
     roster: Roster,
     peer: str,
@@ -143,15 +137,6 @@ def test_newcomer_does_not_expect_others_where_their_memory_does_not_reach() -> 
     assert choose_place(roster, joiner, "stage", None, places)[0] == stage_part(0)
 
 
-def test_joiner_counts_those_on_their_way() -> None:
-    roster = holding(3, 2, 3)
-    assert chosen(roster, "p", {}, 3) == (1, "it has the fewest replicas (2)")
-    for peer in "pqrs":
-        assert chosen(roster, peer, coming(0, 1), 3)[0] in (1, 2)
-        assert chosen(roster, peer, coming(0, 2), 3) == (1, "it has the fewest replicas (2)")
-    assert chosen(holding(4, 2), "p", coming(1), 2) == (1, "it has the fewest replicas (2, and 1 on the way)")
-
-
 def test_joiner_counts_neither_itself_nor_members_nor_what_is_no_stage_of_the_run() -> None:
     arriving: dict[PeerId, PartName | None] = {
         PeerId("p"): stage_part(0),
@@ -160,25 +145,6 @@ def test_joiner_counts_neither_itself_nor_members_nor_what_is_no_stage_of_the_ru
         PeerId("y"): PartName("ends"),
     }
     assert chosen(holding(2, 3), "p", arriving, 2) == (0, "it has the fewest replicas (2)")
-
-
-def test_several_that_choose_at_the_same_time_spread_as_if_one_came_after_the_other() -> None:
-    roster, peers = holding(1, 2, 3, 3), [PeerId(f"j{i}") for i in range(5)]
-    unaware = Counter(chosen(roster, peer, {}, 4)[0] for peer in peers)
-    assert unaware == {0: 5}, "without a look at the others all of them pile onto one stage"
-    together = dict.fromkeys(peers)
-    taken = Counter(chosen(roster, peer, together, 4)[0] for peer in peers)
-    assert sorted(taken[stage] + count for stage, count in enumerate((1, 2, 3, 3))) == [3, 3, 4, 4]
-
-
-def test_joiners_fill_lost_parts_first_and_each_another() -> None:
-    roster, lost = holding(3, 3, 1), ("stage-0", "stage-1")
-    peers = [PeerId(f"j{i}") for i in range(2)]
-    taken = [chosen(roster, peer, dict.fromkeys(peers), 3, lost=lost) for peer in peers]
-    assert {stage for stage, _ in taken} == {0, 1}
-    assert all(why == "all that held it are lost" for _, why in taken)
-    assert chosen(roster, "p", coming(0), 3, lost=lost)[0] == 1
-    assert chosen(roster, "p", coming(0, 1, 1), 3, lost=lost)[1] == "all that held it are lost, and 1 on the way"
 
 
 def test_of_two_that_chose_the_same_stage_one_moves_when_both_choose_again() -> None:

@@ -23,11 +23,6 @@ def roster(*outgoing: bool, **more: Any) -> Roster:
     return Roster([*hosts, listed("T", "trainer", "ends", outgoing=True)])
 
 
-def test_part_with_a_replica_that_can_be_called_leaves_nobody_out() -> None:
-    assert unserved(roster(True, False, True), ()) == {}
-    assert unserved(roster(True), ()) == {}, "alone it needs nobody"
-
-
 def test_part_whose_replicas_only_call_others_goes_on_with_the_first_that_is_there() -> None:
     found = unserved(roster(True, False, True, True), {"A", "B"})
     assert set(found) == {"D"}

@@ -88,12 +88,6 @@ async def test_find_run_another_run_than_the_invite_says_is_incompatible(service
     assert "000000000000" in caught.value.check
 
 
-async def test_find_run_tokenizer_of_another_digest_is_incompatible() -> None:
-    with pytest.raises(RunEnded, match="a tokenizer.json whose digest") as caught:
-        await _ask(ManifestService(_document(), {"tokenizer.json": b"{}"}), None)
-    assert caught.value.ending is Ending.INCOMPATIBLE
-
-
 @pytest.mark.parametrize(
     ("changes", "key"),
     [

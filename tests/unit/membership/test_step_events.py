@@ -13,7 +13,7 @@ from swarm.events import DeviceUsed, Participation, StepClosed
 from swarm.ids import stage_part
 from swarm.membership import step_events
 from swarm.membership.rules import spec_of
-from swarm.membership.status import STEPS_SHOWN, PeerStatus
+from swarm.membership.status import PeerStatus
 from swarm.membership.status_types import DeviceUse
 from swarm.membership.step_events import StepEvents
 from swarm.planning.costs import palm_part_flops
@@ -71,26 +71,6 @@ def test_peer_that_joins_shows_no_rate_of_a_step_that_was_open_before_it_came() 
     assert told.close(after, took_part=True) == after.tokens / 2.0
     assert [(event.step, event.whole) for event in told.events.of(StepClosed)] == [(4, False), (5, True)]
     assert told.situation.loss == after.loss
-
-
-def test_early_share_of_a_step_is_told_and_kept_for_the_newest_steps() -> None:
-    told, before = Told(), GENESIS
-    told.close(GENESIS, took_part=False)
-    assert told.situation.early == ()
-    for begun in (0, *[1] * STEPS_SHOWN):
-        fed = tuple(one.model_copy(update={"early": n < begun}) for n, one in enumerate(COMMITTED))
-        before = record(before).model_copy(update={"committed": fed})
-        told.close(before, took_part=True)
-    assert [event.early for event in told.events.of(StepClosed)] == [0, *[1] * STEPS_SHOWN]
-    assert told.situation.early == (1 / len(COMMITTED),) * STEPS_SHOWN
-
-
-def test_capacities_are_those_of_the_newest_record() -> None:
-    told = Told()
-    told.close(GENESIS, took_part=False)
-    assert told.situation.capacities == (0,)
-    told.close(record(GENESIS).model_copy(update={"paces": {A: 250_000}}), took_part=True)
-    assert told.situation.capacities == (4,)
 
 
 @pytest.mark.parametrize(("gpu", "peak"), [("", None), ("NVIDIA L4", DEVICES["l4"].float32)])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from peers.commands.status_text import status_lines
 from peers.console.words import command_to_join
 from swarm.clock import moment
 from swarm.consensus.roster import Member, Roster
@@ -19,7 +17,6 @@ from swarm.membership.quorum import MissingReplicas, Quorum
 from swarm.membership.status import PeerStatus
 from swarm.step.blocked import ONCE_WANTED, awaited_holders, awaited_word
 from tests.harness.rigs.membership import RUN, EventList, FakeClock
-from tests.harness.standing_peer import standing
 
 KEPT = 2
 UNLESS = ", unless it is there again"
@@ -90,28 +87,10 @@ def test_every_member_says_who_must_join_for_a_lost_part_until_it_is_held_again(
     assert here.situation.waiting_for == ""
 
 
-def test_status_shows_what_a_member_that_does_not_lead_waits_for() -> None:
-    here = Scene(SMALL, me="t", leader="u")
-    here.lose("b")
-    place = SimpleNamespace(live=True, name="1", state=None)
-    shown = dataclasses.replace(standing("t"), waiting_for=here.situation.waiting_for)
-    seen = cast(Any, SimpleNamespace(place=place, standing=shown, trouble=None, phase="ready"))
-    assert f"    waiting: {B_LOST}" in status_lines([seen])
-
-
 def test_leader_is_left_to_say_it_itself() -> None:
     here = Scene(SMALL, me="t", leader="t")
     here.lose("b")
     assert here.waited == []
-
-
-def test_member_that_waits_for_something_else_meanwhile_goes_on_waiting_for_it() -> None:
-    here = Scene(SMALL, me="t", leader="u")
-    here.lose("b")
-    here.situation.wait_for("step 1 to close")
-    here.gone.clear()
-    here.look()
-    assert here.situation.waiting_for == "step 1 to close"
 
 
 def test_member_without_a_majority_judges_nobody() -> None:

@@ -20,7 +20,6 @@ from peers.frozen import frozen_store, listed_frozen, store_of, with_frozen
 from peers.home.places import RUNS
 from peers.home.run_directory import RunDirectory
 from swarm.models.lora import LoraFamily
-from swarm.models.registry import family_of
 from tests.harness.rigs.peers import KeptRun, kept_run, printed
 
 STEP = 10
@@ -201,15 +200,6 @@ def test_weights_of_a_run_that_is_kept_elsewhere_are_no_unused_ones(
     assert listed_frozen(home) == []
 
 
-def test_runs_that_this_home_keeps_leave_no_note(tmp_path: Path) -> None:
-    kept, home = kept_run(lora={"rank": 8, "base": "nf4"}), tmp_path / "home"
-    store = frozen_store(home)
-    manifest = with_frozen(kept.manifest, None, store, lambda _: None)
-    keep_run(RunDirectory(home / RUNS / "kept"), manifest, kept.files, store)
-    keep_run(RunDirectory(tmp_path / "run"), kept_run().manifest, kept.files, store)
-    assert not (store.root / "users").exists()
-
-
 def test_one_digest_and_all_unused_ones_are_not_removed_at_once(
     run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -224,13 +214,6 @@ def test_one_digest_and_all_unused_ones_are_not_removed_at_once(
 def test_digest_that_is_not_here_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert swarm(["ckpt", "frozen", "--remove", "abcd", "--home", str(tmp_path)]) == 2
     assert "no such weights are kept here" in capsys.readouterr().err
-
-
-def test_family_counts_what_is_trained_and_what_is_not(run: RunDirectory) -> None:
-    family = family_of(choose_step(run).manifest.model)
-    assert isinstance(family, LoraFamily)
-    cost = family.cost(family.whole, 16)
-    assert 0 < cost.parameters < cost.frozen
 
 
 @pytest.mark.parametrize("given", [("--lora-base", "nf4"), ("--lora-alpha", "8"), ("--lora-targets", "q_proj")])

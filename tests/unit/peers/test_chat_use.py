@@ -241,16 +241,6 @@ def test_eval_of_run_and_exported_model_count_answers_alone(
     assert tokens[1][0] < tokens[0][0], "one token, where there were as many as characters"
 
 
-def test_answers_without_text_have_no_bits_a_byte(
-    spoken: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    empty = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": ""}]}
-    chats = write_chats(tmp_path / "chats.jsonl", empty, numbers=range(0))
-    assert swarm(["eval", "--run", str(spoken / "run"), str(chats), "--json"]) == EXIT_OK
-    told = printed(capsys)
-    assert (told["bytes"], told["bits_per_byte"], told["tokens"]) == (0, None, 1)
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("stride", [16, 5])
 def test_answer_loss_is_that_of_each_counted_token_after_those_before_it(

@@ -207,19 +207,6 @@ async def test_pull_from_a_run_that_went_on_from_before_fetches_what_counts(run:
     assert lines[0] == "set aside step 60: the run went on from before, these do not count any more"
 
 
-def test_pull_puts_together_what_several_directories_hold(run: KeptRun, tmp_path: Path, typed: Typed) -> None:
-    """A finished run: each peer has its own part of the last step, and one of them an older whole step."""
-    run.keep(tmp_path / "a", 90)
-    sources = []
-    for name, part in zip("abc", PARTS, strict=True):
-        sources += ["--from", run.keep(tmp_path / name, 100, [part]).root]
-    new = RunDirectory(tmp_path / "new")
-    document = typed("ckpt", "pull", new.root, *sources, "--json").json
-    assert (document["step"], sorted(document["fetched"]), document["newer"]) == (100, sorted(PARTS), [])
-    assert steps(new.checkpoints) == (100,)
-    assert latest(new.checkpoints) == 100
-
-
 def test_pull_of_what_cannot_be_had_says_why_and_leaves_what_was_there(
     kept: RunDirectory, run: KeptRun, tmp_path: Path, typed: Typed, snapshot: Any
 ) -> None:
@@ -399,14 +386,6 @@ def test_resume_does_not_go_back_behind_the_step_that_ended_the_run(run: KeptRun
     assert find_resumable(directory.root, None).step == 11
 
 
-def test_resume_goes_on_where_the_run_went_on_after_it_was_ended(run: KeptRun, tmp_path: Path) -> None:
-    run.keep(tmp_path / "ended", 10)
-    run.decide(11, ended=True)
-    run.keep(tmp_path / "ended", 11, [STAGE_0])
-    directory = run.keep(tmp_path / "ended", 12, [STAGE_0])
-    assert find_resumable(directory.root, None).step == 10
-
-
 def saw(home: Path, run: RunId, *events: dict[str, Any], place: str | None = None, started: float = 0.0) -> None:
     """A peer was in the run, at a place of its own, and ended after these events."""
     clock = FakeClock()
@@ -447,21 +426,6 @@ def test_resume_goes_on_where_another_peer_here_saw_the_run_go_on_after_its_end(
     later = {"kind": "StepClosed", "t": 4.0, "step": 21}
     saw(tmp_path / "home", run.manifest.run_id, later, place="d", started=3.0)
     assert find_resumable(kept.root, None).step == 10, "another peer here came later, and further back"
-
-
-@pytest.mark.parametrize("went_back", [False, True])
-def test_resume_of_a_run_that_a_peer_here_saw_end(
-    kept: RunDirectory, run: KeptRun, tmp_path: Path, *, went_back: bool
-) -> None:
-    """Also where nothing of the last step lies, as when the disk was full."""
-    saw(tmp_path / "home", run.manifest.run_id, {"kind": "StepClosed", "step": 100})
-    if went_back:
-        set_aside(kept.checkpoints, [20])
-        assert find_resumable(kept.root, None).step == 10
-        return
-    with pytest.raises(CommandError, match="the run is over: its last step, 100, is closed; step 100 is not here"):
-        find_resumable(kept.root, None)
-    assert find_resumable(step_directory(kept.checkpoints, 10), None).step == 10
 
 
 def test_resume_bad_usage(kept: RunDirectory, typed: Typed, snapshot: Any) -> None:

@@ -29,7 +29,7 @@ from swarm.ids import PartName, stage_part
 from swarm.membership.status_types import DeviceUse, MemoryReport, PartTurnout
 from swarm.security.credentials import GrantRole
 from swarm.step.blocked import few_voters
-from tests.harness.rigs.peers import FakeClock, Typed, everywhere, kept_run
+from tests.harness.rigs.peers import FakeClock, Typed, kept_run
 from tests.harness.standing_peer import INVITE, PEER, RUN, Served, running, serving, standing
 
 Snapshot = Any
@@ -289,15 +289,6 @@ def test_a_peer_that_has_no_socket_yet_is_starting(otter: Served, home: Path, ty
     assert typed("peers --json").json["starting"] == [{"place": "1", "name": "brave-otter"}]
 
 
-def test_peers_shows_those_that_run_while_one_that_knows_no_run_yet_starts(
-    otter: Served, home: Path, typed: Typed
-) -> None:
-    with take_place(home, "new", clock=SystemClock()):
-        shown = everywhere(typed("peers").out)
-    assert "as brave-otter sees it" in shown
-    assert shown.endswith("\n\nstarting on this machine\n  place new, pid PID")
-
-
 # --- the texts -------------------------------------------------------------------------------------------------------
 
 PLACE = PlaceInfo(name="1", path=Path("h/1"), live=True, state=None)
@@ -350,11 +341,6 @@ def test_status_of_a_peer_says_what_it_does_and_what_is_unusual(snapshot: Snapsh
 def test_fewer_voters_than_three_are_said(snapshot: Snapshot) -> None:
     assert "one voter only" in few_voters(1)
     assert [few_voters(n) for n in (0, 3, 11)] == ["", "", ""]
-
-
-def test_memory_of_several_peers_is_one_table(snapshot: Snapshot) -> None:
-    several = [seen("otter", memory=MEMORY), seen("owl", **STANDINGS["memory of a founder"]), seen("hen")]
-    assert status_lines(several) == snapshot
 
 
 def test_turnout_is_shown_once_for_each_run_as_the_newest_step_has_it(snapshot: Snapshot) -> None:
@@ -459,11 +445,6 @@ def test_status_hides_what_ended_long_ago_unless_asked(otter: Served, home: Path
     shown = typed("status --all").out
     assert ("long-gone" in shown, "not shown" in shown) == (True, False)
     assert [place["place"] for place in typed("status --json").json["places"]] == ["1", "late", "long"]
-
-
-def test_status_of_a_peer_killed_long_ago_is_hidden_too(home: Path, typed: Typed, snapshot: Snapshot) -> None:
-    take_place(home, "1", clock=At(1_700_000_000.0)).close()
-    assert typed("status") == snapshot
 
 
 @pytest.mark.parametrize(("end", "said"), [(None, True), (3, True), (130, True), (0, False)])

@@ -14,7 +14,7 @@ import pytest
 
 from peers.cli.app import run
 from peers.commands import comeback
-from peers.commands.comeback import PlaceInRun, RunKnown, judge, seen_here, whom_to_ask
+from peers.commands.comeback import PlaceInRun, RunKnown, whom_to_ask
 from peers.commands.history_source import RunMemory
 from peers.doctor.contacts import Answered, Knock
 from peers.exit_codes import EXIT_OK, EXIT_UNREACHABLE, EXIT_USAGE
@@ -159,14 +159,6 @@ def test_founder_that_was_killed_comes_back_any_number_of_times(killed: Killed, 
     assert "as its founder" in out
 
 
-def test_founder_comes_back_with_a_copy_of_its_files_too(killed: Killed, tmp_path: Path) -> None:
-    killed.saw(5000)
-    killed.says.append("peer")
-    shutil.copytree(killed.files.parent, tmp_path / "copy")
-    assert killed.type(files=tmp_path / "copy" / "run.toml") == EXIT_OK
-    assert [settings.run for settings in killed.started] == [killed.manifest.run_id]
-
-
 def test_founder_comes_back_with_the_file_that_it_founded_its_run_with(
     killed: Killed, tmp_path: Path, capsys: Any
 ) -> None:
@@ -185,13 +177,6 @@ def test_founder_comes_back_with_the_file_that_it_founded_its_run_with(
     assert [settings.run for settings in killed.started] == [killed.manifest.run_id]
 
 
-def test_founder_comes_back_while_a_stage_host_of_its_machine_goes_on(killed: Killed) -> None:
-    killed.saw(5000)
-    with beside(killed, "stage", 5001):
-        assert killed.type() == EXIT_OK
-    assert [settings.run for settings in killed.started] == [killed.manifest.run_id]
-
-
 @pytest.mark.parametrize(
     "told", [{"STAGE": "0", "NAME": "first"}, {"DATA": "text.txt", "DEVICE": "cpu,cpu", "NAME": "first"}]
 )
@@ -205,17 +190,6 @@ def test_founder_comes_back_with_the_environment_with_which_it_founded_its_run(
     assert killed.type() == EXIT_OK
     (settings,) = killed.started
     assert (settings.role, settings.name, settings.options.stage) == ("bootstrap", "first", None)
-
-
-def test_founder_comes_back_and_no_issuer_of_its_machine_that_saw_more(killed: Killed) -> None:
-    killed.saw(100)
-    with beside(killed, "trainer", 200) as peer:
-        founder = load_or_create(killed.place / "identity.key").peer
-        seen = seen_here(killed.home, killed.manifest.run_id, "tiny", [founder, peer])
-        assert [one.place.name for one in seen.witnesses] == ["2", "1"]
-        past = judge(seen, None, [Knock(address=killed.other, answered="peer")])
-    assert past is not None
-    assert past.place.name == "1"
 
 
 def test_place_of_a_founder_that_a_peer_of_another_run_has_is_named(killed: Killed, capsys: Any) -> None:
@@ -350,12 +324,6 @@ def test_founder_of_a_run_that_never_began_founds_it_again_as_who_it_was(killed:
         assert settings.manifest is not None
         assert load_manifest(settings.manifest).run_id == run_id
         assert settings.identity == killed.place / "identity.key"
-
-
-def test_founder_in_a_named_place_founds_its_run_again_there(killed: Killed) -> None:
-    killed.place.rename(killed.home / "founder")
-    assert killed.type(files=next((killed.home / "founder").glob("sessions/*/run.toml"))) == EXIT_OK
-    assert [settings.identity.parent.name for settings in killed.started] == ["founder"]
 
 
 # --- two at once -----------------------------------------------------------------------------------------------------
@@ -504,14 +472,6 @@ def test_run_goes_on_from_a_checkpoint_where_nobody_answers_and_not_where_others
     assert ("DIR/checkpoints/step-" in capsys.readouterr().err) is (code != EXIT_OK)
 
 
-def test_peer_one_of_whose_addresses_was_asked_is_known_to_be_gone(killed: Killed) -> None:
-    relayed = f"/ip4/10.0.0.9/tcp/4001/p2p/{load_or_create(killed.home / 'relay.key').peer}/p2p-circuit"
-    there = Knock(address=killed.other, answered="closed")
-    through = Knock(address=f"{relayed}/p2p/{killed.other.rpartition('/')[2]}", answered="untried")
-    assert comeback._unknown([there, through]) == []
-    assert comeback._unknown([through]) == [through.address]
-
-
 # --- the rest --------------------------------------------------------------------------------------------------------
 
 
@@ -528,12 +488,6 @@ def asked(killed: Killed, *addresses: str) -> tuple[str, ...]:
     memory = RunMemory(step=1, at=0.0, addresses=addresses, names=())
     known = PlaceInRun(place=place, here=False, founder=True, memory=memory)
     return whom_to_ask(RunKnown(run=killed.manifest.run_id, name="tiny", witnesses=(known,)))
-
-
-def test_run_that_nobody_here_knows_is_founded(killed: Killed, tmp_path: Path) -> None:
-    seen = seen_here(tmp_path / "nothing", killed.manifest.run_id, "tiny", ())
-    assert judge(seen, None, []) is None
-    assert judge(seen, "mine", []) is None
 
 
 @pytest.mark.parametrize("kept", ["in its session", "in its home", "beside checkpoints", "copied"])

@@ -15,7 +15,7 @@ from peers.console.words import CommandError
 from peers.control import server as control_module
 from peers.control.client import MAX_REQUEST_BYTES, NotServing, ask, short_path
 from peers.control.server import MAX_CONNECTIONS, ControlServer
-from peers.control.status import MemberReport, StatusReport
+from peers.control.status import StatusReport
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_UNREACHABLE, EXIT_USAGE, exit_code_of
 from swarm.errors import ConfigError, Ending, RunEnded
 from tests.harness.expect import eventually
@@ -90,17 +90,6 @@ async def _raw(server: ControlServer, line: bytes) -> dict[str, Any]:
     writer.close()
     await writer.wait_closed()
     return json.loads(answer)
-
-
-async def test_control_answers_with_standings_as_plain_data(server: ControlServer) -> None:
-    assert standing_from(StatusReport, await _ask(server, "status"), WHO) == standing("brave-otter")
-    told = await _ask(server, "peers")
-    assert [standing_from(MemberReport, one, WHO) for one in told] == members("brave-otter", 3)
-    assert await _ask(server, "echo", a=[1, "é"]) == {"command": "echo", "a": [1, "é"]}
-
-
-async def test_control_answer_larger_than_any_buffer_comes_whole(server: ControlServer) -> None:
-    assert len(await _ask(server, "peers", count=20_000, timeout_s=30)) == 20_000
 
 
 async def test_control_socket_is_its_users_alone_and_goes_away(server: ControlServer) -> None:

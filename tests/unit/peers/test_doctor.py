@@ -26,7 +26,7 @@ from peers.doctor.judge import (
     step_seconds,
 )
 from peers.doctor.machine import MachineFacts, TorchBuild, check_before_start, judge_machine, look
-from peers.doctor.results import CheckResult, DoctorReport, raise_first, refused
+from peers.doctor.results import CheckResult, DoctorReport, refused
 from peers.exit_codes import EXIT_DOCTOR, EXIT_OK
 from swarm.errors import Advice, ConfigError, Ending, RunEnded, Unreachable
 from swarm.ids import PartName
@@ -211,14 +211,6 @@ GAIN = Gain(
 )  # fmt: skip
 
 
-def test_gain_reckons_what_is_averaged_and_both_speeds() -> None:
-    assert GAIN.averaged_bytes == 2 * 4 * 100 * MB * 3 / 4
-    assert (GAIN.averaging_s, GAIN.swarm_tokens_s, GAIN.alone_tokens_s) == (6.0, 800.0, 500.0)
-    assert dataclasses.replace(GAIN, replicas=0).averaged_bytes == 0
-    assert dataclasses.replace(GAIN, link=0.0).averaging_s == 0
-    assert dataclasses.replace(GAIN, alone_fits=False).alone_tokens_s == 0
-
-
 def test_judge_gain_gives_the_numbers_and_says_who_would_be_slower(snapshot: Any) -> None:
     unknown = dataclasses.replace(GAIN, step_s=0.0, link=0.0)
     found = [
@@ -297,7 +289,3 @@ def test_doctor_report_has_the_exit_code_and_the_last_word() -> None:
     assert (document["schema"], document["ok"], [one["level"] for one in document["checks"]]) == (
         1, False, ["warn", "ok", "fail"],
     )  # fmt: skip
-
-
-def test_raise_first_passes_over_warnings() -> None:
-    raise_first([CheckResult(name="memory", found="little").warns("little")])

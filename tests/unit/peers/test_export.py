@@ -25,7 +25,7 @@ from peers.home.run_directory import RunDirectory
 from swarm.ids import ENDS, stage_part
 from swarm.models.family import ModelFamily
 from swarm.models.gpt_family import GptFamily
-from tests.harness.rigs.peers import BrokenDisk, KeptRun, install, kept_run, printed
+from tests.harness.rigs.peers import BrokenDisk, KeptRun, install, kept_run
 
 STEP = 10
 TEXTS = ("The owls saw 77 mice.\n\n  Two  spaces", "naïve 😀 <|endoftext|> \t tabs", "")
@@ -145,18 +145,6 @@ def test_export_of_hosted_ends_in_one_stage_is_one_file(tmp_path: Path) -> None:
 
 
 # --- what the command says and leaves ---------------------------------------------------------------------------------
-
-
-def test_export_says_what_it_made(run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        swarm(["export", "--out", str(tmp_path / "a" / "model"), "--run", str(run.root), "--step", "10", "--json"]) == 0
-    )
-    said = printed(capsys)
-    assert (said["step"], said["parameters"], said["bytes"]) == (STEP, 52_128, 4 * 52_128)
-    assert said["files"] == FILES
-    index = json.loads((tmp_path / "a" / "model" / "model.safetensors.index.json").read_text())
-    assert index["metadata"] == {"total_parameters": 52_128, "total_size": 4 * 52_128}
-    assert sum((tmp_path / "a" / "model" / name).stat().st_size for name in FILES[3:6]) < 4 * 52_128 + 3 * 1500
 
 
 def test_export_card_has_the_facts_of_the_run(kept: KeptRun, run: RunDirectory, tmp_path: Path) -> None:

@@ -27,12 +27,6 @@ def test_blame_stalled_peer_that_others_report() -> None:
     assert found == PeerFailure("a", "was lost: no answer for 4 s")
 
 
-def test_blame_reported_peer_speaks_for_itself() -> None:
-    stopped = {"b": ExitNotice(1.0, "a is gone", 3), "a": ExitNotice(2.0, "the daemon died", 3)}
-    found = blame([_exit("b", 3)], stopped, {"a": "connection closed"}, {})
-    assert found == PeerFailure("a", "ended the run: the daemon died (exit code 3)")
-
-
 def test_blame_earliest_of_the_last_words() -> None:
     stopped = {"b": ExitNotice(2.0, "late", 3), "a": ExitNotice(1.0, "early", 1), "c": ExitNotice(0.0, "fine", 0)}
     assert blame([], stopped, {}, {}) == PeerFailure("a", "ended the run: early (exit code 1)")

@@ -154,13 +154,6 @@ def test_history_without_a_name_is_the_longest_of_the_only_run(
     assert printed(capsys)["path"] == str(second / "history.jsonl")
 
 
-def test_history_without_a_name_goes_on_to_the_newest_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    session(tmp_path / "home", "a", "killed", CHAIN.lines[:6])
-    resumed = session(tmp_path / "home", "b", "resumed", CHAIN.lines[5:])
-    assert swarm(["history", "--json"]) == 0
-    assert printed(capsys)["path"] == str(resumed / "history.jsonl")
-
-
 def test_history_of_a_local_run_s_directory_is_one_of_its_peers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

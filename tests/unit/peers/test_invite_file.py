@@ -46,14 +46,6 @@ def test_who_waits_for_an_invite_in_a_file_says_why_and_what_writes_it(
     assert f"swarm new --invite-file {file} writes it, or, at a peer of the run, swarm invite --out {file}" in text
 
 
-def test_invite_written_is_read_back(tmp_path: Path) -> None:
-    invite, file = founded(tmp_path / "home"), tmp_path / "there" / "invite"
-    assert read_invite(file) is None
-    write_invite(file, invite.text())
-    assert read_invite(file) == invite
-    assert file.stat().st_mode & 0o777 == 0o600, "whoever has it can join"
-
-
 def test_invite_file_that_others_may_access_is_told_and_refused_where_it_holds_a_key(tmp_path: Path) -> None:
     invite, file = founded(tmp_path / "home"), tmp_path / "my invite"
     write_invite(file, invite.text())

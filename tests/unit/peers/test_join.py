@@ -108,20 +108,6 @@ def test_join_to_train_says_what_on_and_as_json_nothing_but_events(
     assert [(one.json_lines, one.verbose) for one in started[1:]] == [(False, True), (True, False)]
 
 
-def test_join_takes_its_settings_from_the_environment(
-    tmp_path: Path, started: list[PeerSettings], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SWARM_INVITE", INVITE)
-    monkeypatch.setenv("SWARM_HOME", str(tmp_path))
-    monkeypatch.setenv("SWARM_PLACE", "mine")
-    monkeypatch.setenv("SWARM_GRACE", "5")
-    monkeypatch.setenv("SWARM_REGION", "eu-west")
-    assert run(["join", "-q", "--dial-out-only"]) == EXIT_OK
-    assert started[0].options.grace == 5
-    assert (started[0].options.region, started[0].options.dial_out_only) == ("eu-west", True)
-    assert started[0].identity == tmp_path / "mine" / "identity.key"
-
-
 @pytest.fixture
 def signals() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in interrupt.SIGNALS}

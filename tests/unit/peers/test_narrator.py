@@ -240,10 +240,6 @@ def test_narrator_tells_stories(snapshot: Any) -> None:
     assert [text for name, said in lines.items() for text in (f"{name}:", *(f"  {line}" for line in said))] == snapshot
 
 
-def test_narrator_closes_its_voice_at_the_end() -> None:
-    assert told(STOPPED).closed
-
-
 def test_narrator_says_what_opens_the_dashboard_and_no_token(snapshot: Any) -> None:
     said = [
         describe(DashboardServed(address="http://192.0.2.7:7300/", token=token))

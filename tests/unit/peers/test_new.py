@@ -108,14 +108,6 @@ def test_new_says_which_parts_one_peer_alone_will_hold(file: Path, tokenizer: Pa
     assert told["on one machine"].startswith("only, at the start: 1 stage and the ends; run.copies = 0")
 
 
-def test_make_run_takes_the_tokenizer_beside_the_file(tmp_path: Path) -> None:
-    tokenizer = train_tokenizer([TEXT], 300)
-    (tmp_path / "tokenizer.json").write_bytes(tokenizer)
-    file = tmp_path / "run.toml"
-    file.write_text(f'[tokenizer]\ndigest = "{tokenizer_digest(tokenizer)}"\n')
-    assert founded(Foundation(file=file)).files == {"tokenizer.json": tokenizer}
-
-
 def test_make_run_another_tokenizer_than_the_file_names_is_incompatible(file: Path, tokenizer: Path) -> None:
     file.write_text(f'[tokenizer]\ndigest = "{"1" * 64}"\n')
     with pytest.raises(Incompatible, match="1111") as caught:

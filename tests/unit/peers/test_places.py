@@ -128,27 +128,6 @@ def _leave_trainers(home: Path, clock: Ticking, *data: str) -> None:
             place.trains_on(one)
 
 
-@pytest.mark.parametrize("first", ["cats", "dogs"])
-def test_place_of_each_of_two_trainers_is_the_one_with_its_data(tmp_path: Path, clock: Ticking, first: str) -> None:
-    """In whichever order they are started again."""
-    places = {"cats": "1", "dogs": "2"}
-    _leave_trainers(tmp_path, clock, *places)
-    second = next(one for one in places if one != first)
-    with (
-        take_place(tmp_path, clock=clock, tenant=Tenant(run="one", role="trainer", data=first)) as one,
-        take_place(tmp_path, clock=clock, tenant=Tenant(run="one", role="trainer", data=second)) as other,
-    ):
-        assert (one.name, other.name) == (places[first], places[second])
-
-
-def test_place_of_the_only_trainer_is_its_own_when_its_text_has_changed(tmp_path: Path, clock: Ticking) -> None:
-    _leave_trainers(tmp_path, clock, "cats")
-    with take_place(
-        tmp_path, clock=clock, tenant=Tenant(run="one", role="trainer", data="cats and more cats")
-    ) as again:
-        assert again.name == "1"
-
-
 def test_place_of_one_of_several_trainers_is_not_for_somebody_with_other_data(tmp_path: Path, clock: Ticking) -> None:
     _leave_trainers(tmp_path, clock, "cats", "dogs")
     with take_place(tmp_path, clock=clock, tenant=Tenant(run="one", role="trainer", data="birds")) as new:
@@ -174,12 +153,6 @@ def test_place_of_who_was_let_in_by_an_invite_is_not_for_the_holder_of_another(
     tenant = Tenant(run=RUN, role="stage", holder=holder)
     with contextlib.ExitStack() as here:
         assert [here.enter_context(take_place(tmp_path, clock=clock, tenant=tenant)).name for _ in "123"] == expected
-
-
-def test_place_that_is_taken_says_by_which_process(tmp_path: Path, clock: Ticking) -> None:
-    with take_place(tmp_path, "gpu", clock=clock), pytest.raises(ConfigError, match=f"process {os.getpid()} has it"):
-        take_place(tmp_path, "gpu", clock=clock)
-    take_place(tmp_path, "gpu", clock=clock).close()
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "A", "-a", "a" * 42])
@@ -238,24 +211,6 @@ def test_place_that_is_a_copy_is_said_to_be_one_and_how_a_home_is_moved(
     assert said.startswith(f"note: place 1 in {copy} seems to be a copy")
     assert ("it was copied after its peer had ended" in said) == ended
     assert "To move a home: " in said
-
-
-def test_place_says_who_is_there_and_how_it_ended(tmp_path: Path, clock: Ticking) -> None:
-    with take_place(tmp_path, clock=clock) as place:
-        session = place.open_session(name="brave-otter", peer="x", role="trainer")
-        place.joined(RUN, "tiny")
-        info = look_at_place(place.path)
-        assert (info.live, info.title) == (True, "brave-otter")
-        assert info.described == f"brave-otter (place 1, pid {os.getpid()})"
-        clock.now += 7
-        place.ended("all steps are closed", 0)
-        place.close()
-    info = look_at_place(place.path)
-    assert (info.live, info.described) == (False, "brave-otter (place 1)")
-    assert info.state == PlaceState(
-        pid=os.getpid(), started=clock.now - 7, name="brave-otter", peer="x", role="trainer", run=RUN, run_name="tiny",
-        session=str(session), end=PlaceEnd(reason="all steps are closed", exit_code=0, at=clock.now),
-    )  # fmt: skip
 
 
 def test_place_left_by_an_error_keeps_it(tmp_path: Path, clock: Ticking) -> None:

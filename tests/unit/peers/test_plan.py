@@ -15,9 +15,6 @@ from peers.plan.live import live_run
 from peers.plan.peers_file import DEVICES, read_peers
 from peers.plan.work import workload_of
 from swarm.errors import ConfigError
-from swarm.membership.part_memory import part_bytes
-from swarm.models.registry import family_of
-from swarm.planning.costs import model_parameter_count
 from tests.harness.rigs.peers import Typed
 
 GPU = """
@@ -107,22 +104,6 @@ def test_devices_are_reckoned_at_less_than_their_peak(peers: Path) -> None:
     assert read_peers(peers, "float32")[0].peak_flops == DEVICES["rtx3090"].float32
     assert cpu.peak_flops is None
     assert cpu.host_memory is None
-
-
-@pytest.mark.parametrize("ends", ["private", "hosted"])
-def test_workload_has_the_parts_that_a_run_has(ends: str, peers: Path) -> None:
-    manifest = manifest_named("small")
-    manifest = manifest.model_copy(update={"split": manifest.split.model_copy(update={"ends": ends})})
-    work, family = workload_of(manifest), family_of(manifest.model)
-    assert work.whole.parameters == model_parameter_count(manifest.model)
-    specs = family.parts(manifest.split)
-    for at, spec in enumerate(specs):
-        needs = work.part(2, at, spec.last_layer - spec.first_layer)
-        assert needs.parameters == family.cost(spec, manifest.model.context).parameters
-        assert needs.held == sum(part_bytes(manifest, spec).values())
-    assert work.hosted == (ends == "hosted")
-    assert work.rows == 256
-    assert plan_for(manifest, read_peers(peers, "float32"), "a file", print).best.step_s > 0
 
 
 def test_hosted_ends_leave_trainers_without_work_but_one_is_needed(peers: Path) -> None:

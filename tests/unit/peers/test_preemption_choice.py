@@ -14,7 +14,7 @@ from peers.options.foundation import Invocation
 from peers.options.reading import read_peer_options
 from peers.orders import Orders
 from peers.preemption.choice import MetadataUrl, PreemptionChoice, read_choice, read_url
-from peers.settings import PeerSettings, exact_settings
+from peers.settings import PeerSettings
 from swarm.errors import ConfigError, Ending
 from swarm.events import Event, PreemptionNotice, PreemptionWatch
 from tests.harness.rigs.peers import checked_settings
@@ -101,11 +101,6 @@ def test_settings_from_every_source_reach_the_peer(
             monkeypatch.setenv(f"SWARM_{key.upper()}", value)
     settings = read_peer_options("join", said if source == "flag" else {}, Invocation(config=config))
     assert (settings.preemption, settings.preemption_url) == ("auto", "http://127.0.0.1:5")
-
-
-def test_settings_watch_nothing_unless_asked() -> None:
-    assert read_peer_options("join", {}).preemption == "none"
-    assert exact_settings(home=Path("h"), role="stage", bootstrap=("x",)).options.preemption == "none"
 
 
 @pytest.mark.parametrize(

@@ -57,10 +57,6 @@ def test_what_is_set_by_hand_stays_and_a_preset_gives_way() -> None:
     assert made(more).batch.microbatches_per_step == 128, "more is fine as well"
 
 
-def test_manifest_without_a_profile_is_as_it_was() -> None:
-    assert made({}) == parse_manifest(DIGEST, "a test")
-
-
 def test_profile_that_there_is_not_is_refused_with_those_that_are() -> None:
     with pytest.raises(ConfigError) as caught:
         with_profile({"speed": {"profile": "dsl"}}, ())

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -15,13 +14,10 @@ from peers.home.run_directory import create_run_directory, find_run_directory
 from peers.local.plot import loss_svg, loss_text, ticks
 from peers.local.progress import RunView
 from peers.local.report import Evaluation, RunFacts, RunOutcome, build_report, closed_steps, render_report, write_report
-from peers.manifest_file import render_manifest
 from swarm.clock import SystemClock
-from swarm.config import Manifest, RunConfig, StartWhen, TokenizerConfig, parse_manifest
 from swarm.errors import ConfigError, StateError
 from swarm.events import Committed, Event, JourneyStarted, StepClosed
 from swarm.ids import PeerId
-from swarm.models.spec import SplitConfig
 from swarm.monitoring.reader import Recorded, RecordedEvent
 from tests.harness.rigs.peers import batch
 
@@ -164,13 +160,6 @@ def test_ticks_any_range_are_few_and_inside(low: float, high: float) -> None:
     marks = ticks(low, high)
     assert 2 <= len(marks) <= 8
     assert all(low <= mark <= high * (1 + 1e-9) for mark in marks)
-
-
-def test_manifest_file_read_back_is_the_same_run() -> None:
-    run = RunConfig(steps=5, seed=7, reproducible=True, start_when=StartWhen(stage_hosts=3, trainers=1))
-    manifest = Manifest(run=run, split=SplitConfig(ends="hosted"), tokenizer=TokenizerConfig(digest="a" * 64))
-    assert parse_manifest(tomllib.loads(render_manifest(manifest)), "test").run_id == manifest.run_id
-    assert manifest.run.start_when.stage_hosts == 3
 
 
 def test_run_directory_default_is_new_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

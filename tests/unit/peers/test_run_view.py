@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-from peers.console.words import amount
 from peers.local.progress import RunView, row
 from swarm.disk import size_text
 from swarm.events import HopMoved, LinkUsage, LoopLag, Participation, PeerLost, PeerStarted, StateDownloaded
@@ -92,14 +91,6 @@ def test_view_what_happened_between_steps_is_noted_at_the_next() -> None:
 
 def test_view_kind_without_a_meaning_here_is_passed_over() -> None:
     assert _view(told(LoopLag(p50_ms=1.0, p99_ms=1.0, max_ms=1.0))).steps.last == 0
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0, "0"), (950, "950"), (999.6, "1.0 k"), (3149, "3.1 k"), (314_900, "315 k"), (2e6, "2.0 M"), (5e13, "50.0 T")],
-)
-def test_amount_any_size_is_short(value: float, text: str) -> None:
-    assert amount(value) == text
 
 
 @pytest.mark.parametrize(

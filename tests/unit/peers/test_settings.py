@@ -135,11 +135,6 @@ def test_join_settings_unknown_variable_is_refused_with_what_there_is(
     assert "hush" not in str(error), "it may be a secret of another program's"
 
 
-def test_join_settings_variables_of_the_tests_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SWARM_TEST_ID", "17")
-    assert read_peer_options("join", {}).role == "auto"
-
-
 @pytest.mark.parametrize(
     ("source", "named"), [("flag", "--threads"), ("environment", "SWARM_THREADS"), ("file", "peer.toml:1: threads")]
 )

@@ -312,20 +312,6 @@ async def test_keys_are_obeyed_while_a_look_takes_its_time() -> None:
         assert not answer.is_set()
 
 
-async def test_a_terminal_that_grows_shows_all_panes() -> None:
-    app, _, _ = watching(BEGUN)
-    async with app.run_test(size=SMALL) as pilot:
-        await pilot.pause()
-        assert "computed" not in shown(app)
-        await pilot.resize_terminal(*LARGE)
-        await pilot.pause()
-        assert "computed" in shown(app)
-        assert "stage-0  " in shown(app)
-        await pilot.resize_terminal(20, 6)
-        await pilot.pause()
-        assert "step 1/60" in shown(app)
-
-
 async def test_the_picture_says_the_same_without_colours_and_in_both_themes(monkeypatch: pytest.MonkeyPatch) -> None:
     acts = (all_of(BEGUN, looked({"otter": said(), "heron": said()})), looked(BUSY))
     pictures = []

@@ -90,11 +90,6 @@ def test_what_the_home_keeps_of_a_run_means_the_peer_that_was_in_it() -> None:
     assert chosen("home/runs/look").directory == found.absolute()
 
 
-@pytest.mark.parametrize("invite", ["swarm1:abc", "/ip4/10.0.0.1/tcp/1", "swarm1:" + "x" * 5000])
-def test_invite_is_taken_as_it_is(invite: str) -> None:
-    assert chosen(invite) == Chosen(invite=invite)
-
-
 def test_what_means_nothing_is_refused_with_what_there_is() -> None:
     error = refused("otter")
     assert "no directory, no peer of this machine, and no invite" in str(error)

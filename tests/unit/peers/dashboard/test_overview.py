@@ -284,19 +284,6 @@ def test_second_return_from_one_step_to_another_is_one_more() -> None:
     assert shown == [4, 5, 6, 4, 5, 6, 6, 4, 4, 5, 5]
 
 
-async def test_directory_of_a_run_shows_its_records_as_they_are_written(tmp_path: Path) -> None:
-    lines = eventful().lines
-    path = write(tmp_path / "peers" / "otter" / "history.jsonl", lines[:3], torn=lines[3].encode()[:9])
-    (path.parent / "events.jsonl").write_text("")
-    source, label = directory_source(tmp_path)
-    overview = Overview({"kind": "files", "label": label})
-    await source.poll(overview, watched=True)
-    assert (label, overview.document(0.0)["step"]) == (tmp_path.name, 2)
-    write(path, lines)
-    await source.poll(overview, watched=True)
-    assert overview.document(0.0)["step"] == 6
-
-
 def test_history_that_was_begun_anew_is_read_from_its_start(tmp_path: Path) -> None:
     lines = eventful().lines
     tail = HistoryTail(write(tmp_path / "history.jsonl", lines))

@@ -12,7 +12,7 @@ from peers.dashboard.liveness import LOOKS, UNHEARD_S
 from peers.dashboard.overview import Overview
 from peers.dashboard.sources import DirectorySource, PlaceSource
 from peers.home.places import look_at_place, take_place
-from swarm.events import AttemptFailed, Event, PeerBack, PeerLost, Waiting
+from swarm.events import AttemptFailed, Event, PeerBack, PeerLost
 from swarm.membership.vitals import LinkVitals
 from swarm.monitoring.reader import RecordedEvent
 from swarm.monitoring.recorder import ENVELOPE, encode_line
@@ -21,43 +21,6 @@ from tests.harness.rigs.dashboard import look, member, seen, vitals
 from tests.harness.rigs.peers import PEERS, closed, eventful, told, write
 
 OTTER, MOLE, HERON, TERN, VOLE = (PEERS[name] for name in ("otter", "mole", "heron", "tern", "vole"))
-
-
-def test_member_that_stalls_or_is_away_is_told_apart_and_its_silence_and_return_are_told() -> None:
-    overview = seen()
-    said = {OTTER: vitals(), HERON: vitals(), TERN: vitals()}
-    overview.look(look(said, member("otter"), member("tern"), unanswered={}))
-    assert overview.document(200.0)["fresh"]
-    said.pop(TERN)
-    for how, words in (("stalled", "though its connection stands"), ("away", "cannot be reached")):
-        overview.look(look(said, member("otter"), member("tern"), unanswered={TERN: how}))
-        row = overview.document(201.0)["peers"][TERN]
-        assert (row["state"], words in row["why"], row["here"]) == (how, True, True)
-    silent = overview.document(202.0)["churn"][-1]
-    assert (silent["what"], silent["name"], silent["step"], silent["at"]) == ("silent", "tern", 6, 201.0)
-    assert silent["why"] == "it cannot be reached since step 6"
-    for _ in range(LOOKS):
-        overview.look(look(said | {TERN: vitals()}, member("otter"), member("tern"), unanswered={}))
-    state = overview.document(203.0)
-    assert [one["what"] for one in state["churn"]][-2:] == ["silent", "back"]
-    assert state["peers"][TERN]["state"] == "training"
-
-
-def test_member_that_was_not_asked_is_not_silent() -> None:
-    overview = seen()
-    for _ in range(LOOKS):
-        overview.look(look({OTTER: vitals(), HERON: vitals()}, member("otter"), member("tern"), unanswered={}))
-    state = overview.document(200.0)
-    assert state["peers"][TERN]["state"] == "member"
-    assert "silent" not in [one["what"] for one in state["churn"]]
-
-
-def test_member_that_says_it_leaves_is_not_told_to_be_silent() -> None:
-    overview = seen()
-    overview.look(look({OTTER: vitals(), TERN: vitals(phase="draining")}, unanswered={}))
-    for _ in range(LOOKS):
-        overview.look(look({OTTER: vitals()}, unanswered={TERN: "away"}))
-    assert "silent" not in [one["what"] for one in overview.document(200.0)["churn"]]
 
 
 def test_who_leaves_the_run_in_silence_was_lost_and_is_back_when_it_joins_again() -> None:
@@ -85,15 +48,6 @@ def test_a_link_to_itself_is_no_link() -> None:
     assert [(link["from"], link["to"]) for link in overview.document(200.0)["links"]] == [(OTTER, TERN)]
 
 
-def test_figures_say_since_which_step_they_are_counted() -> None:
-    assert seen().document(200.0)["since_step"] == 1
-    late = Overview({"kind": "observer", "label": "a test"})
-    assert late.document(1.0)["since_step"] == 0
-    for line in eventful().lines[4:]:
-        late.record(line.record, 100.0)
-    assert (late.document(200.0)["since_step"], late.document(200.0)["step"]) == (4, 6)
-
-
 def test_run_whose_steps_do_not_close_is_stalled_and_says_who_is_silent() -> None:
     overview = seen()
     for at in (107.0, 126.0, 127.0):
@@ -114,16 +68,6 @@ def test_run_of_which_nobody_answers_is_away_and_its_figures_are_old() -> None:
     assert (state["state"], state["fresh"]) == ("away", False)
     assert state["why"].startswith("no member of the run answers; what is shown is from")
     assert "silent" not in [one["what"] for one in state["churn"]], "it may as well be us"
-
-
-def test_before_the_first_step_it_says_what_is_waited_for() -> None:
-    overview = Overview({"kind": "files", "label": "a test"})
-    overview.event(told(Waiting(what="0 of 2 stage hosts are here"), wall=100.0).record)
-    state = overview.document(101.0)
-    assert (state["state"], state["why"]) == ("waiting", "0 of 2 stage hosts are here")
-    overview.record(eventful().lines[0].record)
-    state = overview.document(102.0)
-    assert (state["state"], state["why"]) == ("training", "step 1 is under way: there are figures when it closes")
 
 
 def test_events_name_peers_and_say_in_plain_words_what_the_network_says() -> None:
