@@ -29,6 +29,7 @@ MUST: Mapping[str, Mapping[str, object]] = {
     },
     "hf": {"swarms_bit_equal": 1, "replicas_killed": 2, "exports_differing": 0},
     "lora": {"runs_bit_equal": 1, "replicas_killed": 2, "bases_changed": 0, "adapters_differing": 0},
+    "rebalance": {"lost": 0, "mismatches": 0},
     "goodput": {"lost": 0, "duplicated": 0, "digest_mismatches": 0},
     "scenarios": {"plays": 1, "kept": 1, "not_kept": {}, "faults": 1, "lost": 0, "duplicated": 0},
 }  # fmt: skip
@@ -52,3 +53,4 @@ def test_smoke_of_a_benchmark_ends_well_and_gives_the_figures_declared(name: str
     assert found.keys() - {"tables"} == ABOUT | set(declared)
     assert found["rows"]
     assert {key: found[key] for key in MUST.get(name, ())} == MUST.get(name, {})
+    assert name != "rebalance" or found["moves"]

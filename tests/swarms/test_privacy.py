@@ -14,35 +14,16 @@ import numpy as np
 import pytest
 
 from data_shards.tokenize import Tokenizer
-from swarm.clock import SystemClock
 from swarm.events import JourneyCompleted
 from swarm.models.registry import family_of
-from swarm.network.addresses import parse_address
-from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
-from swarm.network.libp2p.identity import load_or_create
 from swarm.network.protocols import MAX_BODY_BYTES
 from swarm.network.rpc.link import Link
-from swarm.security.signing import PrivateIdentity
+from tests.harness.libp2p_swarm import LibP2PSwarm
 from tests.harness.swarm import LocalSwarm
 
 CANARY = "xylophone quagmire zephyr 7f3a91 kumquat"
 RUN = 6
 """Consecutive token ids that count as a find: chance would give one in 300⁶."""
-
-
-class LibP2PSwarm(LocalSwarm):
-    """Over real libp2p daemons, still in one process; the first one opened is everybody's bootstrap."""
-
-    _bootstrap: tuple[str, ...] = ()
-
-    async def _endpoint(self, home: Path, identity: PrivateIdentity) -> LibP2PEndpoint:
-        key = home / "identity.key"
-        key.write_bytes(identity.to_protobuf())
-        key.chmod(0o600)
-        config = EndpointConfig(run_dir=home, bootstrap=tuple(map(parse_address, self._bootstrap)))
-        endpoint = await LibP2PEndpoint.open(config, load_or_create(key), SystemClock())
-        self._bootstrap = self._bootstrap or endpoint.addresses
-        return endpoint
 
 
 class SpiedTransport:
