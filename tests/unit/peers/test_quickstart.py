@@ -105,9 +105,7 @@ def _at_once(directory: Path, moment: str, number: signal.Signals) -> subprocess
 def test_quickstart_interrupted_between_two_lines_still_says_what_is_kept(tmp_path: Path) -> None:
     result = _at_once(tmp_path, "Progress", signal.SIGTERM)
     assert result.returncode == 128 + signal.SIGTERM
-    assert result.stderr == (
-        "interrupted: SIGTERM: all peers stopped, nothing trained; kept run, no checkpoint yet\n"
-    )
+    assert result.stderr == ("interrupted: SIGTERM: all peers stopped, nothing trained; kept run, no checkpoint yet\n")
     assert json.loads((tmp_path / "run" / "report.json").read_text())["exit_reason"] == "interrupted"
 
 
