@@ -42,4 +42,7 @@ class Expected:
 
 EXPECTED: tuple[Expected, ...] = (
     Expected("events", "*", "(record)", "records have the norms of all parts, and so other hashes"),
+    Expected("weights", "pause-short", "stage-*", "a late answer no longer ends a leave, so other replicas compute"),
+    Expected("events", "pause-short", "*", "a late answer no longer ends a leave, so other replicas compute"),
+    Expected("counts", "pause-short", "*", "a late answer no longer ends a leave, so other replicas compute"),
 )
