@@ -25,7 +25,7 @@ from swarm.models.registry import AnyModel, family_of, lora_of
 from swarm.models.spec import PartSpec
 from swarm.network.protocols import Service
 from swarm.parsing import parse_toml
-from swarm.state.frozen import FrozenShelf, FrozenStore, ModelFiles, wanted_frozen
+from swarm.state.frozen import FrozenService, FrozenStore, ModelFiles, wanted_frozen
 
 _NOTES = "users"
 """Below the store: a note for each run that needs some of them and is kept elsewhere than in this home."""
@@ -106,8 +106,8 @@ def frozen_services(model: AnyModel, files: ModelFiles, gate: CallGate | None = 
     lora = lora_of(model)
     if lora is None or files.frozen is None:
         return []
-    shelf = FrozenShelf(files.frozen, {PartName(part): found for part, found in lora.digests.items()})
-    return [given_by_role(shelf, gate)]
+    service = FrozenService(files.frozen, {PartName(part): found for part, found in lora.digests.items()})
+    return [given_by_role(service, gate)]
 
 
 def store_of(directory: RunDirectory) -> FrozenStore:

@@ -282,7 +282,7 @@ class Node:
             endpoint.mount(service)
         await self._reaching(endpoint.enter(manifest.run_id))
         if admission is not None:
-            endpoint.directory.admit(admission.gate.vouches)
+            endpoint.directory.admit(admission.gate.attests)
         # First, so that the addresses told to others hold the relays through which they must come.
         await reach.find()
         keeper = CheckpointKeeper(self._settings, around, begin)

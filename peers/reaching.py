@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from multiaddr import Multiaddr
 
-from peers.doctor.contacts import knock_at
+from peers.doctor.contacts import probe_addresses
 from peers.settings import PeerSettings
 from peers.sharing.choice import rate_given
 from swarm.clock import Clock
@@ -121,8 +121,8 @@ async def nobody_answers(config: EndpointConfig) -> RunEnded:
             check=f"getent hosts {name}; is the name spelled as it should be, and does this machine's resolver work?",
             remedy="The same command again once the name is known, or another address of that machine in its place.",
         )
-    knocks = await knock_at(addresses)
-    if mistaken := next((knock for knock in knocks if knock.found), None):
+    probes = await probe_addresses(addresses)
+    if mistaken := next((probe for probe in probes if probe.found), None):
         place = mistaken.address.rpartition("/p2p/")[0]
         return RunEnded(
             f"cannot reach {some_of(addresses)}: who listens at {place} has another id, {mistaken.found}",

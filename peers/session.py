@@ -33,7 +33,7 @@ class Who:
         return f"{self.name}, {self.peer} ({'new' if self.new else 'known'}: {self.key})"
 
 
-def know_thyself(place: HeldPlace, name: str | None) -> Who:
+def load_identity(place: HeldPlace, name: str | None) -> Who:
     """The identity of a place, made now at the first start there, under its last name unless ``name`` gives another.
     Raises ConfigError for a key file that is no good."""
     from swarm.network.libp2p.identity import load_or_create

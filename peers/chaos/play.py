@@ -15,11 +15,11 @@ from pathlib import Path
 
 from peers.chaos.cast import FOUNDER, SwarmSpec, admits_by_invite
 from peers.chaos.faults import CannotInflict
+from peers.chaos.injector import FaultInjector
 from peers.chaos.lives import End
 from peers.chaos.plan import FaultPlan
 from peers.chaos.scenario import Scenario
 from peers.chaos.schedule import Draw
-from peers.chaos.striker import FaultInjector
 from peers.chaos.strikes import Planned
 from peers.chaos.timeline import Timeline
 from peers.chaos.watch import RunWatch
@@ -84,35 +84,35 @@ class Play:
         """Play it; never leaves anybody running. What goes wrong is among the outcome's problems; Ctrl-C ends the play
         as if its time were up, and passes."""
         timeline = Timeline(say, self._name)
-        striker: FaultInjector | None = None
+        injector: FaultInjector | None = None
         self.watch.on_heard.append(timeline.heard)
         self._world.listen(self.watch.hear)
         self.outcome.began = self._world.wall()
         try:
             self._start(timeline)
             plan = FaultPlan(*(one.strike for one in self._planned), world=self._world)
-            striker = FaultInjector(self._scenario, self._cast, self._world, plan, self.watch, timeline)
-            self._strike(striker, timeline)
-            self.outcome.problems += striker.problems()
+            injector = FaultInjector(self._scenario, self._cast, self._world, plan, self.watch, timeline)
+            self._strike(injector, timeline)
+            self.outcome.problems += injector.problems()
         except (PlayFailed, CannotInflict) as error:
             self.outcome.problems.append(str(error))
         except Interrupted:
             self.outcome.interrupted = True
-            self.outcome.to_come = "" if striker is None else striker.waiting()
+            self.outcome.to_come = "" if injector is None else injector.waiting()
             raise
         except Exception as error:
             self.outcome.problems.append(f"the play itself broke: {error!r}")
             raise
         finally:
             timeline.leaving(self._world.wall())
-            if striker is not None:
-                striker.rest()
+            if injector is not None:
+                injector.rest()
             self._end()
             self._world.stop([name for name in self._up if self._world.alive(name)], GRACE_S)
-            if striker is not None:
-                striker.note()  # a strike may have been under way
-                self.outcome.ends += striker.take_overtaken()
-                self.outcome.problems += striker.broken()
+            if injector is not None:
+                injector.note()  # a strike may have been under way
+                self.outcome.ends += injector.take_overtaken()
+                self.outcome.problems += injector.broken()
         return self.outcome
 
     # --- the way to the first step -------------------------------------------------------------------------------
@@ -161,34 +161,34 @@ class Play:
 
     # --- striking ------------------------------------------------------------------------------------------------
 
-    def _strike(self, striker: FaultInjector, timeline: Timeline) -> None:
+    def _strike(self, injector: FaultInjector, timeline: Timeline) -> None:
         said = False
         began, until = self.watch.first_closed or self._world.wall(), self._scenario.until
         minutes = until.minutes
         said_s = (minutes * 60 if minutes else 0.0) + (until.steps * STEP_S if until.steps else 0.0)
-        striker.arm(self._planned, self._draws)
+        injector.arm(self._planned, self._draws)
         while True:
             wall = self._world.wall()
-            striker.look(wall)
-            self._look(striker)
+            injector.look(wall)
+            self._look(injector)
             if until.steps and self.watch.step >= until.steps:
-                striker.rest()
+                injector.rest()
                 self._leave()
                 return
             over = minutes is not None and wall - began >= minutes * 60
-            left_s = max(began + said_s, striker.last_wall) + SPARE_S - wall
+            left_s = max(began + said_s, injector.last_wall) + SPARE_S - wall
             late = left_s < 0
-            if over and striker.settled(self.watch.step, AFTER_STEPS) and (late or self._has_happened()):
+            if over and injector.settled(self.watch.step, AFTER_STEPS) and (late or self._has_happened()):
                 self.outcome.by_clock = True
                 for _ in range(2):  # who has ended since, and whom nothing explains
-                    self._see(striker)
+                    self._see(injector)
                 return
             if over and not said:
                 said = True
-                waits = striker.waiting() or "more steps, or what is expected to happen"
+                waits = injector.waiting() or "more steps, or what is expected to happen"
                 timeline.tell(wall, f"the time is over; {left_s:.0f} s at most for {waits}")
             if late:
-                waits = striker.waiting() or "more steps"
+                waits = injector.waiting() or "more steps"
                 raise PlayFailed(f"not over after {wall - began:.0f} s, at step {self.watch.step}: waits for {waits}")
             self._stalled(wall)
             self._wait()
@@ -201,29 +201,29 @@ class Play:
             return False
         return all(happened[kind] >= times for kind, times in expect.happened.items())
 
-    def _look(self, striker: FaultInjector) -> None:
+    def _look(self, injector: FaultInjector) -> None:
         """Some twice a second: a world may ask an engine."""
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + LOOK_AT_PEERS_S
-            self._see(striker)
+            self._see(injector)
 
-    def _see(self, striker: FaultInjector) -> None:
+    def _see(self, injector: FaultInjector) -> None:
         """Record the peers that have ended, and those that are here anew, since the last look. Raises PlayFailed for
         one that nothing explains, at the second look."""
-        self.outcome.ends += striker.take_overtaken()
+        self.outcome.ends += injector.take_overtaken()
         self._suspects = {name for name in self._suspects if not self._world.alive(name)}
-        self._up |= {name for name in striker.returns.started if self._world.alive(name)}
-        self.outcome.started |= striker.returns.started
+        self._up |= {name for name in injector.returns.started if self._world.alive(name)}
+        self.outcome.started |= injector.returns.started
         for name in [name for name in sorted(self._up) if not self._world.alive(name)]:
             code = self._world.exit_code(name)
-            struck = striker.excuses.explain(name, code)
+            struck = injector.excuses.explain(name, code)
             if not struck and name not in self._suspects:
                 self._suspects.add(name)  # a strike is known a moment after it hits
                 continue
             self._up.discard(name)
             self._suspects.discard(name)
-            forced = striker.excuses.forced(name, code)
-            striker.ended(name, self._world.wall(), code)
+            forced = injector.excuses.forced(name, code)
+            injector.ended(name, self._world.wall(), code)
             self.outcome.ends.append(End(self._world.wall(), name, code, struck, forced))
             if not struck and not self._over():
                 raise PlayFailed(f"{name} ended with {code}, which no strike explains:\n{self._tail(name)}")

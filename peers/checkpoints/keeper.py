@@ -23,8 +23,8 @@ from swarm.membership.rules import rules_of
 from swarm.membership.state_keeper import Beginning
 from swarm.network.protocols import Service
 from swarm.optim.part import TrainedPart
+from swarm.state.checkpoints.checkpoint_service import CheckpointService
 from swarm.state.checkpoints.files import held, steps
-from swarm.state.checkpoints.shelf import CheckpointShelf
 from swarm.state.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class CheckpointKeeper:
 
     def services(self) -> Sequence[Service]:
         """The services to mount, from which other machines fetch checkpoints."""
-        return () if self._root is None else (given_by_role(CheckpointShelf(self._root), self._around.gate),)
+        return () if self._root is None else (given_by_role(CheckpointService(self._root), self._around.gate),)
 
     def beginning(self) -> Beginning | None:
         """The checkpoint that a resumed run goes on from; None: a new run, with initial weights."""

@@ -265,7 +265,7 @@ def _called(donor: Donor, source: Source) -> str:
 async def _record(source: Source, plan: Plan[Donor]) -> CheckpointManifest | None:
     """The step's record from whoever has one that is right and, from peers, proven; None when nobody has. What neither
     the contact nor most say must be proven by those whom the contact names."""
-    for donor in plan.vouched:
+    for donor in plan.attested:
         try:
             record = decode_manifest(await donor.record(plan.step), f"the record of step {plan.step} from {donor}")
             proof = proof_in(record, source.manifest.run_id)

@@ -64,8 +64,8 @@ def chaos(
         return
     if scenario is None:
         raise ConfigError("SCENARIO.toml", None, "a file", "swarm chaos --list shows those here.")
-    from peers.chaos.theatre import Options
-    from peers.chaos.theatre import chaos as run_chaos
+    from peers.chaos.run_scenario import Options
+    from peers.chaos.run_scenario import chaos as run_chaos
     from peers.chaos.worlds import Images
     from swarm.clock import SystemClock
 
@@ -83,7 +83,7 @@ def chaos(
 
 
 def _list() -> None:
-    from peers.chaos.theatre import scenarios
+    from peers.chaos.run_scenario import scenarios
 
     found = scenarios()
     width = max((len(path) for path, _, _ in found), default=0)

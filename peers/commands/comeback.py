@@ -14,7 +14,7 @@ from pathlib import Path
 from peers.commands.history_source import RunMemory, remembered
 from peers.commands.status_text import when
 from peers.console.words import CommandError, command_name, listed, short_address
-from peers.doctor.contacts import Knock, knock_at
+from peers.doctor.contacts import AddressProbe, probe_addresses
 from peers.exit_codes import EXIT_UNREACHABLE, EXIT_USAGE
 from peers.home.last_events import newest_closing
 from peers.home.places import LOCK_FILE, RUNS, PlaceInfo, check_nobody_here, home_option, list_places, runs_still
@@ -28,7 +28,7 @@ from swarm.network.addresses import is_loopback, parse_address, split_peer
 from swarm.state.checkpoints.files import steps
 
 MAX_ASKED = 64
-"""Addresses that are knocked at: in a large run not those of all."""
+"""Addresses that are probed: in a large run not those of all."""
 MAX_SHOWN = 3
 FOUNDER = "bootstrap"
 
@@ -139,23 +139,23 @@ def whom_to_ask(seen: RunKnown) -> tuple[str, ...]:
     return tuple(one for one in known if _peer_at(one) not in outward or not is_loopback(parse_address(one)))
 
 
-def _knocked(seen: RunKnown) -> list[Knock]:
-    """Knock where peers of a run may answer. Takes three seconds, and some more where names cannot be resolved."""
+def _probed(seen: RunKnown) -> list[AddressProbe]:
+    """Probe where peers of a run may answer. Takes three seconds, and some more where names cannot be resolved."""
     asked = whom_to_ask(seen)
-    return asyncio.run(knock_at(asked)) if asked else []
+    return asyncio.run(probe_addresses(asked)) if asked else []
 
 
 def way_back(home: Path, seen: RunKnown, wanted: str | None) -> Past | None:
-    """Knock at the others of a run, where it has begun, and :func:`judge`. Takes three seconds, and some more to read
+    """Probe the others of a run, where it has begun, and :func:`judge`. Takes three seconds, and some more to read
     what peers of weeks have said, and where names of theirs cannot be resolved."""
-    knocks = _knocked(seen)
-    if not any(knock.may_answer for knock in knocks):
+    probes = _probed(seen)
+    if not any(probe.may_answer for probe in probes):
         end = newest_closing(home, seen.run)
         seen = dataclasses.replace(seen, over=end is not None and end.is_last)
-    return judge(seen, wanted, knocks)
+    return judge(seen, wanted, probes)
 
 
-def judge(seen: RunKnown, wanted: str | None, knocks: Sequence[Knock]) -> Past | None:
+def judge(seen: RunKnown, wanted: str | None, probes: Sequence[AddressProbe]) -> Past | None:
     """Decide what ``swarm new`` does about a run, in the place that is ``wanted``, if one is. Pure.
 
     Returns None where the run is to be founded and nobody here founded it before; a past with contacts where its
@@ -168,9 +168,9 @@ def judge(seen: RunKnown, wanted: str | None, knocks: Sequence[Knock]) -> Past |
         return None
     check_no_founder(seen)
     lives = any(one.here and one.memory is not None for one in seen.witnesses)
-    answered = [knock.address for knock in knocks if knock.answered == "peer"]
+    answered = [probe.address for probe in probes if probe.answered == "peer"]
     if not seen.founders:
-        raise _of_another_machine(seen, answered) if answered or lives or not seen.begun else _nobody(seen, knocks)
+        raise _of_another_machine(seen, answered) if answered or lives or not seen.begun else _nobody(seen, probes)
     back = next((one for one in seen.founders if wanted in (None, one.place.name)), None)
     if back is None:
         best = seen.founders[0].place.name
@@ -180,13 +180,13 @@ def judge(seen: RunKnown, wanted: str | None, knocks: Sequence[Knock]) -> Past |
     contacts = seen.contacts({back.peer})
     if back.place.live:  # not in this run, or it had been refused
         raise _taken(back.place)
-    # What cannot be knocked at, as a peer behind a relay, may well answer; and who comes back is told if it is over.
-    if contacts and (lives or seen.over or any(knock.may_answer for knock in knocks)):
+    # What cannot be probed, as a peer behind a relay, may well answer; and who comes back is told if it is over.
+    if contacts and (lives or seen.over or any(probe.may_answer for probe in probes)):
         at = tuple(dict.fromkeys([*answered, *contacts]))  # an invite has room for few, first for who answers
         invited = Invite(run=seen.run, name=seen.name, at=at[:MAX_ADDRESSES]).text()
         return Past(back.place, (invited, *at[MAX_ADDRESSES:]), None)
     if seen.begun:  # even if no step was closed then: others may have gone on, at ports that are not known here
-        raise _nobody(seen, knocks)
+        raise _nobody(seen, probes)
     return Past(back.place, (), back.founded)
 
 
@@ -207,9 +207,9 @@ def check_gone(home: Path, manifest: Manifest, *, on_purpose: bool, whole: bool 
     if on_purpose:
         return
     seen = seen_here(home, manifest.run_id, manifest.run.name, manifest.admission.issuers)
-    knocks = _knocked(seen)
+    probes = _probed(seen)
     by_name = "the same command with the directory of the checkpoint, DIR/checkpoints/step-…, which asks nobody"
-    if answered := [knock.address for knock in knocks if knock.answered == "peer"]:
+    if answered := [probe.address for probe in probes if probe.answered == "peer"]:
         files = next((one.founded for one in seen.founders if one.founded is not None), None)
         back = _joining(seen, answered) if files is None else f"{command_name()} new {shlex.quote(str(files))}"
         back += "" if files is None else home_option(home)
@@ -218,20 +218,20 @@ def check_gone(home: Path, manifest: Manifest, *, on_purpose: bool, whole: bool 
                            check="swarm status, on its machine: does it train, or wait for the run to go on?",
                            next_=f"{back} to take part in it{f'; where it only waits: {by_name}' if whole else ''}",
                            exit_code=EXIT_USAGE)  # fmt: skip
-    if whole and (unknown := _unknown(knocks)):
+    if whole and (unknown := _unknown(probes)):
         raise CommandError(f"peers of that run may live where this machine cannot ask: {_shown(unknown)}",
                            check="is this machine on a network (ip route)? swarm status, on their machines",
                            next_=f"the same command once they can be asked; if they are surely gone: {by_name}",
                            exit_code=EXIT_UNREACHABLE)  # fmt: skip
 
 
-def _unknown(knocks: Sequence[Knock]) -> list[str]:
-    """Return the addresses of peers of which knocking told nothing, as of those behind relays; of all of them where no
-    knock shows that this machine is on a network. Pure."""
-    if all(knock.answered in ("no route", "no name") for knock in knocks):
-        return [knock.address for knock in knocks]
-    asked = {_peer_at(knock.address) for knock in knocks if knock.answered != "untried"}
-    return [knock.address for knock in knocks if _peer_at(knock.address) not in asked]
+def _unknown(probes: Sequence[AddressProbe]) -> list[str]:
+    """Return the addresses of peers of which probing told nothing, as of those behind relays; of all of them where no
+    probe shows that this machine is on a network. Pure."""
+    if all(probe.answered in ("no route", "no name") for probe in probes):
+        return [probe.address for probe in probes]
+    asked = {_peer_at(probe.address) for probe in probes if probe.answered != "untried"}
+    return [probe.address for probe in probes if _peer_at(probe.address) not in asked]
 
 
 def _taken(place: PlaceInfo) -> CommandError:
@@ -281,10 +281,10 @@ def nobody_left(seen: RunKnown) -> str:
     return f"if none is left: {resume}; or, to begin anew as another run, {anew}"
 
 
-def _nobody(seen: RunKnown, knocks: Sequence[Knock]) -> CommandError:
+def _nobody(seen: RunKnown, probes: Sequence[AddressProbe]) -> CommandError:
     who = "none of its other peers is known here"
-    if knocks:
-        who = f"none of its other peers answers where it was known: {_shown([knock.address for knock in knocks])}"
+    if probes:
+        who = f"none of its other peers answers where it was known: {_shown([probe.address for probe in probes])}"
     memory = next((one.memory for one in seen.witnesses if one.memory is not None), None)
     last = f"a checkpoint of step {seen.kept} is kept here"
     if memory is not None:

@@ -26,7 +26,7 @@ from peers.home.last_events import done_again, newest_closing
 from peers.home.places import FROZEN, RUNS
 from peers.local.peer_order import NO_COMPANY, Company
 from peers.options.model import PeerOptions
-from peers.session import Who, echo, know_thyself, live, open_session, silent
+from peers.session import Who, echo, live, load_identity, open_session, silent
 from peers.settings import exact_settings
 from swarm import __version__
 from swarm.clock import SystemClock
@@ -94,7 +94,7 @@ def join(options: PeerOptions, *, words: bool, json_lines: bool, company: Compan
         say("known", f"{ENDED} {seen.step}, as a peer here saw: somebody must have gone on with it ({going_on})")
     tenant = Tenant(run=run, role=role, data=data, holder=contacts.invited or "")
     with take_place(home, options.place, clock=SystemClock(), tenant=tenant) as place:
-        who = know_thyself(place, options.name or contacts.invited)
+        who = load_identity(place, options.name or contacts.invited)
         say("identity", who.described())
         if contacts.granted is not None:
             say("invite", _keep(place, contacts.granted.credential(who.peer)))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from peers.commands.preflight import check_announce, check_listen, check_output, check_reporting, check_through
 from peers.console.lasting import Lasting
 from peers.console.words import command_name, count, listed, print_error
-from peers.doctor.contacts import knock_at_relays
+from peers.doctor.contacts import probe_relays
 from peers.doctor.machine import check_before_start
 from peers.exit_codes import EXIT_UNREACHABLE
 from peers.home.places import RUNS, Tenant, home_directory, list_places, take_place
@@ -21,7 +21,7 @@ from peers.home.sessions import founded_in
 from peers.options.foundation import Foundation
 from peers.options.model import PeerOptions
 from peers.profiles import profile_lines
-from peers.session import echo, know_thyself, live, open_session, silent
+from peers.session import echo, live, load_identity, open_session, silent
 from peers.settings import exact_settings
 from swarm import __version__
 from swarm.clock import SystemClock
@@ -110,7 +110,7 @@ def new(
         home, options.place, clock=SystemClock(), tenant=Tenant(run=founded.manifest.run_id, role="bootstrap")
     )
     with taken as place:
-        who = know_thyself(place, options.name)
+        who = load_identity(place, options.name)
         founded = with_issuer(founded, who.peer)
         _check_alone(founded.manifest, home, place)
         for label, text in summary(founded):
@@ -199,7 +199,7 @@ def _check(options: PeerOptions, home: Path, say: Callable[[str, str], None]) ->
     check_announce(options.announce)
     if options.through:
         check_through(options.through)
-        for label, text in knock_at_relays(options.through):
+        for label, text in probe_relays(options.through):
             say(label, text)
     if options.dashboard is not None:
         from peers.dashboard.start import check_dashboard

@@ -23,7 +23,7 @@ from peers.console.interrupt import defer
 from peers.console.words import command_name, count, report_error
 from peers.exit_codes import EXIT_CODES, exit_code_of
 from peers.options.relay import RelayOptions
-from peers.session import Who, echo, know_thyself, open_session, silent
+from peers.session import Who, echo, load_identity, open_session, silent
 from swarm import __version__
 from swarm.errors import ConfigError, Ending, RunEnded, SwarmError
 from swarm.ids import RunId
@@ -65,7 +65,7 @@ def relay(options: RelayOptions) -> int:
     check_announce(announce)
     clock = SystemClock()
     with take_place(home_directory(options.home), options.place, clock=clock, tenant=Tenant(role="relay")) as place:
-        who = know_thyself(place, options.name)
+        who = load_identity(place, options.name)
         say("identity", who.described())
         session = open_session(place, who, role="relay")
         defer()  # an exception inside the loop would be lost: a signal is an order from here on
@@ -115,15 +115,15 @@ def _has_ip6() -> bool:
 
 def limits_of(options: RelayOptions, runs: frozenset[RunId]) -> StandingLimits:
     """What the relay grants."""
-    from swarm.network.reach.seats import RelayLimits
+    from swarm.network.reach.relay_slots import RelayLimits
     from swarm.network.reach.standing import StandingLimits
 
     def rate(megabytes: float | None) -> float | None:
         return None if megabytes is None else megabytes * MEGABYTE
 
-    seats = RelayLimits(
-        reservations=options.seats,
-        stranger_reservations=options.seats,  # whoever asks has none yet
+    slots = RelayLimits(
+        reservations=options.slots,
+        stranger_reservations=options.slots,  # whoever asks has none yet
         handshakes=max(options.circuits // 2, 32),
         stranger_handshakes=max(options.circuits // 2, 32),
         circuits=options.circuits,
@@ -134,7 +134,7 @@ def limits_of(options: RelayOptions, runs: frozenset[RunId]) -> StandingLimits:
         bytes_per_s=rate(options.rate),
         bytes_per_s_of_peer=rate(options.rate_per_peer),
     )
-    return StandingLimits(seats=seats, seats_per_host=options.seats_per_host, runs=runs)
+    return StandingLimits(slots=slots, slots_per_host=options.slots_per_host, runs=runs)
 
 
 # --- the relay that runs ---------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ class _Standing:
             run_dir=self._session,
             listen=tuple(parse_address(text, key="--listen", use="listen") for text in listen),
             announce=tuple(parse_address(text, key="--announce", use="announce") for text in announce),
-            seats=limits.seats,
+            slots=limits.slots,
             kinds=(),
         )
 
@@ -222,7 +222,7 @@ class _Standing:
             def leave(reason: str, ending: Ending) -> str:
                 if not told.done():
                     told.set_result((reason, ending))
-                return "leaving: it gives no more seats, and tells those who have one to take another"
+                return "leaving: it gives no more slots, and tells those who have one to take another"
 
             orders.adopt(leave)
             shown = shown_addresses(endpoint.addresses)

@@ -279,10 +279,10 @@ def read_over(tokens: int, microbatches: int, times: float, option: str = "--dat
 
 
 def relaying_text(figures: Mapping[str, Any]) -> str:
-    """``3 seats of 1 run, 2 circuits; 12 MB passed on, 0 requests refused``: of a relay's figures by name."""
-    seats = f"{count(figures['seats'], 'seat')} of {count(figures['runs'], 'run')}"
+    """``3 slots of 1 run, 2 circuits; 12 MB passed on, 0 requests refused``: of a relay's figures by name."""
+    slots = f"{count(figures['slots'], 'slot')} of {count(figures['runs'], 'run')}"
     done = f"{size_text(figures['relayed_bytes'])} passed on, {count(figures['refused'], 'request')} refused"
-    return f"{seats}, {count(figures['circuits'], 'circuit')}; {done}"
+    return f"{slots}, {count(figures['circuits'], 'circuit')}; {done}"
 
 
 def listed(names: Sequence[str]) -> str:

@@ -57,7 +57,7 @@ class StatusReport:
     where none has, empty where none of any stage has. ``device_use`` is what this peer's device computed of the last
     step that it saw whole, by PaLM's count. Where replicas train apart this one has ``mixed`` so often since
     it was started, ``mixed_alone`` of these with nobody. ``started`` is seconds since the epoch; ``memory`` is
-    None before it takes part in a run. Of a relay (``swarm relay``) ``relaying`` has its figures by name: ``seats``,
+    None before it takes part in a run. Of a relay (``swarm relay``) ``relaying`` has its figures by name: ``slots``,
     ``runs``, ``circuits``, ``relayed_bytes``, ``refused``; None of all others.
     ``admission`` is there where not everybody may join.
     """

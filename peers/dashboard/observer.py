@@ -39,7 +39,7 @@ from swarm.security.signing import verify
 logger = logging.getLogger(__name__)
 
 AGAIN_S = 2.0
-MAX_GUIDES = 8
+MAX_SOURCES = 8
 T = TypeVar("T")
 
 
@@ -149,7 +149,7 @@ class ObserverSource:
         """Take record after record until the run is over, whoever of those that lead on is lost."""
         while self._head is None or not self._over(self._head):
             try:
-                observer = Observer(self._context, self._guides(), None)
+                observer = Observer(self._context, self._update_sources(), None)
                 contact = self._contact if self._head is None else None
                 decision = await observer.start(contact, self._head)
                 if self._head is None or decision.record.step > self._head.step:
@@ -160,11 +160,11 @@ class ObserverSource:
                 logger.info("nobody leads on just now: %s", error)
                 await self._clock.sleep(AGAIN_S)
 
-    def _guides(self) -> list[PeerId]:
+    def _update_sources(self) -> list[PeerId]:
         """Return who may lead on: the contact at first, then members of the newest roster, others for each of us."""
         members = [] if self._head is None else list(self._head.members.peers)
         self._random.shuffle(members)
-        return members[:MAX_GUIDES] or [self._contact]
+        return members[:MAX_SOURCES] or [self._contact]
 
     def _over(self, record: CloseRecord) -> bool:
         return record.ended or record.step >= self._manifest.run.steps

@@ -42,9 +42,9 @@ class PeerRows:
         for peer, gone in self.known.gone.items():
             if peer not in found:
                 found[peer] = self._row(peer, gone.member, None, gone.state)
-        paroles = self._paroles()
+        probations = self._probations()
         for peer, one in found.items():
-            one["parole"] = paroles.get(peer, [])
+            one["probation"] = probations.get(peer, [])
         return found
 
     def _row(self, peer: str, member: Member | None, report: Mapping[str, Any] | None, state: str) -> dict[str, Any]:
@@ -102,11 +102,11 @@ class PeerRows:
         phase = said["phase"] if said["phase"] in PHASES else "unknown"
         return ("training" if phase == "ready" and works else phase), self.text(said["waiting_for"])
 
-    def _paroles(self) -> dict[str, list[dict[str, Any]]]:
+    def _probations(self) -> dict[str, list[dict[str, Any]]]:
         """Return by replica which trainers leave it out."""
         found: dict[str, list[dict[str, Any]]] = {}
         for trainer, said in (self.look.get("vitals") or {}).items():
-            for one in said["parole"]:
+            for one in said["probation"]:
                 told = {"by": self.name(trainer), "left_s": round(one["left_s"], 1), "why": self.text(one["reason"])}
                 found.setdefault(one["peer"], []).append(told)
         return found

@@ -1,4 +1,4 @@
-"""Knock at the addresses of an invite, before torch is there: is anybody there, is it a peer, and is it that one?
+"""Probe the addresses of an invite, before torch is there: is anybody there, is it a peer, and is it that one?
 
 A libp2p listener greets whoever connects, so one TCP connection tells a peer from another service, a closed port from a
 firewall, and how long the way is. Then it is asked who it is.
@@ -24,7 +24,7 @@ from peers.doctor.results import CheckResult
 from peers.exit_codes import EXIT_UNREACHABLE
 from swarm.network.addresses import GREETING, is_loopback, is_relayed, name_of, split_peer, tcp_port_of
 
-KNOCK_S, WHO_S = 3.0, 1.5
+PROBE_S, WHO_S = 3.0, 1.5
 """For how long an address is tried, and, within that, who is there is asked."""
 _HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6")
 _FAMILY = {"ip4": socket.AF_INET, "dns4": socket.AF_INET, "ip6": socket.AF_INET6, "dns6": socket.AF_INET6}
@@ -33,7 +33,7 @@ Answered = Literal["peer", "closed", "silent", "no route", "no name", "no peer",
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Knock:
+class AddressProbe:
     """What happened at one address: who ``answered``, after how many seconds, and the system's own words; ``found`` is
     who is there, where that is ``another`` peer than the address names."""
 
@@ -50,22 +50,22 @@ class Knock:
 
     @property
     def may_answer(self) -> bool:
-        """Whether it is worth dialling: what cannot be knocked at (QUIC, a name's records) may well answer."""
+        """Whether it is worth dialling: what cannot be probed (QUIC, a name's records) may well answer."""
         return self.answered in ("peer", "untried")
 
 
-async def knock_at(addresses: Sequence[str], *, within_s: float = KNOCK_S) -> list[Knock]:
-    """Knock at all of them at once. Ends within ``within_s`` seconds."""
-    return list(await asyncio.gather(*(_knock(text, within_s) for text in addresses)))
+async def probe_addresses(addresses: Sequence[str], *, within_s: float = PROBE_S) -> list[AddressProbe]:
+    """Probe all of them at once. Ends within ``within_s`` seconds."""
+    return list(await asyncio.gather(*(_probe(text, within_s) for text in addresses)))
 
 
-async def _knock(text: str, within_s: float) -> Knock:
+async def _probe(text: str, within_s: float) -> AddressProbe:
     address = Multiaddr(text)
     kind = next((p.name for p in address.protocols() if p.name in _HOSTS), "")
     host = address.value_for_protocol(kind) if kind else None
     port = tcp_port_of(address)
     if host is None or port is None:
-        return Knock(address=text, answered="untried", words="no TCP address")
+        return AddressProbe(address=text, answered="untried", words="no TCP address")
     loop = asyncio.get_running_loop()
     began = loop.time()
     try:
@@ -78,14 +78,14 @@ async def _knock(text: str, within_s: float) -> Knock:
             finally:
                 writer.close()
     except TimeoutError:
-        return Knock(address=text, answered="silent", words=f"no answer in {within_s:g} s")
+        return AddressProbe(address=text, answered="silent", words=f"no answer in {within_s:g} s")
     except EOFError:
-        return Knock(address=text, answered="no peer", words="it hung up")
+        return AddressProbe(address=text, answered="no peer", words="it hung up")
     except OSError as error:
-        return Knock(address=text, answered=_answered(error), words=_words(error))
+        return AddressProbe(address=text, answered=_answered(error), words=_words(error))
     if found is not None:
-        return Knock(address=text, answered="another", seconds=took, words=f"there is {found}", found=found)
-    return Knock(address=text, answered="peer" if greeting == GREETING else "no peer", seconds=took)
+        return AddressProbe(address=text, answered="another", seconds=took, words=f"there is {found}", found=found)
+    return AddressProbe(address=text, answered="peer" if greeting == GREETING else "no peer", seconds=took)
 
 
 async def _who(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: Multiaddr) -> str | None:
@@ -131,29 +131,29 @@ _CHECKS: dict[Answered, str] = {
 }
 
 
-def knock_at_relays(addresses: Sequence[str]) -> list[tuple[str, str]]:
+def probe_relays(addresses: Sequence[str]) -> list[tuple[str, str]]:
     """Say, as (label, text), which of the relays that somebody named answer. Takes three seconds at most. Raises
     CommandError, exit code 3, when none does."""
-    knocks = asyncio.run(knock_at(addresses))
-    if not any(knock.may_answer for knock in knocks):
-        raise no_relay(knocks)
+    probes = asyncio.run(probe_addresses(addresses))
+    if not any(probe.may_answer for probe in probes):
+        raise no_relay(probes)
     return [
-        ("relay", f"{short_address(knock.address)} answers after {1000 * knock.seconds:.3g} ms")
-        if knock.may_answer
-        else ("no relay", f"{short_address(knock.address)}: {knock.words or knock.answered}; it is asked again")
-        for knock in knocks
+        ("relay", f"{short_address(probe.address)} answers after {1000 * probe.seconds:.3g} ms")
+        if probe.may_answer
+        else ("no relay", f"{short_address(probe.address)}: {probe.words or probe.answered}; it is asked again")
+        for probe in probes
     ]
 
 
-def no_relay(knocks: Sequence[Knock]) -> CommandError:
+def no_relay(probes: Sequence[AddressProbe]) -> CommandError:
     """The error for relays none of which answers. Pure."""
-    shown = ", ".join(f"{short_address(knock.address)} ({knock.words or knock.answered})" for knock in knocks)
-    kind = knocks[0].answered
+    shown = ", ".join(f"{short_address(probe.address)} ({probe.words or probe.answered})" for probe in probes)
+    kind = probes[0].answered
     return CommandError(
         f"no relay answers: {shown}: {_CAUSES[kind].replace('peer', 'relay')}",
-        check=_RELAY_CHECKS[kind].replace("NAME", name_of(Multiaddr(knocks[0].address)) or ""),
+        check=_RELAY_CHECKS[kind].replace("NAME", name_of(Multiaddr(probes[0].address)) or ""),
         next_=f"the same command, if that is the relay, with --through {corrected}"
-        if (corrected := knocks[0].corrected)
+        if (corrected := probes[0].corrected)
         else f"start one there: {command_name()} relay; then the same command, with the address that it prints",
         exit_code=EXIT_UNREACHABLE,
     )
@@ -177,23 +177,23 @@ _NEXTS: dict[Answered, str] = {
 }
 
 
-def judge_contacts(knocks: Sequence[Knock]) -> CheckResult:
+def judge_contacts(probes: Sequence[AddressProbe]) -> CheckResult:
     """Say whether any address of an invite answers, and why not. Pure."""
-    said = {"addresses": [dataclasses.asdict(knock) for knock in knocks]}
-    there = [knock for knock in knocks if knock.answered == "peer"]
+    said = {"addresses": [dataclasses.asdict(probe) for probe in probes]}
+    there = [probe for probe in probes if probe.answered == "peer"]
     if there:
-        quickest = min(there, key=lambda knock: knock.seconds)
+        quickest = min(there, key=lambda probe: probe.seconds)
         at = f"{short_address(quickest.address)} after {1000 * quickest.seconds:.3g} ms"
         way = ", through a relay" if is_relayed(Multiaddr(quickest.address)) else ""
         all_ = (
-            f"{len(there)} of {len(knocks)} addresses answer{way}: {at}" if len(knocks) > 1 else f"answers{way}: {at}"
+            f"{len(there)} of {len(probes)} addresses answer{way}: {at}" if len(probes) > 1 else f"answers{way}: {at}"
         )
         return CheckResult(name="contact", found=all_, facts=said)
-    shown = ", ".join(f"{short_address(knock.address)} ({knock.words or knock.answered})" for knock in knocks)
-    if any(knock.may_answer for knock in knocks):
+    shown = ", ".join(f"{short_address(probe.address)} ({probe.words or probe.answered})" for probe in probes)
+    if any(probe.may_answer for probe in probes):
         return CheckResult(name="contact", found=f"to be dialled: {shown}", facts=said)
     base = CheckResult(name="contact", found=f"nobody answers: {shown}", facts=said)
-    outward = [knock for knock in knocks if not is_loopback(Multiaddr(knock.address))]
+    outward = [probe for probe in probes if not is_loopback(Multiaddr(probe.address))]
     if outward:
         kind = outward[0].answered
         return base.fails(_CAUSES[kind], check=_CHECKS[kind], next_=_NEXTS.get(kind, NEW_INVITE))

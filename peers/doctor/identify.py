@@ -43,7 +43,7 @@ async def identify(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 def peer_behind(certificate: bytes) -> PeerId | None:
-    """Return the peer whose key vouches for this certificate (DER); None for a forged one, and for one of other
+    """Return the peer whose key attests this certificate (DER); None for a forged one, and for one of other
     kinds."""
     try:
         parsed = x509.load_der_x509_certificate(certificate)

@@ -1,6 +1,6 @@
 """The checks of ``swarm doctor`` that take seconds, beside each other, all of them within a limit of time.
 
-While torch is imported the addresses of the invite are knocked at; what asks the run and what computes go on beside
+While torch is imported the addresses of the invite are probed; what asks the run and what computes go on beside
 each other. What does not end in time is said to have not, and left behind: :class:`SlowChecks` is the page to read.
 """
 
@@ -73,10 +73,10 @@ class SlowChecks:
             self._say_what_is_missing()
 
     async def _work(self) -> None:
-        knocking = None if self._contacts is None else asyncio.create_task(self._knock(self._contacts))
+        probing = None if self._contacts is None else asyncio.create_task(self._probe(self._contacts))
         ready = await self._import()
         computing = ready and self._report.passed("device") and await self._try_device()
-        reached = [] if knocking is None else await knocking
+        reached = [] if probing is None else await probing
         if ready and self._contacts is not None and reached and self._report.passed("port"):
             await self._ask_run(self._contacts, reached, computing=computing)
 
@@ -134,13 +134,13 @@ class SlowChecks:
             return False
         return True
 
-    async def _knock(self, contacts: Contacts) -> list[str]:
+    async def _probe(self, contacts: Contacts) -> list[str]:
         """The addresses that are worth dialling."""
-        from peers.doctor.contacts import judge_contacts, knock_at
+        from peers.doctor.contacts import judge_contacts, probe_addresses
 
-        knocks = await knock_at(contacts.addresses)
-        self._report.add(judge_contacts(knocks))
-        return [knock.address for knock in knocks if knock.may_answer]
+        probes = await probe_addresses(contacts.addresses)
+        self._report.add(judge_contacts(probes))
+        return [probe.address for probe in probes if probe.may_answer]
 
     # --- with torch ----------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from peers.console.words import command_name, short_id
-from peers.doctor.contacts import knock_at, no_relay
+from peers.doctor.contacts import no_relay, probe_addresses
 from peers.doctor.results import CheckResult, refused
 from swarm.clock import Clock
 from swarm.errors import SwarmError
@@ -25,10 +25,10 @@ STARTUP_S = 8.0
 
 async def check_relays(through: Sequence[str], listen: Sequence[str], clock: Clock) -> CheckResult:
     """Ask the relays how they reach this machine. Takes some seconds; never raises a SwarmError."""
-    knocks = await knock_at(through)
-    answering = [knock.address for knock in knocks if knock.may_answer]
+    probes = await probe_addresses(through)
+    answering = [probe.address for probe in probes if probe.may_answer]
     if not answering:
-        error = no_relay(knocks)
+        error = no_relay(probes)
         return CheckResult(name="relay", found="none answers").fails(error.cause, check=error.check, next_=error.next)
     try:
         own, findings = await _ask(answering, listen, clock)

@@ -44,10 +44,10 @@ class RelayOptions:
             help="Serve peers of this run alone, by its invite (-: standard input) or its whole id; repeat for more.",
         ),
     ] = ()  # fmt: skip
-    seats: Annotated[
+    slots: Annotated[
         int, between(1, 4096), Option(metavar="N", of=_RELAY, help="Peers that are reached through it, at most.")
     ] = 128
-    seats_per_host: Annotated[
+    slots_per_host: Annotated[
         int,
         between(1, 4096),
         Option(metavar="N", of=_RELAY, help="The same of one IP address, such as a home's or an institute's."),
@@ -61,7 +61,7 @@ class RelayOptions:
     stranger_circuits: Annotated[
         int,
         between(1, 65536),
-        Option(metavar="N", of=_RELAY, help="The same of peers that have no seat here, together."),
+        Option(metavar="N", of=_RELAY, help="The same of peers that have no slot here, together."),
     ] = 128
     rate: Annotated[
         Annotated[float, between(0.001, 1e6)] | None,
@@ -74,7 +74,7 @@ class RelayOptions:
     stranger_rate: Annotated[
         float,
         between(0.001, 1e6),
-        Option(metavar="MB/S", of=_RELAY, help="The same of each connection with a peer that has no seat here."),
+        Option(metavar="MB/S", of=_RELAY, help="The same of each connection with a peer that has no slot here."),
     ] = 8.0
     name: Annotated[
         Name | None,

@@ -58,7 +58,7 @@ Replicas, by the part of the model that they hold
   {BUSY}{WAITING}{IDLE} and %        how its device spends its time: busy, waiting for
                    microbatches under way, idle; % is how busy
   link             how the peer asked reaches it: direct or relayed
-  on parole        that trainer gives it little work after a failure
+  on probation        that trainer gives it little work after a failure
 
 Loss: the marks below the curve say who came and went:
   {"   ".join(f"{mark} {what}" for what, mark in MARKS.items())}

@@ -202,7 +202,7 @@ def _replica(one: Mapping[str, Any], width: int) -> Iterable[Sequence[_Piece]]:
         speeds = (_bytes(one["sent_per_s"]), _bytes(one["received_per_s"]))
         ping = "–" if one["round_trip_ms"] is None else f"{one['round_trip_ms']:.0f} ms"
         pieces.append(f"{speeds[0]:>7} {speeds[1]:>7} {ping:>8} ")
-    note = "; ".join(f"on parole by {one['by']} {one['left_s']:.0f} s: {one['why']}" for one in one["parole"])
+    note = "; ".join(f"on probation by {one['by']} {one['left_s']:.0f} s: {one['why']}" for one in one["probation"])
     note, style = harmless(note or one["why"]), _WARN if note else _DIM
     if cell_len(note) <= rest:
         yield [*pieces, (_cut(note, rest), style)]

@@ -80,11 +80,11 @@ def pack(rows: Sequence[CommittedRow]) -> tuple[Any, ...]:
         return ()
     peers = sorted({peer for row in rows for peer in row.route} | {str(row.microbatch.trainer) for row in rows})
     shards = sorted({row.microbatch.shard for row in rows})
-    place, shelf = ({name: number for number, name in enumerate(names)} for names in (peers, shards))
+    place, shard = ({name: number for number, name in enumerate(names)} for names in (peers, shards))
     data = []
     for first, stretch in _stretches(rows):
         one, hops = first.microbatch, len(first.route)
-        begin = place[one.trainer], shelf[one.shard], one.epoch, one.position
+        begin = place[one.trainer], shard[one.shard], one.epoch, one.position
         data.append(_STRETCH.pack(*begin, first.early, hops, len(stretch)))
         form = _row(hops)
         data += [form.pack(row.tokens, row.loss_sum, *(place[peer] for peer in row.route)) for row in stretch]

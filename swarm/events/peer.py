@@ -71,10 +71,10 @@ class LinkUpgraded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayServing(Event):
-    """What a relay of no run does, once a minute where that has changed: peers with a ``seat``, the runs that they are
+    """What a relay of no run does, once a minute where that has changed: peers with a ``slot``, the runs that they are
     of, circuits now; bytes passed on and requests refused since its start."""
 
-    seats: int
+    slots: int
     runs: int
     circuits: int
     relayed_bytes: int

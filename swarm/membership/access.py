@@ -28,7 +28,7 @@ METHODS: Mapping[str, CallerAccess] = {
     "admit/1/present": CallerAccess.STRANGER,
     # What relays of no run answer, and say to the peers that they relay for, who check that they are theirs.
     "relay/1/dialback": CallerAccess.STRANGER,
-    "relay/1/seat": CallerAccess.STRANGER,
+    "relay/1/slot": CallerAccess.STRANGER,
     "relay/1/guests": CallerAccess.STRANGER,
     "relay/1/closing": CallerAccess.STRANGER,
     # Looking on.

@@ -197,7 +197,7 @@ def _member(
         average=average,
         cursor=holding.cursor,
         left_out=following.events.left_out,
-        vouch=lambda step, rows: leader.vouch(step, rows, around.identity.sign),
+        attest=lambda step, rows: leader.attest(step, rows, around.identity.sign),
         owed=lambda: run.history.head.late,
         pace_us=holding.pace_us if run.rules.codecs.recorded or run.rules.moves.on else lambda: 0,
     )

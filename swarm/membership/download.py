@@ -28,7 +28,7 @@ BUSY_PAUSE_S = 0.2
 
 
 class PartDownload:
-    """The state of one part that a close record vouches for, on its way to this peer. Raises StateError when the record
+    """The state of one part that a close record attests, on its way to this peer. Raises StateError when the record
     names no such part.
 
     Args:
@@ -171,7 +171,7 @@ class StateFetch:
         return 0 if self._download is None else self._download.verified_bytes
 
     async def run(self, name: PartName, donors: Sequence[PeerId], record: CloseRecord) -> None:
-        """Bring the part to the state that ``record`` vouches for. Raises as :meth:`PartDownload.run`."""
+        """Bring the part to the state that ``record`` attests. Raises as :meth:`PartDownload.run`."""
         if self.part is None or self.part.spec.name != name:
             await asyncio.to_thread(check_memory, self._around, name)
             self.part = await build_empty(self._around, name, _who_may_have(record, name, donors))
@@ -191,7 +191,7 @@ def _who_may_have(record: CloseRecord, name: PartName, donors: Sequence[PeerId])
 
 
 async def download_part(around: PeerContext, record: CloseRecord, part: TrainedPart, *donors: PeerId) -> None:
-    """Install the state that ``record`` vouches for: that of the run's beginning from the model's files, where this
+    """Install the state that ``record`` attests: that of the run's beginning from the model's files, where this
     machine has them and they give the same. Raises as :meth:`PartDownload.run`, but when all are busy they are asked
     again, until the caller gives up."""
     if around.files.directory is not None and record.step == 0 and await _read_from_files(around, record, part):

@@ -181,7 +181,7 @@ class CallGate:
             return forged
         return None
 
-    def vouches(self, peer: PeerId, credential: Credential | None) -> bool:
+    def attests(self, peer: PeerId, credential: Credential | None) -> bool:
         """Return whether what a peer says of itself in the directory counts."""
         view = self._looked()
         known = peer in view.access or peer in view.state.issuers or peer == self._me
@@ -369,7 +369,7 @@ class AdmittedDirectory:
     async def lookup(self, kind: type[RecordT]) -> dict[PeerId, RecordT]:
         """See :class:`~swarm.network.protocols.Directory`."""
         found = await self._directory.lookup(kind)
-        return {peer: record for peer, record in found.items() if self._gate.vouches(peer, _shown_in(record))}
+        return {peer: record for peer, record in found.items() if self._gate.attests(peer, _shown_in(record))}
 
 
 def _shown_in(record: Record) -> Credential | None:

@@ -57,7 +57,7 @@ class Checkpoints:
         donors = [donor for peer in peers if (donor := self._donor(peer)) is not None]
         offers = [offer for found in await asyncio.gather(*map(_offers, donors)) for offer in found]
         for plan in plans(offers, (), parts, last_step=last, believed=donors):
-            for donor in plan.vouched:
+            for donor in plan.attested:
                 proof = await self._proof(donor, plan.step)
                 if proof is not None and proof.record.digests == plan.digests:
                     return proof

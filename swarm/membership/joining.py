@@ -162,16 +162,16 @@ class Joining:
 
     async def _newest(self, contact: PeerId | None) -> Decision:
         """The newest decision, as the contact has it or another that was given beside it, or without one or when they
-        have gone, any member that more than half of the roster we know vouch for. Raises Unreachable when nobody does,
+        have gone, any member that more than half of the roster we know attest. Raises Unreachable when nobody does,
         RunEnded where nobody is known who could."""
         known, trusted = self._known, [] if contact is None else [contact, *self._run.settings.contacts]
         ways: list[tuple[PeerId, PeerId | None, CloseRecord | None]] = [(peer, peer, None) for peer in trusted]
         ways += [(peer, contact, known) for peer in self._witnesses(known)]
         ways += [(peer, peer, None) for peer in (self._invited_by,) if peer is not None]
         failures: list[PeerError] = []
-        for peer, believed, vouching in ways:
+        for peer, believed, attesting in ways:
             try:
-                return await Observer(self._context, [peer], None).start(believed, vouching)
+                return await Observer(self._context, [peer], None).start(believed, attesting)
             except PeerError as error:
                 logger.info("%s does not show what the newest record is: %s", peer, error)
                 failures.append(error)

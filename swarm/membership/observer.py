@@ -71,7 +71,7 @@ class Observer:
 
     def __init__(self, context: ObserverContext, donors: Sequence[PeerId], name: PartName | None) -> None:
         self._context, self._candidates, self._name = context, tuple(donors), name
-        self._guides = UpdateSources(context.endpoint, name)
+        self._update_sources = UpdateSources(context.endpoint, name)
         self._part: PartState | None = None
         self._head: CloseRecord | None = None
         self._patience = UpdateTimeout()
@@ -87,7 +87,7 @@ class Observer:
     @property
     def donors(self) -> tuple[PeerId, ...]:
         """Those that keep the state of :attr:`head` for us: what it is downloaded from."""
-        return self._guides.peers
+        return self._update_sources.peers
 
     async def start(
         self,
@@ -97,23 +97,23 @@ class Observer:
         *,
         spare: bool = False,
     ) -> Decision:
-        """Be taken by some donors, which pin the same state for us; returns the decision that vouches for that state.
+        """Be taken by some donors, which pin the same state for us; returns the decision that attests that state.
 
-        ``known`` is a record that was verified before: its members vouch when the contact has gone, or there is none
+        ``known`` is a record that was verified before: its members attest when the contact has gone, or there is none
         (None: nobody is believed alone). ``wanted`` is the
         verified record of the very state that is wanted, of which a part is here already. ``spare``: let those who join
         go first (see :class:`~swarm.step.observe_messages.StartRequest`). Raises the gravest PeerError of the donors,
-        or the contact's when nobody else vouches; Violation when they tell different histories.
+        or the contact's when nobody else attests; Violation when they tell different histories.
         """
         context = self._context
         start = ObserverStart(context.run, context.endpoint, context.verify, self._name, contact, known, wanted, spare)
         decision, peers = await begin(start, self._candidates)
         self._head = decision.record
-        self._guides.set(peers)
+        self._update_sources.set(peers)
         return decision
 
     async def begin(self, decision: Decision, part: PartState | None) -> None:
-        """``part`` holds the state that ``decision`` vouches for: follow from here."""
+        """``part`` holds the state that ``decision`` attests: follow from here."""
         self._part = part
         await self._context.observe(decision)
 
@@ -125,11 +125,11 @@ class Observer:
         """Follow from ``head``, which was observed before and whose result ``part`` holds: whoever of the donors keeps
         updates for us since then leads on, without being asked to begin. When nobody does, :meth:`follow` says so."""
         self._head, self._part = head, part
-        self._guides.set(self._candidates[:MAX_ASKED])
+        self._update_sources.set(self._candidates[:MAX_ASKED])
 
     async def close(self) -> None:
         """Tell those who helped that they need not keep anything for us any more. A courtesy: never raises."""
-        await self._guides.leave()
+        await self._update_sources.leave()
 
     async def follow(self) -> CloseRecord:
         """Take the next step's decision, waiting for it as long as it takes, and bring our part to it; whoever dies,
@@ -157,16 +157,16 @@ class Observer:
 
     async def _led(self, ask: Callable[[PeerId], Awaitable[T]]) -> T:
         """What the first guide gives that can, while a stand-in is kept."""
-        keeping = asyncio.create_task(self._guides.keep(self.head))
+        keeping = asyncio.create_task(self._update_sources.keep(self.head))
         try:
             while True:
-                guide = self._guides.first
+                guide = self._update_sources.first
                 try:
                     return await ask(guide)
                 except (PeerError, StateError) as error:
                     logger.info("%s cannot lead on after step %d: %s", guide, self.head.step, error)
-                    self._guides.drop(guide)
-                    if not self._guides.peers:
+                    self._update_sources.drop(guide)
+                    if not self._update_sources.peers:
                         raise
         finally:
             keeping.cancel()
@@ -223,7 +223,7 @@ class Observer:
                 return await self._context.endpoint.call(guide, rpc, body, timeout_s=timeout_s, max_reply_bytes=size)
             except DeadlineMissed:
                 await self._check_alive(guide, body.step, size, timeout_s, self._heard(guide) - before)
-                await self._guides.stay()
+                await self._update_sources.stay()
             longer_s = doubled(timeout_s, 1, MAX_PATIENCE_S) if rpc is AHEAD else 0.0
             timeout_s = max(self._patience.seconds, longer_s)
 

@@ -197,7 +197,7 @@ class ObserverService:
         return decision
 
     async def _pinned(self, caller: PeerId, part: PartName, step: int | None) -> Decision:
-        """Keep a state for the caller; returns the decision that vouches for it."""
+        """Keep a state for the caller; returns the decision that attests it."""
         snapshot = None if step is None else self._donor.pinned(part, step)
         if snapshot is None:
             snapshot = await self._held(part)

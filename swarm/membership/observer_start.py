@@ -50,7 +50,7 @@ class ObserverStart:
 
 
 async def begin(start: ObserverStart, candidates: Sequence[PeerId]) -> tuple[Decision, tuple[PeerId, ...]]:
-    """(the decision that vouches for the state, the donors that keep just that state for us, at most MAX_DONORS).
+    """(the decision that attests the state, the donors that keep just that state for us, at most MAX_DONORS).
 
     The newest step that most of them can give is chosen. Raises the gravest of the candidates' PeerErrors, or the
     contact's; Violation when nobody tells the history that the contact knows. Cancelled or failed, it leaves no task
@@ -158,22 +158,22 @@ async def _confirm(start: ObserverStart, agreeing: Sequence[PeerId], decided: De
             raise Violation(f"another record of step {record.step} than was verified before", peer=agreeing[0])
         return
     if start.contact is None:
-        if start.known is None or not await _vouched(start, start.known, decided):
-            raise Violation(f"a record of step {record.step} for which too few vouch", peer=agreeing[0])
+        if start.known is None or not await _attested(start, start.known, decided):
+            raise Violation(f"a record of step {record.step} that too few attest", peer=agreeing[0])
         return
     if start.contact in agreeing:
         return
     try:
         theirs, _ = await start.endpoint.call(start.contact, HASH, asked, timeout_s=START_S)
     except (Unreachable, DeadlineMissed):
-        if start.known is None or not await _vouched(start, start.known, decided):
+        if start.known is None or not await _attested(start, start.known, decided):
             raise
         return
     if theirs.digest != record.hash():
         raise Violation(f"another record of step {record.step} than {start.contact} has", peer=agreeing[0])
 
 
-async def _vouched(start: ObserverStart, known: CloseRecord, decided: Decided) -> bool:
+async def _attested(start: ObserverStart, known: CloseRecord, decided: Decided) -> bool:
     """Whether more than half of a roster that we trust (JURY of it by hash when it is larger) signed the record or say
     that they saw it decided; or it is that very record."""
     record, me = decided.record, start.endpoint.peer
@@ -186,12 +186,12 @@ async def _vouched(start: ObserverStart, known: CloseRecord, decided: Decided) -
     electorate = [peer for peer in known.members.peers if peer != me]
     jury = sorted(electorate, key=lambda peer: hashlib.sha256(f"{me}|{peer}".encode()).digest())[:JURY]
     signed = acceptance_bytes(record, decided.term)
-    vouching = {peer for peer in jury if start.verify(peer, signed, decided.acceptances.get(peer, b""))}
-    if 2 * len(vouching) <= len(jury):
-        silent = [peer for peer in jury if peer not in vouching and peer != start.contact]
+    attesting = {peer for peer in jury if start.verify(peer, signed, decided.acceptances.get(peer, b""))}
+    if 2 * len(attesting) <= len(jury):
+        silent = [peer for peer in jury if peer not in attesting and peer != start.contact]
         seen = await asyncio.gather(*(_saw(start, peer, record) for peer in silent))
-        vouching.update(peer for peer, saw in zip(silent, seen, strict=True) if saw)
-    return 2 * len(vouching) > len(jury)
+        attesting.update(peer for peer, saw in zip(silent, seen, strict=True) if saw)
+    return 2 * len(attesting) > len(jury)
 
 
 def _decided_by(start: ObserverStart, known: CloseRecord, decided: Decided) -> bool:

@@ -22,7 +22,7 @@ from swarm.network.protocols import AnyMethod, Endpoint, Rpc
 from swarm.pipeline.activity import PipelineActivity
 from swarm.schema import Count, Message, PartField, PeerIdField
 
-MAX_LINKS, MAX_PAROLE, MAX_REASON = 16, 64, 200
+MAX_LINKS, MAX_PROBATION, MAX_REASON = 16, 64, 200
 ASK_S = 1.5
 """How long a member may take to answer: who looks wants to see who does not."""
 MAX_ASKED_AT_ONCE = 32
@@ -51,7 +51,7 @@ class LinkVitals(Message):
     bytes_received: Count
 
 
-class ParoleVitals(Message):
+class ProbationVitals(Message):
     """A replica that a trainer leaves out for ``left_s`` more, or tries with one microbatch, and why."""
 
     peer: PeerIdField
@@ -83,7 +83,7 @@ class Vitals(Message):
     reachability: Words
     wall: float
     links: Annotated[tuple[LinkVitals, ...], Field(max_length=MAX_LINKS)] = ()
-    parole: Annotated[tuple[ParoleVitals, ...], Field(max_length=MAX_PAROLE)] = ()
+    probation: Annotated[tuple[ProbationVitals, ...], Field(max_length=MAX_PROBATION)] = ()
 
 
 VITALS = Rpc("vitals/1/standing", VitalsRequest, Vitals)
@@ -140,9 +140,9 @@ class VitalsService:
             reachability=status.reachability.partition(" ")[0],
             wall=self._clock.wall(),
             links=await self._links(traffic.bytes_sent, traffic.bytes_received),
-            parole=tuple(
-                ParoleVitals(peer=one.peer, left_s=one.left_s, reason=without_addresses(one.reason)[:MAX_REASON])
-                for one in doing.parole[:MAX_PAROLE]
+            probation=tuple(
+                ProbationVitals(peer=one.peer, left_s=one.left_s, reason=without_addresses(one.reason)[:MAX_REASON])
+                for one in doing.probation[:MAX_PROBATION]
             ),
         )
 

@@ -38,7 +38,7 @@ from swarm.network.reach.presence import Presence, Recovery
 from swarm.network.reach.probe import ProbeService
 from swarm.network.reach.reachability import LinkKind
 from swarm.network.reach.relay import Relay
-from swarm.network.reach.seats import MayRelay, RelayLimits
+from swarm.network.reach.relay_slots import MayRelay, RelayLimits
 from swarm.network.reach.standing import KnownRelays, StandingLimits, StandingRelay
 from swarm.network.rpc.dispatcher import Dispatcher, ServeLimits
 from swarm.network.rpc.introduction import Introduction
@@ -54,7 +54,7 @@ class EndpointConfig:
 
     ``listen`` and ``announce`` addresses have no ``/p2p`` part, ``bootstrap`` and ``relays`` end in one: the latter are
     relays that belong to no run. ``kinds`` are the record types of the directory. With ``relay`` "auto" it relays for
-    others, within the bounds of ``seats``, and others relay for it when nobody can dial it; "off" does neither.
+    others, within the bounds of ``slots``, and others relay for it when nobody can dial it; "off" does neither.
     ``behind_nat`` says that nobody can, so that it need not be found out. ``port_map`` lets the daemon ask the router
     to forward a port. ``restarts`` says how often a daemon that dies is replaced. ``rates`` bound the bytes of all
     calls together; the daemon's own traffic (the directory, dials, what it relays) is not in them.
@@ -66,7 +66,7 @@ class EndpointConfig:
     bootstrap: Sequence[Multiaddr] = ()
     relays: Sequence[Multiaddr] = ()
     relay: Literal["auto", "off"] = "auto"
-    seats: RelayLimits = field(default_factory=RelayLimits)
+    slots: RelayLimits = field(default_factory=RelayLimits)
     behind_nat: bool = False
     port_map: bool = False
     startup_timeout_s: float = 60.0
@@ -142,7 +142,7 @@ class LibP2PEndpoint:
         config, p2p = self._config, self._daemon.p2p
         p2p.questions = self._incoming.questions
         dialler = Dialler(p2p, self._hints, self._directory.look_up)
-        relay = Relay(p2p, self._clock, config.seats) if config.relay == "auto" else None
+        relay = Relay(p2p, self._clock, config.slots) if config.relay == "auto" else None
         known = KnownRelays({peer: tuple(at) for peer, at in by_peer(config.relays).items()})
         self._presence = Presence(p2p, await p2p.addresses(), self._clock, relay, known)
         self._outgoing = Outgoing(self.peer, dialler, self._daemon.supervisor, self._incoming, config.dial_timeout_s)
@@ -191,12 +191,12 @@ class LibP2PEndpoint:
         self._presence.on_relays = then
 
     async def guests(self, run: RunId) -> Sequence[Multiaddr]:
-        """Peers of a run with a seat at the relays that this peer was told of. Takes 2 s for each; no PeerError."""
+        """Peers of a run with a slot at the relays that this peer was told of. Takes 2 s for each; no PeerError."""
         return await self._presence.known.guests(self, run)
 
     async def stand(self, limits: StandingLimits) -> StandingRelay:
         """Relay for peers of any run, or of those that ``limits`` name, without entering one. Raises Unreachable."""
-        self.expect(self._config.seats.reservations)
+        self.expect(self._config.slots.reservations)
         self.mount(standing := await self._presence.stand(limits))
         return standing
 
@@ -265,7 +265,7 @@ class LibP2PEndpoint:
     def allow_relay(self, may: MayRelay) -> None:
         """Relay without limits for the peers of which ``may(peer)`` is true, the run's members. It is asked again at
         every use, so it must be cheap and not raise. All others, and everybody before this is called, share small
-        bounds (:class:`~swarm.network.reach.seats.RelayLimits`), so that who joins can be reached, too; so do their
+        bounds (``RelayLimits``), so that who joins can be reached, too; so do their
         streams to us, and what they send on them (``swarm.network.rpc.strangers``)."""
         self._presence.allow_relay(may)
         self._incoming.bound_strangers(lambda peer: peer == self.peer or may(peer))

@@ -8,7 +8,7 @@ from swarm.ids import PeerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parole:
+class Probation:
     """A trainer leaves a replica out for ``left_s`` seconds more, or tries it with one microbatch, for ``reason``."""
 
     peer: PeerId
@@ -27,4 +27,4 @@ class PipelineActivity:
     microbatches: int = 0
     compute_s: float = 0.0
     averaging: bool = False
-    parole: tuple[Parole, ...] = ()
+    probation: tuple[Probation, ...] = ()

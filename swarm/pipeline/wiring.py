@@ -10,7 +10,7 @@ waited, and from the links. One that claims far less than the others is believed
 so, too. What its link takes the close record tells all alike.
 
 A replica that failed is left out for a while, twice as long each time, and then tried with one microbatch: success
-ends its parole. ``now`` is monotonic seconds.
+ends its probation. ``now`` is monotonic seconds.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from statistics import median, median_low
 
 from swarm.errors import Refused
 from swarm.ids import PeerId
-from swarm.pipeline.activity import Parole
+from swarm.pipeline.activity import Probation
 from swarm.waiting import ExponentialBackoff
 
 FIRST_GUESS_S = 1e-3
 """Expected seconds of a replica that was never measured, when no other replica of its stage was either: small enough
 that every replica is tried once before the first measurement decides anything."""
 
-BOAST = 1.5
+OVERCLAIM = 1.5
 """Who claims to compute so many times faster than most others of its stage has to be seen to: it gets as many times the
 work at most that our own clock says, which is theirs until it was seen. (A claim of 1 ns got 98 % of a stage's work.)
 To the clock alone nobody is held: it counts links and others' work, and honest replicas of 50 mixes lost .06."""
@@ -63,18 +63,18 @@ class _Replica:
     why: str = ""
 
     @property
-    def on_parole(self) -> bool:
+    def on_probation(self) -> bool:
         return self.leave_s > 0
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatistics:
     """What wiring knows of one replica: its key and what it computes a microbatch for, both in seconds, and whether it
-    is on parole."""
+    is on probation."""
 
     busy_s: float
     average_s: float | None
-    on_parole: bool = False
+    on_probation: bool = False
 
 
 class Wiring:
@@ -91,7 +91,7 @@ class Wiring:
                 self.add(stage, peer)
 
     def replicas(self, stage: int) -> tuple[PeerId, ...]:
-        """The replicas of a stage, those on parole included."""
+        """The replicas of a stage, those on probation included."""
         return tuple(self._stages[stage])
 
     def add(self, stage: int, peer: PeerId) -> None:
@@ -148,7 +148,7 @@ class Wiring:
         replica = quick[chosen]
         expected = self._expected(stage, chosen, replica)
         replica.key += expected
-        if replica.on_parole:  # one microbatch; if nothing is heard of it, the next after as long a time
+        if replica.on_probation:  # one microbatch; if nothing is heard of it, the next after as long a time
             replica.left_out_until, replica.soonest = now + replica.leave_s, now + FIRST_LEAVE_S
             replica.tried = True
             return chosen, f"tried again after {replica.leave_s:g} s"
@@ -192,10 +192,10 @@ class Wiring:
         return max(seconds, least * self._share(stage, (work,)))
 
     def in_time(self, stage: int, peer: PeerId) -> None:
-        """A replica did a hop while it was its turn, which ends its parole. Who answers late, time after time, is tried
-        with one microbatch after longer and longer leaves."""
+        """A replica did a hop while it was its turn, which ends its probation. Who answers late, time after time, is
+        tried with one microbatch after longer and longer leaves."""
         replica = self._stages[stage].get(peer)
-        if replica is not None and replica.on_parole:  # what it was left out of is not owed to it
+        if replica is not None and replica.on_probation:  # what it was left out of is not owed to it
             replica.leave_s = replica.left_out_until = replica.soonest = 0.0
             replica.tried = False
             replica.leaves.restart()
@@ -210,7 +210,7 @@ class Wiring:
         replica = self._stages[stage].get(peer)
         if replica is None:
             return 0.0
-        if replica.on_parole and not replica.tried:
+        if replica.on_probation and not replica.tried:
             return replica.leave_s
         replica.leave_s, replica.why = replica.leaves.pause_s(), reason
         replica.left_out_until, replica.soonest, replica.tried = now + replica.leave_s, now + FIRST_LEAVE_S, False
@@ -222,12 +222,12 @@ class Wiring:
         return median(told) if told else FIRST_GUESS_S
 
     def rates(self) -> list[float]:
-        """Return the microbatches a second that each stage computes: all its replicas that are not on parole, those
+        """Return the microbatches a second that each stage computes: all its replicas that are not on probation, those
         that were not measured yet being like the others. Links do not count: short payloads make far ones look thin,
         alike for a stage's replicas, and then too few journeys would be under way. O(replicas)."""
         found = []
         for replicas in self._stages:
-            there = [replica for replica in replicas.values() if not replica.on_parole] or replicas.values()
+            there = [replica for replica in replicas.values() if not replica.on_probation] or replicas.values()
             believed = [one.believed_s for one in there if one.believed_s is not None]
             usual = median(believed) if believed else FIRST_GUESS_S
             each = (usual if one.believed_s is None else one.believed_s for one in there)
@@ -240,13 +240,13 @@ class Wiring:
         told = ([one.believed_s for one in stage.values() if one.believed_s] for stage in self._stages)
         return max((max(stage) / median(stage) for stage in told if stage), default=1.0)
 
-    def on_parole(self, *, now: float) -> tuple[Parole, ...]:
+    def on_probation(self, *, now: float) -> tuple[Probation, ...]:
         """Those that are left out, or tried with one microbatch at a time, and why."""
         return tuple(
-            Parole(peer=peer, left_s=max(0.0, replica.left_out_until - now), reason=replica.why)
+            Probation(peer=peer, left_s=max(0.0, replica.left_out_until - now), reason=replica.why)
             for stage in self._stages
             for peer, replica in stage.items()
-            if replica.on_parole
+            if replica.on_probation
         )
 
     def statistics(self) -> list[dict[PeerId, ReplicaStatistics]]:
@@ -254,7 +254,7 @@ class Wiring:
         return [
             {
                 peer: ReplicaStatistics(
-                    replica.key, self._computes(stage, replica) if replica.claims else None, replica.on_parole
+                    replica.key, self._computes(stage, replica) if replica.claims else None, replica.on_probation
                 )
                 for peer, replica in replicas.items()
             }
@@ -262,7 +262,7 @@ class Wiring:
         ]
 
     def _lowest(self, stage: int) -> float:
-        keys = [replica.key for replica in self._stages[stage].values() if not replica.on_parole]
+        keys = [replica.key for replica in self._stages[stage].values() if not replica.on_probation]
         return min(keys, default=0.0)
 
     def _expected(self, stage: int, peer: PeerId, replica: _Replica) -> float:
@@ -285,14 +285,14 @@ class Wiring:
         return median(parts) or 1.0 if parts else 1.0
 
     def _least(self, stage: int, replica: _Replica) -> float:
-        """Return the seconds of a microbatch believed at least of one that boasts; 0 for others. Our own clock counts
+        """Return the least seconds of a microbatch for one that overclaims; 0 for others. Our own clock counts
         latency and others' work, too, but for all replicas alike: how they compare is what it tells."""
         others = [one for one in self._stages[stage].values() if one is not replica and one.claims]
         told = {work: [one.claims[work] for one in others if work in one.claims] for work in replica.claims}
-        if not any(said and median(said) > BOAST * replica.claims[work] for work, said in told.items()):
+        if not any(said and median(said) > OVERCLAIM * replica.claims[work] for work, said in told.items()):
             return 0.0
         typical = median(self._computes(stage, one) for one in others)
         seen = [one.own_s for one in others if one.own_s is not None]
         if replica.own_s is None or not seen or not (usual := median(seen)):
-            return typical / BOAST
-        return typical * min(1.0, replica.own_s / usual) / BOAST
+            return typical / OVERCLAIM
+        return typical * min(1.0, replica.own_s / usual) / OVERCLAIM

@@ -4,7 +4,7 @@
 :class:`~swarm.sim.turnover.Turnover`. Nothing is computed, and a step's closing takes what ``swarm plan`` reckons.
 
 A replica that dies is known to be gone at once. What waits there goes to another one; what had passed it is taken over
-on its way back, which costs a forward more; and what it had added is done again at the close. Deadlines, boasts and
+on its way back, which costs a forward more; and what it had added is done again at the close. Deadlines, overclaims and
 codecs are not in it.
 
 Read :class:`JourneysPlay` first.

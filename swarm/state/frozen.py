@@ -21,10 +21,10 @@ from swarm.ids import PartName, PeerId
 from swarm.models.lora import BaseLayout
 from swarm.network.protocols import Answer, AnyMethod, Endpoint, Incoming, Rpc
 from swarm.schema import Empty
+from swarm.state.checkpoints.checkpoint_service import DiskReads
 from swarm.state.checkpoints.files import part_path
 from swarm.state.checkpoints.format import PartFile, StoredParts
 from swarm.state.checkpoints.parts import load_file, write_part
-from swarm.state.checkpoints.shelf import DiskReads
 from swarm.state.donation import OpenAnswers
 from swarm.state.download import PeerChunks, Wanted
 from swarm.state.sharing import MAX_WINDOW
@@ -133,7 +133,7 @@ class ModelFiles:
     frozen: FrozenStore | None = None
 
 
-class FrozenShelf:
+class FrozenService:
     """A service that hands out the frozen weights of one run, of no other: what else is here is nobody's business."""
 
     def __init__(self, store: FrozenStore, digests: Mapping[PartName, str]) -> None:

@@ -81,7 +81,7 @@ def digest(snapshot: Snapshot) -> str:
     return root_of(snapshot.part, snapshot.layout, hashes_of(snapshot.buffers()))
 
 
-# --- chunks: how a state is cut, and the digest that vouches for every piece by itself -------------------------------
+# --- chunks: how a state is cut, and the digest that attests every piece by itself -------------------------------
 
 
 CHUNK_BYTES = 1 << 20

@@ -1,8 +1,9 @@
 """Handing a part's state to peers that need it: what is asked, and the service that hands out what is in memory. The
-receiver is in ``swarm.state.download``; the service that hands out files is in ``swarm.state.checkpoints.shelf``.
+receiver is in ``swarm.state.download``; the service that hands out files is in
+``checkpoint_service`` of ``swarm.state.checkpoints``.
 
 The state is the vectors of a snapshot in raw little-endian float32, cut into chunks; the donor says what each
-chunk's hash is, and the digest that a close record names vouches for these (``swarm.state.snapshot``).
+chunk's hash is, and the digest that a close record names attests these (``swarm.state.snapshot``).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from swarm.ids import PeerId
 from swarm.step.context import CloseContext
 from swarm.step.exit_barrier import FAREWELL_S, ExitBarrier
 from swarm.step.leader.close import StepClose
-from swarm.step.leader.provisional import Reunion, Solitude, SpeculativeClose
+from swarm.step.leader.provisional import Isolation, Reconnection, SpeculativeClose
 from swarm.step.member.leader_watch import LeaderWatch
 from swarm.step.member.service import MemberService
 from swarm.waiting import ExponentialBackoff, ended, first_done
@@ -65,15 +65,15 @@ class StepLoop:
         closing = dataclasses.replace(
             closing,
             confirmed=lambda: None if at.forking.fork is None else at.forking.fork.confirmation,
-            alone_at=lambda: self._solitude.ends_at(),
+            alone_at=lambda: self._isolation.ends_at(),
         )
         self._closing = closing
-        self._solitude, self._reunion = Solitude(at, closing), Reunion(member, closing)
+        self._isolation, self._reconnection = Isolation(at, closing), Reconnection(member, closing)
 
     async def run(self) -> None:
         """Take part from the step in which this peer is in the roster. Raises what ends it earlier, of a step in an
         ExceptionGroup."""
-        works = (self._steps(), self._solitude.run(), self._reunion.run())
+        works = (self._steps(), self._isolation.run(), self._reconnection.run())
         tasks = [asyncio.create_task(work) for work in works]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -143,11 +143,11 @@ class StepLoop:
                 await self._closing.clock.sleep(patience.pause_s())
                 term = own_term(roster, step, me, max(self._led[1], at.term) + _leap(superseded))
             self._led = (step, term)
-            kind = SpeculativeClose if self._solitude.over() else StepClose
+            kind = SpeculativeClose if self._isolation.over() else StepClose
             leading = kind(self._closing, book, term, min(overdue.values(), default=""))
             self._leading = leading
             try:
-                await first_done(leading.close(), self._solitude.turned())
+                await first_done(leading.close(), self._isolation.turned())
                 if leading.decided is not None:
                     return await self._announce(leading)
                 book.end_term()

@@ -43,7 +43,7 @@ from swarm.network.reach.reachability import (
     reachability,
 )
 from swarm.network.reach.relay import Relay
-from swarm.network.reach.seats import RESERVED_S, RelayLimits, Seat
+from swarm.network.reach.relay_slots import RESERVED_S, RelayLimits, RelaySlot
 from swarm.network.reach.service import dialback_places
 from swarm.security.signing import PrivateIdentity
 from swarm.sim.loop import LoopClock, run_world
@@ -157,7 +157,7 @@ def test_reach_is_told_in_three_seconds_when_nobody_answers() -> None:
 
 
 def relay_judges(relay: Relay, caller: PeerId, target: PeerId) -> Status:
-    return relay._judge(Seat(caller), CircuitMessage(HopType.CONNECT, peer_bytes(target)))[1]
+    return relay._judge(RelaySlot(caller), CircuitMessage(HopType.CONNECT, peer_bytes(target)))[1]
 
 
 def test_relay_serves_those_who_asked_for_a_minute() -> None:

@@ -60,7 +60,7 @@ async def test_founder_that_nobody_can_dial_is_called_through_a_relay_of_no_run(
                 assert await joiner.link_kind(founder.peer) == "relayed"
                 assert [str(each) for each in await joiner.guests(RUN)] == [circuit]
                 figures = serving.figures()
-                assert (figures.seats, figures.runs, figures.circuits) == (1, 1, 1)
+                assert (figures.slots, figures.runs, figures.circuits) == (1, 1, 1)
                 assert figures.relayed_bytes > 1 << 20
 
 

@@ -110,7 +110,7 @@ def test_founder_behind_nat_is_joined_from_behind_others_through_relays(tmp_path
         assert told["how"] == "relayed", "the founder on its machine is no witness that others can call it"
         founder.wait_step(3)
         served = standing(hand, net, "pub", tmp_path / "pub")["relaying"]
-        assert (served["seats"], served["runs"]) == (4, 1), served
+        assert (served["slots"], served["runs"]) == (4, 1), served
         relay.process.kill()
         relay.process.wait(LONG_S)
         left_one = [at_other.rpartition("/")[2]]
@@ -148,7 +148,7 @@ def relays_of(event: dict[str, Any]) -> list[str]:
 
 def test_relay_that_is_full_or_gone_is_said_with_what_to_do(tmp_path: Path) -> None:
     with lan("pub") as net, behind_nat(net, "home"), by_hand(tmp_path, forked=False) as hand:
-        relay, at = relay_on(hand, net, "pub", "--seats", "1")
+        relay, at = relay_on(hand, net, "pub", "--slots", "1")
         founder, _ = found(hand, steps=4, listen=ANYWHERE, prefix=net.command("home", []), through=(at,))
         other = hand.start(
             "new", str(tmp_path / "run.toml"), "--through", at, prefix=net.command("home", []), home=tmp_path / "o"

@@ -261,7 +261,7 @@ function card(one, peer) {
 
 function fill(one, peer) {
   const [said, mood] = words(peer.state);
-  one.className = `card ${mood}${peer.parole.length ? " warn" : ""}`;
+  one.className = `card ${mood}${peer.probation.length ? " warn" : ""}`;
   put(one.querySelector("strong"), peer.name);
   put(one.querySelector(".what"), [said, peer.link === "relayed" || peer.reachability === "relayed" ? "through a relay" : "",
     peer.averaging ? "averaging" : ""].filter(Boolean).join(", "));
@@ -272,7 +272,7 @@ function fill(one, peer) {
   if (known) load.push(`${percent(peer.busy)} busy, ${percent(peer.waiting)} waiting`);
   if (peer.queued) load.push(`${peer.queued} queued`);
   put(one.querySelector(".load"), load.join(", "));
-  put(one.querySelector(".why"), peer.parole.length ? `on parole: ${peer.parole[0].why || "it failed"}` : UNHEARD.has(peer.state) ? peer.why : "");
+  put(one.querySelector(".why"), peer.probation.length ? `on probation: ${peer.probation[0].why || "it failed"}` : UNHEARD.has(peer.state) ? peer.why : "");
 }
 
 function facts(id) {
@@ -294,7 +294,7 @@ function facts(id) {
     ["Reached", `${peer.link === "self" ? "shown by itself" : peer.link}${peer.round_trip_ms === null ? "" : `, ${number(peer.round_trip_ms, 1)} ms there and back`}`],
     ["Counted work", `${number(peer.microbatches)} microbatches, ${number(peer.tokens)} tokens`],
     ["Counted data", `${number(peer.trained_microbatches)} microbatches, ${number(peer.trained_tokens)} tokens`],
-    ["On parole", peer.parole.map((one) => `by ${one.by} for ${number(one.left_s)} s: ${one.why || "it failed"}`).join("; ") || "no"],
+    ["On probation", peer.probation.map((one) => `by ${one.by} for ${number(one.left_s)} s: ${one.why || "it failed"}`).join("; ") || "no"],
   ];
   if (peer.addresses) shown.push(["Addresses", peer.addresses.join(", ") || NONE]);
   const rows = shown.flatMap(([name, value]) => [[`${name}.`, ["dt", name]], [name, ["dd", value]]]);

@@ -21,6 +21,7 @@ from swarm.clock import Clock
 from swarm.errors import BugError, Unreachable, Violation
 from swarm.ids import PeerId, RunId
 from swarm.network.addresses import split_peer
+from swarm.network.discovery.record_cache import Attests, RecordCache, with_cache
 from swarm.network.discovery.records import (
     MAX_RECORD_BYTES,
     decode_record,
@@ -33,7 +34,6 @@ from swarm.network.discovery.records import (
     seal,
     unwrap,
 )
-from swarm.network.discovery.shelf import Shelf, Vouches, shelved
 from swarm.network.libp2p.attach import LINK_ERRORS, AttachedP2P
 from swarm.network.libp2p.guard import MAX_ENTRIES, install
 from swarm.network.libp2p.lean import spare_init
@@ -113,14 +113,14 @@ class DHTDirectory:
             backoff_rate=1.0,
             record_validator=RecordValidator(config.run, config.kinds, identity, clock),
         )
-        shelved(node.protocol)
+        with_cache(node.protocol)
         return node
 
-    def admit(self, vouches: Vouches) -> None:
-        """Keep from now on what peers say of themselves for whom ``vouches(peer, credential)`` answers, and of others
-        little (:class:`~swarm.network.discovery.shelf.Shelf`)."""
-        shelf: Shelf = self._node.protocol.storage
-        shelf.admit(vouches)
+    def admit(self, attests: Attests) -> None:
+        """Keep from now on what peers say of themselves for whom ``attests(peer, credential)`` answers, and of others
+        little (:class:`~swarm.network.discovery.record_cache.RecordCache`)."""
+        cache: RecordCache = self._node.protocol.storage
+        cache.admit(attests)
 
     async def announce(self, record: Record, *, ttl_s: float) -> None:
         """See :class:`~swarm.network.protocols.Directory`. Raises BugError for a ``ttl_s`` above 120 or a kind that is

@@ -15,7 +15,7 @@ from swarm.errors import PeerError
 from swarm.ids import PeerId
 from swarm.network.addresses import is_loopback, is_relayed, most_useful, split_peer, told_address
 from swarm.network.reach.reachability import Reserved
-from swarm.network.reach.seats import RESERVED_S
+from swarm.network.reach.relay_slots import RESERVED_S
 
 WANTED = 2
 """One relay may die without cutting us off."""

@@ -7,7 +7,7 @@ who talks to whom and how much, never what, and can change nothing unnoticed.
 
 Whoever has entered the run, which the public manifest suffices for, may ask to be called through us, and anybody may
 call. Members of the run, as :meth:`Relay.allow` says who they are, are served without limits of time and bytes; all
-others share the small bounds of :mod:`swarm.network.reach.seats`. A relay that belongs to no run
+others share the small bounds of :mod:`swarm.network.reach.relay_slots`. A relay that belongs to no run
 (:mod:`swarm.network.reach.standing`) knows those who have a reservation instead.
 """
 
@@ -37,7 +37,7 @@ from swarm.network.reach.circuit import (
     read_body,
 )
 from swarm.network.reach.reachability import Withdrawn
-from swarm.network.reach.seats import MayRelay, RelayLimits, Seat, Seats
+from swarm.network.reach.relay_slots import MayRelay, RelayLimits, RelaySlot, RelaySlots
 from swarm.waiting import ended
 
 logger = logging.getLogger(__name__)
@@ -51,11 +51,11 @@ class Relay:
 
     def __init__(self, p2p: AttachedP2P, clock: Clock, limits: RelayLimits | None = None) -> None:
         self._p2p, self._clock = p2p, clock
-        self._seats = Seats(limits or RelayLimits())
+        self._slots = RelaySlots(limits or RelayLimits())
         self._tasks: set[asyncio.Task[None]] = set()
         self._retired = self._closed = False
         self.relayed_bytes = self.refused = 0
-        bytes_per_s = self._seats.limits.bytes_per_s
+        bytes_per_s = self._slots.limits.bytes_per_s
         self._pace = None if bytes_per_s is None else RateLimiter(bytes_per_s, clock.monotonic())
         self._paces: dict[PeerId, RateLimiter] = {}
 
@@ -65,7 +65,7 @@ class Relay:
 
     def allow(self, may: MayRelay) -> None:
         """From now on these peers are members; asked again at every use, so it must be cheap. None are before."""
-        self._seats.may = may
+        self._slots.may = may
 
     def reserve(self, peer: PeerId) -> None:
         """Let others reach ``peer`` through us for the next 60 s. Raises Busy when too many have asked, Refused once
@@ -73,7 +73,7 @@ class Relay:
         if self._retired:
             raise Refused("this peer is about to leave")
         try:
-            self._seats.reserve(peer, self._clock.monotonic())
+            self._slots.reserve(peer, self._clock.monotonic())
         except Busy:
             self.refused += 1
             raise
@@ -92,17 +92,17 @@ class Relay:
     @property
     def circuits(self) -> int:
         """The number of connections relayed now."""
-        return self._seats.circuits
+        return self._slots.circuits
 
     @property
     def holders(self) -> tuple[PeerId, ...]:
         """Those whom others reach through us now."""
-        return self._seats.holders(self._clock.monotonic())
+        return self._slots.holders(self._clock.monotonic())
 
     @property
     def limits(self) -> RelayLimits:
         """What it grants."""
-        return self._seats.limits
+        return self._slots.limits
 
     async def close(self) -> None:
         """Cut every circuit. Idempotent."""
@@ -110,39 +110,39 @@ class Relay:
         await ended(self._tasks)
 
     async def _accept(self, caller: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        seat = None if self._closed else self._seats.sit(caller)
-        if seat is None:
+        slot = None if self._closed else self._slots.sit(caller)
+        if slot is None:
             self.refused += 1
             writer.close()
             return
-        task = asyncio.get_running_loop().create_task(self._serve(seat, (reader, writer)), name="relay circuit")
+        task = asyncio.get_running_loop().create_task(self._serve(slot, (reader, writer)), name="relay circuit")
         self._tasks.add(task)
-        task.add_done_callback(lambda done: self._forget(done, seat, writer))
+        task.add_done_callback(lambda done: self._forget(done, slot, writer))
 
-    def _forget(self, task: asyncio.Task[None], seat: Seat, writer: asyncio.StreamWriter) -> None:
+    def _forget(self, task: asyncio.Task[None], slot: RelaySlot, writer: asyncio.StreamWriter) -> None:
         """Here rather than in the task, whose body never runs when it is cancelled before its first step."""
         self._tasks.discard(task)
-        self._seats.leave(seat)
+        self._slots.leave(slot)
         writer.close()
 
-    async def _serve(self, seat: Seat, here: Streams) -> None:
+    async def _serve(self, slot: RelaySlot, here: Streams) -> None:
         opened: list[Streams] = []
         try:
             async with asyncio.timeout(_SHAKE_S):
-                target = await self._shake_hands(seat, here, opened)
+                target = await self._shake_hands(slot, here, opened)
             if target is not None:
-                seat.shaking = False
-                await self._splice(seat.caller, target).run(here, opened[0])
+                slot.shaking = False
+                await self._splice(slot.caller, target).run(here, opened[0])
         except (*LINK_ERRORS, PeerError) as error:
-            logger.debug("a circuit of %s ended: %s", seat.caller, error)
+            logger.debug("a circuit of %s ended: %s", slot.caller, error)
         finally:
             for _, writer in opened:
                 writer.close()
 
     def _splice(self, caller: PeerId, target: PeerId) -> Splice:
-        limits = self._seats.limits
+        limits = self._slots.limits
         bounds = SpliceLimits(
-            bounded=lambda: self._seats.bounded(caller, target),
+            bounded=lambda: self._slots.bounded(caller, target),
             bytes_per_s=limits.stranger_bytes_per_s,
             idle_s=limits.stranger_idle_s,
             shared=self._shared(caller, target),
@@ -152,9 +152,9 @@ class Relay:
     def _shared(self, *ends: PeerId) -> list[RateLimiter]:
         """The buckets of a circuit: that of all, and those of its two ends, which go when their last circuit does."""
         shared = [] if self._pace is None else [self._pace]
-        if (bytes_per_s := self._seats.limits.bytes_per_s_of_peer) is None:
+        if (bytes_per_s := self._slots.limits.bytes_per_s_of_peer) is None:
             return shared
-        busy = self._seats.ends
+        busy = self._slots.ends
         self._paces = {peer: pace for peer, pace in self._paces.items() if peer in busy}
         now = self._clock.monotonic()
         return shared + [self._paces.setdefault(peer, RateLimiter(bytes_per_s, now)) for peer in ends]
@@ -162,25 +162,25 @@ class Relay:
     def _count(self, size: int) -> None:
         self.relayed_bytes += size
 
-    async def _shake_hands(self, seat: Seat, here: Streams, opened: list[Streams]) -> PeerId | None:
+    async def _shake_hands(self, slot: RelaySlot, here: Streams, opened: list[Streams]) -> PeerId | None:
         """Return the caller's target, once both have agreed; None after a refusal. The stream there is in ``opened``
         as soon as there is one, to be closed whatever happens."""
         reader, writer = here
         try:
-            target, status = self._judge(seat, decode_hop(await read_body(reader)))
+            target, status = self._judge(slot, decode_hop(await read_body(reader)))
         except (Violation, ValueError):
             target, status = None, Status.MALFORMED_MESSAGE
         if target is not None:
             try:
-                await self._call(seat.caller, target, opened)
+                await self._call(slot.caller, target, opened)
             except (*LINK_ERRORS, PeerError) as error:
-                logger.debug("%s cannot be reached for %s: %s", target, seat.caller, error)
+                logger.debug("%s cannot be reached for %s: %s", target, slot.caller, error)
                 target, status = None, Status.CONNECTION_FAILED
         writer.write(encode_hop(CircuitMessage(HopType.STATUS, status=status)))
         await writer.drain()
         return target
 
-    def _judge(self, seat: Seat, asked: CircuitMessage) -> tuple[PeerId | None, Status]:
+    def _judge(self, slot: RelaySlot, asked: CircuitMessage) -> tuple[PeerId | None, Status]:
         """Return the peer to call for this message, or the reason of a refusal. Raises ValueError for what is no peer's
         id."""
         if asked.kind == HopType.RESERVE:
@@ -188,11 +188,11 @@ class Relay:
         if asked.kind != HopType.CONNECT or asked.peer is None:
             return None, Status.UNEXPECTED_MESSAGE
         target = peer_of_bytes(asked.peer)
-        if target == seat.caller:
+        if target == slot.caller:
             return None, Status.PERMISSION_DENIED
-        if not self._seats.holds(target, self._clock.monotonic()):
+        if not self._slots.holds(target, self._clock.monotonic()):
             return None, Status.NO_RESERVATION
-        if not self._seats.aim(seat, target):
+        if not self._slots.aim(slot, target):
             self.refused += 1
             return None, Status.RESOURCE_LIMIT_EXCEEDED
         return target, Status.OK

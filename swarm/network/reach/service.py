@@ -1,6 +1,6 @@
 """Help other peers to be reached: dial back on request, relay for peers that need it, announce the end of relaying.
 
-Nobody can be made to knock at a third party's door: a caller is dialled back only at the addresses from which it is
+Nobody can be made to probe a third party's door: a caller is dialled back only at the addresses from which it is
 seen to call, a few times a minute.
 """
 
@@ -30,7 +30,7 @@ from swarm.network.reach.reachability import (
     Withdrawn,
 )
 from swarm.network.reach.relay import Relay
-from swarm.network.reach.seats import RESERVED_S
+from swarm.network.reach.relay_slots import RESERVED_S
 
 _DIAL_S = 0.8
 _MAX_DIALS = 4

@@ -2,7 +2,7 @@
 
 Within a run its members relay for each other (:mod:`swarm.network.reach.service`), which takes one whom everybody can
 dial. Where there is none yet, as for a founder behind NAT, one relay outside serves: it is asked under the public
-protocol, reserves seats, dials back, and tells who else of the same run has a seat. It knows a run by a tag alone, made
+protocol, reserves slots, dials back, and tells who else of the same run has a slot. It knows a run by a tag alone, made
 of the run's id, which it can neither read back nor join with: it holds nothing of any run.
 """
 
@@ -24,7 +24,7 @@ from swarm.network.addresses import is_relayed, split_peer
 from swarm.network.protocols import RELAY_PREFIX, AnyMethod, Endpoint, Rpc
 from swarm.network.reach.reachability import CLOSING, DIALBACK_FROM_OUTSIDE, RESERVE, AskReserve, Reserved
 from swarm.network.reach.relay import Relay
-from swarm.network.reach.seats import RelayLimits
+from swarm.network.reach.relay_slots import RelayLimits
 from swarm.network.reach.service import ReachService
 from swarm.schema import Message, PeerIdField
 
@@ -37,7 +37,7 @@ _MAX_ADDRESSES = 8
 Tag = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
-class AskSeat(Message):
+class AskSlot(Message):
     """Let others of the run with this ``tag`` reach me through you."""
 
     tag: Tag
@@ -55,7 +55,7 @@ class Guests(Message):
     peers: Annotated[tuple[PeerIdField, ...], Field(max_length=MAX_GUESTS_TOLD)]
 
 
-SEAT = Rpc(f"{RELAY_PREFIX}seat", AskSeat, Reserved)
+SLOT = Rpc(f"{RELAY_PREFIX}slot", AskSlot, Reserved)
 GUESTS = Rpc(f"{RELAY_PREFIX}guests", AskGuests, Guests)
 
 
@@ -88,7 +88,7 @@ class KnownRelays:
     at: Mapping[PeerId, tuple[str, ...]] = field(default_factory=dict)
 
     async def reserve(self, endpoint: Endpoint, relay: PeerId, run: RunId | None) -> Reserved:
-        """Ask a relay, or a member of our run, for a seat. Raises a PeerError.
+        """Ask a relay, or a member of our run, for a slot. Raises a PeerError.
 
         Addresses at which the relay was given come first: behind a router that forwards its port it does not know them
         itself. One that turns out to be a member of the run is asked as such.
@@ -98,7 +98,7 @@ class KnownRelays:
             given, _ = await endpoint.call(relay, RESERVE, AskReserve(), timeout_s=ASK_S / 2)
             return given
         try:
-            given, _ = await endpoint.call(relay, SEAT, AskSeat(tag=tag_of(run)), timeout_s=ASK_S)
+            given, _ = await endpoint.call(relay, SLOT, AskSlot(tag=tag_of(run)), timeout_s=ASK_S)
         except Refused as refused:
             with contextlib.suppress(PeerError):
                 given, _ = await endpoint.call(relay, RESERVE, AskReserve(), timeout_s=ASK_S / 2)
@@ -108,7 +108,7 @@ class KnownRelays:
         return Reserved(seconds=given.seconds, addresses=own)
 
     async def guests(self, endpoint: Endpoint, run: RunId) -> list[Multiaddr]:
-        """The peers of a run that have seats with any of them, as addresses through it; none where none answers."""
+        """The peers of a run that have slots with any of them, as addresses through it; none where none answers."""
         found = []
         for relay, at in self.at.items():
             with contextlib.suppress(PeerError):
@@ -122,20 +122,20 @@ class KnownRelays:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandingLimits:
-    """The ``seats`` of a relay, how many seats one host may have (an IPv4 address, or a /64 of IPv6), since anybody can
+    """The ``slots`` of a relay, how many slots one host may have (an IPv4 address, or a /64 of IPv6), since anybody can
     make up identities, and the ``runs`` that it serves: none stands for all."""
 
-    seats: RelayLimits = RelayLimits()
-    seats_per_host: int = 32
+    slots: RelayLimits = RelayLimits()
+    slots_per_host: int = 32
     runs: frozenset[RunId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayFigures:
-    """What a relay does now, and did since its start: peers with a seat, runs that they are of, circuits; bytes passed
+    """What a relay does now, and did since its start: peers with a slot, runs that they are of, circuits; bytes passed
     on, requests refused."""
 
-    seats: int
+    slots: int
     runs: int
     circuits: int
     relayed_bytes: int
@@ -143,7 +143,7 @@ class RelayFigures:
 
 
 class StandingRelay:
-    """Answers the public questions to a relay. Whoever has a seat is one of its own: strangers are those without."""
+    """Answers the public questions to a relay. Whoever has a slot is one of its own: strangers are those without."""
 
     def __init__(self, reach: ReachService, relay: Relay, limits: StandingLimits) -> None:
         self._reach, self._relay, self._limits = reach, relay, limits
@@ -155,7 +155,7 @@ class StandingRelay:
     def methods(self) -> Sequence[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
         return [
-            SEAT.handled(self._seat),
+            SLOT.handled(self._slot),
             DIALBACK_FROM_OUTSIDE.handled(self._reach.dial_back),
             GUESTS.handled(self._guests),
         ]
@@ -164,7 +164,7 @@ class StandingRelay:
         """What it does now."""
         seated, relay = self._present(), self._relay
         return RelayFigures(
-            seats=len(seated),
+            slots=len(seated),
             runs=len({tag for tag, _ in seated.values()}),
             circuits=relay.circuits,
             relayed_bytes=relay.relayed_bytes,
@@ -172,17 +172,17 @@ class StandingRelay:
         )
 
     async def close(self, endpoint: Endpoint) -> None:
-        """Give no more seats, and tell those who have one. Takes a second at most; never raises a PeerError."""
+        """Give no more slots, and tell those who have one. Takes a second at most; never raises a PeerError."""
         await self._relay.dismiss(endpoint, CLOSING)
 
-    async def _seat(self, caller: PeerId, body: AskSeat) -> Reserved:
+    async def _slot(self, caller: PeerId, body: AskSlot) -> Reserved:
         if self._served and body.tag not in self._served:
             self._refused += 1
             raise Refused("this relay does not serve that run: it was started for others")
         host = min((_host(ip) for ip in await self._reach.observed(caller)), default="")
         seated = self._present()
         mine = sum(each == host for peer, (_, each) in seated.items() if peer != caller)
-        if mine >= self._limits.seats_per_host:
+        if mine >= self._limits.slots_per_host:
             self._refused += 1
             raise Busy(f"this relay serves {mine} peers of your address already")
         given = await self._reach.reserve(caller)
@@ -194,7 +194,7 @@ class StandingRelay:
         return Guests(peers=tuple(reversed(found))[:MAX_GUESTS_TOLD])
 
     def _present(self) -> dict[PeerId, tuple[str, str]]:
-        """Who has a seat now: run and host, the last to renew last."""
+        """Who has a slot now: run and host, the last to renew last."""
         holders = frozenset(self._relay.holders)
         return {peer: what for peer, what in self._seated.items() if peer in holders}
 

@@ -127,8 +127,8 @@ class Trainer:
 
     def activity(self) -> PipelineActivity:
         """What is done now: of a trainer, the journeys under way and whom it leaves out."""
-        parole = self._context.replicas.wiring.on_parole(now=self._context.clock.monotonic())
-        return PipelineActivity(under_way=len(self._under_way()), parole=parole)
+        probation = self._context.replicas.wiring.on_probation(now=self._context.clock.monotonic())
+        return PipelineActivity(under_way=len(self._under_way()), probation=probation)
 
     def open_step(
         self,

@@ -15,9 +15,7 @@ from swarm.errors import Refused, StateError
 from swarm.ids import PartName, PeerId
 from swarm.network.protocols import Endpoint
 from swarm.schema import Message
-from swarm.state.checkpoints.files import MAX_RECORD_BYTES, RECORD, HeldStep, held, step_directory, steps
-from swarm.state.checkpoints.format import StoredParts
-from swarm.state.checkpoints.shelf import (
+from swarm.state.checkpoints.checkpoint_service import (
     CHUNK_OF_FILE,
     DESCRIBE_FILE,
     LIST,
@@ -25,6 +23,8 @@ from swarm.state.checkpoints.shelf import (
     ListRequest,
     RecordRequest,
 )
+from swarm.state.checkpoints.files import MAX_RECORD_BYTES, RECORD, HeldStep, held, step_directory, steps
+from swarm.state.checkpoints.format import StoredParts
 from swarm.state.download import ChunkDonor, Data, PeerChunks, Wanted
 from swarm.state.frozen import FrozenStore, frozen_donor
 from swarm.state.sharing import DonorT
@@ -158,14 +158,14 @@ class Offer(Generic[DonorT]):
 @dataclass(frozen=True, slots=True)
 class Plan(Generic[DonorT]):
     """A step of which all parts are to be had. ``here`` are those that need not be fetched, ``donors`` hold the others,
-    in the order of the offers; ``vouched`` are all who say that the step's parts are
+    in the order of the offers; ``attested`` are all who say that the step's parts are
     these, ``believed`` whether those are more than half of all who have any checkpoint, or one among them is."""
 
     step: int
     digests: Digests
     here: tuple[PartName, ...]
     donors: Mapping[PartName, tuple[DonorT, ...]]
-    vouched: tuple[DonorT, ...]
+    attested: tuple[DonorT, ...]
     believed: bool
 
 
@@ -201,7 +201,7 @@ def plans(
         for (step, digests), same in accounts.items()
     ]
     whole = [plan for plan in found if set(plan.here) | set(plan.donors) == set(parts)]
-    return sorted(whole, key=lambda plan: (not plan.believed, -plan.step, -len(plan.vouched)))
+    return sorted(whole, key=lambda plan: (not plan.believed, -plan.step, -len(plan.attested)))
 
 
 def lacking(
@@ -233,6 +233,6 @@ def _plan(
         digests=digests,
         here=here,
         donors={part: tuple(those) for part, those in sorted(donors.items())},
-        vouched=tuple(dict.fromkeys(offer.donor for offer in offers)),
+        attested=tuple(dict.fromkeys(offer.donor for offer in offers)),
         believed=believed,
     )

@@ -80,7 +80,7 @@ def may_go_on_alone(head: CloseRecord, gone: Collection[str], grace_s: float) ->
     return bool(grace_s) and not head.provisional and not lost_parts(head.members, gone)
 
 
-class Solitude:
+class Isolation:
     """Whether no majority of the voters has been there for so long that those who are may go on by themselves."""
 
     def __init__(self, position: Position, context: CloseContext) -> None:
@@ -132,7 +132,7 @@ class Solitude:
                 await first_done(changed, self._context.clock.sleep(self._left_s() + 0.001))
 
 
-class Reunion:
+class Reconnection:
     """What a member of a provisional lineage does when others of the fork point are back."""
 
     def __init__(self, member: MemberService, context: CloseContext) -> None:

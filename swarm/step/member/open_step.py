@@ -190,7 +190,7 @@ class OpenStep:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """One member's way from its sum to its part's mean. ``cursor`` says where our shard continues after a step with
-    these microbatches; ``left_out`` is told, for a step, of whom its leader makes it without, and why. ``vouch`` signs
+    these microbatches; ``left_out`` is told, for a step, of whom its leader makes it without, and why. ``attest`` signs
     our rows where they are what we reported, and gives b"" where not;
     ``pace_us`` is what records are to say of our pace; ``owed`` is what the record before the open step owes those
     that were late (:mod:`swarm.step.lateness`)."""
@@ -201,7 +201,7 @@ class Attempt:
     average: Average
     cursor: Callable[[int, Collection[MicrobatchId]], tuple[int, int] | None]
     left_out: Callable[[int, Mapping[str, str]], None] = lambda step, why: None
-    vouch: Callable[[int, Sequence[Contribution]], bytes] = lambda step, rows: b""
+    attest: Callable[[int, Sequence[Contribution]], bytes] = lambda step, rows: b""
     pace_us: Callable[[], int] = lambda: 0
     owed: Callable[[], Mapping[str, Late]] = dict
 
@@ -217,7 +217,7 @@ class Attempt:
         self.left_out(body.step, body.left_out)
         cursor = self.cursor(body.step, {one.microbatch for one in body.committed})
         own = by_trainer(body.committed).get(self.me)
-        rows = self.vouch(body.step, own) if own else b""
+        rows = self.attest(body.step, own) if own else b""
         if held is None:
             return Mean(None, Averaged(digest="", sq_norm=0.0, cursor=cursor, rows=rows))
         name, part = held

@@ -137,7 +137,7 @@ class RemoteLeader:
             with contextlib.suppress(PeerError):  # it leads nothing, and says so
                 await self._calls.ask(successor, LEASE, body, timeout_s=self._timeout_s())
 
-    def vouch(self, step: int, rows: Sequence[Contribution], sign: Callable[[bytes], bytes]) -> bytes:
+    def attest(self, step: int, rows: Sequence[Contribution], sign: Callable[[bytes], bytes]) -> bytes:
         """Return our signature under our rows of the open step; b"" where they are not what we reported. Through which
         replicas a microbatch went is the leader's to say."""
         told = self._book.reports if step == self._book.step else {}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from peers.chaos import theatre, worlds
+from peers.chaos import run_scenario, worlds
 from peers.chaos.faults import Restart
 from peers.chaos.lives import Player
 from peers.chaos.play import PlayOutcome
@@ -124,11 +124,11 @@ class _Torn(_Left):
 
 
 def test_what_was_lost_as_the_world_ended_breaks_the_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(theatre, "world_of", lambda *_: _Torn(tmp_path))
+    monkeypatch.setattr(run_scenario, "world_of", lambda *_: _Torn(tmp_path))
     (tmp_path / "s.toml").write_text(SMALL)
     report = tmp_path / "report.json"
-    options = theatre.Options(scenario=tmp_path / "s.toml", on="processes", out=tmp_path / "out", report=report)
-    assert theatre.chaos(options, SystemClock()) == EXIT_ERROR
+    options = run_scenario.Options(scenario=tmp_path / "s.toml", on="processes", out=tmp_path / "out", report=report)
+    assert run_scenario.chaos(options, SystemClock()) == EXIT_ERROR
     assert any("could not be kept" in problem for problem in json.loads(report.read_text())["problems"])
 
 
@@ -141,15 +141,15 @@ def test_what_containers_have_no_means_for_is_played_among_processes_unless_aske
             raise CannotPlay("s cannot be played among containers: this kernel has no netem")
         return _Left(tmp_path, steps=6)
 
-    monkeypatch.setattr(theatre, "world_of", world)
+    monkeypatch.setattr(run_scenario, "world_of", world)
     monkeypatch.setattr(worlds, "engine_answers", lambda: True)
     (tmp_path / "s.toml").write_text(SMALL)
-    options = theatre.Options(scenario=tmp_path / "s.toml", on=on, out=tmp_path / "out")
+    options = run_scenario.Options(scenario=tmp_path / "s.toml", on=on, out=tmp_path / "out")
     if on:
         with pytest.raises(CannotPlay, match="no netem"):
-            theatre.chaos(options, SystemClock())
+            run_scenario.chaos(options, SystemClock())
         assert not (tmp_path / "out").exists()
     else:
-        theatre.chaos(options, SystemClock())
+        run_scenario.chaos(options, SystemClock())
         assert "played among processes instead" in capsys.readouterr().out
         assert json.loads((tmp_path / "out" / "report.json").read_text())["world"] == "processes"

@@ -12,11 +12,11 @@ import pytest
 from peers.chaos import play
 from peers.chaos.cast import SwarmSpec, cast_of
 from peers.chaos.faults import CannotInflict, Fault, Kill, Restart, Strangers, Twin
+from peers.chaos.injector import FaultInjector
 from peers.chaos.plan import FaultPlan, Fired, Strike
 from peers.chaos.play import Play, PlayOutcome
 from peers.chaos.scenario import Scenario, parse_scenario
 from peers.chaos.schedule import Draw
-from peers.chaos.striker import FaultInjector
 from peers.chaos.strikes import NEVER, planned
 from peers.chaos.timeline import Timeline
 from peers.chaos.watch import RunWatch
@@ -317,21 +317,21 @@ def test_who_is_still_leaving_when_it_is_started_again_was_forced(tmp_path: Path
 
 def test_of_two_with_one_key_one_may_give_up(tmp_path: Path) -> None:
     world = MadeUpWorld(tmp_path)
-    plan, striker = _injector(world)
+    plan, injector = _injector(world)
     strike = Strike("two", NEVER, Twin("host-0-1"))
     plan.fired["two"] = Fired(strike, 1.0, ("host-0-1",), ("A",))
-    striker.note()
-    assert striker.excuses.explain("host-0-1", 1)
+    injector.note()
+    assert injector.excuses.explain("host-0-1", 1)
     plan.fired["dead"] = Fired(Strike("dead", NEVER, Kill(("host-0-1",))), 2.0, ("host-0-1",), ("A",))
-    striker.note()
-    striker.ended("host-0-1", 3.0, -9)
-    assert striker.excuses.explain("host-0-1", 1), "that was the kill: neither has given up yet"
-    striker.ended("host-0-1-twin", 4.0, 1)
-    assert not striker.excuses.explain("host-0-1", 1)
+    injector.note()
+    injector.ended("host-0-1", 3.0, -9)
+    assert injector.excuses.explain("host-0-1", 1), "that was the kill: neither has given up yet"
+    injector.ended("host-0-1-twin", 4.0, 1)
+    assert not injector.excuses.explain("host-0-1", 1)
     world.living.add("host-0-1")
     plan.fired["back"] = Fired(Strike("back", NEVER, Restart("host-0-1-twin")), 5.0, ("host-0-1-twin",), ("A",))
-    striker.note()
-    assert striker.excuses.explain("host-0-1-twin", 1), "the other runs"
+    injector.note()
+    assert injector.excuses.explain("host-0-1-twin", 1), "the other runs"
 
 
 def test_who_crashes_as_the_time_is_over_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,10 +407,10 @@ def test_who_has_too_little_memory_and_ends_in_another_way_is_not_excused(tmp_pa
 
 def test_play_waits_for_strangers_to_end(tmp_path: Path) -> None:
     world = MadeUpWorld(tmp_path)
-    plan, striker = _injector(world)
+    plan, injector = _injector(world)
     strike = Strike("attack", NEVER, Strangers(("host-0-1",), ("small",), 1.0))
     plan.fired["attack"] = Fired(strike, 1.0, ("host-0-1", "strangers-1"), ("A", ""))
     world.living |= {"bootstrap", "strangers-1"}
-    assert striker.waiting() == "strangers-1 to end"
+    assert injector.waiting() == "strangers-1 to end"
     world.living.discard("strangers-1")
-    assert striker.waiting() == ""
+    assert injector.waiting() == ""

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from peers.chaos import faults, theatre
+from peers.chaos import faults, run_scenario
 from peers.chaos.cast import SwarmSpec, cast_of, manifest_of, trainers_of
 from peers.chaos.process_world import ProcessWorld
 from peers.chaos.processes import RealPeer
+from peers.chaos.run_scenario import scenarios
 from peers.chaos.scenario import KINDS, Scenario, load_scenario, parse_scenario
 from peers.chaos.strikes import planned
-from peers.chaos.theatre import scenarios
 from swarm.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -217,14 +217,14 @@ def test_strike_may_wait_for_who_comes_later(peer: str) -> None:
 
 def test_scenario_of_the_project_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(ROOT)
-    assert theatre._file(Path("nat")) == Path("docker/scenarios/nat.toml")
+    assert run_scenario._file(Path("nat")) == Path("docker/scenarios/nat.toml")
     for nearly in ("nat.toml", "natt"):
         with pytest.raises(ConfigError, match=r"Did you mean nat\?"):
-            theatre._file(Path(nearly))
-    assert theatre._file(Path("mine")) == Path("mine")
-    assert theatre._file(Path("elsewhere/nat")) == Path("elsewhere/nat")
+            run_scenario._file(Path(nearly))
+    assert run_scenario._file(Path("mine")) == Path("mine")
+    assert run_scenario._file(Path("elsewhere/nat")) == Path("elsewhere/nat")
     monkeypatch.chdir(tmp_path)
-    assert theatre._file(Path("nat")) == Path("nat")
+    assert run_scenario._file(Path("nat")) == Path("nat")
 
 
 def test_files_that_are_none_are_refused(tmp_path: Path) -> None:

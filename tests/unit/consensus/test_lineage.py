@@ -46,8 +46,8 @@ def test_best_candidate_is_the_one_for_which_most_was_done() -> None:
     offers = [BranchHead(vote=small, samples=12), BranchHead(vote=large, samples=18)]
     assert best(offers) == large
     assert best([]) is None
-    boast = BranchHead(vote=small, samples=10**6)
-    assert best([*offers, boast]) == large, "one of two cannot make it more alone"
+    overclaim = BranchHead(vote=small, samples=10**6)
+    assert best([*offers, overclaim]) == large, "one of two cannot make it more alone"
     even = [BranchHead(vote=small, samples=12), BranchHead(vote=large, samples=12)]
     assert best(even) == best(even[::-1]) == max((small, large), key=lambda vote: vote.record.hash())
 

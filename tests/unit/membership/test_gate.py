@@ -24,8 +24,8 @@ from swarm.network.protocols import Rpc
 from swarm.schema import Empty
 from swarm.security.credentials import Credential, Grant, Order, credential_for, sign_grant
 from swarm.security.signing import PrivateIdentity, verify
-from swarm.state.checkpoints.shelf import CheckpointShelf, ListRequest
-from swarm.state.frozen import FrozenShelf, FrozenStore
+from swarm.state.checkpoints.checkpoint_service import CheckpointService, ListRequest
+from swarm.state.frozen import FrozenService, FrozenStore
 from swarm.state.transfer import ChunkRequest, StateDonor
 from swarm.step.member.branch import Forking
 from swarm.step.member.open_step import OpenStep
@@ -217,12 +217,12 @@ def test_before_there_is_a_record_the_founder_leads_and_others_wait() -> None:
 
 def test_directory_counts_whom_the_gate_knows() -> None:
     made = gate()
-    assert made.vouches(VOTER.peer, None)
-    assert made.vouches(ISSUER.peer, None)
-    assert made.vouches(HOLDER.peer, credential())
-    assert not made.vouches(OTHER.peer, None)
-    assert not made.vouches(OTHER.peer, credential())
-    assert not made.vouches(HOLDER.peer, credential(role="observer"))
+    assert made.attests(VOTER.peer, None)
+    assert made.attests(ISSUER.peer, None)
+    assert made.attests(HOLDER.peer, credential())
+    assert not made.attests(OTHER.peer, None)
+    assert not made.attests(OTHER.peer, credential())
+    assert not made.attests(HOLDER.peer, credential(role="observer"))
 
 
 # --- orders that are not for all ------------------------------------------------------------------------------------
@@ -337,8 +337,8 @@ def test_revoked_peer_comes_back_with_another_invite() -> None:
         made.show(HOLDER.peer, credential())
     gone.clear()
     again = credential(serial="7" * 16)
-    assert made.vouches(HOLDER.peer, again)
-    assert not made.vouches(HOLDER.peer, credential())
+    assert made.attests(HOLDER.peer, again)
+    assert not made.attests(HOLDER.peer, credential())
     made.show(HOLDER.peer, again)
     assert may(made, HOLDER.peer) == JOINER
     made.follow(At(record(6, used=(again,), after=out.admissions)), ISSUER.peer)
@@ -365,7 +365,7 @@ def test_forged_credential_is_verified_once() -> None:
     made = CallGate(POLICY, ME.peer, None, count)
     made.follow(At(record()), ISSUER.peer)
     for _ in range(3):
-        assert not made.vouches(HOLDER.peer, credential())
+        assert not made.attests(HOLDER.peer, credential())
         with pytest.raises(Violation, match="forged"):
             made.show(HOLDER.peer, credential())
     assert asked == [ISSUER.peer]
@@ -394,8 +394,8 @@ def test_whatever_hands_out_parts_gives_joiners_those_of_their_role_alone(role: 
     made = gate()
     made.show(OTHER.peer, credential(OTHER, role=role))
     store = FrozenStore(tmp_path / "frozen")
-    shelves = (StateDonor(FakeClock()), CheckpointShelf(tmp_path), FrozenShelf(store, {ENDS: "b" * 64}))
-    methods = {one.rpc.name: one for shelf in shelves for one in given_by_role(shelf, made).methods()}
+    services = (StateDonor(FakeClock()), CheckpointService(tmp_path), FrozenService(store, {ENDS: "b" * 64}))
+    methods = {one.rpc.name: one for service in services for one in given_by_role(service, made).methods()}
     asked = {name for name in methods if name.endswith(("/describe", "/chunk"))}
     assert asked == {name for name in METHODS if name.startswith(("state/", "checkpoint/", "frozen/"))} - {
         "checkpoint/1/list", "checkpoint/1/record"

@@ -256,7 +256,7 @@ async def test_observer_that_comes_back_believes_no_member_alone(signers: list[A
     known = bench.run.head
     far = known.model_copy(update={"step": 500, "previous": "9" * 64})
     bench.twists[START] = lambda body, answer: Answer(told(signed(far, signers)))
-    with pytest.raises(Violation, match="for which too few vouch"):
+    with pytest.raises(Violation, match="that too few attest"):
         await bench.observer().start(None, known)
 
 

@@ -26,7 +26,7 @@ from swarm.models.registry import family_of, lora_of
 from swarm.models.spec import SplitConfig
 from swarm.planning.costs import founding_bytes, storing_bytes
 from swarm.sim.network import SimNetwork
-from swarm.state.frozen import FrozenShelf, FrozenStore, ModelFiles
+from swarm.state.frozen import FrozenService, FrozenStore, ModelFiles
 from swarm.waiting import TokenBucket
 from tests.harness.rigs.clocks import LoopClock
 from tests.harness.rigs.common import EventList
@@ -51,9 +51,9 @@ def founded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifest, FrozenS
 async def around(manifest: Manifest, files: ModelFiles, donors: dict[str, Any]) -> Any:
     network = SimNetwork(LoopClock())
     endpoint = network.endpoint("me")
-    for name, shelf in donors.items():
+    for name, service in donors.items():
         other = network.endpoint(name)
-        other.mount(shelf)
+        other.mount(service)
         await other.enter(manifest.run_id)
     await endpoint.enter(manifest.run_id)
     found = SimpleNamespace(manifest=manifest, files=files, endpoint=endpoint, clock=LoopClock(), events=EventList())
@@ -115,8 +115,8 @@ def test_targets_that_the_model_does_not_have_are_refused(tmp_path: Path) -> Non
 async def test_they_come_from_peers_once(founded: tuple[Manifest, FrozenStore], tmp_path: Path) -> None:
     manifest, store = founded
     here = FrozenStore(tmp_path / "here")
-    donors = {"empty": FrozenShelf(FrozenStore(tmp_path / "empty"), digests(manifest)),
-              "founder": FrozenShelf(store, digests(manifest))}  # fmt: skip
+    donors = {"empty": FrozenService(FrozenStore(tmp_path / "empty"), digests(manifest)),
+              "founder": FrozenService(store, digests(manifest))}  # fmt: skip
     me = await around(manifest, ModelFiles(frozen=here), donors)
     for _ in range(2):
         part = await ensure_frozen(me, STAGE, tuple(donors))
@@ -135,10 +135,10 @@ async def test_files_of_the_model_are_read_where_they_give_the_same(
     await ensure_frozen(me, STAGE, ())
     assert [one.source for one in me.events.of(FrozenReady)] == ["files"]
     other = manifest.model_copy(update={"run": RunConfig(seed=1)})  # as if they were another model's
-    shelf = {"founder": FrozenShelf(store, digests(manifest))}
-    late = await around(other, ModelFiles(tmp_path, FrozenStore(tmp_path / "late")), shelf)
+    service = {"founder": FrozenService(store, digests(manifest))}
+    late = await around(other, ModelFiles(tmp_path, FrozenStore(tmp_path / "late")), service)
     with caplog.at_level(logging.WARNING):
-        await ensure_frozen(late, STAGE, tuple(shelf))
+        await ensure_frozen(late, STAGE, tuple(service))
     assert "have others" in caplog.text
     assert [one.source for one in late.events.of(FrozenReady)] == ["peers"]
 
@@ -167,8 +167,8 @@ async def test_those_of_a_copy_come_at_its_pace_and_leave_some_of_the_disk_free(
     founded: tuple[Manifest, FrozenStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest, store = founded
-    shelf = {"founder": FrozenShelf(store, digests(manifest))}
-    me = await around(manifest, ModelFiles(frozen=FrozenStore(tmp_path / "here")), shelf)
+    service = {"founder": FrozenService(store, digests(manifest))}
+    me = await around(manifest, ModelFiles(frozen=FrozenStore(tmp_path / "here")), service)
     part = FrozenPart(manifest, STAGE, FrozenStore(tmp_path / "here"))
     enough = part.begun().lacking_bytes + 1000
     refused: list[str] = []
@@ -176,11 +176,11 @@ async def test_those_of_a_copy_come_at_its_pace_and_leave_some_of_the_disk_free(
     monkeypatch.setattr(parts, "reserved_bytes", lambda path: 1000)
     monkeypatch.setattr(parts, "free_bytes", lambda path: enough - 1)
     with pytest.raises(StateError, match="B of them stay free"):
-        await ensure_frozen(me, STAGE, tuple(shelf), sparing)
+        await ensure_frozen(me, STAGE, tuple(service), sparing)
     assert [str(tmp_path / "here") in reason for reason in refused] == [True]
     assert me.events.events == []
     monkeypatch.setattr(parts, "free_bytes", lambda path: enough)
-    await ensure_frozen(me, STAGE, tuple(shelf), sparing)
+    await ensure_frozen(me, STAGE, tuple(service), sparing)
     assert part.here
     assert sparing.pace.taken == part.layout.bytes  # type: ignore[attr-defined]
     assert len(refused) == 1
@@ -200,17 +200,17 @@ async def test_those_of_its_own_part_may_fill_the_disk(
     founded: tuple[Manifest, FrozenStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest, store = founded
-    shelf = {"founder": FrozenShelf(store, digests(manifest))}
-    me = await around(manifest, ModelFiles(frozen=FrozenStore(tmp_path / "here")), shelf)
+    service = {"founder": FrozenService(store, digests(manifest))}
+    me = await around(manifest, ModelFiles(frozen=FrozenStore(tmp_path / "here")), service)
     part = FrozenPart(manifest, STAGE, FrozenStore(tmp_path / "here"))
     monkeypatch.setattr(parts, "free_bytes", lambda path: part.begun().lacking_bytes)
-    await ensure_frozen(me, STAGE, tuple(shelf))
+    await ensure_frozen(me, STAGE, tuple(service))
     assert part.here
 
 
 async def test_nobody_has_them(founded: tuple[Manifest, FrozenStore], tmp_path: Path) -> None:
     manifest, _ = founded
-    donors = {"empty": FrozenShelf(FrozenStore(tmp_path / "empty"), digests(manifest))}
+    donors = {"empty": FrozenService(FrozenStore(tmp_path / "empty"), digests(manifest))}
     me = await around(manifest, ModelFiles(frozen=FrozenStore(tmp_path / "here")), donors)
     with pytest.raises(StateError, match="nobody"):
         await ensure_frozen(me, STAGE, ())

@@ -14,7 +14,7 @@ from swarm.ids import PeerId
 from swarm.membership.status import PeerStatus
 from swarm.membership.vitals import FRESH_S, MAX_LINKS, Vitals, VitalsBoard, VitalsService
 from swarm.network.protocols import LinkStatistics
-from swarm.pipeline.activity import Parole, PipelineActivity
+from swarm.pipeline.activity import PipelineActivity, Probation
 from tests.harness.rigs.clocks import FakeClock
 from tests.harness.rigs.common import InlineDevice
 
@@ -115,10 +115,10 @@ async def test_links_are_those_with_the_most_bytes_and_of_unknown_kind_where_the
 
 async def test_trainer_says_whom_it_leaves_out_and_why_within_limits() -> None:
     rig = _Rig()
-    rig.does(parole=tuple(Parole(peer=OTHER, left_s=1.5, reason="x" * 999) for _ in range(99)))
-    parole = (await rig.after(1.0)).parole
-    assert len(parole) == 64
-    assert (parole[0].peer, parole[0].left_s, len(parole[0].reason)) == (OTHER, 1.5, 200)
+    rig.does(probation=tuple(Probation(peer=OTHER, left_s=1.5, reason="x" * 999) for _ in range(99)))
+    probation = (await rig.after(1.0)).probation
+    assert len(probation) == 64
+    assert (probation[0].peer, probation[0].left_s, len(probation[0].reason)) == (OTHER, 1.5, 200)
 
 
 async def test_many_who_ask_at_once_cost_one_look() -> None:

@@ -33,7 +33,7 @@ class Door:
         self.incoming.known = lambda peer: peer == MEMBER
         self._ends: list[socket.socket] = []
 
-    async def knock(self, peer: PeerId) -> socket.socket:
+    async def probe(self, peer: PeerId) -> socket.socket:
         """A stream of that peer's: its own end."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
@@ -72,9 +72,9 @@ async def ended(end: socket.socket) -> bool:
 
 
 async def test_strangers_stream_too_many_takes_the_place_of_the_oldest_on_which_nobody_calls(door: Door) -> None:
-    ends = [await door.knock(PeerId(f"stranger{number}")) for number in range(MOST)]
+    ends = [await door.probe(PeerId(f"stranger{number}")) for number in range(MOST)]
     await door.call(ends[0])
-    ends.append(await door.knock(PeerId("late")))
+    ends.append(await door.probe(PeerId("late")))
     assert await ended(ends[1])
     assert door.incoming.open == MOST
     await door.call(ends[2])
@@ -84,15 +84,15 @@ async def test_strangers_stream_too_many_takes_the_place_of_the_oldest_on_which_
 async def test_strangers_stream_too_many_takes_the_place_of_the_oldest_while_all_are_calling_and_no_members(
     door: Door,
 ) -> None:
-    member = await door.knock(MEMBER)
+    member = await door.probe(MEMBER)
     await door.call(member)
-    ends = [await door.knock(PeerId(f"stranger{number}")) for number in range(MOST)]
+    ends = [await door.probe(PeerId(f"stranger{number}")) for number in range(MOST)]
     for end in ends:
         await door.call(end)
-    ends.append(await door.knock(PeerId("late")))
+    ends.append(await door.probe(PeerId("late")))
     assert await ended(ends[0])
     await door.call(ends[-1])
-    await door.call(await door.knock(MEMBER))
+    await door.call(await door.probe(MEMBER))
     assert door.incoming.open == MOST + 2
     for end in (member, *ends[1:]):
         await door.call(end, number=2)
@@ -100,21 +100,21 @@ async def test_strangers_stream_too_many_takes_the_place_of_the_oldest_while_all
 
 async def test_strangers_who_are_expected_have_streams_of_their_own_beside_the_bound(door: Door) -> None:
     door.incoming.expect(2)
-    ends = [await door.knock(PeerId(f"stranger{number}")) for number in range(MOST + 8)]
+    ends = [await door.probe(PeerId(f"stranger{number}")) for number in range(MOST + 8)]
     for end in ends:
         await door.call(end)
     door.incoming.expect(0)
-    await door.knock(PeerId("late"))
+    await door.probe(PeerId("late"))
     assert await ended(ends[0])
 
 
 async def test_strangers_stream_whose_answer_is_not_out_yet_is_not_one_on_which_nobody_calls(door: Door) -> None:
     answering = Generous(ANSWER)
     door.desk.mount(answering)
-    ends = [await door.knock(PeerId(f"stranger{number}")) for number in range(MOST)]
+    ends = [await door.probe(PeerId(f"stranger{number}")) for number in range(MOST)]
     ends[0].send(request(1, "give", max_reply_bytes=ANSWER))
     await eventually(lambda: answering.over, what="the end of the call")
-    await door.knock(PeerId("late"))
+    await door.probe(PeerId("late"))
     assert await ended(ends[1])
     await door.call(ends[0], number=2)
 
@@ -133,7 +133,7 @@ async def test_stream_of_a_stranger_that_was_barred_is_closed_at_once_and_a_memb
     door.incoming.bound_strangers(lambda peer: peer == MEMBER)
     for peer in (flooder, MEMBER):
         door.incoming._strangers.bar(peer)
-    assert await ended(await door.knock(flooder))
+    assert await ended(await door.probe(flooder))
     assert door.incoming.open == 0
-    await door.call(await door.knock(MEMBER))
+    await door.call(await door.probe(MEMBER))
     assert door.incoming.open == 1

@@ -9,7 +9,7 @@ from swarm.errors import Refused
 from swarm.ids import PeerId
 from swarm.network.reach.leases import RelayLease
 from swarm.network.reach.reachability import Reserved
-from swarm.network.reach.seats import RESERVED_S
+from swarm.network.reach.relay_slots import RESERVED_S
 from swarm.security.signing import PrivateIdentity
 from tests.harness.expect import eventually
 from tests.harness.rigs.network import DialClock

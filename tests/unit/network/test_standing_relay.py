@@ -1,4 +1,4 @@
-"""A relay of no run: whom it gives a seat, what it tells of others, how it bounds bytes; and how a peer asks it."""
+"""A relay of no run: whom it gives a slot, what it tells of others, how it bounds bytes; and how a peer asks it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from swarm.network.libp2p.splice import RateLimiter, Splice, SpliceLimits
 from swarm.network.protocols import Endpoint, Rpc
 from swarm.network.reach.reachability import CLOSING, RESERVE, Reserved
 from swarm.network.reach.relay import Relay
-from swarm.network.reach.seats import RESERVED_S, RelayLimits
+from swarm.network.reach.relay_slots import RESERVED_S, RelayLimits
 from swarm.network.reach.service import ReachService
 from swarm.network.reach.standing import (
     GUESTS,
-    SEAT,
+    SLOT,
     AskGuests,
-    AskSeat,
+    AskSlot,
     Guests,
     KnownRelays,
     StandingLimits,
@@ -53,19 +53,19 @@ class _Reach(ReachService):
 class Played:
     """A relay without a daemon."""
 
-    def __init__(self, *, runs: Sequence[RunId] = (), seats: int = 4, per_host: int = 4, **seen: str) -> None:
+    def __init__(self, *, runs: Sequence[RunId] = (), slots: int = 4, per_host: int = 4, **seen: str) -> None:
         self.clock = DialClock(100.0)
-        limits = RelayLimits(reservations=seats, stranger_reservations=seats)
+        limits = RelayLimits(reservations=slots, stranger_reservations=slots)
         self.relay = Relay(cast(AttachedP2P, None), self.clock, limits)
         places = {PEERS[int(name[1:])]: ip for name, ip in seen.items()}
         reach = _Reach(self.relay, self.clock, places)
-        standing = StandingLimits(seats=limits, seats_per_host=per_host, runs=frozenset(runs))
+        standing = StandingLimits(slots=limits, slots_per_host=per_host, runs=frozenset(runs))
         self.standing = StandingRelay(reach, self.relay, standing)
         self.methods = {method.rpc: method for method in self.standing.methods()}
 
-    async def seat(self, peer: PeerId, run: RunId = RUN) -> Reserved:
+    async def slot(self, peer: PeerId, run: RunId = RUN) -> Reserved:
         """Ask for one."""
-        answer = await self.methods[SEAT].handle(peer, AskSeat(tag=tag_of(run)), cast(Any, None))
+        answer = await self.methods[SLOT].handle(peer, AskSlot(tag=tag_of(run)), cast(Any, None))
         assert isinstance(answer.body, Reserved)
         return answer.body
 
@@ -78,48 +78,48 @@ class Played:
 
 async def test_relay_tells_the_peers_of_a_run_of_each_other_and_of_no_other_run() -> None:
     played = Played()
-    assert (await played.seat(PEERS[0])).addresses == (AT,)
-    await played.seat(PEERS[1])
-    await played.seat(PEERS[2], OTHER)
-    await played.seat(PEERS[0])
+    assert (await played.slot(PEERS[0])).addresses == (AT,)
+    await played.slot(PEERS[1])
+    await played.slot(PEERS[2], OTHER)
+    await played.slot(PEERS[0])
     assert await played.guests(PEERS[3]) == (PEERS[0], PEERS[1]), "who renewed last comes first"
     assert await played.guests(PEERS[1]) == (PEERS[0],)
     assert await played.guests(PEERS[3], OTHER) == (PEERS[2],)
     assert RUN not in tag_of(RUN)
     figures = played.standing.figures()
-    assert (figures.seats, figures.runs, figures.circuits) == (3, 2, 0)
+    assert (figures.slots, figures.runs, figures.circuits) == (3, 2, 0)
     played.clock.now += RESERVED_S + 1
     assert await played.guests(PEERS[3]) == ()
-    assert played.standing.figures().seats == 0
+    assert played.standing.figures().slots == 0
 
 
 async def test_relay_of_some_runs_refuses_others_and_counts_it() -> None:
     played = Played(runs=[RUN])
-    await played.seat(PEERS[0])
+    await played.slot(PEERS[0])
     with pytest.raises(Refused, match="does not serve that run: it was started for others"):
-        await played.seat(PEERS[1], OTHER)
+        await played.slot(PEERS[1], OTHER)
     assert played.standing.figures().refused == 1
 
 
-async def test_relay_is_full_for_all_or_for_one_address_and_who_has_a_seat_keeps_it() -> None:
-    played = Played(seats=3, per_host=2, p2="198.51.100.7", p3="198.51.100.8", p4="2001:db8::1", p5="2001:db8::2")
+async def test_relay_is_full_for_all_or_for_one_address_and_who_has_a_slot_keeps_it() -> None:
+    played = Played(slots=3, per_host=2, p2="198.51.100.7", p3="198.51.100.8", p4="2001:db8::1", p5="2001:db8::2")
     for peer in PEERS[:2]:
-        await played.seat(peer)
-    await played.seat(PEERS[0])
+        await played.slot(peer)
+    await played.slot(PEERS[0])
     with pytest.raises(Busy, match="2 peers of your address already"):
-        await played.seat(PEERS[6])
-    await played.seat(PEERS[2])
+        await played.slot(PEERS[6])
+    await played.slot(PEERS[2])
     with pytest.raises(Busy, match="serves 3 peers already"):
-        await played.seat(PEERS[3])
-    await played.seat(PEERS[2])
+        await played.slot(PEERS[3])
+    await played.slot(PEERS[2])
     assert played.standing.figures().refused == 2
     sixes = Played(per_host=1, p4="2001:db8::1", p5="2001:db8::2")
-    await sixes.seat(PEERS[4])
+    await sixes.slot(PEERS[4])
     with pytest.raises(Busy, match="of your address"):
-        await sixes.seat(PEERS[5])  # one network of IPv6 is one host: it has 2^64 addresses to choose from
+        await sixes.slot(PEERS[5])  # one network of IPv6 is one host: it has 2^64 addresses to choose from
 
 
-async def test_relay_that_closes_tells_those_with_a_seat_and_gives_no_more() -> None:
+async def test_relay_that_closes_tells_those_with_a_slot_and_gives_no_more() -> None:
     played, told = Played(), list[PeerId]()
 
     class _Teller:
@@ -128,11 +128,11 @@ async def test_relay_that_closes_tells_those_with_a_seat_and_gives_no_more() -> 
             told.append(target)
             raise PeerError("gone")
 
-    await played.seat(PEERS[0])
+    await played.slot(PEERS[0])
     await played.standing.close(cast(Endpoint, _Teller()))
     assert told == [PEERS[0]]
     with pytest.raises(Refused, match="about to leave"):
-        await played.seat(PEERS[1])
+        await played.slot(PEERS[1])
 
 
 async def test_circuits_share_the_rate_of_all_and_that_of_a_peer() -> None:
@@ -178,20 +178,20 @@ async def test_relay_is_asked_under_the_public_protocol_and_a_member_of_the_run_
     inside = f"/ip4/10.0.0.5/tcp/4001/p2p/{R}"
     given = Reserved(seconds=RESERVED_S, addresses=(inside,))
     known = KnownRelays({R: (AT,)})
-    endpoint = _Asked({SEAT: given, RESERVE: given})
+    endpoint = _Asked({SLOT: given, RESERVE: given})
     found = await known.reserve(cast(Endpoint, endpoint), R, RUN)
     assert found.addresses == (AT, inside), "where it was dialled comes first: it may not know its own public address"
-    assert endpoint.asked == [SEAT]
+    assert endpoint.asked == [SLOT]
     await known.reserve(cast(Endpoint, endpoint), PEERS[1], RUN)
-    assert endpoint.asked == [SEAT, RESERVE]
+    assert endpoint.asked == [SLOT, RESERVE]
 
 
 async def test_relay_that_is_a_member_of_the_run_is_asked_as_one_and_a_refusal_is_told_as_it_was() -> None:
     given = Reserved(seconds=RESERVED_S, addresses=(AT,))
     known = KnownRelays({R: (AT,)})
-    member = _Asked({SEAT: Refused("no method 'relay/1/seat' here"), RESERVE: given})
+    member = _Asked({SLOT: Refused("no method 'relay/1/slot' here"), RESERVE: given})
     assert await known.reserve(cast(Endpoint, member), R, RUN) == given
-    closed = _Asked({SEAT: Refused("this relay does not serve that run"), RESERVE: PeerError("no such protocol")})
+    closed = _Asked({SLOT: Refused("this relay does not serve that run"), RESERVE: PeerError("no such protocol")})
     with pytest.raises(Refused, match="does not serve that run"):
         await known.reserve(cast(Endpoint, closed), R, RUN)
 

@@ -26,9 +26,9 @@ from swarm.events import CheckpointsSetAside, CheckpointWritten
 from swarm.ids import ENDS, PartName, stage_part
 from swarm.membership.founding_record import Origin, founding_record
 from swarm.membership.membership import COPIES_S
+from swarm.state.checkpoints.checkpoint_service import CheckpointService
 from swarm.state.checkpoints.parts import held, part_path, read_manifest, steps
 from swarm.state.checkpoints.rotation import aside_directory
-from swarm.state.checkpoints.shelf import CheckpointShelf
 from tests.harness.rigs.peers import BrokenDisk, EventList, FakeClock, InlineDevice, KeptRun, install, peer_settings
 
 
@@ -58,8 +58,8 @@ async def test_keeper_writes_what_is_due_and_the_last_that_it_takes_part_in(tmp_
     root = tmp_path / f"kept-{run.manifest.run_id[:12]}" / "checkpoints"
     assert steps(root) == (0, 10, 11)
     assert all(set(held(root, step).parts) == {ENDS} for step in steps(root))
-    (shelf,) = one.services()
-    assert isinstance(shelf, CheckpointShelf)
+    (service,) = one.services()
+    assert isinstance(service, CheckpointService)
     assert one.beginning() is None
 
 

@@ -16,7 +16,7 @@ from peers.cli.app import run
 from peers.commands import comeback
 from peers.commands.comeback import PlaceInRun, RunKnown, whom_to_ask
 from peers.commands.history_source import RunMemory
-from peers.doctor.contacts import Answered, Knock
+from peers.doctor.contacts import AddressProbe, Answered
 from peers.exit_codes import EXIT_OK, EXIT_UNREACHABLE, EXIT_USAGE
 from peers.home.places import (
     HeldPlace,
@@ -51,7 +51,7 @@ from tests.harness.rigs.peers import kept_run, write
 @dataclass(frozen=True, slots=True)
 class Killed:
     """A founder that was killed: its home and files, whoever starts from then on, and another peer of the run, which
-    answers as said when it is knocked at."""
+    answers as said when it is probed."""
 
     home: Path
     files: Path
@@ -86,18 +86,18 @@ def remember(session: Path, run_id: str, other: str, step: int) -> None:
 
 
 @pytest.fixture
-def knocking(monkeypatch: pytest.MonkeyPatch) -> list[Answered]:
+def probing(monkeypatch: pytest.MonkeyPatch) -> list[Answered]:
     says: list[Answered] = ["closed"]
 
-    async def knock_at(addresses: Any) -> list[Knock]:
-        return [Knock(address=each, answered=says[-1]) for each in addresses]
+    async def probe_addresses(addresses: Any) -> list[AddressProbe]:
+        return [AddressProbe(address=each, answered=says[-1]) for each in addresses]
 
-    monkeypatch.setattr("peers.commands.comeback.knock_at", knock_at)
+    monkeypatch.setattr("peers.commands.comeback.probe_addresses", probe_addresses)
     return says
 
 
 @pytest.fixture
-def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, knocking: list[Answered]) -> Killed:
+def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, probing: list[Answered]) -> Killed:
     started: list[PeerSettings] = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("peers.node.run_peer", lambda settings: started.append(settings) or 0)
@@ -109,7 +109,7 @@ def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, knocking: list[Answe
     assert files is not None
     die(files.parents[2])
     other = f"/ip4/10.0.0.2/tcp/4001/p2p/{load_or_create(tmp_path / 'other.key').peer}"
-    return Killed(home, files, started, other, knocking)
+    return Killed(home, files, started, other, probing)
 
 
 def die(place: Path) -> None:
@@ -291,7 +291,7 @@ def test_founder_that_came_back_is_not_founded_again_when_its_returns_knew_nobod
 def test_failed_return_through_a_relay_says_what_to_do_where_nobody_is_left(
     killed: Killed, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """A knock cannot tell whether who is behind it lives."""
+    """A probe cannot tell whether who is behind it lives."""
     killed.saw(5000)
     killed.says.append("untried")
     monkeypatch.setattr("peers.node.run_peer", lambda settings: killed.started.append(settings) or EXIT_UNREACHABLE)
@@ -425,7 +425,7 @@ def test_founder_that_a_supervisor_starts_again_founds_what_had_not_begun(killed
 
 
 @pytest.fixture
-def resumable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, knocking: list[Answered]) -> tuple[Path, list[Any]]:
+def resumable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, probing: list[Answered]) -> tuple[Path, list[Any]]:
     """A run with a checkpoint, whose founder was killed here while another peer went on."""
     started: list[Any] = []
     monkeypatch.chdir(tmp_path)
@@ -442,10 +442,10 @@ def resumable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, knocking: list[An
 
 
 def test_run_does_not_go_on_from_a_checkpoint_beside_a_peer_that_answers(
-    resumable: tuple[Path, list[Any]], knocking: list[Answered], capsys: Any
+    resumable: tuple[Path, list[Any]], probing: list[Answered], capsys: Any
 ) -> None:
     home, started = resumable
-    knocking.append("peer")
+    probing.append("peer")
     assert run(["new", "--resume", "--home", str(home)]) == EXIT_USAGE
     assert f"/run.toml --home {home} to take part in it" in capsys.readouterr().err
     assert started == []
@@ -462,11 +462,11 @@ def test_run_does_not_go_on_from_a_checkpoint_beside_a_peer_that_answers(
     ],
 )
 def test_run_goes_on_from_a_checkpoint_where_nobody_answers_and_not_where_others_cannot_be_asked(
-    resumable: tuple[Path, list[Any]], knocking: list[Answered], says: Answered, code: int, capsys: Any
+    resumable: tuple[Path, list[Any]], probing: list[Answered], says: Answered, code: int, capsys: Any
 ) -> None:
     """This machine may be on no network, or they are behind relays."""
     home, started = resumable
-    knocking.append(says)
+    probing.append(says)
     assert run(["new", "--resume", "--home", str(home)]) == code
     assert [settings.resume for settings in started] == ([10] if code == EXIT_OK else [])
     assert ("DIR/checkpoints/step-" in capsys.readouterr().err) is (code != EXIT_OK)
@@ -475,7 +475,7 @@ def test_run_goes_on_from_a_checkpoint_where_nobody_answers_and_not_where_others
 # --- the rest --------------------------------------------------------------------------------------------------------
 
 
-def test_nobody_is_knocked_at_on_this_machine_who_has_another_address(killed: Killed) -> None:
+def test_nobody_is_probed_at_on_this_machine_who_has_another_address(killed: Killed) -> None:
     """Two machines' peers may have one port."""
     own = killed.other.replace("10.0.0.2", "127.0.0.1")
     assert asked(killed, killed.other, own) == (killed.other,)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from peers.doctor.contacts import Knock, judge_contacts, knock_at
+from peers.doctor.contacts import AddressProbe, judge_contacts, probe_addresses
 from peers.doctor.machine import DoctorWishes, look
 from peers.doctor.results import CheckResult, DoctorReport
 from peers.doctor.slow import SlowChecks, _averaged_bytes, in_thread, still_working
@@ -82,14 +82,14 @@ class Looking:
     def with_guest(self, welcome: Any, *, limit_s: float = 60.0) -> dict[str, CheckResult]:
         """What is found where ``welcome()`` is the guest, or raises, or never comes."""
 
-        async def answered(addresses: Sequence[str]) -> list[Knock]:
-            return [Knock(address=address, answered="peer") for address in addresses]
+        async def answered(addresses: Sequence[str]) -> list[AddressProbe]:
+            return [AddressProbe(address=address, answered="peer") for address in addresses]
 
         @asynccontextmanager
         async def guest_of(*which: Any, **how: Any) -> AsyncIterator[Any]:
             yield await welcome()
 
-        self._patch.setattr("peers.doctor.contacts.knock_at", answered)
+        self._patch.setattr("peers.doctor.contacts.probe_addresses", answered)
         self._patch.setattr("peers.doctor.network.guest_of", guest_of)
         facts = look(self._home)
         self.report.add(CheckResult(name="device", found="cpu"), CheckResult(name="port", found="any"))
@@ -178,26 +178,28 @@ async def test_in_thread_hands_on_results_and_errors() -> None:
      ("no peer", "something else")],
 )  # fmt: skip
 def test_judge_contacts_says_why_nobody_answers(answered: Any, said: str) -> None:
-    result = judge_contacts([Knock(address=FAR, answered=answered), Knock(address=NEAR, answered="closed")])
+    result = judge_contacts(
+        [AddressProbe(address=FAR, answered=answered), AddressProbe(address=NEAR, answered="closed")]
+    )
     assert (result.level, said in result.cause, bool(result.check), bool(result.next)) == ("fail", True, True, True)
 
 
 def test_judge_contacts_of_one_machine_only_says_so() -> None:
-    result = judge_contacts([Knock(address=NEAR, answered="closed")])
+    result = judge_contacts([AddressProbe(address=NEAR, answered="closed")])
     assert "one machine only" in result.cause
 
 
 def test_judge_contacts_one_that_answers_is_enough() -> None:
-    knocks = [Knock(address=FAR, answered="silent"), Knock(address=NEAR, answered="peer", seconds=0.002)]
-    result = judge_contacts(knocks)
+    probes = [AddressProbe(address=FAR, answered="silent"), AddressProbe(address=NEAR, answered="peer", seconds=0.002)]
+    result = judge_contacts(probes)
     assert (result.level, result.found.startswith("1 of 2 addresses answer"), "2 ms" in result.found) == (
         "ok", True, True,
     )  # fmt: skip
-    quic = Knock(address=f"/ip4/192.0.2.7/udp/9/quic-v1/p2p/{PEER}", answered="untried")
+    quic = AddressProbe(address=f"/ip4/192.0.2.7/udp/9/quic-v1/p2p/{PEER}", answered="untried")
     assert judge_contacts([quic]).level == "ok"
 
 
-async def test_knock_tells_a_peer_from_another_service_and_a_closed_port() -> None:
+async def test_probe_tells_a_peer_from_another_service_and_a_closed_port() -> None:
     async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(GREETING)
         writer.close()
@@ -210,11 +212,11 @@ async def test_knock_tells_a_peer_from_another_service_and_a_closed_port() -> No
         closed.bind(("127.0.0.1", 0))
         servers = [await asyncio.start_server(serve, "127.0.0.1", 0) for serve in (greet, other)]
         ports = [*(server.sockets[0].getsockname()[1] for server in servers), closed.getsockname()[1]]
-        found = await knock_at([f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}" for port in ports])
+        found = await probe_addresses([f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}" for port in ports])
         for server in servers:
             server.close()
             await server.wait_closed()
-    assert [knock.answered for knock in found] == ["peer", "no peer", "closed"]
+    assert [probe.answered for probe in found] == ["peer", "no peer", "closed"]
     assert found[2].words == "Connection refused"
 
 

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import NameOID
 
-from peers.doctor.contacts import knock_at, no_relay
+from peers.doctor.contacts import no_relay, probe_addresses
 from peers.doctor.identify import peer_behind
 from peers.reaching import nobody_answers
 from swarm.network.addresses import GREETING, parse_address
@@ -30,13 +30,13 @@ BEGIN = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 def certificate(
-    vouched: PrivateIdentity = THERE, signer: PrivateIdentity = THERE, more: str = ""
+    attested: PrivateIdentity = THERE, signer: PrivateIdentity = THERE, more: str = ""
 ) -> tuple[bytes, bytes]:
-    """A libp2p certificate for ``vouched`` that ``signer`` signed, with the key it is for: both as PEM; ``more`` is the
-    number of another extension in it."""
+    """A libp2p certificate for ``attested`` that ``signer`` signed, with the key it is for: both as PEM; ``more`` is
+    the number of another extension in it."""
     key = ec.generate_private_key(ec.SECP256R1())
     own = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    public = b"\x08\x01\x12\x20" + (public_key_of(vouched.peer) or b"")
+    public = b"\x08\x01\x12\x20" + (public_key_of(attested.peer) or b"")
     value = b"\x30\x68\x04\x24" + public + b"\x04\x40" + signer.sign(b"libp2p-tls-handshake:" + own)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "peer")])
     begun = (
@@ -84,12 +84,12 @@ def at(port: int, peer: str) -> str:
     return f"/ip4/127.0.0.1/tcp/{port}/p2p/{peer}"
 
 
-def test_certificate_tells_the_peer_whose_key_vouches_for_it() -> None:
+def test_certificate_tells_the_peer_whose_key_attests_for_it() -> None:
     assert peer_behind(der(certificate()[0])) == THERE.peer
 
 
 def test_certificate_that_another_key_signed_tells_nobody() -> None:
-    assert peer_behind(der(certificate(vouched=OTHER, signer=THERE)[0])) is None
+    assert peer_behind(der(certificate(attested=OTHER, signer=THERE)[0])) is None
 
 
 @pytest.mark.parametrize("cut", [0, 10, 100, -1])
@@ -110,8 +110,8 @@ def test_certificate_with_an_extension_twice_tells_nobody() -> None:
 
 async def test_another_peer_at_an_address_is_told_with_its_id(tmp_path: Path) -> None:
     async with listening(tmp_path, certificate()) as port:
-        (right,) = await knock_at([at(port, THERE.peer)])
-        (wrong,) = await knock_at([at(port, OTHER.peer)])
+        (right,) = await probe_addresses([at(port, THERE.peer)])
+        (wrong,) = await probe_addresses([at(port, OTHER.peer)])
     assert (right.answered, right.found) == ("peer", "")
     assert (wrong.answered, wrong.found, wrong.may_answer) == ("another", THERE.peer, False)
     error = no_relay([wrong])
@@ -122,8 +122,8 @@ async def test_another_peer_at_an_address_is_told_with_its_id(tmp_path: Path) ->
 
 async def test_who_does_not_say_who_it_is_is_dialled_all_the_same(tmp_path: Path) -> None:
     async with listening(tmp_path, certificate(), answer=b"\x03na\n" + b"." * 9) as port:
-        (knock,) = await knock_at([at(port, OTHER.peer)])
-    assert (knock.answered, knock.found) == ("peer", "")
+        (probe,) = await probe_addresses([at(port, OTHER.peer)])
+    assert (probe.answered, probe.found) == ("peer", "")
 
 
 async def test_peer_that_cannot_be_reached_as_another_is_there_is_told_so(tmp_path: Path) -> None:

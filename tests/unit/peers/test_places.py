@@ -27,7 +27,7 @@ from peers.home.places import (
     write_state,
 )
 from peers.home.sessions import KEPT_SESSIONS
-from peers.session import know_thyself, warn_of_copy
+from peers.session import load_identity, warn_of_copy
 from peers.settings import VOTE_FILE
 from swarm.consensus.ballot import KeptVote, VoteFile
 from swarm.errors import ConfigError, Ending, RunEnded
@@ -183,13 +183,13 @@ def test_place_keeps_its_identity(tmp_path: Path, clock: Ticking) -> None:
 
 def test_place_keeps_the_name_of_its_peer_and_of_no_other(tmp_path: Path, clock: Ticking) -> None:
     with take_place(tmp_path, clock=clock) as place:
-        who = know_thyself(place, "anna")
+        who = load_identity(place, "anna")
         place.open_session(name=who.name, peer=who.peer, role="stage")
     with take_place(tmp_path, clock=clock) as place:
-        assert know_thyself(place, None).name == "anna"
-        assert know_thyself(place, "berta").name == "berta"
+        assert load_identity(place, None).name == "anna"
+        assert load_identity(place, "berta").name == "berta"
         place.identity.unlink()
-        assert know_thyself(place, None).name not in ("anna", "berta")
+        assert load_identity(place, None).name not in ("anna", "berta")
 
 
 @pytest.mark.parametrize("ended", [True, False])

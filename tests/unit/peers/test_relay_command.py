@@ -13,7 +13,7 @@ from peers import reaching
 from peers.commands.preflight import check_listen, check_through
 from peers.commands.relay import announced, everywhere, how_to_use, limits_of, run_named, shown_addresses
 from peers.console.words import relaying_text
-from peers.doctor.contacts import Knock, knock_at, no_relay
+from peers.doctor.contacts import AddressProbe, no_relay, probe_addresses
 from peers.doctor.through import judge_need
 from peers.invites.invite import Invite
 from peers.options.reading import read_relay_options
@@ -59,15 +59,15 @@ def test_relay_serves_the_runs_of_invites_and_of_ids() -> None:
 
 
 def test_limits_of_a_relay_are_what_was_typed_in_megabytes() -> None:
-    options = read_relay_options({"seats": "5", "rate": "2.5", "rate_per_peer": "1", "stranger_rate": "0.5"})
+    options = read_relay_options({"slots": "5", "rate": "2.5", "rate_per_peer": "1", "stranger_rate": "0.5"})
     limits = limits_of(options, frozenset())
-    assert limits.seats.reservations == limits.seats.stranger_reservations == 5
-    assert limits.seats.bytes_per_s == 2.5e6
-    assert limits.seats.bytes_per_s_of_peer == 1e6
-    assert limits.seats.stranger_bytes_per_s == 0.5e6
-    assert limits_of(RelayOptions(), frozenset()).seats.bytes_per_s is None
-    with pytest.raises(ConfigError, match="--seats"):
-        read_relay_options({"seats": "0"})
+    assert limits.slots.reservations == limits.slots.stranger_reservations == 5
+    assert limits.slots.bytes_per_s == 2.5e6
+    assert limits.slots.bytes_per_s_of_peer == 1e6
+    assert limits.slots.stranger_bytes_per_s == 0.5e6
+    assert limits_of(RelayOptions(), frozenset()).slots.bytes_per_s is None
+    with pytest.raises(ConfigError, match="--slots"):
+        read_relay_options({"slots": "0"})
 
 
 def test_relay_listens_on_both_families_where_there_are_both() -> None:
@@ -86,8 +86,8 @@ def test_relay_shows_what_others_type_and_that_a_private_address_serves_nobody_o
 
 
 def test_figures_of_a_relay_are_told_in_words() -> None:
-    figures = {"seats": 3, "runs": 1, "circuits": 2, "relayed_bytes": 12_300_000, "refused": 0}
-    assert relaying_text(figures) == "3 seats of 1 run, 2 circuits; 12.3 MB passed on, 0 requests refused"
+    figures = {"slots": 3, "runs": 1, "circuits": 2, "relayed_bytes": 12_300_000, "refused": 0}
+    assert relaying_text(figures) == "3 slots of 1 run, 2 circuits; 12.3 MB passed on, 0 requests refused"
 
 
 def test_through_takes_the_address_of_a_relay_and_nothing_behind_it() -> None:
@@ -129,7 +129,7 @@ class Resolver:
         return [object()]
 
 
-async def nobody_knocks(addresses: object) -> list[Knock]:
+async def nobody_probes(addresses: object) -> list[AddressProbe]:
     return []
 
 
@@ -142,21 +142,21 @@ async def test_name_without_an_address_is_told_as_the_cause(monkeypatch: pytest.
     error = await nobody_answers(EndpointConfig(run_dir=tmp_path, relays=(good, bad)))
     assert "the name x.y has no address" in str(error)
     assert error.check.startswith("getent hosts x.y")
-    monkeypatch.setattr(reaching, "knock_at", nobody_knocks)
+    monkeypatch.setattr(reaching, "probe_addresses", nobody_probes)
     known = await nobody_answers(EndpointConfig(run_dir=tmp_path, relays=(good,)))
     assert "no relay answers under that peer id" in str(known)
     assert reaching.Advice.RELAY_THERE in known.remedy
 
 
 def test_relay_that_does_not_answer_is_told_with_its_cause_check_and_next_command() -> None:
-    gone = no_relay([Knock(address=AT, answered="no name", words="Name or service not known")])
+    gone = no_relay([AddressProbe(address=AT, answered="no name", words="Name or service not known")])
     assert gone.exit_code == 3
     assert (gone.check, "swarm relay" in gone.next or "relay;" in gone.next) == ("getent hosts relay.example.org", True)
-    closed = no_relay([Knock(address=AT, answered="closed", words="Connection refused")])
+    closed = no_relay([AddressProbe(address=AT, answered="closed", words="Connection refused")])
     assert "no relay listens at that port" in closed.cause
 
 
-async def test_knock_at_an_address_of_one_family_asks_for_that_family(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_probe_at_an_address_of_one_family_asks_for_that_family(monkeypatch: pytest.MonkeyPatch) -> None:
     families: list[int] = []
 
     async def refuse(host: str, port: int, *, family: int) -> None:
@@ -165,8 +165,8 @@ async def test_knock_at_an_address_of_one_family_asks_for_that_family(monkeypatc
 
     monkeypatch.setattr(asyncio, "open_connection", refuse)
     hosts = ("ip6/::1", "dns6/a.example", "dns4/a.example", "dns/a.example")
-    knocks = await knock_at([f"/{host}/tcp/1/p2p/{R}" for host in hosts])
-    assert {knock.answered for knock in knocks} == {"closed"}
+    probes = await probe_addresses([f"/{host}/tcp/1/p2p/{R}" for host in hosts])
+    assert {probe.answered for probe in probes} == {"closed"}
     assert families == [socket.AF_INET6, socket.AF_INET6, socket.AF_INET, socket.AF_UNSPEC]
 
 

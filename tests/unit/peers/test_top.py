@@ -62,12 +62,12 @@ def decided(*steps: int, every_s: float = 2.0, **changes: Any) -> Act:
     return act
 
 
-def said(busy: float = 0.0, parole: Sequence[Mapping[str, Any]] = (), **more: Any) -> dict[str, Any]:
+def said(busy: float = 0.0, probation: Sequence[Mapping[str, Any]] = (), **more: Any) -> dict[str, Any]:
     """What a member says about itself, after ten seconds."""
     times = {"busy_s": busy, "waiting_s": 10 - busy if busy else 0.0, "idle_s": 0.0}
     counted = {"queued": 3, "under_way": 1, "compute_s": 0.1, "bytes_sent": 0, "bytes_received": 0}
     told = {"phase": "ready", "waiting_for": "", "averaging": False, "reachability": "direct", "links": []}
-    return {**times, **counted, **told, "parole": list(parole), **more}
+    return {**times, **counted, **told, "probation": list(probation), **more}
 
 
 def looked(vitals: Mapping[str, Mapping[str, Any]], silent: str = "", **names: str) -> Act:
@@ -95,7 +95,7 @@ def all_of(*acts: Act) -> Act:
 
 
 BUSY = {"otter": said(7.5), "heron": said(2.5)}
-PAROLE = [{"peer": PEERS["otter"], "left_s": 12.0, "reason": "it did not answer"}]
+PROBATION = [{"peer": PEERS["otter"], "left_s": 12.0, "reason": "it did not answer"}]
 BEGUN = all_of(found(), decided(0, 1))
 
 
@@ -140,12 +140,12 @@ async def test_live_values_change_with_each_look() -> None:
         assert "25% relayed" in line_with(app, "heron     ")
 
 
-async def test_a_replica_on_parole_is_said_with_who_and_why() -> None:
-    vitals = {"otter": said(), "heron": said(parole=PAROLE)}
+async def test_a_replica_on_probation_is_said_with_who_and_why() -> None:
+    vitals = {"otter": said(), "heron": said(probation=PROBATION)}
     app, _, _ = watching(all_of(BEGUN, looked(vitals)))
     async with app.run_test(size=LARGE) as pilot:
         await pilot.pause()
-        assert "on parole by heron 12 s: it did not answer" in shown(app)
+        assert "on probation by heron 12 s: it did not answer" in shown(app)
 
 
 @pytest.mark.parametrize("size", [SMALL, LARGE])
@@ -185,7 +185,7 @@ async def test_names_and_reasons_of_others_are_shown_as_they_are() -> None:
     members = [member.model_copy(update={"name": HOSTILE}) for member in roster.members]
     record = RECORDS[2].model_copy(update={"roster": tuple(members)})
     hostile = [{"peer": PEERS["otter"], "left_s": 1.0, "reason": HOSTILE}]
-    vitals = {"otter": said(parole=hostile), "heron": said(waiting_for=HOSTILE)}
+    vitals = {"otter": said(probation=hostile), "heron": said(waiting_for=HOSTILE)}
     app, _, _ = watching(all_of(found(name=HOSTILE), decided(0, 1), lambda one: one.record(record, 1004.0),
                                 looked(vitals, otter=HOSTILE, heron=HOSTILE)))  # fmt: skip
     async with app.run_test(size=LARGE) as pilot:

@@ -99,7 +99,7 @@ def test_wiring_follows_a_replica_that_slows_down() -> None:
 
 @pytest.mark.parametrize("claim", [0.0, 1e-9, 0.3, 0.7])
 @pytest.mark.parametrize("others", [1, 2, 7])
-def test_wiring_gives_who_boasts_no_more_than_its_share_and_a_half(others: int, claim: float) -> None:
+def test_wiring_gives_who_overclaims_no_more_than_its_share_and_a_half(others: int, claim: float) -> None:
     liar, *honest = (PeerId(f"p{number}") for number in range(others + 1))
     took = dict.fromkeys([liar, *honest], 1.0)
     wiring = Wiring([[liar, *honest]], seed=1)
@@ -109,7 +109,7 @@ def test_wiring_gives_who_boasts_no_more_than_its_share_and_a_half(others: int, 
     assert chosen[liar] / 800 <= 1.5 / (others + 1)
 
 
-def test_wiring_believes_who_boasts_as_far_as_the_trainer_sees_it() -> None:
+def test_wiring_believes_who_overclaims_as_far_as_the_trainer_sees_it() -> None:
     took = {A: 0.1, B: 1.0, C: 1.0}
     chosen = told(Wiring([[A, B, C]], seed=1), took, took, 1200)
     assert chosen[A] == pytest.approx(10 * chosen[B], rel=0.1)
@@ -182,7 +182,7 @@ def test_wiring_gives_a_replica_no_more_than_its_link_carries() -> None:
     assert wiring.rates() == pytest.approx([2.0]), "what they compute"
 
 
-def test_wiring_rates_leave_out_who_is_on_parole_and_take_the_unmeasured_for_usual() -> None:
+def test_wiring_rates_leave_out_who_is_on_probation_and_take_the_unmeasured_for_usual() -> None:
     wiring = Wiring([[A, B, C]], seed=1)
     wiring.claimed(0, A, 0.5, "forward")
     wiring.fail(0, B, now=1.0)

@@ -305,7 +305,7 @@ async def test_trainer_given_an_output_that_is_no_number_wants_it_of_another() -
         assert (again.route, again.attempt, again.hop) == ((A0, B1), 1, 1)
         await walk.send(B1, "output", attempt=1)
         await eventually(lambda: walk.boxes[B1].of("backward"))
-        assert walk.side.wiring.statistics()[1][B0].on_parole
+        assert walk.side.wiring.statistics()[1][B0].on_probation
 
 
 async def test_trainer_given_a_gradient_that_is_no_number_sets_the_microbatch_aside() -> None:

@@ -164,7 +164,7 @@ async def test_late_answer_of_a_suspected_replica_is_welcome() -> None:
         gate.set()
         await feeding
         assert leader.finished[0].route[1] == suspected
-        assert not crew.side.wiring.statistics()[1][suspected].on_parole
+        assert not crew.side.wiring.statistics()[1][suspected].on_probation
 
 
 async def test_only_replica_of_a_stage_that_stalls_is_waited_for() -> None:
@@ -342,7 +342,7 @@ async def test_microbatch_that_fails_everywhere_is_set_aside_and_nobody_is_punis
     assert [event.microbatch for event in crew.side.events.of(JourneySetAside)] == [microbatch(1)]
     assert {journey.key.microbatch for journey in leader.finished} == {microbatch(i) for i in (0, 2, 3)}
     assert [set(together) for together in crew.sums()] == [{microbatch(i) for i in (0, 2, 3)}] * 3
-    assert not any(s.on_parole for stage in crew.side.wiring.statistics() for s in stage.values())
+    assert not any(s.on_probation for stage in crew.side.wiring.statistics() for s in stage.values())
     assert crew.side.trainer.started(1) == tuple(microbatch(i) for i in range(4))
     assert crew.side.trainer.cursor_after(1, {microbatch(i) for i in (0, 2, 3)}) == (0, 4)
 
@@ -354,7 +354,7 @@ async def test_replica_that_fails_where_another_does_not_is_left_out_for_a_while
     assert failed, "the fault did not fire"
     assert leader.aside == {}
     assert len(leader.finished) == QUOTA
-    assert crew.side.wiring.statistics()[1][B[0]].on_parole
+    assert crew.side.wiring.statistics()[1][B[0]].on_probation
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
@@ -372,8 +372,8 @@ async def test_replica_that_computes_no_numbers_is_blamed_and_not_who_gets_them(
     crew.replicas[A[0]].part.scale = float("nan")
     leader = await run_with(crew)
     assert (leader.aside, len(leader.finished)) == ({}, QUOTA)
-    parole = {peer for stage in crew.side.wiring.statistics() for peer, s in stage.items() if s.on_parole}
-    assert parole == {A[0]}
+    probation = {peer for stage in crew.side.wiring.statistics() for peer, s in stage.items() if s.on_probation}
+    assert probation == {A[0]}
 
 
 @pytest.mark.parametrize("what", ["its loss", "its embedding"])

@@ -1,4 +1,4 @@
-"""What repair decides with, without a network: pace, parole, retention, itinerary, what was taken."""
+"""What repair decides with, without a network: pace, probation, retention, itinerary, what was taken."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_pace_forgets_who_has_left() -> None:
     assert pace.seconds(B, "forward") == pytest.approx(3.0)
 
 
-# --- parole ----------------------------------------------------------------------------------------------------------
+# --- probation -------------------------------------------------------------------------------------------------------
 
 
 def chosen(wiring: Wiring, now: float) -> set[PeerId]:
@@ -107,9 +107,9 @@ def test_wiring_leaves_out_who_failed_then_tries_it_with_one_microbatch() -> Non
     after = [wiring.choose(0, now=11.1)[0] for _ in range(6)]
     assert after.count(A) == 1
     wiring.claimed(0, A, 0.001, "forward")
-    assert wiring.statistics()[0][A].on_parole, "it may have come late"
+    assert wiring.statistics()[0][A].on_probation, "it may have come late"
     wiring.in_time(0, A)
-    assert not wiring.statistics()[0][A].on_parole
+    assert not wiring.statistics()[0][A].on_probation
     assert chosen(wiring, 11.2) >= {A}
 
 

@@ -23,9 +23,16 @@ from swarm.ids import PartName, PeerId, stage_part
 from swarm.models.layout import FlatLayout
 from swarm.sim.network import SimEndpoint, SimNetwork
 from swarm.state import snapshot as chunks
+from swarm.state.checkpoints import checkpoint_service
 from swarm.state.checkpoints import fetch as checkpoint_fetch
 from swarm.state.checkpoints import format as checkpoint_format
-from swarm.state.checkpoints import shelf as checkpoint_shelf
+from swarm.state.checkpoints.checkpoint_service import (
+    CHUNK_OF_FILE,
+    DESCRIBE_FILE,
+    RECORD_OF,
+    CheckpointService,
+    RecordRequest,
+)
 from swarm.state.checkpoints.donors import DirectoryDonor, Donor, Offer, PeerDonor, lacking, plans
 from swarm.state.checkpoints.fetch import BegunFile, Progress, fetch_part
 from swarm.state.checkpoints.files import FORMAT, decode_manifest
@@ -40,7 +47,6 @@ from swarm.state.checkpoints.parts import (
     write_manifest,
     write_part,
 )
-from swarm.state.checkpoints.shelf import CHUNK_OF_FILE, DESCRIBE_FILE, RECORD_OF, CheckpointShelf, RecordRequest
 from swarm.state.download import Data, Wanted
 from swarm.state.sharing import MAX_WINDOW
 from swarm.state.snapshot import digest, hashes_of
@@ -135,7 +141,7 @@ async def served(root: Path) -> tuple[SimEndpoint, PeerDonor]:
     """(reader's endpoint, the donor as a reader sees it)."""
     network = SimNetwork(SystemClock())
     donor, reader = network.endpoint("donor"), network.endpoint("reader")
-    donor.mount(CheckpointShelf(root))
+    donor.mount(CheckpointService(root))
     for endpoint in (donor, reader):
         await endpoint.enter(RUN)
     return reader, PeerDonor(reader, donor.peer, timeout_s=60)
@@ -150,10 +156,10 @@ async def piece(donor: Donor, state: Wanted, number: int = 0) -> bytes:
     return bytes(await donor.chunk(state, number, 5.0))
 
 
-# --- the shelf -------------------------------------------------------------------------------------------------------
+# --- the service ------------------------------------------------------------------------------------------------------
 
 
-async def test_shelf_offers_lists_records_and_the_chunks_of_the_state_itself(tmp_path: Path) -> None:
+async def test_service_offers_lists_records_and_the_chunks_of_the_state_itself(tmp_path: Path) -> None:
     record = keep(tmp_path, 10, [S1])
     keep(tmp_path, 20, [])
     _, donor = await served(tmp_path)
@@ -166,7 +172,7 @@ async def test_shelf_offers_lists_records_and_the_chunks_of_the_state_itself(tmp
     assert found == b"".join(buffers)
 
 
-async def test_shelf_reads_a_header_once_and_no_tensor_to_describe_a_file(
+async def test_service_reads_a_header_once_and_no_tensor_to_describe_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = keep(tmp_path, 10)
@@ -194,7 +200,7 @@ async def test_shelf_reads_a_header_once_and_no_tensor_to_describe_a_file(
     ("step", "part", "number", "error"),
     [(11, "stage-1", 0, WrongStep), (10, "stage-0", 0, WrongStep), (10, "stage-1", CHUNKS, Violation)],
 )
-async def test_shelf_refuses_what_is_not_there(
+async def test_service_refuses_what_is_not_there(
     tmp_path: Path, step: int, part: str, number: int, error: type[PeerError]
 ) -> None:
     record = keep(tmp_path, 10, [S1])
@@ -204,7 +210,7 @@ async def test_shelf_refuses_what_is_not_there(
         await reader.call(PeerId("donor"), CHUNK_OF_FILE, asked, timeout_s=60, max_reply_bytes=CHUNK)
 
 
-async def test_shelf_refuses_a_file_that_is_not_what_its_header_says_without_naming_its_path(tmp_path: Path) -> None:
+async def test_service_refuses_a_file_that_is_not_what_its_header_says_without_naming_its_path(tmp_path: Path) -> None:
     record = keep(tmp_path, 10)
     path = part_path(tmp_path, 10, S0)
     whole = path.read_bytes()
@@ -220,7 +226,7 @@ async def test_shelf_refuses_a_file_that_is_not_what_its_header_says_without_nam
             assert str(tmp_path) not in str(refused.value)
 
 
-async def test_shelf_does_not_hand_out_another_history_s_file(tmp_path: Path) -> None:
+async def test_service_does_not_hand_out_another_history_s_file(tmp_path: Path) -> None:
     _, donor = await served(tmp_path)
     old = keep(tmp_path, 10, seed=1)
     keep(tmp_path, 10, seed=2)
@@ -230,9 +236,11 @@ async def test_shelf_does_not_hand_out_another_history_s_file(tmp_path: Path) ->
         await piece(donor, wanted(old))
 
 
-async def test_shelf_reads_so_much_at_once_and_has_others_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_reads_so_much_at_once_and_has_others_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record = keep(tmp_path, 10)
-    monkeypatch.setattr(checkpoint_shelf, "MAX_READS", 2)
+    monkeypatch.setattr(checkpoint_service, "MAX_READS", 2)
     _, donor = await served(tmp_path)
     both, reading, most = threading.Barrier(2, timeout=60), Counter[str](), [0]
     usual = StoredParts.chunk
@@ -250,14 +258,14 @@ async def test_shelf_reads_so_much_at_once_and_has_others_wait(tmp_path: Path, m
     assert max(most) == 2
 
 
-async def test_shelf_has_who_does_not_take_its_answers_wait_and_serves_others(
+async def test_service_has_who_does_not_take_its_answers_wait_and_serves_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = keep(tmp_path, 10)
-    monkeypatch.setattr(checkpoint_shelf, "MAX_CHUNKS", 2)
+    monkeypatch.setattr(checkpoint_service, "MAX_CHUNKS", 2)
     network = SimNetwork(SystemClock())
     ends = {name: network.endpoint(name) for name in ("donor", "greedy", "modest")}
-    ends["donor"].mount(CheckpointShelf(tmp_path))
+    ends["donor"].mount(CheckpointService(tmp_path))
     for endpoint in ends.values():
         await endpoint.enter(RUN)
     greedy, modest = (PeerDonor(ends[name], PeerId("donor"), timeout_s=60) for name in ("greedy", "modest"))
@@ -278,7 +286,7 @@ async def test_shelf_has_who_does_not_take_its_answers_wait_and_serves_others(
     await piece(greedy, wanted(record))
 
 
-async def test_shelf_s_messages_cannot_name_a_path(tmp_path: Path) -> None:
+async def test_service_s_messages_cannot_name_a_path(tmp_path: Path) -> None:
     reader, _ = await served(tmp_path)
     named: dict[str, Any] = {"step": 1, "part": "../../etc/passwd", "digest": "0" * 64}
     with pytest.raises(Violation):
@@ -731,8 +739,8 @@ def test_plans_never_mix_two_accounts_of_a_step_and_take_the_one_that_most_give(
     assert plans(offers, [], [S0, S1]) == []
     offers = [offer("L", 10, [S0, S1], "b"), offer("A", 10, [S0]), offer("B", 10, [S1])]
     first, second = plans(offers, [], [S0, S1])
-    assert first.vouched == ("A", "B")
-    assert second.vouched == ("L",)
+    assert first.attested == ("A", "B")
+    assert second.attested == ("L",)
 
 
 def test_plans_believe_no_single_donor_more_than_all_others() -> None:
@@ -746,7 +754,7 @@ def test_plans_believe_no_single_donor_more_than_all_others() -> None:
     assert [plan.step for plan in plans(liar + honest, [], [S0, S1], last_step=50)] == [40, 41]
     newest = offer("C", 41, [S0, S1])
     best, *_ = plans([*liar, *honest, newest], [], [S0, S1], believed=["C"])
-    assert (best.step, best.vouched) == (41, ("C",))
+    assert (best.step, best.attested) == (41, ("C",))
 
 
 def test_plans_use_what_is_here_and_nothing_older_than_what_is_whole_here(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from swarm.ids import PartName, PeerId, RunId
 from swarm.models.lora import BaseLayout
 from swarm.sim.network import SimNetwork
 from swarm.state.checkpoints.fetch import BegunFile, fetch_part
-from swarm.state.frozen import FrozenShelf, FrozenStore, frozen_donor, wanted_frozen
+from swarm.state.frozen import FrozenService, FrozenStore, frozen_donor, wanted_frozen
 from swarm.state.snapshot import CHUNK_BYTES
 
 PART, RUN = PartName("stage-0"), RunId("5a" * 32)
@@ -86,7 +86,7 @@ async def test_peer_fetches_them_and_goes_on_where_it_was_killed(store: FrozenSt
     wanted, here = wanted_frozen(PART, LAYOUT, found), FrozenStore(tmp_path / "here")
     network = SimNetwork(SystemClock())
     donor, reader = network.endpoint("donor"), network.endpoint("reader")
-    donor.mount(FrozenShelf(store, {PART: found}))
+    donor.mount(FrozenService(store, {PART: found}))
     for endpoint in (donor, reader):
         await endpoint.enter(RUN)
     source = frozen_donor(reader, donor.peer)
@@ -104,7 +104,7 @@ async def test_no_other_runs_weights_are_handed_out(store: FrozenStore) -> None:
     ours, others = kept(store, 0), kept(store, 1)
     network = SimNetwork(SystemClock())
     donor, reader = network.endpoint("donor"), network.endpoint("reader")
-    donor.mount(FrozenShelf(store, {PART: ours}))
+    donor.mount(FrozenService(store, {PART: ours}))
     for endpoint in (donor, reader):
         await endpoint.enter(RUN)
     source = frozen_donor(reader, PeerId(donor.peer))

@@ -267,7 +267,7 @@ async def test_loop_that_is_to_lead_in_another_way_tells_first_what_it_has_decid
     home = await Home(LEADER).set()
     fit(home)
     loop, turned, gate = home.loop(), asyncio.Event(), asyncio.Event()
-    loop._solitude.turned = turned.wait  # type: ignore[assignment, method-assign]
+    loop._isolation.turned = turned.wait  # type: ignore[assignment, method-assign]
 
     async def slow(body: Any) -> None:
         turned.set()

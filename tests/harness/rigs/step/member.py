@@ -226,7 +226,7 @@ class MemberBench:
                 settle=self._settle,
                 average=self.average,
                 cursor=lambda step, committed: CURSOR if self.me == T else None,
-                vouch=self._vouch,
+                attest=self._attest,
             ),
             clock=LoopClock(),
             sign=lambda data: sign(self.me, data),
@@ -258,7 +258,7 @@ class MemberBench:
         if self.liveness is not None:
             await self.liveness.check(peers, reason)
 
-    def _vouch(self, step: int, rows: Sequence[Contribution]) -> bytes:
+    def _attest(self, step: int, rows: Sequence[Contribution]) -> bytes:
         return sign(self.me, rows_bytes(RUN, step, self.history.head_hash, rows))
 
     async def ask(self, body: Message, *, caller: PeerId | None = None) -> Any:

@@ -27,7 +27,7 @@ from swarm.events import (
     WentBack,
 )
 from swarm.ids import PeerId, RunId
-from swarm.membership.vitals import LinkVitals, ParoleVitals
+from swarm.membership.vitals import LinkVitals, ProbationVitals
 from tests.harness.rigs.clocks import turns
 from tests.harness.rigs.dashboard import look, member, seen, vitals
 from tests.harness.rigs.peers import PEERS, TRAINER, batch, closed, eventful, told, write
@@ -177,14 +177,16 @@ def test_members_say_how_they_are_and_what_they_do_between_two_answers() -> None
         look({OTTER: vitals(links=tuple(links)), HERON: vitals(), TERN: vitals()}, member("otter"), member("tern"))
     )
     links = [LinkVitals(peer=TERN, kind="relayed", bytes_sent=5000, bytes_received=0)]
-    parole = (ParoleVitals(peer=TERN, left_s=1.24, reason="late at 10.0.0.9"),)
+    probation = (ProbationVitals(peer=TERN, left_s=1.24, reason="late at 10.0.0.9"),)
     later = vitals(busy_s=2.0, waiting_s=1.0, idle_s=1.0, bytes_sent=4000, links=tuple(links))
-    overview.look(look({OTTER: later, HERON: vitals(parole=parole), TERN: vitals()}, member("otter"), member("tern")))
+    overview.look(
+        look({OTTER: later, HERON: vitals(probation=probation), TERN: vitals()}, member("otter"), member("tern"))
+    )
     state = overview.document(200.0)
     otter = state["peers"][OTTER]
     assert (otter["state"], otter["busy"], otter["waiting"], otter["idle"]) == ("training", 0.5, 0.25, 0.25)
     assert (otter["queued"], otter["under_way"], otter["compute_ms"], otter["sent_per_s"]) == (2, 3, 250.0, 1000.0)
-    assert state["peers"][TERN]["parole"] == [{"by": "heron", "left_s": 1.2, "why": "late at (address)"}]
+    assert state["peers"][TERN]["probation"] == [{"by": "heron", "left_s": 1.2, "why": "late at (address)"}]
     assert state["links"] == [{"from": OTTER, "to": TERN, "kind": "relayed", "bytes_per_s": 1000.0}]
     assert "addresses" not in otter
 

@@ -47,7 +47,7 @@ class RelayLimits:
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
+class RelaySlot:
     """One stream of ``caller``'s. ``target`` is whom it is being connected to; ``shaking`` until it is."""
 
     caller: PeerId
@@ -55,24 +55,24 @@ class Seat:
     shaking: bool = True
 
 
-class Seats:
+class RelaySlots:
     """Reservations and streams, and the bounds on both."""
 
     def __init__(self, limits: RelayLimits) -> None:
         self.limits = limits
         self.may: MayRelay = lambda peer: False
-        self._taken: set[Seat] = set()
+        self._taken: set[RelaySlot] = set()
         self._reserved: dict[PeerId, float] = {}
 
     @property
     def circuits(self) -> int:
         """The number of pairs of streams connected now."""
-        return sum(not seat.shaking for seat in self._taken)
+        return sum(not slot.shaking for slot in self._taken)
 
     @property
     def ends(self) -> frozenset[PeerId]:
         """Whoever is at an end of a circuit, or of one that is being made."""
-        return frozenset(end for seat in self._taken for end in (seat.caller, seat.target) if end is not None)
+        return frozenset(end for slot in self._taken for end in (slot.caller, slot.target) if end is not None)
 
     def reserve(self, peer: PeerId, now: float) -> None:
         """Hold a reservation for 60 s from ``now``; renewing is the same. Raises Busy when too many have asked."""
@@ -92,41 +92,41 @@ class Seats:
         """Return whether a peer has a reservation."""
         return self._reserved.get(peer, 0.0) > now
 
-    def sit(self, caller: PeerId) -> Seat | None:
+    def sit(self, caller: PeerId) -> RelaySlot | None:
         """Room for a stream that has just come, to be given back by :meth:`leave`; None when there is none."""
         limits, known = self.limits, self.may(caller)
-        shaking = [seat for seat in self._taken if seat.shaking]
-        own = sum(seat.caller == caller for seat in shaking)
+        shaking = [slot for slot in self._taken if slot.shaking]
+        own = sum(slot.caller == caller for slot in shaking)
         if len(shaking) >= limits.handshakes or own >= (
             limits.handshakes_per_peer if known else limits.handshakes_per_stranger
         ):
             return None
-        if not known and sum(not self.may(seat.caller) for seat in shaking) >= limits.stranger_handshakes:
+        if not known and sum(not self.may(slot.caller) for slot in shaking) >= limits.stranger_handshakes:
             return None
-        seat = Seat(caller)
-        self._taken.add(seat)
-        return seat
+        slot = RelaySlot(caller)
+        self._taken.add(slot)
+        return slot
 
-    def aim(self, seat: Seat, target: PeerId) -> bool:
+    def aim(self, slot: RelaySlot, target: PeerId) -> bool:
         """Return whether a stream may become a circuit to ``target``; it counts as one from then on."""
         limits = self.limits
         circuits = [(each.caller, each.target) for each in self._taken if each.target is not None]
         if len(circuits) >= limits.circuits:
             return False
-        for end in (seat.caller, target):
+        for end in (slot.caller, target):
             most = limits.circuits_per_peer if self.may(end) else limits.circuits_per_stranger
             if sum(end in ends for ends in circuits) >= most:
                 return False
-        if self.bounded(seat.caller, target):
+        if self.bounded(slot.caller, target):
             foreign = sum(self.bounded(caller, there) for caller, there in circuits if there is not None)
             if foreign >= limits.stranger_circuits:
                 return False
-        seat.target = target
+        slot.target = target
         return True
 
-    def leave(self, seat: Seat) -> None:
+    def leave(self, slot: RelaySlot) -> None:
         """The stream is over."""
-        self._taken.discard(seat)
+        self._taken.discard(slot)
 
     def bounded(self, caller: PeerId, target: PeerId) -> bool:
         """Return whether what these two send each other is limited: unless both are known. Changes when one becomes

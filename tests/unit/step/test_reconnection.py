@@ -20,7 +20,7 @@ from swarm.ids import PeerId
 from swarm.network.protocols import Rpc
 from swarm.schema import Empty
 from swarm.step.exit_barrier import ExitBarrier
-from swarm.step.leader.provisional import LOOK_S, Reunion
+from swarm.step.leader.provisional import LOOK_S, Reconnection
 from swarm.step.loop import StepLoop
 from swarm.step.member.open_step import OpenStep
 from swarm.step.messages import DECIDE, PREPARE, Decide, Promise
@@ -80,7 +80,7 @@ class Reunited:
 
     async def look(self, seconds: float = 0.5) -> None:
         """One look, and what comes of it."""
-        running = asyncio.create_task(Reunion(self.bench.member, self.stage.closing).run())
+        running = asyncio.create_task(Reconnection(self.bench.member, self.stage.closing).run())
         await asyncio.sleep(seconds)
         assert not running.done(), "it looks for as long as the peer lives"
         await stop(running)

@@ -18,8 +18,8 @@ from swarm.ids import PeerId, RunId
 from swarm.membership.gate import CallGate
 from swarm.network.discovery import records
 from swarm.network.discovery.directory import DHTDirectory, DirectoryConfig, RecordValidator
+from swarm.network.discovery.record_cache import MAX_UNATTESTED, RecordCache, with_cache
 from swarm.network.discovery.records import MAX_TTL_S, PeerRecord, encode_record, key_name, seal, wrap
-from swarm.network.discovery.shelf import MAX_UNVOUCHED, Shelf, shelved
 from swarm.network.libp2p import guard
 from swarm.network.libp2p.attach import AttachedP2P
 from swarm.network.libp2p.guard import MAX_ENTRIES
@@ -35,14 +35,14 @@ CLOCK = SystemClock()
 class Node:
     """A node's protocol, whose answers are asked for without a network; ``gate`` is that of a run by invite."""
 
-    def __init__(self, protocol: Any, *, shelf: bool) -> None:
+    def __init__(self, protocol: Any, *, cache: bool) -> None:
         self.protocol = protocol
-        self.shelf: Shelf | None = shelved(protocol) if shelf else None
+        self.cache: RecordCache | None = with_cache(protocol) if cache else None
         policy = AdmissionPolicy(RUN, AdmissionConfig(mode="token", issuers=(str(ISSUER.peer),)))
         self.gate = CallGate(policy, ME.peer, None, verify)
 
     @classmethod
-    async def made(cls, *, shelf: bool = True, admits: bool = True) -> Node:
+    async def made(cls, *, cache: bool = True, admits: bool = True) -> Node:
         guard.install()
 
         async def serve(name: str, handler: Any, **_: object) -> None:
@@ -53,10 +53,10 @@ class Node:
         p2p._client = SimpleNamespace(alive=True, add_unary_handler=serve, close=lambda: None, handlers={})
         validator = RecordValidator(RUN, (PeerRecord,), ME, CLOCK)
         self = cls(
-            await DHTProtocol.create(p2p, DHTID.generate(), 20, 5, 5, 2.0, record_validator=validator), shelf=shelf
+            await DHTProtocol.create(p2p, DHTID.generate(), 20, 5, 5, 2.0, record_validator=validator), cache=cache
         )
-        if self.shelf is not None and admits:
-            self.shelf.admit(self.gate.vouches)
+        if self.cache is not None and admits:
+            self.cache.admit(self.gate.attests)
         return self
 
     async def tell(self, *entries: tuple[str, bytes, float], together: bool = False) -> list[bool]:
@@ -109,32 +109,32 @@ def crowd() -> list[tuple[str, bytes, float]]:
 
 async def test_directory_that_sybils_filled_takes_the_announcement_of_a_newcomer(crowd: Any) -> None:
     """Also where it was filled before the node knew who may announce."""
-    open_to_all = await Node.made(shelf=False)
+    open_to_all = await Node.made(cache=False)
     assert all(await open_to_all.tell(*crowd))
     assert await open_to_all.tell(entry(ANA, granted(ANA))) == [False], "the fault: there is room for nobody"
     filled_before = await Node.made(admits=False)
     assert all(await filled_before.tell(*crowd))
     assert len(filled_before.kept) == MAX_ENTRIES
-    assert filled_before.shelf is not None
-    filled_before.shelf.admit(filled_before.gate.vouches)
+    assert filled_before.cache is not None
+    filled_before.cache.admit(filled_before.gate.attests)
     gated = await Node.made()
-    assert sum(await gated.tell(*crowd)) == MAX_UNVOUCHED
+    assert sum(await gated.tell(*crowd)) == MAX_UNATTESTED
     for node in (filled_before, gated):
         assert await node.tell(entry(ANA, granted(ANA))) == [True]
         assert str(ANA.peer) in node.kept
-        assert len(node.kept) <= MAX_UNVOUCHED + 1
+        assert len(node.kept) <= MAX_UNATTESTED + 1
 
 
 async def test_record_of_a_sybil_is_refused_before_it_is_decoded_or_verified(
     crowd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = await Node.made()
-    await node.tell(*crowd[:MAX_UNVOUCHED])
+    await node.tell(*crowd[:MAX_UNATTESTED])
     looked: list[int] = []
     for name in ("decode_record", "is_sealed_by"):
         real = getattr(records, name)
         monkeypatch.setattr(f"swarm.network.discovery.directory.{name}", lambda *a, r=real: looked.append(1) or r(*a))
-    assert not any(await node.tell(*crowd[MAX_UNVOUCHED : MAX_UNVOUCHED + 50]))
+    assert not any(await node.tell(*crowd[MAX_UNATTESTED : MAX_UNATTESTED + 50]))
     assert looked == []
     assert await node.tell(entry(ANA, granted(ANA))) == [True]
     assert looked, "and who shows a credential is looked at"
@@ -153,9 +153,9 @@ async def test_record_of_a_sybil_is_refused_before_it_is_decoded_or_verified(
 )
 async def test_credential_that_does_not_count_makes_no_room(shown: Credential | None, crowd: Any) -> None:
     node = await Node.made()
-    await node.tell(*crowd[:MAX_UNVOUCHED])
+    await node.tell(*crowd[:MAX_UNATTESTED])
     assert await node.tell(entry(ANA, shown)) == [False]
-    assert len(node.kept) == MAX_UNVOUCHED
+    assert len(node.kept) == MAX_UNATTESTED
 
 
 async def test_who_is_known_needs_no_credential_and_is_renewed_for_ever(crowd: Any) -> None:
@@ -164,7 +164,7 @@ async def test_who_is_known_needs_no_credential_and_is_renewed_for_ever(crowd: A
     assert await node.tell(entry(ISSUER, age=5)) == [True]
     assert await node.tell(entry(ISSUER)) == [True]
     assert await node.tell(entry(ISSUER, age=3)) == [False], "an older one"
-    assert len(node.kept) == MAX_UNVOUCHED + 1
+    assert len(node.kept) == MAX_UNATTESTED + 1
 
 
 async def test_some_that_are_not_known_yet_are_kept_and_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ async def test_entry_that_has_expired_sends_nobody_away() -> None:
 
 async def test_room_of_the_unknown_is_free_again_once_they_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     node = await Node.made()
-    await node.tell(*sybils(MAX_UNVOUCHED))
+    await node.tell(*sybils(MAX_UNATTESTED))
     assert node.protocol.storage.refuses(KEY.to_bytes(), MSGPackSerializer.dumps(str(BEN.peer)), entry(BEN)[1])
     later = CLOCK.wall() + MAX_TTL_S + 1
     for module in ("swarm.network.libp2p.guard", "hivemind.utils.timed_storage"):

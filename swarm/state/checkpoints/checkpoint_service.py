@@ -84,7 +84,7 @@ class DiskReads:
             raise Refused(f"{self._what} not to be read: {type(error).__name__}") from error
 
 
-class CheckpointShelf:
+class CheckpointService:
     """Serves the checkpoints below a root. At most MAX_READS requests touch the disk at once, others wait for it. One
     caller has at most MAX_CHUNKS and MAX_TOLD answers on their way, and a few when all have ALL_CHUNKS and ALL_TOLD: a
     further one is Busy."""

@@ -10,7 +10,7 @@ from typing import Any, cast
 from swarm.consensus.acceptor import has_majority
 from swarm.consensus.records import CloseRecord, voters
 from swarm.consensus.roster import Roster
-from swarm.step.leader.provisional import Solitude
+from swarm.step.leader.provisional import Isolation
 from tests.harness.rigs.step import GENESIS, ROSTER, RULES, A, FakeLiveness, HandClock, T, record
 
 GRACE_S = 60.0
@@ -26,14 +26,14 @@ def test_grace_is_over_only_while_the_voters_after_the_newest_record_are_no_majo
     rules = replace(RULES, quorum_grace_s=GRACE_S)
     member = SimpleNamespace(head=HEAD, is_member=True)
     closing = SimpleNamespace(liveness=liveness, rules=rules, clock=clock)
-    solitude = Solitude(cast(Any, member), cast(Any, closing))
-    assert not solitude.over()
+    isolation = Isolation(cast(Any, member), cast(Any, closing))
+    assert not isolation.over()
     clock.now += GRACE_S
-    assert solitude.over()
+    assert isolation.over()
     member.head = after(liveness)
-    assert not solitude.over()
+    assert not isolation.over()
     member.head = HEAD
-    assert not solitude.over(), "it begins anew"
+    assert not isolation.over(), "it begins anew"
 
 
 def after(liveness: FakeLiveness) -> CloseRecord:

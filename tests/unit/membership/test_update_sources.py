@@ -286,13 +286,13 @@ async def test_observer_takes_no_stand_in_that_lacks_what_it_needs_next() -> Non
     bench = await bench_of(DONOR, OTHER)
     behind = bench.run.head
     await bench.close()
-    guides = UpdateSources(bench.endpoints[JOINER], STAGE)
-    guides.set([DONOR])
-    await guides.keep(behind)
-    assert guides.peers == (DONOR,), "the other had closed step 3 already, and kept nothing of it"
+    sources = UpdateSources(bench.endpoints[JOINER], STAGE)
+    sources.set([DONOR])
+    await sources.keep(behind)
+    assert sources.peers == (DONOR,), "the other had closed step 3 already, and kept nothing of it"
     assert bench.asked[-2:] == [(OTHER, STAY), (OTHER, LEAVE)]
-    await guides.keep(bench.run.head)
-    assert guides.peers == (DONOR, OTHER)
+    await sources.keep(bench.run.head)
+    assert sources.peers == (DONOR, OTHER)
 
 
 async def test_observer_on_a_long_step_keeps_its_stand_in() -> None:
