@@ -172,7 +172,7 @@ def split_documents(
 
 
 def document_text(document: str | Passage | bytes) -> str | bytes:
-    """What is dealt out: of a passage its own text."""
+    """Return what is dealt out: of a passage its own text."""
     return document.text[document.begin : document.end] if isinstance(document, Passage) else document
 
 
@@ -196,7 +196,7 @@ def _spans(document: Document, most: int) -> Iterator[Document]:
 
 
 def _break(text: str, near: int) -> int:
-    """Where a line ends, or a word, shortly before a place in a text; else that place."""
+    """Return where a line ends, or a word, shortly before a place in a text; else that place."""
     least = near - LEAST_SPAN // 4
     return text.rfind("\n", least, near) + 1 or text.rfind(" ", least, near) + 1 or near
 

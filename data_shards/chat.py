@@ -111,7 +111,7 @@ class ChatEncoder:
         return whole, answers, open_end
 
     def _begin(self, before: list[Message], after: list[Message], whole: str, render: _Render) -> int:
-        """Where an answer begins: behind what asks for it, as far as the text has that."""
+        """Return where an answer begins: behind what asks for it, as far as the text has that."""
         asked = render(before, True)
         if whole.startswith(asked):
             return len(asked)
@@ -163,7 +163,7 @@ class ChatEncoder:
         return {f"role {name}" if kind == "role" else name for kind, name in unused}
 
     def _end(self, after: str, begin: int) -> tuple[int, bool]:
-        """Where an answer ends: behind the last special token, where nothing but space follows it."""
+        """Return where an answer ends: behind the last special token, where nothing but space follows it."""
         ends = [found.end() for found in self._special.finditer(after, begin)]
         if ends and not after[ends[-1] :].strip():
             return ends[-1], True
@@ -235,8 +235,8 @@ def _without(text: str, mark: str, position: int) -> int:
 
 
 def _parts(learnt: bool | tuple[Span, ...], content: str, text: str, place: Span) -> list[Span]:
-    """Where the parts of an answer that are learnt are, and what the template writes behind it. ``text`` is the answer
-    as it is written, ``place`` where that is."""
+    """Return where the parts of an answer that are learnt are, and what the template writes behind it. ``text`` is the
+    answer as it is written, ``place`` where that is."""
     written = content.strip()
     at = text.find(written)
     if isinstance(learnt, bool) or text.count(written) != 1:

@@ -184,7 +184,7 @@ def _pieces(shard: Shard, context: int) -> Iterator[tuple[int, int]]:
 def _targets_in(
     counted: npt.NDArray[np.uint8], begin: npt.NDArray[np.int64], length: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """How many targets count in each of these pieces, which ascend."""
+    """Return how many targets count in each of these pieces, which ascend."""
     found = np.zeros(len(begin), dtype=np.int64)
     at = 0
     while at < len(begin):

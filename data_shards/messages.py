@@ -161,7 +161,7 @@ def check_marks(record: Mapping[str, Any]) -> None:
 
 
 def _mark(marked: Mapping[str, Any]) -> bool | None:
-    """What its marks say; None: nothing."""
+    """Return what its marks say; None: nothing."""
     said = {name: marked[name] for name in MARKS if marked.get(name) is not None}
     for name, value in said.items():
         if value not in (0, 1):

@@ -23,7 +23,7 @@ class Private:
     __slots__ = ()
 
     def private_size(self) -> str:
-        """How much there is, in words; must not depend on the content in any other way."""
+        """Return how much there is, in words; must not depend on the content in any other way."""
         return "contents withheld"
 
     def __repr__(self) -> str:

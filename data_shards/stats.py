@@ -69,7 +69,7 @@ def stats_of(shard: Shard) -> ShardStats:
 
 
 def packing_of(shard: Shard, context: int, packing: Packing) -> PackingStats:
-    """How the shard packs into rows of this context."""
+    """Return how the shard packs into rows of this context."""
     rows = rows_of(shard, context, packing)
     filled = rows.filled if isinstance(rows, DocumentRows) else float(rows.count > 0)
     return PackingStats(packing, context, rows.count, filled, rows.targets / max(1, _counted(shard)))

@@ -194,13 +194,13 @@ class Tokenizer:
 
     @property
     def opening(self) -> list[int]:
-        """What the first token of a text is foretold from: what the tokenizer puts before it, else the end-of-text
-        token of the document before."""
+        """Return what the first token of a text is foretold from: what the tokenizer puts before it, else the
+        end-of-text token of the document before."""
         return self.begins or [self.end_of_text]
 
     @property
     def frame(self) -> str:
-        """How a document of text is written, in words: ``<s> … </s>``."""
+        """Return how a document of text is written, in words: ``<s> … </s>``."""
         before, after = ([str(self._backend.id_to_token(token)) for token in ids] for ids in (self.begins, self.ends))
         return " ".join((*before, "…", *after))
 
@@ -271,7 +271,8 @@ class Tokenizer:
             yield np.array([*begins, *ids, *ends], dtype=np.uint32), self.gives_back(ids, text)
 
     def around(self, ids: Sequence[int] | npt.NDArray[np.uint32]) -> tuple[list[int], list[int]]:
-        """What is put before and behind these tokens of a text; of one with special tokens not what it has already."""
+        """Return what is put before and behind these tokens of a text; of one with special tokens not what it has
+        already."""
         begins, ends = self.begins, self.ends
         if not self._special_in_text:
             return begins, ends
@@ -378,7 +379,8 @@ def _trimmed(text: str, left: Seam | None, right: Seam | None) -> str:
 
 
 def _is_exact(backend: BackendTokenizer) -> bool:
-    """Whether it is known without a look that decoding gives any text back: its tokens are made of the text's bytes."""
+    """Return whether it is known without a look that decoding gives any text back: its tokens are made of the text's
+    bytes."""
     from tokenizers import decoders, models, pre_tokenizers
 
     steps = json.loads(backend.pre_tokenizer.__getstate__()) if backend.pre_tokenizer is not None else {}

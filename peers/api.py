@@ -205,8 +205,9 @@ class Peer:
 
     @property
     def invite(self) -> str:
-        """What others join with; of a founder once its run is founded, which is waited for. Raises PeerFailed when it
-        ends before. A run that admits by invite gives its own, one for each peer: ``swarm invite --for NAME``."""
+        """Return what others join with; of a founder once its run is founded, which is waited for. Raises PeerFailed
+        when it ends before. A run that admits by invite gives its own, one for each peer: ``swarm invite --for
+        NAME``."""
         if not self._invite:
             self._wait_known()
         return self._invite

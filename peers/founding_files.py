@@ -158,7 +158,7 @@ def _option_of(foundation: Foundation, key: str) -> str:
 
 
 def _section(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """What a manifest says there; nothing where it is no table, which is refused later."""
+    """Return what a manifest says there; nothing where it is no table, which is refused later."""
     said = document.get(name)
     return said if isinstance(said, Mapping) else {}
 
@@ -283,8 +283,8 @@ def resume_run(foundation: Foundation, home: Path | str | None, say: Say = _says
 def sized_document(
     foundation: Foundation, document: dict[str, Any], say: Say = _says_nothing
 ) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
-    """What :func:`load_foundation` gave, cut as suits the peers of ``--peers`` best, and why, as (label, text). Says
-    how far it is.
+    """Return what :func:`load_foundation` gave, cut as suits the peers of ``--peers`` best, and why, as (label, text).
+    Says how far it is.
 
     What was typed of numbers of peers stays. Raises ConfigError, also where sizes are said by hand, and as
     :func:`peers.plan.sizing.stages_for`.

@@ -352,7 +352,7 @@ class Node:
         return source
 
     async def _open_held_out(self, manifest: Manifest, tokenizer: bytes) -> HeldOutRows | None:
-        """What a trainer measures the loss of while it trains. Raises ConfigError as :func:`shard_for`."""
+        """Return what a trainer measures the loss of while it trains. Raises ConfigError as :func:`shard_for`."""
         settings, options = self._settings, self._settings.options
         given = held_out_given(options) if settings.role == "trainer" else None
         if given is None:

@@ -45,7 +45,7 @@ BACK_S = 900.0
 
 
 def endpoint_config(settings: PeerSettings) -> EndpointConfig:
-    """How a peer with these settings is on the network. Raises ConfigError for an address that is none.
+    """Return how a peer with these settings is on the network. Raises ConfigError for an address that is none.
 
     Relays are those that it was told of, and those through which the addresses of its contacts lead. A founder that
     was told of some is behind NAT: nobody is asked to dial it, also when it comes back to its run.
@@ -199,8 +199,8 @@ class OwnReach:
         return ""
 
     async def _asked_of(self, others: Sequence[PeerId], reach: Reach) -> Reach:
-        """How some of these find that this peer is reached, of which ``reach`` is known; that again where they cannot
-        tell more."""
+        """Return how some of these find that this peer is reached, of which ``reach`` is known; that again where they
+        cannot tell more."""
         asked = [peer for peer in others if peer not in (self._endpoint.peer, self._contact)][:3]
         found = await reachability(self._endpoint, asked, self._clock)
         if found.how == "unknown" and reach.how == "near":

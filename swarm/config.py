@@ -150,7 +150,7 @@ class CodecConfig(Section):
 
     @property
     def described(self) -> str:
-        """What travels as what, for people."""
+        """Return what travels as what, for people."""
         back = "" if self.gradients == self.activations else f", gradients {self.gradients}"
         return f"{self.activations}{back}"
 
@@ -166,7 +166,7 @@ class SpeedConfig(Section):
 
     @property
     def overlaps(self) -> bool:
-        """Whether steps are fed early."""
+        """Return whether steps are fed early."""
         return self.mode == "overlap"
 
 
@@ -178,7 +178,7 @@ class RebalanceConfig(Section):
 
     @property
     def moves(self) -> bool:
-        """Whether records move hosts."""
+        """Return whether records move hosts."""
         return self.mode == "auto"
 
 
@@ -226,7 +226,7 @@ class Manifest(Section):
 
     @property
     def step_microbatches(self) -> int:
-        """How many microbatches a step has: one batch, or those between two synchronisations."""
+        """Return how many microbatches a step has: one batch, or those between two synchronisations."""
         return self.batch.microbatches_per_step * self.averaging.inner_steps
 
     @property
@@ -329,7 +329,7 @@ def check_family(manifest: Manifest) -> None:
 
 
 def check_codecs(manifest: Manifest) -> None:
-    """Whether what is measured may choose codecs, whose errors are in the weights. Raises ConfigError."""
+    """Check whether what is measured may choose codecs, whose errors are in the weights. Raises ConfigError."""
     for key, value in manifest.codecs.model_dump().items():
         if value == AUTO and manifest.run.reproducible:
             raise ConfigError(
@@ -347,7 +347,7 @@ MOST_STALE = 0.5
 
 
 def check_speed(manifest: Manifest) -> None:
-    """Whether steps of this run can be fed early. Raises ConfigError."""
+    """Check whether steps of this run can be fed early. Raises ConfigError."""
     speed = manifest.speed
     if speed.overlaps and manifest.averaging.mode == "local":
         why = "replicas that train apart meet seldom, and have nothing to wait for"
@@ -364,7 +364,7 @@ def check_speed(manifest: Manifest) -> None:
 
 
 def check_rebalance(manifest: Manifest) -> None:
-    """Whether hosts of this run can move between stages. Raises ConfigError."""
+    """Check whether hosts of this run can move between stages. Raises ConfigError."""
     if not manifest.rebalance.moves:
         return
     key, value = "rebalance.mode", manifest.rebalance.mode
@@ -374,7 +374,7 @@ def check_rebalance(manifest: Manifest) -> None:
 
 
 def check_admission(admission: AdmissionConfig) -> None:
-    """Whether issuers and threshold fit. Raises ConfigError."""
+    """Check whether issuers and threshold fit. Raises ConfigError."""
     if not admission.closed:
         if admission.issuers:
             raise ConfigError("admission.issuers", list(admission.issuers), 'none with admission.mode = "open"',
@@ -395,7 +395,8 @@ def check_admission(admission: AdmissionConfig) -> None:
 
 
 def check_optimizer(manifest: Manifest) -> None:
-    """Whether copies can keep up with the optimizer's steps, which they compute on the host. Raises ConfigError."""
+    """Check whether copies can keep up with the optimizer's steps, which they compute on the host. Raises
+    ConfigError."""
     if manifest.optimizer.name != "muon" or not manifest.run.copies or manifest.averaging.mode == "local":
         return  # in local mode copies follow the outer optimizer, and compute no step of the inner one
     family = family_of(manifest.model)

@@ -48,7 +48,7 @@ class Device(Protocol):
 
     @property
     def torch_device(self) -> torch.device:
-        """Where modules and their inputs belong."""
+        """Return where modules and their inputs belong."""
 
     def free_memory(self) -> int:
         """Return the bytes of its memory that this peer may still take. Blocking: some milliseconds."""
@@ -153,7 +153,7 @@ class DeviceThread:
 
     @property
     def torch_device(self) -> torch.device:
-        """Where modules and their inputs belong."""
+        """Return where modules and their inputs belong."""
         return self._device
 
     def free_memory(self) -> int:

@@ -66,7 +66,8 @@ def read_named(path: Path) -> str:
 
 
 def older(path: Path) -> Path:
-    """Where what a growing file held is, since it was begun anew: ``events.older.jsonl`` beside ``events.jsonl``."""
+    """Return where what a growing file held is, since it was begun anew: ``events.older.jsonl`` beside
+    ``events.jsonl``."""
     return path.with_suffix(f".older{path.suffix}")
 
 

@@ -86,7 +86,7 @@ MicrobatchField = Annotated[MicrobatchId, AfterValidator(_checked)]
 
 
 def in_words(error: Mapping[str, Any], patterns: Mapping[str, str]) -> str:
-    """What was expected, for people: of one of ``ValidationError.errors()``. ``patterns`` says what the regular
+    """Return what was expected, for people: of one of ``ValidationError.errors()``. ``patterns`` says what the regular
     expressions of the caller's own fields mean."""
     message = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "string_pattern_mismatch":

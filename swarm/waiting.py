@@ -119,7 +119,7 @@ class AdaptiveDeadline:
         return median(self._recent)
 
     def seconds(self) -> float:
-        """How long to wait for the next piece."""
+        """Return how long to wait for the next piece."""
         if not self._recent:
             return self.ceiling_s if self.first_s is None else self.first_s
         ordered = sorted(self._recent)

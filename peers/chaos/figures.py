@@ -312,7 +312,7 @@ def capacity(presences: Iterable[ReplicaPresence], stages: int, rate: float, fro
 
 
 def _ready_spans(played: Played) -> list[Span]:
-    """When a replica of a stage was ready, all of them."""
+    """Return when a replica of a stage was ready, all of them."""
     return [
         span
         for life in played.lives

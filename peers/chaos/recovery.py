@@ -61,7 +61,7 @@ def _moves(fact: Fact) -> Iterator[_Move]:
 
 
 def _parts_hit(strike: Struck, lives: Sequence[PeerLifetime]) -> set[str]:
-    """What those held that it was meant for."""
+    """Return what those held that it was meant for."""
     return {
         span.part
         for life in lives

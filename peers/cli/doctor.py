@@ -114,5 +114,5 @@ def doctor(
 
 
 def _several(typed: list[str] | None) -> tuple[str, ...]:
-    """What was repeated, or stands in a variable with commas or spaces."""
+    """Return what was repeated, or stands in a variable with commas or spaces."""
     return tuple(filter(None, (piece for text in typed or () for piece in re.split(r"[,\s]+", text))))

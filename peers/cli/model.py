@@ -358,7 +358,8 @@ def _check_named(
 
 
 def _encoding(run: Path | None, model: Path | None, step: int | None, home: str | None, key: str = "--run") -> Encoding:
-    """How files become tokens: as the exported model's files say, or the run's manifest. ``key`` names the run."""
+    """Return how files become tokens: as the exported model's files say, or the run's manifest. ``key`` names the
+    run."""
     from peers.checkpoints.choice import choose_step, run_tokenizer
     from peers.commands.model_directory import check_model
     from peers.data.tokenizer_files import model_encoding, run_encoding
@@ -372,7 +373,7 @@ def _encoding(run: Path | None, model: Path | None, step: int | None, home: str 
 
 
 def _counted(found: Iterable[Encoded]) -> str:
-    """What the loss is of: all of the text, or of conversations the assistant's answers."""
+    """Return what the loss is of: all of the text, or of conversations the assistant's answers."""
     from data_shards.draft import Documents
     from peers.commands.evaluate import is_text
 

@@ -25,8 +25,8 @@ from swarm.state.checkpoints.parts import load_part_weights
 
 
 def trains_adapters(chosen: ChosenStep, *, merge: bool) -> bool:
-    """Whether the run trains adapters, which are exported alone or merged. Raises ConfigError for ``merge`` of a run
-    that trains all its weights."""
+    """Return whether the run trains adapters, which are exported alone or merged. Raises ConfigError for ``merge`` of a
+    run that trains all its weights."""
     has = isinstance(family_of(chosen.manifest.model), LoraFamily)
     if merge and not has:
         raise ConfigError(
@@ -77,8 +77,8 @@ def load_adapter(into: Path, chosen: ChosenStep) -> str:
 
 
 def _named_base(chosen: ChosenStep) -> tuple[str, str]:
-    """What the model beside the adapters is called, and its revision; "" where it has no name. Step 0 of the run,
-    merged, is that model as it was stored."""
+    """Return what the model beside the adapters is called, and its revision; "" where it has no name. Step 0 of the
+    run, merged, is that model as it was stored."""
     model = chosen.manifest.model
     return (model.source, model.revision) if isinstance(model, HfConfig) and not model.scratch else ("", "")
 

@@ -75,7 +75,7 @@ class LoadedModel(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where its inputs belong."""
+        """Return where its inputs belong."""
 
 
 # --- the model of a checkpoint ---------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ class TextLoss:
 
     @property
     def bits_per_byte(self) -> float:
-        """What it would take to store the text with the model's help: plain text has 8, a good archiver some 2.
+        """Return what it would take to store the text with the model's help: plain text has 8, a good archiver some 2.
         Infinite where there is no text, as of empty answers."""
         return math.inf if not self.bytes else self.nats / math.log(2) / self.bytes
 

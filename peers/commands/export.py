@@ -87,7 +87,7 @@ def export(chosen: ChosenStep, into: Path, dtype: DType, told: Callable[[str], N
 def _made(
     chosen: ChosenStep, ids: Mapping[str, int], config: Mapping[str, Any], tokenizer: Tokenizer
 ) -> dict[str, Mapping[str, Any]]:
-    """What is said beside the weights and a tokenizer that came with nothing of its own, by name of the file."""
+    """Return what is said beside the weights and a tokenizer that came with nothing of its own, by name of the file."""
     # As the model's own config has them:
     said = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if config.get(key) is not None}
     made: dict[str, Mapping[str, Any]] = {"generation_config.json": {**ids, **said}}

@@ -138,7 +138,7 @@ def take_back(place: PlaceInfo, name: str, *, sure: bool) -> str:
 
 
 def _use(invite: str, role: str) -> str:
-    """What its holder types."""
+    """Return what its holder types."""
     if role == "observer":
         return "swarm dashboard INVITE, or swarm top INVITE"
     return f"swarm join {invite}{' --role trainer --data TEXT' if role == 'trainer' else ''}"

@@ -109,7 +109,7 @@ def lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _balance(model: HfConfig) -> str | None:
-    """What trains a mixture to use its experts evenly; None of a model without experts."""
+    """Return what trains a mixture to use its experts evenly; None of a model without experts."""
     if model.balanced:
         return "each layer's loss, as output_router_logits asks for"
     if not any(number > 1 for number in numbers_of(json.loads(model.config), EXPERT_KEYS)):
@@ -133,7 +133,8 @@ def _ends(family: Any) -> list[str]:
 
 
 def _spoken(found: ForeignModel) -> dict[str, Any]:
-    """What ends a text, None where nothing does, and whether there is a chat template that fits into a manifest."""
+    """Return what ends a text, None where nothing does, and whether there is a chat template that fits into a
+    manifest."""
     said = found.spoken()
     if found.tokenizer is None:
         return {"end": None, "flaw": "", "template": False}

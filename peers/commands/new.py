@@ -348,7 +348,7 @@ def summary(founded: Founded) -> list[tuple[str, str]]:
 
 
 def _memory(manifest: Manifest) -> str:
-    """What the largest part takes of whoever trains it."""
+    """Return what the largest part takes of whoever trains it."""
     from swarm.membership.part_memory import part_training_bytes
     from swarm.models.registry import family_of
 
@@ -359,7 +359,7 @@ def _memory(manifest: Manifest) -> str:
 
 
 def _admission(manifest: Manifest) -> list[tuple[str, str]]:
-    """Who may join, where that is not everybody."""
+    """Return who may join, where that is not everybody."""
     admission = manifest.admission
     if not admission.closed:
         return []

@@ -91,7 +91,7 @@ class QuickstartOptions:
 
     @property
     def manifest(self) -> Manifest:
-        """What is known of the run's before its text is read."""
+        """Return what is known of the run's before its text is read."""
         return parse_manifest(pending(self.document), "quickstart")
 
     @property
@@ -107,7 +107,7 @@ class QuickstartOptions:
 
     @property
     def text(self) -> LocalText:
-        """What its trainers learn."""
+        """Return what its trainers learn."""
         local = self.local
         return LocalText(paths=local.text, special_tokens=local.special_tokens, allow_bad=local.allow_bad)
 

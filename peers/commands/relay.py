@@ -114,7 +114,7 @@ def _has_ip6() -> bool:
 
 
 def limits_of(options: RelayOptions, runs: frozenset[RunId]) -> StandingLimits:
-    """What the relay grants."""
+    """Return what the relay grants."""
     from swarm.network.reach.relay_slots import RelayLimits
     from swarm.network.reach.standing import StandingLimits
 
@@ -151,7 +151,7 @@ class _Standing:
         self._voice: Speaker | None = None
 
     async def live(self, listen: Sequence[str], announce: Sequence[str], runs: frozenset[RunId]) -> tuple[str, int]:
-        """Why it is over, and the exit code."""
+        """Return why it is over, and the exit code."""
         from peers.console.narration import EventLines
         from peers.console.narrator import EventPrinter
         from peers.console.voice import ConsolePrinter
@@ -326,7 +326,7 @@ def shown_addresses(addresses: Sequence[str]) -> tuple[str, ...]:
 
 
 def how_to_use(addresses: Sequence[str]) -> list[tuple[str, str]]:
-    """What others type, as (label, text)."""
+    """Return what others type, as (label, text)."""
     from multiaddr import Multiaddr
 
     from swarm.network.addresses import ip_of

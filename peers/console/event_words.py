@@ -348,7 +348,7 @@ def _turnout(event: Participation) -> str:
 
 
 def _served(event: DashboardServed) -> str:
-    """Where the dashboard is, and what opens it where it takes a token; that itself is told to nobody."""
+    """Return where the dashboard is, and what opens it where it takes a token; that itself is told to nobody."""
     if not event.token:
         return event.address
     opens = f"it asks for its token, which is in {harmless(event.token)}"
@@ -361,7 +361,7 @@ _TYPICAL_BYTES_S = 12.5e6
 
 
 def _to_come(event: FrozenFetching) -> str:
-    """What is fetched before this peer can take part, and how long that may take."""
+    """Return what is fetched before this peer can take part, and how long that may take."""
     seconds = event.bytes_total / _TYPICAL_BYTES_S
     lasts = f"{seconds / 60:,.0f} min" if seconds >= 120 else f"{math.ceil(seconds)} s"
     text = f"{event.part}: {size_text(event.bytes_total)} of weights to fetch into {event.directory}"

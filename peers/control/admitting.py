@@ -314,7 +314,7 @@ class Admitting:
                                exit_code=EXIT_ERROR)  # fmt: skip
 
     def report(self) -> AdmissionReport:
-        """Who is in, for people."""
+        """Return who is in, for people."""
         state = self.service.gate.state
         return AdmissionReport(
             mode=self.manifest.admission.mode,
@@ -344,7 +344,7 @@ class Admitting:
         return [one for one in self._issued() if one.grant.serial not in out and one.grant.until_step >= gate.step]
 
     def _issued(self) -> list[IssuedGrant]:
-        """What this place has issued for the run; nothing where that cannot be read."""
+        """Return what this place has issued for the run; nothing where that cannot be read."""
         if self._known is None:
             try:
                 lines = self.issued.read_text().splitlines()[-MAX_ISSUED:]

@@ -132,7 +132,7 @@ class NodeCommands:
         )
 
     def _codecs(self) -> str:
-        """How activations travel, as the newest record says, or else the manifest."""
+        """Return how activations travel, as the newest record says, or else the manifest."""
         named = () if self._membership is None else self._membership.situation.codecs
         return codecs_text(named) or ("" if self._manifest is None else self._manifest.codecs.described)
 
@@ -182,7 +182,7 @@ class NodeCommands:
         return await self.look()
 
     async def look(self) -> SwarmLook:
-        """What a view of the whole swarm shows of the present: the members, and what each says about itself."""
+        """Return what a view of the whole swarm shows of the present: the members, and what each says about itself."""
         members = await self._peers({})
         said: dict[PeerId, Vitals] = {}
         if self._board is not None and self._membership is not None:

@@ -59,7 +59,7 @@ class StateFeed:
 
     @property
     def viewers(self) -> int:
-        """How many look now."""
+        """Return how many look now."""
         return len(self._viewers)
 
     def state(self) -> Mapping[str, Any]:

@@ -251,7 +251,7 @@ class Log:
 
 
 def changes(record: CloseRecord, before: Roster) -> Iterable[tuple[str, str, str]]:
-    """Who came and went with a record, and who holds another part from now on: (what, peer, part)."""
+    """Return who came and went with a record, and who holds another part from now on: (what, peer, part)."""
     after, absent = record.members, set(record.absent)
     for peer in after.peers:
         if peer not in before:

@@ -144,7 +144,7 @@ class Silences:
         self._silent: dict[str, _Silence] = {}
 
     def __contains__(self, peer: str) -> bool:
-        """Whether it is told to be silent."""
+        """Return whether it is told to be silent."""
         return peer in self._silent and self._silent[peer].told
 
     def __iter__(self) -> Iterator[str]:

@@ -205,7 +205,7 @@ class RunSight:
 
     @property
     def label(self) -> str:
-        """What is shown, in words."""
+        """Return what is shown, in words."""
         words = {"peer": "what {} sees", "files": "the files in {}", "observer": "{}, as an observer"}
         return words[self.kind].format(self.name)
 

@@ -63,7 +63,7 @@ class TextBlock(Private):
 
     @property
     def records(self) -> int:
-        """How many records it has, of text lines, with those that cannot be used."""
+        """Return how many records it has, of text lines, with those that cannot be used."""
         lines = self.body.count(b"\n") + (self.body[-1:] not in (b"\n", b""))
         if self.kind == "text":
             lines = len(self.body.splitlines())
@@ -207,7 +207,7 @@ def _lines_of_text(pieces: Iterator[bytes | Damage]) -> Iterator[bytes | Flaw]:
 
 
 def _no_text(data: bytes) -> str:
-    """Why it is none; "" where it is."""
+    """Return why it is none; "" where it is."""
     try:
         data.decode()
     except UnicodeDecodeError:
@@ -245,7 +245,7 @@ def _records(file: SourceFile, raw: BinaryIO, pieces: Iterator[bytes | Damage]) 
 
 
 def _whole(data: bytes) -> int:
-    """Where the last whole line before damage ends. A record that lacks but the line's end is one."""
+    """Return where the last whole line before damage ends. A record that lacks but the line's end is one."""
     end = data.rfind(b"\n") + 1
     with contextlib.suppress(ValueError, RecursionError):
         return len(data) if isinstance(json.loads(data[end:]), dict) else end
@@ -357,8 +357,8 @@ def _columns(file: SourceFile, key: str, field: str | None) -> Iterator[TextBloc
 
 
 def _values(column: Any, way: Sequence[str], *, there: bool) -> list[Any]:
-    """What a column has, without the nulls that the other rows' keys make but on the ``way`` to a field, and flaws in
-    place of what is no text; or True where ``there`` is anything."""
+    """Return what a column has, without the nulls that the other rows' keys make but on the ``way`` to a field, and
+    flaws in place of what is no text; or True where ``there`` is anything."""
     import pyarrow as pa
 
     if not there or pa.types.is_string(column.type):
@@ -387,7 +387,7 @@ def _value(column: Any, place: int) -> Any:
 
 
 def _damage(error: Exception) -> str:
-    """What pyarrow says is damaged. Raises the error where it is the disk's."""
+    """Return what pyarrow says is damaged. Raises the error where it is the disk's."""
     if getattr(error, "errno", None) is not None:
         raise error
     return str(error).splitlines()[0][:200]

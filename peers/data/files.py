@@ -71,7 +71,7 @@ def source_files(path: Path, key: str) -> list[SourceFile]:
 
 
 def kind_of(path: Path) -> tuple[Kind | None, Packed]:
-    """What a file holds and is compressed with, by its name. None: it has no ending that says it."""
+    """Return what a file holds and is compressed with, by its name. None: it has no ending that says it."""
     packed = PACKED.get(path.suffix.lower(), "")
     inner = path.with_suffix("") if packed else path
     return KINDS.get(inner.suffix.lower()), packed
@@ -115,7 +115,7 @@ def _in_directory(path: Path, key: str) -> list[SourceFile]:
 
 
 def _or_shard(key: str) -> str:
-    """What else a trainer's data may be, for errors."""
+    """Return what else a trainer's data may be, for errors."""
     return "a built shard or " if key == "--data" else ""
 
 
@@ -127,7 +127,7 @@ def _bounded(found: list[SourceFile], path: Path, key: str) -> list[SourceFile]:
 
 
 def other_files(path: Path) -> Counter[str]:
-    """How many files below a directory are not read, by ending: none says how. Hidden ones are not counted."""
+    """Return how many files below a directory are not read, by ending: none says how. Hidden ones are not counted."""
     found: Counter[str] = Counter()
     for _, inner, files in os.walk(path):
         inner[:] = [name for name in inner if not name.startswith(".")]

@@ -67,7 +67,7 @@ class FlawCount:
 
     @property
     def too_many(self) -> bool:
-        """Whether they are more than :data:`MOST`."""
+        """Return whether they are more than :data:`MOST`."""
         return self.records > MOST * self.of_records or self.size > MOST * self.of_size
 
     def shown(self) -> dict[str, Any]:
@@ -174,7 +174,7 @@ class LeftOut:
         return counted | {"first": self.first, "files_not_read": dict(self._others)}
 
     def lines(self) -> list[str]:
-        """What is left out, and what is empty, in words."""
+        """Return what is left out, and what is empty, in words."""
         said = []
         if self.total.records:
             more = ", …" if self.total.records > len(self.first) else ""

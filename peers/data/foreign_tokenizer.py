@@ -165,7 +165,7 @@ def _rules(step: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _growth(rule: Mapping[str, Any]) -> float:
-    """How many times as long one normalising step may make a text, at most."""
+    """Return how many times as long one normalising step may make a text, at most."""
     kind = rule.get("type")
     if kind == "Replace":
         pattern = rule.get("pattern", {})
@@ -233,7 +233,7 @@ def _without_classes(regex: str) -> str:
 
 
 def _repeats_a_choice(regex: str) -> bool:
-    """Whether a group with alternatives is followed by a repeat without bound; a parser may simplify it away."""
+    """Return whether a group with alternatives is followed by a repeat without bound; a parser may simplify it away."""
     groups, skip = [False], False
     for at, character in enumerate(regex):
         if skip:

@@ -78,7 +78,7 @@ class KeyCount:
         self.more += other.more
 
     def lines(self, option: str = "") -> list[str]:
-        """What was not used, in words. ``option`` takes special tokens in text as tokens."""
+        """Return what was not used, in words. ``option`` takes special tokens in text as tokens."""
         said = [f"key {key}: {count(number, 'record')}: not used" for key, number in self.unused.items()]
         said += [f"key {key}: {count(number, 'record')}: left out" for key, number in self.refused.items()]
         if self.more:
@@ -95,5 +95,5 @@ class KeyCount:
 
 
 def is_empty(value: Any) -> bool:
-    """Whether a key says nothing: nothing is lost with it."""
+    """Return whether a key says nothing: nothing is lost with it."""
     return value is None or value in ("", [], {})

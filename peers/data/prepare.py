@@ -59,7 +59,7 @@ class LocalText:
 
     @property
     def name(self) -> str:
-        """What it is called, for people."""
+        """Return what it is called, for people."""
         return ", ".join(path.name for path in self.paths) or "Python's own documentation"
 
 

@@ -128,7 +128,7 @@ def chat_without_template(key: str, place: str, *, pair: bool = False) -> Config
 
 
 def _document(line: int, record: bytes, field: str | None, keys: KeyCount) -> Document:
-    """What a record is made into. Raises UnusableRecord."""
+    """Return what a record is made into. Raises UnusableRecord."""
     value = _object(record)
     row, name, beside = _found(value, field)
     if row.get(name) is None:

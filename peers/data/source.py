@@ -265,7 +265,8 @@ def _shuffled_built_in(seed: str) -> list[str]:
 
 
 def _encoding(data: DataGiven, tokenizer_json: bytes, manifest: Manifest) -> Encoding:
-    """How the text becomes tokens: with the run's end token, and with the template that is given, else the run's."""
+    """Return how the text becomes tokens: with the run's end token, and with the template that is given, else the
+    run's."""
     return run_encoding(
         tokenizer_json,
         manifest.tokenizer,

@@ -49,7 +49,7 @@ def read_encoding(
     template: Path | None = None,
     special_in_text: bool = False,
 ) -> Encoding:
-    """How a user's files become tokens.
+    """Return how a user's files become tokens.
 
     Args:
         tokenizer: A ``tokenizer.json``, or a directory with one. What lies beside it says what ends a text and how a
@@ -253,7 +253,7 @@ def _template(file: Path, config: dict[str, Any]) -> str | None:
 
 
 def _is_json(text: str) -> bool:
-    """Whether a file of JSON, or its first line of JSONL, was given: as Jinja it would write itself."""
+    """Return whether a file of JSON, or its first line of JSONL, was given: as Jinja it would write itself."""
     for part in (text, text.lstrip().partition("\n")[0]):
         with contextlib.suppress(ValueError, RecursionError):
             return isinstance(json.loads(part), (dict, list))

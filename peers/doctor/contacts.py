@@ -50,7 +50,7 @@ class AddressProbe:
 
     @property
     def may_answer(self) -> bool:
-        """Whether it is worth dialling: what cannot be probed (QUIC, a name's records) may well answer."""
+        """Return whether it is worth dialling: what cannot be probed (QUIC, a name's records) may well answer."""
         return self.answered in ("peer", "untried")
 
 

@@ -42,7 +42,7 @@ def judge_device(seen: DeviceSeen) -> CheckResult:
 
 
 def judge_run(seen: RunSeen) -> CheckResult:
-    """What the contact says of its run."""
+    """Return what the contact says of its run."""
     manifest, standing = seen.manifest, seen.standing
     run, closed = manifest.run, standing.closed
     title = f"{run.name} ({manifest.run_id[:12]})"
@@ -130,7 +130,8 @@ def _rate(bytes_s: float) -> str:
 
 
 def judge_reach(reach: Reach, way: str, *, near: bool) -> CheckResult:
-    """How others reach this machine, and the way in which it calls the contact; ``near``: on this very machine."""
+    """Return how others reach this machine, and the way in which it calls the contact; ``near``: on this very
+    machine."""
     ways = {"direct": "directly", "relayed": "through a relay", "hole-punched": "directly, through a punched hole"}
     base = CheckResult(
         name="reachable",

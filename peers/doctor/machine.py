@@ -114,7 +114,7 @@ def _package(name: str) -> Path | None:
 
 
 def _torch_build() -> TorchBuild | None:
-    """What torch says of itself in its own file; an import would take seconds."""
+    """Return what torch says of itself in its own file; an import would take seconds."""
     place = _package("torch")
     if place is None:
         return None
@@ -129,7 +129,8 @@ def _torch_build() -> TorchBuild | None:
 
 
 def _daemon_problem(machine: str) -> str:
-    """Why the libp2p daemon, a program in the package hivemind, cannot run here; "" where nothing is in its way."""
+    """Return why the libp2p daemon, a program in the package hivemind, cannot run here; "" where nothing is in its
+    way."""
     place = _package("hivemind")
     if place is None:
         return ""  # said already

@@ -51,7 +51,7 @@ class RunSeen:
 
     @property
     def members(self) -> tuple[PeerId, ...]:
-        """Who takes part, the contact first; the contact alone before there is a roster."""
+        """Return who takes part, the contact first; the contact alone before there is a roster."""
         known = () if self.head is None else self.head.members.peers
         return tuple(dict.fromkeys((self.contact, *known)))
 

@@ -232,7 +232,8 @@ class SlowChecks:
             self._judge_gain(seen, figures, plan, stage, own, watching.result())
 
     async def _measure(self, guest: RunGuest) -> RunFigures:
-        """What the members say, and the link with the contact; one after the other, or one would measure the other."""
+        """Return what the members say, and the link with the contact; one after the other, or one would measure the
+        other."""
         from peers.doctor.judge import judge_bandwidth, judge_clock, judge_round_trip
         from swarm.membership.vitals import VitalsBoard
         from swarm.network.reach.probe import ProbedLink
@@ -303,7 +304,7 @@ class DevicePlan:
 
     @property
     def whole_fits(self) -> bool:
-        """Whether one machine like this could train the whole model: each part fits beside the others."""
+        """Return whether one machine like this could train the whole model: each part fits beside the others."""
         return not any(one.lacking for one in self.parts) and sum(one.bytes for one in self.parts) <= self.bench.free()
 
     def stage_to_join(self, seen: RunSeen) -> PlannedPart | None:

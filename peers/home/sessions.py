@@ -62,7 +62,7 @@ def _needed(newest_first: Sequence[Path]) -> set[Path]:
 
 
 def _run_in(session: Path) -> str:
-    """How the id of its run begins; "" for a session that knows none."""
+    """Return how the id of its run begins; "" for a session that knows none."""
     found = _SESSION.fullmatch(session.name)
     return (found and found["run"]) or ""
 

@@ -374,7 +374,7 @@ class _Reader:
 
     @property
     def left(self) -> int:
-        """How many are left."""
+        """Return how many are left."""
         return len(self._data) - self._at
 
     def take(self, size: int) -> bytes:

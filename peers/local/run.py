@@ -90,7 +90,7 @@ class LocalRun:
 
     @property
     def time_is_up(self) -> bool:
-        """Whether the run ends with the steps that it has. Not before there are trained weights to be kept."""
+        """Return whether the run ends with the steps that it has. Not before there are trained weights to be kept."""
         late = self.ends is not None and self.clock.wall() > self.ends
         return late and (self._closed or any(self.view.checkpoint_steps - {0}))
 

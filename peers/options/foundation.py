@@ -246,7 +246,7 @@ class Foundation:
 
     @property
     def cut_said(self) -> bool:
-        """Whether it says how the model is cut into stages."""
+        """Return whether it says how the model is cut into stages."""
         return any(said is not None for said in (self.stages, self.layers_per_stage, self.peers))
 
     @property
@@ -263,7 +263,7 @@ class Foundation:
 
     @property
     def _apart(self) -> dict[str, Any]:
-        """What ``mode`` and ``local_steps`` say together. Steps of a run that trains apart are averagings."""
+        """Return what ``mode`` and ``local_steps`` say together. Steps of a run that trains apart are averagings."""
         steps = self.local_steps or 1
         if self.mode == "local" or (self.mode is None and steps > 1):
             closes = None if self.steps is None else -(-self.steps // steps)

@@ -39,7 +39,7 @@ class PlanReport:
 
     @property
     def sliced(self) -> SliceForecast:
-        """What slices of rows would save."""
+        """Return what slices of rows would save."""
         return slices(self.best)
 
     def document(self) -> dict[str, Any]:

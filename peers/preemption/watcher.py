@@ -111,8 +111,8 @@ def pause_after(failures: int, pause_s: float) -> float:
 
 
 def reason_of(source: str, notice: Notice, now: float) -> str:
-    """Why the peer leaves, in words: ``AWS: this machine is taken back at 12:30:05 UTC``. ``now`` is this machine's
-    time, in seconds since the Unix epoch."""
+    """Return why the peer leaves, in words: ``AWS: this machine is taken back at 12:30:05 UTC``. ``now`` is this
+    machine's time, in seconds since the Unix epoch."""
     if notice.left_s is None:
         return f"{source}: this machine is taken back"
     try:

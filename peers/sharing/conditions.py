@@ -46,8 +46,8 @@ class Steadily:
 
 
 def quiet_s(first_s: float, short_stays: int) -> float:
-    """How long no condition must have held before the peer comes back: ``first_s`` seconds, doubled for each time in a
-    row that it had to leave again within STAY_S."""
+    """Return how long no condition must have held before the peer comes back: ``first_s`` seconds, doubled for each
+    time in a row that it had to leave again within STAY_S."""
     return doubled(first_s, short_stays, max(first_s, MAX_QUIET_S))
 
 

@@ -242,7 +242,7 @@ SHOWN = ("ActiveState", "SubState", "NRestarts", "ExecMainStatus", "MainPID")
 
 
 def service_status(files: ServiceFiles, run: Systemctl) -> Mapping[str, str]:
-    """What systemd says of the service, by its own names. Raises CommandError as :func:`uninstall`."""
+    """Return what systemd says of the service, by its own names. Raises CommandError as :func:`uninstall`."""
     _check_there(files)
     words = ["show", files.unit.name, f"--property={','.join(SHOWN)}"]
     answer = _checked(run(words), words)

@@ -78,7 +78,7 @@ class FullSwarm(SimSwarm):
         self.network.weights = self._weights(case)
 
     def _weights(self, case: SimulationCase) -> PayloadWeights:
-        """How much heavier the scenario's payloads are than the tiny model's; of the parts on average."""
+        """Return how much heavier the scenario's payloads are than the tiny model's; of the parts on average."""
         family, stages = family_of(self.manifest.model), len(case.stages)
         real = {part.name: family.cost(part, TINY["context"]).parameters for part in family.parts(self.manifest.split)}
 

@@ -156,7 +156,7 @@ class LocalSwarm:
         return SystemClock()
 
     def _device(self, name: str) -> Device:
-        """What runs a peer's torch."""
+        """Return what runs a peer's torch."""
         return DeviceThread(resolve_device("cpu"))
 
     async def open(self) -> None:
@@ -220,7 +220,8 @@ class LocalSwarm:
         return identity.peer
 
     def credential_of(self, name: str, role: Any, peer: PeerId) -> Credential | None:
-        """What admits a new peer, in a run that not everybody may join: a grant of the founder's, for the whole run."""
+        """Return what admits a new peer, in a run that not everybody may join: a grant of the founder's, for the whole
+        run."""
         issuer = _identity(0)
         if not self.manifest.admission.closed or peer == issuer.peer:
             return None

@@ -234,7 +234,7 @@ def _check(told: ScenarioFile, stages: int, hosts: int, trainers: int, fidelity:
 def _machine(
     entry: ScenarioPeers, one: PeerClass, kind: int, work: Workload, stages: Sequence[int], rows: int
 ) -> SimMachine:
-    """What the machines of a class do: microbatches a second of a stage as they are on average."""
+    """Return what the machines of a class do: microbatches a second of a stage as they are on average."""
     places = tuple((1,) for _ in range(2))
     layout = PartLayout(stages=(max(1, round(sum(stages) / len(stages))),), places=places, rows=rows)
     speed = predict(work, (one,), layout).parts[0].rate
@@ -243,7 +243,7 @@ def _machine(
 
 
 def _copy_s(work: Workload, stages: Sequence[int], classes: Sequence[PeerClass]) -> float:
-    """How long a new copy takes: no faster than the product lets it come, nor than the thinnest link."""
+    """Return how long a new copy takes: no faster than the product lets it come, nor than the thinnest link."""
     size = work.copy_bytes * work.layer.times(max(stages)).parameters
     return size / min(COPY_BYTES_S, *(one.down for one in classes))
 

@@ -113,7 +113,7 @@ class SimSwarm(LocalSwarm):
         _loop().thaw(name)
 
     def is_dead(self, name: str) -> bool:
-        """Whether it was killed."""
+        """Return whether it was killed."""
         return self._killed[name].is_set()
 
     def _stop(self, name: str) -> None:

@@ -31,7 +31,7 @@ class MarketMachine:
 
     @property
     def holds(self) -> bool:
-        """Whether its stage can count on it."""
+        """Return whether its stage can count on it."""
         return self.ready_s is not None and self.ended_s is None and not self.leaving
 
 

@@ -112,7 +112,7 @@ def header(state: State, width: int, *, paused: bool = False) -> Content:
 
 
 def _told(text: str, width: int, style: str) -> list[Sequence[_Piece]]:
-    """What a person should know, in as many rows as it takes: what to do next comes last."""
+    """Return what a person should know, in as many rows as it takes: what to do next comes last."""
     return [[(fitted(line, width), style)] for line in wrap(f"! {text}", max(8, width), subsequent_indent="  ")[:TOLD]]
 
 

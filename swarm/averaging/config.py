@@ -92,7 +92,7 @@ class AveragingConfig(Section):
 
     @property
     def feeds_back(self) -> bool:
-        """Whether replicas add what is rounded off to what they contribute next."""
+        """Return whether replicas add what is rounded off to what they contribute next."""
         return self.codec in FED_BACK
 
     @property

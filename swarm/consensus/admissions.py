@@ -52,7 +52,7 @@ class AdmissionConfig(Section):
 
     @property
     def closed(self) -> bool:
-        """Whether one must be admitted."""
+        """Return whether one must be admitted."""
         return self.mode != "open"
 
 
@@ -158,7 +158,7 @@ class AdmissionPolicy:
 
     @property
     def closed(self) -> bool:
-        """Whether one must be admitted."""
+        """Return whether one must be admitted."""
         return self.config.closed
 
     def first(self) -> Admissions:

@@ -236,8 +236,8 @@ class ChangeRules:
     def spared(
         self, before: Roster, leaving: Sequence[str], peer: str, *, lost: bool = False, moves: bool = False
     ) -> str | None:
-        """Why ``peer`` can not be spared when ``leaving`` go as well; None when it can. Of one that is ``lost`` only
-        what nobody can do without is asked. One that only ``moves`` keeps its vote.
+        """Return why ``peer`` can not be spared when ``leaving`` go as well; None when it can. Of one that is ``lost``
+        only what nobody can do without is asked. One that only ``moves`` keeps its vote.
 
         Who joins in the same step does not count: it takes the step's result from those who stay.
         """

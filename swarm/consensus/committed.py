@@ -44,7 +44,7 @@ class CommittedRow(Protocol):
 
     @property
     def early(self) -> bool:
-        """Whether it was computed with older parameters."""
+        """Return whether it was computed with older parameters."""
 
 
 class UnpackedRow(NamedTuple):

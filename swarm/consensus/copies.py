@@ -149,7 +149,7 @@ def _keepers(roster: Roster, part: PartName) -> set[PeerId]:
 
 
 def _may_keep(member: Member, part: PartName) -> bool:
-    """Whether a peer may keep a copy of a part: of private ends none that hosts a stage, or is there to."""
+    """Return whether a peer may keep a copy of a part: of private ends none that hosts a stage, or is there to."""
     return member.part != part and not (part == ENDS and member.role == "stage")
 
 

@@ -29,8 +29,8 @@ def free_quota(trainers: Sequence[PeerId], target: int, max_share: float) -> dic
 
 
 def first_lease(trainers: int, target: int) -> int:
-    """How many microbatches of a step are leased to each of so many trainers before anybody asks: half of an equal
-    share, which is no more than any quota allows."""
+    """Return how many microbatches of a step are leased to each of so many trainers before anybody asks: half of an
+    equal share, which is no more than any quota allows."""
     return target // (2 * trainers) if trainers else 0
 
 
@@ -90,7 +90,7 @@ class Ledger:
         return self.done >= self.target
 
     def leased(self, trainer: PeerId) -> int:
-        """How many are leased to a trainer."""
+        """Return how many are leased to a trainer."""
         return self._accounts[trainer].leased
 
     @property

@@ -106,7 +106,7 @@ class Balance:
         return ((peer, part) for peer, part in sorted(self.held.items()) if peer not in self.going)
 
     def capacities(self) -> dict[PartName, float]:
-        """What each stage computes from the next step on when nobody moves: the sum of its peers' speeds."""
+        """Return what each stage computes from the next step on when nobody moves: the sum of its peers' speeds."""
         found = dict.fromkeys(self.stages, 0.0)
         for peer, part in (*self.staying(), *sorted(self.joining.items())):
             found[part] += self.speed.get(peer, 1.0)

@@ -80,7 +80,7 @@ class Contribution(Message):
     early: Annotated[bool, Field(exclude_if=operator.not_)] = False
 
     def work(self, step: int) -> StepWork:
-        """What counts of it, in the step that commits it."""
+        """Return what counts of it, in the step that commits it."""
         return StepWork(step, self.microbatch, self.early)
 
 
@@ -202,7 +202,8 @@ class CloseRecord(Message):
 
     @model_validator(mode="after")
     def _back_means_void(self) -> Self:
-        """What goes back keeps nothing of the open step: a record that had results, too, would be checked for these."""
+        """Return what goes back keeps nothing of the open step: a record that had results, too, would be checked for
+        these."""
         if self.repeats and not (self.void and self.step < self.repeats):
             raise ValueError("a record that goes back is void, and of a step before the open one")
         return self
@@ -237,7 +238,7 @@ class CloseRecord(Message):
 
     @property
     def age(self) -> tuple[int, int]:
-        """What orders the records of a run: a later one has a greater age."""
+        """Return what orders the records of a run: a later one has a greater age."""
         return self.returns, self.step
 
     def follows(self, before: CloseRecord) -> bool:

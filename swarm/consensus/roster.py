@@ -85,7 +85,7 @@ class Roster:
 
     @cached_property
     def names(self) -> Mapping[str, str]:
-        """What people are shown of each member: see :func:`~swarm.ids.distinct_names`."""
+        """Return what people are shown of each member: see :func:`~swarm.ids.distinct_names`."""
         return distinct_names({member.peer: member.name for member in self.members})
 
     @cached_property
@@ -213,8 +213,8 @@ def join_words(part: PartName | None, *, open_port: bool = False) -> str:
 
 
 def part_lost(roster: Roster, part: str, gone: Mapping[PeerId, str], why: str = "") -> RunEnded | None:
-    """Why the run is over for everybody when all replicas of a part (see :func:`lost_parts`) are ``gone``, by peer with
-    the reason, and ``why`` nobody takes it over; None while one is there."""
+    """Return why the run is over for everybody when all replicas of a part (see :func:`lost_parts`) are ``gone``, by
+    peer with the reason, and ``why`` nobody takes it over; None while one is there."""
     if part not in lost_parts(roster, gone):
         return None
     last = "trainer" if part == TRAINERS else f"replica of {part}"
@@ -250,8 +250,8 @@ def can_be_called(roster: Roster, part: PartName) -> bool:
 
 
 def lacks_server(roster: Roster, member: Member, how: HowToJoin = join_words) -> str:
-    """Why ``member`` cannot join its part yet, with what must happen first; "" when it can: it, or a replica that is
-    there, can be called."""
+    """Return why ``member`` cannot join its part yet, with what must happen first; "" when it can: it, or a replica
+    that is there, can be called."""
     if member.part is None or not member.outgoing or can_be_called(roster, PartName(member.part)):
         return ""
     return f"no replica of {member.part} can be called by others, nor can this one: {_first(member.part, how)}"
@@ -267,7 +267,7 @@ def serves_alone(staying: Roster, member: Member) -> bool:
 
 
 def without_server(roster: Roster, how: HowToJoin = join_words) -> str:
-    """Why a run cannot begin with this roster, with what must happen first; "" when it can."""
+    """Return why a run cannot begin with this roster, with what must happen first; "" when it can."""
     lost = unserved(roster, ())
     parts = sorted({part for peer in lost if (part := roster[peer].part) is not None})
     if not parts:

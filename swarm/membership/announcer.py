@@ -25,7 +25,7 @@ FAREWELL_S = 1.0
 
 
 def only_calls(settings: MemberSettings, addresses: Sequence[str]) -> bool:
-    """Whether others should not have to call this peer: its owner says so, or they can only through a relay."""
+    """Return whether others should not have to call this peer: its owner says so, or they can only through a relay."""
     return settings.dial_out_only or any("/p2p-circuit" in address for address in addresses)
 
 
@@ -42,7 +42,7 @@ class Announcer:
         run.situation.placed = self._placed.set
 
     def record(self) -> PeerRecord:
-        """What is true now."""
+        """Return what is true now."""
         settings, situation = self._settings, self._situation
         waiting: dict[str, Literal["ready", "draining"]] = {"ready": "ready", "draining": "draining"}
         return PeerRecord(

@@ -54,8 +54,8 @@ class ArrivalService:
         return [ARRIVE.handled(self._on_arrive)]
 
     async def _on_arrive(self, caller: PeerId, body: Arrive) -> Arrived:
-        """What has come is in the weights as soon as the device has done it: where replicas train apart nothing is
-        reversed or replayed for a close."""
+        """Return what has come is in the weights as soon as the device has done it: where replicas train apart nothing
+        is reversed or replayed for a close."""
         try:
             await self.member.from_leader(caller, body.step, body.term, votes_only=False)
         except Busy:
@@ -106,7 +106,8 @@ class CatchingUp:
             await self._around.clock.sleep(patience.pause_s())
 
     def _donors(self, part: LocalPart, record: CloseRecord) -> Sequence[PeerId]:
-        """Who was in the averaging, in an order of our own, for several may be late at once; then who keeps a copy."""
+        """Return who was in the averaging, in an order of our own, for several may be late at once; then who keeps a
+        copy."""
         gone, me = self._around.watch.gone, self._around.endpoint.peer
         outside = {*record.late, *record.absent, *gone}
         roster, name = self._run.position.roster, part.spec.name

@@ -116,7 +116,7 @@ def not_admitted(error: Unadmitted) -> RunEnded:
 
 
 async def ask_standing(endpoint: Endpoint, clock: Clock, contact: PeerId) -> RunStanding:
-    """Where the run stands as the contact sees it; waits some seconds for a contact that is only starting.
+    """Return where the run stands as the contact sees it; waits some seconds for a contact that is only starting.
 
     Asks once more when the stream breaks: a contact with too many ends those of peers that it does not know. Raises
     Unreachable or DeadlineMissed when it is gone, its last error when it never answers; RunEnded when it does not let

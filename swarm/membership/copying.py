@@ -42,7 +42,7 @@ class Copies:
         return tuple(sorted(part for part, copy in self.kept.items() if copy.step is not None))
 
     def tensors(self) -> list[torch.Tensor]:
-        """What the copies hold now."""
+        """Return what the copies hold now."""
         return [tensor for copy in self.kept.values() for tensor in copy.tensors()]
 
     def held(self, part: PartName, step: int) -> PartState | None:

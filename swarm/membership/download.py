@@ -64,7 +64,7 @@ class PartDownload:
 
     @property
     def verified_bytes(self) -> int:
-        """What is here already, whatever becomes of the donors."""
+        """Return what is here already, whatever becomes of the donors."""
         return sum(self._download.given.values())
 
     @property
@@ -74,7 +74,7 @@ class PartDownload:
 
     @property
     def seconds(self) -> float:
-        """How long ago it began."""
+        """Return how long ago it began."""
         return self._around.clock.monotonic() - self._began
 
     async def fetch(self, donors: Sequence[PeerId]) -> tuple[Snapshot, tuple[PeerId, ...]]:

@@ -111,7 +111,7 @@ class Entering:
         await self._around.be_reachable(self._at.roster.peers)  # others than those through which it came know now
 
     async def _asked(self) -> RunStanding | None:
-        """Where the run stands; None once this peer is a member, and needs to ask nobody."""
+        """Return where the run stands; None once this peer is a member, and needs to ask nobody."""
         told = asyncio.create_task(self._contact.standing(self._run.situation.wait_for))
         named = asyncio.create_task(self._at.wait_member())
         try:
@@ -121,7 +121,7 @@ class Entering:
             await ended((told, named))
 
     def _replaced(self, closed: int) -> bool:
-        """Whether the run began, and went on, without us who had taken our part in another founding record."""
+        """Return whether the run began, and went on, without us who had taken our part in another founding record."""
         state = self._at.open
         accepted = None if self._at.head is not None or state.closing is not None else state.ballot.vote
         return accepted is not None and closed > accepted.record.step

@@ -104,7 +104,7 @@ class Following:
         await self.prepare(part, record)
 
     async def _kept(self, name: PartName, record: CloseRecord) -> TrainedPart | None:
-        """What was downloaded for another founding record, in which we held the same part."""
+        """Return what was downloaded for another founding record, in which we held the same part."""
         part = self._holding.part
         if part is None or part.spec.name != name:
             return None

@@ -189,8 +189,8 @@ class Founder:
             self._donor.withdraw(part)
 
     def _enough(self, found: Sequence[Candidate]) -> tuple[bool, str]:
-        """Whether the run can start with these, and what it waits for. Where they are enough, and have the memory for
-        some stages only, or no vote, one more is let in."""
+        """Return whether the run can start with these, and what it waits for. Where they are enough, and have the
+        memory for some stages only, or no vote, one more is let in."""
         start, stages = self._around.manifest.run.start_when, self._around.manifest.split.stages
         complete, reason = enough(found, start.stage_hosts, start.trainers)
         problem = without_memory(found, stages) or self._without_vote(found)
@@ -200,7 +200,7 @@ class Founder:
         return complete, reason
 
     def _without_vote(self, found: Sequence[Candidate]) -> str:
-        """Why nobody of these could decide the first step; "" where somebody can."""
+        """Return why nobody of these could decide the first step; "" where somebody can."""
         gate, private = self._around.gate, self._around.manifest.split.ends == "private"
         holding = [one for one in found if one.role == "stage" or (one.role == "trainer" and private)]
         if gate is None or not all(gate.rules.mute(gate.state, one.peer, one.credential) for one in holding):
@@ -234,7 +234,7 @@ class Founder:
         return others
 
     def _fetches(self, peer: PeerId, since: float) -> bool:
-        """Whether it gets frozen weights from us, as fast as it must."""
+        """Return whether it gets frozen weights from us, as fast as it must."""
         store, now = self._around.files.frozen, self._around.clock.monotonic()
         if store is None:
             return False
@@ -317,8 +317,8 @@ class WaitingRoom:
         self._silent: dict[PeerId, float] = {}
 
     def to_ask(self, waiting: Mapping[PeerId, Role], connected: Container[PeerId], now: float) -> list[PeerId]:
-        """Whom to call: those who answered before, as many as there are places, and a few others of roles that lack
-        some; first who is ``connected`` with us already, so that it called us, then by chance, all alike.
+        """Return whom to call: those who answered before, as many as there are places, and a few others of roles that
+        lack some; first who is ``connected`` with us already, so that it called us, then by chance, all alike.
 
         ``waiting`` is whoever announces itself; all else is forgotten about the rest.
         """
@@ -332,7 +332,7 @@ class WaitingRoom:
         return known + new[:NEWCOMERS]
 
     def since(self, peer: PeerId) -> float:
-        """When it answered first."""
+        """Return when it answered first."""
         return self._came.get(peer, math.inf)
 
     def first(self, waiting: Mapping[PeerId, Role]) -> list[PeerId]:

@@ -62,7 +62,7 @@ class FoundingTimeout:
 
 
 def enough(candidates: Sequence[Candidate], stage_hosts: int, trainers: int) -> tuple[bool, str]:
-    """Whether the run can start, and what it waits for."""
+    """Return whether the run can start, and what it waits for."""
     hosts = sum(candidate.role == "stage" for candidate in candidates)
     feeding = sum(candidate.role == "trainer" for candidate in candidates)
     reason = f"{hosts} of {stage_hosts} stage hosts and {feeding} of {trainers} trainers are here"

@@ -121,7 +121,8 @@ class CallGate:
         return CallerAccess.VOTER if founds and found is CallerAccess.JOINER else found
 
     def _counts_anew(self, view: _View, peer: PeerId) -> bool:
-        """Whether one that was revoked has shown, or has itself, another grant since, with which it may join anew."""
+        """Return whether one that was revoked has shown, or has itself, another grant since, with which it may join
+        anew."""
         shown = self.credential if peer == self._me else self._shown.get(peer)
         if shown is None:
             return False
@@ -140,8 +141,8 @@ class CallGate:
             raise Unadmitted(f"the invite for {shown.grant.name} was revoked")
 
     def _expected(self, caller: PeerId) -> CallerAccess | None:
-        """What it is by the record that we have accepted, which may be decided elsewhere before we hear of it; and by
-        the one after which our lineage went on by itself, whose voters say together what counts."""
+        """Return what it is by the record that we have accepted, which may be decided elsewhere before we hear of it;
+        and by the one after which our lineage went on by itself, whose voters say together what counts."""
         if self._at is None:
             return None
         vote, fork = self._at.open.ballot.vote, self._at.forking.fork
@@ -200,7 +201,7 @@ class CallGate:
 
     @property
     def state(self) -> Admissions:
-        """What the newest record that is known here says of admission."""
+        """Return what the newest record that is known here says of admission."""
         return self._looked().state
 
     @property

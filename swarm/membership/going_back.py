@@ -134,7 +134,7 @@ class Checkpoints:
 
 
 def _lack(known: Sequence[tuple[int, Sequence[PartName]]], roster: Roster, here: Sequence[PeerId]) -> str:
-    """What these peers lack of the newest checkpoint that they know, in words, and who held it last. Pure."""
+    """Return what these peers lack of the newest checkpoint that they know, in words, and who held it last. Pure."""
     if not known or not known[0][1]:
         return "the peers that are here lack a part of each checkpoint: start who held it"
     step, parts = known[0]
@@ -181,8 +181,8 @@ async def went_back(run: RunContext, known: CloseRecord, peers: Sequence[PeerId]
 
 
 def _follows(decision: Decision, known: CloseRecord) -> bool:
-    """Whether those that took part after ``known`` decided that the run goes back, from there or from a later step of
-    which this peer did not hear. Pure."""
+    """Return whether those that took part after ``known`` decided that the run goes back, from there or from a later
+    step of which this peer did not hear. Pure."""
     record = decision.record
     if not record.repeats or not record.void or record.provisional or record.run != known.run:
         return False

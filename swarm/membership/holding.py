@@ -43,12 +43,12 @@ class RoleManager:
 
     @property
     def role(self) -> Role | None:
-        """What is done now; None before a part is here, and for a bootstrap."""
+        """Return what is done now; None before a part is here, and for a bootstrap."""
         return self._role
 
     @property
     def part(self) -> TrainedPart | None:
-        """What is held now."""
+        """Return what is held now."""
         return None if self._role is None else self._role.part
 
     def take(self, part: TrainedPart | None, record: CloseRecord) -> None:
@@ -96,7 +96,7 @@ class RoleManager:
                 await asyncio.gather(working, return_exceptions=True)
 
     def activity(self, rounds: Rounds) -> PipelineActivity:
-        """What is done for microbatches now, and whether one of the ``rounds`` of the part goes on beside it."""
+        """Return what is done for microbatches now, and whether one of the ``rounds`` of the part goes on beside it."""
         doing = PipelineActivity() if self._role is None else self._role.service.activity()
         return replace(doing, averaging=rounds.held_bytes > 0)
 
@@ -137,7 +137,7 @@ class RoleManager:
             await self._role.service.settle(step, assigned)
 
     def cursor(self, step: int, committed: Collection[MicrobatchId]) -> tuple[int, int] | None:
-        """Where our shard continues after a step with these microbatches; None without a shard."""
+        """Return where our shard continues after a step with these microbatches; None without a shard."""
         return self._role.service.cursor_after(step, committed) if isinstance(self._role, TrainerRole) else None
 
 

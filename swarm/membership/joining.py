@@ -146,7 +146,7 @@ class Joining:
 
     @property
     def _here(self) -> tuple[int, int]:
-        """What has been reached: (step observed, bytes verified of the state that is being downloaded)."""
+        """Return what has been reached: (step observed, bytes verified of the state that is being downloaded)."""
         head = self._at.head
         return (-1 if head is None else head.step), self._state.verified_bytes
 
@@ -202,12 +202,13 @@ class Joining:
             raise RunEnded(f"the run is over but for its last step, {last}: nobody joins with that one", Ending.FAILED)
 
     def _placed(self, head: CloseRecord) -> bool:
-        """Whether this peer keeps its place: it has to start over, or was moved there and has nothing of it yet."""
+        """Return whether this peer keeps its place: it has to start over, or was moved there and has nothing of it
+        yet."""
         me = self._around.endpoint.peer
         return self._prepared or (self._at.names(head) and head.members[me].part == self._run.situation.part)
 
     def _is_double(self, head: CloseRecord) -> bool:
-        """Whether the record names another life of this peer: one before this process, or beside it."""
+        """Return whether the record names another life of this peer: one before this process, or beside it."""
         return self._around.endpoint.peer in head.members and not self._at.names(head)
 
     async def _wait_for_notice(self, head: CloseRecord, patience: ExponentialBackoff) -> None:
@@ -241,7 +242,7 @@ class Joining:
             await self._around.clock.sleep(LOOK_S)
 
     async def _went_back(self, known: CloseRecord) -> bool:
-        """Whether the run went back to a checkpoint after this record, as its members prove."""
+        """Return whether the run went back to a checkpoint after this record, as its members prove."""
         witnesses = self._witnesses(known)
         first = self._looked % max(1, len(witnesses))
         self._looked = first + MAX_LOOKED  # others each time: those of one look may all be gone
@@ -258,9 +259,9 @@ class Joining:
             self._around.gate.observed(head)
 
     def _is_needed(self, head: CloseRecord, lost: Collection[str]) -> bool:
-        """Whether the run waits for somebody to take over what an earlier life of this peer was the last to do, or what
-        else this one could do: it will not close a step without us. The latter only once nobody was heard in our name:
-        that life may be there still."""
+        """Return whether the run waits for somebody to take over what an earlier life of this peer was the last to do,
+        or what else this one could do: it will not close a step without us. The latter only once nobody was heard in
+        our name: that life may be there still."""
         before = head.members[self._around.endpoint.peer]
         if before.part in lost or (before.role == "trainer" and TRAINERS in lost):
             return True
@@ -271,9 +272,9 @@ class Joining:
     def _donors(
         self, head: CloseRecord, name: PartName | None, contact: PeerId | None, attempt: int
     ) -> Sequence[PeerId]:
-        """Who can help: any member with decisions, a replica with a part; in an order of our own, so that those who
-        join together spread, and another one each time. When replicas have failed, those come after them that keep a
-        copy of the part: its replicas may all be gone. Who lied is not asked again."""
+        """Return who can help: any member with decisions, a replica with a part; in an order of our own, so that those
+        who join together spread, and another one each time. When replicas have failed, those come after them that keep
+        a copy of the part: its replicas may all be gone. Who lied is not asked again."""
         members = head.members.peers if name is None else head.members.replicas(name)
         donors = self._willing(members)
         random.Random(self._around.endpoint.peer).shuffle(donors)
@@ -330,7 +331,7 @@ class Joining:
         return observer
 
     def _holds(self, record: CloseRecord) -> bool:
-        """Whether our part is just as this record says; without one, whether there is nothing to hold."""
+        """Return whether our part is just as this record says; without one, whether there is nothing to hold."""
         part = self._state.part
         return self._prepared and (self._run.situation.part is None if part is None else part.step == record.step)
 

@@ -39,7 +39,7 @@ class _Standing:
 
     @property
     def safe_with(self) -> PeerId | None:
-        """Who has the newest state, too, of a part that nobody else trains."""
+        """Return who has the newest state, too, of a part that nobody else trains."""
         return max((peer for peer, had in self.copies.items() if had >= self.record.step), default=None)
 
 

@@ -31,7 +31,7 @@ ASK_AGAIN_S = 4.0
 
 
 def ended_in_order(step: int) -> str:
-    """Why the run is over before its last step, in words."""
+    """Return why the run is over before its last step, in words."""
     return f"{ENDED} {step}, as all its peers were asked to leave; {Advice.GO_ON}"
 
 
@@ -64,7 +64,7 @@ class Leaving:
 
     @property
     def outcome(self) -> str:
-        """Why it is over, once it is, in words."""
+        """Return why it is over, once it is, in words."""
         if self._at.departed:
             return f"it left in order after step {self._at.open_step - 1}"
         return ended_in_order(self._at.open_step - 1) if self._ended else "every step of the run is closed"

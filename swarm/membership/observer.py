@@ -156,7 +156,7 @@ class Observer:
         self._head = record
 
     async def _led(self, ask: Callable[[PeerId], Awaitable[T]]) -> T:
-        """What the first guide gives that can, while a stand-in is kept."""
+        """Return what the first guide gives that can, while a stand-in is kept."""
         keeping = asyncio.create_task(self._update_sources.keep(self.head))
         try:
             while True:

@@ -294,9 +294,9 @@ class ObserverService:
             raise Refused(f"{part} is not held here any more")
 
     async def _wait_averaged(self, part: PartName, step: int) -> torch.Tensor | None:
-        """What ``part``'s replicas agreed on for ``step``, which may be closed by now; None when it was given up, and
-        when its update is not kept any more. Raises as :meth:`_wait_reached`; who asks may have closed the step before
-        sooner than we."""
+        """Return what ``part``'s replicas agreed on for ``step``, which may be closed by now; None when it was given
+        up, and when its update is not kept any more. Raises as :meth:`_wait_reached`; who asks may have closed the step
+        before sooner than we."""
 
         def over() -> bool:
             return self.closed is None or self.closed >= step or self._updates.reached(part) is None

@@ -38,7 +38,7 @@ class UpdateSources:
 
     @property
     def first(self) -> PeerId:
-        """Who leads. Raises OutOfSync when nobody does."""
+        """Return who leads. Raises OutOfSync when nobody does."""
         if not self._peers:
             raise OutOfSync("nobody is left to observe the run with")
         return self._peers[0]
@@ -138,7 +138,7 @@ class UpdateTimeout:
 
     @property
     def seconds(self) -> float:
-        """How long the next question may take."""
+        """Return how long the next question may take."""
         return self._time.next_s
 
     def begin(self, guide: PeerId) -> None:

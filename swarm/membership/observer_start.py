@@ -174,8 +174,8 @@ async def _confirm(start: ObserverStart, agreeing: Sequence[PeerId], decided: De
 
 
 async def _attested(start: ObserverStart, known: CloseRecord, decided: Decided) -> bool:
-    """Whether more than half of a roster that we trust (JURY of it by hash when it is larger) signed the record or say
-    that they saw it decided; or it is that very record."""
+    """Return whether more than half of a roster that we trust (JURY of it by hash when it is larger) signed the record
+    or say that they saw it decided; or it is that very record."""
     record, me = decided.record, start.endpoint.peer
     if record.hash() == known.hash():
         return True
@@ -195,7 +195,7 @@ async def _attested(start: ObserverStart, known: CloseRecord, decided: Decided) 
 
 
 def _decided_by(start: ObserverStart, known: CloseRecord, decided: Decided) -> bool:
-    """Whether those who take part after ``known`` decided the record that follows it."""
+    """Return whether those who take part after ``known`` decided the record that follows it."""
     try:
         check_acceptances(decided.record, known.members, decided.acceptances, start.verify, decided.term)
     except Refused:

@@ -101,12 +101,13 @@ class PartCopy:
         return None if self._record is None else self._record.step
 
     def holds(self, step: int) -> bool:
-        """Whether it is exactly at this step's state, as it was decided here."""
+        """Return whether it is exactly at this step's state, as it was decided here."""
         decided = self._context.records.at(step)
         return self.step == step and (decided is None or self._is(decided))
 
     def takes(self, step: int) -> bool:
-        """Whether it is at the state before, and has the update with which it will be at this step's, most likely."""
+        """Return whether it is at the state before, and has the update with which it will be at this step's, most
+        likely."""
         return self.step == step - 1 and self._ahead is not None and self._ahead.step == step
 
     def _is(self, record: CloseRecord) -> bool:
@@ -114,11 +115,11 @@ class PartCopy:
 
     @property
     def state(self) -> PartState | None:
-        """What it holds. It moves on with the run, until whoever runs it stops."""
+        """Return what it holds. It moves on with the run, until whoever runs it stops."""
         return self._state if self._record is not None else None
 
     def tensors(self) -> list[torch.Tensor]:
-        """What is held now: the state, and an update that is not decided yet."""
+        """Return what is held now: the state, and an update that is not decided yet."""
         state, ahead = self._state, self._ahead
         held = [] if state is None else [one for kind in state.tensors().values() for one in kind]
         return held if ahead is None else [*held, ahead.mean]

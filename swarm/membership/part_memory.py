@@ -78,7 +78,7 @@ def check_memory(around: MemoryContext, name: PartName) -> None:
 
 
 def part_bytes(manifest: Manifest, spec: PartSpec, *, apart: bool = False) -> dict[MemoryKind, int]:
-    """What training a part takes in this run beside its activations, at most, by kind; see
+    """Return what training a part takes in this run beside its activations, at most, by kind; see
     :func:`~swarm.planning.costs.bytes_by_kind`."""
     model, local = manifest.model, manifest.averaging.mode == "local"
     vectors, exact = len(update_of(manifest).vectors), manifest.run.reproducible
@@ -121,12 +121,12 @@ class GraphMemory:
 
     @property
     def expected(self) -> tuple[int, int]:
-        """How many graphs there may be at a time, and the bytes of one as they are kept now."""
+        """Return how many graphs there may be at a time, and the bytes of one as they are kept now."""
         return self._under_way, self._thrifty if self._on else self._graph
 
     def deferrable(self) -> int:
-        """How many bytes gradients of weights that are computed later may hold: half of what graphs leave, at most
-        DEFERRED_BYTES."""
+        """Return how many bytes gradients of weights that are computed later may hold: half of what graphs leave, at
+        most DEFERRED_BYTES."""
         under_way, graph = self.expected
         return max(0, min(DEFERRED_BYTES, (self._left - under_way * graph) // 2))
 

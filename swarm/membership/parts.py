@@ -98,7 +98,7 @@ class FrozenPart:
 
     @property
     def here(self) -> bool:
-        """Whether they are on the disk."""
+        """Return whether they are on the disk."""
         return self._store.holds(self.wanted)
 
     def load(self) -> Mapping[str, Stored]:
@@ -151,7 +151,7 @@ async def ensure_frozen(
 
 
 async def _made(part: FrozenPart, files: Path) -> bool:
-    """Whether the model's files on this machine gave the run's frozen weights."""
+    """Return whether the model's files on this machine gave the run's frozen weights."""
     try:
         same = await asyncio.to_thread(part.make, files)
     except StateError as error:

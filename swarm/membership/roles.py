@@ -88,17 +88,17 @@ class PeerContext:
 
     @property
     def gate(self) -> CallGate | None:
-        """What decides who may call; None where anybody may."""
+        """Return what decides who may call; None where anybody may."""
         return None if self.admission is None else self.admission.gate
 
     @property
     def credential(self) -> Credential | None:
-        """What admits this peer; None where nothing has to."""
+        """Return what admits this peer; None where nothing has to."""
         return None if self.gate is None else self.gate.credential
 
     def boundary(self, behind: int, ahead: int) -> BoundarySpecs:
-        """What crosses stage boundaries in this run, seen by who holds what lies between these two; those of a trainer
-        with private ends are the last and the first."""
+        """Return what crosses stage boundaries in this run, seen by who holds what lies between these two; those of a
+        trainer with private ends are the last and the first."""
         model, size, rules = self.manifest.model, self.manifest.batch.microbatch_size, codec_rules(self.manifest)
         forward, backward = codecs_named([rules.first])[0]
         return BoundarySpecs(
@@ -171,7 +171,7 @@ class StageRole:
 
     @property
     def expected_graphs(self) -> tuple[int, int]:
-        """How many graphs there may be at a time, and about how many bytes one has."""
+        """Return how many graphs there may be at a time, and about how many bytes one has."""
         return self._memory.expected
 
     async def run(self) -> None:

@@ -32,7 +32,7 @@ FAR = 2.0
 
 
 def local_rules_of(manifest: Manifest) -> LocalRules:
-    """What the manifest says about training apart."""
+    """Return what the manifest says about training apart."""
     batch, averaging = manifest.batch, manifest.averaging
     return LocalRules(
         batch=batch.microbatches_per_step,
@@ -48,8 +48,8 @@ def local_rules_of(manifest: Manifest) -> LocalRules:
 
 
 def reach_of(manifest: Manifest) -> float:
-    """How far the weights of an honest replica can be from where all began, L2 norm, when it trains apart: AdamW moves
-    an element by little more than the learning rate, as does Muon on the average, and one replica may take every
+    """Return how far the weights of an honest replica can be from where all began, L2 norm, when it trains apart: AdamW
+    moves an element by little more than the learning rate, as does Muon on the average, and one replica may take every
     microbatch of a step. With fragments, those of one fragment, which has its turn after so many steps; and what a
     replica keeps beside the anchor adds up."""
     optimizer, local = manifest.optimizer, manifest.averaging.local
@@ -62,7 +62,7 @@ def reach_of(manifest: Manifest) -> float:
 
 
 def update_of(manifest: Manifest) -> Update:
-    """What a step's mean does to the weights."""
+    """Return what a step's mean does to the weights."""
     return _outer(manifest) if manifest.averaging.mode == "local" else optimizer_of(manifest.optimizer)
 
 
@@ -108,7 +108,7 @@ def step_bytes(part_bytes: int, microbatches: int, payload_bytes: int, replicas:
 
 
 def codec_rules(manifest: Manifest) -> CodecRules:
-    """What the manifest says of boundaries."""
+    """Return what the manifest says of boundaries."""
     model, rows = manifest.model, manifest.batch.microbatch_size
     return CodecRules(
         activation=family_of(model).boundary(rows, model.context),
@@ -120,7 +120,7 @@ def codec_rules(manifest: Manifest) -> CodecRules:
 
 
 def move_rules(manifest: Manifest) -> MoveRules:
-    """What the manifest says of moving between stages."""
+    """Return what the manifest says of moving between stages."""
     return MoveRules(
         on=manifest.rebalance.moves,
         stages=manifest.split.stages,
@@ -131,7 +131,7 @@ def move_rules(manifest: Manifest) -> MoveRules:
 
 
 def late_rules(manifest: Manifest) -> LateRules:
-    """What the manifest says of replicas that are late for a close."""
+    """Return what the manifest says of replicas that are late for a close."""
     averaging, local = manifest.averaging, manifest.averaging.local
     if averaging.mode != "local":
         return ALL
@@ -152,7 +152,8 @@ def _encoded(codec: str) -> float:
 
 
 def _begins_after(manifest: Manifest) -> tuple[int, str] | None:
-    """What the first record of a run says that goes on with another's checkpoint: a genesis has none before it."""
+    """Return what the first record of a run says that goes on with another's checkpoint: a genesis has none before
+    it."""
     parent = manifest.run.parent
     return None if parent is None else (parent.step, parent.record if parent.step else NO_RECORD)
 
@@ -168,7 +169,7 @@ def _frozen(manifest: Manifest) -> Mapping[PartName, int]:
 
 
 def rules_of(manifest: Manifest) -> StepRules:
-    """What the manifest says about every step."""
+    """Return what the manifest says about every step."""
     batch, stages, target = manifest.batch, manifest.split.stages, manifest.step_microbatches
     return StepRules(
         run=manifest.run_id,
@@ -200,7 +201,7 @@ def rules_of(manifest: Manifest) -> StepRules:
 
 
 def spec_of(manifest: Manifest, name: PartName) -> PartSpec:
-    """What a part of the run's model is made of. Raises StateError for one that the model does not have."""
+    """Return what a part of the run's model is made of. Raises StateError for one that the model does not have."""
     spec = next((spec for spec in family_of(manifest.model).parts(manifest.split) if spec.name == name), None)
     if spec is None:
         raise StateError(f"{name} is not a part of this run's model")

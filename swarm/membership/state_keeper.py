@@ -18,8 +18,8 @@ class Beginning(Protocol):
     """Where the state comes from that a run begins with."""
 
     async def load(self, told: Callable[[int, int], None]) -> tuple[Origin, list[Snapshot]]:
-        """What the founding record says of it, and every part of it; ``told`` is told how many parts are ready, and of
-        how many. Raises StateError when it is not to be had."""
+        """Return what the founding record says of it, and every part of it; ``told`` is told how many parts are ready,
+        and of how many. Raises StateError when it is not to be had."""
 
 
 class StateKeeper(AbstractAsyncContextManager[Any], Protocol):
@@ -27,7 +27,7 @@ class StateKeeper(AbstractAsyncContextManager[Any], Protocol):
 
     @property
     def root(self) -> Path | None:
-        """Where checkpoints lie; None where nothing is kept."""
+        """Return where checkpoints lie; None where nothing is kept."""
 
     def services(self) -> Sequence[Service]:
         """Return what to mount, so that others can fetch what is kept."""

@@ -72,7 +72,7 @@ class PeerStatus:
             self.phase = "waiting"
 
     def awaited(self) -> str:
-        """What this peer waits for, for those who ask it."""
+        """Return what this peer waits for, for those who ask it."""
         return self.waiting_for
 
     def disk_refuses(self, what: str, reason: str) -> None:

@@ -175,13 +175,13 @@ class ModelFamily(ABC):
 
     @property
     def packs(self) -> bool:
-        """Whether documents that are packed into a row do not see each other (:mod:`swarm.models.packing`)."""
+        """Return whether documents that are packed into a row do not see each other (:mod:`swarm.models.packing`)."""
         return True
 
     @property
     def balances(self) -> bool:
-        """Whether layers have a loss of their own, for which a stage must know how many targets a microbatch counts
-        (:mod:`swarm.models.balance`)."""
+        """Return whether layers have a loss of their own, for which a stage must know how many targets a microbatch
+        counts (:mod:`swarm.models.balance`)."""
         return False
 
     # --- parts ---------------------------------------------------------------------------------------------------

@@ -148,7 +148,7 @@ class LoraFamily(ModelFamily):
         return [path for path, module in part.named_modules() if hasattr(module, "lora_a")]
 
     def _kinds(self, part: PartModule) -> dict[str, BaseDType]:
-        """What each tensor of a part is stored in: vectors are few, and stay float32."""
+        """Return what each tensor of a part is stored in: vectors are few, and stay float32."""
         linear, base = {path + ".weight" for path, _ in self._linear(part)}, self.lora.base
         others: BaseDType = "bfloat16" if base == "nf4" else base
         return {
@@ -167,7 +167,7 @@ def _is_linear(module: nn.Module) -> bool:
 
 
 def stands_upright(module: nn.Module) -> bool:
-    """Whether a module's weight is (in, out): GPT-2's, which transformers calls Conv1D."""
+    """Return whether a module's weight is (in, out): GPT-2's, which transformers calls Conv1D."""
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 

@@ -38,7 +38,7 @@ class LoraConfig(Section):
 
     @property
     def scale(self) -> float:
-        """What an adapter's answer is multiplied by."""
+        """Return what an adapter's answer is multiplied by."""
         return self.alpha / self.rank
 
     def chooses(self, module: str) -> bool:

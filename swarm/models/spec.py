@@ -42,7 +42,7 @@ class ModelConfig(Protocol):
 
     @property
     def compute(self) -> DType:
-        """What its parts compute in; their weights are float32."""
+        """Return what its parts compute in; their weights are float32."""
 
     def check(self) -> None:
         """Raise ConfigError where the keys do not fit each other. Without torch."""

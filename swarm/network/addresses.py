@@ -90,7 +90,7 @@ def told_address(text: str) -> Multiaddr | None:
 
 
 def _example(text: str, use: Use) -> str:
-    """What an address of this kind looks like: made of what was written, where that can be guessed."""
+    """Return what an address of this kind looks like: made of what was written, where that can be guessed."""
     if use == "dial":
         return _EXAMPLE
     if use == "announce":

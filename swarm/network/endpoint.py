@@ -183,7 +183,7 @@ class LibP2PEndpoint:
 
     @property
     def relay_problem(self) -> str:
-        """What the last relay said that would not serve; "" where none did."""
+        """Return what the last relay said that would not serve; "" where none did."""
         return self._presence.problem
 
     def when_relays_change(self, then: Callable[[], None]) -> None:

@@ -32,7 +32,7 @@ class Accumulator:
 
     @property
     def work(self) -> frozenset[StepWork]:
-        """What the gradients in the sum are of."""
+        """Return what the gradients in the sum are of."""
         return frozenset(self._work)
 
     @property

@@ -64,7 +64,7 @@ def clip_parts(sq_norms: Mapping[PartName, float], clip_norm: float) -> Clipping
 
 
 def factor(clip: float, cap: float) -> float:
-    """What a part's mean is multiplied with, ``cap`` being its own: the product, and 0 where that is no normal
+    """Return what a part's mean is multiplied with, ``cap`` being its own: the product, and 0 where that is no normal
     float32."""
     product = clip * cap
     return product if product >= SMALLEST else 0.0

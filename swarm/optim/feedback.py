@@ -42,7 +42,7 @@ class ErrorFeedback:
 
     @property
     def residual(self) -> Tensor | None:
-        """What the next contribution has to bring, float32 (elements,) on the CPU, not to be changed; None for
+        """Return what the next contribution has to bring, float32 (elements,) on the CPU, not to be changed; None for
         nothing."""
         return self._residual
 
@@ -76,7 +76,7 @@ class ErrorFeedback:
         self._inherited = owed if self._inherited is None else self._inherited + owed
 
     def tensors(self) -> tuple[list[Tensor], list[Tensor]]:
-        """What is held now, and what is pending. Any thread may ask."""
+        """Return what is held now, and what is pending. Any thread may ask."""
         kept, pending = (self._residual, self._inherited), self.pending
         return [each for each in kept if each is not None], [] if pending is None else [pending]
 

@@ -77,7 +77,8 @@ class LocalPart(TrainedPart):
         self.leg_over: Callable[[], None] = _nobody
 
     def accumulated(self, step: int) -> frozenset[StepWork]:
-        """What of the open step went into the weights, or will with the next optimizer step. Raises WrongStep."""
+        """Return what of the open step went into the weights, or will with the next optimizer step. Raises
+        WrongStep."""
         super().accumulated(step)
         return frozenset(self._counted)
 
@@ -184,7 +185,7 @@ class LocalPart(TrainedPart):
 
     @property
     def _batch(self) -> frozenset[StepWork]:
-        """What the next optimizer step of our own is of."""
+        """Return what the next optimizer step of our own is of."""
         return super().accumulated(self.step + 1)
 
     @property

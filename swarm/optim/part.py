@@ -147,8 +147,8 @@ class PartState:
         self._plan = None
 
     def tensors(self) -> dict[MemoryKind, list[Tensor]]:
-        """What is held now, by kind, for who counts its storages, of which several tensors may share one. For that any
-        thread may ask, while the device's goes on."""
+        """Return what is held now, by kind, for who counts its storages, of which several tensors may share one. For
+        that any thread may ask, while the device's goes on."""
         state, plan = self._state or (), self._plan
         return {
             "weights": [*state[:1]],
@@ -221,8 +221,8 @@ class TrainedPart(PartState):
             module.activation_checkpointing = on
 
     def defer_weight_gradients(self, on: bool) -> None:
-        """Whether :meth:`backward_input` leaves the weight gradients of linear layers to :meth:`backward_weights`, of
-        forwards from the next one on. The same bits."""
+        """Check whether :meth:`backward_input` leaves the weight gradients of linear layers to
+        :meth:`backward_weights`, of forwards from the next one on. The same bits."""
         self._defers = on
 
     def forward(
@@ -267,15 +267,15 @@ class TrainedPart(PartState):
     # --- the open steps ------------------------------------------------------------------------------------------
 
     def is_open(self, step: int) -> bool:
-        """Whether work of that step can be added."""
+        """Return whether work of that step can be added."""
         return step in self._sums
 
     def computes(self, version: int) -> bool:
-        """Whether the parameters after that step are held. Any thread may ask."""
+        """Return whether the parameters after that step are held. Any thread may ask."""
         return version in self._versions
 
     def accumulated(self, step: int) -> frozenset[StepWork]:
-        """What is accumulated in an open step. Raises WrongStep."""
+        """Return what is accumulated in an open step. Raises WrongStep."""
         return self._sums[step].work
 
     def check(self, gradients: Gradients) -> None:

@@ -45,13 +45,13 @@ class OpenPart(Protocol):
     """What a stage and the private ends have in common; implemented by ``swarm.optim.part``."""
 
     def is_open(self, step: int) -> bool:
-        """Whether work of that step can be added."""
+        """Return whether work of that step can be added."""
 
     def computes(self, version: int) -> bool:
-        """Whether the parameters after that step are held. Any thread may ask."""
+        """Return whether the parameters after that step are held. Any thread may ask."""
 
     def accumulated(self, step: int) -> frozenset[StepWork]:
-        """What is in an open step's sum."""
+        """Return what is in an open step's sum."""
 
     def accumulate(self, work: StepWork, gradients: Gradients, *, checked: bool = False) -> None:
         """Add to its step, once. Raises Violation, before anything is added, for gradients that are not finite, unless
@@ -153,7 +153,7 @@ class StageCompute:
         return self._specs.arrive(payload, self._device, "forward", step), rows
 
     def held(self, step: int) -> frozenset[StepWork]:
-        """What is in an open step's sum. Raises WrongStep."""
+        """Return what is in an open step's sum. Raises WrongStep."""
         return self.part.accumulated(step)
 
     def forward(self, payload: Payload, seed: int, work: StepWork, *, first: bool) -> Phases[tuple[Payload, Graph]]:
@@ -210,7 +210,7 @@ class StageCompute:
     def turn_back(
         self, material: Material, graph: Graph | None, sender: PeerId | None
     ) -> Phases[tuple[Contributed, Rest]]:
-        """What the stage before waits for, and what is left to do; nothing is added.
+        """Return what the stage before waits for, and what is left to do; nothing is added.
 
         Raises Violation for a gradient that is not finite, theirs or ours, or one of ``sender`` that the norm gate
         refuses, and WrongStep when the step has been closed meanwhile.
@@ -310,7 +310,7 @@ class EndsCompute:
         self.part, self._specs, self._device = part, specs, device
 
     def held(self, step: int) -> frozenset[StepWork]:
-        """What is in an open step's sum. Raises WrongStep."""
+        """Return what is in an open step's sum. Raises WrongStep."""
         return self.part.accumulated(step)
 
     def embed(self, tokens: torch.Tensor, seed: int | None, work: StepWork, rows: RowNotes) -> tuple[Payload, Graph]:

@@ -34,7 +34,7 @@ class JourneyMessage(Message):
 
     @property
     def key(self) -> JourneyKey:
-        """What graphs and waiting work are indexed by."""
+        """Return what graphs and waiting work are indexed by."""
         return JourneyKey(self.step, self.microbatch, self.attempt, self.after)
 
 

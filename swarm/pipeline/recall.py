@@ -139,7 +139,7 @@ class Recalls:
         )
 
     async def input(self, errand: Errand) -> Payload:
-        """What came, or should have come, from the stage before, or from the trainer."""
+        """Return what came, or should have come, from the stage before, or from the trainer."""
         state = self._table.find(errand.work)
         if state is not None and state.tensors.input is not None:
             return state.tensors.input
@@ -151,7 +151,7 @@ class Recalls:
         return payload
 
     async def output_gradient(self, errand: Errand) -> Payload:
-        """What came, or should have come, from the stage after, or from the trainer."""
+        """Return what came, or should have come, from the stage after, or from the trainer."""
         state = self._table.find(errand.work)
         if state is not None and state.tensors.gradient is not None:
             return state.tensors.gradient

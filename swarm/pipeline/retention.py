@@ -27,7 +27,7 @@ class Retained(Protocol):
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is lost but convenience when it is let go: neighbours can give it again."""
+        """Return whether nothing is lost but convenience when it is let go: neighbours can give it again."""
 
     def clear(self) -> None:
         """Let go of everything large."""

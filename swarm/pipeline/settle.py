@@ -31,7 +31,7 @@ class Settling(Protocol):
     """A part of which each microbatch can be taken out, or put in."""
 
     async def held(self, step: int) -> frozenset[StepWork]:
-        """What is in the sum of an open step now. Raises WrongStep."""
+        """Return what is in the sum of an open step now. Raises WrongStep."""
 
     async def reverse(self, work: StepWork) -> None:
         """Take one out. Raises PeerError when what it takes cannot be had."""

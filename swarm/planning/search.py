@@ -98,7 +98,7 @@ def _improved(
 def _begun(
     work: Workload, classes: Sequence[PeerClass], choices: Sequence[CutChoice], *, sparse: bool, told: Told
 ) -> list[StepForecast]:
-    """What dealing peers out gives, the best first."""
+    """Return what dealing peers out gives, the best first."""
     found: list[StepForecast] = []
     for number, choice in enumerate(choices):
         told("layouts dealt out sparsely" if sparse else "layouts dealt out", number, len(choices))

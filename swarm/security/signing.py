@@ -66,7 +66,8 @@ class PrivateIdentity:
 
 
 def verify(peer: PeerId, data: bytes, signature: bytes) -> bool:
-    """Whether ``peer`` signed ``data``. False, never an error, for a malformed peer id or signature. About 0.1 ms."""
+    """Return whether ``peer`` signed ``data``. False, never an error, for a malformed peer id or signature. About 0.1
+    ms."""
     public = public_key_of(peer)
     if public is None or len(signature) != SIGNATURE_BYTES:
         return False

@@ -99,7 +99,7 @@ class _OpenStep:
     begun: bool = False
 
     def ends_s(self, now_s: float) -> float:
-        """When it could close if nothing changed."""
+        """Return when it could close if nothing changed."""
         if self.left > 0 and self.rate <= 0:
             return math.inf
         return now_s + (self.left / self.rate if self.left > 0 else 0.0) + self.beside_s
@@ -178,7 +178,7 @@ class PacedFlow:
             step.beside_s += done * before.get(gone, 0.0) / rest
 
     def _shares(self) -> dict[PeerId, float]:
-        """What each member that is there computes of its stage's microbatches."""
+        """Return what each member that is there computes of its stage's microbatches."""
         shares: dict[PeerId, float] = {}
         for peers in self._there.computing().values():
             speeds = {peer: self._there.machine(peer).speed for peer in peers}

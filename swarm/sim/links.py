@@ -64,7 +64,7 @@ class LinkShape:
 
     @property
     def tcp_bytes_per_s(self) -> float:
-        """What TCP gets out of it."""
+        """Return what TCP gets out of it."""
         round_trip = 2 * self.latency_s + self.jitter_s
         if not self.loss or not round_trip:
             return self.bytes_per_s
@@ -187,7 +187,7 @@ class PerCause(Generic[V]):
         causes[cause] = value
 
     def get(self, pair: Pair) -> V | None:
-        """What is so, None where nothing is."""
+        """Return what is so, None where nothing is."""
         return next(reversed(self._found[pair].values())) if pair in self._found else None
 
     def items(self) -> list[tuple[Pair, V]]:
@@ -250,11 +250,12 @@ class Traffic:
             self._overrides.put((target, source), shape, cause)
 
     def is_cut(self, source: str, target: str) -> bool:
-        """Whether nothing passes in this direction."""
+        """Return whether nothing passes in this direction."""
         return bool(self._cuts.get((source, target)))
 
     def fate(self, source: str, target: str, size: int, now: float, *, in_line: bool | None = None) -> Fate:
-        """What becomes of a message of ``size`` bytes that is sent ``now``, on any clock; cuts are the caller's affair.
+        """Return what becomes of a message of ``size`` bytes that is sent ``now``, on any clock; cuts are the caller's
+        affair.
 
         Large messages of a link, and of a machine, pass one after the other; so do all that are ``in_line``, as pieces
         of one stream. Cost: O(rules), no waiting.

@@ -82,12 +82,12 @@ class SimLoop(asyncio.BaseEventLoop):
         self._ready.extend(self._frozen.pop(peer, ()))
 
     def is_frozen(self, peer: str) -> bool:
-        """Whether a peer stands still."""
+        """Return whether a peer stands still."""
         return peer in self._frozen
 
     @property
     def frozen(self) -> tuple[str, ...]:
-        """Who stands still."""
+        """Return who stands still."""
         return tuple(self._frozen)
 
     # --- running -------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ class Heap:
 
     @property
     def next_s(self) -> float:
-        """When something happens next; infinity where nothing does."""
+        """Return when something happens next; infinity where nothing does."""
         return self._events[0][0] if self._events else math.inf
 
     def at(self, when: float, happening: Happening) -> None:
@@ -108,7 +108,7 @@ class SimReplica(LinkedMachine):
     """Pieces that are queued, or being done."""
 
     def seconds(self, piece: PieceOfWork) -> float:
-        """What a piece of work takes here."""
+        """Return what a piece of work takes here."""
         backward = (1 - FORWARD_SHARE) * self.whole_s
         shares = {
             "forward": FORWARD_SHARE * self.whole_s,

@@ -114,7 +114,7 @@ class SimNetwork(Wires):
             endpoint.die()
 
     def is_open(self, endpoint: SimEndpoint) -> bool:
-        """Whether it may still call."""
+        """Return whether it may still call."""
         return self._peers.get(endpoint.peer) is endpoint or endpoint in self._twins
 
     def find(self, peer: PeerId) -> SimEndpoint | None:
@@ -122,8 +122,8 @@ class SimNetwork(Wires):
         return self._peers.get(peer)
 
     def store(self, key: str, owner: PeerId, signer: PeerId, expiry: float, body: bytes) -> bool:
-        """What a directory node does with a record: kept only when it is right and not older than what it has, unless
-        that one lives longer than is believed since the clock was set back.
+        """Return what a directory node does with a record: kept only when it is right and not older than what it has,
+        unless that one lives longer than is believed since the clock was set back.
 
         Tests call this as a hostile peer would, with a ``signer`` that is not the owner or an ``expiry`` for ever."""
         now = self.clock.wall()
@@ -138,7 +138,7 @@ class SimNetwork(Wires):
         return False
 
     def records(self, key: str) -> dict[PeerId, _Entry]:
-        """What the directory holds under a key, the expired dropped."""
+        """Return what the directory holds under a key, the expired dropped."""
         now = self.clock.wall()
         alive = {owner: entry for owner, entry in self._records.get(key, {}).items() if entry.expiry > now}
         self._records[key] = alive
@@ -348,7 +348,7 @@ class SimEndpoint:
             raise await caller._fail(self, error) from error
 
     def _admit(self, caller: PeerId, request: bytes, payload_bytes: int) -> Admitted:
-        """What a server does with a request's first frame, as itself, whoever called."""
+        """Return what a server does with a request's first frame, as itself, whoever called."""
         envelope = unpack_request(request)
         public = envelope.method.startswith((PUBLIC_PREFIX, RELAY_PREFIX))
         return self.desk.admit(caller, envelope, payload_bytes, public=public)

@@ -89,7 +89,7 @@ class LinkProxy:
         self._spoilt[source, target] = self._spoilt.get((source, target), 0) + pieces
 
     def spoils_left(self, source: str, target: str) -> int:
-        """How many are still to be spoilt."""
+        """Return how many are still to be spoilt."""
         return self._spoilt.get((source, target), 0)
 
     async def close(self) -> None:

@@ -60,7 +60,7 @@ class SimulationCase:
 
     @property
     def peers(self) -> int:
-        """How many there are at the beginning."""
+        """Return how many there are at the beginning."""
         return self.turnover.places + len(self.trainers)
 
     @property
@@ -69,7 +69,7 @@ class SimulationCase:
         return self.turnover.seed
 
     def over(self, steps: int, now_s: float) -> bool:
-        """Whether it ends after so many steps, or then."""
+        """Return whether it ends after so many steps, or then."""
         return steps >= self.steps or now_s >= self.until_s
 
 
@@ -108,11 +108,11 @@ class StepCosts:
 
     @property
     def stages(self) -> int:
-        """How many there are; also the number of what trainers hold."""
+        """Return how many there are; also the number of what trainers hold."""
         return len(self._case.stages)
 
     def forecast(self, there: Turnover) -> StepForecast:
-        """What a step would take if everybody who is there stayed."""
+        """Return what a step would take if everybody who is there stayed."""
         kinds = there.kinds()
         numbers = range(len(self._case.classes))
         places = tuple(tuple(kinds[part][kind] for kind in numbers) for part in there.parts)

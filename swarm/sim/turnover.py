@@ -57,7 +57,7 @@ class MachineRemoval(Protocol):
 
     @property
     def noticed(self) -> bool:
-        """Whether the machines are told before."""
+        """Return whether the machines are told before."""
 
 
 ALIKE = SimMachine()
@@ -118,7 +118,7 @@ Change = tuple[float, int, int, MachineRemoval | None]
 
 
 def machine_changes(trace: Sequence[MachineRemoval]) -> list[Change]:
-    """When each place loses its machine, and has another, in order; it is a heap, too."""
+    """Return when each place loses its machine, and has another, in order; it is a heap, too."""
     events: list[Change] = []
     for removal in trace:
         for place, back_s in zip(removal.places, removal.back_s, strict=True):
@@ -183,7 +183,7 @@ class Turnover:
         return peer
 
     def machine(self, peer: PeerId) -> SimMachine:
-        """What a stage host runs on."""
+        """Return what a stage host runs on."""
         return self.case.machines[self.place_of[peer]] if self.case.machines else ALIKE
 
     def comes(self, place: int, at_s: float) -> PeerId | None:
@@ -270,7 +270,7 @@ class Turnover:
 
     @property
     def resumes_s(self) -> float:
-        """When the next mover computes again; infinity where none stands still."""
+        """Return when the next mover computes again; infinity where none stands still."""
         return min(self._stalled.values(), default=math.inf)
 
     def resume(self, at_s: float) -> None:
@@ -325,7 +325,7 @@ class Turnover:
         return Admission(step=step, member=member, signature=SIGNATURE)
 
     def _moves(self, step: int, at_s: float, granted: Changes) -> tuple[Move, ...]:
-        """Who moves with a record that lets these in and out."""
+        """Return who moves with a record that lets these in and out."""
         case = self.case
         before_s, self._closed_s = self._closed_s, at_s
         if case.rule == "none" or (case.every_s and at_s // case.every_s == before_s // case.every_s):
@@ -348,8 +348,8 @@ class Turnover:
         return plan(balance, copies, case.rule).moves
 
     def _queues(self) -> dict[PeerId, float]:
-        """What waits at each peer: nearly nothing where a stage has more peers than the slowest, as it would with
-        random arrivals, and a count that differs from look to look."""
+        """Return what waits at each peer: nearly nothing where a stage has more peers than the slowest, as it would
+        with random arrivals, and a count that differs from look to look."""
         slowest, found = min(self.there[part] for part in self.parts), {}
         for member in self.roster.members:
             if member.part is not None and member.peer not in self._gone:

@@ -107,7 +107,7 @@ class Wires:
         self._spoilt[source, target] = self._spoilt.get((source, target), 0) + messages
 
     def spoils_left(self, source: PeerId, target: PeerId) -> int:
-        """How many payloads are still to be spoilt."""
+        """Return how many payloads are still to be spoilt."""
         return self._spoilt.get((source, target), 0)
 
     def received(self, source: PeerId, target: PeerId, payload: Payload) -> bytearray:

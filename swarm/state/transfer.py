@@ -177,8 +177,8 @@ class StateDonor:
         return lease is not None and lease.expires > self._clock.monotonic() + self._lease_s - within_s
 
     def keeps_up(self, caller: PeerId, since: float) -> bool:
-        """Whether it has downloaded a state since then, no more slowly than it may while others wait, and is not done.
-        A lease that began later buys no time."""
+        """Return whether it has downloaded a state since then, no more slowly than it may while others wait, and is not
+        done. A lease that began later buys no time."""
         self._expire()
         seconds = self._clock.monotonic() - since - self._lease_s
         leases = (lease for (peer, _), lease in self._leases.items() if peer == caller)
@@ -258,7 +258,7 @@ class StateDonor:
         return lease
 
     def _dispensable(self, caller: PeerId) -> tuple[PeerId, PartName]:
-        """Whose lease ends when this caller needs one. Raises Busy."""
+        """Return whose lease ends when this caller needs one. Raises Busy."""
         now, leases = self._clock.monotonic(), self._leases
         finished = next((key for key, lease in leases.items() if lease.bytes_left <= 0), None)
         if finished is not None:

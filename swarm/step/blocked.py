@@ -15,7 +15,8 @@ from swarm.ids import ENDS, PartName, PeerId
 
 
 def awaited_majority(there: int, voters: int, needed: int, alone_at: float | None) -> str:
-    """What a minority waits for. ``alone_at`` (seconds since the epoch) is when it goes on by itself, None: never."""
+    """Return what a minority waits for. ``alone_at`` (seconds since the epoch) is when it goes on by itself, None:
+    never."""
     few = f"a majority: {there} of {voters} voters answer, {needed} are needed"
     if alone_at is None:
         return f"{few}, however long that takes"
@@ -23,7 +24,8 @@ def awaited_majority(there: int, voters: int, needed: int, alone_at: float | Non
 
 
 def few_voters(voters: int) -> str:
-    """What the death of one voter costs a run that has fewer than three; "" for one with more, or with none yet."""
+    """Return what the death of one voter costs a run that has fewer than three; "" for one with more, or with none
+    yet."""
     if voters == 1:
         return (
             "one voter only: while it is away nothing is decided, until it is started again where it was; three can "
@@ -38,17 +40,18 @@ def few_voters(voters: int) -> str:
 
 
 def awaited_round(part: PartName, reason: str) -> str:
-    """What a leader waits for whose rounds break again and again, and nobody knows on whom."""
+    """Return what a leader waits for whose rounds break again and again, and nobody knows on whom."""
     return f"a round of {part} that does not break, as {reason or 'nobody says why'}: nobody agrees on whom it broke"
 
 
 def awaited_numbers(count: int, reason: str) -> str:
-    """What a leader waits for where all that trainers try is put aside."""
+    """Return what a leader waits for where all that trainers try is put aside."""
     return f"a microbatch that can be computed: {count} of this step were put aside, one of them as {reason}"
 
 
 def awaited_agreement(roster: Roster, part: PartName, peers: Collection[str]) -> str:
-    """What a leader waits for where of all these replicas as many hold one result as another, and what can be done."""
+    """Return what a leader waits for where of all these replicas as many hold one result as another, and what can be
+    done."""
     named = " and ".join(sorted(roster[peer].name or peer for peer in peers))
     return (
         f"{named} to agree on {part}: each is asked to compute it again, for nobody knows which is right; if it goes "
@@ -57,13 +60,15 @@ def awaited_agreement(roster: Roster, part: PartName, peers: Collection[str]) ->
 
 
 def awaited_answer(roster: Roster, late: Mapping[PeerId, str]) -> str:
-    """What a leader waits for who has nobody else than these, who are there and gave no good answer; "" for none."""
+    """Return what a leader waits for who has nobody else than these, who are there and gave no good answer; "" for
+    none."""
     named = ", ".join(f"{roster[peer].name or peer} ({why})" for peer, why in late.items())
     return f"an answer, for which is asked again, of {named}" if named else ""
 
 
 def awaited_others(roster: Roster, differing: Collection[PeerId]) -> str:
-    """What a leader waits for where of a part only these are there, who differ from what most held; "" for none."""
+    """Return what a leader waits for where of a part only these are there, who differ from what most held; "" for
+    none."""
     named = ", ".join(f"{roster[peer].name or peer} of {roster[peer].part}" for peer in differing)
     return f"another replica beside {named}, which holds other numbers than most did" if named else ""
 
@@ -75,8 +80,8 @@ def awaited_holders(
     kept: Collection[str] | None = None,
     how: HowToJoin = join_words,
 ) -> str:
-    """Who must come so that every part is held again; "" when all are. ``kept`` are the lost parts of which a copy is
-    known to be there, and nobody who keeps one can be spared; None: that is judged by who should keep them."""
+    """Return who must come so that every part is held again; "" when all are. ``kept`` are the lost parts of which a
+    copy is known to be there, and nobody who keeps one can be spared; None: that is judged by who should keep them."""
     return "; ".join(_holder(roster, part, gone, copies, kept, how) for part in lost_parts(roster, gone))
 
 
@@ -109,14 +114,15 @@ ONCE_WANTED = f"the run goes back to a checkpoint once that is wanted: {Advice.S
 
 
 def awaited_word(roster: Roster, gone: Collection[PeerId], copies: int) -> str:
-    """What a run that asks waits for, too, where nobody who is there should keep a copy of a lost part; else ""."""
+    """Return what a run that asks waits for, too, where nobody who is there should keep a copy of a lost part; else
+    ""."""
     lost = [PartName(part) for part in lost_parts(roster, gone) if part != TRAINERS]
     return ONCE_WANTED if any(set(copy_holders(roster, part, copies)) <= set(gone) for part in lost) else ""
 
 
 def awaited_return(then: str, until: float) -> str:
-    """What is said beside lost parts of which nobody keeps a copy: what comes ``then``, or is in the way, and when
-    those that are left end (seconds since the epoch), if nothing does."""
+    """Return what is said beside lost parts of which nobody keeps a copy: what comes ``then``, or is in the way, and
+    when those that are left end (seconds since the epoch), if nothing does."""
     return f"{then}; if nobody comes, those that are left end at {moment(until)}"
 
 

@@ -47,7 +47,7 @@ class LinkShare(NamedTuple):
 
     @property
     def needed(self) -> float:
-        """What must be saved for a change."""
+        """Return what must be saved for a change."""
         return max(LEAST_SHARE, min(MOST_SHARE, self.rate * SHARE_PER_RATE))
 
 
@@ -65,7 +65,7 @@ class CodecRules:
 
     @property
     def recorded(self) -> bool:
-        """Whether close records name codecs."""
+        """Return whether close records name codecs."""
         return AUTO in (self.forward, self.backward)
 
     @property

@@ -36,8 +36,8 @@ class Liveness(Protocol):
 
 
 def fell_silent(liveness: Liveness, peer: PeerId) -> bool:
-    """Whether who is gone may only be cut off, and come back as it was: nothing was heard of it. Who is refused by its
-    machine, leaves or was started anew is not there any more."""
+    """Return whether who is gone may only be cut off, and come back as it was: nothing was heard of it. Who is refused
+    by its machine, leaves or was started anew is not there any more."""
     return isinstance(liveness.unanswered.get(peer), DeadlineMissed)
 
 

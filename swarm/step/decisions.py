@@ -20,7 +20,7 @@ NORM_TOLERANCE = 1e-9
 
 
 def alike(one: str, other: str) -> bool:
-    """Whether two replicas' results are the same: the digest, and the squared norm that may follow it
+    """Return whether two replicas' results are the same: the digest, and the squared norm that may follow it
     (:attr:`~swarm.step.messages.Averaged.result`)."""
     (digest, _, norm), (digest2, _, norm2) = one.partition("/"), other.partition("/")
     if digest != digest2 or bool(norm) != bool(norm2):
@@ -39,13 +39,14 @@ class Disagreement(OutOfSync):
 
     @property
     def shown(self) -> Mapping[PeerId, str]:
-        """What people are shown: the digests alone where these differ."""
+        """Return what people are shown: the digests alone where these differ."""
         alone = {peer: digest.partition("/")[0] for peer, digest in self.digests.items()}
         return alone if len(set(alone.values())) > 1 else self.digests
 
     @property
     def of_sums(self) -> bool:
-        """Whether they hold other means, rather than other norms of one: whoever reduced may have given it to them."""
+        """Return whether they hold other means, rather than other norms of one: whoever reduced may have given it to
+        them."""
         held = {digest.partition("/")[0] for digest in self.digests.values() if digest}
         return self.what == "gradient" and len(held) > 1
 
@@ -104,8 +105,8 @@ def cursors(
     following: Roster,
     most: int,
 ) -> dict[str, tuple[int, int]]:
-    """Where every shard continues: what its trainer said; of a lost one behind what was committed of it, else what the
-    record before says; else the beginning.
+    """Return where every shard continues: what its trainer said; of a lost one behind what was committed of it, else
+    what the record before says; else the beginning.
 
     A trainer that has left keeps its place for when it comes back, as long as there is room for ``most`` cursors: then
     those that got least far are forgotten.

@@ -204,6 +204,6 @@ class StepLoop:
 
 
 def _leap(superseded: int) -> int:
-    """How many terms to leave out after so many that were given up for a later one: somebody may know one that is far
-    beyond ours, of a leader of which nothing else was heard."""
+    """Return how many terms to leave out after so many that were given up for a later one: somebody may know one that
+    is far beyond ours, of a leader of which nothing else was heard."""
     return 0 if superseded < PATIENT_TERMS else min(1 << superseded, MAX_LEAP // 2)

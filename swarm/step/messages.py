@@ -130,7 +130,7 @@ class Promise(Message):
 
     @property
     def shown(self) -> SignedPromise:
-        """What others are shown of it."""
+        """Return what others are shown of it."""
         return SignedPromise(accepted=self.accepted, free=self.free, signature=self.signed)
 
 
@@ -203,8 +203,8 @@ class Averaged(Message):
 
     @property
     def result(self) -> str:
-        """What its replica signs, and others of its part must have too: ``digest/norm``, the norm's bits in hex. Empty
-        without a digest."""
+        """Return what its replica signs, and others of its part must have too: ``digest/norm``, the norm's bits in hex.
+        Empty without a digest."""
         return f"{self.digest}/{abs(self.sq_norm).hex()}" if self.digest else ""  # a zero may come with a sign
 
 

@@ -116,8 +116,8 @@ def dial_only(record: CloseRecord) -> frozenset[PeerId]:
 
 
 def site_of(member: Member) -> str:
-    """Whose link it shares: the host of its most useful address, itself where that says nothing. Behind one router all
-    have the same."""
+    """Return whose link it shares: the host of its most useful address, itself where that says nothing. Behind one
+    router all have the same."""
     for address in member.addresses:
         parts = address.split("/")
         if len(parts) > 2 and parts[1] in ("ip4", "ip6", "dns", "dns4", "dns6") and "p2p-circuit" not in parts:

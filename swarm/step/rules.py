@@ -82,7 +82,8 @@ class StepRules:
         return free_quota(trainers, self.target, self.max_share)
 
     def first_lease(self, trainers: Sequence[PeerId]) -> int:
-        """How many microbatches each of these trainers may start when a step opens, without asking its leader."""
+        """Return how many microbatches each of these trainers may start when a step opens, without asking its
+        leader."""
         return first_lease(len(trainers), self.target)
 
     @property
@@ -99,7 +100,7 @@ class StepRules:
         )
 
     def over(self, record: CloseRecord) -> bool:
-        """Whether the run is over with this record."""
+        """Return whether the run is over with this record."""
         return record.ended or record.step >= self.steps
 
     def lr(self, step: int) -> float:
@@ -107,7 +108,7 @@ class StepRules:
         return learning_rate(self.optimizer, step * self.inner_steps, self.steps * self.inner_steps)
 
     def clipped(self, sq_norms: Mapping[str, float]) -> Clipping:
-        """What is done to means of these squared norms: everybody computes it, too."""
+        """Return what is done to means of these squared norms: everybody computes it, too."""
         return clip_parts({PartName(part): square for part, square in sq_norms.items()}, self.clip_norm)
 
     def check_contribution(self, roster: Roster, contribution: Contribution, *, settled: bool = True) -> None:

@@ -36,12 +36,12 @@ class Turnout:
 
     @property
     def alone(self) -> bool:
-        """Whether a single replica took part, while its part was averaged."""
+        """Return whether a single replica took part, while its part was averaged."""
         return len(self.participating) == 1
 
     @property
     def whole(self) -> bool:
-        """Whether every live replica took part that could, and was not alone."""
+        """Return whether every live replica took part that could, and was not alone."""
         return len(self.participating) + len(self.late) == len(self.live) and not self.alone
 
 
@@ -59,7 +59,7 @@ def turnouts(
 
 
 def joined_late(step: int) -> str:
-    """What is said of a replica that the record of ``step`` names first."""
+    """Return what is said of a replica that the record of ``step`` names first."""
     return f"joined with step {step}: averages from step {step + 1} on"
 
 
@@ -97,5 +97,5 @@ def _turnout(
 
 
 def _holders(committed: Sequence[Contribution], stage: int | None) -> set[str]:
-    """Whose sum of a part is not nothing: at a stage the replicas of the routes, of the ends the trainers."""
+    """Return whose sum of a part is not nothing: at a stage the replicas of the routes, of the ends the trainers."""
     return {one.microbatch.trainer if stage is None else one.route[stage] for one in committed if one.tokens}

@@ -99,7 +99,7 @@ def cursors_are_prefixes(evidence: Evidence, limits: Limits, found: Findings) ->
 
 
 def prefix_problem(done: set[tuple[int, int]], cursor: tuple[int, int]) -> str:
-    """Why (epoch, position)s are not exactly those before a cursor, "" when they are.
+    """Return why (epoch, position)s are not exactly those before a cursor, "" when they are.
 
     An epoch's length is taken from the epochs that are done; they must agree.
     """

@@ -288,7 +288,7 @@ async def _join(stranger: Stranger, run: RunId, target: PeerId, closed: int, *, 
 
 
 async def _known(stranger: Stranger) -> Mapping[str, Any]:
-    """What a body that is to be answered must have right, as far as strangers find it out."""
+    """Return what a body that is to be answered must have right, as far as strangers find it out."""
     known: dict[str, Any] = {"run": stranger.run, "part": "stage-0", "peer": stranger.endpoint.peer, "chunk": 0}
     if stranger.run is not None:
         standing = await stranger.call(STANDING, StandingRequest().to_wire())

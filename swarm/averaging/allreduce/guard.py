@@ -41,7 +41,7 @@ def far_out(sums: Mapping[PeerId, Floats], weights: Mapping[PeerId, int]) -> lis
 
 
 def distances(sums: Mapping[PeerId, Floats], weights: Mapping[PeerId, int]) -> list[float]:
-    """How far each member is from most others, over what is usual among them; 0 for what is not judged: who has
+    """Return how far each member is from most others, over what is usual among them; 0 for what is not judged: who has
     nothing in the chunk, as of tokens that it did not see, is like nobody."""
     found = dict.fromkeys(sums, 0.0)
     shares = {peer: 1.0 / weights[peer] for peer in sums}

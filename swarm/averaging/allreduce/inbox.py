@@ -143,7 +143,7 @@ class Inbox:
 
     @property
     def failure(self) -> RoundFailed | None:
-        """Why the round is void, once it is."""
+        """Return why the round is void, once it is."""
         return self._news.failure
 
     @property

@@ -194,7 +194,7 @@ class RoundPlan:
 
     @property
     def feeds_back(self) -> bool:
-        """Whether each member keeps what is rounded off for its next contribution: :attr:`RoundResult.left`."""
+        """Return whether each member keeps what is rounded off for its next contribution: :attr:`RoundResult.left`."""
         return self.codec in FED_BACK
 
     @cached_property

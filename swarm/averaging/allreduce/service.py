@@ -252,7 +252,7 @@ class AllReduce:
         return Empty()
 
     def _is_done(self, caller: PeerId, message: RoundMessage) -> bool:
-        """Whether a round has ended here with a result, and the caller was in it."""
+        """Return whether a round has ended here with a result, and the caller was in it."""
         ended = self._ended.get(message.key)
         return ended is not None and bool(ended.digest) and caller in ended.members
 

@@ -123,7 +123,7 @@ class HfConfig(Section):
 
     @property
     def balanced(self) -> bool:
-        """Whether the config asks for the balance loss of a mixture's experts."""
+        """Return whether the config asks for the balance loss of a mixture's experts."""
         return json.loads(self.config).get("output_router_logits") is True
 
     def check(self) -> None:
@@ -206,7 +206,7 @@ def numbers_of(config: Mapping[str, Any], keys: tuple[str, ...]) -> list[int]:
 
 
 def _layers_said(kinds: Any) -> float:
-    """How many layers ``attention_types`` stands for; infinitely many where it is something else."""
+    """Return how many layers ``attention_types`` stands for; infinitely many where it is something else."""
     try:
         return sum(len(names) * int(often) for names, often in kinds)
     except (TypeError, ValueError):

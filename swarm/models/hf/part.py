@@ -70,7 +70,7 @@ class _Absent(nn.Module):
 
 
 def _answered(compute: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], hidden: Tensor) -> Tensor:
-    """What a layer makes of a hidden state, with what else it was given."""
+    """Return what a layer makes of a hidden state, with what else it was given."""
     found = compute(hidden, *args[1:], **kwargs) if args else compute(**(kwargs | {"hidden_states": hidden}))
     answer: Tensor = found[0] if isinstance(found, tuple) else found
     return answer
@@ -182,7 +182,7 @@ class HfPart(PartModule):
             now.entering = None
 
     def _through(self, number: int, compute: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
-        """What runs in place of a layer; ``compute`` is its own forward, None for one of another part."""
+        """Return what runs in place of a layer; ``compute`` is its own forward, None for one of another part."""
         last, width = number == self._anatomy.count - 1, self._anatomy.answers[number]
         now = self._under_way
         hidden = args[0] if args else kwargs["hidden_states"]

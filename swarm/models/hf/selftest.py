@@ -56,17 +56,17 @@ class SelfTest:
 
     @property
     def equal(self) -> bool:
-        """Whether the cut model gives the very bits of the whole."""
+        """Return whether the cut model gives the very bits of the whole."""
         return self.plain == 0.0
 
     @property
     def packs(self) -> bool:
-        """Whether documents may be packed into a row."""
+        """Return whether documents may be packed into a row."""
         return self.packed == 0.0 and self.leaks <= LEAK
 
     @property
     def causal(self) -> bool:
-        """Whether no token sees a later one."""
+        """Return whether no token sees a later one."""
         return self.future <= LEAK
 
     def check(self, architecture: str, packing: str = "stream") -> None:
@@ -196,7 +196,7 @@ def reduced(model: HfConfig) -> HfConfig:
 
 
 def _cut(config: Mapping[str, Any], layers: int, kept: int) -> dict[str, Any]:
-    """What is said once a layer is said for the first ones only."""
+    """Return what is said once a layer is said for the first ones only."""
     cut: dict[str, Any] = {}
     for key, value in config.items():
         if key in LAYER_KEYS:
@@ -294,7 +294,7 @@ def _logits(whole: Any, tokens: Tensor, positions: Tensor | None) -> Tensor:
 
 @torch.no_grad()
 def _leaks(whole: Any, tokens: Tensor, positions: Tensor) -> float:
-    """How far the logits of packed documents are from those of each document alone."""
+    """Return how far the logits of packed documents are from those of each document alone."""
     together, worst = _logits(whole, tokens, positions), 0.0
     for row, lengths in enumerate(_PACKED):
         at = 0
@@ -307,7 +307,7 @@ def _leaks(whole: Any, tokens: Tensor, positions: Tensor) -> float:
 
 @torch.no_grad()
 def _future(whole: Any, tokens: Tensor) -> float:
-    """How far the logits of the first half change with the tokens of the second."""
+    """Return how far the logits of the first half change with the tokens of the second."""
     half = TOKENS // 2
     other = tokens.clone()
     other[:, half:] = (tokens[:, half:] + 1).clamp(max=int(tokens.max()))

@@ -282,7 +282,7 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc]
         return not problem
 
     def problem(self, record: Any) -> str:
-        """Why a record is refused, or nothing. Cheap checks first, the signature last."""
+        """Return why a record is refused, or nothing. Cheap checks first, the signature last."""
         kind = self._kinds.get(record.key)
         if kind is None:
             return "no key of this run"

@@ -117,7 +117,7 @@ def expiry_of(now: float, ttl_s: float, before: float) -> float:
 
 
 def lifetime_problem(expiry: Any, now: float) -> str:
-    """Why an expiry date (seconds since the epoch) cannot be accepted at ``now``, or nothing."""
+    """Return why an expiry date (seconds since the epoch) cannot be accepted at ``now``, or nothing."""
     if type(expiry) is not float or not math.isfinite(expiry):
         return "no expiry date"
     if expiry > now + LONGEST_S:

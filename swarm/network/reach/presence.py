@@ -138,7 +138,7 @@ class Presence:
 
     @property
     def problem(self) -> str:
-        """What went wrong with the last relay that was asked."""
+        """Return what went wrong with the last relay that was asked."""
         return self._lease.problem if self._lease is not None else ""
 
     def withdrawn(self, relay: PeerId) -> None:

@@ -126,7 +126,7 @@ class Reachable(Endpoint, Protocol):
 
     @property
     def relay_problem(self) -> str:
-        """What the last relay said that would not serve; "" where none did."""
+        """Return what the last relay said that would not serve; "" where none did."""
 
     def also_at(self, addresses: Sequence[str]) -> None:
         """Announce addresses of our own that the daemon does not know of."""

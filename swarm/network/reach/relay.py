@@ -101,7 +101,7 @@ class Relay:
 
     @property
     def limits(self) -> RelayLimits:
-        """What it grants."""
+        """Return what it grants."""
         return self._slots.limits
 
     async def close(self) -> None:

@@ -60,7 +60,7 @@ GUESTS = Rpc(f"{RELAY_PREFIX}guests", AskGuests, Guests)
 
 
 def tag_of(run: RunId) -> str:
-    """What a relay knows a run by."""
+    """Return what a relay knows a run by."""
     return hashlib.sha256(f"swarm/relay/1/{run}".encode()).hexdigest()
 
 
@@ -161,7 +161,7 @@ class StandingRelay:
         ]
 
     def figures(self) -> RelayFigures:
-        """What it does now."""
+        """Return what it does now."""
         seated, relay = self._present(), self._relay
         return RelayFigures(
             slots=len(seated),
@@ -194,7 +194,7 @@ class StandingRelay:
         return Guests(peers=tuple(reversed(found))[:MAX_GUESTS_TOLD])
 
     def _present(self) -> dict[PeerId, tuple[str, str]]:
-        """Who has a slot now: run and host, the last to renew last."""
+        """Return who has a slot now: run and host, the last to renew last."""
         holders = frozenset(self._relay.holders)
         return {peer: what for peer, what in self._seated.items() if peer in holders}
 

@@ -145,7 +145,7 @@ def _extent_of(model: type[Message]) -> Extent | None:
 
 
 def _extent(schema: Any, known: Mapping[str, Any]) -> Extent | None:
-    """What pydantic's own schema of a message says; ``known`` are schemas that it refers to by name."""
+    """Return what pydantic's own schema of a message says; ``known`` are schemas that it refers to by name."""
     kind = schema["type"]
     if kind == "definitions":
         return _extent(schema["schema"], {**known, **{one["ref"]: one for one in schema["definitions"]}})
@@ -171,7 +171,7 @@ MAX_NAMED = 8
 
 
 def pack_request(method: str, remaining_s: float, max_reply_bytes: int, body: Message) -> tuple[bytes, bytes]:
-    """What a request frame holds, one after the other: head and body."""
+    """Return what a request frame holds, one after the other: head and body."""
     return _HEAD.pack(len(method), remaining_s, max_reply_bytes) + method.encode("ascii"), pack(body.to_wire())
 
 

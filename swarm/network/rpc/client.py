@@ -31,7 +31,7 @@ class _Pending:
 
     @property
     def open(self) -> bool:
-        """Whether the other side still has something of this call: a handler, or a payload it waits for."""
+        """Return whether the other side still has something of this call: a handler, or a payload it waits for."""
         return self.requested and not (self.sent and self.answered.done() and not self.answered.cancelled())
 
 
@@ -65,17 +65,17 @@ class CallerStream:
 
     @property
     def alive(self) -> bool:
-        """Whether a new call may use this stream."""
+        """Return whether a new call may use this stream."""
         return self._link.lost is None and not self._retired
 
     @property
     def ended(self) -> bool:
-        """Whether it is closed, by either side, and nothing is left to be sent."""
+        """Return whether it is closed, by either side, and nothing is left to be sent."""
         return self._link.lost is not None and self._link.flushed
 
     @property
     def retired(self) -> bool:
-        """Whether another stream has taken its place."""
+        """Return whether another stream has taken its place."""
         return self._retired
 
     def retire(self) -> None:

@@ -147,7 +147,7 @@ async def handle(admitted: Admitted, caller: PeerId, incoming: Incoming) -> tupl
 
 
 def as_peer_error(error: Exception, method: str) -> PeerError:
-    """What the caller is told: a PeerError as it is, anything else by its type's name only, and logged here."""
+    """Return what the caller is told: a PeerError as it is, anything else by its type's name only, and logged here."""
     if isinstance(error, PeerError):
         return error
     logger.error("%s failed", method, exc_info=error)

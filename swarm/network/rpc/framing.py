@@ -86,7 +86,7 @@ class FrameSink(Protocol):
         """A whole frame of any kind but CHUNK."""
 
     def place_chunk(self, call: int, size: int) -> memoryview | None:
-        """Where the ``size`` bytes of a call's next chunk go; None throws them away."""
+        """Return where the ``size`` bytes of a call's next chunk go; None throws them away."""
 
     def on_chunk(self, call: int, size: int) -> None:
         """The chunk placed last is complete."""
@@ -137,7 +137,7 @@ def room(size: int) -> memoryview:
 
 
 def wire_bytes(content_bytes: int, payload_bytes: int = 0) -> int:
-    """What a request or reply and its chunks take on the wire, headers included."""
+    """Return what a request or reply and its chunks take on the wire, headers included."""
     chunks = -(-payload_bytes // CHUNK_BYTES)
     return HEADER_BYTES * (1 + chunks) + content_bytes + payload_bytes
 
@@ -170,11 +170,11 @@ class FrameDecoder:
 
     @property
     def in_payload(self) -> bool:
-        """Whether the frame that arrives, or between two frames the one before, is a chunk of a payload."""
+        """Return whether the frame that arrives, or between two frames the one before, is a chunk of a payload."""
         return self._kind is Kind.CHUNK
 
     def buffer(self) -> memoryview:
-        """Where the next bytes go; never empty."""
+        """Return where the next bytes go; never empty."""
         if self._header is None:
             return self._scratch[self._end :]
         if self._target is None:

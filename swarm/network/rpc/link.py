@@ -250,7 +250,7 @@ class Link(asyncio.BufferedProtocol):
     # asyncio.BufferedProtocol
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the transport puts the next bytes."""
+        """Return where the transport puts the next bytes."""
         buffer = self._decoder.buffer() if self.lost is None else DISCARD
         return buffer if self._meter.receives(self.peer) is None else buffer[:READ_BYTES]
 
@@ -338,8 +338,8 @@ def enlarge(writer: asyncio.StreamWriter) -> None:
 
 
 async def _read_ready(reader: asyncio.StreamReader) -> bytes | None:
-    """What a paused stream's reader already holds: bytes, b"" when it ended or broke, None when there is nothing. Does
-    not wait."""
+    """Return what a paused stream's reader already holds: bytes, b"" when it ended or broke, None when there is
+    nothing. Does not wait."""
     attempt = asyncio.ensure_future(reader.read(1 << 20))
     await asyncio.sleep(0)  # one turn: a read that need not wait is done after it
     if attempt.done():

@@ -90,7 +90,7 @@ class ServerStream:
 
     @property
     def idle(self) -> bool:
-        """Whether no call is open on it, and no answer still on its way out of this process."""
+        """Return whether no call is open on it, and no answer still on its way out of this process."""
         return not self._calls and self._link.flushed
 
     # StreamOwner

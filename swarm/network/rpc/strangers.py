@@ -78,7 +78,7 @@ class StrangerBudget:
             del self._barred[next(iter(self._barred))]
 
     def barred(self, peer: PeerId) -> bool:
-        """Whether streams of this peer are not served now."""
+        """Return whether streams of this peer are not served now."""
         return self._barred.get(peer, 0.0) > self._clock.monotonic() and not self.known(peer)
 
     def stream(self) -> StreamBudget:

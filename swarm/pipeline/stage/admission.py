@@ -46,28 +46,28 @@ class StageSettings:
 
     @property
     def max_ahead(self) -> int:
-        """How many targets may wait for their microbatch."""
+        """Return how many targets may wait for their microbatch."""
         return 4 * self.max_under_way
 
     @property
     def first(self) -> bool:
-        """Whether this is the first stage."""
+        """Return whether this is the first stage."""
         return self.stage == 0
 
     @property
     def last(self) -> bool:
-        """Whether this is the last stage."""
+        """Return whether this is the last stage."""
         return self.stage == self.stages - 1
 
     @property
     def computes_loss(self) -> bool:
-        """Whether forward and backward are one piece of work here."""
+        """Return whether forward and backward are one piece of work here."""
         return self.last and self.specs.hosted
 
     @property
     def defers(self) -> bool:
-        """Whether gradients of weights are computed later. A last stage that computes the loss tells that with its
-        receipt, for which its trainer waits."""
+        """Return whether gradients of weights are computed later. A last stage that computes the loss tells that with
+        its receipt, for which its trainer waits."""
         return self.deferred_bytes > 0 and not self.computes_loss
 
 
@@ -285,7 +285,8 @@ class AdmissionRules:
         self._evaluated -= 1
 
     def open_to(self, caller: PeerId, body: Evaluate) -> None:
-        """Whether this peer may have rows evaluated now. Raises Refused, WrongStep, or Busy where the step is next."""
+        """Check whether this peer may have rows evaluated now. Raises Refused, WrongStep, or Busy where the step is
+        next."""
         if caller not in self.participants.trainers or body.microbatch.trainer != caller:
             raise Refused("only a trainer has rows of its own evaluated")
         if body.hop != self._settings.stage:

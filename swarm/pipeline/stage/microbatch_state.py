@@ -121,22 +121,22 @@ class MicrobatchState:
 
     @property
     def work(self) -> StepWork:
-        """What it is found by."""
+        """Return what it is found by."""
         return StepWork(self.key.step, self.key.microbatch, self.early)
 
     @property
     def begun(self) -> bool:
-        """Whether its work began, and is not in the sum."""
+        """Return whether its work began, and is not in the sum."""
         return self.phase in _BEGUN
 
     @property
     def accumulated(self) -> bool:
-        """Whether it is in the sum."""
+        """Return whether it is in the sum."""
         return self.phase is Phase.ACCUMULATED
 
     @property
     def here(self) -> bool:
-        """Whether nothing more is wanted of the stage before."""
+        """Return whether nothing more is wanted of the stage before."""
         return self.adopting or self.begun or self.accumulated
 
     @property
@@ -151,19 +151,19 @@ class MicrobatchState:
 
     @property
     def ahead(self) -> bool:
-        """Whether only its targets are here."""
+        """Return whether only its targets are here."""
         return self.tensors.targets is not None and self.forward_attempt < 0 and not (self.here or self.in_use)
 
     def under_way(self, now: float) -> bool:
-        """Whether it takes up one of the replica's places: it is worked on, holds a tensor or may soon. Targets that
-        came ahead are counted apart, and what only waits for its weights' gradients is bounded by its bytes."""
+        """Return whether it takes up one of the replica's places: it is worked on, holds a tensor or may soon. Targets
+        that came ahead are counted apart, and what only waits for its weights' gradients is bounded by its bytes."""
         brought = self.tensors.input is not None or self.tensors.gradient is not None
         waits = (brought and self.phase is Phase.EXPECTED) or now < self.expires
         over = self.accumulated or self.phase is Phase.TURNED_BACK
         return not over and (self.begun or self.adopting or waits)
 
     def idle(self, before: float) -> bool:
-        """Whether nothing is done with it, and nothing of it came since then."""
+        """Return whether nothing is done with it, and nothing of it came since then."""
         waits = not (self.accumulated or self.phase in _BACK or self.adopting or self.in_use)
         return waits and max(self.arrived, self.expires) < before
 

@@ -269,12 +269,12 @@ class StageServer:
         self._context.events.emit(dropped)
 
     def held(self) -> HeldOfMicrobatches:
-        """What is held of microbatches now."""
+        """Return what is held of microbatches now."""
         graphs = sum(state.tensors.graph is not None for state in self._table)
         return HeldOfMicrobatches(graphs, self._table.retention.bytes)
 
     def activity(self) -> PipelineActivity:
-        """What is done now."""
+        """Return what is done now."""
         pace, phases = self._worker.pace, [state.phase for state in self._table]
         return PipelineActivity(
             queued=phases.count(Phase.QUEUED) + phases.count(Phase.QUEUED_BACK),

@@ -33,7 +33,8 @@ class WorkQueue(Generic[T]):
         self._heaps: dict[Work, list[tuple[int, int, int, T]]] = {"backward": [], "forward": [], "weights": []}
 
     def full(self, step: int) -> bool:
-        """Whether another forward of that step would be refused. What comes ahead takes no place from it. O(n)."""
+        """Return whether another forward of that step would be refused. What comes ahead takes no place from it.
+        O(n)."""
         return sum(of_step == step for _, of_step, _, _ in self._heaps["forward"]) >= self._max_forward
 
     def push(self, kind: Work, work: StepWork, item: T) -> None:
@@ -102,7 +103,7 @@ class MicrobatchTable:
 
     @property
     def deferred_bytes(self) -> int:
-        """What is held for gradients of weights that are still to be computed."""
+        """Return what is held for gradients of weights that are still to be computed."""
         return sum(state.tensors.rest.bytes for state in self if state.tensors.rest is not None)
 
     def of(self, body: JourneyMessage) -> MicrobatchState | None:

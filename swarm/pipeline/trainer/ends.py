@@ -42,7 +42,7 @@ class TrainerEnds:
         self.begin, self._recalls = source.cursor, 0
 
     def _find(self, work: StepWork) -> IssuedMicrobatch:
-        """What is retained, or for once what can be read again: nobody can make us hold more by asking."""
+        """Return what is retained, or for once what can be read again: nobody can make us hold more by asking."""
         if (kept := self._issued.find(work)) is not None:
             return kept
         batch, after = _read_again(self._source, work.microbatch), self._window.after_of(work)

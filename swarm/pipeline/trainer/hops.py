@@ -147,7 +147,7 @@ class Hop:
 
     @property
     def contributed(self) -> bool:
-        """Whether the replica that the route names has added the microbatch."""
+        """Return whether the replica that the route names has added the microbatch."""
         return self.replica in self.receipts
 
 
@@ -177,33 +177,34 @@ class RouteState:
 
     @property
     def complete(self) -> bool:
-        """Whether every stage has added the microbatch, and the gradient is home."""
+        """Return whether every stage has added the microbatch, and the gradient is home."""
         return self.home and all(hop.contributed for hop in self.hops)
 
     @property
     def returned(self) -> bool:
-        """Whether the gradient has come all the way, so that only receipts may be missing."""
+        """Return whether the gradient has come all the way, so that only receipts may be missing."""
         return self.back and self.home and (self.hops[0].turned is not None or self.hops[0].contributed)
 
     def handed_on(self, at: int) -> bool:
-        """Whether the gradient that a hop hands on has arrived: before it something was done with it, or it is here."""
+        """Return whether the gradient that a hop hands on has arrived: before it something was done with it, or it is
+        here."""
         return self.home if at == 0 else self.hops[at - 1].turned is not None or self.hops[at - 1].contributed
 
     def turn_of(self, hop: Hop) -> Work:
-        """What a hop whose turn it is does."""
+        """Return what a hop whose turn it is does."""
         if not self.back:
             return "forward"
         return "backward" if hop.turned is None else "weights"
 
     def done(self, at: int) -> bool:
-        """Whether nothing more is awaited of a hop in this direction."""
+        """Return whether nothing more is awaited of a hop in this direction."""
         hop = self.hops[at]
         if not self.back:
             return hop.forwarded
         return hop.contributed and (at > 0 or self.home)
 
     def ever_named(self, at: int, peer: PeerId) -> bool:
-        """Whether the trainer ever gave this hop to this replica."""
+        """Return whether the trainer ever gave this hop to this replica."""
         return 0 <= at <= self.last and peer in self.hops[at].named
 
     def begin_turn(self, at: int, now: float, seconds: float, work: Work) -> None:
@@ -285,7 +286,7 @@ class RouteState:
         return [at for at, hop in hops if hop.due is not None and (hop.due <= now or hop.replica in silent)]
 
     def next_due(self) -> float | None:
-        """When the first turn ends; None while nothing is awaited."""
+        """Return when the first turn ends; None while nothing is awaited."""
         return min((hop.due for hop in self.hops if hop.due is not None), default=None)
 
     def _name(self, at: int, peer: PeerId) -> None:
@@ -340,7 +341,7 @@ class HopAttempts:
         return at in self._open
 
     def busy_at(self, at: int) -> bool:
-        """Whether a hop cannot be tried now: on the way out an attempt may be about an earlier one."""
+        """Return whether a hop cannot be tried now: on the way out an attempt may be about an earlier one."""
         return at in self._open if self._way.back else bool(self._open)
 
     # --- from first to last --------------------------------------------------------------------------------------
@@ -495,15 +496,15 @@ class HopAttempts:
         return seconds
 
     def fills_its_time(self, hop: Hop, now: float) -> bool:
-        """Whether the replica handed the gradient on and told of other microbatches in its turn: it will add this one
-        when there is nothing else to do."""
+        """Return whether the replica handed the gradient on and told of other microbatches in its turn: it will add
+        this one when there is nothing else to do."""
         if hop.turned is None or hop.nudged or now >= hop.turned + self._replicas.pace.ceiling_s:
             return False
         return hop.replica not in self._replicas.silence
 
     def has_only_begun(self, hop: Hop) -> bool:
-        """Whether the run has, so that its queues still grow: then a replica that is late, and meanwhile told of other
-        microbatches, is given another turn or two, twice as long each."""
+        """Return whether the run has, so that its queues still grow: then a replica that is late, and meanwhile told of
+        other microbatches, is given another turn or two, twice as long each."""
         young = self._replicas.pace.young(self._way.turn_of(hop))
         return young and hop.misses <= EXTRA_TURNS and hop.replica not in self._replicas.silence
 

@@ -77,7 +77,7 @@ class ReceiptCheck(Protocol):
     """Verifies a signature by a peer."""
 
     def __call__(self, peer: PeerId, data: bytes, signature: bytes) -> bool:
-        """Whether ``signature`` over ``data`` is ``peer``'s."""
+        """Return whether ``signature`` over ``data`` is ``peer``'s."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -176,13 +176,13 @@ class IssuedMicrobatch:
 
     @property
     def begun(self) -> bool:
-        """Whether it is under way, or its outcome is known."""
+        """Return whether it is under way, or its outcome is known."""
         return self.task is not None or self.outcome is not None
 
     @property
     def awaited(self) -> bool:
-        """Whether its gradient is still to come home: not of what waits for receipts alone, or is only being told to
-        one who may have stalled."""
+        """Return whether its gradient is still to come home: not of what waits for receipts alone, or is only being
+        told to one who may have stalled."""
         returned = self.journey is not None and self.journey.returned_s is not None
         return self.task is not None and self.outcome is None and not returned
 

@@ -53,7 +53,7 @@ class JourneyState:
 
     @property
     def ended(self) -> bool:
-        """Whether the journey is over, however it ended."""
+        """Return whether the journey is over, however it ended."""
         return self.phase in _ENDS
 
     def wait_s(self, now: float) -> float:
@@ -78,7 +78,7 @@ class JourneyState:
         return self._decided()
 
     def embedded(self, now: float) -> list[Directive]:
-        """What the first stage gets is made: the microbatch sets out."""
+        """Return what the first stage gets is made: the microbatch sets out."""
         if self.phase is JourneyPhase.EMBEDDING:
             self.phase = JourneyPhase.FORWARD
             self._attempts.start(0, None, "it sets out", now)

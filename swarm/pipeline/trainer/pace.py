@@ -57,11 +57,11 @@ class JourneyDeadlines:
         self._measured[work] += 1
 
     def young(self, work: Work) -> bool:
-        """Whether so little was measured that who is late, and alive, may just have a queue that still grows."""
+        """Return whether so little was measured that who is late, and alive, may just have a queue that still grows."""
         return self._measured[work] < YOUNG
 
     def seconds(self, peer: PeerId, work: Work) -> float:
-        """How long to wait for the next piece."""
+        """Return how long to wait for the next piece."""
         if work == "weights" and self.young(work):  # the first ones are done at once, the next wait for all others
             return self.ceiling_s
         known = self._peers.get((peer, work)) or self._all.get(work)
@@ -175,7 +175,7 @@ class ReplicaChoice:
         return None
 
     def takes_part(self, stage: int, peer: PeerId) -> bool:
-        """Whether the open step's roster has that replica at that stage."""
+        """Return whether the open step's roster has that replica at that stage."""
         return peer in self.wiring.replicas(stage)
 
     def present(self, stage: int) -> set[PeerId]:

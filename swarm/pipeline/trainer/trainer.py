@@ -121,12 +121,12 @@ class Trainer:
         return self._source.cursor
 
     def held(self) -> HeldOfMicrobatches:
-        """What is held of microbatches now; with private ends each journey has the graph of its embedding."""
+        """Return what is held of microbatches now; with private ends each journey has the graph of its embedding."""
         graphs = 0 if self._context.ends is None else len(self._under_way())
         return HeldOfMicrobatches(graphs, self._issued.retained_bytes)
 
     def activity(self) -> PipelineActivity:
-        """What is done now: of a trainer, the journeys under way and whom it leaves out."""
+        """Return what is done now: of a trainer, the journeys under way and whom it leaves out."""
         probation = self._context.replicas.wiring.on_probation(now=self._context.clock.monotonic())
         return PipelineActivity(under_way=len(self._under_way()), probation=probation)
 
@@ -197,8 +197,8 @@ class Trainer:
             self._seek(left[0])
 
     def drop_early(self, step: int) -> bool:
-        """What was fed early of a step counts no more: nobody is left who could add it. Its microbatches, and those
-        that were taken after them, are taken again. Whether there was something."""
+        """Return what was fed early of a step counts no more: nobody is left who could add it. Its microbatches, and
+        those that were taken after them, are taken again. Whether there was something."""
         started = [row for row in self._issued.of(step) if row.standing != "left"]
         early = [row for row in started if row.work.early and row.begun]
         if early:
@@ -285,11 +285,11 @@ class Trainer:
                 await self._feed_ahead(step, leader)
 
     def _room(self) -> int:
-        """How many more may be under way."""
+        """Return how many more may be under way."""
         return self._in_flight.limit() - sum(row.awaited for row in self._issued)
 
     def _owed(self, step: int) -> int:
-        """How many that were fed early are not leased yet."""
+        """Return how many that were fed early are not leased yet."""
         return sum(not row.leased for row in self._issued.of(step))
 
     def _begin_leased(self, step: int, granted: int | None, leader: StepLeader) -> None:
@@ -355,8 +355,8 @@ class Trainer:
             self._go_on(row, self._carry(row, leader))
 
     def _has_way(self) -> bool:
-        """Whether every stage has a replica that is there, as far as we see. What is leased without would be kept from
-        those who may see more."""
+        """Return whether every stage has a replica that is there, as far as we see. What is leased without would be
+        kept from those who may see more."""
         return all(self._context.replicas.present(stage) for stage in range(self._context.stages))
 
     def _go_on(self, row: IssuedMicrobatch, doing: Coroutine[Any, Any, None]) -> None:

@@ -51,7 +51,7 @@ class BegunFile:
 
     @property
     def whole(self) -> bool:
-        """Whether it is there under its name, as far as its header says."""
+        """Return whether it is there under its name, as far as its header says."""
         try:
             return PartFile.read(self.path).state.describe() == self.wanted.describe()
         except (StateError, OSError):

@@ -239,7 +239,8 @@ def check_header(path: Path, record: CheckpointManifest, part: PartName, expecte
 
 
 def flaw(root: Path, step: int) -> str | None:
-    """Why a step cannot be loaded, or None. Finds missing, torn and exchanged files; loading finds altered bytes."""
+    """Return why a step cannot be loaded, or None. Finds missing, torn and exchanged files; loading finds altered
+    bytes."""
     found = held(root, step)
     if found.troubles:
         return found.troubles[0]

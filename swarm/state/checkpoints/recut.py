@@ -120,7 +120,7 @@ def recut(
 
 
 def _check_cut(before: WholeModel, record: CheckpointManifest, layouts: Mapping[PartName, FlatLayout]) -> None:
-    """Whether every tensor of the old parts has one place in the new ones. Raises StateError."""
+    """Check whether every tensor of the old parts has one place in the new ones. Raises StateError."""
     places: dict[str, PartName] = {}
     for part, layout in layouts.items():
         if layout.vectors != before.vectors:

@@ -64,8 +64,8 @@ class VoidRounds:
             }
 
     def unsigned(self, found: Disagreement) -> bool:
-        """Whether whoever reduced may have given one of those that disagree other numbers than the rest: then nobody is
-        to blame yet, and the part goes plainly from now on, where all sign what they hold."""
+        """Return whether whoever reduced may have given one of those that disagree other numbers than the rest: then
+        nobody is to blame yet, and the part goes plainly from now on, where all sign what they hold."""
         unsigned = found.of_sums and found.part not in self.plainly
         if unsigned:
             self.plainly.add(found.part)
@@ -87,7 +87,7 @@ class VoidRounds:
         return found
 
     def at_a_loss(self, part: PartName) -> bool:
-        """Whether even plain rounds broke again and again without anybody to leave out."""
+        """Return whether even plain rounds broke again and again without anybody to leave out."""
         return part in self.plainly and len(self._void[part]) >= MAX_VOID
 
     def _judged(self, voids: Sequence[frozenset[Blamed]], group: Sequence[PeerId], *, alone: bool) -> Verdict | None:
@@ -105,8 +105,8 @@ class VoidRounds:
 
 
 def _named(answers: Mapping[PeerId, Averaged], *, differs: bool) -> set[Blamed]:
-    """Who names another as the one on whom it broke. That somebody ``differs`` is another matter: whoever reduced may
-    have given it other numbers."""
+    """Return who names another as the one on whom it broke. That somebody ``differs`` is another matter: whoever
+    reduced may have given it other numbers."""
     return {
         (peer, PeerId(answer.culprit))
         for peer, answer in answers.items()
@@ -116,8 +116,8 @@ def _named(answers: Mapping[PeerId, Averaged], *, differs: bool) -> set[Blamed]:
 
 
 def _aborted(answers: Mapping[PeerId, Averaged]) -> set[Blamed]:
-    """Who of a plain round says that another gave it up, where nobody says on whom it broke: whoever gives up has to
-    know. Not held against who was told so itself, unless by one that says the same of it."""
+    """Return who of a plain round says that another gave it up, where nobody says on whom it broke: whoever gives up
+    has to know. Not held against who was told so itself, unless by one that says the same of it."""
     told = {
         peer: PeerId(answer.aborted_by)
         for peer, answer in answers.items()

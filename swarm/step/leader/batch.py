@@ -114,12 +114,13 @@ class BatchCollection:
             self._context.waiting("")
 
     async def can_decide(self) -> bool:
-        """Whether a majority is there, those that are back with their votes alone counted."""
+        """Return whether a majority is there, those that are back with their votes alone counted."""
         electors = self._electors()
         return await self._there(electors) >= majority(len(electors))
 
     async def _there(self, electors: Sequence[PeerId]) -> int:
-        """How many of the voters can vote; those that are gone are asked only where the others are no majority."""
+        """Return how many of the voters can vote; those that are gone are asked only where the others are no
+        majority."""
         gone = self._context.liveness.gone
         if has_majority(electors, gone):
             return len(electors) - sum(peer in gone for peer in electors)
@@ -243,7 +244,7 @@ class BatchCollection:
                 await self._context.clock.sleep(patience.pause_s())
 
     async def _told(self, peer: PeerId) -> bool:
-        """Whether this trainer follows our term, and has heard."""
+        """Return whether this trainer follows our term, and has heard."""
         timeout_s, prepare = self._context.timeout_s(), Prepare(step=self._book.step, term=self._term)
         try:
             await self.calls.ask(peer, PREPARE, prepare, timeout_s=timeout_s)

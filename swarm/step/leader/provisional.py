@@ -75,8 +75,8 @@ class Confirming(StepClose):
 
 
 def may_go_on_alone(head: CloseRecord, gone: Collection[str], grace_s: float) -> bool:
-    """Whether those that are there may ever go on after ``head`` without a majority. Not within a provisional lineage,
-    nor where a part has no replica that is there. Pure."""
+    """Return whether those that are there may ever go on after ``head`` without a majority. Not within a provisional
+    lineage, nor where a part has no replica that is there. Pure."""
     return bool(grace_s) and not head.provisional and not lost_parts(head.members, gone)
 
 
@@ -102,7 +102,7 @@ class Isolation:
             self._since, self._since_wall = self._context.clock.monotonic(), self._context.clock.wall()
 
     def ends_at(self) -> float | None:
-        """When it is :meth:`over` (seconds since the epoch) if nobody comes back; None: never."""
+        """Return when it is :meth:`over` (seconds since the epoch) if nobody comes back; None: never."""
         self._look()  # whoever asks may have found out before run() has
         head, grace_s = self._at.head, self._context.rules.quorum_grace_s
         if self._since is None or head is None or not may_go_on_alone(head, self._context.liveness.gone, grace_s):
@@ -110,7 +110,7 @@ class Isolation:
         return self._since_wall + grace_s
 
     def over(self) -> bool:
-        """Whether that is so now: see :func:`may_go_on_alone`."""
+        """Return whether that is so now: see :func:`may_go_on_alone`."""
         self._look()  # each record has other voters where there are many members
         head, grace_s = self._at.head, self._context.rules.quorum_grace_s
         if self._since is None or head is None:
@@ -163,7 +163,8 @@ class Reconnection:
             await self._confirm(fork, there)
 
     async def _is_decided(self, fork: Fork, there: Sequence[PeerId]) -> bool:
-        """Whether one of these can prove what a majority has decided: then our lineage is confirmed, or given up."""
+        """Return whether one of these can prove what a majority has decided: then our lineage is confirmed, or given
+        up."""
         for decision in filter(None, await asyncio.gather(*(self._proof(fork, peer) for peer in there))):
             record = decision.record
             if record.hash() == fork.candidate.record.hash():
@@ -174,7 +175,7 @@ class Reconnection:
         return False
 
     async def _proof(self, fork: Fork, peer: PeerId) -> Decision | None:
-        """What a majority has decided in the step after the fork point, as far as this peer can prove it."""
+        """Return what a majority has decided in the step after the fork point, as far as this peer can prove it."""
         body = NextRequest(part=None, step=fork.step)
         try:
             said = await self._context.calls.ask(peer, NEXT, body, timeout_s=ASK_S)
@@ -213,7 +214,8 @@ class Reconnection:
             await self._context.clock.sleep(LOOK_S)
 
     async def _is_with_us(self, peer: PeerId) -> bool:
-        """Whether who has closed that step already follows our lineage: whoever closed another has left us out."""
+        """Return whether who has closed that step already follows our lineage: whoever closed another has left us
+        out."""
         try:
             newest = await self._context.calls.ask(peer, START, StartRequest(part=None), timeout_s=ASK_S)
         except PeerError as error:

@@ -80,7 +80,7 @@ class ChangeRequests:
             raise Refused(self._why_not_yet(reason))
 
     def _why_not_yet(self, reason: str) -> str:
-        """Why one that cannot be spared, for that reason, must wait for more than the step."""
+        """Return why one that cannot be spared, for that reason, must wait for more than the step."""
         roster = self.now.roster
         if not self._may_end:
             return f"{reason}, once a majority is there again"

@@ -126,7 +126,7 @@ class Rescuing:
             context.waiting("")
 
     async def _offers(self, lost: Sequence[str]) -> _Offers:
-        """What those say who hold a copy: who lies about its copy has none for us."""
+        """Return what those say who hold a copy: who lies about its copy has none for us."""
         offers, unsure = dict[str, list[Consent]](), False
         for part in lost:
             if part == TRAINERS:
@@ -145,7 +145,7 @@ class Rescuing:
         return _Offers(offers, unsure)
 
     def _may_come_back(self, part: str, anew: Collection[str] = ()) -> bool:
-        """Whether a replica may be cut off only, and come back as it was; not one that was started ``anew``."""
+        """Return whether a replica may be cut off only, and come back as it was; not one that was started ``anew``."""
         tied, liveness = self._policy.lost({}), self._context.liveness
         silent = (peer for peer in needed(self._roster, [part]) if peer not in tied and peer not in anew)
         return any(fell_silent(liveness, peer) for peer in silent)
@@ -248,8 +248,9 @@ class Rescuing:
         return None
 
     async def _judged(self, proof: Proof, asking: Sequence[Admission]) -> str | None:
-        """Why those that vote would not accept that the run goes back to this record, or a person has to agree; None
-        where nothing is in the way. Those that ask to join are asked for a person's word, too: they may be members."""
+        """Return why those that vote would not accept that the run goes back to this record, or a person has to agree;
+        None where nothing is in the way. Those that ask to join are asked for a person's word, too: they may be
+        members."""
         there = [peer for peer in self._roster.peers if peer not in self._lost]
         there += [PeerId(join.member.peer) for join in asking if join.member.peer not in there]
         step, previous = proof.record.step, self._context.history.head_hash
@@ -268,7 +269,7 @@ class Rescuing:
         return None
 
     async def _judges(self, peer: PeerId, body: JudgeRequest) -> Judgement | None:
-        """Who was started anew is asked as well, under the name of a life that is gone."""
+        """Return who was started anew is asked as well, under the name of a life that is gone."""
         try:
             return await self._context.calls.ask(peer, JUDGE, body, timeout_s=PRESENT_S)
         except PeerError:
@@ -373,7 +374,7 @@ def absent(calls: StepCalls, asked: Iterable[PeerId]) -> Iterator[set[PeerId]]:
 
 
 async def is_there(calls: StepCalls, peer: PeerId, timeout_s: float) -> bool:
-    """Whether a peer answers the simplest question in time. Raises no PeerError."""
+    """Return whether a peer answers the simplest question in time. Raises no PeerError."""
     try:
         await calls.ask(peer, STANDING, StandingRequest(), timeout_s=timeout_s)
     except PeerError:

@@ -65,9 +65,9 @@ class AcceptanceRules:
     def over(
         self, roster: Roster, part: str, gone: Mapping[PeerId, str], fell_silent: Callable[[PeerId], bool]
     ) -> RunEnded:
-        """Why the run is over, as a leader says, for want of a replica of ``part``. Raises Refused when it is not seen
-        here, and by a member that sees no majority: a minority ends nothing. Who has ended, as others that were told
-        before, is with no majority elsewhere: only those that are gone and ``fell_silent`` may be."""
+        """Return why the run is over, as a leader says, for want of a replica of ``part``. Raises Refused when it is
+        not seen here, and by a member that sees no majority: a minority ends nothing. Who has ended, as others that
+        were told before, is with no majority elsewhere: only those that are gone and ``fell_silent`` may be."""
         error = part_lost(roster, part, gone)
         if error is None:
             raise Refused(f"a replica of {part} is there, as far as is known here")
@@ -76,7 +76,8 @@ class AcceptanceRules:
         return error
 
     def may_found(self, caller: PeerId, record: CloseRecord, founder: PeerId) -> bool:
-        """Whether this is the record with which the run begins here. Raises Refused for one from somebody else."""
+        """Return whether this is the record with which the run begins here. Raises Refused for one from somebody
+        else."""
         if not record.founding:
             return False
         if self._history.next_step > 0:

@@ -61,7 +61,7 @@ class Forking:
         return known, () if known is None else tuple(peer for peer in known.members.peers if peer not in with_us)
 
     def watched(self, roster: Roster) -> tuple[PeerId, ...]:
-        """Whom to watch: the roster, and those whom our lineage was cut off from, who may be back."""
+        """Return whom to watch: the roster, and those whom our lineage was cut off from, who may be back."""
         return roster.peers if self.fork is None else tuple(sorted({*roster.peers, *self.fork.others}))
 
     # --- what our lineage does -----------------------------------------------------------------------------------

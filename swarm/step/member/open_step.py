@@ -32,11 +32,11 @@ class HeldPart(Protocol):
     """The part of the model this peer trains, as closing a step sees it; called on the device thread."""
 
     def accumulated(self, step: int) -> frozenset[StepWork]:
-        """What is in an open step's accumulator."""
+        """Return what is in an open step's accumulator."""
 
     def contribution(self, step: int, assigned: Set[StepWork], tokens: int) -> torch.Tensor | None:
-        """What goes into a step's round for the ``assigned`` work with so many target tokens, flat; None when it first
-        has to be settled what is in it."""
+        """Return what goes into a step's round for the ``assigned`` work with so many target tokens, flat; None when it
+        first has to be settled what is in it."""
 
     def prepare(
         self, mean: torch.Tensor, *, lr: float, clip: float, step: int, left: torch.Tensor | None = None
@@ -115,7 +115,7 @@ class OpenStep:
             await self.ballot.accept(vote)
 
     def accepted(self, digest: str) -> Vote:
-        """What was accepted here under this hash. Raises Refused."""
+        """Return what was accepted here under this hash. Raises Refused."""
         for vote in (self.ballot.vote, self.candidate):
             if vote is not None and vote.record.hash() == digest:
                 return vote
@@ -167,8 +167,8 @@ class OpenStep:
         self.in_round = True
 
     def holds(self, record: CloseRecord, name: PartName | None) -> bool:
-        """Whether what was prepared for our part is what the record says. Of one that begins a provisional lineage it
-        must have been proposed to us: else we could not stand for it among the others later."""
+        """Return whether what was prepared for our part is what the record says. Of one that begins a provisional
+        lineage it must have been proposed to us: else we could not stand for it among the others later."""
         if record.forks and self.candidate is None:
             return False
         if record.founding or record.void or name is None:

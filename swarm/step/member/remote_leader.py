@@ -36,7 +36,7 @@ class Begun(Protocol):
     """What this peer's trainer has under way; implemented by ``swarm.pipeline.trainer.trainer.Trainer``."""
 
     def started(self, step: int) -> Sequence[MicrobatchId]:
-        """What it took of its shard in a step, in order, what was set aside as well."""
+        """Return what it took of its shard in a step, in order, what was set aside as well."""
 
     def keep(self, step: int, count: int) -> None:
         """Leave all but the first ``count`` of it, and report nothing more of that: those are leased."""
@@ -205,8 +205,8 @@ class RemoteLeader:
         tell: Callable[[PeerId, int], Awaitable[AnswerT]],
         final: tuple[type[PeerError], ...] = (),
     ) -> AnswerT:
-        """What the leader answers, whoever it is; a new one hears first what was begun, and so does one that says no,
-        as it may not know. Raises what is ``final`` of that, and WrongStep for a closed step."""
+        """Return what the leader answers, whoever it is; a new one hears first what was begun, and so does one that
+        says no, as it may not know. Raises what is ``final`` of that, and WrongStep for a closed step."""
         patience = ExponentialBackoff()
         while True:
             if self._at.open_step != book.step or not self._at.is_member:

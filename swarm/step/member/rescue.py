@@ -122,8 +122,8 @@ class RescueService:
 
 
 def choose(roster: Roster, gone: Collection[str], offers: Mapping[str, Sequence[Reassign]]) -> tuple[Reassign, ...]:
-    """Who moves to which lost part: those whose own part keeps the most replicas, and at least one. A part that nobody
-    can move to is left out. Pure."""
+    """Return who moves to which lost part: those whose own part keeps the most replicas, and at least one. A part that
+    nobody can move to is left out. Pure."""
     left = Counter(member.part for member in roster.members if member.peer not in gone)
     chosen: dict[str, Reassign] = {}
     for part in sorted(offers):

@@ -42,7 +42,7 @@ class MemberService:
 
     @property
     def position(self) -> Position:
-        """Where this member stands."""
+        """Return where this member stands."""
         return self._at
 
     @property
