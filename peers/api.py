@@ -170,7 +170,7 @@ def load(
 def load_tokenizer(run: _Path | None = None, *, home: _Path | None = None) -> Tokenizer:
     """Return a run's tokenizer: ``encode`` makes token ids of a text, ``decode`` a text of them. Arguments and errors
     are those of :func:`load`: the run has a checkpoint here."""
-    from peers.checkpoints.choice import choose_step, run_tokenizer
+    from peers.checkpoints.choose_checkpoint import choose_step, run_tokenizer
 
     return run_tokenizer(choose_step(_directory(run, home)))[1]
 

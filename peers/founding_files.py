@@ -14,9 +14,9 @@ from peers.commands.comeback import check_gone
 from peers.console.lasting import Lasting
 from peers.console.words import another_path, command_name
 from peers.data.files import source_files
-from peers.data.source import check_tokenizer
 from peers.data.text import Corpus, built_in_corpus, read_corpus, sample_texts
 from peers.data.tokenizer_files import CameWith, read_bounded
+from peers.data.trainer_data import check_tokenizer
 from peers.foreign_model import ADAPTER_LR, ForeignModel, check_founding, check_parts, find_model, without_tokenizer
 from peers.home.places import home_directory
 from peers.home.run_directory import find_run_directory

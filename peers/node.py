@@ -32,7 +32,7 @@ from peers.control.admitting import Admitting
 from peers.control.answers import NodeCommands
 from peers.control.server import ControlServer
 from peers.dashboard.start import serve_own
-from peers.data.source import DATA, EVAL, data_given, data_opened, held_out_given, open_source, shard_for
+from peers.data.trainer_data import DATA, EVAL, data_given, data_opened, held_out_given, open_source, shard_for
 from peers.exit_codes import EXIT_CODES, EXIT_DRAINED, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, exit_code_of
 from peers.foreign_model import files_here
 from peers.frozen import frozen_services

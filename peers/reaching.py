@@ -15,7 +15,7 @@ from multiaddr import Multiaddr
 
 from peers.doctor.contacts import probe_addresses
 from peers.settings import PeerSettings
-from peers.sharing.choice import rate_given
+from peers.sharing.limit_options import rate_given
 from swarm.clock import Clock
 from swarm.errors import Advice, Ending, RunEnded, Unreachable
 from swarm.events import EventSink, Waiting

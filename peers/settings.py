@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from peers.options.fields import settings_of
 from peers.options.model import Address, Name, PeerOptions
 from peers.options.reading import check_options, expected
-from peers.sharing.choice import Return, read_rate
+from peers.sharing.limit_options import Return, read_rate
 from swarm.errors import ConfigError
 from swarm.membership.settings import MemberSettings
 from swarm.schema import BesideField, in_words

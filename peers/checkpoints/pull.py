@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from peers.checkpoints.checkpoint_sources import Source, beside, directory_source, peer_source
 from peers.checkpoints.named import NamedSources, refused_role
 from peers.checkpoints.pull_frozen import pull_frozen
 from peers.checkpoints.pull_progress import FetchProgress, waiting
-from peers.checkpoints.source import Source, beside, directory_source, peer_source
 from peers.checkpoints.writer import keep_run, run_directory_of
 from peers.console.words import CommandError, command_name, count, gathering, listed, named, numbered
 from peers.exit_codes import EXIT_UNREACHABLE

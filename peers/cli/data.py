@@ -74,8 +74,8 @@ def build(
 
     from peers.console.interrupt import Interrupted
     from peers.data.building import build_from_files, is_begun
-    from peers.data.source import describe
     from peers.data.tokenizer_files import read_encoding
+    from peers.data.trainer_data import describe
 
     encoding = read_encoding(tokenizer, key="TEXT", field=field, template=template, special_in_text=special_tokens)
     try:
@@ -104,7 +104,7 @@ def verify(
 
     Example: swarm data verify shards/mine
     """
-    from peers.data.source import describe, open_shard
+    from peers.data.trainer_data import describe, open_shard
 
     facts = describe(directory, open_shard(directory, "DIR", anew=True).manifest)
     typer.echo(json.dumps(facts) if as_json else f"whole: {_line(facts)}")
@@ -121,7 +121,7 @@ def list_shards(
 
     Example: swarm data ls out/
     """
-    from peers.data.source import SCHEMA, shards_below
+    from peers.data.trainer_data import SCHEMA, shards_below
 
     found = shards_below(directory or Path())
     if as_json:
@@ -146,7 +146,7 @@ def stats(
     from dataclasses import asdict
 
     from data_shards.stats import packing_of, stats_of
-    from peers.data.source import SCHEMA, open_shard
+    from peers.data.trainer_data import SCHEMA, open_shard
 
     shard = open_shard(directory, "DIR")
     found = stats_of(shard)
@@ -183,8 +183,8 @@ def sample(
     Example: swarm data sample shards/mine --tokenizer tokenizer.json
     """
     from data_shards.stats import sample_documents
-    from peers.data.source import SCHEMA, check_made_with, open_shard
     from peers.data.tokenizer_files import read_encoding
+    from peers.data.trainer_data import SCHEMA, check_made_with, open_shard
 
     shard = open_shard(directory, "DIR")
     decoder = read_encoding(tokenizer, key="DIR").make_tokenizer()
@@ -203,7 +203,7 @@ def sample(
 
 def _tell_packing(directory: Path, context: int) -> None:
     from data_shards.stats import packing_of
-    from peers.data.source import open_shard
+    from peers.data.trainer_data import open_shard
 
     shard = open_shard(directory, "DIR")
     for packing in ("stream", "documents"):

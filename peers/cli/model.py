@@ -100,7 +100,7 @@ def export(
     else:
         found = find_run_directory(run, home, key="--run")
     # After both directories are known to be right: a wrong path should not cost the seconds that torch takes.
-    from peers.checkpoints.choice import choose_step
+    from peers.checkpoints.choose_checkpoint import choose_step
     from peers.commands.adapter import export_adapter, load_adapter, trains_adapters
     from peers.commands.export import export, load_command
 
@@ -360,7 +360,7 @@ def _check_named(
 def _encoding(run: Path | None, model: Path | None, step: int | None, home: str | None, key: str = "--run") -> Encoding:
     """Return how files become tokens: as the exported model's files say, or the run's manifest. ``key`` names the
     run."""
-    from peers.checkpoints.choice import choose_step, run_tokenizer
+    from peers.checkpoints.choose_checkpoint import choose_step, run_tokenizer
     from peers.commands.model_directory import check_model
     from peers.data.tokenizer_files import model_encoding, run_encoding
     from peers.home.run_directory import find_run_directory

@@ -16,7 +16,7 @@ from peers.options.foundation import Installing
 from peers.options.model import PeerOptions
 
 if TYPE_CHECKING:
-    from peers.sharing.service import ServiceFiles
+    from peers.sharing.systemd_unit import ServiceFiles
 
 service = typer.Typer(
     cls=WholeGroup, help="Run a peer as a systemd service of this user, for weeks.", no_args_is_help=True
@@ -27,7 +27,7 @@ Unit = Annotated[str, typer.Option("--unit", metavar="NAME", help="Name of the s
 
 def _files(unit: str, home: Path | str | None) -> ServiceFiles:
     from peers.home.places import home_directory
-    from peers.sharing.service import ServiceFiles
+    from peers.sharing.systemd_unit import ServiceFiles
 
     configured = os.environ.get("XDG_CONFIG_HOME", "")
     base = Path(configured) if os.path.isabs(configured) else Path.home() / ".config"
@@ -49,7 +49,7 @@ def install(**typed: Any) -> None:
     from peers.invites.invite import invite_on_standard_input, parse_invite
     from peers.invites.invite_file import check_secret, read_invite
     from peers.options.reading import blaming, read_invocation, read_peer_options
-    from peers.sharing import service as services
+    from peers.sharing import systemd_unit as services
     from swarm.errors import ConfigError
 
     options = read_peer_options("join", typed, read_invocation("join", typed))
@@ -80,7 +80,7 @@ def uninstall(unit: Unit = "swarm", home: Home = None) -> None:
 
     Example: swarm service uninstall
     """
-    from peers.sharing import service as services
+    from peers.sharing import systemd_unit as services
 
     print("\n".join(services.uninstall(_files(unit, home), services.systemctl)))
 
@@ -91,7 +91,7 @@ def status(unit: Unit = "swarm", home: Home = None, as_json: AsJson = False) -> 
 
     Example: swarm service status --json
     """
-    from peers.sharing import service as services
+    from peers.sharing import systemd_unit as services
 
     said = services.service_status(_files(unit, home), services.systemctl)
     print(json.dumps({"schema": 1, **said}) if as_json else "\n".join(f"{key:<15} {said[key]}" for key in said))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from peers.checkpoints.choice import ChosenStep
+from peers.checkpoints.choose_checkpoint import ChosenStep
 from peers.checkpoints.verify import named_files
 from peers.commands.export import Exported, bytes_of, write_beside
 from peers.commands.model_directory import making, write_json, write_tensors

@@ -21,7 +21,7 @@ from data_shards.documents import rows_of
 from data_shards.draft import Documents
 from data_shards.shard import Shard
 from data_shards.tokenize import Tokenizer
-from peers.checkpoints.choice import choose_step, run_tokenizer
+from peers.checkpoints.choose_checkpoint import choose_step, run_tokenizer
 from peers.console.interrupt import check
 from peers.data.encoder import Encoded
 from peers.frozen import frozen_of_all, store_of

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from data_shards.tokenize import Tokenizer
-from peers.checkpoints.choice import ChosenStep, run_tokenizer
+from peers.checkpoints.choose_checkpoint import ChosenStep, run_tokenizer
 from peers.checkpoints.verify import named_files
 from peers.commands.model_directory import CONFIG, making, tokenizer_config, write_json, write_tensors
 from peers.console.interrupt import check

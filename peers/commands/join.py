@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from peers.home.places import HeldPlace
     from peers.invites.invite import Contacts
     from peers.settings import PeerSettings, Role
-    from peers.sharing.choice import Return
+    from peers.sharing.limit_options import Return
     from swarm.security.credentials import Credential
 
 
@@ -191,7 +191,7 @@ def _peer_settings(place: HeldPlace, who: Who, contacts: Contacts, options: Peer
 def _checked_data(options: PeerOptions, say: Callable[[str, str], None]) -> tuple[str, str]:
     """Return a trainer's data in words, and its digest: "" for the text that every trainer has. Says how far it is."""
     # numpy and tokenizers: not for a stage host.
-    from peers.data.source import EVAL, check_data, data_given, held_out_given
+    from peers.data.trainer_data import EVAL, check_data, data_given, held_out_given
 
     lasting, held_out = Lasting(partial(say, "reading"), size_text), held_out_given(options)
     if held_out is not None:

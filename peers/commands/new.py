@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from peers.founding_files import Founded
     from peers.home.places import HeldPlace
     from peers.local.peer_order import PeerOrder
-    from peers.sharing.choice import Return
+    from peers.sharing.limit_options import Return
     from swarm.config import Manifest
     from swarm.state.frozen import FrozenStore
 

@@ -40,7 +40,7 @@ from peers.console.words import (
     short_address,
 )
 from peers.data.prepare import TEXT, LocalText, PreparedRun, prepare_run
-from peers.data.source import DataGiven, check_data, data_opened
+from peers.data.trainer_data import DataGiven, check_data, data_opened
 from peers.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_USAGE, exit_code_of
 from peers.founding_files import Founded, load_foundation, pending
 from peers.home.run_directory import RunDirectory, create_run_directory

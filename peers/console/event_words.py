@@ -18,7 +18,7 @@ from peers.console.words import (
 )
 from peers.control.status import ALONE
 from peers.exit_codes import EXIT_DRAINED, EXIT_OK
-from peers.sharing.choice import slow_step_text
+from peers.sharing.limit_options import slow_step_text
 from swarm.clock import moment
 from swarm.disk import size_text
 from swarm.events import (

@@ -19,7 +19,7 @@ from peers.console.interrupt import SIGNALS, Interrupted
 from peers.console.words import CommandError
 from peers.control.status import SwarmLook
 from peers.dashboard.access import MAX_TOKEN_CHARS, MIN_TOKEN_CHARS, Access, is_loopback, new_token
-from peers.dashboard.choice import choose_run
+from peers.dashboard.find_run import choose_run
 from peers.dashboard.overview import Overview
 from peers.dashboard.place import PLACE_WORDS, PORT, TOKEN_VARIABLE, listening_place
 from peers.dashboard.sources import EVENTS, FilesSource, PlaceSource, RunSource, directory_source
@@ -186,8 +186,8 @@ async def serve_own(settings: PeerSettings, look: Callable[[], Awaitable[SwarmLo
 
 
 def run_dashboard(run: str | None, peer: str | None, options: DashboardOptions, say: Callable[[str], None]) -> None:
-    """Serve the page of a run until interrupted: of what ``run`` means (:mod:`peers.dashboard.choice`), else of a peer.
-    Blocking. Raises Interrupted, CommandError, ConfigError, or RunEnded for a run that cannot be reached."""
+    """Serve the page of a run until interrupted: of what ``run`` means (:mod:`peers.dashboard.find_run`), else of a
+    peer. Blocking. Raises Interrupted, CommandError, ConfigError, or RunEnded for a run that cannot be reached."""
     check_extra()
     if run is not None and peer is not None:
         raise ConfigError("--peer", peer, "a peer of this machine, and another run is named already",

@@ -23,9 +23,9 @@ from peers.data.encoder import Encoding
 from peers.data.files import source_files
 from peers.data.flaws import LeftOut
 from peers.data.keys import KeyCount
-from peers.data.source import check_ids_fit
 from peers.data.text import BUILT_IN_CHARACTERS, built_in_corpus, read_corpus
 from peers.data.tokenizer_files import run_encoding
+from peers.data.trainer_data import check_ids_fit
 from peers.founding_files import Founded, given_tokenizer, make_run, tokenizer_for
 from peers.home.run_directory import RunDirectory
 from peers.manifest_file import write_manifest

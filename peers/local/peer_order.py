@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from peers.options.foundation import Foundation
 from peers.options.model import PeerOptions
-from peers.sharing.choice import Return
+from peers.sharing.limit_options import Return
 
 PEER_COMMAND = (sys.executable, "-m", "peers.commands.start")
 """Runs the order that is on its standard input."""

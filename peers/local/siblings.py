@@ -28,7 +28,7 @@ from peers.home.places import look_at_place
 from peers.local.launcher import launched
 from peers.local.peer_order import PEER_COMMAND, Company, PeerOrder, order_for
 from peers.options.model import PeerOptions
-from peers.sharing.choice import MIN_RATE, Return, read_rate
+from peers.sharing.limit_options import MIN_RATE, Return, read_rate
 from swarm.consensus.machines import tail
 from swarm.device import free_memory
 from swarm.disk import alone

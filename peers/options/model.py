@@ -23,8 +23,8 @@ from peers.options.fields import (
     settings_of,
     understood,
 )
-from peers.preemption.choice import ALLOWED, METADATA_URL, read_choice, read_url
-from peers.sharing.choice import PAUSE_WORDS, RATE_WORDS, read_pause, read_rate
+from peers.preemption.notice_options import ALLOWED, METADATA_URL, read_choice, read_url
+from peers.sharing.limit_options import PAUSE_WORDS, RATE_WORDS, read_pause, read_rate
 from swarm.ids import NAME_WORDS, is_name
 
 DEVICE = r"auto|cpu|mps|cuda(:[0-9]{1,3})?"

@@ -27,7 +27,7 @@ from peers.options.foundation import Foundation, Invocation
 from peers.options.local import LocalOptions
 from peers.options.model import ANY_PORT, PeerOptions
 from peers.options.relay import RelayOptions
-from peers.preemption.choice import read_choice
+from peers.preemption.notice_options import read_choice
 from swarm.disk import read_named
 from swarm.errors import ConfigError
 from swarm.parsing import parse_toml

@@ -15,9 +15,9 @@ from urllib.parse import quote
 
 from pydantic import Field
 
-from peers.preemption.choice import Cloud, MetadataUrl
 from peers.preemption.http import ANSWER_S, Foreign, HttpResponse, MetadataServer
-from peers.preemption.source import Notice, NoticeSource, SourceFailed, seconds_until
+from peers.preemption.notice_options import Cloud, MetadataUrl
+from peers.preemption.notice_source import Notice, NoticeSource, SourceFailed, seconds_until
 from swarm.clock import Clock
 
 _AWS_TOKEN = re.compile(r"[\x21-\x7e]{1,1024}")
@@ -70,7 +70,7 @@ class AwsSource:
         return True
 
     async def ask(self) -> Notice | None:
-        """See :class:`~peers.preemption.source.NoticeSource`. At most four requests."""
+        """See :class:`~peers.preemption.notice_source.NoticeSource`. At most four requests."""
         if self._clock.monotonic() >= self._expires:
             await self._renew()
         answer = await self._get_action()
@@ -124,7 +124,7 @@ class GcpSource:
             return False
 
     async def ask(self) -> Notice | None:
-        """See :class:`~peers.preemption.source.NoticeSource`. Takes HELD_S seconds while nothing changes."""
+        """See :class:`~peers.preemption.notice_source.NoticeSource`. Takes HELD_S seconds while nothing changes."""
         held = f"wait_for_change=true&timeout_sec={self.HELD_S}&last_etag={quote(self._etag, safe='')}"
         path = f"/computeMetadata/v1/instance/preempted?{held}"
         answer = (await self._get(path, self.HELD_S + ANSWER_S)).successful()
@@ -170,8 +170,8 @@ class AzureSource:
         return True
 
     async def ask(self) -> Notice | None:
-        """See :class:`~peers.preemption.source.NoticeSource`. Takes up to FIRST_S seconds the first time. A notice
-        that has started has no time left that anybody knows of."""
+        """See :class:`~peers.preemption.notice_source.NoticeSource`. Takes up to FIRST_S seconds the first time. A
+        notice that has started has no time left that anybody knows of."""
         if not self._machine:
             await self._learn_name()
         answer = await self._get("/metadata/scheduledevents?api-version=2020-07-01", self._patience)

@@ -19,8 +19,8 @@ from typing import TypeVar
 
 from pydantic import ConfigDict, ValidationError
 
-from peers.preemption.choice import MetadataUrl
-from peers.preemption.source import SourceFailed
+from peers.preemption.notice_options import MetadataUrl
+from peers.preemption.notice_source import SourceFailed
 from swarm.schema import Message
 
 ANSWER_S = 2.0

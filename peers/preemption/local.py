@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from peers.local.launcher import CANNOT_RUN, launched
-from peers.preemption.source import WORD_BYTES, Notice, SourceFailed, spoken_notice
+from peers.preemption.notice_source import WORD_BYTES, Notice, SourceFailed, spoken_notice
 from swarm.clock import Clock
 
 
 class FileSource:
     """A file: that it is there is the notice, also when it was there before this peer. It may say when: see
-    :func:`~peers.preemption.source.spoken_notice`."""
+    :func:`~peers.preemption.notice_source.spoken_notice`."""
 
     pause_s = 1.0
     WORDS_S = 0.2
@@ -28,8 +28,8 @@ class FileSource:
         self.name = f"the file {path}"
 
     async def ask(self) -> Notice | None:
-        """See :class:`~peers.preemption.source.NoticeSource`. One stat in a thread while there is none; a file system
-        that hangs holds up nothing but this, and the end of the process."""
+        """See :class:`~peers.preemption.notice_source.NoticeSource`. One stat in a thread while there is none; a file
+        system that hangs holds up nothing but this, and the end of the process."""
         words = await asyncio.to_thread(self._look)
         if words == b"":
             # Whoever makes it may not have come to the words yet.
@@ -67,8 +67,8 @@ class CommandSource:
         self.name = f"the command {shlex.join(self._command)}"
 
     async def ask(self) -> Notice | None:
-        """See :class:`~peers.preemption.source.NoticeSource`. Costs an interpreter's start, about 20 ms. Cancelled, it
-        kills the command."""
+        """See :class:`~peers.preemption.notice_source.NoticeSource`. Costs an interpreter's start, about 20 ms.
+        Cancelled, it kills the command."""
         try:
             process = await asyncio.create_subprocess_exec(
                 *launched(self._command),  # it must not outlive a peer that is killed

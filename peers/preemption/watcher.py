@@ -7,10 +7,10 @@ import logging
 from datetime import UTC, datetime
 from typing import Protocol
 
-from peers.preemption.choice import METADATA_URL, PreemptionChoice, read_choice, read_url
 from peers.preemption.clouds import CloudSource, cloud_source
 from peers.preemption.local import CommandSource, FileSource
-from peers.preemption.source import Notice, NoticeSource, SourceFailed
+from peers.preemption.notice_options import METADATA_URL, PreemptionChoice, read_choice, read_url
+from peers.preemption.notice_source import Notice, NoticeSource, SourceFailed
 from swarm.clock import Clock
 from swarm.events import EventSink, PreemptionNotice, PreemptionWatch
 from swarm.waiting import doubled

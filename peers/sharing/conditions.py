@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from peers.preemption.local import CommandSource
-from peers.preemption.source import SourceFailed
-from peers.sharing.choice import PauseChoice, read_pause
+from peers.preemption.notice_source import SourceFailed
+from peers.sharing.limit_options import PauseChoice, read_pause
 from swarm.clock import Clock
 from swarm.waiting import doubled
 

@@ -21,8 +21,8 @@ from peers.exit_codes import EXIT_DRAINED, EXIT_OK, EXIT_PAUSED, worth_a_retry
 from peers.local.launcher import launched
 from peers.local.peer_order import PEER_COMMAND, PeerOrder, order_for
 from peers.options.model import PeerOptions
-from peers.sharing.choice import Return
 from peers.sharing.conditions import LOOK_S, STAY_S, PauseConditions, Steadily, quiet_s
+from peers.sharing.limit_options import Return
 from swarm.clock import Clock, SystemClock
 from swarm.waiting import doubled
 

@@ -20,7 +20,7 @@ from data_shards.build import build_shard
 from data_shards.tokenize import tokenizer_digest, train_tokenizer
 from peers.checkpoints.keeper import CheckpointKeeper
 from peers.console.words import command_to_join
-from peers.data.source import open_source
+from peers.data.trainer_data import open_source
 from peers.foreign_model import files_here
 from peers.frozen import frozen_services, with_frozen
 from peers.home.places import FROZEN

@@ -28,8 +28,8 @@ from swarm.membership.observer import prepare_update, update_bytes, update_in
 from swarm.membership.run import RunContext
 from swarm.network.protocols import AnyMethod
 from swarm.optim.local_part import LocalPart
+from swarm.step.member.member_service import MemberService
 from swarm.step.member.open_step import Mean, OpenStep
-from swarm.step.member.service import MemberService
 from swarm.step.messages import ARRIVE, Apply, Arrive, Arrived, Averaged
 from swarm.step.observe_messages import NEXT, NextRequest
 from swarm.step.turnout import REASON_CHARS

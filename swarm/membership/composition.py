@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 
-from swarm.averaging.allreduce.service import AllReduce
+from swarm.averaging.allreduce.allreduce_service import AllReduce
 from swarm.ids import PartName, PeerId
 from swarm.membership.announcer import Announcer
 from swarm.membership.by_role import given_by_role
@@ -42,13 +42,13 @@ from swarm.state.transfer import StateDonor
 from swarm.step.calls import LiveCalls, fell_silent
 from swarm.step.context import CloseContext, MemberContext
 from swarm.step.exit_barrier import ExitBarrier
-from swarm.step.leader.service import LeadService
+from swarm.step.leader.lead_service import LeadService
 from swarm.step.loop import StepLoop
 from swarm.step.member.leader_watch import LeaderWatch
+from swarm.step.member.member_service import MemberService
 from swarm.step.member.open_step import Attempt
 from swarm.step.member.remote_leader import RemoteLeader
 from swarm.step.member.rescue import RescueService
-from swarm.step.member.service import MemberService
 from swarm.step.rounds import Rounds
 
 LATER_DOWNLOADS = 4

@@ -17,7 +17,7 @@ from swarm.membership.roles import insist_on_being_reached
 from swarm.membership.run import RunContext
 from swarm.membership.survey import FirstContact
 from swarm.network.discovery.records import PeerRecord
-from swarm.step.member.service import MemberService
+from swarm.step.member.member_service import MemberService
 from swarm.step.observe_messages import RunStanding
 from swarm.waiting import ended
 

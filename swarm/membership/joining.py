@@ -40,7 +40,7 @@ from swarm.membership.survey import Survey
 from swarm.optim.part import TrainedPart
 from swarm.security.signing import verify
 from swarm.step.blocked import ONCE_WANTED
-from swarm.step.member.service import MemberService
+from swarm.step.member.member_service import MemberService
 from swarm.step.messages import JOIN
 from swarm.waiting import ExponentialBackoff, first_done
 

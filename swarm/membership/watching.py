@@ -15,7 +15,7 @@ from swarm.ids import PeerId
 from swarm.membership.going_back import went_back
 from swarm.membership.run import RunContext
 from swarm.membership.survey import FirstContact
-from swarm.step.member.service import MemberService
+from swarm.step.member.member_service import MemberService
 from swarm.step.observe_messages import NEXT, STANDING, NextRequest, StandingRequest
 
 logger = logging.getLogger(__name__)

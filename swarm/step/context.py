@@ -15,7 +15,7 @@ from swarm.events import EventSink
 from swarm.ids import PartName, PeerId
 from swarm.security.credentials import Order
 from swarm.step.calls import Liveness, StepCalls
-from swarm.step.leader.service import LeadService
+from swarm.step.leader.lead_service import LeadService
 from swarm.step.member.open_step import Attempt, HeldPart, OpenStep
 from swarm.step.member.position import Position
 from swarm.step.rules import StepRules
@@ -58,7 +58,7 @@ async def _nobody_knows(peers: Collection[PeerId], reason: str) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class MemberContext:
-    """What :class:`swarm.step.member.service.MemberService` works with.
+    """What :class:`swarm.step.member.member_service.MemberService` works with.
 
     ``attempt`` is how it gets its mean gradient; ``gone`` are those whom the health watch believes to be lost,
     ``fell_silent`` whether one of them may only be cut off (:func:`~swarm.step.calls.fell_silent`), ``doubted`` those

@@ -27,7 +27,7 @@ from swarm.step.exit_barrier import FAREWELL_S, ExitBarrier
 from swarm.step.leader.close import StepClose
 from swarm.step.leader.provisional import Isolation, Reconnection, SpeculativeClose
 from swarm.step.member.leader_watch import LeaderWatch
-from swarm.step.member.service import MemberService
+from swarm.step.member.member_service import MemberService
 from swarm.waiting import ExponentialBackoff, ended, first_done
 
 logger = logging.getLogger(__name__)

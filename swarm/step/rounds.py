@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
+from swarm.averaging.allreduce.allreduce_service import AllReduce
 from swarm.averaging.allreduce.plan import RoundKey, RoundResult
 from swarm.averaging.allreduce.round import RoundCall, average, plan_rounds
-from swarm.averaging.allreduce.service import AllReduce
 from swarm.averaging.config import AveragingConfig
 from swarm.averaging.deadline import RoundDeadline
 from swarm.averaging.schedules.costs import LinkCost

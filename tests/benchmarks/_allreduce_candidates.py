@@ -86,8 +86,8 @@ class Candidate(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ours:
-    """:class:`~swarm.averaging.allreduce.service.AllReduce` over libp2p, and the rule of the close record: a result is
-    applied when all live members report the same digest, else the round is repeated without the dead."""
+    """:class:`~swarm.averaging.allreduce.allreduce_service.AllReduce` over libp2p, and the rule of the close record: a
+    result is applied when all live members report the same digest, else the round is repeated without the dead."""
 
     team: Team
     scratch: Path

@@ -17,10 +17,10 @@ from typing import Any, cast
 
 import torch
 
+from swarm.averaging.allreduce.allreduce_service import AllReduce
 from swarm.averaging.allreduce.messages import AGREE, CHUNK
 from swarm.averaging.allreduce.output import Floats, weighted_mean
 from swarm.averaging.allreduce.plan import RoundKey, RoundPlan, WireType
-from swarm.averaging.allreduce.service import AllReduce
 from swarm.clock import SystemClock
 from swarm.errors import RoundFailed
 from swarm.ids import PeerId, RunId, stage_part

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from swarm.averaging.allreduce.allreduce_service import AllReduce
 from swarm.averaging.allreduce.plan import RoundKey, RoundResult
 from swarm.averaging.allreduce.round import RoundCall, average, plan_rounds
-from swarm.averaging.allreduce.service import AllReduce
 from swarm.averaging.strategies import STRATEGIES
 from swarm.clock import SystemClock
 from swarm.device import keep_freed_memory

@@ -172,7 +172,7 @@ def _exported(trained: TrainedRun, chosen: Pretrained, into: Path) -> float:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from peers.checkpoints.choice import choose_step
+    from peers.checkpoints.choose_checkpoint import choose_step
     from peers.commands.export import export
     from swarm.models.layout import install_weights
     from swarm.models.registry import family_of

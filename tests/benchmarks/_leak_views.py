@@ -12,7 +12,7 @@ from torch import Tensor
 from data_shards import packing
 from data_shards.build import build_shard, split_documents
 from data_shards.shard import Shard
-from data_shards.source import ShardSource
+from data_shards.shard_source import ShardSource
 from data_shards.tokenize import train_tokenizer
 from peers.data.prepare import HELD_OUT_FRACTION
 from peers.data.text import Corpus, sample_texts

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from peers.checkpoints.choice import choose_step
+from peers.checkpoints.choose_checkpoint import choose_step
 from peers.commands.adapter import export_adapter
 from peers.commands.export import export
 from peers.frozen import frozen_of_all, store_of

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data_shards.source import ShardSource
+from data_shards.shard_source import ShardSource
 from swarm.config import Manifest
 from swarm.consensus.records import Contribution
 from swarm.ids import MicrobatchId, PeerId

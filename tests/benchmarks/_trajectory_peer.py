@@ -19,7 +19,7 @@ from typing import Any
 
 from peers.node import run_peer
 from peers.settings import PeerSettings
-from swarm.averaging.allreduce.service import AllReduce
+from swarm.averaging.allreduce.allreduce_service import AllReduce
 from swarm.ids import StepWork
 from swarm.membership.holding import RoleManager
 from swarm.optim.part import TrainedPart

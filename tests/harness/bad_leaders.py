@@ -29,7 +29,7 @@ from swarm.step.leader.answers import AnswerRules
 from swarm.step.leader.batch import BatchCollection
 from swarm.step.leader.book import StepBook
 from swarm.step.leader.close import StepClose
-from swarm.step.leader.service import LeadService
+from swarm.step.leader.lead_service import LeadService
 from swarm.step.member.leader_watch import LeaderWatch
 from swarm.step.member.open_step import Attempt
 from swarm.step.messages import JOIN, Apply

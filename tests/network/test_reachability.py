@@ -30,6 +30,7 @@ from swarm.network.reach.circuit import (
     encode_stop,
     read_body,
 )
+from swarm.network.reach.reach_service import dialback_places
 from swarm.network.reach.reachability import (
     DIALBACK,
     RESERVE,
@@ -44,7 +45,6 @@ from swarm.network.reach.reachability import (
 )
 from swarm.network.reach.relay import Relay
 from swarm.network.reach.relay_slots import RESERVED_S, RelayLimits, RelaySlot
-from swarm.network.reach.service import dialback_places
 from swarm.security.signing import PrivateIdentity
 from swarm.sim.loop import LoopClock, run_world
 from tests.harness.expect import LONG_S, eventually

@@ -23,7 +23,7 @@ from swarm.optim.schedules import OptimizerConfig
 from swarm.pipeline.trainer.issued import IssuedTable
 from swarm.pipeline.wiring import Wiring
 from swarm.step.decisions import cursors, totals
-from swarm.step.leader.service import LeadService
+from swarm.step.leader.lead_service import LeadService
 from swarm.step.member.remote_leader import RemoteLeader
 from swarm.step.messages import COMPLETE, Averaged
 from swarm.step.rules import StepRules
@@ -116,17 +116,17 @@ class Books:
 
     @property
     def open_step(self) -> int:
-        """See :class:`~swarm.step.member.service.MemberService`."""
+        """See :class:`~swarm.step.member.member_service.MemberService`."""
         return self.head.step + 1
 
     @property
     def leader(self) -> PeerId:
-        """See :class:`~swarm.step.member.service.MemberService`."""
+        """See :class:`~swarm.step.member.member_service.MemberService`."""
         return owner(self.roster, self.open_step, self.term)
 
     @property
     def is_member(self) -> bool:
-        """See :class:`~swarm.step.member.service.MemberService`."""
+        """See :class:`~swarm.step.member.member_service.MemberService`."""
         return True
 
     async def ask(self, peer: PeerId, rpc: Rpc[Any, Any], body: Any, *, timeout_s: float) -> Any:

@@ -12,10 +12,10 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from swarm.averaging.allreduce.allreduce_service import AllReduce
 from swarm.averaging.allreduce.messages import AGREE
 from swarm.averaging.allreduce.output import Floats, weighted_mean
 from swarm.averaging.allreduce.plan import RoundPlan, RoundResult, WireType
-from swarm.averaging.allreduce.service import AllReduce
 from swarm.errors import RoundFailed
 from swarm.ids import PeerId
 from swarm.network.protocols import Rpc

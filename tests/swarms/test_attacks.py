@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from peers.simulate.sim_swarm import SimSwarm
+from swarm.averaging.allreduce.allreduce_service import AllReduce
 from swarm.averaging.allreduce.messages import ReduceRequest
-from swarm.averaging.allreduce.service import AllReduce
 from swarm.consensus.placement import Candidate
 from swarm.consensus.records import CloseRecord
 from swarm.events import DigestMismatch, JourneySetAside, PartsCapped, StepClosed, SumLeftOut

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from data_shards.build import build_shard
-from peers.data.source import open_source
+from peers.data.trainer_data import open_source
 from swarm.events import HeldOutLoss
 from swarm.ids import PeerId
 from swarm.models.layout import install_weights

@@ -10,10 +10,10 @@ from typing import Literal
 import numpy as np
 import torch
 
+from swarm.averaging.allreduce.allreduce_service import ABORT_S, AllReduce
 from swarm.averaging.allreduce.meter import heard_in_all
 from swarm.averaging.allreduce.partition import chunk_elements_of
 from swarm.averaging.allreduce.plan import Gives, RoundKey, RoundPlan, RoundResult, WireType
-from swarm.averaging.allreduce.service import ABORT_S, AllReduce
 from swarm.averaging.schedules import ScheduleName
 from swarm.averaging.schedules.auto import ScheduleInputs, UnavailableSchedule, choose
 from swarm.averaging.schedules.costs import LinkCost, Vector

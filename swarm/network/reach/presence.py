@@ -21,10 +21,10 @@ from swarm.network.libp2p.attach import AttachedP2P
 from swarm.network.libp2p.dialling import Dialler, Hints
 from swarm.network.protocols import Endpoint
 from swarm.network.reach.leases import RelayLease
+from swarm.network.reach.reach_service import ReachService
 from swarm.network.reach.reachability import WITHDRAWN, LinkKind, Reserved
 from swarm.network.reach.relay import Relay
 from swarm.network.reach.relay_slots import MayRelay
-from swarm.network.reach.service import ReachService
 from swarm.network.reach.standing import KnownRelays, StandingLimits, StandingRelay
 from swarm.network.reach.upgrades import Upgrades
 from swarm.waiting import ended

@@ -16,7 +16,7 @@ from swarm.clock import Clock
 from swarm.errors import Busy, DeadlineMissed, PeerError, Violation
 from swarm.ids import PeerId
 from swarm.network.protocols import Answer, AnyMethod, Endpoint, Incoming, Rpc
-from swarm.network.reach.service import Turns
+from swarm.network.reach.reach_service import Turns
 from swarm.schema import Message
 from swarm.waiting import TokenBucket
 

@@ -1,8 +1,8 @@
 """Can others dial this peer? It asks those that it came to the run through, and if not, is called through a relay.
 
 Every peer answers two questions of the other members of its run, *dial me back* and *relay for me*
-(:mod:`swarm.network.reach.service`). The daemon's own AutoNAT is not used for this: it looks at public addresses only
-and needs a quarter of a minute.
+(:mod:`swarm.network.reach.reach_service`). The daemon's own AutoNAT is not used for this: it looks at public addresses
+only and needs a quarter of a minute.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A relay that belongs to no run: peers of any run, or of some, are reached through it from their first second on.
 
-Within a run its members relay for each other (:mod:`swarm.network.reach.service`), which takes one whom everybody can
-dial. Where there is none yet, as for a founder behind NAT, one relay outside serves: it is asked under the public
+Within a run its members relay for each other (:mod:`swarm.network.reach.reach_service`), which takes one whom everybody
+can dial. Where there is none yet, as for a founder behind NAT, one relay outside serves: it is asked under the public
 protocol, reserves slots, dials back, and tells who else of the same run has a slot. It knows a run by a tag alone, made
 of the run's id, which it can neither read back nor join with: it holds nothing of any run.
 """
@@ -22,10 +22,10 @@ from swarm.errors import Busy, PeerError, Refused
 from swarm.ids import PeerId, RunId
 from swarm.network.addresses import is_relayed, split_peer
 from swarm.network.protocols import RELAY_PREFIX, AnyMethod, Endpoint, Rpc
+from swarm.network.reach.reach_service import ReachService
 from swarm.network.reach.reachability import CLOSING, DIALBACK_FROM_OUTSIDE, RESERVE, AskReserve, Reserved
 from swarm.network.reach.relay import Relay
 from swarm.network.reach.relay_slots import RelayLimits
-from swarm.network.reach.service import ReachService
 from swarm.schema import Message, PeerIdField
 
 MAX_GUESTS_TOLD = 16

@@ -22,8 +22,8 @@ from swarm.ids import PeerId
 from swarm.step.context import CloseContext
 from swarm.step.leader.book import StepBook
 from swarm.step.leader.close import StepClose
+from swarm.step.member.member_service import MemberService
 from swarm.step.member.position import Position
-from swarm.step.member.service import MemberService
 from swarm.step.observe_messages import NEXT, START, NextRequest, StartRequest
 from swarm.waiting import ExponentialBackoff, first_done
 

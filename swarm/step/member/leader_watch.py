@@ -22,7 +22,7 @@ from swarm.consensus.records import voters
 from swarm.consensus.roster import lost_parts
 from swarm.ids import PeerId
 from swarm.step.calls import Liveness
-from swarm.step.leader.service import LeadService
+from swarm.step.leader.lead_service import LeadService
 from swarm.step.member.position import Position
 from swarm.waiting import StallDetector
 

@@ -1,6 +1,7 @@
 """The position of one member in the run: the open step, its roster, and whether this peer takes part.
 
-:class:`~swarm.step.member.service.MemberService` alone writes it; all else of the peer reads it, and waits on it.
+:class:`~swarm.step.member.member_service.MemberService` alone writes it; all else of the peer reads it, and waits on
+it.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from swarm.errors import Busy, Refused
 from swarm.ids import PartName, PeerId, RunId, stage_of
 from swarm.network.protocols import AnyMethod, Rpc
 from swarm.schema import Count, DigestField, Message, PartField
-from swarm.step.member.service import MemberService
+from swarm.step.member.member_service import MemberService
 
 
 class ConsentRequest(Message):

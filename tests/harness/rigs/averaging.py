@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from swarm.averaging.allreduce.allreduce_service import AllReduce
 from swarm.averaging.allreduce.messages import CHUNK
 from swarm.averaging.allreduce.plan import RoundKey, RoundPlan, RoundResult
-from swarm.averaging.allreduce.service import AllReduce
 from swarm.errors import RoundFailed
 from swarm.ids import PeerId, RunId, stage_part
 from swarm.network.protocols import (

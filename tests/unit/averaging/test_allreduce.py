@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from swarm.averaging.allreduce.allreduce_service import MAX_EXPECTED
 from swarm.averaging.allreduce.messages import CHUNK, ENTER, ReduceRequest, RoundMessage
 from swarm.averaging.allreduce.partition import CHUNK_ELEMENTS
 from swarm.averaging.allreduce.plan import RoundPlan
-from swarm.averaging.allreduce.service import MAX_EXPECTED
 from swarm.errors import BugError, Busy, Refused
 from tests.harness.rigs.averaging import (
     Network,

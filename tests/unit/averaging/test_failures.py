@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from swarm.averaging.allreduce.allreduce_service import AllReduce
 from swarm.averaging.allreduce.messages import ABORT, AGREE, CHUNK, Abort, Agreement, ReduceRequest
 from swarm.averaging.allreduce.plan import RoundPlan, RoundResult
-from swarm.averaging.allreduce.service import AllReduce
 from swarm.averaging.schedules import SCHEDULES, ScheduleName
 from swarm.averaging.strategies.exact import Plain
 from swarm.errors import Busy, Refused, RoundFailed, Violation

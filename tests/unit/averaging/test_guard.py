@@ -11,10 +11,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from swarm.averaging.allreduce.allreduce_service import AllReduce
 from swarm.averaging.allreduce.guard import far_out
 from swarm.averaging.allreduce.plan import RoundPlan, RoundResult
 from swarm.averaging.allreduce.round import average
-from swarm.averaging.allreduce.service import AllReduce
 from swarm.errors import BugError
 from swarm.events import SumLeftOut
 from swarm.ids import PeerId

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_shards.source import ReadingOrder, shuffled
+from data_shards.shard_source import ReadingOrder, shuffled
 from swarm.errors import ConfigError
 
 

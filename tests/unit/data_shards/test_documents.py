@@ -16,7 +16,7 @@ from data_shards.documents import DocumentRows, pack, rows_of
 from data_shards.draft import Documents, ShardDraft
 from data_shards.packing import StreamRows
 from data_shards.shard import Shard
-from data_shards.source import ShardSource
+from data_shards.shard_source import ShardSource
 from data_shards.stats import packing_of, stats_of
 from swarm.errors import ConfigError, StateError
 from swarm.ids import PeerId

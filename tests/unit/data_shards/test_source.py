@@ -10,7 +10,7 @@ import torch
 from data_shards.draft import Documents, ShardDraft
 from data_shards.manifest import TOKENS_FILE
 from data_shards.shard import Shard
-from data_shards.source import ShardSource
+from data_shards.shard_source import ShardSource
 from swarm.errors import ConfigError, StateError
 from swarm.ids import MicrobatchId, PeerId
 from swarm.pipeline.batch import BatchSource

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from peers.sharing import choice
-from peers.sharing.choice import read_rate
+from peers.sharing import limit_options as choice
+from peers.sharing.limit_options import read_rate
 from swarm.clock import SystemClock
 from swarm.errors import Unreachable
 from swarm.ids import PeerId

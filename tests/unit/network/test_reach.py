@@ -11,8 +11,8 @@ from swarm.clock import SystemClock
 from swarm.ids import PeerId
 from swarm.network.libp2p.attach import AttachedP2P
 from swarm.network.reach.presence import Presence
+from swarm.network.reach.reach_service import Turns
 from swarm.network.reach.reachability import Dialback, Reach, Reachable, believed, find_relay
-from swarm.network.reach.service import Turns
 from swarm.network.reach.standing import KnownRelays
 from swarm.security.signing import PrivateIdentity
 

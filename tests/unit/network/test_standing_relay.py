@@ -14,10 +14,10 @@ from swarm.ids import PeerId, RunId
 from swarm.network.libp2p.attach import AttachedP2P
 from swarm.network.libp2p.splice import RateLimiter, Splice, SpliceLimits
 from swarm.network.protocols import Endpoint, Rpc
+from swarm.network.reach.reach_service import ReachService
 from swarm.network.reach.reachability import CLOSING, RESERVE, Reserved
 from swarm.network.reach.relay import Relay
 from swarm.network.reach.relay_slots import RESERVED_S, RelayLimits
-from swarm.network.reach.service import ReachService
 from swarm.network.reach.standing import (
     GUESTS,
     SLOT,

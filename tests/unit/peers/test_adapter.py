@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from peers.checkpoints.choice import choose_step
+from peers.checkpoints.choose_checkpoint import choose_step
 from peers.checkpoints.writer import keep_run
 from peers.cli.app import run as swarm
 from peers.commands.evaluate import load_checkpoint

@@ -16,8 +16,8 @@ from data_shards.tokenize import Tokenizer, tokenizer_digest
 from peers.cli.app import run
 from peers.data.building import BuildReport, build_from_files
 from peers.data.records import chat_without_template
-from peers.data.source import DataGiven, check_data, data_given, shard_for
 from peers.data.tokenizer_files import read_encoding
+from peers.data.trainer_data import DataGiven, check_data, data_given, shard_for
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_OK, EXIT_USAGE
 from peers.options.model import PeerOptions
 from swarm.config import parse_manifest

@@ -26,8 +26,8 @@ from peers.data.building import encoded_documents
 from peers.data.flaws import LeftOut
 from peers.data.keys import KeyCount
 from peers.data.prepare import PreparedRun, prepare_run
-from peers.data.source import check_ids_fit
 from peers.data.tokenizer_files import run_encoding
+from peers.data.trainer_data import check_ids_fit
 from peers.exit_codes import EXIT_OK, EXIT_USAGE
 from peers.home.run_directory import RunDirectory
 from peers.options.foundation import Foundation

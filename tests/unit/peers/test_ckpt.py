@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from peers.checkpoints.checkpoint_sources import Source, directory_source
 from peers.checkpoints.pull import pull
 from peers.checkpoints.resume import FromCheckpoint, find_resumable
-from peers.checkpoints.source import Source, directory_source
 from peers.checkpoints.writer import keep_run
 from peers.console.words import CommandError
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_UNREACHABLE, EXIT_USAGE

@@ -36,7 +36,7 @@ from peers.options.foundation import Foundation
 from peers.options.model import PeerOptions
 from peers.reaching import endpoint_config
 from peers.settings import PeerSettings
-from peers.sharing.choice import Return
+from peers.sharing.limit_options import Return
 from swarm.clock import SystemClock
 from swarm.config import Manifest, load_manifest
 from swarm.consensus.history import HistoryLine

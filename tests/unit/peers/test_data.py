@@ -11,7 +11,7 @@ from data_shards.shard import Shard
 from data_shards.tokenize import Tokenizer, tokenizer_digest, train_tokenizer
 from peers.cli.app import run
 from peers.data.files import source_files
-from peers.data.source import DataGiven, check_data, check_tokenizer, data_opened, shard_for
+from peers.data.trainer_data import DataGiven, check_data, check_tokenizer, data_opened, shard_for
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_OK, EXIT_USAGE, exit_code_of
 from swarm.config import Manifest, parse_manifest
 from swarm.errors import ConfigError, Incompatible, StateError
@@ -166,7 +166,7 @@ def test_shard_for_nothing_is_the_built_in_text_in_each_peers_order(
     tmp_path: Path, tokenizer: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     documents = tuple(f"Document {n} of what comes with Python." for n in range(50))
-    monkeypatch.setattr("peers.data.source.built_in_corpus", lambda: _Corpus(documents))
+    monkeypatch.setattr("peers.data.trainer_data.built_in_corpus", lambda: _Corpus(documents))
     manifest = _manifest(tokenizer)
     paths = [
         shard_for(None, tokenizer, manifest, tmp_path / str(n), seed).path for n, seed in enumerate(("a", "a", "b"))

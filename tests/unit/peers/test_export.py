@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from peers.checkpoints.choice import choose_step, run_tokenizer
+from peers.checkpoints.choose_checkpoint import choose_step, run_tokenizer
 from peers.cli.app import run as swarm
 from peers.commands import export as exporting
 from peers.commands.evaluate import Checkpointed, load_checkpoint

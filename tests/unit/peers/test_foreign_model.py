@@ -15,7 +15,7 @@ from data_shards.tokenize import train_tokenizer
 from peers.cli.app import run as swarm
 from peers.commands.model import examine, lines
 from peers.commands.new import summary
-from peers.data.source import DataGiven, shard_for
+from peers.data.trainer_data import DataGiven, shard_for
 from peers.exit_codes import EXIT_ERROR, EXIT_USAGE
 from peers.foreign_model import check_parts, find_model
 from peers.founding_files import Founded, load_foundation, make_run

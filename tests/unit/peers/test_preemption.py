@@ -12,7 +12,7 @@ import pytest
 
 from peers.preemption import watcher
 from peers.preemption.local import CommandSource, FileSource
-from peers.preemption.source import WORD_BYTES, Notice, SourceFailed, spoken_notice
+from peers.preemption.notice_source import WORD_BYTES, Notice, SourceFailed, spoken_notice
 from peers.preemption.watcher import FAILURES_TOLD, MAX_PAUSE_S, PreemptionWatcher, pause_after, reason_of
 from swarm.clock import SystemClock
 from swarm.events import Event, PreemptionNotice, PreemptionWatch

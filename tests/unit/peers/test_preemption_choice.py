@@ -13,7 +13,7 @@ from peers.exit_codes import EXIT_DRAINED
 from peers.options.foundation import Invocation
 from peers.options.reading import read_peer_options
 from peers.orders import Orders
-from peers.preemption.choice import MetadataUrl, PreemptionChoice, read_choice, read_url
+from peers.preemption.notice_options import MetadataUrl, PreemptionChoice, read_choice, read_url
 from peers.settings import PeerSettings
 from swarm.errors import ConfigError, Ending
 from swarm.events import Event, PreemptionNotice, PreemptionWatch

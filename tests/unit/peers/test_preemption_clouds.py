@@ -6,10 +6,10 @@ from email.utils import formatdate
 
 import pytest
 
-from peers.preemption.choice import Cloud, read_url
 from peers.preemption.clouds import AwsSource, AzureSource, CloudSource, GcpSource, cloud_source
 from peers.preemption.http import MetadataServer
-from peers.preemption.source import Notice, SourceFailed
+from peers.preemption.notice_options import Cloud, read_url
+from peers.preemption.notice_source import Notice, SourceFailed
 from swarm.clock import SystemClock
 from tests.harness.expect import eventually
 from tests.harness.metadata_server import Metadata, azure_event, metadata_server

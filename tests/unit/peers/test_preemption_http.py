@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from peers.preemption.choice import MetadataUrl
 from peers.preemption.http import BODY_BYTES, HEAD_BYTES, HttpResponse, MetadataServer
-from peers.preemption.source import SourceFailed
+from peers.preemption.notice_options import MetadataUrl
+from peers.preemption.notice_source import SourceFailed
 from tests.harness.expect import eventually
 
 

@@ -27,8 +27,8 @@ from peers.data.encoder import Encoded, Encoding, encoded_in_order
 from peers.data.files import source_files
 from peers.data.flaws import FlawCount
 from peers.data.keys import MOST_KEYS, READ, KeyCount
-from peers.data.source import DataGiven, check_data, data_opened, shard_for
 from peers.data.tokenizer_files import read_encoding
+from peers.data.trainer_data import DataGiven, check_data, data_opened, shard_for
 from peers.exit_codes import EXIT_OK
 from swarm.config import parse_manifest
 from swarm.errors import ConfigError

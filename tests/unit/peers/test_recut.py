@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from peers.checkpoints.choice import choose_step
+from peers.checkpoints.choose_checkpoint import choose_step
 from peers.checkpoints.resume import FromCheckpoint, find_resumable
 from peers.checkpoints.verify import check_step
 from peers.cli.app import run as swarm

@@ -17,8 +17,8 @@ from peers.exit_codes import FINAL
 from peers.invites.invite import Invite
 from peers.options.model import PeerOptions
 from peers.options.reading import read_invocation, read_peer_options
-from peers.sharing import service
-from peers.sharing.service import ServiceFiles, install, service_status, uninstall, unit_text
+from peers.sharing import systemd_unit as service
+from peers.sharing.systemd_unit import ServiceFiles, install, service_status, uninstall, unit_text
 from swarm.errors import ConfigError
 from swarm.ids import RunId
 

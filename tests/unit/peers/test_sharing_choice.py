@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from peers.sharing.choice import read_pause, read_rate
+from peers.sharing.limit_options import read_pause, read_rate
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,9 @@ from peers.local.peer_order import PeerOrder
 from peers.options.model import PeerOptions
 from peers.preemption.local import CommandSource
 from peers.sharing import keeper
-from peers.sharing.choice import Return
 from peers.sharing.conditions import FORGET, CheckFailed, PauseConditions, Steadily, minute_of_day, quiet_s, within
 from peers.sharing.keeper import FIRST_S, LONGEST_S, MAX_TRIES, PeerKeeper, PeerProcess, retry_pause_s
+from peers.sharing.limit_options import Return
 from swarm.clock import SystemClock
 from swarm.errors import Ending
 from swarm.events import EventList, Paused

@@ -16,7 +16,7 @@ from peers.local.peer_order import Company, PeerOrder, order_for, ordered
 from peers.local.siblings import join_each, siblings_of
 from peers.options.foundation import Foundation
 from peers.options.model import PeerOptions
-from peers.sharing.choice import Return, read_rate
+from peers.sharing.limit_options import Return, read_rate
 from swarm.clock import SystemClock
 from swarm.errors import ConfigError
 

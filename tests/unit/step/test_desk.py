@@ -13,7 +13,7 @@ from swarm.ids import ENDS, JourneyKey, MicrobatchId, PeerId, stage_part
 from swarm.optim.schedules import OptimizerConfig
 from swarm.schema import AFTER_CHARS
 from swarm.security.signing import PrivateIdentity, receipt_bytes, verify
-from swarm.step.leader.service import LeadService
+from swarm.step.leader.lead_service import LeadService
 from swarm.step.messages import Complete, Lease
 from swarm.step.rules import StepRules
 from tests.harness.rigs.step import RUN, asked, listed

@@ -20,8 +20,8 @@ from swarm.sim.network import SimNetwork
 from swarm.state.transfer import StateDonor
 from swarm.step.calls import StepCalls
 from swarm.step.leader import requests
+from swarm.step.leader.lead_service import LeadService
 from swarm.step.leader.rescue import absent
-from swarm.step.leader.service import LeadService
 from swarm.step.observe_messages import RunStanding
 from tests.harness.expect import eventually
 from tests.harness.rigs.clocks import LoopClock

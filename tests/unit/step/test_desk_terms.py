@@ -11,7 +11,7 @@ from swarm.consensus.records import Contribution, Quarantined
 from swarm.consensus.roster import Member, Roster, owner
 from swarm.errors import Busy, PeerError, Refused, Superseded, Violation
 from swarm.ids import MicrobatchId, PeerId
-from swarm.step.leader.service import LeadService
+from swarm.step.leader.lead_service import LeadService
 from swarm.step.messages import Complete, Lease, Quarantine, ResumeTrainer
 from tests.harness.rigs.step import RULES, A, B, T, asked
 

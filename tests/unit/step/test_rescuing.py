@@ -34,8 +34,8 @@ from swarm.schema import Empty
 from swarm.step.context import CloseContext
 from swarm.step.leader.batch import BatchCollection
 from swarm.step.leader.exclusion import ExclusionPolicy
+from swarm.step.leader.lead_service import LeadService
 from swarm.step.leader.rescue import AGAIN_S, SILENT_PART_S, Rescuing
-from swarm.step.leader.service import LeadService
 from swarm.step.member.rescue import JUDGE, Consent, Judgement
 from swarm.step.messages import OVER
 from tests.harness.rigs.step import RULES, RUN, FakeLiveness, LoopClock, listed, sign, verify

@@ -19,7 +19,7 @@ from swarm.sim.network import SimEndpoint, SimNetwork
 from swarm.step.calls import StepCalls
 from swarm.step.context import CloseContext
 from swarm.step.leader.close import StepClose
-from swarm.step.leader.service import LeadService
+from swarm.step.leader.lead_service import LeadService
 from swarm.step.messages import (
     AGAIN,
     APPLY,

@@ -24,9 +24,9 @@ from swarm.schema import Message
 from swarm.step.calls import Liveness
 from swarm.step.context import MemberContext
 from swarm.step.member.branch import Forking
+from swarm.step.member.member_service import MemberService
 from swarm.step.member.open_step import Attempt, Round
 from swarm.step.member.position import Position
-from swarm.step.member.service import MemberService
 from swarm.step.messages import Apply, Decide, Prepare, Propose, Reconcile
 from swarm.step.rules import StepRules
 from tests.harness.rigs.clocks import LoopClock

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from peers.console.words import CommandError
-from peers.dashboard.choice import Chosen, choose_run
+from peers.dashboard.find_run import Chosen, choose_run
 from peers.exit_codes import EXIT_USAGE
 from peers.home.places import take_place
 from tests.harness.rigs.clocks import HandClock

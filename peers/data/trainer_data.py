@@ -38,7 +38,7 @@ from swarm.errors import ConfigError, Incompatible, StateError
 from swarm.events import DataOpened
 
 if TYPE_CHECKING:
-    from data_shards.source import ShardSource
+    from data_shards.shard_source import ShardSource
     from peers.options.model import PeerOptions
     from swarm.config import Manifest
     from swarm.ids import PeerId
@@ -243,7 +243,7 @@ def open_shard(path: Path, key: str = DATA, *, anew: bool = False) -> Shard:
 
 def open_source(manifest: Manifest, path: Path, trainer: PeerId) -> ShardSource:
     """Open a trainer's private data. Raises ConfigError or StateError naming the path and the remedy."""
-    from data_shards.source import ShardSource  # torch: not for those who only look at data
+    from data_shards.shard_source import ShardSource  # torch: not for those who only look at data
 
     return ShardSource(
         path,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from peers.preemption.choice import read_command
+from peers.preemption.notice_options import read_command
 from swarm.disk import size_text
 
 MIN_RATE = 125_000
