@@ -175,6 +175,10 @@ class Reconcile(Message):
     late: Annotated[tuple[PeerIdField, ...], Field(max_length=20_000, exclude_if=operator.not_)] = ()
     forfeits: Annotated[tuple[PeerIdField, ...], Field(max_length=20_000, exclude_if=operator.not_)] = ()
 
+    def asks_as(self, other: Reconcile) -> bool:
+        """Return whether it asks for the same as another, whatever time and reasons they give."""
+        return self == other.model_copy(update={"within_s": self.within_s, "left_out": self.left_out})
+
 
 class Averaged(Message):
     """The group's result as this member has it. ``digest`` is empty for a peer that holds no part, else it is

@@ -32,7 +32,7 @@ from swarm.step.leader.close import StepClose
 from swarm.step.leader.lead_service import LeadService
 from swarm.step.member.leader_watch import LeaderWatch
 from swarm.step.member.open_step import Attempt
-from swarm.step.messages import JOIN, Apply
+from swarm.step.messages import JOIN, RECONCILE, Apply, Reconcile
 from swarm.step.observe_messages import STANDING, RunStanding, StandingRequest
 from swarm.step.rules import StepRules
 
@@ -84,6 +84,36 @@ def stops_in_the_middle(patch: pytest.MonkeyPatch, step: int, struck: list[str])
         return await apply(leading, table)
 
     patch.setattr(StepClose, "apply", stands_still)
+
+
+def _goes_on_asking(change: Callable[[Reconcile, int], Reconcile]) -> Attack:
+    def attack(patch: pytest.MonkeyPatch, step: int, struck: list[str]) -> None:
+        reconcile = StepClose.reconcile
+
+        async def asks(leading: StepClose, committed: Any) -> Any:
+            if (leading.book.step, leading.term) != (step, 0):
+                return await reconcile(leading, committed)
+            body = leading._question(committed)
+            while True:
+                struck.append("reconcile")
+                asked = change(body, len(struck))
+                await leading._asks.all([PeerId(peer) for peer in body.live], RECONCILE, asked)
+                await asyncio.sleep(20.0)
+
+        patch.setattr(StepClose, "reconcile", asks)
+
+    return attack
+
+
+asks_again_and_again = _goes_on_asking(lambda body, number: body.model_copy(update={"within_s": 60.0 + number}))
+"""It asks for the same round every 20 s, with another time for it."""
+
+finds_more_to_ask = _goes_on_asking(
+    lambda body, number: body.model_copy(
+        update={"attempts": {part: attempt + number for part, attempt in body.attempts.items()}}
+    )
+)
+"""It has the same averaged anew every 20 s."""
 
 
 def leases_nothing(patch: pytest.MonkeyPatch, step: int, struck: list[str]) -> None:

@@ -11,6 +11,8 @@ from swarm.events import PeerLost, StepClosed, TermBegan
 from swarm.sim.loop import run_world
 from tests.harness.bad_leaders import (
     Attack,
+    asks_again_and_again,
+    finds_more_to_ask,
     leases_nothing,
     neither_closes,
     never_closes,
@@ -29,6 +31,8 @@ WITHIN_S = 60.0
         (never_closes, WITHIN_S),
         (stops_in_the_middle, WITHIN_S),
         (leases_nothing, WITHIN_S),
+        (asks_again_and_again, WITHIN_S),
+        (finds_more_to_ask, 2 * WITHIN_S),
         (neither_closes, 2 * WITHIN_S),
     ],
 )

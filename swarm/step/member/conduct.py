@@ -26,7 +26,8 @@ from swarm.step.rules import StepRules
 class LeaderConduct:
     """What one member has seen of the open step's leaders.
 
-    ``questions`` are those that moved the closing on, the last of them in term ``asked_in``. ``missed`` are the members
+    ``questions`` are those that moved the closing on, the last of them in term ``asked_in``, which began to close the
+    step at ``closing_at`` (monotonic seconds). ``missed`` are the members
     that were gone at any time since the step ``began`` (monotonic seconds). ``vetoed_in`` is the last term in which we
     vetoed, and ``why``; ``refused`` are the hashes of those records. ``tied`` are replicas that are there and count as
     lost, for as many of their part hold one result as another (:mod:`swarm.step.ties`).
@@ -35,6 +36,7 @@ class LeaderConduct:
     began: float = -math.inf
     questions: int = 0
     asked_in: int = -1
+    closing_at: float = math.inf
     missed: set[PeerId] = field(default_factory=set)
     vetoed_in: int = -1
     why: str = ""
@@ -42,8 +44,10 @@ class LeaderConduct:
     tied: dict[PeerId, str] = field(default_factory=dict)
     _tried: dict[PeerId, int] = field(default_factory=dict)
 
-    def asked(self, term: int) -> None:
-        """Count a question of this term's leader that moves the closing on."""
+    def asked(self, term: int, now: float) -> None:
+        """Count a question of this term's leader that moves the closing on: not one that asks the same again."""
+        if self.asked_in != term:
+            self.closing_at = now
         self.questions, self.asked_in = self.questions + 1, term
 
     def attempt(self, term: int, live: Collection[str]) -> None:

@@ -36,6 +36,11 @@ RECENT_STEPS, MAX_STEP_S = 4, 600.0
 no microbatch and no round takes longer, and who stalls one step makes nobody more patient in the next."""
 
 
+ATTEMPTS = 3
+"""One term may close for so many times what a leader may take for one thing, and once more for each member that was
+missed: whoever always finds something else to ask is succeeded, too."""
+
+
 class LeaderProgress(NamedTuple):
     """What a leader has done in a term, as far as another peer sees it."""
 
@@ -91,7 +96,11 @@ class LeaderWatch:
             self._stall.excuse(now)
             return {}
         allowed_s = max(FLOOR_S, self._question_s() + MARGIN_S, min(self._took, default=0.0))
-        if still_s < allowed_s * len(before) * 2 ** min(len(self._terms) - 1, MAX_DOUBLINGS):
+        allowed_s *= len(before) * 2 ** min(len(self._terms) - 1, MAX_DOUBLINGS)
+        closing_s = now - conduct.closing_at if conduct.asked_in == at.term else 0.0
+        if closing_s >= allowed_s * (ATTEMPTS + len(conduct.missed)):
+            return dict.fromkeys(before, f"it has been closing the step for {closing_s:.0f} s")
+        if still_s < allowed_s:
             return {}
         return dict.fromkeys(before, why) if (why := self._late(still_s)) else {}
 

@@ -155,7 +155,8 @@ class MemberService:
                     self._at.forking.check_alone(self._at.roster)
                 else:
                     state.ballot.begun_free(body.term)
-                state.conduct.asked(body.term)
+                if state.reconciled is None or not body.asks_as(state.reconciled):
+                    state.conduct.asked(body.term, self._now())
                 state.conduct.attempt(body.term, body.live)
                 self._suspect(state, body)
                 await state.begin(body, name, lambda: self._attempt(state, body, name))
@@ -190,7 +191,7 @@ class MemberService:
             before, caps = state.applied, self._at.rules.clipped(body.sq_norms).caps
             if before is None or body != before.model_copy(update={"term": body.term}):
                 state.applied = None
-                state.conduct.asked(body.term)
+                state.conduct.asked(body.term, self._now())
                 clip = factor(body.clip, 1.0 if name is None else caps.get(name, 1.0))
                 state.digest = await self._context.attempt.prepare(self._part, mean, body, clip)
             state.applied = body
@@ -229,7 +230,7 @@ class MemberService:
             else:
                 await self._check(state, body, known, there)
             if before is None or before.accepted != vote.accepted:
-                state.conduct.asked(body.term)
+                state.conduct.asked(body.term, self._now())
             await state.accept(vote, context.me)
 
     async def _check(self, state: OpenStep, body: Propose, known: bool, there: Collection[str]) -> None:
@@ -251,7 +252,7 @@ class MemberService:
             if record.repeats:
                 accepts.check_back(body, known, self._context.copied(record.repeats - 1))
             if at.named:
-                vetoes, now = Vetoes(self._context.me, at.rules), self._context.clock.monotonic()
+                vetoes, now = Vetoes(self._context.me, at.rules), self._now()
                 why = vetoes.find(at.roster, record, state.conduct, self._unheard(), now)
         if why:
             state.conduct.veto(body.term, record, why)
@@ -263,6 +264,9 @@ class MemberService:
         left_out = set(self._at.roster.peers) - {*body.live, *body.late, self._context.me}
         for peer in state.conduct.unexplained(body.term, left_out, self._unheard()):
             self._context.suspect(peer, "its leader goes on without it")
+
+    def _now(self) -> float:
+        return self._context.clock.monotonic()
 
     def _unheard(self) -> set[PeerId]:
         """Return who is lost here, or may be: it did not answer when it was asked last."""
@@ -288,7 +292,7 @@ class MemberService:
     async def _on_over(self, caller: PeerId, body: Over) -> Empty:
         async with self._still(await self.from_leader(caller, body.step, body.term)) as state:
             gone, silent = self._context.gone(), self._context.fell_silent
-            waited_s = self._context.clock.monotonic() - state.conduct.began
+            waited_s = self._now() - state.conduct.began
             if not self._context.leaving() and waited_s < self._at.rules.wait_for_lost_s:
                 raise Refused(f"this peer waits for {body.part} for as long as the manifest says")
             self._at.news.failure = self._accepts.over(self._at.roster, body.part, gone, silent)
@@ -373,7 +377,7 @@ class MemberService:
             # One file holds the vote: no older one comes after it.
             await ballot.retire(f"step {at.open_step} is closed")
             ballot = life.ballot(record)
-        conduct = LeaderConduct(self._context.clock.monotonic(), missed=set(self._context.gone()))
+        conduct = LeaderConduct(self._now(), missed=set(self._context.gone()))
         at.open, at.open_step, at.roster = OpenStep(ballot, conduct=conduct), record.step + 1, record.members
         at.named = life.is_named(record)
 
