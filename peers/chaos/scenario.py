@@ -15,7 +15,7 @@
     [expect]
     at_least = { throughput_retained = 0.8 }
 
-All keys are in the README beside this file. Decoded strictly: a key that is not known is an error that names it.
+All keys are in ``docs/engineer/faults.md``. Decoded strictly: a key that is not known is an error that names it.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class When(Section):
     @model_validator(mode="after")
     def _known(self) -> Self:
         if self.event not in Event.kinds():
-            raise ValueError(f"event: the name of a class in swarm/events.py, not {self.event!r}")
+            raise ValueError(f"event: the name of an event, as docs/reference/events.md lists them, not {self.event!r}")
         fields = [field.name for field in dataclasses.fields(Event.kinds()[self.event])]
         for name in self.where:
             if name not in fields:
@@ -284,7 +284,9 @@ class Expect(Section):
                 raise ValueError(f"figures: {', '.join(sorted(FIGURES))}, not {name!r}")
         for name in self.happened:
             if name not in Event.kinds():
-                raise ValueError(f"happened: the name of a class in swarm/events.py, not {name!r}")
+                raise ValueError(
+                    f"happened: the name of an event, as docs/reference/events.md lists them, not {name!r}"
+                )
         for name in self.looked_at:
             if name not in CHECKERS:
                 raise ValueError(f"looked_at: {', '.join(CHECKERS)}, not {name!r}")

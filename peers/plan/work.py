@@ -86,8 +86,9 @@ def _on_the_wire(manifest: Manifest, family: ModelFamily) -> tuple[int, int]:
 
 
 def _averaged_bytes(manifest: Manifest) -> float:
-    averaging = manifest.averaging
-    each = {"float32": 4.0, "int8": 66 / 64, "int4h": 33 / 64}[averaging.codec]
-    if manifest.run.reproducible:
-        each = 8.0
+    from swarm.compression.registry import codec_named
+    from swarm.models.spec import TensorSpec
+
+    averaging, many = manifest.averaging, TensorSpec((1 << 16,), "float32")
+    each = 8.0 if manifest.run.reproducible else codec_named(averaging.codec).wire_bytes(many) / many.elements
     return each / averaging.local.fragments
