@@ -141,35 +141,69 @@ def check_promise(promise: Promised, term: int, follows: Callable[[CloseRecord],
             raise Violation(f"a vote on what cannot close the step: {error}") from error
 
 
-def must_propose(promises: list[Promised]) -> Vote | None:
-    """Return the record that the leader of a term must propose, given the promises of a majority: the one accepted in
-    the highest term, unless a later term was free. None: it may propose its own."""
-    free = max((promise.free for promise in promises), default=0)
-    votes = [promise.vote for promise in promises if promise.vote is not None and promise.vote.term >= free]
-    return max(votes, key=lambda vote: vote.term, default=None)
+Told = Mapping[PeerId, tuple[tuple[int, str] | None, int]]
+"""What electors have told: the term and hash of what each accepted last, and the term that it calls free."""
 
 
-def may_be_decided(digest: str, accepted: Mapping[PeerId, str | None], electors: Collection[PeerId]) -> bool:
-    """Return whether a majority of the electors can have accepted a record, by its hash, where some of them have told
-    which they accepted last."""
-    return sum(accepted.get(peer, digest) == digest for peer in electors) >= majority(len(electors))
+def newest(told: Told, electors: Collection[PeerId], unknown: Collection[PeerId]) -> tuple[int, str] | None:
+    """Return the record that the leader of a term must propose, after what a majority told: the one that was accepted
+    in the highest term of those that may have been decided, unless a later term was free. None: it may propose its own.
+
+    One elector may lie: that a term was free counts where two say so, and what cannot have been decided counts only
+    where nothing can. Both are safe: to propose what was accepted by too few harms nobody.
+    """
+    claims = sorted((free for _, free in told.values()), reverse=True)
+    hashes = {peer: None if accepted is None else accepted[1] for peer, (accepted, _) in told.items()}
+    votes = [accepted for accepted, _ in told.values() if accepted is not None and accepted[0] >= [*claims, 0, 0][1]]
+    possible = [one for one in votes if may_be_decided(one[1], hashes, electors, unknown)]
+    return max(possible or votes, default=None)
+
+
+def must_propose(promises: Mapping[PeerId, Promised], electors: Collection[PeerId]) -> Vote | None:
+    """Return the vote on the record that the leader of a term must propose, given the promises of a majority of the
+    electors: see :func:`newest`. Who has promised nothing may have accepted anything."""
+    told = {p: (None if one.vote is None else one.vote.accepted, one.free) for p, one in promises.items()}
+    found = newest(told, electors, set(electors) - told.keys())
+    return next((one.vote for one in promises.values() if one.vote is not None and one.vote.accepted == found), None)
+
+
+def may_be_decided(
+    digest: str, accepted: Mapping[PeerId, str | None], electors: Collection[PeerId], unknown: Collection[PeerId]
+) -> bool:
+    """Return whether a majority of the electors can have accepted a record, by its hash: those of which that is what
+    they ``accepted`` last, and those of which it is ``unknown``."""
+    can = sum(accepted[peer] == digest if peer in accepted else peer in unknown for peer in electors)
+    return can >= majority(len(electors))
 
 
 def has_to_be_proposed(
-    digest: str, promises: Mapping[PeerId, SignedPromise], electors: Collection[PeerId], leader: PeerId
+    vote: tuple[int, str],
+    promises: Mapping[PeerId, SignedPromise],
+    electors: Collection[PeerId],
+    *,
+    leader: PeerId,
+    gone: Collection[PeerId],
 ) -> bool:
-    """Return whether these promises show that a record may have been decided in an earlier term: then its ``leader``
-    must propose it, and whoever sees them accept it. Of its own word alone it may not make use: another leader can."""
-    told = {peer: promises[peer] for peer in electors if peer in promises}
-    free = max((one.free for one in told.values()), default=0)
-    accepted = {peer: one.accepted for peer, one in told.items()}
-    newest = max((one for one in accepted.values() if one is not None and one[0] >= free), default=(0, ""))
-    hashes = {peer: None if one is None else one[1] for peer, one in accepted.items()}
+    """Return whether these promises to follow a term show that the record that is proposed in it, ``vote`` being the
+    two, may have been decided in an earlier one: then its ``leader`` must propose it, and whoever sees them accept it.
+
+    Of its own word alone the leader may not make use: another leader can. Nor may it leave out whom it likes: who is
+    not ``gone`` here and shows no promise has accepted nothing.
+    """
+    term, digest = vote
+    told = {
+        peer: (one.accepted, one.free)
+        for peer in electors
+        if (one := promises.get(peer)) is not None and (one.accepted is None or one.accepted[0] < term)
+    }
+    hashes = {peer: None if accepted is None else accepted[1] for peer, (accepted, _) in told.items()}
+    found = newest(told, electors, gone)
     return (
         len(told) >= majority(len(electors))
-        and newest[1] == digest
+        and found is not None
+        and found[1] == digest
         and any(one == digest for peer, one in hashes.items() if peer != leader)
-        and may_be_decided(digest, hashes, electors)
+        and may_be_decided(digest, hashes, electors, gone)
     )
 
 

@@ -162,7 +162,7 @@ class AnswerRules:
         own leader accepted it."""
         digest, said = vote.record.hash(), {peer: given[peer].vote for peer in electors if peer in given}
         hashes = {peer: None if voted is None else voted.record.hash() for peer, voted in said.items()}
-        if may_be_decided(digest, hashes, electors):
+        if may_be_decided(digest, hashes, electors, set(electors) - hashes.keys()):
             return False
         alone = {peer for peer in hashes if hashes[peer] == digest} <= {owner(self._roster, self._step, vote.term)}
         return vote.record.void or alone or self._refused(digest) or self._me in vote.record.absent

@@ -59,6 +59,8 @@ class StepBook:
         self.requests = ChangeRequests(rules, verify, now, may_end=may_end)
         self.witness = Witness()
         self.led: LedTerm | None = None
+        self.refused: set[str] = set()
+        """Records of earlier terms, by their hashes, that so many refused that they cannot have been decided."""
         self.early_void = False
         self.lost_since: float | None = None
         self._changed, self._given_back = asyncio.Event(), asyncio.Event()

@@ -18,7 +18,7 @@ from swarm.consensus.branches import best
 from swarm.consensus.changes import Changes, Reassign
 from swarm.consensus.ledger import reassigned
 from swarm.consensus.records import CloseRecord, Contribution, voters
-from swarm.errors import Refused, Superseded, Violation
+from swarm.errors import OutOfSync, Refused, Superseded, Violation
 from swarm.events import AttemptFailed, Committed, DigestMismatch, HostsMoved, TermBegan, WorkExcluded
 from swarm.ids import PartName, PeerId
 from swarm.network.protocols import ReplyT, RequestT, Rpc
@@ -167,8 +167,10 @@ class StepClose:
         me, electors = self._context.calls.me, self.electors()
         self._context.events.emit(TermBegan(step=self.book.step, term=self.term, leader=me, reason=reason))
         given = await self._asks.majority(electors, PREPARE, Prepare(step=self.book.step, term=self.term))
-        vote = must_propose([Promised(given[peer].vote, given[peer].free) for peer in electors if peer in given])
-        if vote is not None and not self._asks.believes.may_ignore(vote, given, electors):
+        told = {peer: Promised(given[peer].vote, given[peer].free) for peer in electors if peer in given}
+        vote = must_propose(told, electors)
+        refused = vote is not None and vote.record.hash() in self.book.refused
+        if vote is not None and not (refused or self._asks.believes.may_ignore(vote, given, electors)):
             self._promises = {peer: given[peer].shown for peer in electors if peer in given}
             return vote
         return best(answer.candidate for answer in given.values() if answer.candidate is not None)
@@ -284,7 +286,14 @@ class StepClose:
         gives_up = record.void and record.term == self.term
         check = self._rescuing.check_lost if gives_up else lambda: None
         electors = self.electors()
-        answers = await self._asks.majority(electors, PROPOSE, proposal, check)
+        try:
+            answers = await self._asks.majority(electors, PROPOSE, proposal, check)
+        except OutOfSync as error:
+            if record.term == self.term:
+                raise
+            # Too many refuse it for it to have been decided: who said that it was accepted lied, and ends nobody.
+            self.book.refused.add(record.hash())
+            raise Superseded(f"what was said to be accepted before is refused: {error}") from error
         # Only theirs prove anything: all members get them, and keep them.
         signatures: dict[str, bytes] = {peer: answers[peer].signature for peer in electors if peer in answers}
         decide = Decide(step=record.decides, record=record.hash(), term=self.term, acceptances=signatures)

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from swarm.consensus.acceptor import NO_EVIDENCE, Vote, has_majority, has_to_be_proposed, promise_bytes
+from swarm.consensus.branches import check_lineage
 from swarm.consensus.changes import ChangeRules, OpenStepFacts, with_work
 from swarm.consensus.history import History
-from swarm.consensus.proof import proven_among
-from swarm.consensus.records import CloseRecord, Decision, check_acceptances, check_confirmed, voters
+from swarm.consensus.proof import Proof, proven_among
+from swarm.consensus.records import MAX_ASIDE, CloseRecord, Decision, check_acceptances, check_confirmed, voters
 from swarm.consensus.roster import Roster, lost_parts, needed, owner, part_lost
 from swarm.errors import Busy, OutOfSync, Refused, RunEnded, StateError, Violation
 from swarm.ids import PartName, PeerId
@@ -145,6 +146,7 @@ class AcceptanceRules:
             self.check_void(roster, body)
             return
         self._check_following(roster, body)
+        check_lineage(vote.record, self._history.head, None)
         self._check_content(roster, vote.record)
         if why := self.unproven(roster, body):
             raise Refused(why)
@@ -154,9 +156,10 @@ class AcceptanceRules:
         record = body.record
         return "" if record.void else unproven(roster, record, body.evidence, self._verify)
 
-    def may_be_decided(self, roster: Roster, body: Propose) -> bool:
+    def may_be_decided(self, roster: Roster, body: Propose, gone: Collection[PeerId]) -> bool:
         """Return whether the promises with a record show that it may have been decided in an earlier term: then it is
-        accepted whatever we know about who is lost. Those that accepted it may be too few by now to decide it again."""
+        accepted whatever we know about who is lost. Those that accepted it may be too few by now to decide it again.
+        Of those that are ``gone`` here nobody knows what they accepted."""
         step, electors = body.record.decides, voters(roster, self._history.head_hash)
         about = (self._rules.run, step, self._history.head_hash)
         signed = {
@@ -165,7 +168,8 @@ class AcceptanceRules:
             if (one := body.promises.get(peer)) is not None
             and self._verify(peer, promise_bytes(about, body.term, one.accepted, one.free), one.signature)
         }
-        return has_to_be_proposed(body.record.hash(), signed, electors, owner(roster, step, body.term))
+        vote, leader = (body.term, body.record.hash()), owner(roster, step, body.term)
+        return has_to_be_proposed(vote, signed, electors, leader=leader, gone=gone)
 
     def _check_following(self, roster: Roster, body: Propose) -> None:
         """That the record is of this step, with the roster and the sums that it must have. Raises Refused or
@@ -195,6 +199,12 @@ class AcceptanceRules:
         if any(peer in record.absent for contribution in record.committed for peer in contribution.route):
             raise Refused("the record assigns a microbatch to a replica that it says was lost")
         self._check_late(roster, record)
+        if not set(record.cursors) <= {*self._history.head.cursors, *roster.peers, *record.members.peers} or (
+            len(record.cursors) > max(self._rules.max_members, len(record.members.trainers))
+        ):
+            raise Refused("the record keeps cursors of peers that never took part, or more than it has room for")
+        if len(record.aside) > MAX_ASIDE:
+            raise Refused("the record puts more microbatches aside than it has room for")
         if not {*record.links, *record.paces} <= set(record.members.peers):
             raise Refused("the record tells of links or paces of peers that are not in its roster")
         if record.codecs != self._rules.codecs.following(self._history.head, record):
@@ -231,12 +241,16 @@ class AcceptanceRules:
             raise Refused(f"a copy of {min(lost)} is here")
         if proof is None:
             raise Refused("it goes back to a step of which it proves nothing")
+        if not known and not (self.is_decided(proof) and proven_among(proof, self._history.head.members)):
+            raise Refused(f"that step {record.step} was so decided is not known here, nor proven by those that vote")
+
+    def is_decided(self, proof: Proof) -> bool:
+        """Return whether a proof's own signatures show that its record was decided. Raises Violation where they show
+        that it was not."""
         try:
-            decided = proof.standing() == "decided"
+            return proof.standing() == "decided"
         except StateError as error:
             raise Violation(str(error)) from error
-        if not known and not (decided and proven_among(proof, self._history.head.members)):
-            raise Refused(f"that step {record.step} was so decided is not known here, nor proven by those that vote")
 
     def check_void(self, roster: Roster, body: Propose) -> None:
         """Raises Refused or Violation unless the record gives its step up as it must: nothing but the roster changes,

@@ -206,20 +206,23 @@ class MemberService:
         if (fork := at.forking.asked(caller, record.decides, body.term)) is not None:
             rules, roster = AcceptanceRules(context.me, at.rules, fork.history(), context.verify), fork.point.members
             rules.check_possible(roster, vote)
-            fork.accept(vote, may_be_decided=rules.may_be_decided(roster, body))
+            gone, decided = context.gone(), rules.may_be_decided(roster, body, context.gone())
+            if record.void and not decided:
+                rules.check_lost(roster, record, gone)
+            if record.repeats:
+                await self._check_back(rules, body, waived=decided)
+            fork.accept(vote, may_be_decided=decided)
         else:
             await self._vote(caller, body, vote)
         return Accepted(signature=context.sign(acceptance_bytes(record, body.term)))
 
     async def _vote(self, caller: PeerId, body: Propose, vote: Vote) -> None:
         record, context, at = body.record, self._context, self._at
-        founding, state, known = self._accepts.may_found(caller, record, at.founder), at.open, False
+        founding, state = self._accepts.may_found(caller, record, at.founder), at.open
         there: Collection[str] = ()
         if not founding:
             state = await self.from_leader(caller, record.decides, body.term)
             there = await self._find_out(state, record)
-            proof = body.changes.back
-            known = proof is not None and await context.knows(proof.record.step, proof.record.hash())
         async with self._still(state):
             before = state.ballot.vote
             if before is not None and before.record.hash() == record.hash():
@@ -228,12 +231,12 @@ class MemberService:
                 self._accepts.check_founding(record, body.credentials)
                 await context.holder.install(record, caller)
             else:
-                await self._check(state, body, known, there)
+                await self._check(state, body, there)
             if before is None or before.accepted != vote.accepted:
                 state.conduct.asked(body.term, self._now())
             await state.accept(vote, context.me)
 
-    async def _check(self, state: OpenStep, body: Propose, known: bool, there: Collection[str]) -> None:
+    async def _check(self, state: OpenStep, body: Propose, there: Collection[str]) -> None:
         """Raises Refused or Violation for a record that cannot be that of this step, whoever looks at it; and, unless
         it may have been decided already, Busy and Refused for one that goes against what is known here alone."""
         record, at, accepts = body.record, self._at, self._accepts
@@ -242,15 +245,13 @@ class MemberService:
         else:
             at.forking.check(body, at.roster, state.candidate)
             accepts.check_proposal(at.roster, self._part_name(), state, body)
-        why = accepts.unproven(at.roster, body)
-        if not why and not accepts.may_be_decided(at.roster, body):
-            gone: Collection[str] = {*self._context.gone(), *state.conduct.tied}
-            if not at.named:
-                gone = set(record.absent) - set(there)
+        why, waived = accepts.unproven(at.roster, body), accepts.may_be_decided(at.roster, body, self._context.gone())
+        if record.repeats:
+            await self._check_back(accepts, body, waived=waived)
+        if not why and not waived:
+            gone = {*(self._context.gone() if at.named else set(record.absent) - set(there)), *state.conduct.tied}
             if record.void:
                 accepts.check_lost(at.roster, record, gone)
-            if record.repeats:
-                accepts.check_back(body, known, self._context.copied(record.repeats - 1))
             if at.named:
                 vetoes, now = Vetoes(self._context.me, at.rules), self._now()
                 why = vetoes.find(at.roster, record, state.conduct, self._unheard(), now)
@@ -258,6 +259,16 @@ class MemberService:
             state.conduct.veto(body.term, record, why)
             await at.news.tell()  # our loop may lead
             raise Busy(why)
+
+    async def _check_back(self, accepts: AcceptanceRules, body: Propose, *, waived: bool) -> None:
+        """Raises Refused or Violation unless the run may go back, as is known here; where that may have been decided
+        already, so that what is known here is ``waived``, unless the step to which it does was decided."""
+        proof = body.changes.back
+        known = proof is not None and await self._context.knows(proof.record.step, proof.record.hash())
+        if not waived:
+            accepts.check_back(body, known, self._context.copied(body.record.repeats - 1))
+        elif not known and (proof is None or not accepts.is_decided(proof)):
+            raise Refused(f"that step {body.record.step} was decided is not known here, nor proven")
 
     def _suspect(self, state: OpenStep, body: Reconcile) -> None:
         """Ask those at once without whom this attempt is made: by the time the record is proposed we know."""
@@ -275,7 +286,7 @@ class MemberService:
     async def _find_out(self, state: OpenStep, record: CloseRecord) -> Collection[str]:
         """Ask those at once whom the leader calls lost, and who are not lost here yet: it may have found out first.
         Return those of them that are there, where we were started anew, know nothing of the step and watch nobody."""
-        absent = [PeerId(peer) for peer in record.absent if peer != self._context.me]
+        absent = [peer for peer in self._at.roster.peers if peer in record.absent and peer != self._context.me]
         if not self._at.named:
             return await self._context.taking_part(absent) if record.void else ()
         if suspects := state.conduct.unexplained(record.term, absent, self._unheard()):

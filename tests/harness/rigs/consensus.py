@@ -194,7 +194,8 @@ class TermLeader:
         """Take a promise. The first majority settles what is proposed; term 0 needs none."""
         self.promises[voter] = promise
         if self.proposal is None and not self.anew and len(self.promises) >= majority(VOTERS):
-            self.begin(must_propose(list(self.promises.values())))
+            told = {PeerId(f"{voter}"): promise for voter, promise in self.promises.items()}
+            self.begin(must_propose(told, [PeerId(f"{voter}") for voter in range(VOTERS)]))
 
     def begin(self, found: Vote | None) -> None:
         """Propose what was found, or work anew."""
@@ -338,6 +339,7 @@ class Ballots(RuleBasedStateMachine):
         }
         electors, me = [PeerId(f"{voter}") for voter in range(VOTERS)], PeerId(f"{leader.term % VOTERS}")
         accepted = {peer for peer, one in promises.items() if one.accepted and one.accepted[1] == decided}
-        assert has_to_be_proposed(decided, promises, electors, me) is (accepted != {me})
+        vote, others = (leader.term, decided), [peer for peer in electors if peer != me]
+        assert has_to_be_proposed(vote, promises, electors, leader=me, gone=electors) is (accepted != {me})
         if accepted == {me}:
-            assert has_to_be_proposed(decided, promises, electors, next(peer for peer in electors if peer != me))
+            assert has_to_be_proposed(vote, promises, electors, leader=others[0], gone=electors)

@@ -101,15 +101,22 @@ def test_acceptor_remembers_the_highest_free_term() -> None:
         ([(None, 0), (None, 0)], None),
         ([(vote(0), 0), (None, 0)], vote(0)),
         ([(vote(1), 0), (vote(3, proposed=0), 0), (vote(2), 0)], vote(3, proposed=0)),
-        ([(vote(1), 0), (None, 2)], None),
-        ([(vote(2), 0), (None, 2)], vote(2)),
-        ([(vote(1), 2), (vote(3), 0)], vote(3)),
+        ([(vote(1), 0), (None, 2), (None, 2)], None),
+        ([(vote(1), 0), (None, 2), (None, 0)], vote(1)),  # one may lie
+        ([(vote(2), 0), (None, 2), (None, 2)], vote(2)),
+        ([(vote(1), 2), (vote(3), 2)], vote(3)),
+        ([(vote(1), 0), (vote(1), 0), (vote(3), 0)], vote(1)),  # that of term 3 cannot be decided: one says it
     ],
 )
-def test_leader_proposes_what_was_accepted_last_unless_a_later_term_was_free(
+def test_leader_proposes_what_was_accepted_last_of_what_may_be_decided_unless_a_later_term_was_free(
     promises: list[tuple[Vote | None, int]], chosen: Vote | None
 ) -> None:
-    assert must_propose([Promised(*promise) for promise in promises]) == chosen
+    """Of five voters: who is not told of may have accepted anything."""
+    electors = [PeerId(peer) for peer in "abcde"]
+    told = {peer: Promised(*promise) for peer, promise in zip(electors, promises, strict=False)}
+    if len(promises) == 3 and promises[2][0] == vote(3):
+        electors = electors[:4]
+    assert must_propose(told, electors) == chosen
 
 
 class BlindBallots(Ballots):
@@ -126,14 +133,16 @@ SHOWN: list[tuple[str, str, bool]] = [
     ("b x a - c - d -", "a", False),  # at most two of five can have accepted it
     ("b x c x a - d -", "a", True),
     ("b x c y d -", "a", False),  # another was accepted later
-    ("b x c free d -", "a", False),  # a later leader was free
+    ("b x c free d free", "a", False),  # a later leader was free
+    ("b x c free d -", "a", True),  # one says that it was
+    ("b x c late d -", "a", False),  # accepted in no earlier term than this
 ]
 
 
 @pytest.mark.parametrize(("told", "leader", "shown"), SHOWN)
 def test_promises_show_what_may_be_decided_and_nothing_else(told: str, leader: str, shown: bool) -> None:
     """``x`` was accepted in term 1, ``y`` in term 2."""
-    words, hashes = iter(told.split()), {"x": (1, "x" * 64), "y": (2, "y" * 64)}
+    words, hashes = iter(told.split()), {"x": (1, "x" * 64), "y": (2, "y" * 64), "late": (3, "x" * 64)}
     promises = {
         PeerId(peer): SignedPromise.model_construct(
             accepted=hashes.get(said), free=2 if said == "free" else 0, signature=bytes(64)
@@ -141,7 +150,9 @@ def test_promises_show_what_may_be_decided_and_nothing_else(told: str, leader: s
         for peer, said in zip(words, words, strict=True)
     }
     electors = [PeerId(peer) for peer in "abcde"]
-    assert has_to_be_proposed("x" * 64, promises, electors, PeerId(leader)) is shown
+    vote = (3, "x" * 64)
+    assert has_to_be_proposed(vote, promises, electors, leader=PeerId(leader), gone=electors) is shown
+    assert not has_to_be_proposed(vote, promises, electors, leader=PeerId(leader), gone=()) or told.count("x") == 3
 
 
 TestBallots = Ballots.TestCase

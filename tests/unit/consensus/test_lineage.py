@@ -191,7 +191,10 @@ class Step:
             given.append(self.voters[peer])
         if len(given) < majority(len(VOTERS)):
             return
-        vote = must_propose([Promised(voter.acceptor.vote, voter.acceptor.free) for voter in given])
+        told = {
+            peer: Promised(one.acceptor.vote, one.acceptor.free) for peer, one in self.voters.items() if one in given
+        }
+        vote = must_propose(told, VOTERS)
         vote = vote or best(voter.offers for voter in given if voter.offers is not None)
         if vote is not None:
             self.proposals.append((self.term, vote.record))

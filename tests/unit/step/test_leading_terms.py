@@ -68,17 +68,6 @@ async def test_successor_proposes_what_a_member_accepted_and_computes_nothing_ag
     assert (decision.record, decision.term) == (record().hash(), 1)
 
 
-async def test_successor_is_free_when_a_later_leader_was() -> None:
-    here = await successor()
-    here.puppets[SUCCESSOR].instead[PREPARE] = lambda body: Promise(vote=voted(0, record()), free=0)
-    here.puppets[T].instead[PREPARE] = lambda body: Promise(vote=None, free=2)
-    running = asyncio.create_task(here.leading(4).run())
-    await eventually(lambda: here.puppets[T].told(AGAIN))
-    await here.ask_desk(ResumeTrainer(step=1, term=4, started=(), aside=()), T)
-    await here.feed(term=4)
-    assert (await running).term == 4
-
-
 BEYOND_NUMBERS = tuple(one.model_copy(update={"loss_sum": 1.7e308}) for one in COMMITTED)
 
 
@@ -93,9 +82,11 @@ BEYOND_NUMBERS = tuple(one.model_copy(update={"loss_sum": 1.7e308}) for one in C
         Promise(vote=voted(0, record(lr=9.0)), free=0),
         Promise(vote=voted(0, record(digests={})), free=0),
         Promise(vote=voted(0, record(void=True, committed=(), tokens=0, loss_sum=0.0)), free=0),
+        Promise(vote=voted(0, record(lineage=7)), free=0),
+        Promise(vote=voted(0, record(cursors={f"x{number}": (0, 0) for number in range(9)})), free=0),
         Promise(vote=None, free=0, candidate=BranchHead(vote=voted(0, record(lineage=1)), samples=10**9)),
     ],
-    ids=["free", "previous", "roster", "sums", "no sum", "rate", "digests", "void", "candidate"],
+    ids=["free", "previous", "roster", "sums", "no sum", "rate", "digests", "void", "lineage", "cursors", "candidate"],
 )
 async def test_promise_that_would_hide_what_was_accepted_counts_for_nothing(lie: Promise) -> None:
     here = await successor()

@@ -318,9 +318,12 @@ WITHOUT_B: dict[str, Any] = {
 }
 
 
-def promised(term: int, accepted: CloseRecord, by: Collection[PeerId], free: int = 0) -> dict[str, SignedPromise]:
-    """The promises of B and T to follow a term; those of ``by`` accepted the record in term 0."""
-    said: dict[PeerId, tuple[int, str] | None] = {peer: (0, accepted.hash()) if peer in by else None for peer in (B, T)}
+def promised(
+    term: int, accepted: CloseRecord, by: Collection[PeerId], free: int = 0, accepted_in: int = 0
+) -> dict[str, SignedPromise]:
+    """The promises of B and T to follow a term; those of ``by`` accepted the record in an earlier one."""
+    vote = (accepted_in, accepted.hash())
+    said: dict[PeerId, tuple[int, str] | None] = {peer: vote if peer in by else None for peer in (B, T)}
     step = (RUN, 1, GENESIS.hash())
     return {
         peer: SignedPromise(accepted=one, free=free, signature=sign(peer, promise_bytes(step, term, one, free)))
@@ -330,7 +333,8 @@ def promised(term: int, accepted: CloseRecord, by: Collection[PeerId], free: int
 
 @pytest.mark.parametrize("kind", ["ordinary", "void"])
 async def test_member_that_hears_who_is_called_lost_accepts_it_only_where_it_may_be_decided(kind: str) -> None:
-    """Who leads term 1 cannot show that by its own word, nor by promises of another term, nor forged ones."""
+    """Who leads term 1 cannot show that by its own word, nor by promises of another term, nor forged ones, nor by
+    leaving out the promise of the member itself, which has accepted nothing."""
     bench, closed, changes = MemberBench(), record(**WITHOUT_B), Changes(absent=(B,))
     if kind == "void":
         new = listed("N", "trainer", "ends")
@@ -339,9 +343,11 @@ async def test_member_that_hears_who_is_called_lost_accepts_it_only_where_it_may
         closed = given_up(GENESIS, GENESIS.hash(), 0, following, (T,), 8)
     leader = owner(ROSTER, 1, 1)
     (other,) = {B, T} - {leader} if leader in (B, T) else {T}
-    shown, forged = promised(1, closed, [other]), promised(1, closed, [other])
+    both = (B, T)
+    shown, forged = promised(1, closed, both), promised(1, closed, both)
     forged[other] = forged[other].model_copy(update={"signature": bytes(64)})
-    none_of_these = [{}, promised(1, closed, [leader]), promised(2, closed, [other]), promised(1, closed, [other], 1)]
+    none_of_these = [{}, *(promised(1, closed, [one]) for one in both), promised(2, closed, both)]
+    none_of_these += [promised(1, closed, both, 1), promised(1, closed, both, accepted_in=1)]
     for untrue in [*none_of_these, forged]:
         with pytest.raises(Busy, match="is there, as far as is known here"):
             await bench.ask(Propose(record=closed, changes=changes, term=1, promises=untrue))
