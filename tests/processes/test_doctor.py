@@ -21,7 +21,7 @@ LABELS = {
 def test_doctor_of_a_live_run_says_that_this_machine_can_join_and_joins_nothing(tmp_path: Path) -> None:
     with by_hand(tmp_path) as hand:
         _, invite = found(hand, steps=100_000)
-        words = hand.run("doctor", invite, *LOCAL, "--timeout", "60")
+        words = hand.run("doctor", invite, *LOCAL, "--timeout", "600")
         assert words.returncode == EXIT_OK, words.stdout
         assert "has not begun: 0 of 2 stage hosts and 0 of 1 trainers are here" in words.stdout
         assert words.stdout.splitlines()[-1].startswith("this machine can join"), words.stdout
@@ -30,7 +30,7 @@ def test_doctor_of_a_live_run_says_that_this_machine_can_join_and_joins_nothing(
             hand.start("join", invite, "--role", "stage", *LOCAL)
         trainer = hand.start("join", invite, "--role", "trainer", *LOCAL)
         trainer.wait_step(2)
-        ended = hand.run("doctor", invite, *LOCAL, "--json", "--timeout", "60")
+        ended = hand.run("doctor", invite, *LOCAL, "--json", "--timeout", "600")
         assert ended.returncode == EXIT_OK, ended.stdout
         document = json.loads(ended.stdout)
         checks = {check["name"]: check for check in document["checks"]}
