@@ -35,8 +35,7 @@ def drain(
 
     Exits with 0 when the peer has left. --all tells every peer, also when
     some do not answer, and exits with the worst code. Ctrl-C ends the waiting.
-    The peer goes on leaving. With --json the
-    line comes when all have left.
+    The peer goes on leaving. With --json the line comes when all have left.
 
     Example: swarm drain --peer brave-otter
 

@@ -156,16 +156,19 @@ class AnswerRules:
             if not self._verify(peer, signed, answer.signature):
                 raise Violation("its signature under the record is forged", peer=peer)
 
-    def may_ignore(self, vote: Vote, given: Mapping[PeerId, Promise], electors: Collection[PeerId]) -> bool:
+    def may_ignore(
+        self, vote: Vote, given: Mapping[PeerId, Promise], electors: Collection[PeerId], refused: Collection[str]
+    ) -> bool:
         """Return whether a record that somebody accepted need not be proposed again: it cannot have been decided, for
-        too few of the voters can have accepted it, and it keeps no work, we vetoed it, it calls us lost, or only its
-        own leader accepted it."""
+        too few of the voters can have accepted it, and it keeps no work, we vetoed it, it is one of those that others
+        ``refused``, by their hashes, it calls us lost, or only its own leader accepted it."""
         digest, said = vote.record.hash(), {peer: given[peer].vote for peer in electors if peer in given}
         hashes = {peer: None if voted is None else voted.record.hash() for peer, voted in said.items()}
         if may_be_decided(digest, hashes, electors, set(electors) - hashes.keys()):
             return False
         alone = {peer for peer in hashes if hashes[peer] == digest} <= {owner(self._roster, self._step, vote.term)}
-        return vote.record.void or alone or self._refused(digest) or self._me in vote.record.absent
+        unwanted = digest in refused or self._refused(digest) or self._me in vote.record.absent
+        return vote.record.void or alone or unwanted
 
     def unsigned(self, committed: Sequence[Contribution], averaged: Mapping[PeerId, Averaged]) -> list[PeerId]:
         """Return the trainers that answered without their signature under their rows of the step."""

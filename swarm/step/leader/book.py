@@ -60,7 +60,7 @@ class StepBook:
         self.witness = Witness()
         self.led: LedTerm | None = None
         self.refused: set[str] = set()
-        """Records of earlier terms, by their hashes, that so many refused that they cannot have been decided."""
+        """Records of earlier terms, by their hashes, that too many refused for them to be decided again."""
         self.early_void = False
         self.lost_since: float | None = None
         self._changed, self._given_back = asyncio.Event(), asyncio.Event()

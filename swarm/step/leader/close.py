@@ -169,8 +169,7 @@ class StepClose:
         given = await self._asks.majority(electors, PREPARE, Prepare(step=self.book.step, term=self.term))
         told = {peer: Promised(given[peer].vote, given[peer].free) for peer in electors if peer in given}
         vote = must_propose(told, electors)
-        refused = vote is not None and vote.record.hash() in self.book.refused
-        if vote is not None and not (refused or self._asks.believes.may_ignore(vote, given, electors)):
+        if vote is not None and not self._asks.believes.may_ignore(vote, given, electors, self.book.refused):
             self._promises = {peer: given[peer].shown for peer in electors if peer in given}
             return vote
         return best(answer.candidate for answer in given.values() if answer.candidate is not None)
@@ -291,7 +290,7 @@ class StepClose:
         except OutOfSync as error:
             if record.term == self.term:
                 raise
-            # Too many refuse it for it to have been decided: who said that it was accepted lied, and ends nobody.
+            # Who said that it was accepted may have lied, which ends nobody: it is left unless promises show otherwise.
             self.book.refused.add(record.hash())
             raise Superseded(f"what was said to be accepted before is refused: {error}") from error
         # Only theirs prove anything: all members get them, and keep them.

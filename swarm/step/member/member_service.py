@@ -206,7 +206,8 @@ class MemberService:
         if (fork := at.forking.asked(caller, record.decides, body.term)) is not None:
             rules, roster = AcceptanceRules(context.me, at.rules, fork.history(), context.verify), fork.point.members
             rules.check_possible(roster, vote)
-            gone, decided = context.gone(), rules.may_be_decided(roster, body, context.gone())
+            gone = context.gone()
+            decided = rules.may_be_decided(roster, body, gone)
             if record.void and not decided:
                 rules.check_lost(roster, record, gone)
             if record.repeats:

@@ -68,6 +68,23 @@ async def test_successor_proposes_what_a_member_accepted_and_computes_nothing_ag
     assert (decision.record, decision.term) == (record().hash(), 1)
 
 
+async def test_earlier_record_that_too_many_refuse_ends_no_leader_and_is_left_where_it_cannot_be_decided() -> None:
+    here, vote = await successor(), voted(0, record())
+    here.puppets[T].instead[PREPARE] = lambda body: Promise(vote=vote, free=0)
+    for voter in (SUCCESSOR, T):
+        here.puppets[voter].instead[PROPOSE] = no(Refused("not of this lineage"))
+    leading = here.leading(1)
+    with pytest.raises(Superseded, match="is refused"):
+        await leading.run()
+    assert leading.book.refused == {record().hash()}
+    told = {T: Promise(vote=vote, free=0), SUCCESSOR: Promise(vote=None, free=0)}
+    may_ignore, electors = leading._asks.believes.may_ignore, leading.electors()
+    assert not may_ignore(vote, told, electors, leading.book.refused), "of the leader before nobody knows"
+    told[LEADER] = Promise(vote=None, free=0)
+    assert may_ignore(vote, told, electors, leading.book.refused)
+    assert not may_ignore(vote, told, electors, ())
+
+
 BEYOND_NUMBERS = tuple(one.model_copy(update={"loss_sum": 1.7e308}) for one in COMMITTED)
 
 
