@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from peers.doctor.compute import BlockSpeed, DeviceBench, PlannedPart
     from peers.doctor.network import RunGuest, RunSeen
     from peers.invites.invite import Contacts
-    from swarm.config import Manifest
     from swarm.ids import PeerId
     from swarm.membership.vitals import Vitals
     from swarm.network.reach.probe import ProbedLink
@@ -269,6 +268,7 @@ class SlowChecks:
         watched: Sequence[tuple[float, int]],
     ) -> None:
         from peers.doctor.judge import Gain, claimed_seconds, judge_gain, judge_speed, step_seconds
+        from peers.plan.work import averaged_bytes
 
         manifest, vitals = seen.manifest, figures.vitals
         replicas = claimed_seconds(vitals.values()).get(stage.part, [])
@@ -280,7 +280,7 @@ class SlowChecks:
             part=stage.part,
             replicas=0 if seen.head is None else len(seen.head.members.replicas(stage.part)),
             parameters=stage.parameters,
-            bytes_a_parameter=_averaged_bytes(manifest),
+            bytes_a_parameter=averaged_bytes(manifest),
             rounds=manifest.averaging.local.sync_every if manifest.averaging.mode == "local" else 1,
             tokens_a_step=manifest.step_microbatches * manifest.batch.microbatch_size * manifest.model.context,
             tokens_a_microbatch=manifest.batch.microbatch_size * manifest.model.context,
@@ -328,22 +328,6 @@ def _age_s(clock: Clock) -> float:
 
     born: float = psutil.Process().create_time()
     return min(2.0, max(0.0, clock.wall() - born))
-
-
-def _averaged_bytes(manifest: Manifest) -> float:
-    """Of a parameter, one way, in the mean of a step's rounds: exact sums take one and a half times the bytes, mixings
-    between two closes send float32, and a close of fragments one of them."""
-    from swarm.compression.registry import codec_named
-    from swarm.models.spec import TensorSpec
-
-    many = TensorSpec((1 << 16,), "float32")
-    plain = codec_named(manifest.averaging.codec).wire_bytes(many) / many.elements
-    if manifest.run.reproducible:
-        return plain * 1.5
-    if manifest.averaging.mode == "sync":
-        return plain
-    local = manifest.averaging.local
-    return (plain / local.fragments + 4.0 * (local.sync_every - 1)) / local.sync_every
 
 
 def _late(name: str, found: str, level: Level = "warn") -> CheckResult:

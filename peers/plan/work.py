@@ -46,7 +46,7 @@ def workload_of(manifest: Manifest) -> Workload:
         layers=family.layers, layer=layer, embedding=embedding, head=head, hosted=hosted, context=context, rows=rows,
         rows_asked=manifest.batch.microbatch_size, activation_bytes=forward, gradient_bytes=backward,
         logits_bytes=logits, most_logits_bytes=LOGITS_BYTES * max(LOGITS_AT_ONCE, model.vocab_size),
-        averaged_bytes=_averaged_bytes(manifest), copies=manifest.run.copies,
+        averaged_bytes=averaged_bytes(manifest), copies=manifest.run.copies,
         copy_bytes=4.0 * len(update_of(manifest).vectors), retention_bytes=RETENTION_BYTES,
         palm_flops=palm_flops_per_token(model, context),
         causal_flops=training_flops_per_token(model, family.whole, context),
@@ -85,10 +85,17 @@ def _on_the_wire(manifest: Manifest, family: ModelFamily) -> tuple[int, int]:
     return codec_named(forward).wire_bytes(crossing), codec_named(backward).wire_bytes(crossing)
 
 
-def _averaged_bytes(manifest: Manifest) -> float:
+def averaged_bytes(manifest: Manifest) -> float:
+    """Of a parameter, one way, in the mean of a step's rounds: exact sums take one and a half times the bytes, mixings
+    between two closes send float32, and a close of fragments one of them."""
     from swarm.compression.registry import codec_named
     from swarm.models.spec import TensorSpec
 
-    averaging, many = manifest.averaging, TensorSpec((1 << 16,), "float32")
-    each = 8.0 if manifest.run.reproducible else codec_named(averaging.codec).wire_bytes(many) / many.elements
-    return each / averaging.local.fragments
+    many = TensorSpec((1 << 16,), "float32")
+    plain = codec_named(manifest.averaging.codec).wire_bytes(many) / many.elements
+    if manifest.run.reproducible:
+        return plain * 1.5
+    if manifest.averaging.mode == "sync":
+        return plain
+    local = manifest.averaging.local
+    return (plain / local.fragments + 4.0 * (local.sync_every - 1)) / local.sync_every

@@ -53,7 +53,7 @@ class Workload:
         rows_asked: Of a microbatch, as the manifest has it.
         activation_bytes, gradient_bytes: What crosses a boundary for one row, encoded.
         logits_bytes: Of the head's work on one row; ``most_logits_bytes`` of that on all.
-        averaged_bytes: What a parameter's sum is encoded as, one way.
+        averaged_bytes: What a parameter's sum takes, one way, in the mean of a step's rounds.
         copy_bytes: A parameter's, at who keeps a copy; ``copies`` of each stage.
         retention_bytes: The budget for payloads.
         palm_flops, causal_flops: Of forward and backward for one token of the whole model, by two ways to count.

@@ -15,8 +15,9 @@ import pytest
 from peers.doctor.contacts import AddressProbe, judge_contacts, probe_addresses
 from peers.doctor.machine import DoctorWishes, look
 from peers.doctor.results import CheckResult, DoctorReport
-from peers.doctor.slow import SlowChecks, _averaged_bytes, in_thread, still_working
+from peers.doctor.slow import SlowChecks, in_thread, still_working
 from peers.invites.invite import Contacts
+from peers.plan.work import averaged_bytes
 from swarm.clock import SystemClock
 from swarm.config import parse_manifest
 from swarm.errors import Incompatible, Unreachable
@@ -231,4 +232,10 @@ async def test_probe_tells_a_peer_from_another_service_and_a_closed_port() -> No
 )
 def test_averaged_bytes_are_the_mean_of_a_steps_rounds(averaging: dict[str, Any], expected: float) -> None:
     document = MANIFEST.model_dump(mode="json", exclude_none=True) | {"averaging": averaging}
-    assert _averaged_bytes(parse_manifest(document, "a test")) == pytest.approx(expected, rel=0.02)
+    assert averaged_bytes(parse_manifest(document, "a test")) == pytest.approx(expected, rel=0.02)
+
+
+def test_exact_sums_go_as_float64_and_their_mean_as_float32() -> None:
+    document = MANIFEST.model_dump(mode="json", exclude_none=True)
+    document["run"] |= {"reproducible": True}
+    assert averaged_bytes(parse_manifest(document, "a test")) == (8 + 4) / 2
