@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -71,6 +72,8 @@ class AveragingConfig(Section):
     guard: Annotated[Literal["none", "leave-out"], Field(exclude_if=lambda value: value == "none")] = "none"
     """``leave-out``: a replica's sum that is far from the others' is left out of the mean, where three or more
     contribute."""
+    check: Annotated[float, Field(ge=0, le=1, exclude_if=operator.not_)] = 0.0
+    """Share of the means of others that each replica computes again, where three or more average; 0: none."""
     local: LocalConfig = LocalConfig()
 
     @property
@@ -124,6 +127,8 @@ def check_averaging(averaging: AveragingConfig, *, reproducible: bool) -> None:
         )
     if averaging.guard != "none":
         _check_guard(averaging, reproducible=reproducible)
+    if averaging.check:
+        _check_checked(averaging)
     if averaging.mode == "local":
         _check_fragments(averaging)
         _check_quorum(averaging)
@@ -151,6 +156,23 @@ def _check_guard(averaging: AveragingConfig, *, reproducible: bool) -> None:
                 f'{said} with averaging.guard = "{averaging.guard}"',
                 f"Set {key} to {said}, or leave averaging.guard out.",
                 why=why,
+            )
+
+
+def _check_checked(averaging: AveragingConfig) -> None:
+    """Refuse where sums of several replicas travel as one, so that nobody could ask for those of each."""
+    for key, value, wanted in (
+        ("averaging.mode", averaging.mode, "sync"),
+        ("averaging.strategy", averaging.strategy, "everyone"),
+        ("averaging.schedule", averaging.schedule, "direct"),
+    ):
+        if value != wanted:
+            raise ConfigError(
+                key,
+                value,
+                f'"{wanted}" with averaging.check = {averaging.check:g}',
+                f'Set {key} to "{wanted}", or leave averaging.check out.',
+                why="else a mean is not of one sum of each replica, added up by one of them",
             )
 
 

@@ -79,6 +79,8 @@ METHODS: Mapping[str, CallerAccess] = {
     "averaging/1/chunk": CallerAccess.MEMBER,
     "averaging/1/agree": CallerAccess.MEMBER,
     "averaging/1/abort": CallerAccess.MEMBER,
+    "averaging/1/sum": CallerAccess.MEMBER,
+    "averaging/1/checked": CallerAccess.MEMBER,
     "mass/1/push": CallerAccess.MEMBER,
     "mass/1/yield": CallerAccess.MEMBER,
     "versions/1/take": CallerAccess.MEMBER,

@@ -36,7 +36,7 @@ from swarm.membership.state_keeper import StateKeeper
 from swarm.membership.survey import FirstContact
 from swarm.membership.watching import Watching
 from swarm.network.protocols import Directory, Service
-from swarm.security.signing import verify
+from swarm.security.signing import Signing, verify
 from swarm.state.snapshot import Snapshot
 from swarm.state.transfer import StateDonor
 from swarm.step.calls import LiveCalls, fell_silent
@@ -103,7 +103,8 @@ def _chain(run: RunContext) -> RunChain:
 
     # How it follows what is decided, and takes part in a step, as a member and as its leader.
     quorum, missing, lead, mixing = Quorum(run), MissingReplicas(run), _lead(run), LocalSGD(run, holding)
-    handover, allreduce = ResidualHandover(run, holding), AllReduce(endpoint, clock)
+    handover = ResidualHandover(run, holding)
+    allreduce = AllReduce(endpoint, clock, signing=Signing(around.identity.sign))
     opens = (lead, mixing, holding, handover)  # with every step, in this order
     following = Following(run, holding, opens, copying, observers, (quorum, missing))
     average = Rounds(

@@ -7,6 +7,9 @@ public key's protobuf (``12D3KooW…``).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
@@ -76,6 +79,14 @@ def verify(peer: PeerId, data: bytes, signature: bytes) -> bool:
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+@dataclass(frozen=True, slots=True)
+class Signing:
+    """One peer's signature, and how those of all are verified."""
+
+    sign: Callable[[bytes], bytes]
+    verify: Callable[[PeerId, bytes, bytes], bool] = verify
 
 
 def peer_of(public: bytes) -> PeerId:

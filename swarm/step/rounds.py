@@ -75,6 +75,7 @@ class Rounds:
             links=links_of(self.history.head),
             dial_only=dial_only(self.history.head),
             guarded=self.averaging.guard != "none",
+            checked=self.averaging.check,
         )
         name = self.averaging.closing_strategy
         strategy = plainest(wanted.attempt, wanted.members) if wanted.plainly else strategy_at(name, wanted.members)

@@ -14,10 +14,12 @@ import torch
 
 from peers.simulate.sim_swarm import SimSwarm
 from swarm.averaging.allreduce.allreduce_service import AllReduce
+from swarm.averaging.allreduce.exchange import Exchange
 from swarm.averaging.allreduce.messages import ReduceRequest
+from swarm.averaging.allreduce.partition import ReduceChunk
 from swarm.consensus.placement import Candidate
 from swarm.consensus.records import CloseRecord
-from swarm.events import DigestMismatch, JourneySetAside, PartsCapped, StepClosed, SumLeftOut
+from swarm.events import DigestMismatch, JourneySetAside, PartsCapped, RoundVoid, StepClosed, SumLeftOut
 from swarm.ids import MicrobatchId, PeerId
 from swarm.membership.following import Following
 from swarm.membership.founder import Founder
@@ -76,6 +78,30 @@ def test_replica_whose_sum_is_turned_around_is_left_out_and_named_by_those_that_
     told = [event for event in swarm.events(SumLeftOut) if event.part == "stage-0"]
     assert {event.peer for event in told} == {liar}
     assert {event.step for event in told} == set(spoilt)
+    assert losses(swarm)[-1] < 0.9 * losses(swarm)[0]
+
+
+def test_replica_whose_means_are_wrong_is_found_out_named_and_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, lies = Exchange._reduce, list[int]()
+
+    def negated(exchange: Exchange, chunk: ReduceChunk, sums: Any) -> memoryview:
+        result = honest(exchange, chunk, sums)
+        if PEER.get() != "host-0" or not 3 <= exchange._plan.key.step <= 6:
+            return result
+        lies.append(exchange._plan.key.step)
+        return exchange.output.settle(chunk, -exchange.output.vector[chunk.start : chunk.stop])
+
+    monkeypatch.setattr(Exchange, "_reduce", negated)
+    swarm = SimSwarm(tmp_path, **LEARNS | {"hosts": 6, "averaging": {"check": 1.0}})
+    run_world(swarm.run())
+    assert lies
+    liar = swarm.peers["host-0"].endpoint.peer
+    assert {event.culprit for event in swarm.events(RoundVoid) if event.culprit} == {liar}
+    absent = [set(record["absent"]) for record in swarm.history()[1:]]
+    assert {liar} in absent
+    assert set().union(*absent) <= {liar}
     assert losses(swarm)[-1] < 0.9 * losses(swarm)[0]
 
 

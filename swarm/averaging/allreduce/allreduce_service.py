@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,26 +11,34 @@ from typing import Any
 import numpy as np
 import torch
 
-from swarm.averaging.allreduce.exchange import Exchange, Means, Run
+from swarm.averaging.allreduce.check import PATIENCE_S
+from swarm.averaging.allreduce.exchange import Exchange
 from swarm.averaging.allreduce.inbox import Inbox
 from swarm.averaging.allreduce.messages import (
     ABORT,
     AGREE,
+    CHECKED,
     CHUNK,
     ENTER,
     STAY,
+    SUM,
     Abort,
     Agreement,
+    Checked,
     ReduceRequest,
     RoundMessage,
+    SumRequest,
 )
 from swarm.averaging.allreduce.output import Floats, Reducer, weighted_mean
 from swarm.averaging.allreduce.plan import RoundKey, RoundPlan, RoundResult
+from swarm.averaging.allreduce.questions import Means, Run
 from swarm.clock import Clock
 from swarm.errors import BugError, Busy, PeerError, Refused, RoundFailed, Violation
-from swarm.ids import PeerId
+from swarm.ids import PartName, PeerId
 from swarm.network.protocols import Answer, AnyMethod, Endpoint, Incoming
 from swarm.schema import Empty
+from swarm.security.signing import Signing
+from swarm.waiting import first_done
 
 MAX_EXPECTED = 16
 """Rounds that may be expected or open at once: two open steps, a few attempts, stage and ends."""
@@ -64,9 +72,16 @@ class AllReduce:
     """
 
     def __init__(
-        self, endpoint: Endpoint, clock: Clock, *, run: Run = asyncio.to_thread, reducer: Reducer = weighted_mean
+        self,
+        endpoint: Endpoint,
+        clock: Clock,
+        *,
+        run: Run = asyncio.to_thread,
+        reducer: Reducer = weighted_mean,
+        signing: Signing | None = None,
     ) -> None:
-        self._means = Means(endpoint=endpoint, clock=clock, run=run, reducer=reducer)
+        self._means = Means(endpoint=endpoint, clock=clock, run=run, reducer=reducer, signing=signing)
+        self._suspicious: deque[tuple[int, PartName, str]] = deque(maxlen=MAX_EXPECTED)
         self._expected: OrderedDict[RoundKey, tuple[Inbox, float]] = OrderedDict()
         self._running: dict[RoundKey, Inbox] = {}
         self._ended: OrderedDict[RoundKey, _Ended] = OrderedDict()
@@ -79,10 +94,12 @@ class AllReduce:
     def methods(self) -> Sequence[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
         return (
-            ENTER.handled(self._let_in),
+            ENTER.handled_with_payload(self._let_in),
             STAY.handled(self._stay),
             CHUNK.handled_with_payload(self._chunk, admit=self._admit_chunk, over=self._over),
             AGREE.handled(self._agree),
+            SUM.handled_with_payload(self._sum),
+            CHECKED.handled(self._note_checked),
             ABORT.handled(self._abort),
         )
 
@@ -160,6 +177,7 @@ class AllReduce:
         self.expect(plan)
         inbox, _ = self._expected.pop(plan.key)
         inbox.plan = inbox.plan.lasting(plan.timeout_s)
+        inbox.suspicious = _step_of(plan.key) in self._suspicious
         self._running[plan.key] = inbox
         inbox.entered_at = self._means.clock.monotonic()
         return inbox
@@ -168,6 +186,8 @@ class AllReduce:
         """End the round for those who wait in it; ``digest`` is empty for a failure. Idempotent."""
         if self._running.pop(inbox.plan.key, None) is not None:
             inbox.fail(outcome)
+            if inbox.judged is not None:
+                self._suspicious.append(_step_of(inbox.plan.key))
             self._remember(inbox.plan, digest, "over" if digest else f"void: {inbox.failure}")
 
     def _remember(self, plan: RoundPlan, digest: str, reason: str) -> None:
@@ -236,12 +256,25 @@ class AllReduce:
                 inbox.fail(RoundFailed(error.reason, peer=caller))
             raise
 
-    async def _let_in(self, caller: PeerId, message: RoundMessage) -> Empty:
+    async def _let_in(self, caller: PeerId, message: RoundMessage, incoming: Incoming) -> Answer[Empty]:
         if self._is_done(caller, message):  # it needs nothing from us, and asks us last
-            return Empty()
+            return Answer(Empty())
         inbox = self._inbox_of(message)
         inbox.admit_member(caller, message.plan)
         inbox.said_in(caller)
+        if inbox.plan.checked and inbox.commitment is None:
+            raise Busy(f"what is summed up here in round {message.key} is not known yet")
+        return Answer(Empty(), inbox.commitment or b"")
+
+    async def _sum(self, caller: PeerId, message: SumRequest, incoming: Incoming) -> Answer[Empty]:
+        inbox = self._inbox_of(message)
+        inbox.admit_member(caller, message.plan)
+        return Answer(Empty(), inbox.sum_for(caller, message.index))
+
+    async def _note_checked(self, caller: PeerId, message: Checked) -> Empty:
+        inbox = self._inbox_of(message)
+        inbox.admit_member(caller, message.plan)
+        inbox.note_checked(caller, message)
         return Empty()
 
     async def _stay(self, caller: PeerId, message: RoundMessage) -> Empty:
@@ -280,6 +313,11 @@ class AllReduce:
         inbox = self._find(message.key)
         if inbox is not None and inbox.failure is None:
             inbox.admit_member(caller, message.plan)
+            if inbox.plan.checked and self.peer in inbox.agreements:
+                # Who is called wrong may give up so that others do not hear of it.
+                await first_done(self._means.clock.sleep(PATIENCE_S), inbox.wait_accused(caller))
+                if inbox.is_accused(caller) or inbox.failure is not None:
+                    return Empty()
             reason, culprit = f"{caller} gave up: {message.reason}", message.culprit
             now = self._means.clock.monotonic()
             inbox.fail(inbox.given_up_by(caller, reason, now, PeerId(culprit) if culprit else None))
@@ -292,6 +330,10 @@ class AllReduce:
         if inbox is None:
             raise Busy(f"round {message.key} is not expected yet")
         return inbox
+
+
+def _step_of(key: RoundKey) -> tuple[int, PartName, str]:
+    return key.step, key.part, key.after
 
 
 async def _completed(exchange: Exchange) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 
-from swarm.averaging.allreduce.messages import ReduceRequest
+from swarm.averaging.allreduce.messages import Checked, ReduceRequest
 from swarm.averaging.allreduce.meter import RoundMeter
 from swarm.averaging.allreduce.partition import ReduceChunk
 from swarm.averaging.allreduce.plan import MemberPlan, RoundPlan
@@ -20,6 +20,10 @@ _Topic = tuple[int, int]
 
 OVERDUE = 0.5
 """Share of a round's time after which a member that still owes something to us may be blamed when another gives up."""
+
+
+MAX_ASKED = 4
+"""How often a member may ask for one sum: answers get lost."""
 
 
 class _RoundNews:
@@ -140,6 +144,16 @@ class Inbox:
         self._given: Counter[tuple[PeerId, int]] = Counter()  # bytes of each result
         self._results: dict[int, memoryview] = {}
         self._news = _RoundNews()
+        self.suspicious = False
+        """Whether an attempt before this one was void because a mean was wrong: then everything is checked."""
+        self.commitment: bytes | None = None
+        """What who asks whether we are in is told in a round that is checked; None until it is known."""
+        self.judged: RoundFailed | None = None
+        """Whom we saw to be wrong, while others still look."""
+        self._own: Callable[[ReduceChunk], Payload] | None = None
+        self._asked: Counter[tuple[PeerId, int]] = Counter()
+        self._lent = 0
+        self._checked: dict[int, dict[PeerId, Checked]] = {0: {}, 1: {}}
 
     @property
     def failure(self) -> RoundFailed | None:
@@ -148,8 +162,8 @@ class Inbox:
 
     @property
     def bytes_answered(self) -> int:
-        """Bytes of the results given so far, repetitions included."""
-        return self._given.total()
+        """Bytes of the results given so far, and of sums to who checks, repetitions included."""
+        return self._given.total() + self._lent
 
     def admit(self, caller: PeerId, request: ReduceRequest, payload_bytes: int) -> None:
         """Raise Violation or Refused unless this member may send this many bytes, before there is room for them."""
@@ -295,6 +309,53 @@ class Inbox:
         blamed = dissenter if dissenter != self.me else ""
         return RoundFailed(f"members hold different results: {told}", peer=blamed, differs=True)
 
+    # --- a round that is checked ---------------------------------------------------------------------------------
+
+    def commit(self, told: bytes, own: Callable[[ReduceChunk], Payload]) -> None:
+        """We have committed to our sum, whose chunks are ``own``."""
+        self.commitment, self._own = told, own
+
+    def sum_for(self, caller: PeerId, index: int) -> Payload:
+        """Return our sum of a chunk for one who checks. Raises Violation, or Busy before we have committed to it."""
+        if not self.plan.checked or not self.plan.weights[self.me] or index >= len(self.plan.chunks):
+            raise Violation(f"there is no sum of chunk {index} here", peer=caller)
+        if self._own is None:
+            raise Busy("that is not known yet")
+        self._asked[caller, index] += 1
+        if self._asked[caller, index] > MAX_ASKED:
+            raise Violation(f"asks for the sum of chunk {index} again and again", peer=caller)
+        found = self._own(self.plan.chunks[index])
+        self._lent += len(found)
+        return found
+
+    def note_checked(self, caller: PeerId, message: Checked) -> None:
+        """A member has checked. The first word counts. Raises Violation for a chunk that it did not have to check."""
+        if message.wrong is not None and (
+            message.wrong >= len(self.plan.chunks) or self.plan.reducer(self.plan.chunks[message.wrong]) == caller
+        ):
+            raise Violation(f"calls chunk {message.wrong} wrong, which is its own or none", peer=caller)
+        self._checked[message.turn].setdefault(caller, message)
+        self._news.wake("checked")
+
+    async def wait_checked(self, turn: int, members: Set[PeerId]) -> Mapping[PeerId, Checked]:
+        """What these say that they found, and whoever else has by then; those that others call wrong may say nothing.
+        Raises RoundFailed."""
+        told = self._checked[turn].keys()
+        await self._news.wait("checked", lambda: all(self.is_accused(peer) for peer in members - told))
+        self.raise_failure()
+        return dict(self._checked[turn])
+
+    def is_accused(self, peer: PeerId) -> bool:
+        """Return whether another member calls a chunk wrong that this one reduced."""
+        wrong = [said.wrong for said in self._checked[0].values() if said.wrong is not None]
+        return any(self.plan.reducer(self.plan.chunks[index]) == peer for index in wrong)
+
+    async def wait_accused(self, peer: PeerId) -> None:
+        """Until it is, or the round fails."""
+        await self._news.wait("checked", lambda: self.is_accused(peer))
+
+    # --- how a round fails ----------------------------------------------------------------------------------------
+
     async def wait_failure(self) -> None:
         """Until another member's message voids the round; then raises its RoundFailed."""
         await self._news.wait("failure", lambda: False)
@@ -312,6 +373,10 @@ class Inbox:
         whom we suspect ourselves, when we have waited so long that this means something; else one could frame whoever
         is slow. In a round that follows others it must be the member that it names, if any is: all may wait for one
         that is in an earlier round and not in ours."""
+        if self.judged is not None:
+            return self.judged
+        if self.is_accused(caller):
+            return RoundFailed(reason, peer=caller)
         if len(set(self.agreements.values())) > 1:
             return self._disagreement()  # as we know as well as it does
         overdue = now - self.entered_at >= OVERDUE * self.plan.timeout_s

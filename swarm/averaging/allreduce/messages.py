@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, StringConstraints
 
-from swarm.averaging.allreduce.plan import RoundKey, RoundPlan
+from swarm.averaging.allreduce.plan import MOST_CHECKED, RoundKey, RoundPlan
 from swarm.ids import PartName
 from swarm.network.protocols import Rpc
 from swarm.schema import AfterField, Count, DigestField, Empty, Message, PartField, PeerIdField
@@ -15,8 +15,9 @@ from swarm.schema import AfterField, Count, DigestField, Empty, Message, PartFie
 class RoundMessage(Message):
     """Names the round; ``plan`` is the digest of the sender's plan, so that nobody averages under two plans.
 
-    By itself it asks: "Are you in?", and is answered Empty as soon as the round is expected there, Busy before; or
-    "Stay with me", and is answered when the receiver has the whole result: until then its death is known at once.
+    By itself it asks: "Are you in?", and is answered as soon as the round is expected there, Busy before, in a round
+    that is checked with the receiver's commitment for payload; or "Stay with me", and is answered when the receiver has
+    the whole result: until then its death is known at once.
     """
 
     step: Count
@@ -47,6 +48,24 @@ class ReduceRequest(RoundMessage):
     level: Annotated[int, Field(ge=0, le=64)] = 0
 
 
+class SumRequest(RoundMessage):
+    """ "Give me your sum of this chunk, as you gave it to its reducer." The answer's payload is it."""
+
+    index: Count
+
+
+class Checked(RoundMessage):
+    """ "I have checked." In the first ``turn`` of what was drawn: ``wrong`` is a chunk whose mean is none of its sums,
+    ``sums`` the root and signature of each commitment that was given to the sender. In the second of what others call
+    wrong."""
+
+    turn: Annotated[int, Field(ge=0, le=1)]
+    wrong: Count | None = None
+    sums: Annotated[
+        dict[PeerIdField, Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{192}$")]], Field(max_length=MOST_CHECKED)
+    ] = {}
+
+
 class Agreement(RoundMessage):
     """ "I hold the whole result, and this is its digest.\""""
 
@@ -62,6 +81,8 @@ class Abort(RoundMessage):
     reason: Annotated[str, StringConstraints(max_length=500)] = Field(default="no reason given")
 
 
+SUM = Rpc("averaging/1/sum", SumRequest, Empty)
+CHECKED = Rpc("averaging/1/checked", Checked, Empty)
 ENTER = Rpc("averaging/1/enter", RoundMessage, Empty)
 STAY = Rpc("averaging/1/stay", RoundMessage, Empty)
 CHUNK = Rpc("averaging/1/chunk", ReduceRequest, Empty)

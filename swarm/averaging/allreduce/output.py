@@ -68,6 +68,10 @@ class ReducedVector:
         """The number of stored chunks."""
         return len(self._seals)
 
+    def seal(self, chunk: ReduceChunk) -> bytes:
+        """Return the BLAKE3 of a stored chunk's result on the wire."""
+        return self._seals[chunk.index][1]
+
     def squared_norm(self) -> float:
         """Squared L2 norm, the chunks' added in their order."""
         return sum((self._seals[chunk.index][0] for chunk in self._plan.chunks), 0.0)

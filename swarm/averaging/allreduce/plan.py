@@ -43,6 +43,10 @@ WINDOW_SHARE = 0.1
 other reducers take at most as much again."""
 
 
+LEAST_CHECKED, MOST_CHECKED = 3, 64
+"""Members without whom nobody could tell which of two is wrong; and those whose commitments fit into one message."""
+
+
 class RoundKey(NamedTuple):
     """The name of a round within a run. ``attempt`` counts from 0 and grows when a round failed and all of the step's
     rounds are repeated; ``round`` counts the rounds of one attempt. ``after`` is the beginning of the hash of the
@@ -117,7 +121,8 @@ class RoundPlan:
     other sizes name the same result by the same digest and norm. ``outgoing`` members call the others and are called by
     nobody: they reduce nothing, and hear of each other from those they call. In a ``signed`` round all tell each other
     what they hold before anybody returns; in others who uses the results compares them. In a ``guarded`` round a
-    sum that is far from the others' is left out of a chunk's mean. ``timeout_s`` counts from the local start and need
+    sum that is far from the others' is left out of a chunk's mean. In a ``checked`` one each member computes this share
+    of others' means again (:mod:`swarm.averaging.allreduce.check`). ``timeout_s`` counts from the local start and need
     not be the same everywhere.
     Raises BugError for a plan that cannot be carried out.
     """
@@ -138,6 +143,7 @@ class RoundPlan:
     outgoing: frozenset[PeerId] = frozenset()
     signed: bool = True
     guarded: bool = False
+    checked: float = 0.0
 
     def __post_init__(self) -> None:
         self._check_members()
@@ -150,6 +156,8 @@ class RoundPlan:
             raise BugError(f"round {self.key}: what {self.codec} rounds off a sum of several members is nobody's")
         if self.guarded and (several or self.schedule != "direct" or self.feeds_back):
             raise BugError(f"round {self.key}: what is left out has to be one member's, and owed to nobody")
+        if self.checked and not (self.can_be_checked and self.signed and not several):
+            raise BugError(f"round {self.key}: only means of a few members that call each other can be checked")
         if not self.signed and (self.schedule != "direct" or self.outgoing):
             raise BugError(f"round {self.key}: results that others pass on have to be signed")
         object.__setattr__(self, "weights", MappingProxyType(dict(self.weights)))
@@ -166,6 +174,12 @@ class RoundPlan:
             raise BugError(f"round {self.key}: no member reduces anything")
         if any(self._share(peer) for peer in self.outgoing if len(self.members) > 1):
             raise BugError(f"round {self.key}: nobody can call those that are to reduce")
+
+    @property
+    def can_be_checked(self) -> bool:
+        """Return whether members can reduce again what others reduced, and more than one of them does."""
+        few = LEAST_CHECKED <= len(self.members) <= MOST_CHECKED
+        return few and self.schedule == "direct" and not self.outgoing
 
     @cached_property
     def total_weight(self) -> int:
@@ -246,6 +260,7 @@ class RoundPlan:
             sorted(self.outgoing),
             self.signed,
             *(["guarded"] if self.guarded else []),
+            *([f"checked {self.checked}"] if self.checked else []),
         ]
         return hashlib.sha256(json.dumps(agreed, separators=(",", ":")).encode()).hexdigest()
 

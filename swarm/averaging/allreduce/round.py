@@ -40,6 +40,7 @@ class RoundCall:
     0), ``seed`` is the run's. ``timeout_s`` is for all rounds together. ``links`` are what the last record says of the
     replicas, ``dial_only`` those that others reach through relays alone. Each ``turn`` gives a group's members other
     duties, so that what breaks a round shows to somebody else. ``guarded``: see :mod:`swarm.averaging.allreduce.guard`.
+    ``checked`` is the share of chunks of :mod:`swarm.averaging.allreduce.check`.
     """
 
     key: RoundKey
@@ -55,6 +56,7 @@ class RoundCall:
     dial_only: Collection[PeerId] = ()
     turn: int = 0
     guarded: bool = False
+    checked: float = 0.0
 
 
 def group_of(peer: PeerId, groups: Sequence[Group]) -> Group:
@@ -113,8 +115,9 @@ def _plan(
     choice = choose(_situation(call, plan), _wanted(call, plan))
     # Who compares all results of the last round anyway need not wait until members have done so: unless they add up
     # what others passed on, or some have been told which of them reduce, because rounds broke or one serves all.
-    signed = aligned or choice.schedule != "direct"
-    return replace(plan, schedule=choice.schedule, shares=choice.shares, reason=choice.reason, signed=signed)
+    plan = replace(plan, schedule=choice.schedule, shares=choice.shares, reason=choice.reason)
+    checked = call.checked if plan.can_be_checked and not aligned else 0.0
+    return replace(plan, signed=aligned or checked > 0 or choice.schedule != "direct", checked=checked)
 
 
 def _by_site(call: RoundCall, members: Sequence[PeerId]) -> tuple[PeerId, ...]:

@@ -11,6 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from swarm.network.protocols import (
     Service,
 )
 from swarm.schema import Empty
+from swarm.security.signing import Signing
 from swarm.sim.network import SimEndpoint, SimNetwork
 from tests.harness.rigs.clocks import LoopClock as LoopClock
 from tests.harness.rigs.clocks import in_virtual_time as in_virtual_time
@@ -38,6 +40,7 @@ from tests.harness.rigs.clocks import turns as turns
 from tests.harness.rigs.common import EventList as EventList
 from tests.harness.rigs.common import InlineDevice as InlineDevice
 from tests.harness.rigs.common import inline as inline
+from tests.harness.rigs.common import sign, verify
 
 Hook = Callable[[PeerId, PeerId, str, Any], Awaitable[None]]
 
@@ -177,7 +180,7 @@ async def serve_members(network: Network, members: Sequence[PeerId]) -> dict[Pee
     services = {}
     for peer in members:
         endpoint = await network.join(peer)
-        services[peer] = AllReduce(endpoint, LoopClock(), run=inline)
+        services[peer] = AllReduce(endpoint, LoopClock(), run=inline, signing=Signing(partial(sign, peer), verify))
         endpoint.mount(services[peer])
     return services
 

@@ -168,7 +168,11 @@ async def test_reduce_on_threads_does_not_hold_the_loop_up() -> None:
 
     for service in services.values():
         service._means = type(service._means)(
-            endpoint=service._means.endpoint, clock=service._means.clock, run=elsewhere, reducer=service._means.reducer
+            endpoint=service._means.endpoint,
+            clock=service._means.clock,
+            run=elsewhere,
+            reducer=service._means.reducer,
+            signing=None,
         )
     results = await asyncio.gather(*(services[peer].reduce(plan, sums[peer]) for peer in plan.members))
     assert all(torch.equal(result.tensor, right_mean(plan, sums)) for result in results)
