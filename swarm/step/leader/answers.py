@@ -11,7 +11,14 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from swarm.consensus.acceptor import Promised, Vote, check_promise, may_be_decided, promise_bytes
-from swarm.consensus.records import Contribution, acceptance_bytes, by_trainer, check_acceptances, rows_bytes
+from swarm.consensus.records import (
+    MAX_VOTERS,
+    Contribution,
+    acceptance_bytes,
+    by_trainer,
+    check_acceptances,
+    rows_bytes,
+)
 from swarm.consensus.roster import Roster, owner
 from swarm.errors import OutOfSync, Refused, Violation, WrongStep
 from swarm.ids import PartName, PeerId
@@ -146,11 +153,13 @@ class AnswerRules:
         self._me, self._run = closing.calls.me, closing.rules.run
         self._step, self._term, self._roster = step, term, roster
         self._accepts = AcceptanceRules(closing.calls.me, closing.rules, closing.history, closing.verify)
+        self._possible: list[Vote] = []
 
-    def check(self, peer: PeerId, asked: Message, answer: Message) -> None:
-        """Raises Violation for an answer that cannot be honest, WrongStep when the step was closed meanwhile."""
+    def check(self, peer: PeerId, asked: Message, answer: Message, *, counts: bool = True) -> None:
+        """Raises Violation for an answer that cannot be honest, WrongStep when the step was closed meanwhile. What one
+        accepted that does not vote, and so does not ``count``, changes nothing: it is not looked at."""
         if isinstance(answer, Promise):
-            self._check_promise(peer, answer)
+            self._check_promise(peer, answer, counts=counts)
         elif isinstance(answer, Accepted) and isinstance(asked, Propose):
             signed = acceptance_bytes(asked.record, asked.term)
             if not self._verify(peer, signed, answer.signature):
@@ -191,21 +200,29 @@ class AnswerRules:
             silent += asked.unsigned(signing, "weights", part, said, self._verify)
         return silent
 
-    def _check_promise(self, peer: PeerId, answer: Promise) -> None:
-        """A record that a member says it accepted has to be proposed again: it must be one that others can accept."""
+    def _check_promise(self, peer: PeerId, answer: Promise, *, counts: bool) -> None:
+        """A record that a voter says it accepted has to be proposed again: it must be one that others can accept."""
         if self._history.next_step != self._step:
             raise WrongStep(f"step {self._step} is closed, step {self._history.next_step} is open")
-        step, accepted = (self._run, self._step, self._history.head_hash), answer.accepted
-        if not self._verify(peer, promise_bytes(step, self._term, accepted, answer.free), answer.signed):
+        step, vote, candidate = (self._run, self._step, self._history.head_hash), answer.vote, answer.candidate
+        said = promise_bytes(step, self._term, answer.accepted, answer.free)
+        if counts and not self._verify(peer, said, answer.signed):
             raise Violation("its signature under its promise is forged", peer=peer)
-        candidate = answer.candidate
         offered = None if candidate is None else candidate.vote
-        check_promise(Promised(answer.vote, answer.free, offered), self._term, self._history.check)
+        told = Promised(vote, answer.free, offered) if counts else Promised(None, 0, offered)
+        check_promise(told, self._term, self._history.check)
         try:
-            for vote in filter(None, (answer.vote, offered)):
-                self._accepts.check_possible(self._roster, vote)
+            for one in filter(None, (told.vote, offered)):
+                self._check_possible(one)
             if candidate is not None:
                 record = candidate.vote.record
                 check_acceptances(record, self._roster, candidate.acceptances, self._verify, candidate.term)
         except (Refused, OutOfSync) as error:
             raise Violation(f"a vote on what no leader can have proposed: {error}", peer=peer) from error
+
+    def _check_possible(self, vote: Vote) -> None:
+        """What many accepted is looked at once, with all its signatures: whoever tells of it in whichever term."""
+        shown = vote.model_copy(update={"term": vote.record.term})
+        if shown not in self._possible:
+            self._accepts.check_possible(self._roster, vote)
+            self._possible = [*self._possible, shown][-MAX_VOTERS:]

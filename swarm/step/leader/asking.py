@@ -58,7 +58,10 @@ class TermCalls:
         answer for another step, or see another lead, may be back. Raises Superseded and WrongStep, and what ``check``
         does whenever it is to be asked again.
         """
-        late = {peer: asyncio.create_task(self._answer(peer, rpc, body)) for peer in sorted(self.arrivals.late)}
+        late = {
+            peer: asyncio.create_task(self._answer(peer, rpc, body, counts=peer in electors))
+            for peer in sorted(self.arrivals.late)
+        }
         try:
             return await self._majority(electors, rpc, body, check, late)
         finally:
@@ -78,7 +81,7 @@ class TermCalls:
         while True:
             absent = {**context.liveness.gone, **self.arrivals.late}
             asked = table.asked_next(self._book.roster.peers, absent)
-            said = await asyncio.gather(*(self._answer(peer, rpc, body) for peer in asked))
+            said = await asyncio.gather(*(self._answer(peer, rpc, body, counts=peer in electors) for peer in asked))
             came = {peer: answer.result() for peer, answer in late.items() if answer.done()}
             table = table.told({**came, **dict(zip(asked, said, strict=True))})
             decision, reason = table.decision
@@ -91,8 +94,11 @@ class TermCalls:
             context.waiting(awaited_majority(table.count, len(electors), table.needed, context.alone_at()))
             await context.clock.sleep(pauses.pause_s())
 
-    async def _answer(self, peer: PeerId, rpc: Rpc[RequestT, ReplyT], body: RequestT) -> ReplyT | PeerError:
-        """Return one member's answer, or why it gives none. Raises Superseded and WrongStep."""
+    async def _answer(
+        self, peer: PeerId, rpc: Rpc[RequestT, ReplyT], body: RequestT, *, counts: bool
+    ) -> ReplyT | PeerError:
+        """Return one member's answer, or why it gives none; whether it ``counts``: of a voter. Raises Superseded and
+        WrongStep."""
         timeout_s = self._context.timeout_s()
         try:
             if peer in self._context.liveness.gone:
@@ -100,7 +106,7 @@ class TermCalls:
                 answer = await self._context.calls.ask(peer, rpc, body, timeout_s=short_s)
             else:
                 answer = await self._calls.ask(peer, rpc, body, timeout_s=timeout_s)
-            self.believes.check(peer, body, answer)
+            self.believes.check(peer, body, answer, counts=counts)
             return answer
         except PeerError as error:
             if isinstance(error, Superseded) or (isinstance(error, WrongStep) and peer not in self.excused):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+from collections import Counter
 
 import pytest
 
@@ -113,6 +115,31 @@ async def test_promise_that_would_hide_what_was_accepted_counts_for_nothing(lie:
     assert await here.leading(1).run() == record()
     assert len(here.puppets[T].told(PREPARE)) == 2
     assert not here.asked(RECONCILE)
+
+
+async def test_what_many_accepted_is_verified_once_and_of_who_does_not_vote_never() -> None:
+    idle = [listed(f"Z{n}", "bootstrap", None, name="z") for n in range(9)]
+    many = Roster([*ROSTER.members, *idle])
+    first, successor = many.succession(1)[:2]
+    here = await Stage(roster=many, leader=successor).set()
+    here.liveness.lose(first, "dead")
+    verified: list[bytes] = []
+
+    def verify_and_count(peer: PeerId, data: bytes, signature: bytes) -> bool:
+        verified.append(data)
+        return verify(peer, data, signature)
+
+    here.closing = dataclasses.replace(here.closing, verify=verify_and_count)
+    proposed = record(here.genesis, roster=many.members)
+    for peer, puppet in here.puppets.items():
+        told = proposed if peer in ROSTER else record(here.genesis, lr=9.0)
+        puppet.instead[PREPARE] = lambda body, told=told: Promise(vote=voted(0, told, many), free=0)
+    closed = await here.leading(1).run()
+    assert closed == proposed
+    assert {peer for peer in here.asked(PREPARE) if peer not in ROSTER} >= {"Z0", "Z1"} - {first, successor}
+    kinds = Counter(data.split(b"|")[0] for data in verified)
+    assert kinds[b"promise"] == len(set(ROSTER.peers) - {first})
+    assert (kinds[b"rows"], kinds[b"result"]) == (1, 3), "one trainer, and more than half of both parts"
 
 
 async def test_candidate_that_those_who_were_there_signed_is_proposed_where_nothing_was_accepted() -> None:
